@@ -1,0 +1,32 @@
+.PHONY: help setup-demo setup-dev demo demo-report test check format clean
+.DEFAULT_GOAL := help
+
+help: ## what there is
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 16
+
+setup-demo:
+	@bash scripts/setup.sh demo
+
+setup-dev:
+	@bash scripts/setup.sh dev
+
+demo: setup-demo ## train a real model and watch it on http://127.0.0.1:8000
+	@exec .venv/bin/paceline demo $(ARGS)
+
+demo-report: setup-demo ## the same without a browser: bsp, a switch to chronica, a table
+	@exec .venv/bin/paceline demo --report $(ARGS)
+
+check: setup-dev ## lint and types
+	.venv/bin/ruff check .
+	.venv/bin/ruff format --check .
+	.venv/bin/mypy
+
+test: check ## every test: real Redis protocol, SQLite, Postgres, TorchElastic, Chromium
+	.venv/bin/pytest $(ARGS)
+
+format: setup-dev ## format the code
+	.venv/bin/ruff check --fix .
+	.venv/bin/ruff format .
+
+clean: ## remove what the targets above made
+	rm -rf .venv .paceline .pytest_cache .mypy_cache .ruff_cache .hypothesis

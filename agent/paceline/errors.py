@@ -1,0 +1,5 @@
+"""One base for all that Paceline raises on purpose."""
+
+
+class PacelineError(Exception):
+    """Something the user or operator can mend; the message names what and how."""

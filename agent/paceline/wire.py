@@ -1,0 +1,273 @@
+"""What travels between ranks, agents and control plane: typed messages, their encoding, and where they go.
+
+Every bus entry is one message: the fields ``v`` (protocol version), ``run`` (public run id, empty for
+node messages) and ``data`` (MessagePack, tagged with its type). A receiver refuses another version and
+counts it; it never guesses. Messages are values: nobody changes one after making it.
+
+Streams, and who writes and reads each:
+
+========================  =========================  ===========================================
+stream                    writer → reader            messages
+========================  =========================  ===========================================
+``TELEMETRY``             ranks, agents → ingest     `Hello`, `StepBatch`, `Adopted`, `RunState`,
+                                                     `NodeState`
+``live(run)``             ingest → controllers, web  the same, once committed; `SwitchRequested`
+``control(run)``          controller → leader        `Proposal`, `StopTraining`
+``commands(node)``        web → agent                `Launch`, `Kill`
+``WAKE``                  web → controllers          `RunChanged`
+========================  =========================  ===========================================
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+PROTOCOL_VERSION = 1
+
+TELEMETRY = "paceline:telemetry"
+WAKE = "paceline:wake"
+INGEST_GROUP = "ingest"
+
+
+def live(run: str) -> str:
+    """The stream of what is committed about a run; bounded, for controllers and open pages."""
+    return f"paceline:run:{run}:live"
+
+
+def control(run: str) -> str:
+    """The stream from a run's controller to its leader."""
+    return f"paceline:run:{run}:control"
+
+
+def commands(node: str) -> str:
+    """The stream of commands to a node's agent."""
+    return f"paceline:node:{node}:commands"
+
+
+class StepRecord(msgspec.Struct, frozen=True, array_like=True):
+    """One rank's step. Times in seconds; `load` in the user's size unit."""
+
+    attempt: int  # how often TorchElastic restarted the ranks before
+    rank: int
+    seq: int  # counts this rank's records of this attempt from 0: a gap is a lost record
+    step: int  # counts global steps of the run from 0, across epochs
+    epoch: int
+    segment: int  # `Segment.seq` of the plan that the step followed
+    samples: int  # n_j: samples of this rank's local batch
+    load: float  # Λ_j: sum of their sizes
+    data_s: float  # waiting for the data loader
+    compute_s: float  # T_j: forward + backward, without waiting or communication
+    sync_s: float  # from this rank's last gradient to the end of the reduction: wait + communication
+    step_s: float  # from this step's start to the next one's
+    ended_at: float  # Unix time
+    ett_s: float | None = None  # what the plan expected compute_s to be
+    loss: float | None = None
+    memory_bytes: int = 0  # peak of the device, or resident set of the process on CPU
+
+
+class StepBatch(msgspec.Struct, frozen=True, tag="steps"):
+    """What one rank's telemetry thread flushes at once."""
+
+    records: list[StepRecord]
+
+
+class Segment(msgspec.Struct, frozen=True):
+    """The plan of steps [first_step, first_step + len(counts)), all in one epoch, with how it came about.
+
+    With the run's sizes and the feedback rows of `feedback`, the same policy code gives the same plan
+    again (algorithms.md §8, invariant 6). Ranks check nothing: the leader validates before it adopts.
+    """
+
+    seq: int  # counts adopted segments of this attempt from 0
+    epoch: int
+    first_step: int
+    counts: list[list[int]]  # [step][rank] samples
+    indices: bytes  # little-endian uint32, all steps and ranks in order; see `assignments`
+    policy: str  # preset's name
+    version: int  # policy version of the run: 0 at the start, +1 at each switch
+    source: str  # "controller", or "coast": planned by the leader because nothing came in time
+    epoch_end: bool  # the epoch is over after this segment
+    ett_s: list[list[float]] = []  # [step][rank] expected compute time; empty: unknown
+    shares: list[float] = []  # each rank's share of the load if planning must coast; empty: equal counts
+    feedback: list[tuple[int, int]] = []  # half-open ranges of the steps whose rows the predictor saw
+    shuffled: bool = False  # the shuffler ran before this segment was scheduled
+    moved: int = 0  # samples whose holder that changed
+    plan_s: float = 0.0  # what planning took
+
+    @property
+    def steps(self) -> int:
+        """Number of steps."""
+        return len(self.counts)
+
+    def assignments(self) -> list[list[npt.NDArray[np.int64]]]:
+        """Sample indices, [step][rank] → int64 array (possibly empty)."""
+        flat = np.frombuffer(self.indices, dtype="<u4").astype(np.int64)
+        ends = np.cumsum([n for row in self.counts for n in row])
+        parts = iter(np.split(flat, ends[:-1]) if len(ends) else [])
+        return [[next(parts) for _ in row] for row in self.counts]
+
+
+def pack_indices(assignments: list[list[npt.NDArray[np.int64]]]) -> tuple[list[list[int]], bytes]:
+    """`Segment.counts` and `Segment.indices` of [step][rank] index arrays."""
+    counts = [[len(part) for part in step] for step in assignments]
+    flat = [part for step in assignments for part in step]
+    joined = np.concatenate(flat) if flat else np.empty(0)
+    return counts, joined.astype("<u4").tobytes()
+
+
+class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
+    """The leader's record of a segment that the ranks follow: the truth about what ran."""
+
+    attempt: int
+    segment: Segment
+    adopted_at: float
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """The leader's introduction, once per attempt: all that planning needs to know about the run."""
+
+    attempt: int
+    world: int
+    global_batch: int
+    seed: int
+    sizes: bytes  # little-endian float64, one per sample
+    loss_mean: str  # "samples" or "size": which mean the user's loss takes
+    drop_last: bool
+    epochs: int | None  # None: unknown
+    lookahead: int  # steps that data loader workers fetch ahead of training
+    started_at: float
+    paceline: str  # versions
+    torch: str
+    device: str  # "cpu" or the accelerator's name
+    epoch: int = 0  # where this attempt starts: a resumed run's epoch,
+    step: int = 0  # its first step,
+    used: bytes = b""  # and the samples already used in that epoch (as `Segment.indices`)
+    emulated: dict[str, Any] | None = None  # {"a_s": [W], "b_s": [W]} of emulated device speeds, or None
+
+    def sizes_array(self) -> npt.NDArray[np.float64]:
+        """λ of every sample, shape [N]."""
+        return np.frombuffer(self.sizes, dtype="<f8").astype(np.float64)
+
+
+class RunState(msgspec.Struct, frozen=True, tag="run_state"):
+    """A change of a run's life: from the agent that supervises it, or from `paceline run`."""
+
+    state: str  # "starting", "running", "finished", "failed", "stopped"
+    at: float
+    node: str
+    attempt: int = 0
+    exit_code: int | None = None
+    message: str | None = None  # of a failure: rank, exception and where its log is
+    dropped: int = 0  # telemetry records that did not fit into the bounded spool
+
+
+class NodeState(msgspec.Struct, frozen=True, tag="node_state"):
+    """An agent's registration and heartbeat."""
+
+    node: str
+    hostname: str
+    cores: int
+    memory_bytes: int
+    gpus: list[str]
+    at: float
+    paceline: str
+    runs: list[str] = []
+    left: bool = False  # the agent says goodbye
+
+
+class SwitchRequested(msgspec.Struct, frozen=True, tag="switch_requested"):
+    """Somebody asked for another policy; it takes effect with the first segment of this version."""
+
+    version: int
+    policy: str
+    at: float
+
+
+class Proposal(msgspec.Struct, frozen=True, tag="proposal"):
+    """A plan that the controller offers. A later one of the same `segment.seq` supersedes it until adoption."""
+
+    attempt: int
+    segment: Segment
+    controller: str  # who planned: shows in logs when two controllers meet
+
+
+class StopTraining(msgspec.Struct, frozen=True, tag="stop_training"):
+    """End the run at the next segment: loaders run dry, the script goes on to its last lines."""
+
+    reason: str
+
+
+class Launch(msgspec.Struct, frozen=True, tag="launch"):
+    """Start a run on this node."""
+
+    script: str
+    args: list[str]
+    nproc: int
+    env: dict[str, str]
+    cwd: str | None = None
+    max_restarts: int = 0
+
+
+class Kill(msgspec.Struct, frozen=True, tag="kill"):
+    """End a run's processes now (SIGTERM, then SIGKILL)."""
+
+    reason: str
+
+
+class RunChanged(msgspec.Struct, frozen=True, tag="run_changed"):
+    """A run was created, switched or asked to stop: its controller should look."""
+
+
+Message = (
+    StepBatch
+    | Adopted
+    | Hello
+    | RunState
+    | NodeState
+    | SwitchRequested
+    | Proposal
+    | StopTraining
+    | Launch
+    | Kill
+    | RunChanged
+)
+
+M = TypeVar("M")
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Message)
+
+
+class WireError(ValueError):
+    """A bus entry that this version cannot read."""
+
+
+def encode(message: Message, run: str = "") -> dict[bytes, bytes]:
+    """The fields of a bus entry."""
+    return {
+        b"v": b"%d" % PROTOCOL_VERSION,
+        b"run": run.encode(),
+        b"data": _encoder.encode(message),
+    }
+
+
+def decode(fields: dict[bytes, bytes]) -> tuple[str, Message]:
+    """Run id and message of a bus entry.
+
+    Raises:
+        WireError: another protocol version, or not a message of this one.
+    """
+    version = fields.get(b"v", b"?").decode(errors="replace")
+    if version != str(PROTOCOL_VERSION):
+        raise WireError(
+            f"message of protocol version {version}; this is {PROTOCOL_VERSION}: "
+            "install the same paceline release on agents and control plane"
+        )
+    try:
+        return fields[b"run"].decode(), _decoder.decode(fields[b"data"])
+    except (KeyError, msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise WireError(f"not a paceline message: {error}") from error

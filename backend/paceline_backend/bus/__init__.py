@@ -1,0 +1,1 @@
+"""The Redis-protocol bus: embedded server, consumer, publisher."""

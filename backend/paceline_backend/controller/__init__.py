@@ -1,0 +1,1 @@
+"""One controller per active run: plans segments under a lease."""

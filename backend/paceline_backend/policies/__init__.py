@@ -1,0 +1,1 @@
+"""Policies: predictors, schedulers, shufflers and their presets."""

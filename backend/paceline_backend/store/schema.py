@@ -1,0 +1,167 @@
+"""The tables, declared once for SQLite and Postgres. migrations/ must reproduce exactly this."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    JSON,
+    BigInteger,
+    Boolean,
+    Column,
+    Double,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    SmallInteger,
+    Table,
+    Text,
+)
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(column_0_label)s",
+        "uq": "uq_%(table_name)s_%(column_0_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_name)s_%(referred_table_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+BigKey = BigInteger().with_variant(Integer, "sqlite")  # SQLite autoincrements INTEGER only
+
+nodes = Table(
+    "nodes",
+    metadata,
+    Column("id", Text, primary_key=True),
+    Column("hostname", Text, nullable=False),
+    Column("cores", Integer, nullable=False),
+    Column("memory_bytes", BigInteger, nullable=False),
+    Column("gpus", JSON, nullable=False),
+    Column("paceline", Text, nullable=False),
+    Column("registered_at", Double, nullable=False),
+    Column("heartbeat_at", Double, nullable=False),
+    Column("left", Boolean, nullable=False),
+    Column("runs", JSON, nullable=False),
+)
+
+runs = Table(
+    "runs",
+    metadata,
+    Column("key", BigKey, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),  # public: in URLs, on the bus
+    Column("name", Text, nullable=False),
+    Column("state", Text, nullable=False),  # pending starting running finished failed stopped
+    Column("backend", Text, nullable=False),  # "local"
+    Column("node", Text),  # that launches it; NULL until one is chosen
+    Column("script", Text, nullable=False),
+    Column("args", JSON, nullable=False),
+    Column("env", JSON, nullable=False),
+    Column("cwd", Text),
+    Column("nproc", Integer, nullable=False),
+    Column("max_restarts", Integer, nullable=False),
+    Column("policy", Text, nullable=False),  # in force or requested last
+    Column("version", Integer, nullable=False),  # of the policy: +1 at each switch
+    Column("created_at", Double, nullable=False),
+    Column("started_at", Double),
+    Column("ended_at", Double),
+    Column("exit_code", Integer),
+    Column("message", Text),
+    Column("dropped", BigInteger, nullable=False),  # telemetry records lost to a full spool
+    # From the leader's Hello; NULL before it.
+    Column("attempt", Integer),
+    Column("world", Integer),
+    Column("samples", BigInteger),
+    Column("global_batch", Integer),
+    Column("seed", BigInteger),
+    Column("hello", LargeBinary),  # the latest attempt's Hello, MessagePack
+    Index("ix_runs_state", "state"),
+)
+
+switches = Table(
+    "switches",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("version", Integer, primary_key=True),  # 0: the policy at the start
+    Column("policy", Text, nullable=False),
+    Column("parameters", JSON, nullable=False),
+    Column("requested_at", Double, nullable=False),
+    Column("requested_by", Text, nullable=False),
+    Column("effective_step", BigInteger),  # first step planned by it
+    Column("effective_at", Double),
+)
+
+# One row per rank and step; the primary key is the range that every query reads.
+worker_steps = Table(
+    "worker_steps",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("step", BigInteger, primary_key=True),
+    Column("rank", Integer, primary_key=True),
+    Column("attempt", SmallInteger, nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("epoch", Integer, nullable=False),
+    Column("segment", BigInteger, nullable=False),
+    Column("samples", Integer, nullable=False),
+    Column("load", Double, nullable=False),
+    Column("data_s", Double, nullable=False),
+    Column("compute_s", Double, nullable=False),
+    Column("sync_s", Double, nullable=False),
+    Column("step_s", Double, nullable=False),
+    Column("ended_at", Double, nullable=False),
+    Column("ett_s", Double),
+    Column("loss", Double),
+    Column("memory_bytes", BigInteger, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+# One row per step that all ranks reported: sums from which SE, step DIF and waste follow at once.
+steps = Table(
+    "steps",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("step", BigInteger, primary_key=True),
+    Column("epoch", Integer, nullable=False),
+    Column("segment", BigInteger, nullable=False),
+    Column("workers", Integer, nullable=False),
+    Column("samples", Integer, nullable=False),
+    Column("load_sum", Double, nullable=False),
+    Column("load_sq", Double, nullable=False),  # Σ Λ_j²
+    Column("compute_min", Double, nullable=False),
+    Column("compute_max", Double, nullable=False),
+    Column("compute_sum", Double, nullable=False),
+    Column("sync_min", Double, nullable=False),  # communication: the last rank to arrive waits for nobody
+    Column("step_s", Double, nullable=False),  # mean over ranks
+    Column("ett_error_sum", Double),  # Σ |ETT − T| / T over ranks with an ETT
+    Column("ett_count", Integer, nullable=False),
+    Column("loss", Double),  # mean over ranks, weighted by samples
+    Column("ended_at", Double, nullable=False),  # the last rank's
+    sqlite_with_rowid=False,
+)
+
+segments = Table(
+    "segments",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("attempt", SmallInteger, primary_key=True),
+    Column("seq", BigInteger, primary_key=True),
+    Column("epoch", Integer, nullable=False),
+    Column("first_step", BigInteger, nullable=False),
+    Column("steps", Integer, nullable=False),
+    Column("policy", Text, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("source", Text, nullable=False),  # controller, coast
+    Column("moved", Integer, nullable=False),
+    Column("plan_s", Double, nullable=False),
+    Column("adopted_at", Double, nullable=False),
+    Column("body", LargeBinary, nullable=False),  # the whole Segment, MessagePack
+    Index("ix_segments_run_first_step", "run", "first_step"),
+)
+
+# Which control plane plans a run. Only the owner of an unexpired lease proposes segments.
+leases = Table(
+    "leases",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("expires_at", Double, nullable=False),
+)

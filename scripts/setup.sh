@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Makes .venv from the pinned constraints. Safe to run again: does nothing when nothing changed.
+#
+#   scripts/setup.sh demo   what `make demo` needs
+#   scripts/setup.sh dev    that, plus what `make test` needs (a Chromium too)
+set -euo pipefail
+cd "$(dirname "$0")/.."
+extra=${1:?usage: scripts/setup.sh demo|dev}
+python=${PYTHON:-python3}
+say() { printf '\033[2m%s\033[0m\n' "$*" >&2; }
+
+as_root() { if [ "$(id -u)" = 0 ]; then "$@"; elif command -v sudo >/dev/null; then sudo -n "$@"; else return 1; fi; }
+
+"$python" - <<'PY' || { echo "Paceline needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 1; }
+import sys
+sys.exit(sys.version_info < (3, 11))
+PY
+
+if [ ! -x .venv/bin/pip ]; then
+    say "making .venv"
+    rm -rf .venv
+    if ! "$python" -m venv .venv 2>/dev/null; then
+        # Debian and Ubuntu keep venv's pip in a package of its own.
+        say "installing python3-venv"
+        as_root apt-get update -qq && as_root apt-get install -y -qq python3-venv >/dev/null ||
+            { echo "python3 -m venv failed; install your system's python3-venv package" >&2; exit 1; }
+        rm -rf .venv && "$python" -m venv .venv
+    fi
+fi
+
+want="$extra $(cat pyproject.toml constraints.txt "$0" | sha256sum)"
+stamp=.venv/.paceline-$extra
+if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
+    say "installing paceline[$extra] (the first time takes a minute or two)"
+    pip=(.venv/bin/pip --disable-pip-version-check -q)
+    if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
+        # The CPU build: the demo and the tests need no GPU, and PyPI's Linux build brings gigabytes of CUDA.
+        # TORCH_INDEX=https://pypi.org/simple asks for that one instead.
+        index=${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
+        if "$python" -c "import sys, urllib.request as u; u.urlopen(sys.argv[1] + '/torch/', timeout=5)" "$index" 2>/dev/null; then
+            "${pip[@]}" install --index-url "$index" -c constraints.txt torch
+        fi
+    fi
+    "${pip[@]}" install -c constraints.txt -e ".[$extra]"
+    echo "$want" > "$stamp"
+fi
+
+if [ "$extra" = dev ] && ! .venv/bin/python scripts/find_chromium.py >/dev/null 2>&1; then
+    say "installing Chromium for the browser tests"
+    { as_root apt-get update -qq && as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } ||
+        .venv/bin/python -m playwright install chromium ||
+        { echo "no Chromium found; install one (apt-get install chromium) or set PACELINE_CHROMIUM" >&2; exit 1; }
+fi

@@ -1,0 +1,46 @@
+"""Real servers, started once a session on free ports and stopped at its end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import redis
+from hypothesis import settings
+from paceline_backend.bus.embedded import EmbeddedBus
+from support.postgres import Postgres
+
+# The machine is shared and noisy: an example's time says nothing.
+settings.register_profile("paceline", deadline=None, max_examples=60)
+settings.load_profile("paceline")
+
+
+@pytest.fixture(scope="session")
+def _bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBus]:
+    with EmbeddedBus(tmp_path_factory.mktemp("bus")) as bus:
+        yield bus
+
+
+@pytest.fixture
+def bus_url(_bus: EmbeddedBus) -> str:
+    """A running, empty Redis-protocol server."""
+    with redis.Redis.from_url(_bus.url) as client:
+        client.flushall()
+    return _bus.url
+
+
+@pytest.fixture(scope="session")
+def _postgres() -> Iterator[Postgres]:
+    server = Postgres().start()
+    yield server
+    server.stop()
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A fresh, empty database: every test that takes this runs over both kinds."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'paceline.db'}"
+    server: Postgres = request.getfixturevalue("_postgres")
+    return server.database()

