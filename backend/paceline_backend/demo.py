@@ -1,0 +1,309 @@
+"""`paceline up`: the embedded default in one command. `paceline demo`: a real training run on it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from paceline.errors import PacelineError
+from paceline_backend.stack import Stack
+
+# The demo's devices: 36 µs a point and 5 ms a step make a step of 64 recordings some 0.25 s when
+# balanced, long against the scheduling noise of four ranks on two cores.
+SECONDS_PER_UNIT = 36e-6
+SECONDS_PER_STEP = 5e-3
+ENDED = ("finished", "failed", "stopped")
+WARMUP_STEPS = 20  # after a policy's start, while its speeds are learned; left out of the report
+
+err = Console(stderr=True, highlight=False)
+
+
+def example(name: str) -> Path:
+    """An example's folder: in the source tree, or inside the installed package."""
+    here = Path(__file__).resolve()
+    for folder in (here.parents[2] / "examples" / name, here.parent / "_examples" / name):
+        if folder.is_dir():
+            return folder
+    raise PacelineError(f"the example {name} is not installed; run from a source checkout")
+
+
+def emulation(slowdowns: list[float]) -> str:
+    """PACELINE_EMULATE for ranks that take `slowdowns` times as long per size unit."""
+    return json.dumps(
+        {
+            "a_s": [SECONDS_PER_UNIT * factor for factor in slowdowns],
+            "b_s": [SECONDS_PER_STEP for _ in slowdowns],
+        }
+    )
+
+
+def start_run(
+    stack: Stack, slowdowns: list[float], epochs: int, policy: str, result: Path
+) -> dict[str, Any]:
+    """Starts PLAID training with one rank per slowdown; the run as REST gives it."""
+    result.unlink(missing_ok=True)
+    run: dict[str, Any] = stack.api(
+        "POST",
+        "/runs",
+        {
+            "name": "plaid",
+            "script": str(example("plaid") / "train.py"),
+            "args": ["--epochs", str(epochs), "--result", str(result)],
+            "nproc": len(slowdowns),
+            "policy": policy,
+            "env": {"PACELINE_EMULATE": emulation(slowdowns)},
+        },
+    )
+    return run
+
+
+def follow(
+    stack: Stack,
+    run: str,
+    *,
+    until: Callable[[Mapping[str, Any]], bool],
+    show: Callable[[Mapping[str, Any]], None],
+) -> dict[str, Any]:
+    """Polls a run until a condition holds or it has ended.
+
+    Raises:
+        PacelineError: the run failed.
+    """
+    while True:
+        try:
+            now: dict[str, Any] = stack.api("GET", f"/runs/{run}")
+        except httpx.TransportError:  # the control plane is being restarted; training goes on
+            time.sleep(0.5)
+            continue
+        show(now)
+        if now["state"] == "failed":
+            raise PacelineError(f"the run failed: {now['message']}")
+        if now["state"] in ENDED or until(now):
+            return now
+        time.sleep(0.25)
+
+
+class Progress:
+    """One line that is rewritten on a terminal, a line every few seconds elsewhere; on stderr."""
+
+    def __init__(self) -> None:
+        self._said = 0.0
+        self._tty = err.is_terminal
+
+    def __call__(self, run: Mapping[str, Any]) -> None:
+        """Says where a run stands."""
+        step = run["step"]
+        if step is None:
+            line = f"{run['state']} …"
+        else:
+            line = f"epoch {run['epoch']}  step {step}  policy {run['policy']}"
+        if self._tty:
+            err.print(f"\r\x1b[K{line}", end="")
+        elif time.monotonic() - self._said > 5:
+            self._said = time.monotonic()
+            err.print(line)
+
+    def end(self) -> None:
+        """Leaves the line as it stands."""
+        if self._tty:
+            err.print()
+
+
+def report(
+    stack: Stack, slowdowns: list[float], epochs: int, switch_at: int, policies: tuple[str, str]
+) -> dict[str, Any]:
+    """Trains under the first policy, switches to the second in mid-run; the figures of both."""
+    result = (stack.data / "result.json").resolve()
+    run = start_run(stack, slowdowns, epochs, policies[0], result)["id"]
+    progress = Progress()
+    follow(stack, run, until=lambda now: (now["step"] or 0) >= switch_at, show=progress)
+    stack.api("POST", f"/runs/{run}/policy", {"policy": policies[1], "by": "demo"})
+    follow(stack, run, until=lambda _: False, show=progress)
+    progress.end()
+    figures: dict[str, Any] = stack.api("GET", f"/runs/{run}/report?warmup={WARMUP_STEPS}")
+    figures["run"] = run
+    figures["switches"] = stack.api("GET", f"/runs/{run}/switches")
+    figures["accuracy"] = json.loads(result.read_text())["accuracy"]
+    figures["emulated"] = {"slowdowns": slowdowns, **json.loads(emulation(slowdowns))}
+    return figures
+
+
+def print_report(figures: Mapping[str, Any]) -> None:
+    """The report as tables on standard output."""
+    out = Console(highlight=False)
+    table = Table(title="per preset, without the first steps after its start", title_justify="left")
+    names = list(figures["presets"])
+    table.add_column("")
+    for name in names:
+        table.add_column(name, justify="right")
+    rows = (
+        ("steps", "steps", "{:.0f}"),
+        ("time per step, s", "step_time_s", "{:.3f}"),
+        ("SE", "se", "{:.3f}"),
+        ("step DIF, points", "step_dif", "{:.0f}"),
+        ("waste", "waste", "{:.1%}"),
+        ("ETT error (MAPE)", "ett_mape", "{:.1%}"),
+        ("time over the fluid limit", "time_over_fluid", "{:.3f}"),
+        ("speed-up over bsp", "speedup", "{:.2f}"),
+        ("speed-up the fluid limit allows", "speedup_limit", "{:.2f}"),
+    )
+    for title, key, form in rows:
+        values = [figures["presets"][name][key] for name in names]
+        table.add_row(title, *("–" if v is None else form.format(v) for v in values))
+    out.print(table)
+    coverage = Table(title="coverage: every sample once per epoch?", title_justify="left")
+    for column in ("epoch", "samples", "used", "missing", "duplicated", "exact"):
+        coverage.add_column(column, justify="right")
+    for epoch in figures["coverage"]["epochs"]:
+        coverage.add_row(
+            *(str(epoch[k]) for k in ("epoch", "samples", "used", "missing", "duplicated")),
+            "yes" if epoch["exact"] else "NO",
+        )
+    out.print(coverage)
+    switched = figures["switches"][-1]
+    out.print(f"switched to {switched['policy']} at step {switched['effective_step']}")
+    out.print(f"held-out accuracy {figures['accuracy']:.3f}")
+    factors = ", ".join(f"{s:g}" for s in figures["emulated"]["slowdowns"])
+    out.print(f"The ranks' device speeds are emulated: time per point × {factors}.")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def _slowdowns(text: str) -> list[float]:
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or not all(0 < v < 1000 for v in values):
+        raise typer.BadParameter(
+            f"{text!r}: give one factor above 0 for each rank, such as 1,1,1.5,3",
+            param_hint="--slowdown",
+        )
+    return values
+
+
+class _Interrupted(BaseException):
+    """SIGINT or SIGTERM: leave by the front door, so that every child is stopped."""
+
+
+def _on_signal(number: int, _frame: object) -> None:
+    raise _Interrupted(number)
+
+
+def _guarded(work: Callable[[], None]) -> None:
+    """Runs a command; one line for an error, exit codes as documented in docs/internals.md."""
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _on_signal)
+    try:
+        work()
+    except _Interrupted as stop:
+        err.print("\nstopped")
+        raise typer.Exit(128 + stop.args[0]) from None
+
+
+Slowdown = Annotated[
+    str,
+    typer.Option("--slowdown", help="Emulated time per size unit of each rank, as factors."),
+]
+Port = Annotated[int, typer.Option(help="Of dashboard and REST.")]
+Data = Annotated[Path, typer.Option(help="Directory for database, logs and runs.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds `up` and `demo` to the command line."""
+
+    @app.command()
+    def up(
+        port: Port = 8000,
+        host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+        data: Data = Path(".paceline"),
+        token: Annotated[
+            str | None, typer.Option(envvar="PACELINE_TOKEN", help="Needed beyond loopback.")
+        ] = None,
+    ) -> None:
+        """Starts control plane, dashboard, bus, database and an agent; Ctrl-C stops all."""
+
+        def work() -> None:
+            with Stack(data, port, host, token) as stack:
+                typer.echo(f"Paceline on {stack.url} (Ctrl-C stops it)")
+                _wait_for_end(stack)
+
+        _guarded(work)
+
+    @app.command()
+    def demo(
+        slowdown: Slowdown = "1,1,1.5,3",
+        port: Annotated[
+            int | None, typer.Option(help="Of dashboard and REST; 8000, or any with --report.")
+        ] = None,
+        data: Data = Path(".paceline/demo"),
+        epochs: Annotated[int | None, typer.Option(min=1, help="60, or 15 with --report.")] = None,
+        as_report: Annotated[
+            bool, typer.Option("--report", help="bsp, switch in mid-run, finish, print a table.")
+        ] = False,
+        to: Annotated[str, typer.Option(help="Policy to switch to (--report).")] = "chronica",
+        switch_at: Annotated[int, typer.Option(min=1, help="Step to switch at (--report).")] = 64,
+        as_json: Annotated[
+            bool, typer.Option("--json", help="JSON alone on standard output (--report).")
+        ] = False,
+    ) -> None:
+        """Trains a real model on real data with emulated device speeds, to watch or as a report."""
+        slowdowns = _slowdowns(slowdown)
+        example("plaid")
+
+        def work() -> None:
+            if as_report:
+                with Stack(data, port or _free_port()) as stack:
+                    err.print(f"training on {stack.url}; device speeds are emulated: {slowdown}")
+                    figures = report(stack, slowdowns, epochs or 15, switch_at, ("bsp", to))
+                if as_json:
+                    json.dump(figures, sys.stdout)
+                    sys.stdout.write("\n")
+                else:
+                    print_report(figures)
+                if not figures["coverage"]["exact"]:
+                    raise PacelineError("coverage is not exact")
+                return
+            with Stack(data, port or 8000) as stack:
+                run = start_run(
+                    stack, slowdowns, epochs or 60, "bsp", (data / "result.json").resolve()
+                )
+                err.print(f"Paceline on {stack.url}/runs/{run['id']} (Ctrl-C stops it)")
+                err.print(
+                    f"The ranks' device speeds are emulated: time per point × {slowdown}. "
+                    "Switch the policy to chronica in the browser."
+                )
+                progress = Progress()
+                follow(stack, run["id"], until=lambda _: False, show=progress)
+                progress.end()
+                err.print("the run has ended; the dashboard stays until Ctrl-C")
+                _wait_for_end(stack)
+
+        _guarded(work)
+
+
+def _wait_for_end(stack: Stack) -> None:
+    """Until a signal, or until a child ends by itself."""
+    while True:
+        for name, child in (("server", stack.server), ("agent", stack.agent)):
+            if child is not None and child.poll() is not None:
+                log = stack.data / f"{name}.log"
+                raise PacelineError(
+                    f"paceline {name} ended with code {child.returncode}; see {log}"
+                )
+        time.sleep(0.2)
