@@ -1,1 +1,10 @@
 """History in SQLite or Postgres."""
+
+from paceline_backend.store._store import (
+    Store,
+    StoreError,
+    StoreRefusedError,
+    StoreUnavailableError,
+)
+
+__all__ = ["Store", "StoreError", "StoreRefusedError", "StoreUnavailableError"]
