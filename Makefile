@@ -20,6 +20,8 @@ check: setup-dev ## lint and types
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	.venv/bin/hadolint docker/*.Dockerfile
+	.venv/bin/compose-lint docker/compose.yaml >/dev/null
 
 test: check ## every test: real Redis protocol, SQLite, Postgres, TorchElastic, Chromium
 	.venv/bin/pytest $(ARGS)
