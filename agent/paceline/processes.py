@@ -1,9 +1,10 @@
-"""Child processes that do not outlive their parents."""
+"""Child processes that do not outlive their parents, and ports for them."""
 
 from __future__ import annotations
 
 import ctypes
 import signal
+import socket
 import sys
 
 _PR_SET_PDEATHSIG = 1
@@ -18,3 +19,10 @@ def die_with_parent() -> None:
     """
     if _libc is not None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def free_port() -> int:
+    """A port on loopback that nobody listens on just now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])

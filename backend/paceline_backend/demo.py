@@ -1,10 +1,9 @@
-"""`paceline up`: the embedded default in one command. `paceline demo`: a real training run on it."""
+"""`paceline up`: all in one command. `paceline demo`: a real training run on that."""
 
 from __future__ import annotations
 
 import json
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -17,6 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.errors import PacelineError
+from paceline.processes import free_port
 from paceline_backend.stack import Stack
 
 # The demo's devices: 36 µs a point and 5 ms a step make a step of 64 recordings some 0.25 s when
@@ -178,12 +178,6 @@ def print_report(figures: Mapping[str, Any]) -> None:
     out.print(f"The ranks' device speeds are emulated: time per point × {factors}.")
 
 
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
 def _slowdowns(text: str) -> list[float]:
     try:
         values = [float(part) for part in text.split(",")]
@@ -268,7 +262,7 @@ def register(app: typer.Typer) -> None:
 
         def work() -> None:
             if as_report:
-                with Stack(data, port or _free_port()) as stack:
+                with Stack(data, port or free_port()) as stack:
                     err.print(f"training on {stack.url}; device speeds are emulated: {slowdown}")
                     figures = report(stack, slowdowns, epochs or 15, switch_at, ("bsp", to))
                 if as_json:

@@ -6,11 +6,12 @@ import getpass
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import tempfile
 import time
 from pathlib import Path
+
+from paceline.processes import free_port
 
 
 def _bin_dir() -> Path:
@@ -30,9 +31,7 @@ class Postgres:
     def __init__(self) -> None:
         # Not below pytest's tmp_path: its parents are of mode 700, closed to the server's user.
         self.directory = Path(tempfile.mkdtemp(prefix="paceline-pg-"))
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self.port = probe.getsockname()[1]
+        self.port = free_port()
         self._as: dict[str, object] = {}
         self.user = getpass.getuser()
         if os.geteuid() == 0:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -14,7 +13,7 @@ from types import TracebackType
 import redis
 
 from paceline.errors import PacelineError
-from paceline.processes import die_with_parent
+from paceline.processes import die_with_parent, free_port
 
 
 def _binary() -> str:
@@ -42,7 +41,7 @@ class EmbeddedBus:
 
     def __init__(self, directory: Path, port: int | None = None) -> None:
         self.directory = directory
-        self.port = port or _free_port()
+        self.port = port or free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
@@ -131,9 +130,3 @@ class EmbeddedBus:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
