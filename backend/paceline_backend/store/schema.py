@@ -129,7 +129,7 @@ steps = Table(
     Column("compute_min", Double, nullable=False),
     Column("compute_max", Double, nullable=False),
     Column("compute_sum", Double, nullable=False),
-    Column("sync_min", Double, nullable=False),  # communication: the last rank to arrive waits for nobody
+    Column("sync_min", Double, nullable=False),  # communication: the last to arrive does not wait
     Column("step_s", Double, nullable=False),  # mean over ranks
     Column("ett_error_sum", Double),  # Σ |ETT − T| / T over ranks with an ETT
     Column("ett_count", Integer, nullable=False),

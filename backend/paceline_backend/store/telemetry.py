@@ -1,0 +1,377 @@
+"""Writes what ranks and agents reported: in bulk, each batch in one transaction.
+
+Messages may come late, in any order and repeatedly; the tables end up the same:
+
+* `StepBatch` → one row of ``worker_steps`` per rank and step; of several attempts at a step the
+  latest stays. Steps that all ranks reported, in one attempt, are summed up in ``steps``.
+* `Adopted` → ``segments``; a policy version's earliest one tells when that switch took effect.
+* `Hello`, `RunState` → ``runs``: the latest attempt's Hello; states only go forward, an end is
+  final.
+* `NodeState` → ``nodes``: the latest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any
+
+import msgspec
+import psycopg
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from paceline.wire import Adopted, Hello, Message, NodeState, RunState, StepBatch, StepRecord
+from paceline_backend.store import schema
+from paceline_backend.store._store import Store, StoreRefusedError
+
+FINAL_STATES = frozenset({"finished", "failed", "stopped"})
+_PROGRESS = {"pending": 0, "starting": 1, "running": 2} | dict.fromkeys(FINAL_STATES, 3)
+_ALL_STEPS = range(2**62)
+
+# A record's fields are columns of the same names.
+_COLUMNS = (*StepRecord.__struct_fields__, "run")
+_NAMES = ", ".join(_COLUMNS)
+_NEWER_ATTEMPT_WINS = (
+    "ON CONFLICT (run, step, rank) DO UPDATE SET "
+    + ", ".join(f"{c} = excluded.{c}" for c in _COLUMNS if c not in ("run", "step", "rank"))
+    + " WHERE excluded.attempt > worker_steps.attempt"
+)
+_INSERT = (
+    f"INSERT INTO worker_steps ({_NAMES}) VALUES ({', '.join('?' * len(_COLUMNS))}) "
+    + _NEWER_ATTEMPT_WINS
+)
+_INCOMING = "CREATE TEMP TABLE IF NOT EXISTS incoming (LIKE worker_steps) ON COMMIT DELETE ROWS"
+_COPY = f"COPY incoming ({_NAMES}) FROM STDIN (FORMAT BINARY)"
+_INSERT_INCOMING = (
+    f"INSERT INTO worker_steps ({_NAMES}) SELECT {_NAMES} FROM incoming {_NEWER_ATTEMPT_WINS}"
+)
+_POSTGRES_TYPES = {
+    sa.BigInteger: "int8",
+    sa.Integer: "int4",
+    sa.SmallInteger: "int2",
+    sa.Double: "float8",
+}
+_COPY_TYPES = [_POSTGRES_TYPES[type(schema.worker_steps.c[name].type)] for name in _COLUMNS]
+
+# A rank without samples counts in every sum but the ETT error: its forward and backward are real.
+_PREDICTED = "ett_s IS NOT NULL AND samples > 0 AND compute_s > 0"
+_SUMS = {
+    "run": "run",
+    "step": "step",
+    "epoch": "max(epoch)",
+    "segment": "max(segment)",
+    "workers": "count(*)",
+    "samples": "sum(samples)",
+    "load_sum": "sum(load)",
+    "load_sq": "sum(load * load)",
+    "compute_min": "min(compute_s)",
+    "compute_max": "max(compute_s)",
+    "compute_sum": "sum(compute_s)",
+    "sync_min": "min(sync_s)",
+    "step_s": "avg(step_s)",
+    "ett_error_sum": f"sum(CASE WHEN {_PREDICTED} THEN abs(ett_s - compute_s) / compute_s END)",
+    "ett_count": f"sum(CASE WHEN {_PREDICTED} THEN 1 ELSE 0 END)",
+    "loss": "sum(loss * samples)"
+    " / nullif(sum(CASE WHEN loss IS NOT NULL THEN samples ELSE 0 END), 0)",
+    "ended_at": "max(ended_at)",
+}
+_SUM_UP = sa.text(
+    f"INSERT INTO steps ({', '.join(_SUMS)}) SELECT {', '.join(_SUMS.values())} "
+    "FROM worker_steps WHERE run = :run AND step >= :first AND step < :end GROUP BY run, step "
+    "HAVING count(*) = :world AND min(attempt) = max(attempt) "
+    "ON CONFLICT (run, step) DO UPDATE SET "
+    + ", ".join(f"{c} = excluded.{c}" for c in _SUMS if c not in ("run", "step"))
+)
+
+
+@dataclass(frozen=True)
+class Written:
+    """What became of a batch of messages."""
+
+    rows: int  # records of worker steps, repeated ones included
+    unknown: frozenset[str]  # runs that the store does not have: nothing of theirs was written
+    ended: frozenset[str]  # runs that are over
+
+
+@dataclass
+class _Run:
+    """A run's row, locked, as it will be after the batch."""
+
+    key: int
+    id: str
+    state: str
+    attempt: int | None
+    world: int | None
+    started_at: float | None
+    dropped: int
+    node: str | None
+    changes: dict[str, Any] = field(default_factory=dict)
+    touched: set[int] = field(default_factory=set)  # steps with new rows
+    all_steps: bool = False  # the number of ranks is new: any step may be complete now
+
+    def set(self, **columns: Any) -> None:
+        for name, value in columns.items():
+            self.changes[name] = value
+            if hasattr(self, name):
+                setattr(self, name, value)
+
+
+def write(store: Store, messages: Sequence[tuple[str, Message]]) -> Written:
+    """Writes telemetry in one transaction.
+
+    Args:
+        store: where.
+        messages: public run id and message, as `paceline.wire.decode` returns them.
+
+    Raises:
+        StoreRefusedError: some message holds values that no database takes; nothing was written.
+        StoreError: or one of its kinds; nothing was written.
+    """
+    with store.write() as connection:
+        runs = _lock_runs(connection, {run for run, _ in messages if run})
+        known = [(runs[run], message) for run, message in messages if run in runs]
+        for run, message in known:
+            if isinstance(message, Hello):
+                _hello(run, message)
+            elif isinstance(message, RunState):
+                _run_state(run, message)
+        for run in runs.values():
+            if run.changes:
+                query = sa.update(schema.runs).where(schema.runs.c.key == run.key)
+                connection.execute(query.values(run.changes))
+        _write_segments(connection, [(r, m) for r, m in known if isinstance(m, Adopted)])
+        _write_nodes(connection, [m for _, m in messages if isinstance(m, NodeState)])
+        rows = _write_steps(connection, [(r, m) for r, m in known if isinstance(m, StepBatch)])
+        _sum_up(connection, runs.values())
+    return Written(
+        rows,
+        unknown=frozenset(run for run, _ in messages if run and run not in runs),
+        ended=frozenset(run.id for run in runs.values() if run.state in FINAL_STATES),
+    )
+
+
+def _lock_runs(connection: sa.Connection, ids: set[str]) -> dict[str, _Run]:
+    """The runs' rows, until the transaction ends.
+
+    The lock makes several ingests take turns at a run: two that each see only their own rows of a
+    step would both find it incomplete. (SQLite has one writer anyway.)
+    """
+    if not ids:
+        return {}
+    c = schema.runs.c
+    query = (
+        sa.select(c.key, c.id, c.state, c.attempt, c.world, c.started_at, c.dropped, c.node)
+        .where(c.id.in_(ids))
+        .order_by(c.key)
+        .with_for_update(key_share=True)
+    )
+    return {row.id: _Run(*row) for row in connection.execute(query)}
+
+
+def _hello(run: _Run, hello: Hello) -> None:
+    if len(hello.sizes) % 8:
+        raise StoreRefusedError(f"run {run.id}: Hello.sizes is not a sequence of float64")
+    _started(run, hello.started_at)
+    if run.state in ("pending", "starting"):
+        run.set(state="running")
+    if run.attempt is not None and hello.attempt < run.attempt:
+        return
+    run.all_steps |= hello.world != run.world
+    run.set(
+        attempt=hello.attempt,
+        world=hello.world,
+        samples=len(hello.sizes) // 8,
+        global_batch=hello.global_batch,
+        seed=hello.seed,
+        hello=msgspec.msgpack.encode(hello),
+    )
+
+
+def _run_state(run: _Run, change: RunState) -> None:
+    if change.state not in _PROGRESS:
+        raise StoreRefusedError(
+            f"run {run.id}: RunState.state is {change.state!r}, not one of {', '.join(_PROGRESS)}"
+        )
+    if change.state == "running":
+        _started(run, change.at)
+    if change.dropped > run.dropped:
+        run.set(dropped=change.dropped)
+    if run.node is None and change.node:
+        run.set(node=change.node)
+    if run.state in FINAL_STATES:
+        return
+    if change.state in FINAL_STATES:
+        run.set(
+            state=change.state,
+            ended_at=change.at,
+            exit_code=change.exit_code,
+            message=change.message,
+        )
+        return
+    if _PROGRESS[change.state] > _PROGRESS[run.state]:
+        run.set(state=change.state)
+    if change.message is not None:
+        run.set(message=change.message)  # why it was restarted
+
+
+def _started(run: _Run, at: float) -> None:
+    if run.started_at is None or at < run.started_at:
+        run.set(started_at=at)
+
+
+def _write_segments(connection: sa.Connection, adopted: list[tuple[_Run, Adopted]]) -> None:
+    if not adopted:
+        return
+    insert = _insert(connection, schema.segments).on_conflict_do_nothing()
+    connection.execute(
+        insert,
+        [
+            {
+                "run": run.key,
+                "attempt": message.attempt,
+                "seq": message.segment.seq,
+                "epoch": message.segment.epoch,
+                "first_step": message.segment.first_step,
+                "steps": message.segment.steps,
+                "policy": message.segment.policy,
+                "version": message.segment.version,
+                "source": message.segment.source,
+                "moved": message.segment.moved,
+                "plan_s": message.segment.plan_s,
+                "adopted_at": message.adopted_at,
+                "body": msgspec.msgpack.encode(message.segment),
+            }
+            for run, message in adopted
+        ],
+    )
+    c = schema.switches.c
+    # The earliest by time, not by step: a restarted attempt may run the same steps again.
+    earliest = (
+        sa.update(schema.switches)
+        .where(c.run == sa.bindparam("of_run"), c.version == sa.bindparam("of_version"))
+        .where(sa.or_(c.effective_at.is_(None), c.effective_at > sa.bindparam("at")))
+        .values(effective_step=sa.bindparam("first_step"), effective_at=sa.bindparam("at"))
+    )
+    connection.execute(
+        earliest,
+        [
+            {
+                "of_run": run.key,
+                "of_version": message.segment.version,
+                "first_step": message.segment.first_step,
+                "at": message.adopted_at,
+            }
+            for run, message in adopted
+        ],
+    )
+
+
+def _write_nodes(connection: sa.Connection, states: list[NodeState]) -> None:
+    if not states:
+        return
+    latest = {state.node: state for state in sorted(states, key=lambda state: state.at)}
+    insert = _insert(connection, schema.nodes)
+    mutable = [c.name for c in schema.nodes.c if c.name not in ("id", "registered_at")]
+    upsert = insert.on_conflict_do_update(
+        index_elements=["id"],
+        set_={name: insert.excluded[name] for name in mutable},
+        where=insert.excluded.heartbeat_at >= schema.nodes.c.heartbeat_at,
+    )
+    connection.execute(
+        upsert,
+        [
+            {
+                "id": state.node,
+                "hostname": state.hostname,
+                "cores": state.cores,
+                "memory_bytes": state.memory_bytes,
+                "gpus": state.gpus,
+                "paceline": state.paceline,
+                "registered_at": state.at,
+                "heartbeat_at": state.at,
+                "left": state.left,
+                "runs": state.runs,
+            }
+            for state in latest.values()
+        ],
+    )
+
+
+def _insert(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
+    is_sqlite = connection.dialect.name == "sqlite"
+    return sqlite.insert(table) if is_sqlite else postgresql.insert(table)
+
+
+def _write_steps(connection: sa.Connection, batches: list[tuple[_Run, StepBatch]]) -> int:
+    count = 0
+    # By key: one INSERT of Postgres must not meet the same row twice.
+    rows: dict[tuple[int, int, int], tuple[Any, ...]] = {}
+    for run, batch in batches:
+        key = run.key
+        count += len(batch.records)
+        run.touched.update(record.step for record in batch.records)
+        for record in batch.records:
+            at = (key, record.step, record.rank)
+            earlier = rows.get(at)
+            if earlier is None or earlier[0] < record.attempt:  # attempt is the first column
+                rows[at] = (*msgspec.structs.astuple(_checked(record)), key)
+    if not rows:
+        return count
+    if connection.dialect.name == "sqlite":
+        connection.exec_driver_sql(_INSERT, list(rows.values()))
+    else:
+        _copy(connection, rows.values())
+    return count
+
+
+def _checked(record: StepRecord) -> StepRecord:
+    """Only finite numbers: sums and JSON cannot take others. A loss that is not finite is unknown."""
+    times = record.data_s + record.compute_s + record.sync_s + record.step_s + record.ended_at
+    if not isfinite(times + record.load):
+        raise StoreRefusedError(
+            f"step {record.step} of rank {record.rank}: a time or the load is not finite"
+        )
+    if record.loss is not None and not isfinite(record.loss):
+        record = msgspec.structs.replace(record, loss=None)
+    if record.ett_s is not None and not isfinite(record.ett_s):
+        record = msgspec.structs.replace(record, ett_s=None)
+    return record
+
+
+def _copy(connection: sa.Connection, rows: Iterable[tuple[Any, ...]]) -> None:
+    connection.execute(sa.text(_INCOMING))
+    # SQLAlchemy's transaction has begun above, so its commit commits what goes past it here.
+    driver = connection.connection.driver_connection
+    assert isinstance(driver, psycopg.Connection)
+    with driver.cursor() as cursor, cursor.copy(_COPY) as copy:
+        copy.set_types(_COPY_TYPES)
+        for row in rows:
+            copy.write_row(row)
+    connection.execute(sa.text(_INSERT_INCOMING))
+
+
+def _sum_up(connection: sa.Connection, runs: Iterable[_Run]) -> None:
+    parameters = [
+        {"run": run.key, "world": run.world, "first": part.start, "end": part.stop}
+        for run in runs
+        if run.world is not None
+        for part in ([_ALL_STEPS] if run.all_steps else _ranges(run.touched))
+    ]
+    if parameters:
+        connection.execute(_SUM_UP, parameters)
+
+
+def _ranges(numbers: Iterable[int]) -> Iterator[range]:
+    """The fewest ranges that hold just these numbers."""
+    part: range | None = None
+    for number in sorted(numbers):
+        if part is not None and part.stop == number:
+            part = range(part.start, number + 1)
+            continue
+        if part is not None:
+            yield part
+        part = range(number, number + 1)
+    if part is not None:
+        yield part
