@@ -1,0 +1,107 @@
+"""Training outlives the control plane and the bus; what happened meanwhile arrives afterwards."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline_backend.stack import Stack
+from support.e2e import (
+    all_steps,
+    start_training,
+    wait_for,
+    wait_for_end,
+    wait_for_step,
+)
+
+pytestmark = pytest.mark.ranks
+
+
+def rank_pids(stack: Stack) -> set[int]:
+    """The training processes: children of the agent that run the script with a RANK."""
+    assert stack.agent is not None
+    found = set()
+    for child in psutil.Process(stack.agent.pid).children(recursive=True):
+        try:
+            if "RANK" in child.environ() and "train.py" in " ".join(child.cmdline()):
+                found.add(child.pid)
+        except psutil.Error:
+            continue
+    return found
+
+
+def bus_process(stack: Stack) -> psutil.Process:
+    assert stack.server is not None
+    for child in psutil.Process(stack.server.pid).children(recursive=True):
+        if "valkey" in child.name() or "redis" in child.name():
+            return child
+    raise AssertionError("the server has no bus process")
+
+
+def spooled(stack: Stack) -> list[Path]:
+    return [*stack.data.rglob("*.spool"), *stack.data.rglob("*.part")]
+
+
+def test_control_plane_killed_and_started_again(stack: Stack) -> None:
+    run = start_training(stack, epochs=8, policy="chronica")
+    wait_for_step(stack, run, 10)
+    ranks = rank_pids(stack)
+    assert len(ranks) >= 4
+
+    assert stack.server is not None
+    os.kill(stack.server.pid, signal.SIGKILL)
+    stack.server.wait()
+    wait_for("telemetry in the spool: training goes on", lambda: spooled(stack), 30)
+    stack.start_server()
+    assert rank_pids(stack) == ranks, "the same ranks train on"
+    wait_for_end(stack, run)
+
+    assert all_steps(stack, run)["step"] == list(range(8 * 14)), "no step row is missing"
+    workers = stack.api("GET", f"/runs/{run}/workers")
+    assert [w["missing"] for w in workers] == [0] * 4
+    assert stack.api("GET", f"/runs/{run}/coverage")["exact"] is True
+    sources = [s["source"] for s in stack.api("GET", f"/runs/{run}/segments")]
+    first = sources.index("coast", sources.index("controller"))  # after the kill
+    assert "controller" in sources[first:], "a controller took over again"
+
+
+def test_bus_killed(stack: Stack) -> None:
+    run = start_training(stack, epochs=6, policy="chronica")
+    wait_for_step(stack, run, 10)
+    ranks = rank_pids(stack)
+    victim = bus_process(stack)
+    victim.send_signal(signal.SIGKILL)
+    psutil.wait_procs([victim], timeout=10)
+    wait_for("the bus to be started again", lambda: bus_process_or_none(stack), 30)
+    assert rank_pids(stack) == ranks
+    wait_for_end(stack, run)
+    assert all_steps(stack, run)["step"] == list(range(6 * 14))
+    assert stack.api("GET", f"/runs/{run}/coverage")["exact"] is True
+
+
+def bus_process_or_none(stack: Stack) -> psutil.Process | None:
+    try:
+        found = bus_process(stack)
+        return found if found.status() != psutil.STATUS_ZOMBIE else None
+    except (AssertionError, psutil.Error):
+        return None
+
+
+def test_stop_leaves_no_process(stack: Stack) -> None:
+    run = start_training(stack, epochs=50)
+    wait_for_step(stack, run, 3)
+    assert stack.server is not None
+    assert stack.agent is not None
+    family = [
+        process
+        for parent in (stack.server.pid, stack.agent.pid)
+        for process in psutil.Process(parent).children(recursive=True)
+    ]
+    assert len(family) >= 4 + 3
+    stack.stop()
+    _, alive = psutil.wait_procs(family, timeout=10)
+    assert not [process for process in alive if process.is_running()]
