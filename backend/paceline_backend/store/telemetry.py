@@ -130,7 +130,7 @@ def write(store: Store, messages: Sequence[tuple[str, Message]]) -> Written:
         StoreError: or one of its kinds; nothing was written.
     """
     with store.write() as connection:
-        runs = _lock_runs(connection, {run for run, _ in messages if run})
+        runs = _lock_runs(connection, {run for run, _ in messages})
         known = [(runs[run], message) for run, message in messages if run in runs]
         for run, message in known:
             if isinstance(message, Hello):
@@ -147,7 +147,7 @@ def write(store: Store, messages: Sequence[tuple[str, Message]]) -> Written:
         _sum_up(connection, runs.values())
     return Written(
         rows,
-        unknown=frozenset(run for run, _ in messages if run and run not in runs),
+        unknown=frozenset(r for r, m in messages if r not in runs and not isinstance(m, NodeState)),
         ended=frozenset(run.id for run in runs.values() if run.state in FINAL_STATES),
     )
 
@@ -327,7 +327,7 @@ def _write_steps(connection: sa.Connection, batches: list[tuple[_Run, StepBatch]
 
 
 def _checked(record: StepRecord) -> StepRecord:
-    """Only finite numbers: sums and JSON cannot take others. A loss that is not finite is unknown."""
+    """Only finite numbers: sums and JSON take no others. A loss that is not finite is unknown."""
     times = record.data_s + record.compute_s + record.sync_s + record.step_s + record.ended_at
     if not isfinite(times + record.load):
         raise StoreRefusedError(
