@@ -161,7 +161,7 @@ def _parse(url: str) -> sa.URL:
 
 def _sqlite_engine(url: sa.URL) -> sa.Engine:
     engine = sa.create_engine(
-        url, connect_args={"timeout": _BUSY_TIMEOUT_S}, pool_size=10, max_overflow=40
+        url, connect_args=_unless_in(url, timeout=_BUSY_TIMEOUT_S), pool_size=10, max_overflow=40
     )
 
     @sa.event.listens_for(engine, "connect")
@@ -179,11 +179,17 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
 
 
 def _postgres_engine(url: sa.URL) -> sa.Engine:
-    arguments = {"application_name": "paceline", "connect_timeout": _CONNECT_TIMEOUT_S}
     return sa.create_engine(
         url,
-        connect_args={key: value for key, value in arguments.items() if key not in url.query},
+        connect_args=_unless_in(
+            url, application_name="paceline", connect_timeout=_CONNECT_TIMEOUT_S
+        ),
         pool_size=10,
         max_overflow=40,
         pool_pre_ping=True,  # a restarted server costs no failed call
     )
+
+
+def _unless_in(url: sa.URL, **defaults: object) -> dict[str, object]:
+    """Driver arguments that the URL does not give itself."""
+    return {key: value for key, value in defaults.items() if key not in url.query}

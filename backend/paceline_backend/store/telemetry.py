@@ -84,6 +84,12 @@ _SUM_UP = sa.text(
     "ON CONFLICT (run, step) DO UPDATE SET "
     + ", ".join(f"{c} = excluded.{c}" for c in _SUMS if c not in ("run", "step"))
 )
+# What one rank did of a new attempt and another of an earlier one is no step that ever ran.
+_DROP_MIXED = sa.text(
+    "DELETE FROM steps WHERE run = :run AND step >= :first AND step < :end AND step IN ("
+    "SELECT step FROM worker_steps WHERE run = :run AND step >= :first AND step < :end "
+    "GROUP BY step HAVING min(attempt) < max(attempt))"
+)
 
 
 @dataclass(frozen=True)
@@ -109,6 +115,7 @@ class _Run:
     node: str | None
     changes: dict[str, Any] = field(default_factory=dict)
     touched: set[int] = field(default_factory=set)  # steps with new rows
+    repeated: bool = False  # some of those rows are of a later attempt
     all_steps: bool = False  # the number of ranks is new: any step may be complete now
 
     def set(self, **columns: Any) -> None:
@@ -311,8 +318,9 @@ def _write_steps(connection: sa.Connection, batches: list[tuple[_Run, StepBatch]
     for run, batch in batches:
         key = run.key
         count += len(batch.records)
-        run.touched.update(record.step for record in batch.records)
         for record in batch.records:
+            run.touched.add(record.step)
+            run.repeated |= record.attempt > 0
             at = (key, record.step, record.rank)
             earlier = rows.get(at)
             if earlier is None or earlier[0] < record.attempt:  # attempt is the first column
@@ -353,14 +361,13 @@ def _copy(connection: sa.Connection, rows: Iterable[tuple[Any, ...]]) -> None:
 
 
 def _sum_up(connection: sa.Connection, runs: Iterable[_Run]) -> None:
-    parameters = [
-        {"run": run.key, "world": run.world, "first": part.start, "end": part.stop}
-        for run in runs
-        if run.world is not None
-        for part in ([_ALL_STEPS] if run.all_steps else _ranges(run.touched))
-    ]
-    if parameters:
-        connection.execute(_SUM_UP, parameters)
+    for run in runs:
+        parts = [_ALL_STEPS] if run.all_steps else list(_ranges(run.touched))
+        spans = [{"run": run.key, "first": part.start, "end": part.stop} for part in parts]
+        if spans and run.repeated:
+            connection.execute(_DROP_MIXED, spans)
+        if spans and run.world is not None:
+            connection.execute(_SUM_UP, [span | {"world": run.world} for span in spans])
 
 
 def _ranges(numbers: Iterable[int]) -> Iterator[range]:

@@ -1,0 +1,117 @@
+"""Migrations make the declared tables, also when several processes do it at once."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import sqlalchemy as sa
+from alembic import command
+from alembic.autogenerate import compare_metadata
+from alembic.runtime.migration import MigrationContext
+
+from paceline_backend.store import Store, StoreError, _migrate, schema
+
+OPEN = """
+import sys
+from paceline_backend.store import Store
+print("ready", flush=True)
+sys.stdin.readline()
+Store.open(sys.argv[1]).close()
+"""
+
+
+def _differences(store: Store) -> list[object]:
+    with store.read() as connection:
+        context = MigrationContext.configure(connection, opts={"compare_type": True})
+        return list(compare_metadata(context, schema.metadata))
+
+
+def _tables(store: Store) -> set[str]:
+    with store.read() as connection:
+        return set(sa.inspect(connection).get_table_names())
+
+
+def test_migrations_reproduce_the_declared_schema(database_url: str) -> None:
+    with Store.open(database_url) as store:
+        assert _differences(store) == []
+        assert _tables(store) == set(schema.metadata.tables) | {"alembic_version"}
+
+
+def test_migrated_sqlite_is_the_declared_schema_to_the_letter(tmp_path) -> None:
+    """What Alembic does not compare: WITHOUT ROWID, ON DELETE, key order."""
+
+    def statements(engine: sa.Engine) -> dict[str, str]:
+        with engine.connect() as connection:
+            rows = connection.exec_driver_sql(
+                "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"
+            ).all()
+        return {name: re.sub(r"\s+", " ", sql) for name, sql in rows if name != "alembic_version"}
+
+    declared = sa.create_engine(f"sqlite:///{tmp_path / 'declared.db'}")
+    schema.metadata.create_all(declared)
+    with Store.open(f"sqlite:///{tmp_path / 'migrated.db'}") as store:
+        assert statements(store.engine) == statements(declared)
+    declared.dispose()
+
+
+def test_downgrade_and_upgrade_round_trip(database_url: str) -> None:
+    with Store.open(database_url) as store:
+        with store.write() as connection:
+            command.downgrade(_migrate.config(connection), "base")
+        assert _tables(store) == {"alembic_version"}
+        with store.write() as connection:
+            command.upgrade(_migrate.config(connection), "head")
+        assert _differences(store) == []
+
+
+def test_failed_migration_leaves_nothing(database_url: str) -> None:
+    with Store(database_url) as store:
+        with store.write() as connection:
+            connection.execute(sa.text("CREATE TABLE steps (mine INTEGER)"))
+        with pytest.raises(StoreError, match="steps"):
+            Store.open(database_url)
+        assert _tables(store) == {"steps"}
+
+
+def test_newer_database_is_refused(database_url: str) -> None:
+    with Store.open(database_url) as store:
+        with store.write() as connection:
+            connection.execute(sa.text("UPDATE alembic_version SET version_num = '9999'"))
+        with pytest.raises(StoreError, match=r"newer release \(revision 9999\); upgrade paceline"):
+            Store.open(database_url)
+        assert _differences(store) == []
+
+
+def test_processes_that_open_at_once_wait_for_each_other(database_url: str) -> None:
+    openers = [
+        subprocess.Popen(
+            [sys.executable, "-W", "error", "-c", OPEN, database_url],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    for opener in openers:
+        assert opener.stdout is not None
+        assert opener.stdout.readline() == "ready\n"
+    for opener in openers:
+        assert opener.stdin is not None
+        opener.stdin.write("\n")
+        opener.stdin.flush()
+    assert [(opener.communicate(timeout=60)[1], opener.returncode) for opener in openers] == [
+        ("", 0)
+    ] * 3
+    with Store.open(database_url) as store:
+        assert _differences(store) == []
+
+
+def test_threads_that_open_at_once_wait_for_each_other(database_url: str) -> None:
+    with ThreadPoolExecutor(4) as threads:
+        for store in threads.map(Store.open, [database_url] * 4):
+            store.close()

@@ -1,0 +1,93 @@
+"""Runs, and what their ranks report."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+
+from paceline.wire import Adopted, Hello, Segment, StepRecord, pack_indices
+from paceline_backend.store import Store, schema
+
+
+def add_run(store: Store, run: str, nproc: int = 2, **columns: Any) -> int:
+    """A pending run; returns its key."""
+    row = {
+        "id": run,
+        "name": run,
+        "state": "pending",
+        "backend": "local",
+        "script": "train.py",
+        "args": [],
+        "env": {},
+        "nproc": nproc,
+        "max_restarts": 0,
+        "policy": "bsp",
+        "version": 0,
+        "created_at": 1.0,
+        "dropped": 0,
+    }
+    with store.write() as connection:
+        key = connection.execute(sa.insert(schema.runs).values(row | columns)).inserted_primary_key
+        assert key is not None
+        return int(key[0])
+
+
+def hello(world: int = 2, attempt: int = 0, **fields: Any) -> Hello:
+    values: dict[str, Any] = {
+        "attempt": attempt,
+        "world": world,
+        "global_batch": 8,
+        "seed": 7,
+        "sizes": np.arange(1.0, 33.0).tobytes(),
+        "loss_mean": "samples",
+        "drop_last": False,
+        "epochs": 3,
+        "lookahead": 2,
+        "started_at": 100.0,
+        "paceline": "0",
+        "torch": "2",
+        "device": "cpu",
+    }
+    return Hello(**(values | fields))
+
+
+def record(step: int, rank: int, attempt: int = 0, **fields: Any) -> StepRecord:
+    values: dict[str, Any] = {
+        "attempt": attempt,
+        "rank": rank,
+        "seq": step,
+        "step": step,
+        "epoch": step // 4,
+        "segment": step // 2,
+        "samples": 4,
+        "load": 40.0 + rank,
+        "data_s": 0.001,
+        "compute_s": 0.1 * (rank + 1),
+        "sync_s": 0.02,
+        "step_s": 0.3,
+        "ended_at": 1_000.0 + step,
+        "ett_s": 0.1,
+        "loss": 2.0,
+        "memory_bytes": 3_000_000_000,
+    }
+    return StepRecord(**(values | fields))
+
+
+def adopted(seq: int, first_step: int, version: int = 0, **fields: Any) -> Adopted:
+    parts = [[np.array([0, 1]), np.array([2])], [np.array([3]), np.array([], np.int64)]]
+    counts, indices = pack_indices(parts)
+    attempt, at = fields.pop("attempt", 0), fields.pop("at", 50.0 + seq)
+    values: dict[str, Any] = {
+        "seq": seq,
+        "epoch": 0,
+        "first_step": first_step,
+        "counts": counts,
+        "indices": indices,
+        "policy": "bsp",
+        "version": version,
+        "source": "controller",
+        "epoch_end": False,
+    }
+    return Adopted(attempt, Segment(**(values | fields)), at)
