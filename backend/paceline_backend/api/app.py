@@ -1,0 +1,55 @@
+"""The web application: REST, events, health, and whatever else mounts itself."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from importlib.metadata import entry_points
+
+from fastapi import APIRouter, FastAPI, Request
+from fastapi_offline import FastAPIOffline
+
+from paceline import __version__
+from paceline_backend.api import errors, health, runs, telemetry
+from paceline_backend.api.auth import Guard
+from paceline_backend.api.errors import ProblemError
+from paceline_backend.settings import Settings
+from paceline_backend.store import Store
+
+_METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+
+
+def create_app(store: Store, settings: Settings) -> FastAPI:
+    """The application over an open store; the caller closes the store after it."""
+    app = FastAPIOffline(
+        title="Paceline",
+        version=__version__,
+        summary="Removes stragglers from data-parallel PyTorch training, live",
+        docs_url="/docs",
+        redoc_url=None,
+        static_url="/docs-assets",
+        swagger_ui_parameters={"validatorUrl": None},
+    )
+    app.state.store = store
+    app.state.settings = settings
+    errors.install(app)
+    app.add_middleware(Guard, token=settings.token)
+    # Pages first: Dash registers a catch-all for what nobody else answers.
+    for entry in entry_points(group="paceline.web"):
+        entry.load()(app, store=store, bus_url=settings.bus)
+    for router in (runs.router, telemetry.router):
+        app.include_router(router, prefix="/api/v1")
+    app.include_router(health.router)
+    app.include_router(_rest)
+    return app
+
+
+_rest = APIRouter()
+
+
+@_rest.api_route("/api/{path:path}", methods=_METHODS, include_in_schema=False)
+def unknown(request: Request) -> None:
+    """Keeps the pages' catch-all from answering for the API."""
+    raise ProblemError(
+        HTTPStatus.NOT_FOUND,
+        f"{request.method} {request.url.path} is not part of this API; see /docs",
+    )

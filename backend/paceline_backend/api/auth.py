@@ -1,0 +1,162 @@
+"""Who may talk to the server: tokens, and without them only pages of this machine."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import html
+from http import HTTPStatus
+from http.cookies import CookieError, SimpleCookie
+from urllib.parse import parse_qs, quote, urlsplit
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from paceline_backend.api.errors import problem_response
+from paceline_backend.settings import is_loopback
+
+COOKIE = "paceline"
+OPEN_PATHS = ("/healthz", "/readyz")
+_LOGIN_BYTES = 8192
+_SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>Paceline: log in</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<style>body{{font:16px system-ui;max-width:24rem;margin:20vh auto;padding:0 1rem}}
+input,button{{font:inherit;padding:.5rem;width:100%;box-sizing:border-box;margin:.25rem 0}}</style>
+</head><body><h1>Paceline</h1><form method="post">
+<label for="token">Token</label>
+<input id="token" name="token" type="password" autocomplete="current-password" required autofocus>
+<input name="next" type="hidden" value="{next}">
+<button>Log in</button></form><p role="alert">{message}</p></body></html>"""
+
+
+class Guard:
+    """ASGI middleware in front of everything, WebSockets included.
+
+    With a token, a request must bring it. Without one the server trusts this machine's user; but a
+    web page from elsewhere, opened in that user's browser, reaches loopback too: it is told by the
+    name in `Host` (DNS rebinding) and by its `Origin`.
+
+    Args:
+        app: what to guard.
+        token: that clients must show; None: loopback only.
+    """
+
+    def __init__(self, app: ASGIApp, token: str | None) -> None:
+        self.app = app
+        self.token = token
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes on what is allowed; answers the rest."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        refusal: Response | None
+        if scope["path"] in OPEN_PATHS:
+            refusal = None
+        elif self.token is None:
+            refusal = _foreign(scope, headers)
+        elif scope["path"] == "/login" and scope["type"] == "http":
+            await (await self._login(Request(scope, receive), self.token))(scope, receive, send)
+            return
+        else:
+            refusal = _unauthorised(scope, headers, self.token)
+        if refusal is None:
+            await self.app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 4401, "reason": "not allowed"})
+        else:
+            await refusal(scope, receive, send)
+
+    async def _login(self, request: Request, token: str) -> Response:
+        target = request.query_params.get("next", "/")
+        if request.method != "POST":
+            return HTMLResponse(_PAGE.format(next=html.escape(_local(target)), message=""))
+        body = b""
+        async for chunk in request.stream():
+            body += chunk
+            if len(body) > _LOGIN_BYTES:
+                return problem_response(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "token: too long")
+        form = parse_qs(body.decode(errors="replace"))
+        target = _local(form.get("next", ["/"])[0])
+        if not _same(form.get("token", [""])[0], token):
+            page = _PAGE.format(next=html.escape(target), message="That is not the token.")
+            return HTMLResponse(page, HTTPStatus.UNAUTHORIZED)
+        response = RedirectResponse(target, HTTPStatus.SEE_OTHER)
+        response.set_cookie(
+            COOKIE,
+            cookie_value(token),
+            httponly=True,
+            samesite="lax",
+            secure=request.url.scheme == "https",
+            max_age=30 * 24 * 3600,
+        )
+        return response
+
+
+def cookie_value(token: str) -> str:
+    """What the cookie holds: proof of the token, not the token."""
+    return hmac.new(token.encode(), b"paceline session", hashlib.sha256).hexdigest()
+
+
+def _unauthorised(scope: Scope, headers: Headers, token: str) -> Response | None:
+    kind, _, given = headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer":
+        allowed = _same(given.strip(), token)
+    else:
+        allowed = _same(_cookie(headers), cookie_value(token))
+    if allowed:
+        return None
+    wants_page = scope.get("method") == "GET" and "text/html" in headers.get("accept", "")
+    if wants_page and not scope["path"].startswith("/api/"):
+        query = scope["query_string"].decode("latin-1")
+        back = scope["path"] + (f"?{query}" if query else "")
+        return RedirectResponse(f"/login?next={quote(back, safe='')}", HTTPStatus.SEE_OTHER)
+    response = problem_response(
+        HTTPStatus.UNAUTHORIZED,
+        "send the server's token as `Authorization: Bearer …`, or log in at /login",
+    )
+    response.headers["WWW-Authenticate"] = "Bearer"
+    return response
+
+
+def _foreign(scope: Scope, headers: Headers) -> Response | None:
+    host = headers.get("host", "")
+    if not is_loopback(urlsplit(f"//{host}").hostname or ""):
+        return problem_response(
+            HTTPStatus.FORBIDDEN,
+            f"without a token this server answers to 127.0.0.1 and localhost only, not to "
+            f"{host!r}: start it with --token to reach it by another name",
+        )
+    origin = headers.get("origin")
+    changes = scope["type"] == "websocket" or scope["method"] not in _SAFE_METHODS
+    if changes and origin is not None and urlsplit(origin).netloc != host:
+        return problem_response(
+            HTTPStatus.FORBIDDEN,
+            f"a page of {origin} may not use this server; --token allows it",
+        )
+    return None
+
+
+def _cookie(headers: Headers) -> str:
+    try:
+        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
+    except CookieError:
+        return ""
+    return "" if found is None else found.value
+
+
+def _same(given: str, expected: str) -> bool:
+    return hmac.compare_digest(given.encode(), expected.encode())
+
+
+def _local(target: str) -> str:
+    """A path of this server: a login must not lead elsewhere."""
+    parts = urlsplit(target)
+    safe = target.startswith("/") and not target.startswith(("//", "/\\")) and not parts.netloc
+    return target if safe and "\n" not in target and "\r" not in target else "/"

@@ -1,0 +1,135 @@
+"""Every error answer is a problem document (RFC 9457)."""
+
+from __future__ import annotations
+
+import logging
+from http import HTTPStatus
+from typing import Any
+
+import redis
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse
+from pydantic import BaseModel
+from starlette.exceptions import HTTPException
+
+from paceline_backend.store import StoreUnavailableError
+from paceline_backend.store.runs import RunEndedError, UnknownRunError
+
+log = logging.getLogger(__name__)
+
+MEDIA_TYPE = "application/problem+json"
+
+
+class ProblemError(Exception):
+    """An error answer.
+
+    Args:
+        status: HTTP status.
+        detail: what is wrong and how to mend it.
+        extra: further members of the document.
+    """
+
+    def __init__(self, status: HTTPStatus, detail: str, **extra: Any) -> None:
+        super().__init__(detail)
+        self.status = status
+        self.detail = detail
+        self.extra = extra
+
+
+class FieldError(BaseModel):
+    """What is wrong with one field."""
+
+    field: str
+    message: str
+
+
+class ProblemDocument(BaseModel):
+    """RFC 9457. `errors` with invalid input, `suggestion` with a misspelt policy."""
+
+    type: str = "about:blank"
+    title: str
+    status: int
+    detail: str
+    errors: list[FieldError] | None = None
+    suggestion: str | None = None
+
+
+def problem_response(status: HTTPStatus, detail: str, **extra: Any) -> JSONResponse:
+    """The answer itself, for those who must answer without raising."""
+    body = {
+        "type": "about:blank",
+        "title": status.phrase,
+        "status": status.value,
+        "detail": detail,
+        **extra,
+    }
+    return JSONResponse(body, status.value, media_type=MEDIA_TYPE)
+
+
+def documented(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
+    """The `responses` of a route in OpenAPI."""
+    schema = {"schema": ProblemDocument.model_json_schema()}
+    return {
+        status.value: {"description": status.phrase, "content": {MEDIA_TYPE: schema}}
+        for status in statuses
+    }
+
+
+def install(app: FastAPI) -> None:
+    """Answers all errors of `app` with problem documents."""
+
+    @app.exception_handler(ProblemError)
+    async def problem(_: Request, error: ProblemError) -> JSONResponse:
+        return problem_response(error.status, error.detail, **error.extra)
+
+    @app.exception_handler(UnknownRunError)
+    async def unknown_run(_: Request, error: UnknownRunError) -> JSONResponse:
+        return problem_response(HTTPStatus.NOT_FOUND, str(error))
+
+    @app.exception_handler(RunEndedError)
+    async def run_ended(_: Request, error: RunEndedError) -> JSONResponse:
+        return problem_response(HTTPStatus.CONFLICT, str(error))
+
+    @app.exception_handler(HTTPException)
+    async def http(request: Request, error: HTTPException) -> JSONResponse:
+        status = HTTPStatus(error.status_code)
+        detail = f"{request.method} {request.url.path}: {status.description or status.phrase}"
+        response = problem_response(status, detail)
+        response.headers.update(error.headers or {})
+        return response
+
+    @app.exception_handler(RequestValidationError)
+    async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
+        errors = [_field_error(item) for item in error.errors()]
+        detail = "; ".join(f"{item['field']}: {item['message']}" for item in errors)
+        return problem_response(HTTPStatus.UNPROCESSABLE_ENTITY, detail, errors=errors)
+
+    @app.exception_handler(redis.RedisError)
+    async def bus(_: Request, error: redis.RedisError) -> JSONResponse:
+        return problem_response(
+            HTTPStatus.SERVICE_UNAVAILABLE, f"the bus does not answer; try again: {error}"
+        )
+
+    @app.exception_handler(StoreUnavailableError)
+    async def database(request: Request, error: StoreUnavailableError) -> JSONResponse:
+        log.error("%s %s: %s", request.method, request.url.path, error)
+        return problem_response(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}; try again")
+
+    @app.exception_handler(Exception)
+    async def bug(_: Request, error: Exception) -> JSONResponse:
+        # Starlette raises it again after answering: the traceback gets into the log.
+        return problem_response(
+            HTTPStatus.INTERNAL_SERVER_ERROR,
+            f"{type(error).__name__}: this is a fault of the server; its log tells more",
+        )
+
+
+def _field_error(item: Any) -> dict[str, str]:
+    place = [str(part) for part in item["loc"]]
+    field = ".".join(place[1:]) or place[0]  # without "body", "query", "path"
+    message = item["msg"].removeprefix("Value error, ")
+    given = item.get("input")
+    if isinstance(given, str | int | float) and item["type"] != "value_error":
+        message += f" (got {given!r})"
+    return {"field": field, "message": message}

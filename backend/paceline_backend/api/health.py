@@ -1,0 +1,52 @@
+"""Liveness and readiness."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+import sqlalchemy as sa
+from fastapi import APIRouter, Request, Response
+
+from paceline.bus import connect
+from paceline_backend import heartbeat
+from paceline_backend.api import models
+from paceline_backend.api.runs import settings_of, store_of
+from paceline_backend.store import Store, StoreError
+from paceline_backend.store.schema import runs
+
+router = APIRouter()
+
+
+@router.get("/healthz")
+def healthz() -> models.Health:
+    """This process answers."""
+    return models.Health()
+
+
+@router.get("/readyz", responses={503: {"model": models.Readiness}})
+def readyz(request: Request, response: Response) -> models.Readiness:
+    """Whether database, bus and worker can be reached; 503 says which cannot."""
+    bus, worker = _bus_and_worker(settings_of(request).bus)
+    ready = models.Readiness(database=_database(store_of(request)), bus=bus, worker=worker)
+    if {ready.database, ready.bus, ready.worker} != {"ok"}:
+        response.status_code = 503
+    return ready
+
+
+def _database(store: Store) -> str:
+    try:
+        with store.read() as connection:
+            connection.execute(sa.select(runs.c.key).limit(1))
+    except StoreError as error:
+        return str(error)
+    return "ok"
+
+
+def _bus_and_worker(url: str) -> tuple[str, str]:
+    try:
+        with connect(url) as client:
+            found: list[Any] = heartbeat.beats(client)
+    except redis.RedisError as error:
+        return f"does not answer: {error}", "unknown while the bus is away"
+    return "ok", "ok" if found else "no worker has beaten in the last 10 s"

@@ -1,0 +1,75 @@
+"""REST: what a run's ranks reported."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Query, Request
+
+from paceline_backend.api import models
+from paceline_backend.api.errors import documented
+from paceline_backend.api.runs import store_of
+from paceline_backend.store import reads, workers
+from paceline_backend.store import runs as runs_store
+
+router = APIRouter(prefix="/runs/{run}", responses=documented(HTTPStatus.NOT_FOUND))
+
+From = Annotated[int | None, Query(alias="from", ge=0, description="first step, included")]
+To = Annotated[int | None, Query(ge=0, description="last step, included")]
+Points = Annotated[int, Query(ge=1, le=5000, description="thin out above so many steps")]
+
+
+@router.get("/workers", response_model=list[models.Worker])
+def list_workers(
+    request: Request,
+    run: str,
+    last: Annotated[int, Query(ge=1, le=1000, description="over so many steps")] = 50,
+) -> Any:
+    """How each rank has been doing lately."""
+    with store_of(request).read() as connection:
+        return workers.summary(connection, runs_store.key_of(connection, run), last)
+
+
+@router.get("/steps", response_model=models.StepColumns, response_model_exclude_unset=True)
+def list_steps(
+    request: Request, run: str, first: From = None, to: To = None, points: Points = 1000
+) -> Any:
+    """Complete steps as columns."""
+    with store_of(request).read() as connection:
+        key = runs_store.key_of(connection, run)
+        return reads.step_columns(connection, key, (first, to), points)
+
+
+@router.get(
+    "/worker-steps", response_model=models.WorkerStepColumns, response_model_exclude_unset=True
+)
+def list_worker_steps(
+    request: Request,
+    run: str,
+    first: From = None,
+    to: To = None,
+    points: Points = 1000,
+    ranks: Annotated[
+        str | None, Query(pattern=r"^\d+(,\d+)*$", description="only these", examples=["0,3"])
+    ] = None,
+) -> Any:
+    """Each rank's steps as columns."""
+    only = None if ranks is None else [int(rank) for rank in ranks.split(",")]
+    with store_of(request).read() as connection:
+        key = runs_store.key_of(connection, run)
+        return reads.worker_step_columns(connection, key, (first, to), points, only)
+
+
+@router.get("/segments", response_model=list[models.SegmentInfo])
+def list_segments(
+    request: Request,
+    run: str,
+    first: From = None,
+    to: To = None,
+    limit: Annotated[int, Query(ge=1, le=100_000, description="the newest so many")] = 10_000,
+) -> Any:
+    """The plans that ran, in order."""
+    with store_of(request).read() as connection:
+        key = runs_store.key_of(connection, run)
+        return reads.segment_rows(connection, key, (first, to), limit)

@@ -1,0 +1,125 @@
+"""`paceline server`."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from paceline.errors import PacelineError
+from paceline_backend.settings import Settings
+
+_ENVIRONMENT = 3  # exit code, docs/internals.md
+
+
+def register(app: typer.Typer) -> None:
+    """Adds `server` to the command line."""
+    app.command("server")(server)
+
+
+def server(
+    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")] = 8000,
+    database: Annotated[
+        str | None,
+        typer.Option(envvar="PACELINE_DATABASE", help="SQLAlchemy URL; default: SQLite in --data."),
+    ] = None,
+    bus: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PACELINE_BUS",
+            help="redis:// URL that agents can reach too; default: an embedded one on loopback.",
+        ),
+    ] = None,
+    data: Annotated[
+        Path, typer.Option(envvar="PACELINE_DATA", help="Directory of what is embedded.")
+    ] = Path(".paceline"),
+    token: Annotated[
+        str | None,
+        typer.Option(envvar="PACELINE_TOKEN", help="Wanted from clients; needed beyond loopback."),
+    ] = None,
+    only: Annotated[
+        Literal["web", "worker"] | None,
+        typer.Option(help="One part alone; needs --bus and --database."),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="Of this worker: no other may have it, and it is best kept across restarts. "
+            "Default: host and port, or with --only worker host and process."
+        ),
+    ] = None,
+    fd: Annotated[int | None, typer.Option(hidden=True)] = None,
+) -> None:
+    """Starts the control plane: REST, dashboard, ingest and controllers. Ctrl-C stops it."""
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    try:
+        if only is None:
+            _all(host, port, database, bus, data, token or None, name)
+            return
+        if not bus or not database:
+            raise typer.BadParameter(
+                "parts that run alone must share a bus and a database: give --bus and --database",
+                param_hint="--only",
+            )
+        settings = Settings(database, bus, host, port, token or None)
+        code = _worker(settings, name) if only == "worker" else _web(settings, fd)
+    except PacelineError as error:
+        typer.echo(f"paceline server: {error}", err=True)
+        raise typer.Exit(_ENVIRONMENT) from error
+    raise typer.Exit(code)
+
+
+def _all(
+    host: str,
+    port: int,
+    database: str | None,
+    bus: str | None,
+    data: Path,
+    token: str | None,
+    name: str | None,
+) -> None:
+    from paceline_backend.server import DataDirectory, Supervisor, listen
+    from paceline_backend.store import Store
+
+    with contextlib.ExitStack() as held:
+        directory = None if database and bus else held.enter_context(DataDirectory(data))
+        settings = Settings(database or "", bus or "", host, port, token)
+        listener = held.enter_context(listen(settings))
+        port = listener.getsockname()[1]
+        embedded = None
+        if directory is not None:
+            embedded = None if bus else directory.bus()
+            database = database or directory.database
+            bus = bus or (embedded.url if embedded else None)
+        assert database is not None
+        assert bus is not None
+        # Migrated here, before the parts start: they need not wait for each other.
+        Store.open(database).close()
+        settings = replace(settings, database=database, bus=bus, port=port)
+        name = name or f"{socket.gethostname()}:{port}"
+        Supervisor(settings, listener, embedded, name).run()
+
+
+def _worker(settings: Settings, name: str | None) -> int:
+    from paceline_backend import worker
+
+    return worker.run(settings, name or f"{socket.gethostname()}:pid-{os.getpid()}")
+
+
+def _web(settings: Settings, fd: int | None) -> int:
+    from paceline_backend import web
+    from paceline_backend.server import listen
+
+    listener = listen(settings) if fd is None else socket.socket(fileno=fd)
+    return web.run(settings, listener)
+
+
+if __name__ == "__main__":
+    typer.run(server)

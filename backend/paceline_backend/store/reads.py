@@ -1,0 +1,213 @@
+"""Telemetry as columns: ranges of steps, thinned out by the database so that little travels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from paceline_backend.store.schema import segments, steps, worker_steps
+
+_w = sa.cast(steps.c.workers, sa.Double)
+_variance = (steps.c.load_sq - steps.c.load_sum * steps.c.load_sum / _w) / sa.func.nullif(_w - 1, 0)
+
+# Of one step; algorithms.md §0. Rounding can leave a variance of equal loads below zero.
+METRICS: dict[str, sa.ColumnElement[Any]] = {
+    "step_s": steps.c.step_s,
+    "compute_max": steps.c.compute_max,
+    "compute_min": steps.c.compute_min,
+    "compute_mean": steps.c.compute_sum / _w,
+    "se": (steps.c.compute_max - steps.c.compute_min) * _w / sa.func.nullif(steps.c.compute_sum, 0),
+    "sp": steps.c.compute_max - steps.c.compute_min,
+    "dif": sa.func.sqrt(sa.case((_variance < 0, 0.0), else_=_variance)),
+    "waste": 1 - steps.c.compute_sum / (_w * sa.func.nullif(steps.c.compute_max, 0)),
+    "ett_error": steps.c.ett_error_sum / sa.func.nullif(steps.c.ett_count, 0),
+    "comm_s": steps.c.sync_min,
+    "loss": steps.c.loss,
+}
+
+# Of one rank's step; what needs all ranks is NULL until all have reported.
+_CELLS: dict[str, sa.ColumnElement[Any]] = {
+    "compute_s": worker_steps.c.compute_s,
+    "ett_s": worker_steps.c.ett_s,
+    "wait_s": worker_steps.c.sync_s - steps.c.sync_min,
+    "samples": worker_steps.c.samples,
+    "load": worker_steps.c.load,
+    "share": worker_steps.c.load / sa.func.nullif(steps.c.load_sum, 0),
+}
+_joined = worker_steps.outerjoin(
+    steps, (steps.c.run == worker_steps.c.run) & (steps.c.step == worker_steps.c.step)
+)
+
+Range = tuple[int | None, int | None]  # first and last step, both included; None: open
+
+
+def step_columns(connection: sa.Connection, run: int, span: Range, points: int) -> dict[str, Any]:
+    """Complete steps as columns, at most `points` of each.
+
+    Where there are more steps than points, `bucket` of them become one: its first step, the means
+    of `METRICS`, and of each the least and the greatest (``se_min``, ``se_max``, …).
+    """
+    first, last = _bounds(connection, steps, run, span)
+    bucket = _bucket(first, last, points)
+    where = (steps.c.run == run, *_within(steps.c.step, (first, last)))
+    names = ["step", "epoch", "ended_at", *METRICS]
+    query: sa.Select[Any]
+    if bucket == 1:
+        base = (steps.c.step, steps.c.epoch, steps.c.ended_at)
+        query = sa.select(*base, *_named(METRICS)).where(*where).order_by(steps.c.step)
+    else:
+        inner = sa.select(
+            (steps.c.step // bucket).label("cell"),
+            steps.c.step,
+            steps.c.epoch,
+            steps.c.ended_at,
+            *_named(METRICS),
+        ).where(*where)
+        row = inner.subquery()
+        columns: list[sa.ColumnElement[Any]] = [
+            sa.func.min(row.c.step),
+            sa.func.min(row.c.epoch),
+            sa.func.max(row.c.ended_at),
+        ]
+        columns += [sa.func.avg(row.c[name]) for name in METRICS]
+        for name in METRICS:
+            columns += [sa.func.min(row.c[name]), sa.func.max(row.c[name])]
+            names += [f"{name}_min", f"{name}_max"]
+        query = sa.select(*columns).group_by(row.c.cell).order_by(row.c.cell)
+    return {
+        "from": first,
+        "to": last,
+        "bucket": bucket,
+        **_columns(names, connection.execute(query).all()),
+    }
+
+
+def worker_step_columns(
+    connection: sa.Connection,
+    run: int,
+    span: Range,
+    points: int,
+    ranks: Sequence[int] | None = None,
+) -> dict[str, Any]:
+    """What each rank did, as ``name[rank][step]`` (None: no record), thinned out as `step_columns`.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        span: first and last step.
+        points: at most so many steps or buckets.
+        ranks: only these.
+    """
+    first, last = _bounds(connection, worker_steps, run, span)
+    bucket = _bucket(first, last, points)
+    where = [worker_steps.c.run == run, *_within(worker_steps.c.step, (first, last))]
+    if ranks is not None:
+        where.append(worker_steps.c.rank.in_(ranks))
+    names = [*_CELLS]
+    cells = list(_CELLS.values())
+    query: sa.Select[Any]
+    if bucket == 1:
+        query = sa.select(worker_steps.c.step, worker_steps.c.rank, *cells)
+        query = query.select_from(_joined).where(*where)
+    else:
+        cell = worker_steps.c.step // bucket
+        compute = worker_steps.c.compute_s
+        names += ["compute_s_min", "compute_s_max"]
+        cells = [sa.func.avg(sa.cast(value, sa.Double)) for value in cells]
+        cells += [sa.func.min(compute), sa.func.max(compute)]
+        query = sa.select(cell * bucket, worker_steps.c.rank, *cells).select_from(_joined)
+        query = query.where(*where).group_by(cell, worker_steps.c.rank)
+    rows = connection.execute(query).all()
+    at = {step: i for i, step in enumerate(sorted({row[0] for row in rows}))}
+    found = {rank: i for i, rank in enumerate(sorted({row[1] for row in rows}))}
+    table = {name: [[None] * len(at) for _ in found] for name in names}
+    for row in rows:
+        i, j = found[row[1]], at[row[0]]
+        for name, value in zip(names, row[2:], strict=True):
+            table[name][i][j] = value
+    return {
+        "from": first,
+        "to": last,
+        "bucket": bucket,
+        "ranks": list(found),
+        "step": list(at),
+        **table,
+    }
+
+
+def new_steps(
+    connection: sa.Connection, run: int, wanted: Sequence[int]
+) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
+    """Those of some steps that are complete: columns as `step_columns`, and flat ones per rank."""
+    base = (steps.c.step, steps.c.epoch, steps.c.ended_at)
+    complete = connection.execute(
+        sa.select(*base, *_named(METRICS))
+        .where(steps.c.run == run, steps.c.step.in_(wanted))
+        .order_by(steps.c.step)
+    ).all()
+    cells = connection.execute(
+        sa.select(worker_steps.c.rank, worker_steps.c.step, *_CELLS.values())
+        .select_from(_joined)
+        .where(
+            worker_steps.c.run == run,
+            worker_steps.c.step.in_([row.step for row in complete]),
+            steps.c.step.is_not(None),
+        )
+        .order_by(worker_steps.c.step, worker_steps.c.rank)
+    ).all()
+    return (
+        _columns(["step", "epoch", "ended_at", *METRICS], complete),
+        _columns(["rank", "step", *_CELLS], cells),
+    )
+
+
+def segment_rows(
+    connection: sa.Connection, run: int, span: Range, limit: int
+) -> list[dict[str, Any]]:
+    """Adopted segments that touch a range of steps: the last `limit` of them, in order."""
+    shown = [column for column in segments.c if column.name not in ("run", "body")]
+    query = sa.select(*shown).where(segments.c.run == run)
+    first, last = span
+    if first is not None:
+        query = query.where(segments.c.first_step + segments.c.steps > first)
+    if last is not None:
+        query = query.where(segments.c.first_step <= last)
+    query = query.order_by(segments.c.attempt.desc(), segments.c.seq.desc()).limit(limit)
+    rows = connection.execute(query).all()
+    return [{str(k): v for k, v in row._mapping.items()} for row in reversed(rows)]
+
+
+def _named(metrics: dict[str, sa.ColumnElement[Any]]) -> list[sa.Label[Any]]:
+    return [value.label(name) for name, value in metrics.items()]
+
+
+def _within(column: sa.Column[Any], span: Range) -> list[sa.ColumnElement[bool]]:
+    first, last = span
+    limits = [] if first is None else [column >= first]
+    return limits if last is None else [*limits, column <= last]
+
+
+def _bounds(connection: sa.Connection, table: sa.Table, run: int, span: Range) -> Range:
+    """The first and last step that there is. Two seeks in the primary key, however many rows."""
+    where = (table.c.run == run, *_within(table.c.step, span))
+    step = sa.select(table.c.step).where(*where).limit(1)
+    first = connection.execute(step.order_by(table.c.step)).scalar()
+    last = connection.execute(step.order_by(table.c.step.desc())).scalar()
+    return first, last
+
+
+def _bucket(first: int | None, last: int | None, points: int) -> int:
+    """Steps per point; buckets begin at multiples of their size."""
+    if first is None or last is None or last - first < points:
+        return 1
+    bucket = -(-(last - first + 1) // points)
+    while last // bucket - first // bucket >= points:
+        bucket += 1
+    return bucket
+
+
+def _columns(names: Sequence[str], rows: Sequence[sa.Row[Any]]) -> dict[str, list[Any]]:
+    values = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in names]
+    return dict(zip(names, values, strict=True))

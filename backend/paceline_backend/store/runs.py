@@ -1,0 +1,315 @@
+"""Runs and nodes: what REST creates, changes and lists."""
+
+from __future__ import annotations
+
+import base64
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from paceline.errors import PacelineError
+from paceline.wire import Hello
+from paceline_backend.store._store import Store
+from paceline_backend.store.schema import leases, nodes, runs, steps, switches
+
+ENDED = ("finished", "failed", "stopped")
+STATES = ("pending", "starting", "running", *ENDED)
+NODE_ALIVE_S = 10.0  # a node without a heartbeat for longer gets no new runs
+
+_PUBLIC = [column for column in runs.c if column.name not in ("hello", "env")]
+
+
+class UnknownRunError(PacelineError):
+    """No run has this id."""
+
+
+class RunEndedError(PacelineError):
+    """The run has ended: nothing about it can be changed."""
+
+
+class CursorError(PacelineError):
+    """Not a cursor of ours."""
+
+
+@dataclass(frozen=True)
+class NewRun:
+    """What a run starts as; fields as in the table `runs`."""
+
+    name: str
+    script: str
+    nproc: int
+    policy: str
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    args: Sequence[str] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+    cwd: str | None = None
+    max_restarts: int = 0
+    node: str | None = None
+    backend: str = "local"
+
+
+@dataclass(frozen=True)
+class HelloFacts:
+    """What the API tells of a Hello."""
+
+    epochs: int | None
+    device: str
+    emulated: dict[str, Any] | None
+    dif: float  # of the data set: sample standard deviation of the sizes
+
+
+def key_of(connection: sa.Connection, run: str) -> int:
+    """The key of a run's rows in the other tables.
+
+    Raises:
+        UnknownRunError: no such run.
+    """
+    key = connection.execute(sa.select(runs.c.key).where(runs.c.id == run)).scalar()
+    if key is None:
+        raise UnknownRunError(f"no run {run}")
+    return int(key)
+
+
+def create(connection: sa.Connection, new: NewRun, by: str) -> str:
+    """Inserts a run and the switch of version 0; its public id."""
+    now = time.time()
+    run = secrets.token_hex(6)
+    key = connection.execute(
+        sa.insert(runs)
+        .values(
+            id=run,
+            name=new.name,
+            state="pending",
+            backend=new.backend,
+            node=new.node,
+            script=new.script,
+            args=list(new.args),
+            env=dict(new.env),
+            cwd=new.cwd,
+            nproc=new.nproc,
+            max_restarts=new.max_restarts,
+            policy=new.policy,
+            version=0,
+            created_at=now,
+            dropped=0,
+        )
+        .returning(runs.c.key)
+    ).scalar_one()
+    connection.execute(
+        sa.insert(switches).values(
+            run=key,
+            version=0,
+            policy=new.policy,
+            parameters=dict(new.parameters),
+            requested_at=now,
+            requested_by=by,
+        )
+    )
+    return run
+
+
+def switch(
+    connection: sa.Connection, run: str, policy: str, parameters: Mapping[str, Any], by: str
+) -> dict[str, Any]:
+    """Requests another policy; the new row of `switches`.
+
+    Raises:
+        UnknownRunError: no such run.
+        RunEndedError: too late.
+    """
+    # The update takes the row's lock first: two switches at once get two versions.
+    row = connection.execute(
+        sa.update(runs)
+        .where(runs.c.id == run, runs.c.state.not_in(ENDED))
+        .values(policy=policy, version=runs.c.version + 1)
+        .returning(runs.c.key, runs.c.version)
+    ).one_or_none()
+    if row is None:
+        key_of(connection, run)
+        raise RunEndedError(f"run {run} has ended: its policy cannot change any more")
+    values = {
+        "version": row.version,
+        "policy": policy,
+        "parameters": dict(parameters),
+        "requested_at": time.time(),
+        "requested_by": by,
+    }
+    connection.execute(sa.insert(switches).values(run=row.key, **values))
+    return {**values, "effective_step": None, "effective_at": None}
+
+
+def end(connection: sa.Connection, run: str, state: str, message: str) -> bool:
+    """Ends a run that no process will end any more; False if it had ended before."""
+    changed = connection.execute(
+        sa.update(runs)
+        .where(runs.c.id == run, runs.c.state.not_in(ENDED))
+        .values(state=state, ended_at=time.time(), message=message)
+    )
+    return changed.rowcount > 0
+
+
+def get(store: Store, run: str) -> dict[str, Any]:
+    """One run as the API shows it.
+
+    Raises:
+        UnknownRunError: no such run.
+    """
+    with store.read() as connection:
+        rows = _select(store, connection, sa.select(*_PUBLIC).where(runs.c.id == run))
+    if not rows:
+        raise UnknownRunError(f"no run {run}")
+    return rows[0]
+
+
+def page(
+    store: Store,
+    *,
+    states: Sequence[str] = (),
+    policy: str | None = None,
+    name: str | None = None,
+    since: float | None = None,
+    limit: int = 50,
+    cursor: str | None = None,
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Runs, newest first, and the cursor of the next page (None: this was the last).
+
+    A page goes on below the last run of the one before: runs created meanwhile shift nothing.
+
+    Raises:
+        CursorError: `cursor` is not one that an earlier page gave.
+    """
+    query = sa.select(*_PUBLIC).order_by(runs.c.key.desc()).limit(limit + 1)
+    if states:
+        query = query.where(runs.c.state.in_(states))
+    if policy is not None:
+        query = query.where(runs.c.policy == policy)
+    if name is not None:
+        query = query.where(runs.c.name.icontains(name, autoescape=True))
+    if since is not None:
+        query = query.where(runs.c.created_at >= since)
+    if cursor is not None:
+        query = query.where(runs.c.key < _uncursor(cursor))
+    with store.read() as connection:
+        found = _select(store, connection, query, keep_key=True)
+    keys = [row.pop("key") for row in found]
+    more = len(found) > limit
+    return found[:limit], _cursor(keys[limit - 1]) if more else None
+
+
+def switches_of(store: Store, run: str) -> list[dict[str, Any]]:
+    """All switches of a run, oldest first.
+
+    Raises:
+        UnknownRunError: no such run.
+    """
+    columns = [column for column in switches.c if column.name != "run"]
+    with store.read() as connection:
+        query = sa.select(*columns).where(switches.c.run == key_of(connection, run))
+        return [_plain(row) for row in connection.execute(query.order_by(switches.c.version))]
+
+
+def nodes_now(connection: sa.Connection) -> list[dict[str, Any]]:
+    """All nodes that ever registered, those that answer first."""
+    oldest = time.time() - NODE_ALIVE_S
+    found = [_plain(row) for row in connection.execute(sa.select(nodes).order_by(nodes.c.id))]
+    for node in found:
+        node["alive"] = not node.pop("left") and node["heartbeat_at"] >= oldest
+    return sorted(found, key=lambda node: not node["alive"])
+
+
+def hello(connection: sa.Connection, key: int) -> Hello | None:
+    """The latest Hello of a run's leader."""
+    data = connection.execute(sa.select(runs.c.hello).where(runs.c.key == key)).scalar()
+    return None if data is None else msgspec.msgpack.decode(data, type=Hello)
+
+
+def lost(store: Store, silent_s: float) -> list[tuple[str, str]]:
+    """Runs whose node and ranks have both been silent for so long: (run, node).
+
+    A run whose ranks still report lives on, whatever its agent does.
+    """
+    oldest = time.time() - silent_s
+    last_step = (
+        sa.select(steps.c.ended_at)
+        .where(steps.c.run == runs.c.key)
+        .order_by(steps.c.step.desc())
+        .limit(1)
+        .scalar_subquery()
+    )
+    query = (
+        sa.select(runs.c.id, runs.c.node)
+        .outerjoin(nodes, nodes.c.id == runs.c.node)
+        .where(
+            runs.c.state.in_(("starting", "running")),
+            runs.c.node.is_not(None),
+            sa.func.coalesce(nodes.c.heartbeat_at, runs.c.created_at) < oldest,
+            sa.func.coalesce(runs.c.started_at, runs.c.created_at) < oldest,
+            sa.func.coalesce(last_step, 0.0) < oldest,
+        )
+    )
+    with store.read() as connection:
+        return [(str(row.id), str(row.node)) for row in connection.execute(query)]
+
+
+def _select(
+    store: Store, connection: sa.Connection, query: sa.Select[Any], *, keep_key: bool = False
+) -> list[dict[str, Any]]:
+    """Runs with what other tables say about them."""
+    found = [_plain(row) for row in connection.execute(query)]
+    owners = {
+        row.run: {"owner": row.owner, "alive": row.expires_at > time.time()}
+        for row in connection.execute(
+            sa.select(leases).where(leases.c.run.in_([run["key"] for run in found]))
+        )
+    }
+    for run in found:
+        key, attempt = run["key"], run["attempt"]
+        facts = None if attempt is None else _facts(store, key, attempt)
+        for name in HelloFacts.__dataclass_fields__:
+            run[name] = getattr(facts, name, None)
+        last = connection.execute(
+            sa.select(steps.c.epoch, steps.c.step)
+            .where(steps.c.run == key)
+            .order_by(steps.c.step.desc())
+            .limit(1)
+        ).one_or_none()
+        run["epoch"], run["step"] = (None, None) if last is None else tuple(last)
+        run["controller"] = owners.get(key)
+        if not keep_key:
+            del run["key"]
+    return found
+
+
+@lru_cache(maxsize=1024)
+def _facts(store: Store, key: int, attempt: int) -> HelloFacts | None:
+    """Of a Hello, which holds a number per sample: too long to read again for every list."""
+    with store.read() as connection:
+        message = hello(connection, key)
+    if message is None:
+        return None
+    sizes = message.sizes_array()
+    dif = float(sizes.std(ddof=1)) if len(sizes) > 1 else 0.0
+    return HelloFacts(message.epochs, message.device, message.emulated, dif)
+
+
+def _plain(row: sa.Row[Any]) -> dict[str, Any]:
+    return {str(name): value for name, value in row._mapping.items()}
+
+
+def _cursor(key: int) -> str:
+    return base64.urlsafe_b64encode(b"%d" % key).decode().rstrip("=")
+
+
+def _uncursor(cursor: str) -> int:
+    try:
+        return int(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+    except ValueError as error:
+        raise CursorError(
+            "cursor: not one that GET /runs gave; leave it out to start anew"
+        ) from error

@@ -1,0 +1,122 @@
+"""The worker process: ingest, controllers, and the sweep for runs whose node is gone."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import redis
+
+from paceline.bus import connect, publish
+from paceline.wire import WAKE, RunChanged
+from paceline_backend import heartbeat
+from paceline_backend.controller import ControllerManager
+from paceline_backend.ingest import Ingest, IngestStats
+from paceline_backend.settings import Settings
+from paceline_backend.store import Store, StoreUnavailableError
+from paceline_backend.store import runs as runs_store
+
+log = logging.getLogger(__name__)
+
+NODE_LOST_S = 30.0
+_SWEEP_S = 5.0
+_STOP_S = 10.0
+
+
+def run(settings: Settings, owner: str) -> int:
+    """Works until SIGTERM or SIGINT; its exit code.
+
+    A part that fails ends the process: the supervisor starts it anew.
+
+    Args:
+        settings: which database and bus.
+        owner: this worker's name: no other may have it.
+
+    Raises:
+        StoreError: the database cannot be used.
+    """
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    failed: list[str] = []
+    with Store.open(settings.database) as store:
+        ingest = Ingest(store, settings.bus, owner)
+        controllers = ControllerManager(store, settings.bus, owner)
+        parts: dict[str, Callable[[threading.Event], None]] = {
+            "ingest": ingest.run,
+            "controllers": controllers.run,
+            "heartbeat": lambda event: _beat(settings.bus, owner, ingest.stats, event),
+            "sweep": lambda event: _sweep(store, settings.bus, event),
+        }
+        threads = [
+            threading.Thread(target=_guarded, args=(name, part, stop, failed), name=name)
+            for name, part in parts.items()
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    return 1 if failed else 0
+
+
+def _guarded(
+    name: str, part: Callable[[threading.Event], None], stop: threading.Event, failed: list[str]
+) -> None:
+    try:
+        part(stop)
+        if not stop.is_set():
+            raise RuntimeError("ended by itself")
+    except Exception:
+        log.exception("%s failed: the worker ends", name)
+        failed.append(name)
+        stop.set()
+
+
+def _beat(bus_url: str, owner: str, stats: IngestStats, stop: threading.Event) -> None:
+    with connect(bus_url) as client:
+        while True:
+            try:
+                sign = heartbeat.Beat(owner, time.time(), **dataclasses.asdict(stats))
+                heartbeat.beat(client, sign)
+            except redis.RedisError as error:
+                log.warning("no heartbeat: %s", error)
+            if stop.wait(heartbeat.BEAT_S):
+                break
+        try:
+            heartbeat.goodbye(client, owner)
+        except redis.RedisError as error:
+            log.warning("the heartbeat stays until it expires: %s", error)
+
+
+def _sweep(store: Store, bus_url: str, stop: threading.Event) -> None:
+    while not stop.wait(_SWEEP_S):
+        try:
+            sweep(store, bus_url, NODE_LOST_S)
+        except (StoreUnavailableError, redis.RedisError) as error:
+            log.warning("lost runs are looked for again later: %s", error)
+
+
+def sweep(store: Store, bus_url: str, silent_s: float) -> list[str]:
+    """Fails the runs whose node and ranks have been silent for so long; their ids.
+
+    While telemetry waits to be written nobody is called silent.
+
+    Raises:
+        StoreUnavailableError: the database is away.
+        redis.RedisError: the bus is away.
+    """
+    with connect(bus_url) as client:
+        client.ping()  # without a bus all nodes are silent
+        ended = []
+        for run_id, node in runs_store.lost(store, silent_s):
+            with store.write() as connection:
+                gone = runs_store.end(connection, run_id, "failed", f"node {node} went away")
+            if gone:
+                log.warning("run %s: node %s went away", run_id, node)
+                ended.append(run_id)
+                publish(client, WAKE, RunChanged(), run_id, maxlen=1000)
+    return ended
