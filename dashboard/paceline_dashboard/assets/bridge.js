@@ -1,0 +1,60 @@
+// Classic scripts that Dash must find before it renders. Everything else is a module in js/, imported on demand.
+(function () {
+  const assets = new URL(".", document.currentScript.src);
+  const load = (name) => import(new URL(`js/${name}.js`, assets));
+
+  window.dash_clientside = window.dash_clientside || {};
+  window.dash_clientside.paceline = {
+    // Runs whenever a page's layout has been put in place. A callback without outputs must return undefined.
+    open: (page) => {
+      load("main").then((main) => main.open(page));
+    },
+  };
+
+  // Dash AG Grid evaluates column functions against this namespace; they must be synchronous.
+  const formats = {};
+  load("format").then((format) => Object.assign(formats, format));
+  const safely = (name) => (value) => (formats[name] ? formats[name](value) : "");
+  window.dashAgGridFunctions = window.dashAgGridFunctions || {};
+  window.dashAgGridFunctions.paceline = {
+    seconds: safely("seconds"),
+    ratio: safely("ratio"),
+    percent: safely("percent"),
+    moment: safely("moment"),
+    // The grid takes its colours from the page's own variables, so that it follows the theme without a redraw.
+    gridTheme: (base) =>
+      base.withParams({
+        accentColor: "var(--accent)",
+        backgroundColor: "var(--panel)",
+        foregroundColor: "var(--text)",
+        borderColor: "var(--line)",
+        headerBackgroundColor: "var(--panel)",
+        headerTextColor: "var(--muted)",
+        browserColorScheme: "inherit",
+        fontFamily: "inherit",
+        fontSize: 13,
+        wrapperBorderRadius: 8,
+        spacing: 6,
+      }),
+  };
+
+  const element = (...parts) => window.React.createElement(...parts);
+  const components = (window.dashAgGridComponentFunctions = window.dashAgGridComponentFunctions || {});
+  components.RunLink = ({ data }) => {
+    const href = new URL(`../runs/${encodeURIComponent(data.id)}`, assets).pathname;
+    const follow = (event) => {
+      if (event.ctrlKey || event.metaKey || event.shiftKey || event.button !== 0) return;
+      event.preventDefault(); // stay in the page: the next one needs no reload
+      window.dash_clientside.set_props("url", { pathname: href });
+    };
+    return element("a", { href, onClick: follow }, data.name || data.id);
+  };
+  components.RunState = ({ value }) => element("span", { className: `state ${value}` }, value);
+  components.RunDevice = ({ data }) =>
+    element(
+      "span",
+      null,
+      data.device || "–",
+      data.emulated ? element("span", { className: "badge warn", title: "Device speeds are emulated" }, "emulated") : null,
+    );
+})();

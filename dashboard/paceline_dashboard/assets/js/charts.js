@@ -1,0 +1,245 @@
+// The run page's line charts, drawn by Plotly (which Dash has put on the page).
+import { quantile } from "./format.js";
+import { gaps, marks } from "./marks.js";
+
+export const MOST_LINES = 16; // beyond, quantiles
+const MOST_POINTS = 6000; // per chart: what SVG draws in a few milliseconds
+const SYMBOLS = ["circle", "square", "diamond", "cross", "triangle-up", "x", "star", "pentagon", "triangle-down"];
+const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false };
+
+const METRIC_CHARTS = [
+  { id: "chart-se", metric: "se", hover: ".3f", tick: "~g" },
+  { id: "chart-waste", metric: "waste", hover: ".1%", tick: "~%" },
+  { id: "chart-dif", metric: "dif", hover: ".4~s", tick: "~s" },
+  { id: "chart-loss", metric: "loss", hover: ".4f", tick: "~g" },
+];
+const WORKER_CHARTS = ["chart-compute", "chart-share"];
+const ALL = [...WORKER_CHARTS, ...METRIC_CHARTS.map((chart) => chart.id)];
+
+export class Charts {
+  /** @param on {zoomed(from, to), reset()}: the user chose steps, or double-clicked to go back. */
+  constructor(on) {
+    this.on = on;
+    this.wired = new Set();
+    this.hovering = false;
+  }
+
+  /** Draws everything: `view` of data.js, the steps [from, to] of the x axis, theme.js's colours. */
+  draw(data, view, from, to, colours) {
+    const missing = gaps(view.step, view.bucket);
+    const marked = marks(data, missing, from, to, colours);
+    const lines = view.ranks.length <= MOST_LINES;
+    this.#plot("chart-compute", lines ? computeLines(view, colours) : computeBand(view, colours), from, to, colours, {
+      ...marked, tick: "~s", suffix: "s", legend: true,
+    });
+    const share = lines ? shareAreas(view, colours) : shareBand(view, colours);
+    const labels = lines ? shareLabels(view, share, colours) : [];
+    this.#plot("chart-share", share, from, to, colours, {
+      shapes: marked.shapes, annotations: [...marked.annotations, ...labels],
+      tick: "~%", top: lines ? 1 : undefined, legend: !lines,
+    });
+    for (const { id, metric, hover, tick } of METRIC_CHARTS) {
+      this.#plot(id, [metricLine(view, metric, hover, colours)], from, to, colours, { ...marked, tick });
+    }
+  }
+
+  close() {
+    for (const id of this.wired) window.Plotly.purge(id);
+  }
+
+  #plot(id, traces, from, to, colours, options) {
+    const element = document.getElementById(id);
+    if (!element) return;
+    window.Plotly.react(element, traces, layout(from, to, colours, options), CONFIG);
+    if (!this.wired.has(id)) this.#wire(id, element);
+  }
+
+  #wire(id, element) {
+    this.wired.add(id);
+    element.on("plotly_relayout", (change) => {
+      const [from, to] = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
+      if (from !== undefined && to !== undefined) this.on.zoomed(Math.round(from), Math.round(to));
+    });
+    element.on("plotly_doubleclick", () => this.on.reset());
+    element.on("plotly_hover", (event) => this.#hover(id, event.points[0]?.x));
+    element.on("plotly_unhover", () => this.#hover(id, undefined));
+  }
+
+  /** Shows the same step on the other charts. */
+  #hover(source, x) {
+    if (this.hovering) return; // our own call's event
+    this.hovering = true;
+    for (const id of ALL.filter((other) => other !== source && this.wired.has(other))) {
+      if (x === undefined) window.Plotly.Fx.unhover(id);
+      else window.Plotly.Fx.hover(id, { xval: x });
+    }
+    this.hovering = false;
+  }
+}
+
+function layout(from, to, colours, { shapes, annotations, tick, suffix = "", top, legend = false }) {
+  const axis = { gridcolor: colours.line, zerolinecolor: colours.line, linecolor: colours.line, automargin: false };
+  return {
+    shapes,
+    annotations,
+    margin: { l: 46, r: 12, t: 18, b: legend ? 42 : 24 },
+    paper_bgcolor: "rgba(0,0,0,0)",
+    plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: "inherit", size: 11, color: colours.muted },
+    showlegend: legend,
+    legend: { orientation: "h", x: 0, y: -0.12, yanchor: "top", font: { size: 11 } },
+    hovermode: "x unified",
+    hoverlabel: { bgcolor: colours.panel, bordercolor: colours.line, font: { color: colours.text, size: 11 } },
+    dragmode: "zoom",
+    xaxis: { ...axis, range: [from - 0.5, to + 0.5], showgrid: false, tickformat: ",d", nticks: 8, hoverformat: ",d" },
+    yaxis: {
+      ...axis, fixedrange: true, rangemode: "tozero", tickformat: tick, ticksuffix: suffix, nticks: 6,
+      ...(top === undefined ? {} : { range: [0, top] }),
+    },
+  };
+}
+
+function metricLine(view, metric, hover, colours) {
+  const y = view.metrics[metric] ?? [];
+  const bounds = view.bucket > 1 ? [view.metrics[`${metric}_min`], view.metrics[`${metric}_max`]] : null;
+  return {
+    ...thin(...broken(view.step, y, view.bucket, bounds), MOST_POINTS),
+    type: "scatter", mode: "lines", name: "", line: { color: colours.accent, width: 1.4 },
+    connectgaps: false, hovertemplate: `%{y:${hover}}<extra></extra>`,
+  };
+}
+
+function computeLines(view, colours) {
+  const most = MOST_POINTS / (2 * Math.max(1, view.ranks.length));
+  return view.ranks.flatMap((rank, at) => {
+    const color = colours.ranks[at % colours.ranks.length];
+    const trace = (name) => ({
+      ...thin(...broken(view.cellStep, column(view, name, rank), view.bucket), most),
+      type: "scatter", connectgaps: false, legendgroup: `${rank}`,
+    });
+    return [
+      {
+        ...trace("compute_s"), mode: "lines+markers", name: `rank ${rank}`, line: { color, width: 1.6 },
+        // A shape now and then tells ranks apart without colour.
+        marker: { symbol: SYMBOLS[at % SYMBOLS.length], size: 6, maxdisplayed: 12, color },
+        hovertemplate: "%{y:.3~s}s",
+      },
+      {
+        ...trace("ett_s"), mode: "lines", name: `ETT ${rank}`, showlegend: false,
+        line: { color, width: 1, dash: "dash" }, hovertemplate: "%{y:.3~s}s",
+      },
+    ];
+  });
+}
+
+const BAND = [
+  ["max", 1, "solid", 1.8],
+  ["p90", 0.9, "dash", 1.4],
+  ["p50", 0.5, "dot", 1.4],
+];
+
+function computeBand(view, colours) {
+  return quantileLines(view, "compute_s", BAND, colours, "%{y:.3~s}s");
+}
+
+function shareBand(view, colours) {
+  return quantileLines(view, "share", [...BAND, ["min", 0, "dashdot", 1.4]], colours, "%{y:.3~p}");
+}
+
+function quantileLines(view, name, levels, colours, hovertemplate) {
+  return levels.map(([label, q, dash, width], at) => {
+    const y = view.cells.map((cell) => quantileOf(cell, name, q));
+    return {
+      ...thin(...broken(view.cellStep, y, view.bucket), MOST_POINTS / levels.length),
+      type: "scatter", mode: "lines", name: `${label} of ${view.ranks.length} workers`, connectgaps: false,
+      line: { color: colours.ranks[at], dash, width }, hovertemplate,
+    };
+  });
+}
+
+/** Sorting a thousand workers for each step at each drawing would cost more than drawing: remembered. */
+function quantileOf(cell, name, q) {
+  cell.quantiles ??= {};
+  return (cell.quantiles[`${name}${q}`] ??= quantile(cell[name], q));
+}
+
+function shareAreas(view, colours) {
+  const most = MOST_POINTS / Math.max(1, view.ranks.length);
+  const every = Math.max(1, Math.ceil(view.cellStep.length / most)); // stacks need one x for all: no extremes
+  const at = view.cellStep.map((_, i) => i).filter((i) => i % every === 0);
+  return view.ranks.map((rank, order) => ({
+    x: at.map((i) => view.cellStep[i]),
+    y: at.map((i) => known(view.cells[i].share[rank]) ?? 0),
+    type: "scatter", mode: "lines", stackgroup: "share", name: `rank ${rank}`,
+    line: { width: 0.8, color: colours.ranks[order % colours.ranks.length] },
+    hovertemplate: "%{y:.1%}",
+  }));
+}
+
+/** Each band's rank, written inside it at its right end. */
+function shareLabels(view, traces, colours) {
+  let below = 0;
+  return traces.flatMap((trace, order) => {
+    const share = trace.y.at(-1) ?? 0;
+    const y = below + share / 2;
+    below += share;
+    if (share < 0.06) return [];
+    return [{
+      text: `rank ${view.ranks[order]}`, x: trace.x.at(-1), y, xref: "x", yref: "y", xanchor: "right",
+      yanchor: "middle", showarrow: false, font: { size: 11, color: colours.text },
+      bgcolor: colours.panel, opacity: 0.85, borderpad: 1, captureevents: false,
+    }];
+  });
+}
+
+const known = (value) => (value === undefined || Number.isNaN(value) ? null : value);
+
+function column(view, name, rank) {
+  return view.cells.map((cell) => known(cell[name][rank]));
+}
+
+/** x and y with a null wherever steps are missing, so that no line bridges a gap; extremes kept where given. */
+function broken(step, y, bucket, bounds = null) {
+  const xs = [];
+  const ys = [];
+  for (let i = 0; i < step.length; i++) {
+    if (i > 0 && step[i] - step[i - 1] > 1.5 * bucket) {
+      xs.push(step[i - 1] + bucket);
+      ys.push(null);
+    }
+    if (bounds) {
+      xs.push(step[i], step[i] + bucket / 2);
+      ys.push(bounds[0][i], bounds[1][i]);
+    } else {
+      xs.push(step[i]);
+      ys.push(y[i] ?? null);
+    }
+  }
+  return [xs, ys];
+}
+
+/** At most about `most` points: of each run of points the least and the greatest, so that no spike is lost. */
+function thin(x, y, most) {
+  if (x.length <= most) return { x, y };
+  const size = Math.ceil((2 * x.length) / most);
+  const xs = [];
+  const ys = [];
+  for (let start = 0; start < x.length; start += size) {
+    let low = -1;
+    let high = -1;
+    let gap = -1;
+    for (let i = start; i < Math.min(start + size, x.length); i++) {
+      if (y[i] === null) gap = i;
+      else {
+        if (low < 0 || y[i] < y[low]) low = i;
+        if (high < 0 || y[i] > y[high]) high = i;
+      }
+    }
+    const kept = new Set([low, high, gap].filter((i) => i >= 0));
+    for (const i of [...kept].sort((one, other) => one - other)) {
+      xs.push(x[i]);
+      ys.push(y[i]);
+    }
+  }
+  return { x: xs, y: ys };
+}

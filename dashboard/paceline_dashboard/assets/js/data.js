@@ -1,0 +1,159 @@
+// What the page knows of a run: the newest steps, one entry each, and what is marked on every chart.
+const MOST_STEPS = 2000;
+const MOST_CELLS = 400_000; // workers × steps: with many workers fewer steps are kept
+export const CELLS = ["compute_s", "ett_s", "share"];
+
+/** Rows of an object of columns. */
+export function* rows(columns) {
+  const names = Object.keys(columns).filter((name) => Array.isArray(columns[name]));
+  const length = columns.step?.length ?? 0;
+  for (let i = 0; i < length; i++) {
+    const row = {};
+    for (const name of names) row[name] = columns[name][i];
+    yield row;
+  }
+}
+
+export class RunData {
+  constructor() {
+    this.clear();
+  }
+
+  clear() {
+    this.steps = new Map(); // step → row of `GET steps`
+    this.cells = new Map(); // step → {compute_s, ett_s, share}: arrays by rank, NaN where unknown
+    this.world = 0;
+    this.switches = [];
+    this.coasts = []; // [first step, one past the last): planned by no controller; disjoint, ascending
+    this.segment = null; // the newest
+  }
+
+  /** The newest complete step's number, or -1. */
+  get latest() {
+    return this.newest ?? -1;
+  }
+
+  addSteps(columns) {
+    for (const row of rows(columns)) {
+      this.steps.set(row.step, row);
+      if (!(row.step <= this.newest)) this.newest = row.step;
+    }
+    this.#forget(this.steps);
+  }
+
+  /** Flat columns, as events bring them: one entry per rank and step. */
+  addFlat(columns) {
+    const length = columns.step?.length ?? 0;
+    for (let i = 0; i < length; i++) {
+      const cell = this.#cell(columns.step[i], columns.rank[i]);
+      for (const name of CELLS) cell[name][columns.rank[i]] = columns[name][i] ?? NaN;
+    }
+    this.#forget(this.cells);
+  }
+
+  /** Tables name[rank][step], as `GET worker-steps` answers. */
+  addTable(table) {
+    for (const [step, cell] of cellsOf(table)) this.cells.set(step, cell);
+    this.world = Math.max(this.world, 1 + Math.max(-1, ...table.ranks));
+    this.#forget(this.cells);
+  }
+
+  addSegment(segment) {
+    if (!this.segment || segment.first_step >= this.segment.first_step) this.segment = segment;
+    if (segment.source !== "coast") return;
+    const span = [segment.first_step, segment.first_step + segment.steps];
+    const apart = this.coasts.filter(([from, to]) => to < span[0] || from > span[1]);
+    for (const [from, to] of this.coasts) {
+      if (to < span[0] || from > span[1]) continue;
+      span[0] = Math.min(span[0], from);
+      span[1] = Math.max(span[1], to);
+    }
+    this.coasts = [...apart, span].sort((x, y) => x[0] - y[0]);
+  }
+
+  addSwitch(change) {
+    this.switches = [...this.switches.filter((known) => known.version !== change.version), change];
+    this.switches.sort((x, y) => x.version - y.version);
+  }
+
+  /** Steps [from, to] that are here, ascending. */
+  rowsBetween(from, to) {
+    return sorted(this.steps).filter((step) => step >= from && step <= to).map((step) => this.steps.get(step));
+  }
+
+  /** Whether all that is known of step `from` and later ones is here. */
+  reachesBackTo(from) {
+    const first = sorted(this.steps)[0];
+    return first !== undefined && first <= from;
+  }
+
+  /** What charts draw, of steps [from, to]. */
+  view(from, to) {
+    const found = this.rowsBetween(from, to);
+    const metrics = {};
+    for (const name of found.length ? Object.keys(found[0]) : []) metrics[name] = found.map((row) => row[name]);
+    const cellStep = sorted(this.cells).filter((step) => step >= from && step <= to);
+    return {
+      bucket: 1,
+      step: found.map((row) => row.step),
+      metrics,
+      cellStep,
+      cells: cellStep.map((step) => this.cells.get(step)),
+      ranks: Array.from({ length: this.world }, (_, rank) => rank),
+    };
+  }
+
+  #cell(step, rank) {
+    if (rank >= this.world) this.world = rank + 1;
+    let cell = this.cells.get(step);
+    if (!cell) this.cells.set(step, (cell = {}));
+    for (const name of CELLS) {
+      if (cell[name]?.length > rank) continue;
+      const wider = new Float32Array(this.world).fill(NaN);
+      if (cell[name]) wider.set(cell[name]);
+      cell[name] = wider;
+    }
+    cell.quantiles = undefined;
+    return cell;
+  }
+
+  #forget(map) {
+    const most = Math.max(100, Math.min(MOST_STEPS, Math.floor(MOST_CELLS / Math.max(1, this.world))));
+    if (map.size <= most) return;
+    for (const step of sorted(map).slice(0, map.size - most)) map.delete(step);
+  }
+}
+
+function sorted(map) {
+  return Array.from(map.keys()).sort((x, y) => x - y);
+}
+
+/** step → cell of the tables of `GET worker-steps`. */
+function cellsOf(table) {
+  const found = new Map();
+  const width = 1 + Math.max(-1, ...table.ranks);
+  table.step.forEach((step, at) => {
+    const cell = {};
+    for (const name of CELLS) {
+      cell[name] = new Float32Array(width).fill(NaN);
+      table.ranks.forEach((rank, row) => {
+        cell[name][rank] = table[name]?.[row]?.[at] ?? NaN;
+      });
+    }
+    found.set(step, cell);
+  });
+  return found;
+}
+
+/** What charts draw, from the answers of `GET steps` and `GET worker-steps`. */
+export function historyView(steps, table) {
+  const cells = cellsOf(table);
+  return {
+    bucket: steps.bucket,
+    step: steps.step,
+    metrics: steps,
+    cellStep: table.step,
+    cells: table.step.map((step) => cells.get(step)),
+    ranks: table.ranks,
+  };
+}

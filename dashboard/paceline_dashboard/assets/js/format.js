@@ -1,0 +1,79 @@
+// Numbers with units. A missing one is an en dash, never 0 or NaN.
+const known = (value) => value !== null && value !== undefined && Number.isFinite(value);
+
+/** Three significant digits, with thousands separators and without an exponent. */
+export function number(value) {
+  if (!known(value)) return "–";
+  const size = Math.abs(value);
+  const digits = size >= 100 || size === 0 ? 0 : size >= 10 ? 1 : size >= 1 ? 2 : 3;
+  return value.toLocaleString("en", { minimumFractionDigits: 0, maximumFractionDigits: digits });
+}
+
+export function integer(value) {
+  return known(value) ? Math.round(value).toLocaleString("en") : "–";
+}
+
+/** A duration in the unit that suits it. Widths stay put: always three significant digits. */
+export function seconds(value) {
+  if (!known(value)) return "–";
+  if (Math.abs(value) < 1e-3) return `${(value * 1e6).toFixed(0)} µs`;
+  if (Math.abs(value) < 0.1) return `${(value * 1e3).toFixed(1)} ms`;
+  if (Math.abs(value) < 1) return `${(value * 1e3).toFixed(0)} ms`;
+  if (Math.abs(value) < 120) return `${value.toFixed(value < 10 ? 2 : 1)} s`;
+  if (Math.abs(value) < 7200) return `${(value / 60).toFixed(1)} min`;
+  return `${(value / 3600).toFixed(1)} h`;
+}
+
+export function ratio(value) {
+  return known(value) ? value.toFixed(2) : "–";
+}
+
+export function percent(value) {
+  if (!known(value)) return "–";
+  const shown = value * 100;
+  return `${shown.toFixed(Math.abs(shown) < 10 ? 1 : 0)} %`;
+}
+
+export function factor(value) {
+  return known(value) ? `${value.toFixed(2)}×` : "–";
+}
+
+export function bytes(value) {
+  if (!known(value)) return "–";
+  const units = ["B", "KiB", "MiB", "GiB", "TiB"];
+  let unit = 0;
+  for (; value >= 1024 && unit < units.length - 1; unit++) value /= 1024;
+  return `${value.toFixed(value < 10 && unit > 0 ? 1 : 0)} ${units[unit]}`;
+}
+
+/** A Unix time in the reader's zone: the time alone for today, else with its date. */
+export function moment(value) {
+  if (!known(value)) return "–";
+  const at = new Date(value * 1000);
+  const time = at.toLocaleTimeString("en-GB");
+  return at.toDateString() === new Date().toDateString()
+    ? time
+    : `${at.toLocaleDateString("en-CA")} ${time.slice(0, 5)}`;
+}
+
+export function plural(count, noun) {
+  return `${integer(count)} ${noun}${count === 1 ? "" : "s"}`;
+}
+
+export function mean(values) {
+  const good = values.filter(known);
+  return good.length ? good.reduce((sum, value) => sum + value, 0) / good.length : null;
+}
+
+export function median(values) {
+  return quantile(values, 0.5);
+}
+
+/** Quantile q of the known values, interpolated; null when there is none. */
+export function quantile(values, q) {
+  const sorted = Array.from(values).filter(known).sort((x, y) => x - y);
+  if (!sorted.length) return null;
+  const at = (sorted.length - 1) * q;
+  const low = Math.floor(at);
+  return sorted[low] + ((sorted[low + 1] ?? sorted[low]) - sorted[low]) * (at - low);
+}

@@ -1,0 +1,16 @@
+// Opens the module of the page that Dash has put in place, and closes the one before.
+import { connection, crumbs } from "./dom.js";
+import { openRun } from "./run.js";
+import { openRuns } from "./runs.js";
+
+let close = () => {};
+
+/** @param page {page: "runs" | "run" | "missing", run?, palette} */
+export function open(page) {
+  close();
+  crumbs("");
+  close = () => {};
+  if (page.page === "run") close = openRun(page.run, page.palette);
+  else if (page.page === "runs") close = openRuns();
+  else connection("live");
+}

@@ -1,0 +1,217 @@
+// The page of one run: keeps its parts fed and drawn.
+import { get, post } from "./api.js";
+import { Charts, MOST_LINES } from "./charts.js";
+import { RunData } from "./data.js";
+import { byId, crumbs, poll, problem, show, text, whenThere } from "./dom.js";
+import { Effects } from "./effect.js";
+import { HeatMap } from "./heatmap.js";
+import { History } from "./history.js";
+import { Live } from "./live.js";
+import { Painter } from "./painter.js";
+import { PolicyPanel } from "./policy.js";
+import { drawFacts, drawHeader, drawKpis, ENDED } from "./summary.js";
+import { onTheme, theme } from "./theme.js";
+import { drawWorkers } from "./workers.js";
+
+const SNAPSHOT_POINTS = 2000;
+const SNAPSHOT_CELLS = 200_000; // workers × steps: what a page loads at once
+const POLL_S = 2; // what events do not carry: workers' fits, the controller's lease
+const LEAST_SPAN = 20; // steps on the axis from the first one on, so that it does not jump
+
+/** Opens the page; returns how to close it. */
+export function openRun(run, palette) {
+  const page = new RunPage(run, palette);
+  page.open();
+  return () => page.close();
+}
+
+class RunPage {
+  constructor(id, palette) {
+    this.id = id;
+    this.path = `runs/${encodeURIComponent(id)}`;
+    this.palette = palette;
+    this.closed = false;
+    this.run = null;
+    this.zoom = null; // [from, to] that the user chose
+    this.data = new RunData();
+    this.effects = new Effects(id, this.data);
+    this.painter = new Painter(() => this.#draw());
+    this.history = new History(this.path, () => this.painter.request());
+    this.charts = new Charts({
+      zoomed: (from, to) => this.#zoom([Math.max(0, from), Math.max(from + 1, to)]),
+      reset: () => this.#zoom(null),
+    });
+    this.heatmap = new HeatMap();
+    this.endings = [];
+  }
+
+  async open() {
+    crumbs(this.id);
+    await Promise.all([whenThere("stop-dialog"), plotly()]);
+    if (this.closed) return;
+    this.policy = new PolicyPanel(this.id, this.data, this.effects);
+    this.#controls();
+    this.colours = theme(this.palette);
+    this.endings.push(
+      onTheme(() => {
+        this.colours = theme(this.palette);
+        this.painter.request();
+      }),
+    );
+    const first = await this.#first();
+    if (this.closed || !first) return;
+    const points = Math.floor(SNAPSHOT_CELLS / (first.world ?? first.nproc));
+    this.live = new Live(this.id, Math.max(50, Math.min(SNAPSHOT_POINTS, points)), {
+      snapshot: (answer) => this.#snapshot(answer),
+      event: (event) => this.#event(event),
+      failed: (error) => problem("run-problem", error.message),
+    });
+    this.live.open();
+    this.endings.push(poll(() => this.#poll(), POLL_S));
+  }
+
+  close() {
+    this.closed = true;
+    this.live?.close();
+    this.painter.close();
+    this.charts.close();
+    for (const end of this.endings) end();
+    document.title = "Paceline";
+  }
+
+  /** The run itself, as soon as the server answers; undefined where there is none. */
+  async #first() {
+    while (!this.closed) {
+      try {
+        return await get(this.path);
+      } catch (error) {
+        if (error.status === undefined) throw error;
+        problem("run-problem", error.message);
+        if (error.status === 404) return undefined;
+        await new Promise((resolve) => setTimeout(resolve, 1000));
+      }
+    }
+    return undefined;
+  }
+
+  #snapshot(answer) {
+    problem("run-problem", "");
+    this.data.clear();
+    this.effects.clear();
+    this.history.clear();
+    this.data.addSteps(answer.steps);
+    this.data.addTable(answer.worker_steps);
+    answer.segments.forEach((segment) => this.data.addSegment(segment));
+    answer.switches.forEach((change) => this.data.addSwitch(change));
+    this.#take(answer.run);
+    if (!this.policy.presets.length) this.policy.load().then(() => this.#take(this.run));
+    this.painter.request();
+  }
+
+  #event(event) {
+    const { type, ...body } = event;
+    if (type === "steps") this.data.addSteps(body);
+    else if (type === "worker_steps") this.data.addFlat(body);
+    else if (type === "segment") this.data.addSegment(body);
+    else if (type === "switch") this.data.addSwitch(body);
+    else if (type === "run") this.#take({ ...this.run, ...body });
+    this.painter.request();
+  }
+
+  #take(run) {
+    this.run = run;
+    this.policy.update(run);
+    problem("run-problem", run.state === "failed" ? `The run failed: ${run.message ?? `exit code ${run.exit_code}`}` : "");
+  }
+
+  async #poll() {
+    try {
+      const [run, workers] = await Promise.all([get(this.path), get(`${this.path}/workers`, { last: 50 })]);
+      if (this.closed) return;
+      this.#take(run);
+      drawWorkers(workers);
+      if (!ENDED.includes(run.state)) this.history.refresh();
+      this.painter.request();
+    } catch (error) {
+      if (error.status === undefined) throw error; // the stream notices and says that the server is away
+    }
+  }
+
+  #controls() {
+    const select = byId("chart-window");
+    select.value = "300";
+    select.addEventListener("change", () => this.#zoom(null));
+    byId("chart-live").addEventListener("click", () => {
+      if (select.value === "all") select.value = "300";
+      this.#zoom(null);
+    });
+    byId("stop-run").addEventListener("click", () => {
+      problem("stop-problem", "");
+      byId("stop-dialog").showModal();
+    });
+    byId("stop-confirm").addEventListener("click", () => this.#stop());
+  }
+
+  async #stop() {
+    try {
+      this.#take(await post(`${this.path}/stop`, { force: byId("stop-force").checked }));
+      byId("stop-dialog").close();
+      this.painter.request();
+    } catch (error) {
+      if (error.status === undefined) throw error;
+      problem("stop-problem", error.message);
+    }
+  }
+
+  #zoom(range) {
+    this.zoom = range;
+    this.history.clear();
+    this.painter.request();
+  }
+
+  /** The steps to draw, [from, to], and the view that holds them. */
+  #shown() {
+    const { latest } = this.data;
+    const choice = byId("chart-window").value;
+    if (this.zoom === null && choice !== "all") {
+      const from = Math.max(0, latest - Number(choice) + 1);
+      const to = Math.max(latest, from + LEAST_SPAN - 1);
+      if (from >= latest || this.data.reachesBackTo(from)) return [from, to, this.data.view(from, to)];
+      return [from, to, this.history.view(from, latest, this.data.world) ?? this.data.view(from, to)];
+    }
+    const [from, to] = this.zoom ?? [0, Math.max(latest, LEAST_SPAN)];
+    if (this.data.reachesBackTo(from)) return [from, to, this.data.view(from, to)];
+    return [from, to, this.history.view(from, to, this.data.world) ?? this.data.view(from, to)];
+  }
+
+  #draw() {
+    if (!byId("chart-compute") || !this.run) return;
+    const [from, to, view] = this.#shown();
+    const many = view.ranks.length > MOST_LINES;
+    show("heatmap-card", many);
+    this.charts.draw(this.data, view, from, to, this.colours);
+    if (many) this.heatmap.draw(view, from, to);
+    drawHeader(this.run, this.data.steps.get(this.data.latest));
+    drawKpis(this.data, this.effects);
+    drawFacts(this.run);
+    this.policy.draw();
+    show("chart-live", this.zoom !== null || byId("chart-window").value === "all");
+    text("chart-note", note(view, this.zoom));
+  }
+}
+
+function note(view, zoom) {
+  const parts = [];
+  if (view.bucket > 1) parts.push(`each point stands for ${view.bucket} steps; extremes kept`);
+  parts.push(zoom ? "double-click a chart to go back" : "drag across a chart to zoom");
+  return parts.join(" · ");
+}
+
+/** Dash loads Plotly beside its own scripts, in no promised order. */
+function plotly() {
+  if (window.Plotly) return Promise.resolve();
+  return new Promise((resolve) => {
+    const look = () => (window.Plotly ? resolve() : setTimeout(look, 20));
+    look();
+  });
+}

@@ -1,0 +1,131 @@
+// The list of runs and the nodes.
+import { get } from "./api.js";
+import { byId, connection, make, poll, problem, show, text, whenThere } from "./dom.js";
+import { bytes, integer, mean, moment, plural } from "./format.js";
+import { ENDED } from "./summary.js";
+
+const PERIOD_S = 2;
+const PAGE = 50;
+const RECENT = 20; // steps behind step time, SE and waste
+
+/** Opens the page; returns how to close it. */
+export function openRuns() {
+  const page = new RunsPage();
+  page.open();
+  return () => page.close();
+}
+
+class RunsPage {
+  constructor() {
+    this.closed = false;
+    this.pages = 1;
+    this.figures = new Map(); // run → what its last steps were like; for good once it has ended
+    this.end = () => {};
+  }
+
+  async open() {
+    connection("connecting");
+    await whenThere("nodes");
+    this.grid = await window.dash_ag_grid.getApiAsync("runs-grid");
+    if (this.closed) return;
+    byId("state-filter").addEventListener("change", () => {
+      this.pages = 1;
+      this.#refresh();
+    });
+    byId("runs-more").addEventListener("click", () => {
+      this.pages += 1;
+      this.#refresh();
+    });
+    this.end = poll(() => this.#refresh(), PERIOD_S);
+  }
+
+  close() {
+    this.closed = true;
+    this.end();
+  }
+
+  async #refresh() {
+    try {
+      const state = byId("state-filter").value;
+      const [found, nodes] = await Promise.all([this.#runs(state), get("nodes")]);
+      if (this.closed) return;
+      connection("live");
+      problem("runs-problem", "");
+      this.#show(found, state);
+      drawNodes(nodes);
+      // The list first: figures take one more request per run that is going on.
+      await Promise.all(found.runs.map((run) => this.#figure(run)));
+      if (!this.closed) this.#show(found, state);
+    } catch (error) {
+      if (error.status === undefined) throw error;
+      if (this.closed) return;
+      if (error.status === 0) connection("lost");
+      else problem("runs-problem", error.message);
+    }
+  }
+
+  async #runs(state) {
+    const runs = [];
+    let cursor = null;
+    for (let page = 0; page < this.pages; page++) {
+      const answer = await get("runs", { state, limit: PAGE, cursor });
+      runs.push(...answer.items);
+      cursor = answer.next_cursor;
+      if (cursor === null) break;
+    }
+    return { runs, more: cursor !== null };
+  }
+
+  async #figure(run) {
+    const known = this.figures.get(run.id);
+    if (run.step === null || run.step === undefined || known?.step === run.step) return;
+    const columns = await get(`runs/${encodeURIComponent(run.id)}/steps`, { from: Math.max(0, run.step - RECENT + 1), points: RECENT });
+    const of = (name) => mean(columns[name] ?? []);
+    this.figures.set(run.id, { step: run.step, step_s: of("step_s"), se: of("se"), waste: of("waste") });
+  }
+
+  #show({ runs, more }, state) {
+    const rows = runs.map((run) => {
+      const { step_s, se, waste } = this.figures.get(run.id) ?? {};
+      return { ...run, step_s, se, waste };
+    });
+    this.grid.setGridOption("rowData", rows);
+    const nothing = rows.length === 0 && state === "";
+    show("runs-empty", nothing);
+    byId("runs-grid").hidden = nothing;
+    show("runs-more", more);
+    const going = runs.filter((run) => !ENDED.includes(run.state)).length;
+    text("runs-count", rows.length ? `${plural(rows.length, "run")}${more ? " and older ones" : ""}, ${integer(going)} going on` : "");
+  }
+}
+
+function drawNodes(nodes) {
+  if (!nodes.length) {
+    byId("nodes").replaceChildren(
+      make("p", { className: "muted" }, "No agent has registered. Start one on each machine: ", make("code", {}, "paceline agent")),
+    );
+    return;
+  }
+  const head = ["Node", "State", "Cores", "Memory", "GPUs", "Runs", "Last heard", "Version"];
+  const lines = nodes.map((node) =>
+    make(
+      "tr",
+      {},
+      make("th", { scope: "row" }, node.hostname || node.id),
+      make("td", {}, make("span", { className: `state ${node.alive ? "running" : "failed"}` }, node.alive ? "alive" : "dead")),
+      make("td", {}, integer(node.cores)),
+      make("td", {}, bytes(node.memory_bytes)),
+      make("td", {}, node.gpus.length ? node.gpus.join(", ") : "none"),
+      make("td", {}, integer(node.runs.length)),
+      make("td", {}, moment(node.heartbeat_at)),
+      make("td", {}, node.paceline),
+    ),
+  );
+  byId("nodes").replaceChildren(
+    make(
+      "div",
+      { className: "scroll" },
+      make("table", {}, make("thead", {}, make("tr", {}, ...head.map((name) => make("th", { scope: "col" }, name)))), make("tbody", {}, ...lines)),
+    ),
+  );
+}

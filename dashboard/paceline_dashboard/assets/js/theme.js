@@ -1,0 +1,54 @@
+// Colours of the page, for what CSS does not reach: charts and the heat map.
+
+/** The current theme's variables, and `ranks`: the palette, each colour readable on the panel. */
+export function theme(palette) {
+  const style = getComputedStyle(document.body);
+  const colour = (name) => style.getPropertyValue(name).trim();
+  const panel = rgb(colour("--panel"));
+  return {
+    text: colour("--text"),
+    muted: colour("--muted"),
+    line: colour("--line"),
+    accent: colour("--accent"),
+    panel: colour("--panel"),
+    mark: colour("--mark"),
+    coast: colour("--coast"),
+    ranks: palette.map((entry) => css(readable(rgb(entry), panel))),
+  };
+}
+
+/** Calls back when light and dark change places. Returns how to end it. */
+export function onTheme(changed) {
+  const observer = new MutationObserver(changed);
+  observer.observe(document.documentElement, { attributeFilter: ["data-mantine-color-scheme"] });
+  return () => observer.disconnect();
+}
+
+/** [r, g, b] of "#rrggbb" or "rgb(r, g, b)". */
+function rgb(text) {
+  if (text.startsWith("#")) return [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16));
+  return text.match(/\d+/g).slice(0, 3).map(Number);
+}
+
+const css = (colour) => `rgb(${colour.map(Math.round).join(",")})`;
+
+/** WCAG 2 relative luminance. */
+function luminance(colour) {
+  const [r, g, b] = colour.map((value) => {
+    const part = value / 255;
+    return part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4;
+  });
+  return 0.2126 * r + 0.7152 * g + 0.0722 * b;
+}
+
+/** The colour, moved towards black or white until its contrast with the ground is 3:1 (WCAG 1.4.11). */
+function readable(colour, ground) {
+  const below = luminance(ground);
+  const towards = below > 0.5 ? 0 : 255;
+  for (let mix = 0; mix < 1; mix += 0.05) {
+    const mixed = colour.map((value) => value + (towards - value) * mix);
+    const above = luminance(mixed);
+    if ((Math.max(above, below) + 0.05) / (Math.min(above, below) + 0.05) >= 3) return mixed;
+  }
+  return [towards, towards, towards];
+}

@@ -1,0 +1,80 @@
+"""The few parts that pages are made of."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dash_mantine_components as dmc
+from dash import html
+
+
+def tip(name: str, text: str) -> dmc.Tooltip:
+    """A small "?" that explains a term on hover, focus and touch."""
+    return dmc.Tooltip(
+        html.Button("?", type="button", className="tip", **{"aria-label": f"About {name}: {text}"}),
+        label=text,
+        multiline=True,
+        w=280,
+        withArrow=True,
+        events={"hover": True, "focus": True, "touch": True},
+    )
+
+
+def kpi(element: str, label: str, meaning: str) -> html.Div:
+    """A key figure; its value is the text of `element`, a note under it of ``{element}-note``."""
+    return html.Div(
+        className="kpi panel",
+        children=[
+            html.Div([html.Span(label), tip(label, meaning)], className="kpi-label"),
+            html.Div("–", id=element, className="kpi-value"),
+            html.Div(id=f"{element}-note", className="kpi-note muted"),
+        ],
+    )
+
+
+def chart(
+    element: str, title: str, meaning: str, *, wide: bool = False, tall: bool = False
+) -> html.Figure:
+    """A chart's card; the page's module draws into `element`, whose size is fixed by the style."""
+    sizes = " wide" * wide + " tall" * tall
+    return html.Figure(
+        className=f"panel chart{sizes}",
+        children=[
+            html.Figcaption([title, tip(title, meaning)]),
+            html.Div(id=element, className="plot", role="img", **{"aria-label": title}),
+        ],
+    )
+
+
+def panel(title: str, *children: Any, labelled: str) -> html.Section:
+    """A titled box."""
+    return html.Section(
+        [html.H2(title, id=labelled), *children],
+        className="panel",
+        **{"aria-labelledby": labelled},
+    )
+
+
+def field(label: str, control: Any, element: str) -> html.Div:
+    """A labelled control."""
+    return html.Div([html.Label(label, htmlFor=element), control], className="field")
+
+
+def option(value: str, label: str) -> html.Option:
+    """One choice of a native select."""
+    return html.Option(label, value=value)
+
+
+def dialog(element: str, *children: Any, confirm: html.Button) -> html.Dialog:
+    """A native modal dialog: the browser keeps the focus inside and closes it on Escape."""
+    return html.Dialog(
+        html.Form(
+            [
+                *children,
+                html.Div([html.Button("Cancel", type="submit"), confirm], className="bar end"),
+            ],
+            method="dialog",
+        ),
+        id=element,
+        **{"aria-labelledby": f"{element}-title"},
+    )

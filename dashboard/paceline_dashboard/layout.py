@@ -1,0 +1,339 @@
+"""What stands on the pages; the modules in ``assets/js`` fill it with numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dash_ag_grid as dag
+import dash_mantine_components as dmc
+from dash import dcc, html
+from plotly.colors import qualitative
+
+from paceline_dashboard.components import (
+    chart,
+    dialog,
+    field,
+    kpi,
+    option,
+    panel,
+    tip,
+)
+
+RUN_STATES = ["pending", "starting", "running", "finished", "failed", "stopped"]
+
+_COLUMNS: list[dict[str, Any]] = [
+    {"field": "name", "headerName": "Run", "minWidth": 150, "flex": 2, "cellRenderer": "RunLink"},
+    {"field": "state", "minWidth": 112, "cellRenderer": "RunState"},
+    {"field": "policy", "minWidth": 100, "flex": 1},
+    {"field": "epoch", "width": 84, "type": "rightAligned"},
+    {"field": "step", "width": 92, "type": "rightAligned"},
+    {
+        "field": "step_s",
+        "headerName": "Step time",
+        "headerTooltip": "Mean duration of the last 20 steps",
+        "width": 112,
+        "type": "rightAligned",
+        "valueFormatter": {"function": "paceline.seconds(params.value)"},
+    },
+    {
+        "field": "se",
+        "headerName": "SE",
+        "headerTooltip": "Straggler effect: (max T − min T) / mean T, last 20 steps",
+        "width": 84,
+        "type": "rightAligned",
+        "valueFormatter": {"function": "paceline.ratio(params.value)"},
+    },
+    {
+        "field": "waste",
+        "headerName": "Waste",
+        "headerTooltip": "Share of the workers' time spent waiting for the slowest, last 20 steps",
+        "width": 92,
+        "type": "rightAligned",
+        "valueFormatter": {"function": "paceline.percent(params.value)"},
+    },
+    {"field": "device", "minWidth": 120, "flex": 1, "cellRenderer": "RunDevice"},
+    {"field": "node", "minWidth": 100, "flex": 1},
+    {
+        "field": "created_at",
+        "headerName": "Created",
+        "minWidth": 132,
+        "sort": "desc",
+        "valueFormatter": {"function": "paceline.moment(params.value)"},
+    },
+]
+
+
+def shell(prefix: str) -> dmc.MantineProvider:
+    """The frame of every page.
+
+    Args:
+        prefix: the path under which the browser sees the dashboard, with a slash at its end.
+    """
+    header = html.Header(
+        className="top",
+        children=[
+            html.A("Skip to content", href="#page", className="skip"),
+            dcc.Link(
+                [html.Span(className="logo", **{"aria-hidden": "true"}), "Paceline"],
+                href=prefix,
+                className="brand",
+                title="All runs",
+            ),
+            html.Nav(id="crumbs", className="crumbs", **{"aria-label": "Where you are"}),
+            html.Div(id="connection-status", role="status", className="connection"),
+            dmc.ColorSchemeToggle(
+                lightIcon=html.Span("☾"),
+                darkIcon=html.Span("☀"),
+                variant="subtle",
+                color="gray",
+                size="lg",
+                **{"aria-label": "Switch between light and dark"},
+            ),
+        ],
+    )
+    return dmc.MantineProvider(
+        [
+            dcc.Location(id="url"),
+            header,
+            html.Main(id="page", tabIndex="-1"),
+        ],
+        defaultColorScheme="auto",
+        theme={
+            "fontFamily": "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif",
+            "primaryColor": "teal",
+        },
+    )
+
+
+def _data(page: str, **values: object) -> dcc.Store:
+    """What bridge.js hands to the page's module."""
+    return dcc.Store(
+        id="page-data", data={"page": page, "palette": list(qualitative.Safe), **values}
+    )
+
+
+def runs_page() -> list[Any]:
+    """The list of runs, and the nodes."""
+    return [
+        _data("runs"),
+        html.Div(
+            className="bar",
+            children=[
+                html.H1("Runs"),
+                html.Span(id="runs-count", className="muted", role="status"),
+                html.Label("State", htmlFor="state-filter", className="push"),
+                html.Select(
+                    [option("", "all"), *(option(state, state) for state in RUN_STATES)],
+                    id="state-filter",
+                ),
+            ],
+        ),
+        html.Div(
+            id="runs-empty",
+            className="panel empty",
+            hidden=True,
+            children=[
+                html.H2("No runs yet"),
+                html.P("Start the demonstration: four emulated devices on real data."),
+                html.Pre(html.Code("make demo")),
+                html.P("Or run your own training script:"),
+                html.Pre(html.Code("paceline run --nproc 4 train.py")),
+            ],
+        ),
+        html.Div(id="runs-problem", className="problem", role="alert", hidden=True),
+        dag.AgGrid(
+            id="runs-grid",
+            columnDefs=_COLUMNS,
+            rowData=[],
+            getRowId="params.data.id",
+            defaultColDef={"sortable": True, "resizable": True, "suppressMovable": True},
+            dashGridOptions={
+                "domLayout": "autoHeight",
+                "animateRows": False,
+                "rowHeight": 34,
+                "headerHeight": 34,
+                "theme": {"function": "paceline.gridTheme(themeQuartz)"},
+                "suppressCellFocus": False,
+                "overlayNoRowsTemplate": "No run in this state",
+                "tooltipShowDelay": 300,
+            },
+            dangerously_allow_code=False,
+            style={"height": None, "width": "100%"},
+        ),
+        html.Div(
+            html.Button("Older runs", id="runs-more", type="button", hidden=True), className="bar"
+        ),
+        panel("Nodes", html.Div(id="nodes"), labelled="nodes-title"),
+    ]
+
+
+def run_page(run: str) -> list[Any]:
+    """One run, live."""
+    return [
+        _data("run", run=run),
+        html.Div(id="run-problem", className="problem", role="alert", hidden=True),
+        _run_header(),
+        html.Section(_kpis(), className="kpis", **{"aria-label": "Key figures"}),
+        html.Div(
+            className="columns",
+            children=[
+                html.Section(_charts(), className="charts", **{"aria-label": "Charts"}),
+                html.Aside([_policy_panel(), _facts_panel()], className="side"),
+            ],
+        ),
+        panel(
+            "Who is slow and why",
+            html.P(id="workers-words", className="words", role="status"),
+            html.Div(id="workers-table", className="scroll", tabIndex="0", role="region",
+                     **{"aria-label": "Workers"}),
+            labelled="workers-title",
+        ),
+        _switch_dialog(),
+        _stop_dialog(),
+    ]
+
+
+def missing_page(path: str) -> list[Any]:
+    """For an address that is no page."""
+    return [
+        _data("missing"),
+        html.Div(
+            className="panel empty",
+            children=[html.H1("No such page"), html.P(["Nothing is at ", html.Code(path), "."])],
+        ),
+    ]
+
+
+def _run_header() -> html.Div:
+    return html.Div(
+        className="bar run-header",
+        children=[
+            html.H1("…", id="run-name"),
+            html.Span(id="run-state", className="state", role="status"),
+            html.Span(id="run-policy", className="badge", title="Policy in force"),
+            html.Span(id="run-progress", className="muted"),
+            html.Span(id="run-device", className="muted"),
+            html.Span(id="run-emulated", className="badge warn", hidden=True),
+            html.Span(id="run-controller", className="badge", role="status"),
+            html.Button(
+                "Stop run…", id="stop-run", type="button", className="danger push", disabled=True
+            ),
+        ],
+    )
+
+
+def _kpis() -> list[html.Div]:
+    return [
+        kpi("kpi-step-time", "Step time", "From a step's start to the next one's, mean over the "
+            "workers and the last 20 steps."),
+        kpi("kpi-se", "SE", "Straggler effect: (max T − min T) / mean T of the workers' compute "
+            "times T in one step. 0 is perfect balance."),
+        kpi("kpi-waste", "Waste", "Straggler waste: the share of the workers' time that they spend "
+            "waiting for the slowest, Σ(max T − T) / (M · max T)."),
+        kpi("kpi-dif", "Step DIF", "Data imbalance factor: sample standard deviation of the "
+            "workers' loads (sums of sample sizes) in one step, in the data set's size unit."),
+        kpi("kpi-ett-error", "ETT error", "How far the estimated training time (ETT) of a worker's "
+            "step is from the measured compute time, mean of |ETT − T| / T."),
+        kpi("kpi-speedup", "Speed-up", "Step time of the 20 steps before the last policy switch "
+            "÷ that of the last 20 steps since. Above 1× is faster."),
+    ]  # fmt: skip
+
+
+def _charts() -> list[Any]:
+    window = [
+        option("100", "last 100 steps"),
+        option("300", "last 300 steps"),
+        option("1000", "last 1,000 steps"),
+        option("2000", "last 2,000 steps"),
+        option("all", "whole run"),
+    ]
+    return [
+        html.Div(
+            className="bar charts-bar",
+            children=[
+                html.Label("Show", htmlFor="chart-window"),
+                html.Select(window, id="chart-window"),
+                html.Button("Back to live", id="chart-live", type="button", hidden=True),
+                html.Span(id="chart-note", className="muted", role="status"),
+            ],
+        ),
+        chart("chart-compute", "Compute time and ETT per worker", "Solid: compute time T, forward "
+              "+ backward without waiting or communication. Dashed: ETT, the estimated training "
+              "time that the plan expected.", wide=True, tall=True),
+        html.Figure(
+            id="heatmap-card",
+            className="panel chart wide",
+            hidden=True,
+            children=[
+                html.Figcaption([
+                    "Compute time, worker × step",
+                    tip("heatmap", "Each row is a worker (or the slowest of neighbouring ones), "
+                        "each column a step. Brighter is slower."),
+                    html.Span(id="heatmap-scale", className="muted push"),
+                ]),
+                html.Canvas(id="heatmap", className="heatmap"),
+                html.Div(id="heatmap-readout", className="muted readout"),
+            ],
+        ),
+        chart("chart-se", "SE", "Straggler effect: (max T − min T) / mean T."),
+        chart("chart-waste", "Waste", "Share of the workers' time spent waiting for the slowest."),
+        chart("chart-dif", "Step DIF", "Sample standard deviation of the workers' loads in one "
+              "step, in the data set's size unit."),
+        chart("chart-loss", "Loss", "Mean over the global batch."),
+        chart("chart-share", "Share of the batch per worker", "n_j ÷ global batch: which part of "
+              "each step's samples a worker got.", wide=True),
+    ]  # fmt: skip
+
+
+def _policy_panel() -> html.Section:
+    return panel(
+        "Policy",
+        html.Form(
+            id="policy-form",
+            children=[
+                field("Preset", html.Select(id="policy-select"), "policy-select"),
+                html.P(id="policy-summary", className="muted small"),
+                html.Div(id="policy-parameters"),
+                html.Button(
+                    "Switch policy…", id="policy-apply", type="submit", className="primary",
+                    disabled=True,
+                ),
+            ],
+        ),
+        html.Div(id="switch-status", role="status", className="switch-status"),
+        html.Ol(id="switch-history", className="history", **{"aria-label": "Earlier switches"}),
+        labelled="policy-title",
+    )  # fmt: skip
+
+
+def _facts_panel() -> html.Section:
+    return panel("Run", html.Dl(id="run-facts", className="facts"), labelled="facts-title")
+
+
+def _switch_dialog() -> html.Dialog:
+    return dialog(
+        "switch-dialog",
+        html.H2(id="switch-dialog-title"),
+        html.Div(id="switch-dialog-text"),
+        confirm=html.Button(
+            "Switch policy", id="policy-confirm", type="button", className="primary"
+        ),
+    )
+
+
+def _stop_dialog() -> html.Dialog:
+    return dialog(
+        "stop-dialog",
+        html.H2("Stop this run?", id="stop-dialog-title"),
+        html.P(
+            "The running segment ends, the loaders run dry and the script goes on to its last "
+            "lines. A stopped run cannot be resumed here."
+        ),
+        dmc.Checkbox(
+            id="stop-force",
+            label="Do not wait: end the processes at once. What was not saved is lost.",
+            size="xs",
+        ),
+        html.P(id="stop-problem", className="problem", role="alert", hidden=True),
+        confirm=html.Button("Stop run", id="stop-confirm", type="button", className="danger"),
+    )
