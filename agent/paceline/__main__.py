@@ -1,0 +1,5 @@
+"""`python -m paceline`: the command line."""
+
+from paceline.cli import main
+
+main()

@@ -1,0 +1,213 @@
+"""`paceline run`: a script's ranks in the foreground, as torchrun would run them."""
+
+from __future__ import annotations
+
+import math
+import secrets
+import signal
+import sys
+import time
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+from paceline import rundir
+from paceline.client import Client, ServerUnreachable
+from paceline.errors import InputError
+from paceline.link import Commands, Link
+from paceline.rundir import Record
+from paceline.supervisor import Supervisor, check
+from paceline.wire import Kill, Launch
+
+_TICK_S = 0.1
+_DELIVER_S = 10.0
+
+
+def emulation(
+    slowdown: str, seconds_per_unit: float, seconds_per_step: float, nproc: int | None
+) -> dict[str, list[float]]:
+    """``PACELINE_EMULATE``'s value: a_j = slowdown_j · seconds_per_unit, b_j = seconds_per_step.
+
+    Raises:
+        InputError: not one positive factor for each rank, or times that are no times.
+    """
+    try:
+        factors = [float(part) for part in slowdown.split(",")]
+    except ValueError:
+        factors = []
+    if not factors or not all(0 < factor < math.inf for factor in factors):
+        raise InputError(f"--slowdown {slowdown}: give factors above 0, such as 1,1,1.5,3")
+    if nproc is not None and nproc != len(factors):
+        raise InputError(
+            f"--slowdown {slowdown}: {len(factors)} factors for --nproc {nproc}; one for each rank"
+        )
+    for option, value in (("unit", seconds_per_unit), ("step", seconds_per_step)):
+        if not 0 <= value < math.inf:
+            raise InputError(f"--seconds-per-{option} {value}: give seconds, 0 or more")
+    return {
+        "a_s": [seconds_per_unit * factor for factor in factors],
+        "b_s": [seconds_per_step] * len(factors),
+    }
+
+
+def train(
+    launch: Launch,
+    *,
+    data: Path,
+    node: str,
+    server: str | None,
+    default_server: str,
+    token: str | None,
+    policy: str,
+    parameters: dict[str, Any],
+    name: str,
+) -> int:
+    """Registers a run with the server, trains, and tells how it ended; the exit code.
+
+    Args:
+        launch: what to run.
+        data: the data directory.
+        node: this machine's name.
+        server: that must know of the run; None: `default_server`, if one answers there.
+        default_server: see `server`.
+        token: for the server.
+        policy: the run's first.
+        parameters: the policy's.
+        name: the run's.
+
+    Raises:
+        InputError: nothing that can be launched, or the server refused the run.
+        PacelineError: the server does not answer or speaks another protocol version.
+    """
+    check(launch)
+    link = None
+    run = f"local-{secrets.token_hex(4)}"
+    control = ""
+    with Client(server or default_server, token) as client:
+        try:
+            link = Link(client.version()["bus"])
+        except ServerUnreachable as error:
+            if server is not None:
+                raise
+            _say(f"{error}: training without a control plane, in the order of plain DDP")
+        else:
+            body = {
+                **{"script": launch.script, "args": launch.args, "nproc": launch.nproc},
+                **{"policy": policy, "parameters": parameters, "name": name, "node": node},
+                **{"env": launch.env, "cwd": launch.cwd, "max_restarts": launch.max_restarts},
+                "launch": False,
+            }
+            run = client.call("POST", "/runs", body)["id"]
+            control = client.server
+            _say(f"watch it on {client.server}/runs/{run}")
+    if "PACELINE_EMULATE" in launch.env:
+        _say(f"THE RANKS' DEVICE SPEEDS ARE EMULATED: {launch.env['PACELINE_EMULATE']}")
+    supervisor = Supervisor(launch, data, Record(run, node, "paceline run", control), link)
+    _say(f"the ranks' output is in {supervisor.directory / 'logs'}; rank 0's follows")
+    code = Foreground(supervisor, link, node).run()
+    assert supervisor.last is not None
+    if supervisor.last.message is not None:
+        _say(supervisor.last.message)
+    if link is not None:
+        if not supervisor.settled:
+            _say(
+                f"the bus is away: the telemetry left in {supervisor.directory} is delivered by "
+                f"`paceline agent` with the same --data"
+            )
+        link.close()
+    return code
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"paceline: {line}\n")
+    sys.stderr.flush()
+
+
+class Foreground:
+    """Runs one supervised run to its end, with rank 0's output on ours; signals end it."""
+
+    def __init__(self, supervisor: Supervisor, link: Link | None, node: str) -> None:
+        self._supervisor = supervisor
+        self._link = link
+        self._commands = Commands(link, node) if link is not None else None
+        self._signals: list[int] = []
+
+    def run(self) -> int:
+        """The exit code: the script's, or 128 + the signal's number."""
+        supervisor = self._supervisor
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+        out = _Copy(supervisor.directory, "stdout", sys.stdout.buffer)
+        err = _Copy(supervisor.directory, "stderr", sys.stderr.buffer)
+        try:
+            supervisor.start()
+            while supervisor.running:
+                self._obey()
+                supervisor.poll()
+                out.pump(supervisor.attempt)
+                err.pump(supervisor.attempt)
+                time.sleep(_TICK_S)
+            out.pump(supervisor.attempt)
+            err.pump(supervisor.attempt)
+            self._deliver()
+        finally:
+            supervisor.close()
+        if self._signals:
+            return 128 + self._signals[0]
+        assert supervisor.last is not None
+        code = supervisor.last.exit_code
+        return 1 if code is None or supervisor.last.state == "stopped" else code
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._signals.append(number)
+        if len(self._signals) == 1:
+            self._supervisor.stop("interrupted")
+        else:
+            self._supervisor.kill()
+
+    def _obey(self) -> None:
+        if self._commands is None:
+            return
+        for run, command in self._commands.read(0.001):
+            if isinstance(command, Kill) and run == self._supervisor.run:
+                self._supervisor.stop(command.reason)
+
+    def _deliver(self) -> None:
+        """Gives the bus, if it is there, time to take the rest; an agent delivers what remains."""
+        deadline = time.monotonic() + _DELIVER_S
+        while (
+            self._link is not None
+            and self._link.up
+            and not self._supervisor.settled
+            and time.monotonic() < deadline
+        ):
+            self._supervisor.poll()
+            time.sleep(0.02)
+
+
+class _Copy:
+    """Copies what rank 0 writes to one of its streams, from attempt to attempt."""
+
+    def __init__(self, directory: Path, stream: str, to: IO[bytes]) -> None:
+        self._directory = directory
+        self._stream = stream
+        self._to = to
+        self._attempt = -1
+        self._file: IO[bytes] | None = None
+
+    def pump(self, attempt: int) -> None:
+        """Copies what is new."""
+        self._copy()
+        if attempt != self._attempt or self._file is None:
+            path = rundir.rank_log(self._directory, attempt, 0, self._stream)
+            if path.exists():
+                if self._file is not None:
+                    self._file.close()
+                self._file = path.open("rb")
+                self._attempt = attempt
+                self._copy()
+
+    def _copy(self) -> None:
+        if self._file is not None and (new := self._file.read()):
+            self._to.write(new)
+            self._to.flush()

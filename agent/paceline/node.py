@@ -1,0 +1,51 @@
+"""What this machine is: an agent's registration."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import subprocess
+import time
+
+import psutil
+
+import paceline
+from paceline.wire import NodeState
+
+
+def default_name() -> str:
+    """The node's name unless ``--node`` gives one."""
+    return socket.gethostname()
+
+
+def describe(name: str) -> NodeState:
+    """Cores that this process may use, memory in bytes, names of GPUs; without importing torch."""
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux: fewer in a container
+    cores = len(affinity(0)) if affinity else psutil.cpu_count() or 1
+    return NodeState(
+        node=name,
+        hostname=socket.gethostname(),
+        cores=cores,
+        memory_bytes=psutil.virtual_memory().total,
+        gpus=gpus(),
+        at=time.time(),
+        paceline=paceline.__version__,
+    )
+
+
+def gpus() -> list[str]:
+    """Names of the NVIDIA GPUs; none without a driver."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    answer = subprocess.run(
+        [tool, "--query-gpu=name", "--format=csv,noheader"],
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,  # it fails where the driver is not loaded: no GPU to use
+    )
+    if answer.returncode != 0:
+        return []
+    return [line.strip() for line in answer.stdout.splitlines() if line.strip()]
