@@ -1,1 +1,41 @@
 """Policies: predictors, schedulers, shufflers and their presets."""
+
+from paceline_backend.policies._base import (
+    Feedback,
+    KeepPlacement,
+    Models,
+    Plan,
+    Policy,
+    Predictor,
+    Preset,
+    Problem,
+    Scheduler,
+    Shuffler,
+    plan,
+)
+from paceline_backend.policies._registry import (
+    PolicyParameterError,
+    UnknownPolicyError,
+    get,
+    make,
+    names,
+)
+
+__all__ = [
+    "Feedback",
+    "KeepPlacement",
+    "Models",
+    "Plan",
+    "Policy",
+    "PolicyParameterError",
+    "Predictor",
+    "Preset",
+    "Problem",
+    "Scheduler",
+    "Shuffler",
+    "UnknownPolicyError",
+    "get",
+    "make",
+    "names",
+    "plan",
+]

@@ -5,9 +5,10 @@
     shuffler      models, placement              → the placement of what remains
     synchroniser  how gradients meet (run by the ranks; named here)
 
-Predictor, scheduler and shuffler are pure: no I/O, no clock, no global random state, no memory between
-calls; the same arguments give the same result, on any thread. They return new values and change no argument.
-All arrays are NumPy: W workers (ranks), N samples of the data set, F feedback rows.
+Predictor, scheduler and shuffler are pure: no I/O, no clock, no global random state, no memory
+between calls; the same arguments give the same result, on any thread. They return new values and
+change no argument. All arrays are NumPy: W workers (ranks), N samples of the data set, F feedback
+rows.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Feedback:
-    """What ranks reported: F rows, sorted by (step, rank), only of steps that all W ranks reported."""
+    """What ranks reported: F rows, sorted by (step, rank), of steps that all W ranks reported."""
 
     step: Ints  # [F]
     rank: Ints  # [F]
@@ -133,8 +134,8 @@ class Scheduler(Protocol):
     def schedule(self, problem: Problem, models: Models) -> list[list[Ints]]:
         """Samples [step][rank] for ``problem.batch_sizes()`` steps.
 
-        Step k holds exactly ``problem.batch_sizes()[k]`` samples, all from ``problem.remaining``, none
-        twice in the segment. A rank may get none.
+        Step k holds exactly ``problem.batch_sizes()[k]`` samples, all from ``problem.remaining``,
+        none twice in the segment. A rank may get none.
         """
         ...
 
@@ -145,6 +146,14 @@ class Shuffler(Protocol):
     def shuffle(self, problem: Problem, models: Models) -> Ints:
         """A new placement, [N] ranks. Samples outside ``problem.remaining`` keep theirs."""
         ...
+
+
+class KeepPlacement:
+    """The null shuffler: nothing moves."""
+
+    def shuffle(self, problem: Problem, models: Models) -> Ints:
+        """See `Shuffler.shuffle`."""
+        return problem.placement
 
 
 @dataclass(frozen=True)
@@ -163,8 +172,8 @@ class Policy:
 class Preset:
     """How a policy is registered: its name, what it is, its parameters, and how to make it.
 
-    `parameters` is a JSON Schema object's ``properties``; every parameter has a default. `make` gets all
-    of them, validated.
+    `parameters` is a JSON Schema object's ``properties``; every parameter has a default. `make`
+    gets all of them, validated.
     """
 
     name: str
@@ -182,7 +191,9 @@ class Plan:
     ett_s: list[list[float]]  # [step][rank]; empty while the models are unknown
     shares: list[float]  # [W] load shares for coasting; empty: equal counts
     placement: Ints  # [N] after the shuffler, if it ran
-    moved: int  # samples that the shuffler gave another holder
+    moved: (
+        int  # samples that got another holder: from the shuffler, or by being given to another rank
+    )
     epoch_end: bool
 
 
@@ -202,6 +213,9 @@ def plan(policy: Policy, problem: Problem, feedback: Feedback, *, shuffle: bool)
         moved = int(np.count_nonzero(placement != problem.placement))
         problem = replace(problem, placement=placement)
     assignments = policy.scheduler.schedule(problem, models)
+    for step in assignments:
+        for rank, part in enumerate(step):
+            moved += int(np.count_nonzero(problem.placement[part] != rank))
     ett: list[list[float]] = []
     if models.known:
         load = np.array([[problem.sizes[part].sum() for part in step] for step in assignments])

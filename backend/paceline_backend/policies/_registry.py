@@ -1,0 +1,118 @@
+"""Which policies there are: the `Preset`s in the entry-point group ``paceline.policies``."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from paceline_backend.policies._base import Policy, Preset
+
+GROUP = "paceline.policies"
+
+_TYPES: dict[str, tuple[type, ...]] = {
+    "boolean": (bool,),
+    "integer": (int,),
+    "number": (int, float),
+    "string": (str,),
+}
+
+
+class UnknownPolicyError(ValueError):
+    """No policy has this name. `suggestion` is the nearest that has one, or None."""
+
+    def __init__(self, name: str) -> None:
+        near = difflib.get_close_matches(name.lower(), names(), n=1, cutoff=0.5)
+        self.suggestion = near[0] if near else None
+        hint = f"did you mean {self.suggestion!r}? " if self.suggestion else ""
+        super().__init__(f"policy: no policy {name!r}; {hint}known: {', '.join(names())}")
+
+
+class PolicyParameterError(ValueError):
+    """A parameter that the policy does not take, or a value that is not legal for it."""
+
+
+def names() -> list[str]:
+    """All registered policies, sorted."""
+    return sorted(_presets())
+
+
+def get(name: str) -> Preset:
+    """The preset of this name.
+
+    Raises:
+        UnknownPolicyError: there is none.
+    """
+    try:
+        return _presets()[name]
+    except KeyError:
+        raise UnknownPolicyError(name) from None
+
+
+def make(name: str, parameters: Mapping[str, Any] | None = None) -> Policy:
+    """The policy of this name; parameters that are not given have their defaults.
+
+    Raises:
+        UnknownPolicyError: no such policy.
+        PolicyParameterError: a parameter is unknown or its value not legal.
+    """
+    preset = get(name)
+    policy: Policy = preset.make(_validated(preset, parameters or {}))
+    return policy
+
+
+@cache
+def _presets() -> dict[str, Preset]:
+    presets: dict[str, Preset] = {}
+    for entry in entry_points(group=GROUP):
+        preset = entry.load()
+        if not isinstance(preset, Preset) or preset.name != entry.name:
+            raise TypeError(
+                f"entry point {entry.name} = {entry.value}: not a Preset called {entry.name!r}"
+            )
+        presets[entry.name] = preset
+    return presets
+
+
+def _validated(preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
+    values = {name: schema["default"] for name, schema in preset.parameters.items()}
+    for name, value in given.items():
+        if name not in values:
+            takes = ", ".join(values) or "none"
+            raise PolicyParameterError(
+                f"parameters.{name}: {preset.name} has no such parameter; it takes: {takes}"
+            )
+        schema = preset.parameters[name]
+        if not _legal(schema, value):
+            raise PolicyParameterError(
+                f"parameters.{name}: {value!r} is not legal for {preset.name}; "
+                f"it must be {_described(schema)}"
+            )
+        values[name] = value
+    return values
+
+
+def _legal(schema: Mapping[str, Any], value: Any) -> bool:
+    if not isinstance(value, _TYPES[schema["type"]]):
+        return False
+    if isinstance(value, bool) and schema["type"] != "boolean":
+        return False
+    if "enum" in schema:
+        return value in schema["enum"]
+    # Written so that NaN is refused.
+    above = "minimum" not in schema or value >= schema["minimum"]
+    below = "maximum" not in schema or value <= schema["maximum"]
+    return above and below
+
+
+def _described(schema: Mapping[str, Any]) -> str:
+    if "enum" in schema:
+        return "one of " + ", ".join(repr(value) for value in schema["enum"])
+    bounds = [
+        f"{word} {schema[key]}"
+        for word, key in (("at least", "minimum"), ("at most", "maximum"))
+        if key in schema
+    ]
+    return " ".join([f"of type {schema['type']}", " and ".join(bounds)]).strip()

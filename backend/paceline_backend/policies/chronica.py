@@ -1,0 +1,267 @@
+"""`chronica`: each worker gets as much of each global batch as its speed allows, sample by sample.
+
+CHRONICA's runtime prophet (Alg. 1, in `linear`), data scheduler (Alg. 2), data shuffler (Alg. 3)
+and learning-rate compensator (Alg. 4). What the defaults do beyond the paper, and why, is told in
+docs/decisions/0006-chronica-levelled.md; ``picks="paper"`` and ``ett="per-sample"`` do as printed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paceline_backend.policies._base import (
+    Floats,
+    Ints,
+    Models,
+    Policy,
+    Predictor,
+    Preset,
+    Problem,
+)
+from paceline_backend.policies._holdings import Holdings, split
+from paceline_backend.policies.linear import WINDOW, LinearPredictor, PerSamplePredictor
+
+_ROUNDS = 2  # of levelling a step: a third gains less than 0.1 ‰
+
+
+class _Step:
+    """One global batch in the making. Plain lists: NumPy scalars would make each pick slow."""
+
+    def __init__(self, models: Models) -> None:
+        self.a: list[float] = models.a.tolist()
+        self.c: list[float] = models.c.tolist()
+        self.ett: list[float] = models.b.tolist()
+        self.batches: list[list[tuple[int, float]]] = [[] for _ in self.a]  # (sample, size)
+
+    def add(self, rank: int, sample: int, size: float) -> None:
+        self.batches[rank].append((sample, size))
+        self.ett[rank] += self.a[rank] * size + self.c[rank]
+
+    def assignments(self) -> list[Ints]:
+        return [np.array([sample for sample, _ in batch], np.int64) for batch in self.batches]
+
+
+def _source(rank: int, holdings: list[Holdings], step: _Step) -> Holdings:
+    """Where a worker's next sample comes from: its own, else of whoever has most left to do.
+
+    The paper does not say what the least loaded worker does once it holds nothing. Such a sample
+    changes its holder, and counts as moved.
+    """
+    if holdings[rank]:
+        return holdings[rank]
+    left = [
+        a * h.load + c * len(h) if h else -1.0
+        for a, c, h in zip(step.a, step.c, holdings, strict=True)
+    ]
+    return holdings[left.index(max(left))]
+
+
+@dataclass(frozen=True)
+class PaperScheduler:
+    """CHRONICA's data scheduler as printed (Alg. 2), strictly local as long as it can be.
+
+    A step's first pick is a random sample, done by its holder. Each later one goes to the worker
+    with the least ETT so far, first fit decreasing: the largest of its samples that fits into the
+    gap to the most loaded worker, else its smallest.
+    """
+
+    def schedule(self, problem: Problem, models: Models) -> list[list[Ints]]:
+        """See `Scheduler.schedule`."""
+        holdings = split(problem.remaining, problem.placement, problem.sizes, problem.world)
+        rng = problem.rng()
+        plan = []
+        for count in problem.batch_sizes():
+            step = _Step(models)
+            rank = int(problem.placement[rng.choice(_left(holdings))])
+            step.add(rank, *holdings[rank].take(int(rng.integers(len(holdings[rank])))))
+            least = [(ett, rank) for rank, ett in enumerate(step.ett)]
+            heapq.heapify(least)
+            most = max(step.ett)
+            for _ in range(count - 1):
+                rank = least[0][1]
+                source = _source(rank, holdings, step)
+                gap = (most - step.ett[rank] - step.c[rank]) / step.a[rank]
+                step.add(rank, *source.take(source.fitting(gap)))
+                most = max(most, step.ett[rank])
+                heapq.heapreplace(least, (step.ett[rank], rank))
+            plan.append(step.assignments())
+        return plan
+
+
+def _left(holdings: list[Holdings]) -> Ints:
+    return np.array([sample for h in holdings for sample in h.samples], np.int64)
+
+
+@dataclass(frozen=True)
+class LevelledScheduler:
+    """Alg. 2 with representative batches and exact closing.
+
+    Each pick goes to the worker that would be done first with a typical sample of its own, and is a
+    random sample of that worker. Then the workers are levelled: each exchanges one of its picks for
+    one that it holds back, such that its ETT comes nearest to where all would be equal at the same
+    total load. An epoch's last step, which has no choice of samples, is filled largest first.
+    """
+
+    def schedule(self, problem: Problem, models: Models) -> list[list[Ints]]:
+        """See `Scheduler.schedule`."""
+        holdings = split(problem.remaining, problem.placement, problem.sizes, problem.world)
+        rng = problem.rng()
+        plan = []
+        for count in problem.batch_sizes():
+            step = _Step(models)
+            if count == sum(map(len, holdings)):
+                _largest_first(step, holdings)
+            else:
+                _fill(step, holdings, rng.random(count).tolist())
+                for _ in range(_ROUNDS):
+                    _level(step, holdings)
+            plan.append(step.assignments())
+        return plan
+
+
+def _fill(step: _Step, holdings: list[Holdings], draws: list[float]) -> None:
+    def done(rank: int) -> float:
+        held = holdings[rank]
+        typical = held.load / len(held) if held else 0.0
+        return step.ett[rank] + step.a[rank] * typical + step.c[rank]
+
+    first = [(done(rank), rank) for rank in range(len(holdings))]
+    heapq.heapify(first)
+    for draw in draws:
+        rank = first[0][1]
+        source = _source(rank, holdings, step)
+        step.add(rank, *source.take(int(draw * len(source))))
+        heapq.heapreplace(first, (done(rank), rank))
+
+
+def _level(step: _Step, holdings: list[Holdings]) -> None:
+    active = [rank for rank, batch in enumerate(step.batches) if batch]
+    speed = [1.0 / step.a[rank] for rank in active]
+    ett = [step.ett[rank] for rank in active]
+    level = sum(e * s for e, s in zip(ett, speed, strict=True)) / sum(speed)
+    for rank in active:
+        held, batch = holdings[rank], step.batches[rank]
+        if not held:
+            continue
+        missing = (level - step.ett[rank]) / step.a[rank]
+        nearest = [held.nearest(size + missing) for _, size in batch]
+        error = [
+            abs(size + missing - held.sizes[at])
+            for at, (_, size) in zip(nearest, batch, strict=True)
+        ]
+        best = error.index(min(error))
+        if error[best] < abs(missing):
+            sample, size = batch.pop(best)
+            step.ett[rank] -= step.a[rank] * size + step.c[rank]
+            step.add(rank, *held.take(nearest[best]))
+            held.put(sample, size)
+
+
+def _largest_first(step: _Step, holdings: list[Holdings]) -> None:
+    rest = sorted(
+        (-size, sample) for h in holdings for size, sample in zip(h.sizes, h.samples, strict=True)
+    )
+    for size, sample in rest:
+        done = [e + a * -size + c for e, a, c in zip(step.ett, step.a, step.c, strict=True)]
+        step.add(done.index(min(done)), sample, -size)
+
+
+@dataclass(frozen=True)
+class ChronicaShuffler:
+    """CHRONICA's data shuffler (Alg. 3): overloaded workers give samples up, as few as will do.
+
+    A worker whose total ETT is above the level gives up samples, the largest that fits its surplus
+    first, until it is not. They go, largest first, to the least loaded worker, at that worker's
+    cost.
+
+    Args:
+        paper: the level is the mean of the totals, as printed. Otherwise it is what all would have
+        if the
+            load were divided by speed: the mean leaves a slow worker above that for several epochs.
+    """
+
+    paper: bool = False
+
+    def shuffle(self, problem: Problem, models: Models) -> Ints:
+        """See `Shuffler.shuffle`."""
+        holdings = split(problem.remaining, problem.placement, problem.sizes, problem.world)
+        steps = -(-len(problem.remaining) // problem.global_batch)
+        load = np.array([h.load for h in holdings])
+        count = np.array([len(h) for h in holdings])
+        total = models.a * load + models.c * count + models.b * steps
+        weight = np.ones(problem.world) if self.paper else 1.0 / models.a
+        level = float(np.average(total, weights=weight))
+        pool: list[tuple[float, int]] = []
+        for rank, held in enumerate(holdings):
+            a, c = float(models.a[rank]), float(models.c[rank])
+            while total[rank] > level and held:
+                sample, size = held.take(held.fitting((total[rank] - level - c) / a))
+                total[rank] -= a * size + c
+                pool.append((-size, sample))
+        placement = problem.placement.copy()
+        for negative, sample in sorted(pool):
+            cost = models.a * -negative + models.c
+            rank = int(np.argmin(total if self.paper else total + cost))
+            total[rank] += cost[rank]
+            placement[sample] = rank
+        return placement
+
+
+def compensate(gradients: Floats, loads: Floats) -> Floats:
+    """CHRONICA's compensated gradient (Eq. 7): Σ_j g_j Λ_j / ΣΛ. Ranks are tested against it.
+
+    Args:
+        gradients: of each worker, a mean over its size units, [W, P].
+        loads: Λ_j, [W]; n_j instead where the loss is a mean over samples.
+
+    Raises:
+        ValueError: the loads are all zero.
+    """
+    total = loads.sum()
+    if total <= 0:
+        raise ValueError("loads: all zero; a step needs at least one sample of positive size")
+    return np.asarray(loads @ gradients / total)
+
+
+def make(parameters: Mapping[str, Any]) -> Policy:
+    """The policy."""
+    paper = parameters["picks"] == "paper"
+    per_sample = parameters["ett"] == "per-sample"
+    window = parameters["window"]
+    predictor: Predictor = PerSamplePredictor(window) if per_sample else LinearPredictor(window)
+    return Policy(
+        name="chronica",
+        predictor=predictor,
+        scheduler=PaperScheduler() if paper else LevelledScheduler(),
+        shuffler=ChronicaShuffler(paper),
+    )
+
+
+preset = Preset(
+    name="chronica",
+    summary="Learns each worker's speed and gives each as much load per step as it can take.",
+    source="CHRONICA: a data-imbalance-aware scheduler for distributed deep learning",
+    make=make,
+    parameters={
+        "ett": {
+            "type": "string",
+            "enum": ["per-step", "per-sample"],
+            "default": "per-step",
+            "description": "What the predictor fits: a step's time T = a·Λ + c·n + b, "
+            "or as in the paper a·λ + b for each sample.",
+        },
+        "picks": {
+            "type": "string",
+            "enum": ["levelled", "paper"],
+            "default": "levelled",
+            "description": "How samples are picked and placed: representative batches levelled "
+            "exactly, or Algorithms 2 and 3 as printed.",
+        },
+        "window": WINDOW,
+    },
+)

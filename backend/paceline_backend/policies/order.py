@@ -1,0 +1,54 @@
+"""The order of an epoch: PyTorch's, without PyTorch."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from paceline_backend.policies._base import Ints
+
+_LONGEST = (2**32 - 1) // 20  # from here on torch.randperm draws 64 bits for each swap
+
+
+@lru_cache(maxsize=4)
+def epoch_order(n: int, seed: int, epoch: int) -> Ints:
+    """The permutation of an epoch, as ``DistributedSampler`` draws it.
+
+    Equal to ``torch.randperm(n, generator=torch.Generator().manual_seed(seed + epoch))``: Mersenne
+    Twister (of whose seed only the low 32 bits count), 32-bit draws, Fisher-Yates from the front.
+
+    Args:
+        n: samples.
+        seed: of the run.
+        epoch: counts from 0.
+
+    Returns:
+        Sample indices, [n]; shared between callers, so read-only.
+
+    Raises:
+        ValueError: more samples than PyTorch draws in this way.
+    """
+    if n >= _LONGEST:
+        raise ValueError(f"n: {n} samples; epoch_order handles fewer than {_LONGEST}")
+    swaps = max(n - 1, 0)
+    generator = np.random.MT19937()
+    generator._legacy_seeding((seed + epoch) & 0xFFFFFFFF)
+    here = np.arange(swaps)
+    there = generator.random_raw(swaps).astype(np.int64) % (n - here) + here
+    order = list(range(n))
+    for i, j in enumerate(there.tolist()):
+        order[i], order[j] = order[j], order[i]
+    result = np.array(order, np.int64)
+    result.setflags(write=False)
+    return result
+
+
+def remaining_in_order(n: int, seed: int, epoch: int, remaining: Ints) -> Ints:
+    """The samples left of an epoch, [R], in the epoch's order."""
+    order = epoch_order(n, seed, epoch)
+    if len(remaining) == n:
+        return order
+    left = np.zeros(n, bool)
+    left[remaining] = True
+    return order[left[order]]
