@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -55,7 +56,7 @@ def _source(rank: int, holdings: list[Holdings], step: _Step) -> Holdings:
     if holdings[rank]:
         return holdings[rank]
     left = [
-        a * h.load + c * len(h) if h else -1.0
+        a * h.load + c * len(h) if h else -inf
         for a, c, h in zip(step.a, step.c, holdings, strict=True)
     ]
     return holdings[left.index(max(left))]
@@ -77,8 +78,9 @@ class PaperScheduler:
         plan = []
         for count in problem.batch_sizes():
             step = _Step(models)
-            rank = int(problem.placement[rng.choice(_left(holdings))])
-            step.add(rank, *holdings[rank].take(int(rng.integers(len(holdings[rank])))))
+            held = np.array([len(h) for h in holdings])
+            rank = int(rng.choice(problem.world, p=held / held.sum()))
+            step.add(rank, *holdings[rank].take(int(rng.integers(held[rank]))))
             least = [(ett, rank) for rank, ett in enumerate(step.ett)]
             heapq.heapify(least)
             most = max(step.ett)
@@ -91,10 +93,6 @@ class PaperScheduler:
                 heapq.heapreplace(least, (step.ett[rank], rank))
             plan.append(step.assignments())
         return plan
-
-
-def _left(holdings: list[Holdings]) -> Ints:
-    return np.array([sample for h in holdings for sample in h.samples], np.int64)
 
 
 @dataclass(frozen=True)
