@@ -12,7 +12,7 @@ from collections.abc import Callable
 import redis
 
 from paceline.bus import connect, publish
-from paceline.wire import WAKE, RunChanged
+from paceline.wire import TELEMETRY, WAKE, RunChanged
 from paceline_backend import heartbeat
 from paceline_backend.controller import ControllerManager
 from paceline_backend.ingest import Ingest, IngestStats
@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 NODE_LOST_S = 30.0
 _SWEEP_S = 5.0
-_STOP_S = 10.0
+_BACKLOG = 1_000  # entries
 
 
 def run(settings: Settings, owner: str) -> int:
@@ -93,30 +93,40 @@ def _beat(bus_url: str, owner: str, stats: IngestStats, stop: threading.Event) -
 
 
 def _sweep(store: Store, bus_url: str, stop: threading.Event) -> None:
+    """Looks for lost runs; after an outage of ours only once everybody had time to report again."""
+    trusted_from = time.monotonic() + NODE_LOST_S
     while not stop.wait(_SWEEP_S):
         try:
-            sweep(store, bus_url, NODE_LOST_S)
+            behind = _behind(bus_url)
+            if not behind and time.monotonic() >= trusted_from:
+                fail_lost_runs(store, bus_url, NODE_LOST_S)
         except (StoreUnavailableError, redis.RedisError) as error:
             log.warning("lost runs are looked for again later: %s", error)
+            behind = True
+        if behind:
+            trusted_from = time.monotonic() + NODE_LOST_S
 
 
-def sweep(store: Store, bus_url: str, silent_s: float) -> list[str]:
+def _behind(bus_url: str) -> bool:
+    """Whether so much telemetry waits that silence in the database means nothing."""
+    with connect(bus_url) as client:
+        return client.xlen(TELEMETRY) > _BACKLOG
+
+
+def fail_lost_runs(store: Store, bus_url: str, silent_s: float) -> list[str]:
     """Fails the runs whose node and ranks have been silent for so long; their ids.
-
-    While telemetry waits to be written nobody is called silent.
 
     Raises:
         StoreUnavailableError: the database is away.
         redis.RedisError: the bus is away.
     """
-    with connect(bus_url) as client:
-        client.ping()  # without a bus all nodes are silent
-        ended = []
-        for run_id, node in runs_store.lost(store, silent_s):
-            with store.write() as connection:
-                gone = runs_store.end(connection, run_id, "failed", f"node {node} went away")
-            if gone:
-                log.warning("run %s: node %s went away", run_id, node)
-                ended.append(run_id)
+    ended = []
+    for run_id, node in runs_store.lost(store, silent_s):
+        with store.write() as connection:
+            gone = runs_store.end(connection, run_id, "failed", f"node {node} went away")
+        if gone:
+            log.warning("run %s: node %s went away", run_id, node)
+            ended.append(run_id)
+            with connect(bus_url) as client:
                 publish(client, WAKE, RunChanged(), run_id, maxlen=1000)
     return ended

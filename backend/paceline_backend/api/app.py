@@ -9,7 +9,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi_offline import FastAPIOffline
 
 from paceline import __version__
-from paceline_backend.api import errors, health, runs, telemetry
+from paceline_backend.api import errors, events, health, metrics, runs, telemetry
 from paceline_backend.api.auth import Guard
 from paceline_backend.api.errors import ProblemError
 from paceline_backend.settings import Settings
@@ -31,14 +31,17 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     )
     app.state.store = store
     app.state.settings = settings
+    app.state.closing = lambda: False  # who runs the server tells event streams when to end
+    app.state.sse_clients = 0
     errors.install(app)
     app.add_middleware(Guard, token=settings.token)
     # Pages first: Dash registers a catch-all for what nobody else answers.
     for entry in entry_points(group="paceline.web"):
         entry.load()(app, store=store, bus_url=settings.bus)
-    for router in (runs.router, telemetry.router):
+    for router in (runs.router, telemetry.router, events.router):
         app.include_router(router, prefix="/api/v1")
     app.include_router(health.router)
+    app.include_router(metrics.router)
     app.include_router(_rest)
     return app
 

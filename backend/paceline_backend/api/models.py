@@ -287,10 +287,10 @@ class Fluid(BaseModel):
 
 
 class PresetReport(BaseModel):
-    """What a preset achieved, without its first steps."""
+    """What a preset achieved, without its first steps; null where no step is left."""
 
     steps: int = Field(examples=[100])
-    step_time_s: float = Field(description="mean", examples=[0.26])
+    step_time_s: float | None = Field(description="mean", examples=[0.26])
     se: float | None = Field(examples=[0.05])
     step_dif: float | None = Field(examples=[900.0])
     waste: float | None = Field(examples=[0.02])

@@ -10,7 +10,8 @@ from fastapi import APIRouter, Query, Request
 from paceline_backend.api import models
 from paceline_backend.api.errors import documented
 from paceline_backend.api.runs import store_of
-from paceline_backend.store import reads, workers
+from paceline_backend.report import WARMUP_STEPS, run_report
+from paceline_backend.store import coverage, reads, workers
 from paceline_backend.store import runs as runs_store
 
 router = APIRouter(prefix="/runs/{run}", responses=documented(HTTPStatus.NOT_FOUND))
@@ -73,3 +74,22 @@ def list_segments(
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
         return reads.segment_rows(connection, key, (first, to), limit)
+
+
+@router.get("/coverage", response_model=models.Coverage)
+def get_coverage(request: Request, run: str) -> Any:
+    """Whether each epoch used each sample once."""
+    with store_of(request).read() as connection:
+        return coverage.coverage(connection, runs_store.key_of(connection, run))
+
+
+@router.get("/report", response_model=models.Report)
+def get_report(
+    request: Request,
+    run: str,
+    warmup: Annotated[
+        int, Query(ge=0, le=100_000, description="steps left out after each policy's start")
+    ] = WARMUP_STEPS,
+) -> Any:
+    """What each preset of the run achieved."""
+    return run_report(store_of(request), run, warmup)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import sqlalchemy as sa
@@ -138,15 +138,23 @@ def worker_step_columns(
 
 
 def new_steps(
-    connection: sa.Connection, run: int, wanted: Sequence[int]
+    connection: sa.Connection, run: int, wanted: Sequence[int], known: Mapping[int, float]
 ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-    """Those of some steps that are complete: columns as `step_columns`, and flat ones per rank."""
+    """Those of some steps that are complete: columns as `step_columns`, and flat ones per rank.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        wanted: the steps.
+        known: step → its end: of these only what has another end by now.
+    """
     base = (steps.c.step, steps.c.epoch, steps.c.ended_at)
     complete = connection.execute(
         sa.select(*base, *_named(METRICS))
         .where(steps.c.run == run, steps.c.step.in_(wanted))
         .order_by(steps.c.step)
     ).all()
+    complete = [row for row in complete if known.get(row.step) != row.ended_at]
     cells = connection.execute(
         sa.select(worker_steps.c.rank, worker_steps.c.step, *_CELLS.values())
         .select_from(_joined)

@@ -1,0 +1,267 @@
+"""A run live: a snapshot, and from its position on the events."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import AsyncIterator, Iterator
+from http import HTTPStatus
+from typing import Annotated, Any
+
+import orjson
+import redis
+import redis.asyncio
+import sqlalchemy as sa
+from fastapi import APIRouter, Header, Query, Request, Response
+from fastapi.responses import StreamingResponse
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from starlette.concurrency import run_in_threadpool
+
+from paceline.bus import connect
+from paceline.wire import (
+    Adopted,
+    Message,
+    StepBatch,
+    SwitchRequested,
+    WireError,
+    decode,
+    live,
+)
+from paceline_backend.api import models
+from paceline_backend.api.errors import documented
+from paceline_backend.api.runs import settings_of, store_of
+from paceline_backend.api.telemetry import Points
+from paceline_backend.store import Store, StoreUnavailableError, reads
+from paceline_backend.store import runs as runs_store
+
+log = logging.getLogger(__name__)
+router = APIRouter(prefix="/runs/{run}", responses=documented(HTTPStatus.NOT_FOUND))
+
+_BEGINNING = "0-0"
+_BLOCK_MS = 500  # how long a closing server or a closed run may go unnoticed
+_ENTRIES = 200  # per read
+_PAUSE_S = 0.05  # between reads: what comes meanwhile is one event
+_OUTAGE_S = 0.5
+_COMMENT_S = 10.0  # proxies close what is silent for longer
+_SEGMENTS = 2_000  # of a snapshot
+_STEPS_PER_EVENT = 500
+_REMEMBERED = 10_000  # steps that are not sent again
+
+Event = dict[str, Any]
+Entry = tuple[bytes, dict[bytes, bytes]]
+
+
+@router.get("/snapshot", response_model=models.Snapshot, response_model_exclude_unset=True)
+def snapshot(request: Request, run: str, points: Points = 1000) -> Any:
+    """All that a page needs at once; what happens after it comes with `events?since=`."""
+    store = store_of(request)
+    # The position first: what is committed while we read comes again as an event. No harm.
+    since = _position(settings_of(request).bus, run)
+    with store.read() as connection:
+        key = runs_store.key_of(connection, run)
+        span = (None, None)
+        return {
+            "since": since,
+            "run": runs_store.get(store, run),
+            "steps": reads.step_columns(connection, key, span, points),
+            "worker_steps": reads.worker_step_columns(connection, key, span, points),
+            "switches": runs_store.switches_of(store, run),
+            "segments": reads.segment_rows(connection, key, span, _SEGMENTS),
+        }
+
+
+@router.get(
+    "/events",
+    response_class=StreamingResponse,
+    responses={
+        200: {"content": {"text/event-stream": {}}, "description": "Server-sent events"},
+        204: {"description": "the run has ended, and nothing came after `since`"},
+    },
+)
+async def events(
+    request: Request,
+    run: str,
+    since: Annotated[
+        str | None,
+        Query(pattern=r"^\d+-\d+$", description="position of a snapshot; default: now"),
+    ] = None,
+    last_event_id: Annotated[str | None, Header(pattern=r"^\d+-\d+$")] = None,
+) -> Response:
+    """What happens to a run, as it is committed; ends when the run has ended and all was told.
+
+    A browser that reconnects says in `Last-Event-ID` where it was, which counts more than `since`.
+    """
+    store, bus = store_of(request), settings_of(request).bus
+    found = await run_in_threadpool(runs_store.get, store, run)
+    newest = await run_in_threadpool(_position, bus, run)
+    position = last_event_id or since or newest
+    ended = found["state"] in runs_store.ENDED
+    if ended and _number(position) >= _number(newest):
+        return Response(status_code=HTTPStatus.NO_CONTENT)
+    feed = _Feed(request, store, bus, run, position, ended)
+    headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+    return StreamingResponse(feed.stream(), media_type="text/event-stream", headers=headers)
+
+
+class _Feed:
+    """One client's stream. The bus is its queue, so a slow client costs no memory.
+
+    A client that fell behind what the bus keeps is told to start anew.
+    """
+
+    def __init__(
+        self, request: Request, store: Store, bus: str, run: str, position: str, ended: bool
+    ) -> None:
+        self.state = request.app.state
+        self.store = store
+        self.bus = bus
+        self.run = run
+        self.position = position
+        self.ended = ended
+        self.version: int | None = None  # of the last segment seen
+        self.sent: dict[int, float] = {}  # step → its end: a later attempt may run it again
+
+    async def stream(self) -> AsyncIterator[bytes]:
+        """The body of the answer."""
+        self.state.sse_clients += 1
+        client = redis.asyncio.Redis.from_url(
+            self.bus, socket_timeout=5, socket_connect_timeout=2, retry=Retry(NoBackoff(), 0)
+        )
+        try:
+            yield b": welcome\n\n"
+            spoke = time.monotonic()
+            while not self.state.closing():
+                try:
+                    lost, entries = await self._read(client)
+                    happened = await run_in_threadpool(self._told, lost, entries)
+                except (redis.RedisError, StoreUnavailableError) as error:
+                    log.warning("events of run %s wait: %s", self.run, error)
+                    lost, entries, happened = False, [], []
+                    await asyncio.sleep(_OUTAGE_S)
+                else:
+                    if not entries and self.ended:
+                        return
+                for chunk in self._encoded(happened, entries):
+                    yield chunk
+                    spoke = time.monotonic()
+                if time.monotonic() - spoke > _COMMENT_S:
+                    yield b": still here\n\n"
+                    spoke = time.monotonic()
+                if entries:
+                    await asyncio.sleep(_PAUSE_S)
+        finally:
+            self.state.sse_clients -= 1
+            await client.aclose()
+
+    async def _read(self, client: redis.asyncio.Redis) -> tuple[bool, list[Entry]]:
+        """Whether entries were lost before we read them, and the next ones."""
+        stream = live(self.run)
+        answer: Any = await client.xread({stream: self.position}, _ENTRIES, _BLOCK_MS)
+        if not answer:
+            return False, []
+        [(_, entries)] = answer
+        # The oldest go first: while our last one is still there, nothing after it is gone.
+        if self.position == _BEGINNING:
+            info: Any = await client.xinfo_stream(stream)
+            lost = info["entries-added"] > info["length"]
+        else:
+            lost = not await client.xrange(stream, self.position, self.position, 1)
+        return lost, entries
+
+    def _told(self, lost: bool, entries: list[Entry]) -> list[Event]:
+        """The events of some entries."""
+        if lost:
+            return [{"type": "reset"}]
+        messages = list(_decoded(entries))
+        happened: list[Event] = []
+        with self.store.read() as connection:
+            key = runs_store.key_of(connection, self.run)
+            happened += self._steps(connection, key, messages)
+        switched = False
+        for message in messages:
+            if isinstance(message, Adopted):
+                happened.append(_segment(message))
+                switched |= message.segment.version != self.version
+                self.version = message.segment.version
+            switched |= isinstance(message, SwitchRequested)
+        if switched:
+            rows = runs_store.switches_of(self.store, self.run)
+            happened += [{"type": "switch", **row} for row in rows]
+        if any(not isinstance(message, StepBatch | Adopted) for message in messages):
+            found = runs_store.get(self.store, self.run)
+            self.ended = found["state"] in runs_store.ENDED
+            happened.append({"type": "run", **found})
+        return happened
+
+    def _steps(
+        self, connection: sa.Connection, key: int, messages: list[Message]
+    ) -> Iterator[Event]:
+        named = {
+            record.step
+            for message in messages
+            if isinstance(message, StepBatch)
+            for record in message.records
+        }
+        order = sorted(named)
+        for i in range(0, len(order), _STEPS_PER_EVENT):
+            wanted = order[i : i + _STEPS_PER_EVENT]
+            complete, cells = reads.new_steps(connection, key, wanted, self.sent)
+            if complete["step"]:
+                self.sent.update(zip(complete["step"], complete["ended_at"], strict=True))
+                yield {"type": "steps", **complete}
+                yield {"type": "worker_steps", **cells}
+        while len(self.sent) > _REMEMBERED:
+            del self.sent[next(iter(self.sent))]
+
+    def _encoded(self, happened: list[Event], entries: list[Entry]) -> Iterator[bytes]:
+        """As server-sent events. Who has them all goes on behind the entries, others before."""
+        before = self.position
+        if entries:
+            self.position = entries[-1][0].decode()
+        for i, event in enumerate(happened):
+            position = self.position if i == len(happened) - 1 else before
+            yield b"event: message\nid: %s\ndata: %s\n\n" % (position.encode(), orjson.dumps(event))
+
+
+def _position(bus: str, run: str) -> str:
+    """The newest entry's id; the beginning where there is none, or no bus to ask."""
+    with connect(bus) as client:
+        try:
+            newest: Any = client.xrevrange(live(run), count=1)
+        except redis.RedisError as error:
+            log.warning("the position of run %s is unknown: %s", run, error)
+            return _BEGINNING
+    return str(newest[0][0].decode()) if newest else _BEGINNING
+
+
+def _number(position: str) -> tuple[int, int]:
+    ms, _, count = position.partition("-")
+    return int(ms), int(count)
+
+
+def _decoded(entries: list[Entry]) -> Iterator[Message]:
+    for number, fields in entries:
+        try:
+            yield decode(fields)[1]
+        except WireError as error:
+            log.warning("entry %s is left out: %s", number.decode(), error)
+
+
+def _segment(message: Adopted) -> Event:
+    segment = message.segment
+    return {
+        "type": "segment",
+        "attempt": message.attempt,
+        "seq": segment.seq,
+        "epoch": segment.epoch,
+        "first_step": segment.first_step,
+        "steps": segment.steps,
+        "policy": segment.policy,
+        "version": segment.version,
+        "source": segment.source,
+        "moved": segment.moved,
+        "plan_s": segment.plan_s,
+        "adopted_at": message.adopted_at,
+    }

@@ -1,0 +1,182 @@
+"""What each preset of a run achieved, against plain data parallelism and the fluid limit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import sqlalchemy as sa
+
+from paceline.wire import Hello
+from paceline_backend.store import Store, reads, runs
+from paceline_backend.store.coverage import coverage, effective
+from paceline_backend.store.schema import steps, worker_steps
+
+BASELINE = "bsp"
+WARMUP_STEPS = 20  # what a policy needs to learn the ranks' speeds, with a margin
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Fluid:
+    """The terms of the fluid limit, algorithms.md §0."""
+
+    a_s: list[float]
+    b_s: list[float]
+    communication_s: float
+    source: str
+
+    @property
+    def overhead_s(self) -> float:
+        return float(np.mean(self.b_s)) + self.communication_s
+
+    def limit_s(self, load: float, count: int) -> float:
+        """Σλ / Σ(1/a_j) + steps · overhead."""
+        return load / float(np.sum(1.0 / np.array(self.a_s))) + count * self.overhead_s
+
+
+def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[str, Any]:
+    """Figures per preset over its steady steps, and the run's coverage.
+
+    Steps planned without a controller are left out, and the first `warmup` steps after a policy's
+    or an attempt's start. `speedup` is plain data parallelism's time per unit of load over the
+    preset's (epochs' last batches differ), `speedup_limit` the same with the fluid limit in the
+    preset's place.
+
+    Raises:
+        UnknownRunError: no such run.
+        StoreError: the database does not answer.
+    """
+    with store.read() as connection:
+        key = runs.key_of(connection, run_id)
+        hello = runs.hello(connection, key)
+        planned, coasted = _planned(connection, key, hello, warmup)
+        table = _steps(connection, key)
+        covered = coverage(connection, key)
+        kept = {
+            policy: np.isin(table["step"], np.array(sorted(mine), dtype=np.float64))
+            for policy, mine in planned.items()
+        }
+        steady = np.logical_or.reduce([np.zeros(len(table["step"]), bool), *kept.values()])
+        fluid = None
+        if steady.any():
+            fluid = _fluid(connection, key, hello, float(table["comm_s"][steady].mean()))
+    base = _time_per_load(table, kept[BASELINE]) if BASELINE in kept else None
+    return {
+        "presets": {policy: _preset(table, mine, fluid, base) for policy, mine in kept.items()},
+        "warmup": warmup,
+        "coasted": coasted,
+        "overhead_s": fluid.overhead_s if fluid else None,
+        "fluid": {
+            "a_s": fluid.a_s,
+            "b_s": fluid.b_s,
+            "communication_s": fluid.communication_s,
+            "source": fluid.source,
+        }
+        if fluid
+        else None,
+        "coverage": covered,
+    }
+
+
+def _planned(
+    connection: sa.Connection, key: int, hello: Hello | None, warmup: int
+) -> tuple[dict[str, set[int]], int]:
+    """Each policy's steady steps, policies in order of their start; how many steps were coasted."""
+    planned: dict[str, set[int]] = {}
+    coasted = 0
+    start: tuple[int, int, int] | None = None  # attempt, version, first step
+    for part in effective(connection, key, hello):
+        segment = part.segment
+        if start is None or start[:2] != (part.attempt, segment.version):
+            start = (part.attempt, segment.version, segment.first_step)
+        mine = planned.setdefault(segment.policy, set())
+        if segment.source == "coast":
+            coasted += part.end - segment.first_step
+        else:
+            mine.update(range(max(segment.first_step, start[2] + warmup), part.end))
+    return planned, coasted
+
+
+def _steps(connection: sa.Connection, key: int) -> dict[str, Floats]:
+    """All complete steps as columns; NaN where unknown."""
+    names = ("se", "dif", "waste", "ett_error", "comm_s", "step_s")
+    columns = [reads.METRICS[name] for name in names]
+    rows = connection.execute(
+        sa.select(steps.c.step, steps.c.load_sum, *columns)
+        .where(steps.c.run == key)
+        .order_by(steps.c.step)
+    ).all()
+    values = np.array([tuple(row) for row in rows], dtype=np.float64).reshape(len(rows), -1)
+    if not len(rows):
+        values = np.empty((0, 2 + len(names)))
+    return dict(zip(("step", "load", *names), values.T, strict=True))
+
+
+def _preset(
+    table: dict[str, Floats], mine: npt.NDArray[np.bool_], fluid: _Fluid | None, base: float | None
+) -> dict[str, Any]:
+    count = int(mine.sum())
+    total, load = float(table["step_s"][mine].sum()), float(table["load"][mine].sum())
+    limit = fluid.limit_s(load, count) if fluid and count else None
+    own = _time_per_load(table, mine)
+    return {
+        "steps": count,
+        "step_time_s": total / count if count else None,
+        "se": _mean(table["se"][mine]),
+        "step_dif": _mean(table["dif"][mine]),
+        "waste": _mean(table["waste"][mine]),
+        "ett_mape": _mean(table["ett_error"][mine]),
+        "time_over_fluid": total / limit if limit else None,
+        "speedup": base / own if base and own else None,
+        "speedup_limit": base / (limit / load) if base and limit and load else None,
+    }
+
+
+def _time_per_load(table: dict[str, Floats], mine: npt.NDArray[np.bool_]) -> float | None:
+    load = float(table["load"][mine].sum())
+    return float(table["step_s"][mine].sum()) / load if load else None
+
+
+def _mean(values: Floats) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None
+
+
+def _fluid(
+    connection: sa.Connection, key: int, hello: Hello | None, communication_s: float
+) -> _Fluid | None:
+    """With the ranks' true speeds where they were emulated, else with fitted ones."""
+    if hello is not None and hello.emulated is not None:
+        a_s, b_s = hello.emulated["a_s"], hello.emulated["b_s"]
+        return _Fluid(list(a_s), list(b_s), communication_s, "emulated")
+    fitted = _fitted(connection, key)
+    if not fitted:
+        return None
+    return _Fluid([a for a, _ in fitted], [b for _, b in fitted], communication_s, "fitted")
+
+
+def _fitted(connection: sa.Connection, key: int) -> list[tuple[float, float]]:
+    """Each rank's (a, b) by least squares of T on Λ, from sums that the database takes."""
+    x, y = worker_steps.c.load, worker_steps.c.compute_s
+    sums = [sa.func.count(), sa.func.sum(x), sa.func.sum(y), sa.func.sum(x * x), sa.func.sum(x * y)]
+    rows = connection.execute(
+        sa.select(worker_steps.c.rank, *sums)
+        .where(worker_steps.c.run == key, worker_steps.c.samples > 0)
+        .group_by(worker_steps.c.rank)
+        .order_by(worker_steps.c.rank)
+    ).all()
+    return [_line(*map(float, row[1:])) for row in rows]
+
+
+def _line(n: float, x: float, y: float, xx: float, xy: float) -> tuple[float, float]:
+    """(a, b) with a > 0; where loads do not vary, or the slope is not positive, T/Λ."""
+    spread = n * xx - x * x
+    a = (n * xy - x * y) / spread if spread > 1e-9 * n * xx else 0.0
+    b = (y - a * x) / n
+    if a > 0 and b >= 0:
+        return a, b
+    return max(y / x if x > 0 else 0.0, 1e-12), 0.0

@@ -1,0 +1,169 @@
+"""Which samples each epoch used: what was assigned, counted where a rank reported the step."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import sqlalchemy as sa
+
+from paceline.wire import Hello, Segment
+from paceline_backend.store import runs
+from paceline_backend.store.schema import segments, worker_steps
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Effective:
+    """A segment, and up to which step it counts.
+
+    An attempt that starts again at an earlier step, from a checkpoint or from nothing, undoes what
+    attempts before it did from there on: none of that is in the model any more.
+    """
+
+    attempt: int
+    segment: Segment
+    end: int  # one past its last step that counts
+
+    @property
+    def whole(self) -> bool:
+        """Whether all its steps count."""
+        return self.end == self.segment.first_step + self.segment.steps
+
+
+def effective(connection: sa.Connection, run: int, hello: Hello | None) -> Iterator[Effective]:
+    """The segments of a run that count, in order.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        hello: of the latest attempt, if there was one.
+    """
+    first = sa.func.min(segments.c.first_step)
+    rows = connection.execute(
+        sa.select(segments.c.attempt, first)
+        .where(segments.c.run == run)
+        .group_by(segments.c.attempt)
+    )
+    starts = {int(attempt): int(step) for attempt, step in rows}
+    if hello is not None:
+        starts[hello.attempt] = hello.step
+    bodies = connection.execute(
+        sa.select(segments.c.attempt, segments.c.body)
+        .where(segments.c.run == run)
+        .order_by(segments.c.attempt, segments.c.seq)
+    )
+    for attempt, body in bodies:
+        segment = msgspec.msgpack.decode(body, type=Segment)
+        later = [step for other, step in starts.items() if other > attempt]
+        end = min([segment.first_step + segment.steps, *later])
+        if end > segment.first_step:
+            yield Effective(attempt, segment, end)
+
+
+def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
+    """Per epoch, how often its samples were used; `exact` when each was once.
+
+    A sample counts as used when the rank that was assigned it reported the step. What a checkpoint
+    says was used before the latest attempt counts too: those records may have died with a rank.
+    """
+    hello = runs.hello(connection, run)
+    if hello is None:
+        return {"epochs": [], "exact": False}
+    samples = len(hello.sizes) // 8
+    uses: dict[int, Ints] = defaultdict(lambda: np.zeros(samples, np.int64))
+    complete: set[int] = set()
+    reported = _reported(connection, run)
+    resumed = False
+    for part in effective(connection, run, hello):
+        segment = part.segment
+        if part.attempt == hello.attempt and not resumed:
+            _resume(uses, hello)
+            resumed = True
+        np.add.at(uses[segment.epoch], _used(connection, run, part, reported), 1)
+        if segment.epoch_end and part.whole:
+            complete.add(segment.epoch)
+    allowed = samples % hello.global_batch if hello.drop_last else 0
+    last = max(uses, default=None)
+    epochs = [
+        _epoch(epoch, uses[epoch], epoch in complete, epoch == last, allowed)
+        for epoch in sorted(uses)
+    ]
+    return {"epochs": epochs, "exact": bool(epochs) and all(e["exact"] for e in epochs)}
+
+
+def _resume(uses: dict[int, Ints], hello: Hello) -> None:
+    used = np.frombuffer(hello.used, dtype="<u4")
+    if len(used):
+        uses[hello.epoch][used] = np.maximum(uses[hello.epoch][used], 1)
+
+
+def _reported(connection: sa.Connection, run: int) -> dict[tuple[int, int], tuple[int, int, int]]:
+    """(attempt, segment) → number of records, first and last step: tells mostly that all came."""
+    step = worker_steps.c.step
+    rows = connection.execute(
+        sa.select(
+            worker_steps.c.attempt,
+            worker_steps.c.segment,
+            sa.func.count(),
+            sa.func.min(step),
+            sa.func.max(step),
+        )
+        .where(worker_steps.c.run == run)
+        .group_by(worker_steps.c.attempt, worker_steps.c.segment)
+    )
+    return {(row[0], row[1]): (row[2], row[3], row[4]) for row in rows}
+
+
+def _used(
+    connection: sa.Connection,
+    run: int,
+    part: Effective,
+    reported: dict[tuple[int, int], tuple[int, int, int]],
+) -> Ints:
+    """Samples that the ranks which reported were assigned, with repetitions."""
+    segment = part.segment
+    world = len(segment.counts[0])
+    everything = (segment.steps * world, segment.first_step, part.end - 1)
+    found = reported.get((part.attempt, segment.seq))
+    if found is None:
+        return np.empty(0, np.int64)
+    flat = np.frombuffer(segment.indices, dtype="<u4").astype(np.int64)
+    if part.whole and found == everything:
+        return flat
+    rows = connection.execute(
+        sa.select(worker_steps.c.step, worker_steps.c.rank).where(
+            worker_steps.c.run == run,
+            worker_steps.c.step >= segment.first_step,
+            worker_steps.c.step < part.end,
+            worker_steps.c.attempt == part.attempt,
+            worker_steps.c.segment == segment.seq,
+        )
+    )
+    assigned = segment.assignments()
+    parts = [assigned[step - segment.first_step][rank] for step, rank in rows]
+    return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+
+def _epoch(epoch: int, uses: Ints, complete: bool, last: bool, allowed: int) -> dict[str, Any]:
+    """One epoch's counts. Only the last one may be unfinished; `allowed` samples may be dropped."""
+    distinct = int(np.count_nonzero(uses))
+    missing = len(uses) - distinct
+    duplicated = int(np.count_nonzero(uses > 1))
+    full = missing == allowed if complete else last
+    return {
+        "epoch": epoch,
+        "samples": len(uses),
+        "used": int(uses.sum()),
+        "distinct": distinct,
+        "missing": missing,
+        "duplicated": duplicated,
+        "complete": complete,
+        "exact": full and duplicated == 0,
+    }
