@@ -1,0 +1,264 @@
+"""Real TorchElastic launchers and ranks under a supervisor."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline import rundir
+from paceline.errors import InputError
+from paceline.launcher import last_words
+from paceline.link import Link
+from paceline.rundir import Record
+from paceline.supervisor import Supervisor, check
+from paceline.wire import Launch
+from support.node import SLEEP, family, ranks, script, states, until, wait_gone
+
+Train = Callable[..., Supervisor]
+
+
+@pytest.fixture
+def train(tmp_path: Path) -> Iterator[Train]:
+    """Starts a script's text under a supervisor, which is closed at the end."""
+    started: list[Supervisor] = []
+
+    def start(text: str, nproc: int, *, bus_url: str | None = None, **more: object) -> Supervisor:
+        launch = Launch(script(tmp_path, text), ["--x", "1"], nproc, {"GIVEN": "yes"}, **more)
+        link = Link(bus_url) if bus_url else None
+        record = Record(f"r{len(started)}", "here", "the test", "")
+        supervisor = Supervisor(launch, tmp_path, record, link)
+        started.append(supervisor)
+        supervisor.start()
+        return supervisor
+
+    yield start
+    for supervisor in started:
+        supervisor.close()
+
+
+def finish(supervisor: Supervisor) -> None:
+    def settled() -> bool:
+        supervisor.poll()
+        return supervisor.settled
+
+    until(settled, "the run to settle", 60)
+
+
+def running(supervisor: Supervisor, nproc: int, attempt: int = 0) -> dict[int, psutil.Process]:
+    """The ranks, once all of them have written a line."""
+
+    def all_there() -> bool:
+        supervisor.poll()
+        logs = [rundir.rank_log(supervisor.directory, attempt, r, "stdout") for r in range(nproc)]
+        return all(log.exists() and log.stat().st_size for log in logs)
+
+    until(all_there, f"{nproc} ranks to run", 60)
+    found = ranks(family(os.getpid()))
+    assert sorted(found) == list(range(nproc))
+    return found
+
+
+def processes(supervisor: Supervisor) -> list[psutil.Process]:
+    """Rendezvous, launcher and ranks."""
+    marks = ("paceline.rendezvous", str(supervisor.directory.parents[1]))
+    return [p for p in family(os.getpid()) if any(a.startswith(marks) for a in p.cmdline())]
+
+
+def output(supervisor: Supervisor, rank: int, stream: str = "stdout", attempt: int = 0) -> str:
+    return rundir.rank_log(supervisor.directory, attempt, rank, stream).read_text()
+
+
+def failure(supervisor: Supervisor) -> str:
+    last = supervisor.last
+    assert last is not None
+    assert last.state == "failed"
+    assert last.message is not None
+    return last.message
+
+
+@pytest.mark.ranks
+def test_ranks_reduce_and_finish(train: Train, bus_url: str) -> None:
+    text = """
+        import os, sys
+        import torch
+        import torch.distributed as dist
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+        total = torch.tensor([float(dist.get_rank() + 1)])
+        dist.all_reduce(total)
+        print("sum", total.item(), sys.argv[1:], os.environ["GIVEN"], os.environ["LOCAL_RANK"])
+        print(os.environ["PACELINE_RUN"], os.environ["PACELINE_BUS"], os.environ["PACELINE_SPOOL"])
+        dist.destroy_process_group()
+    """
+    supervisor = train(text, 3, bus_url=bus_url)
+    finish(supervisor)
+    assert [(s.state, s.attempt, s.exit_code) for s in states(bus_url, "r0")] == [
+        ("starting", 0, None),
+        ("running", 0, None),
+        ("finished", 0, 0),
+    ], output(supervisor, 0, "stderr")
+    for rank in range(3):
+        first, second = output(supervisor, rank).splitlines()
+        assert first == f"sum 6.0 ['--x', '1'] yes {rank}"
+        assert second == f"r0 {bus_url} {supervisor.directory / 'spool'}"
+
+
+@pytest.mark.ranks
+def test_rank_that_raises_is_named_and_ends_the_others(train: Train) -> None:
+    # The others fail too, of the lost connection: they are not to blame.
+    text = """
+        import torch
+        import torch.distributed as dist
+        torch.set_num_threads(1)
+        dist.init_process_group("gloo")
+        print("ready", flush=True)
+        for step in range(1_000_000_000):
+            if step == 50 and dist.get_rank() == 2:
+                raise RuntimeError("bad sample 7\\nsecond line")
+            dist.all_reduce(torch.ones(1))
+    """
+    supervisor = train(text, 3)
+    found = running(supervisor, 3)
+    finish(supervisor)
+    log = rundir.rank_log(supervisor.directory, 0, 2, "stderr")
+    expected = f"rank 2 failed: RuntimeError: bad sample 7 (exit code 1); log: {log}"
+    assert failure(supervisor) == expected
+    wait_gone(found.values())
+
+
+@pytest.mark.ranks
+def test_killed_rank_is_named_and_ends_the_others(train: Train) -> None:
+    supervisor = train(SLEEP, 3)
+    found = running(supervisor, 3)
+    killed_at = time.monotonic()
+    found[1].kill()
+    finish(supervisor)
+    assert failure(supervisor).startswith("rank 1 was killed by SIGKILL; log: ")
+    assert supervisor.last is not None
+    assert supervisor.last.exit_code == 128 + signal.SIGKILL
+    wait_gone(found.values())
+    assert time.monotonic() - killed_at < 10
+
+
+@pytest.mark.ranks
+def test_restart_after_a_failure(train: Train, bus_url: str) -> None:
+    text = """
+        import os, sys
+        attempt = int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+        print("attempt", attempt)
+        if attempt == 0 and os.environ["RANK"] == "1":
+            sys.exit(7)
+    """
+    supervisor = train(text, 2, bus_url=bus_url, max_restarts=1)
+    finish(supervisor)
+    reported = [(s.state, s.attempt, s.exit_code) for s in states(bus_url, "r0")]
+    assert reported[0] == ("starting", 0, None)
+    assert reported[-2:] == [("running", 1, None), ("finished", 1, 0)]
+    for attempt in (0, 1):
+        assert output(supervisor, 1, attempt=attempt) == f"attempt {attempt}\n"
+
+
+@pytest.mark.ranks
+def test_exit_code_is_the_scripts(train: Train) -> None:
+    supervisor = train("import os, sys; sys.exit(7 * int(os.environ['RANK']))", 2)
+    finish(supervisor)
+    assert failure(supervisor).startswith("rank 1 ended with code 7; log: ")
+    assert supervisor.last is not None
+    assert supervisor.last.exit_code == 7
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("victim", ["paceline.launcher", "paceline.rendezvous"])
+def test_nothing_outlives_launcher_or_rendezvous(train: Train, victim: str) -> None:
+    supervisor = train(SLEEP, 2)
+    running(supervisor, 2)
+    everyone = processes(supervisor)
+    assert len(everyone) == 4
+    (process,) = [p for p in everyone if victim in p.cmdline()]
+    process.kill()
+    finish(supervisor)
+    wait_gone(everyone)
+    assert failure(supervisor).startswith(
+        "the launcher was killed by SIGKILL"
+        if victim == "paceline.launcher"
+        else "the run's rendezvous process is gone"
+    )
+
+
+@pytest.mark.ranks
+def test_stop_asks_then_kills_and_takes_the_ranks_children_along(train: Train) -> None:
+    text = """
+        import os, signal, subprocess, sys, time
+        def bye(*_):
+            print("bye", flush=True)
+            if os.environ["RANK"] == "0":
+                sys.exit(0)
+        signal.signal(signal.SIGTERM, bye)
+        child = subprocess.Popen(["sleep", "600"])
+        print(child.pid, flush=True)
+        while True:
+            time.sleep(600)
+    """
+    supervisor = train(text, 2)
+    found = running(supervisor, 2)
+    children = [psutil.Process(int(output(supervisor, rank))) for rank in (0, 1)]
+    supervisor.stop("enough")
+    supervisor.stop("a second time changes nothing")
+    finish(supervisor)
+    wait_gone([*found.values(), *children])
+    for rank in (0, 1):
+        assert output(supervisor, rank).endswith("bye\n"), "each was asked first"
+    assert supervisor.last is not None
+    assert (supervisor.last.state, supervisor.last.message) == ("stopped", "enough")
+
+
+@pytest.mark.parametrize(
+    ("field", "change"),
+    [
+        ("script: there is no file", {"script": "nowhere.py"}),
+        ("cwd: there is no directory", {"cwd": "/nowhere"}),
+        ("nproc: 0", {"nproc": 0}),
+        ("max_restarts: -1", {"max_restarts": -1}),
+    ],
+)
+def test_what_cannot_be_launched_is_refused(
+    field: str, change: dict[str, object], tmp_path: Path
+) -> None:
+    good = {"script": script(tmp_path, ""), "args": [], "nproc": 1, "env": {}}
+    check(Launch(**good))
+    with pytest.raises(InputError, match=field):
+        check(Launch(**{**good, **change}))
+
+
+@pytest.mark.parametrize(
+    ("stderr", "words"),
+    [
+        ("", ""),
+        ("warning\n\nlast line\n\n", "last line"),
+        (
+            "Traceback (most recent call last):\n  File 'x'\nKeyError: 1\n\n"
+            "During handling of the above exception, another exception occurred:\n\n"
+            "Traceback (most recent call last):\n  File 'y'\n    f()\n    ^^^\n"
+            "pkg.mod.OddError: first\n  second: line\nlater noise\n",
+            "pkg.mod.OddError: first",
+        ),
+        (
+            "Traceback (most recent call last):\n  File 'x'\nKeyboardInterrupt\n",
+            "KeyboardInterrupt",
+        ),
+        (
+            "[rank2]: Traceback (most recent call last):\n[rank2]:   File 'x'\n"
+            "[rank2]: RuntimeError: boom\n",
+            "RuntimeError: boom",
+        ),
+        ('  File "x.py", line 1\n    a b\n      ^\nSyntaxError: invalid\n', "SyntaxError: invalid"),
+    ],
+)
+def test_last_words(stderr: str, words: str) -> None:
+    assert last_words(stderr) == words

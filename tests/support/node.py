@@ -1,0 +1,100 @@
+"""What tests of the agent, the launcher and the command line share."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
+import redis
+
+from paceline import wire
+
+T = TypeVar("T")
+
+# Says where it is, then waits to be ended.
+SLEEP = """
+    import os, time
+    print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
+    time.sleep(600)
+"""
+
+
+def until(condition: Callable[[], T], what: str, timeout_s: float = 40.0) -> T:
+    """The condition's first true value."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        if value := condition():
+            return value
+        time.sleep(0.05)
+    raise AssertionError(f"waited {timeout_s:g} s for {what}")
+
+
+def script(folder: Path, text: str, name: str = "train.py") -> str:
+    """Writes a training script; its path."""
+    path = folder / name
+    path.write_text(textwrap.dedent(text))
+    return str(path)
+
+
+def family(pid: int) -> list[psutil.Process]:
+    """The processes below one."""
+    return psutil.Process(pid).children(recursive=True)
+
+
+def ranks(processes: Iterable[psutil.Process], name: str = "train.py") -> dict[int, psutil.Process]:
+    """Those of the processes that run a script, by rank."""
+    found = {}
+    for process in processes:
+        try:
+            command = process.cmdline()
+            if len(command) > 2 and command[1] == "-u" and command[2].endswith(name):
+                found[int(process.environ()["RANK"])] = process
+        except psutil.Error:
+            continue
+    return found
+
+
+def wait_gone(processes: Iterable[psutil.Process], timeout_s: float = 15.0) -> None:
+    """Fails when one of the processes still runs at the deadline."""
+    processes = list(processes)
+    assert processes, "there was nothing to wait for"
+    _, alive = psutil.wait_procs(processes, timeout=timeout_s)
+    left = [p for p in alive if p.is_running() and p.status() != psutil.STATUS_ZOMBIE]
+    assert not left, f"still there: {left}"
+
+
+def paceline(*arguments: str, **options: Any) -> subprocess.Popen[str]:
+    """The command line as a process of its own, its output captured."""
+    env = {k: v for k, v in os.environ.items() if not k.startswith("PACELINE_")}
+    return subprocess.Popen(
+        [sys.executable, "-m", "paceline", *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**env, **options.pop("env", {})},
+        **options,
+    )
+
+
+def telemetry(bus_url: str) -> list[tuple[str, wire.Message]]:
+    """All (run, message) on TELEMETRY."""
+    with redis.Redis.from_url(bus_url) as bus:
+        return [wire.decode(fields) for _, fields in bus.xrange(wire.TELEMETRY)]
+
+
+def states(bus_url: str, run: str) -> list[wire.RunState]:
+    """What was reported about a run."""
+    return [m for r, m in telemetry(bus_url) if r == run and isinstance(m, wire.RunState)]
+
+
+def nodes(bus_url: str) -> list[wire.NodeState]:
+    """Registrations and heartbeats."""
+    return [m for _, m in telemetry(bus_url) if isinstance(m, wire.NodeState)]
