@@ -110,7 +110,7 @@ def _sweep(store: Store, bus_url: str, stop: threading.Event) -> None:
 def _behind(bus_url: str) -> bool:
     """Whether so much telemetry waits that silence in the database means nothing."""
     with connect(bus_url) as client:
-        return client.xlen(TELEMETRY) > _BACKLOG
+        return int(client.xlen(TELEMETRY)) > _BACKLOG
 
 
 def fail_lost_runs(store: Store, bus_url: str, silent_s: float) -> list[str]:

@@ -84,7 +84,7 @@ class Guard:
                 return problem_response(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "token: too long")
         form = parse_qs(body.decode(errors="replace"))
         target = _local(form.get("next", ["/"])[0])
-        if not _same(form.get("token", [""])[0], token):
+        if not _same(form.get("token", [""])[0].encode(), token):
             page = _PAGE.format(next=html.escape(target), message="That is not the token.")
             return HTMLResponse(page, HTTPStatus.UNAUTHORIZED)
         response = RedirectResponse(target, HTTPStatus.SEE_OTHER)
@@ -107,9 +107,9 @@ def cookie_value(token: str) -> str:
 def _unauthorised(scope: Scope, headers: Headers, token: str) -> Response | None:
     kind, _, given = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
-        allowed = _same(given.strip(), token)
+        allowed = _same(given.strip().encode("latin-1"), token)
     else:
-        allowed = _same(_cookie(headers), cookie_value(token))
+        allowed = _same(_cookie(headers).encode("latin-1"), cookie_value(token))
     if allowed:
         return None
     wants_page = scope.get("method") == "GET" and "text/html" in headers.get("accept", "")
@@ -151,8 +151,8 @@ def _cookie(headers: Headers) -> str:
     return "" if found is None else found.value
 
 
-def _same(given: str, expected: str) -> bool:
-    return hmac.compare_digest(given.encode(), expected.encode())
+def _same(given: bytes, expected: str) -> bool:
+    return hmac.compare_digest(given, expected.encode())
 
 
 def _local(target: str) -> str:

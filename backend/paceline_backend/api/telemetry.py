@@ -18,7 +18,7 @@ router = APIRouter(prefix="/runs/{run}", responses=documented(HTTPStatus.NOT_FOU
 
 From = Annotated[int | None, Query(alias="from", ge=0, description="first step, included")]
 To = Annotated[int | None, Query(ge=0, description="last step, included")]
-Points = Annotated[int, Query(ge=1, le=5000, description="thin out above so many steps")]
+Points = Annotated[int, Query(ge=2, le=5000, description="thin out above so many steps")]
 
 
 @router.get("/workers", response_model=list[models.Worker])

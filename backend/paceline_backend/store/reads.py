@@ -50,8 +50,8 @@ def step_columns(connection: sa.Connection, run: int, span: Range, points: int) 
     of `METRICS`, and of each the least and the greatest (``se_min``, ``se_max``, …).
     """
     first, last = _bounds(connection, steps, run, span)
-    bucket = _bucket(first, last, points)
-    where = (steps.c.run == run, *_within(steps.c.step, (first, last)))
+    bucket = bucket_of(first, last, points)
+    where = (steps.c.run == run, *_within(steps.c.step, span))
     names = ["step", "epoch", "ended_at", *METRICS]
     query: sa.Select[Any]
     if bucket == 1:
@@ -101,8 +101,8 @@ def worker_step_columns(
         ranks: only these.
     """
     first, last = _bounds(connection, worker_steps, run, span)
-    bucket = _bucket(first, last, points)
-    where = [worker_steps.c.run == run, *_within(worker_steps.c.step, (first, last))]
+    bucket = bucket_of(first, last, points)
+    where = [worker_steps.c.run == run, *_within(worker_steps.c.step, span)]
     if ranks is not None:
         where.append(worker_steps.c.rank.in_(ranks))
     names = [*_CELLS]
@@ -206,14 +206,15 @@ def _bounds(connection: sa.Connection, table: sa.Table, run: int, span: Range) -
     return first, last
 
 
-def _bucket(first: int | None, last: int | None, points: int) -> int:
-    """Steps per point; buckets begin at multiples of their size."""
+def bucket_of(first: int | None, last: int | None, points: int) -> int:
+    """Steps per point, for at most `points` (2 or more) of them.
+
+    Buckets begin at multiples of their size, so that they stay while the run goes on; the first and
+    the last may be half empty, which takes one point more than their number of steps does.
+    """
     if first is None or last is None or last - first < points:
         return 1
-    bucket = -(-(last - first + 1) // points)
-    while last // bucket - first // bucket >= points:
-        bucket += 1
-    return bucket
+    return -(-(last - first + 1) // (points - 1))
 
 
 def _columns(names: Sequence[str], rows: Sequence[sa.Row[Any]]) -> dict[str, list[Any]]:

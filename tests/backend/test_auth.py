@@ -1,0 +1,148 @@
+"""Who gets in: tokens, cookies, WebSockets, and pages from elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from starlette.types import Message, Receive, Scope, Send
+
+from paceline.errors import PacelineError
+from paceline_backend.api.auth import COOKIE, Guard, cookie_value
+from paceline_backend.settings import Settings
+from paceline_backend.store import Store
+from support.web import serving
+
+TOKEN = "a token, naïve: 1"  # not ASCII alone
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def guarded(store: Store, bus_url: str) -> Iterator[httpx.Client]:
+    with serving(store, bus_url, token=TOKEN) as client:
+        yield client
+
+
+@pytest.fixture
+def unguarded(store: Store, bus_url: str) -> Iterator[httpx.Client]:
+    with serving(store, bus_url) as client:
+        yield client
+
+
+def bearer(token: str) -> dict[str, bytes]:
+    return {"Authorization": f"Bearer {token}".encode()}
+
+
+def websocket_answer(token: str | None, **headers: str) -> str:
+    """What comes of a WebSocket's handshake: type of the first message back.
+
+    Straight to the middleware: whether the web server speaks WebSocket depends on what is installed.
+    """
+    sent: list[Message] = []
+
+    async def accepting(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "websocket.accept"})
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    given = {"host": "127.0.0.1:8000", **headers}
+    scope = {
+        "type": "websocket",
+        "path": "/_dash-ws-callback",
+        "query_string": b"",
+        "headers": [(name.encode(), value.encode()) for name, value in given.items()],
+    }
+    asyncio.run(Guard(accepting, token)(scope, receive, send))
+    return str(sent[0]["type"])
+
+
+PATHS = ["/", "/api/v1/runs", "/docs", "/openapi.json", "/metrics", "/_dash-layout", "/api/none"]
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_token_is_wanted_everywhere(guarded: httpx.Client, path: str) -> None:
+    refused = guarded.get(path)
+    assert refused.status_code == 401
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert refused.headers["www-authenticate"] == "Bearer"
+    assert guarded.get(path, headers=bearer("wrong")).status_code == 401
+    assert guarded.get(path, headers=bearer(TOKEN)).status_code != 401
+
+
+def test_the_callback_too(guarded: httpx.Client) -> None:
+    assert guarded.post("/_dash-update-component", json={}).status_code == 401
+    assert websocket_answer(TOKEN) == "websocket.close"
+    assert websocket_answer(TOKEN, authorization=f"Bearer {TOKEN}") == "websocket.accept"
+    cookie = f"other=1; {COOKIE}={cookie_value(TOKEN)}"
+    assert websocket_answer(TOKEN, cookie=cookie) == "websocket.accept"
+
+
+def test_health_is_open(guarded: httpx.Client) -> None:
+    assert guarded.get("/healthz").status_code == 200
+    assert guarded.get("/readyz").json()["database"] == "ok"
+
+
+def test_login(guarded: httpx.Client) -> None:
+    asked = guarded.get("/runs/abc?x=1", headers={"Accept": "text/html"})
+    assert asked.status_code == 303
+    page = guarded.get(asked.headers["location"])
+    assert 'value="/runs/abc?x=1"' in page.text
+    wrong = guarded.post("/login", data={"token": "guess", "next": "/"})
+    assert (wrong.status_code, "set-cookie" in wrong.headers) == (401, False)
+    entered = guarded.post("/login", data={"token": TOKEN, "next": "/runs/abc?x=1"})
+    assert (entered.status_code, entered.headers["location"]) == (303, "/runs/abc?x=1")
+    cookie = entered.headers["set-cookie"].lower()
+    assert "httponly" in cookie
+    assert "samesite=lax" in cookie
+    assert TOKEN not in cookie
+    assert guarded.get("/api/v1/runs").status_code == 200, "by the cookie"
+
+
+@pytest.mark.parametrize(
+    "target", ["https://evil.example", "//evil.example", "/\\evil.example", ""]
+)
+def test_login_leads_nowhere_else(guarded: httpx.Client, target: str) -> None:
+    entered = guarded.post("/login", data={"token": TOKEN, "next": target})
+    assert entered.headers["location"] == "/"
+    page = guarded.get("/login", params={"next": '/"><script>'})
+    assert "<script>" not in page.text
+
+
+def test_without_a_token_only_loopback_names_are_served(unguarded: httpx.Client) -> None:
+    """A page whose name was pointed at 127.0.0.1 sends its own name as Host."""
+    refused = unguarded.get("/api/v1/runs", headers={"Host": "evil.example:8000"})
+    assert refused.status_code == 403
+    assert "--token" in refused.json()["detail"]
+    assert unguarded.get("/api/v1/runs", headers={"Host": "localhost:1234"}).status_code == 200
+    assert unguarded.get("/healthz", headers={"Host": "10.0.0.1"}).status_code == 200
+
+
+def test_without_a_token_pages_from_elsewhere_change_nothing(unguarded: httpx.Client) -> None:
+    body = {"script": "train.py", "nproc": 1, "launch": False}
+    evil = {"Origin": "https://evil.example"}
+    own = {"Origin": str(unguarded.base_url)}
+    assert unguarded.post("/api/v1/runs", json=body, headers=evil).status_code == 403
+    assert unguarded.post("/api/v1/runs", json=body, headers=own).status_code == 201
+    assert websocket_answer(None, origin="https://evil.example") == "websocket.close"
+    assert websocket_answer(None, origin="http://127.0.0.1:8000") == "websocket.accept"
+
+
+def test_listening_beyond_this_machine_needs_a_token() -> None:
+    for host in ("0.0.0.0", "::", "192.0.2.1", "example.org"):
+        with pytest.raises(PacelineError, match="--token"):
+            Settings("sqlite:///x", "redis://localhost", host=host)
+        assert Settings("sqlite:///x", "redis://localhost", host=host, token="t").token == "t"
+    for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost"):
+        assert Settings("sqlite:///x", "redis://localhost", host=host).token is None

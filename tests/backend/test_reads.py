@@ -1,0 +1,364 @@
+"""Telemetry as the API shows it: figures by hand, thinning, coverage; over both databases."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.wire import Message, NodeState, RunState, StepBatch, pack_indices
+from paceline_backend.store import Store, reads, runs, telemetry, workers
+from paceline_backend.store.coverage import coverage
+from support.records import add_run, adopted, hello, record
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    with Store.open(database_url) as opened:
+        yield opened
+
+
+def write(store: Store, run: str, *messages: Message) -> None:
+    telemetry.write(store, [(run, message) for message in messages])
+
+
+def columns(store: Store, key: int, **wanted: Any) -> dict[str, Any]:
+    span, points = wanted.get("span", (None, None)), wanted.get("points", 1000)
+    with store.read() as connection:
+        return reads.step_columns(connection, key, span, points)
+
+
+def test_metrics_by_hand(store: Store) -> None:
+    key = add_run(store, "r", nproc=4)
+    rows = [
+        record(0, rank, load=load, compute_s=t, sync_s=s, ett_s=e, loss=loss, samples=n, step_s=0.5)
+        for rank, (load, t, s, e, loss, n) in enumerate(
+            [
+                (10.0, 0.1, 0.31, 0.1, 1.0, 1),
+                (20.0, 0.2, 0.21, 0.1, 2.0, 1),
+                (30.0, 0.3, 0.11, 0.3, 3.0, 2),
+                (40.0, 0.4, 0.01, 0.2, 4.0, 4),
+            ]
+        )
+    ]
+    write(store, "r", hello(world=4), StepBatch(rows))
+    found = columns(store, key)
+    assert (found["from"], found["to"], found["bucket"]) == (0, 0, 1)
+    expected = {
+        "compute_max": 0.4,
+        "compute_min": 0.1,
+        "compute_mean": 0.25,
+        "se": 0.3 / 0.25,
+        "sp": 0.3,
+        "dif": float(np.std([10, 20, 30, 40], ddof=1)),
+        "waste": 1 - 0.25 / 0.4,
+        "ett_error": (0 + 0.5 + 0 + 0.5) / 4,
+        "comm_s": 0.01,
+        "loss": (1 + 2 + 6 + 16) / 8,
+        "step_s": 0.5,
+    }
+    for name, value in expected.items():
+        assert found[name] == [pytest.approx(value)], name
+    with store.read() as connection:
+        cells = reads.worker_step_columns(connection, key, (None, None), 1000)
+    assert cells["wait_s"] == [[pytest.approx(w)] for w in (0.3, 0.2, 0.1, 0.0)]
+    assert cells["share"] == [[pytest.approx(w)] for w in (0.1, 0.2, 0.3, 0.4)]
+
+
+def test_one_rank_has_no_dif_and_equal_loads_have_none(store: Store) -> None:
+    lone, equal = add_run(store, "lone", nproc=1), add_run(store, "equal")
+    write(store, "lone", hello(world=1), StepBatch([record(0, 0)]))
+    same = [record(0, rank, load=0.1 + 0.2, compute_s=0.0) for rank in (0, 1)]
+    write(store, "equal", hello(), StepBatch(same))
+    assert columns(store, lone)["dif"] == [None]
+    assert columns(store, lone)["se"] == [0.0]
+    found = columns(store, equal)
+    assert found["dif"] == [pytest.approx(0.0, abs=1e-7)]
+    assert found["se"] == [None], "no compute time: no ratio"
+
+
+def many_steps(store: Store, count: int) -> int:
+    key = add_run(store, "r")
+    slow = {37: 9.0}  # one spike
+    rows = [
+        record(step, rank, compute_s=slow.get(step, 0.1) if rank else 0.1)
+        for step in range(count)
+        for rank in (0, 1)
+    ]
+    write(store, "r", hello(), StepBatch(rows))
+    return key
+
+
+def test_thinning_keeps_means_and_extremes(store: Store) -> None:
+    key = many_steps(store, 100)
+    raw = columns(store, key)
+    thin = columns(store, key, points=11)
+    assert raw["bucket"] == 1
+    assert "se_min" not in raw
+    assert thin["bucket"] == 10
+    assert thin["step"] == list(range(0, 100, 10))
+    for name in reads.METRICS:
+        parts = np.array(raw[name]).reshape(10, 10)
+        assert thin[name] == pytest.approx(parts.mean(1)), name
+        assert thin[f"{name}_min"] == pytest.approx(parts.min(1)), name
+        assert thin[f"{name}_max"] == pytest.approx(parts.max(1)), name
+    assert thin["compute_max_max"][3] == 9.0
+    with store.read() as connection:
+        cells = reads.worker_step_columns(connection, key, (None, None), 11)
+        only = reads.worker_step_columns(connection, key, (None, None), 11, [1])
+    assert cells["compute_s_max"][1][3] == 9.0
+    assert cells["compute_s"][1][3] == pytest.approx((9.0 + 9 * 0.1) / 10)
+    assert cells["step"] == thin["step"]
+    assert only["ranks"] == [1]
+    assert only["compute_s"] == [cells["compute_s"][1]]
+
+
+def test_ranges_include_both_ends(store: Store) -> None:
+    key = many_steps(store, 20)
+    found = columns(store, key, span=(5, 8))
+    assert found["step"] == [5, 6, 7, 8]
+    beyond = columns(store, key, span=(15, 99))
+    assert (beyond["from"], beyond["to"]) == (15, 19)
+    nothing = columns(store, key, span=(50, 99))
+    assert (nothing["from"], nothing["step"]) == (None, [])
+
+
+@given(first=st.integers(0, 10**9), length=st.integers(1, 10**7), points=st.integers(2, 5000))
+def test_never_more_points_than_asked_for(first: int, length: int, points: int) -> None:
+    last = first + length - 1
+    bucket = reads.bucket_of(first, last, points)
+    assert last // bucket - first // bucket + 1 <= points
+    assert bucket == 1 or length > points, "thinned without need"
+
+
+def test_records_of_incomplete_steps_show_as_cells_alone(store: Store) -> None:
+    key = add_run(store, "r")
+    write(store, "r", hello(), StepBatch([record(0, 0), record(0, 1), record(1, 1)]))
+    assert columns(store, key)["step"] == [0]
+    with store.read() as connection:
+        cells = reads.worker_step_columns(connection, key, (None, None), 1000)
+    assert cells["step"] == [0, 1]
+    assert cells["compute_s"] == [[0.1, None], [0.2, 0.2]]
+    assert cells["wait_s"][1] == [0.0, None]
+
+
+def test_workers(store: Store) -> None:
+    key = add_run(store, "r")
+    speeds = [(1e-3, 0.01), (3e-3, 0.02)]
+    rows = []
+    for step in range(20):
+        for rank, (a, b) in enumerate(speeds):
+            load = 10.0 + step + rank
+            if (step, rank) != (7, 0):  # lost on the way
+                rows.append(record(step, rank, load=load, compute_s=a * load + b, ett_s=None))
+    write(store, "r", hello(), StepBatch(rows))
+    with store.read() as connection:
+        first, second = workers.summary(connection, key, last=10)
+    assert (first["missing"], second["missing"]) == (1, 0)
+    assert (first["steps"], first["last_step"]) == (10, 19)
+    for found, (a, b) in zip((first, second), speeds, strict=True):
+        assert (found["a"], found["b"]) == (pytest.approx(a), pytest.approx(b))
+        assert found["load"] == pytest.approx(24.5 + found["rank"])
+        assert found["ett_s"] is None
+        assert found["ett_error"] is None
+    assert (first["slowest_share"], second["slowest_share"]) == (0.0, 1.0)
+    assert first["share"] + second["share"] == pytest.approx(1.0)
+
+
+def test_pages_are_stable_under_inserts(store: Store) -> None:
+    made = [add_run(store, f"run-{i}", policy="bsp" if i % 2 else "chronica") for i in range(5)]
+    assert len(made) == 5
+    items, cursor = runs.page(store, limit=2)
+    assert [item["id"] for item in items] == ["run-4", "run-3"]
+    add_run(store, "run-5")
+    items, cursor = runs.page(store, limit=2, cursor=cursor)
+    assert [item["id"] for item in items] == ["run-2", "run-1"]
+    items, cursor = runs.page(store, limit=2, cursor=cursor)
+    assert ([item["id"] for item in items], cursor) == (["run-0"], None)
+
+
+def test_run_filters(store: Store) -> None:
+    add_run(store, "a", name="night_50%", created_at=10.0)
+    add_run(store, "b", name="Day", policy="chronica", state="failed", created_at=20.0)
+
+    def ids(**filters: Any) -> list[str]:
+        return [item["id"] for item in runs.page(store, **filters)[0]]
+
+    assert ids(states=["failed", "stopped"]) == ["b"]
+    assert ids(policy="bsp") == ["a"]
+    assert ids(name="day") == ["b"]
+    assert ids(name="50%") == ["a"], "no wildcard"
+    assert ids(name="a_") == []
+    assert ids(since=15.0) == ["b"]
+    assert ids() == ["b", "a"]
+    with pytest.raises(runs.CursorError):
+        ids(cursor="%%%")
+
+
+def test_run_details_come_from_hello_and_steps(store: Store) -> None:
+    add_run(store, "r")
+    before = runs.get(store, "r")
+    assert (before["dif"], before["epoch"], before["controller"]) == (None, None, None)
+    emulated = {"a_s": [1.0, 2.0], "b_s": [0.0, 0.0]}
+    rows = [record(step, rank) for step in range(6) for rank in (0, 1)]
+    write(store, "r", hello(emulated=emulated), StepBatch(rows))
+    found = runs.get(store, "r")
+    assert found["dif"] == pytest.approx(np.std(np.arange(1, 33), ddof=1))
+    assert (found["epoch"], found["step"]) == (1, 5)
+    assert (found["emulated"], found["epochs"], found["device"]) == (emulated, 3, "cpu")
+    write(store, "r", hello(attempt=1, epochs=9))
+    assert runs.get(store, "r")["epochs"] == 9, "a new attempt's Hello counts"
+
+
+# Coverage. Data set of 8 samples, two ranks, global batch 4: two steps an epoch, one segment each.
+
+
+def plan(seq: int, step: int, parts: list[list[int]], end: bool, **fields: Any) -> Message:
+    counts, indices = pack_indices([[np.array(part) for part in parts]])
+    epoch = fields.pop("epoch", step // 2)
+    return adopted(seq, step, counts=counts, indices=indices, epoch=epoch, epoch_end=end, **fields)
+
+
+def two(step: int, segment: int, attempt: int = 0) -> StepBatch:
+    both = [
+        record(step, rank, segment=segment, attempt=attempt, epoch=step // 2) for rank in (0, 1)
+    ]
+    return StepBatch(both)
+
+
+SIZES = np.ones(8).tobytes()
+FIRST, SECOND = [[0, 1, 2], [3]], [[4], [5, 6, 7]]
+
+
+def covered(store: Store, key: int) -> dict[str, Any]:
+    with store.read() as connection:
+        return coverage(connection, key)
+
+
+def start(store: Store, **fields: Any) -> int:
+    key = add_run(store, "r")
+    write(store, "r", hello(sizes=SIZES, global_batch=4, **fields))
+    return key
+
+
+def test_coverage_exact(store: Store) -> None:
+    key = start(store)
+    assert covered(store, key) == {"epochs": [], "exact": False}
+    write(store, "r", plan(0, 0, FIRST, False), plan(1, 1, SECOND, True), two(0, 0))
+    write(store, "r", plan(2, 2, SECOND, False), two(1, 1), two(2, 2))
+    found = covered(store, key)
+    assert found["exact"]
+    assert found["epochs"][0] == {
+        "epoch": 0,
+        "samples": 8,
+        "used": 8,
+        "distinct": 8,
+        "missing": 0,
+        "duplicated": 0,
+        "complete": True,
+        "exact": True,
+    }
+    last = found["epochs"][1]
+    assert (last["used"], last["missing"], last["complete"], last["exact"]) == (4, 4, False, True)
+
+
+def test_coverage_sees_a_record_that_is_missing(store: Store) -> None:
+    key = start(store)
+    lone = StepBatch([record(1, 0, segment=1, epoch=0)])
+    write(store, "r", plan(0, 0, FIRST, False), plan(1, 1, SECOND, True), two(0, 0), lone)
+    found = covered(store, key)
+    assert not found["exact"]
+    assert (found["epochs"][0]["distinct"], found["epochs"][0]["missing"]) == (5, 3)
+
+
+def test_coverage_sees_a_sample_used_twice(store: Store) -> None:
+    key = start(store)
+    write(store, "r", plan(0, 0, FIRST, False), plan(1, 1, [[3], [5, 6, 7]], True))
+    write(store, "r", two(0, 0), two(1, 1))
+    found = covered(store, key)["epochs"][0]
+    assert (found["used"], found["duplicated"], found["missing"]) == (8, 1, 1)
+    assert not found["exact"]
+
+
+def test_an_epoch_left_early_is_not_exact(store: Store) -> None:
+    key = start(store)
+    write(store, "r", plan(0, 0, FIRST, False), plan(1, 1, FIRST, False, epoch=1))
+    write(store, "r", two(0, 0), two(1, 1))
+    assert [epoch["exact"] for epoch in covered(store, key)["epochs"]] == [False, True]
+
+
+def test_dropping_the_last_batch_is_exact_when_asked_for(store: Store) -> None:
+    key = add_run(store, "r")
+    ten = np.ones(10).tobytes()
+    write(store, "r", hello(sizes=ten, global_batch=4, drop_last=True))
+    write(store, "r", plan(0, 0, FIRST, False), plan(1, 1, SECOND, True), two(0, 0), two(1, 1))
+    found = covered(store, key)
+    assert (found["epochs"][0]["missing"], found["exact"]) == (2, True)
+
+
+def test_an_attempt_from_the_start_undoes_the_one_before(store: Store) -> None:
+    key = start(store)
+    write(store, "r", plan(0, 0, FIRST, False), plan(1, 1, SECOND, True), two(0, 0), two(1, 1))
+    write(store, "r", hello(attempt=1, sizes=SIZES, global_batch=4))
+    write(store, "r", plan(0, 0, SECOND, False, attempt=1), two(0, 0, attempt=1))
+    found = covered(store, key)
+    assert (found["epochs"][0]["used"], found["exact"]) == (4, True)
+    write(store, "r", plan(1, 1, FIRST, True, attempt=1), two(1, 1, attempt=1))
+    found = covered(store, key)
+    assert (found["epochs"][0]["used"], found["epochs"][0]["complete"]) == (8, True)
+    assert found["exact"]
+
+
+def test_an_attempt_from_a_checkpoint_continues_the_one_before(store: Store) -> None:
+    """Rank 1's record of step 0 died with it; the checkpoint knows that the step was trained."""
+    key = start(store)
+    write(store, "r", plan(0, 0, FIRST, False), plan(1, 1, SECOND, True))
+    write(store, "r", StepBatch([record(0, 0, segment=0, epoch=0)]), two(1, 1))
+    used = np.array([0, 1, 2, 3], "<u4").tobytes()
+    again = hello(attempt=1, sizes=SIZES, global_batch=4, epoch=0, step=1, used=used)
+    write(store, "r", again, plan(0, 1, SECOND, True, attempt=1, epoch=0))
+    write(store, "r", two(1, 0, attempt=1))
+    found = covered(store, key)
+    assert (found["epochs"][0]["used"], found["exact"]) == (8, True)
+
+
+def test_a_resumed_run_starts_in_the_middle_of_an_epoch(store: Store) -> None:
+    used = np.array([4, 5, 6, 7], "<u4").tobytes()
+    key = start(store, epoch=3, step=7, used=used)
+    write(store, "r", plan(0, 7, FIRST, True, epoch=3))
+    write(store, "r", StepBatch([record(7, rank, segment=0, epoch=3) for rank in (0, 1)]))
+    found = covered(store, key)
+    assert [epoch["epoch"] for epoch in found["epochs"]] == [3]
+    assert (found["epochs"][0]["used"], found["exact"]) == (8, True)
+
+
+def test_lost_runs(store: Store) -> None:
+    """Silent are those whose node and whose ranks both are."""
+    now = time.time()
+    for name, node, last_step_at in (
+        ("gone", "old", now - 60),
+        ("ranks-live", "old", now),
+        ("node-lives", "new", now - 60),
+        ("unregistered", "none", now - 60),
+    ):
+        add_run(store, name, node=node, state="running", world=1, created_at=now - 100)
+        write(store, name, hello(world=1, started_at=now - 90))
+        write(store, name, StepBatch([record(0, 0, ended_at=last_step_at)]))
+    for node, at in (("old", now - 60), ("new", now)):
+        state = NodeState(node, node, 1, 1, [], at, "0")
+        telemetry.write(store, [("", state)])
+    add_run(store, "ended", node="old", state="running", created_at=now - 100)
+    write(store, "ended", RunState("finished", now - 50, "old"))
+    assert sorted(run for run, _ in runs.lost(store, 30.0)) == ["gone", "unregistered"]
+    with store.write() as connection:
+        assert runs.end(connection, "gone", "failed", "node old went away")
+        assert not runs.end(connection, "gone", "stopped", "again")
+    found = runs.get(store, "gone")
+    assert (found["state"], found["message"]) == ("failed", "node old went away")
+    assert math.isclose(found["ended_at"], now, abs_tol=60)
