@@ -108,8 +108,8 @@ class Agent:
             if not self._link.up and self._find_bus is not None:
                 url = self._find_bus()
                 if url is not None and url != self._link.url:
-                    _log.info("the bus moved to %s", url)
                     self._link.move(url)
+                    _log.info("the bus moved to %s", self._link.place)
         if time.monotonic() >= self._recover_at:
             self._recover_at = time.monotonic() + _RECOVER_S
             self._recover()

@@ -127,11 +127,11 @@ def agent(
     directory = _data(data)
     name = _node(node)
     if bus is not None:
-        code = Agent(_link(bus), name, directory, bus).run()
+        with _link(bus) as link:
+            code = Agent(link, name, directory, link.place).run()
         raise typer.Exit(code)
-    with _client(server, token, timeout_s=2.0) as client:
-        link = _link(_wait_for_bus(client))
-        _log.info("node %s: server %s, bus %s", name, client.server, link.url)
+    with _client(server, token, timeout_s=2.0) as client, _link(_wait_for_bus(client)) as link:
+        _log.info("node %s: server %s, bus %s", name, client.server, link.place)
 
         def find_bus() -> str | None:
             try:

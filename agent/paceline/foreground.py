@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import os
 import secrets
 import signal
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
+
+import msgspec
 
 from paceline import rundir
 from paceline.client import Client, ServerUnreachable
@@ -80,41 +84,36 @@ def train(
         PacelineError: the server does not answer or speaks another protocol version.
     """
     check(launch)
-    link = None
-    run = f"local-{secrets.token_hex(4)}"
-    control = ""
-    with Client(server or default_server, token) as client:
+    with ExitStack() as held:
+        client = held.enter_context(Client(server or default_server, token))
+        record = Record(f"local-{secrets.token_hex(4)}", node, "paceline run", "")
+        link = None
         try:
-            link = Link(client.version()["bus"])
+            link = held.enter_context(Link(client.version()["bus"]))
         except ServerUnreachable as error:
             if server is not None:
                 raise
-            _say(f"{error}: training without a control plane, in the order of plain DDP")
+            _say(f"{error}: training without a control plane, in plain DDP's order")
         else:
-            body = {
-                **{"script": launch.script, "args": launch.args, "nproc": launch.nproc},
-                **{"policy": policy, "parameters": parameters, "name": name, "node": node},
-                **{"env": launch.env, "cwd": launch.cwd, "max_restarts": launch.max_restarts},
-                "launch": False,
-            }
-            run = client.call("POST", "/runs", body)["id"]
-            control = client.server
-            _say(f"watch it on {client.server}/runs/{run}")
-    if "PACELINE_EMULATE" in launch.env:
-        _say(f"THE RANKS' DEVICE SPEEDS ARE EMULATED: {launch.env['PACELINE_EMULATE']}")
-    supervisor = Supervisor(launch, data, Record(run, node, "paceline run", control), link)
-    _say(f"the ranks' output is in {supervisor.directory / 'logs'}; rank 0's follows")
-    code = Foreground(supervisor, link, node).run()
-    assert supervisor.last is not None
-    if supervisor.last.message is not None:
-        _say(supervisor.last.message)
-    if link is not None:
+            choice = {"policy": policy, "parameters": parameters, "name": name, "node": node}
+            body = {**msgspec.structs.asdict(launch), **choice, "launch": False}
+            record.run = client.call("POST", "/runs", body)["id"]
+            record.control = client.server
+            _say(f"watch it on {client.server}/runs/{record.run}")
+        emulated = launch.env.get("PACELINE_EMULATE") or os.environ.get("PACELINE_EMULATE")
+        if emulated:
+            _say(f"THE RANKS' DEVICE SPEEDS ARE EMULATED: {emulated}")
+        supervisor = Supervisor(launch, data, record, link)
+        _say(f"the ranks' output is in {supervisor.directory / 'logs'}; rank 0's follows")
+        code = Foreground(supervisor, link, node).run()
+        assert supervisor.last is not None
+        if supervisor.last.message is not None:
+            _say(supervisor.last.message)
         if not supervisor.settled:
             _say(
-                f"the bus is away: the telemetry left in {supervisor.directory} is delivered by "
-                f"`paceline agent` with the same --data"
+                f"the bus is away: what it did not take is in {supervisor.directory}; "
+                "`paceline agent` with the same --data delivers it"
             )
-        link.close()
     return code
 
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any, TypeVar
+from urllib.parse import urlsplit
 
 import redis
 
@@ -19,7 +21,7 @@ T = TypeVar("T")
 
 
 class Link:
-    """For one thread. While the bus is away it is asked again once a second, by the next call.
+    """For one thread; a context manager. While the bus is away it is asked once a second at most.
 
     Args:
         url: of the bus.
@@ -31,6 +33,11 @@ class Link:
         self._client = connect(url)
         self._retry_at = 0.0
 
+    @property
+    def place(self) -> str:
+        """Host and port: the URL may hold a password."""
+        return urlsplit(self.url).netloc.rpartition("@")[2] or self.url
+
     def attempt(self, call: Callable[[redis.Redis], T]) -> T | None:
         """The call's result, or None while the bus is away. A call gives None only for that."""
         if time.monotonic() < self._retry_at:
@@ -39,12 +46,12 @@ class Link:
             result = call(self._client)
         except redis.RedisError as error:
             if self.up:
-                _log.warning("the bus %s is away: %s", self.url, error)
+                _log.warning("the bus %s is away: %s", self.place, error)
             self.up = False
             self._retry_at = time.monotonic() + _RETRY_S
             return None
         if not self.up:
-            _log.info("the bus %s is back", self.url)
+            _log.info("the bus %s is back", self.place)
         self.up = True
         self._retry_at = 0.0
         return result
@@ -62,6 +69,17 @@ class Link:
     def close(self) -> None:
         """Gives the connection back."""
         self._client.close()
+
+    def __enter__(self) -> Link:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
 
 
 class Commands:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -27,10 +28,11 @@ Train = Callable[..., Supervisor]
 def train(tmp_path: Path) -> Iterator[Train]:
     """Starts a script's text under a supervisor, which is closed at the end."""
     started: list[Supervisor] = []
+    links = contextlib.ExitStack()
 
     def start(text: str, nproc: int, *, bus_url: str | None = None, **more: object) -> Supervisor:
         launch = Launch(script(tmp_path, text), ["--x", "1"], nproc, {"GIVEN": "yes"}, **more)
-        link = Link(bus_url) if bus_url else None
+        link = links.enter_context(Link(bus_url)) if bus_url else None
         record = Record(f"r{len(started)}", "here", "the test", "")
         supervisor = Supervisor(launch, tmp_path, record, link)
         started.append(supervisor)
@@ -40,6 +42,7 @@ def train(tmp_path: Path) -> Iterator[Train]:
     yield start
     for supervisor in started:
         supervisor.close()
+    links.close()
 
 
 def finish(supervisor: Supervisor) -> None:

@@ -1,0 +1,213 @@
+"""`paceline agent` as a process of its own, real ranks below it, a real bus above."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+import redis
+
+from paceline import wire
+from paceline.bus import publish
+from paceline.wire import Kill, Launch, NodeState, RunState
+from paceline_backend.bus.embedded import EmbeddedBus
+from support.node import (
+    SLEEP,
+    family,
+    nodes,
+    paceline,
+    ranks,
+    script,
+    states,
+    telemetry,
+    until,
+    wait_gone,
+)
+
+StartAgent = Callable[..., subprocess.Popen[str]]
+
+
+@pytest.fixture
+def agent(tmp_path: Path) -> Iterator[StartAgent]:
+    """Starts agents of node "here"; kills those still running at the end."""
+    started: list[subprocess.Popen[str]] = []
+
+    def start(bus_url: str, data: Path = tmp_path / "data") -> subprocess.Popen[str]:
+        arguments = ("--bus", bus_url, "--node", "here", "--data", str(data))
+        process = paceline("agent", *arguments)
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def registered(bus_url: str, process: subprocess.Popen[str]) -> NodeState:
+    def newest() -> NodeState | None:
+        assert process.poll() is None, process.communicate()
+        known = nodes(bus_url)
+        return known[-1] if known else None
+
+    found = until(newest, "the agent to register")
+    assert found is not None
+    return found
+
+
+def tell(bus_url: str, run: str, command: Launch | Kill) -> None:
+    with redis.Redis.from_url(bus_url) as bus:
+        publish(bus, wire.commands("here"), command, run)
+
+
+def reported(bus_url: str, run: str, state: str) -> RunState:
+    """The run's report of a state, once there."""
+
+    def found() -> RunState | None:
+        return next((s for s in states(bus_url, run) if s.state == state), None)
+
+    report = until(found, f"run {run} to be {state}; it was {states(bus_url, run)}", 60)
+    assert report is not None
+    return report
+
+
+def ranks_below(process: subprocess.Popen[str], count: int) -> list[psutil.Process]:
+    """All processes below an agent, once it has so many ranks."""
+    until(lambda: len(ranks(family(process.pid))) == count, f"{count} ranks", 60)
+    return family(process.pid)
+
+
+def test_registers_beats_and_says_goodbye(bus_url: str, agent: StartAgent) -> None:
+    process = agent(bus_url)
+    first = registered(bus_url, process)
+    assert (first.node, first.runs, first.left) == ("here", [], False)
+    assert first.cores == len(os.sched_getaffinity(0))
+    assert first.memory_bytes == psutil.virtual_memory().total
+    until(lambda: len(nodes(bus_url)) >= 2, "a heartbeat")
+    assert nodes(bus_url)[1].at - first.at == pytest.approx(2.0, abs=1.0)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(15) == 0
+    assert nodes(bus_url)[-1].left
+
+
+@pytest.mark.ranks
+def test_runs_side_by_side_one_killed(bus_url: str, agent: StartAgent, tmp_path: Path) -> None:
+    process = agent(bus_url)
+    registered(bus_url, process)
+    tell(bus_url, "long", Launch(script(tmp_path, SLEEP), [], 2, {}))
+    text = "import os; print(os.environ['PACELINE_RUN'], os.environ['A'], os.getcwd())"
+    short = Launch(Path(script(tmp_path, text, "short.py")).name, [], 1, {"A": "b"}, str(tmp_path))
+    tell(bus_url, "short", short)
+    tell(bus_url, "missing", Launch(str(tmp_path / "nowhere.py"), [], 1, {}))
+    assert "there is no file" in str(reported(bus_url, "missing", "failed").message)
+    assert reported(bus_url, "short", "finished").exit_code == 0
+    log = tmp_path / "data" / "runs" / "short" / "logs" / "attempt_0" / "0" / "stdout.log"
+    assert log.read_text() == f"short b {tmp_path}\n"
+
+    reported(bus_url, "long", "running")
+    until(lambda: nodes(bus_url)[-1].runs == ["long"], "a heartbeat that names the run")
+    everyone = ranks_below(process, 2)
+    tell(bus_url, "another", Kill("not ours"))
+    tell(bus_url, "long", Kill("an operator asked"))
+    stopped = reported(bus_url, "long", "stopped")
+    assert stopped.message == "an operator asked"
+    wait_gone(everyone)
+    assert [s.state for s in states(bus_url, "long")] == ["starting", "running", "stopped"]
+
+
+@pytest.mark.ranks
+def test_stopped_agent_stops_its_runs(bus_url: str, agent: StartAgent, tmp_path: Path) -> None:
+    process = agent(bus_url)
+    registered(bus_url, process)
+    tell(bus_url, "r", Launch(script(tmp_path, SLEEP), [], 2, {}))
+    everyone = ranks_below(process, 2)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(20) == 130
+    wait_gone(everyone)
+    assert states(bus_url, "r")[-1].message == "the agent was stopped"
+    last = telemetry(bus_url)[-1][1]
+    assert isinstance(last, NodeState)
+    assert last.left
+
+
+@pytest.mark.ranks
+def test_killed_agent_leaves_no_process_and_the_next_one_tells(
+    bus_url: str, agent: StartAgent, tmp_path: Path
+) -> None:
+    text = """
+        import os, time
+        from pathlib import Path
+        from paceline import spool, wire
+        where = Path(os.environ["PACELINE_SPOOL"])
+        left = spool.Spool(where, "rank0", 1 << 20)
+        left.append(wire.encode(wire.StepBatch([]), os.environ["PACELINE_RUN"]))
+        left.note_dropped(3)
+        (where / "ready").touch()
+        time.sleep(600)
+    """
+    process = agent(bus_url)
+    registered(bus_url, process)
+    tell(bus_url, "r", Launch(script(tmp_path, text), [], 1, {}))
+    spool = tmp_path / "data" / "runs" / "r" / "spool"
+    until(lambda: (spool / "ready").exists(), "the rank to spool", 60)
+    reported(bus_url, "r", "running")
+    everyone = ranks_below(process, 1)
+    process.kill()
+    wait_gone(everyone)
+
+    following = agent(bus_url)
+    failed = reported(bus_url, "r", "failed")
+    assert failed.message == "the agent was killed"
+    assert failed.dropped == 3
+    assert ("r", wire.StepBatch([])) in telemetry(bus_url), "the open chunk was delivered"
+    assert not list(spool.glob("*.part"))
+    following.send_signal(signal.SIGTERM)
+    assert following.wait(15) == 0
+
+    # Once is enough: a third agent finds nothing left to tell, and obeys no old command.
+    count = len(states(bus_url, "r"))
+    third = agent(bus_url)
+    beats = len(nodes(bus_url))
+    until(lambda: len(nodes(bus_url)) >= beats + 2, "two heartbeats")
+    assert len(states(bus_url, "r")) == count
+    assert not family(third.pid)
+
+
+@pytest.mark.ranks
+def test_bus_away(agent: StartAgent, tmp_path: Path) -> None:
+    text = """
+        import sys, time
+        from pathlib import Path
+        while not Path(sys.argv[1]).exists():
+            time.sleep(0.05)
+    """
+    with EmbeddedBus(tmp_path / "bus") as bus:
+        process = agent(bus.url)
+        registered(bus.url, process)
+        end = tmp_path / "end"
+        tell(bus.url, "r", Launch(script(tmp_path, text), [str(end)], 2, {}))
+        reported(bus.url, "r", "running")
+        everyone = ranks_below(process, 2)
+        bus.kill()
+        assert all(p.is_running() for p in everyone)
+        end.touch()
+        wait_gone(everyone)
+        bus.start()
+        assert reported(bus.url, "r", "finished").exit_code == 0
+        tell(bus.url, "next", Launch(script(tmp_path, ""), [], 1, {}))
+        reported(bus.url, "next", "finished")
+        assert [s.state for s in states(bus.url, "r")] == ["starting", "running", "finished"]
+
+
+def test_one_agent_for_a_data_directory(bus_url: str, agent: StartAgent) -> None:
+    registered(bus_url, agent(bus_url))
+    second = agent(bus_url)
+    assert second.wait(15) == 3
+    _, err = second.communicate()
+    assert "another agent uses the data directory" in err
