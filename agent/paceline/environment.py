@@ -1,0 +1,84 @@
+"""What the launcher tells a rank through its environment."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+SPOOL_BYTES = 64 << 20
+
+
+class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Emulated device speeds: rank j's step of load Λ takes at least ``a_s[j]·Λ + b_s[j]`` seconds."""
+
+    a_s: list[float]
+    b_s: list[float]
+
+    @staticmethod
+    def parse(text: str, world: int) -> Emulation:
+        """Reads the value of PACELINE_EMULATE for `world` ranks.
+
+        Raises:
+            ValueError: not JSON of that form, or not one number ≥ 0 per rank.
+        """
+        try:
+            emulation = msgspec.json.decode(text, type=Emulation)
+        except msgspec.DecodeError as error:
+            raise ValueError(
+                f'PACELINE_EMULATE: {error}; expected {{"a_s": [W], "b_s": [W]}}'
+            ) from error
+        for name in ("a_s", "b_s"):
+            values = getattr(emulation, name)
+            if len(values) != world or not all(0 <= value < float("inf") for value in values):
+                raise ValueError(
+                    f"PACELINE_EMULATE: {name} = {values}: give one number ≥ 0 for each of {world} ranks"
+                )
+        return emulation
+
+    def step_s(self, rank: int, load: float) -> float:
+        """How long this rank's step of that load shall take."""
+        return self.a_s[rank] * load + self.b_s[rank]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `wire.Hello.emulated`."""
+        return msgspec.structs.asdict(self)
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The variables of docs/internals.md; without `run` there is no control plane."""
+
+    run: str | None = None
+    bus: str | None = None
+    spool: Path | None = None
+    spool_bytes: int = SPOOL_BYTES
+    emulate: str | None = None
+    attempt: int = 0
+
+    @staticmethod
+    def read(variables: Mapping[str, str]) -> Environment:
+        """From a process's environment; an empty value counts as absent.
+
+        Raises:
+            ValueError: a number is not one; the message names the variable.
+        """
+        spool = variables.get("PACELINE_SPOOL")
+        return Environment(
+            run=variables.get("PACELINE_RUN") or None,
+            bus=variables.get("PACELINE_BUS") or None,
+            spool=Path(spool) if spool else None,
+            spool_bytes=_whole(variables, "PACELINE_SPOOL_BYTES", SPOOL_BYTES),
+            emulate=variables.get("PACELINE_EMULATE") or None,
+            attempt=_whole(variables, "TORCHELASTIC_RESTART_COUNT", 0),
+        )
+
+
+def _whole(variables: Mapping[str, str], name: str, default: int) -> int:
+    text = variables.get(name) or str(default)
+    if not text.isdecimal():
+        raise ValueError(f"{name} is {text!r}: it must be a whole number ≥ 0")
+    return int(text)

@@ -1,0 +1,142 @@
+"""An epoch's samples as the leader keeps them: which are used, what fits, and what comes next."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from paceline.wire import Segment
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+class Epoch:
+    """The samples of one epoch in DistributedSampler's order. For one thread.
+
+    Args:
+        number: of the epoch.
+        samples: N.
+        seed: of the run; the order is that of ``seed + number``.
+        global_batch: samples per step.
+        drop_last: leave out an incomplete last step.
+        used: samples that a resumed epoch has used already.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        samples: int,
+        seed: int,
+        global_batch: int,
+        drop_last: bool,
+        used: Ints | None = None,
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed + number)
+        self.number = number
+        self._order: Ints = torch.randperm(samples, generator=generator).numpy()
+        self._unused = np.ones(samples, dtype=bool)
+        self._head = 0  # all of the order before it is used
+        self._global_batch = global_batch
+        self._drop_last = drop_last
+        self.left = samples
+        if used is not None:
+            self.use(used)
+
+    @property
+    def over(self) -> bool:
+        """Whether no step is left."""
+        return self.left == 0 or (self._drop_last and self.left < self._global_batch)
+
+    def batch_sizes(self, steps: int) -> list[int]:
+        """Samples of each of the next steps: the global batch, less in an epoch's last step."""
+        full, rest = divmod(self.left, self._global_batch)
+        batches = [self._global_batch] * min(full, steps)
+        if rest and not self._drop_last and full < steps:
+            batches.append(rest)
+        return batches
+
+    def used(self) -> Ints:
+        """The samples used so far, ascending."""
+        return np.flatnonzero(~self._unused)
+
+    def use(self, indices: Ints) -> None:
+        """Marks samples as used."""
+        self._unused[indices] = False
+        self.left -= len(indices)
+
+    def refusal(self, segment: Segment, world: int) -> str | None:
+        """Why this segment cannot come next in this epoch; None if it can."""
+        if segment.epoch != self.number:
+            return f"it is for epoch {segment.epoch}, this is {self.number}"
+        if not segment.counts or any(len(row) != world for row in segment.counts):
+            return f"counts are not [steps][{world} ranks]"
+        if any(count < 0 for row in segment.counts for count in row):
+            return "a count is negative"
+        totals = [sum(row) for row in segment.counts]
+        if totals != self.batch_sizes(len(totals)):
+            return f"its steps have {totals} samples, not {self.batch_sizes(len(totals))}"
+        if len(segment.indices) != 4 * sum(totals):
+            return f"{len(segment.indices)} bytes of indices for {sum(totals)} samples"
+        indices = np.frombuffer(segment.indices, dtype="<u4").astype(np.int64)
+        if indices.max() >= len(self._unused):
+            return f"sample {indices.max()} of a data set of {len(self._unused)}"
+        if len(np.unique(indices)) != len(indices):
+            return "a sample occurs twice"
+        if not self._unused[indices].all():
+            return f"sample {indices[~self._unused[indices]][0]} is used already"
+        left = self.left - len(indices)
+        over = left == 0 or (self._drop_last and left < self._global_batch)
+        if segment.epoch_end != over:
+            return f"epoch_end is {segment.epoch_end} with {left} samples left"
+        if segment.ett_s and [len(row) for row in segment.ett_s] != [world] * len(totals):
+            return "ett_s does not fit counts"
+        shares = np.asarray(segment.shares)
+        if len(shares) and not (len(shares) == world and (shares >= 0).all() and shares.sum() > 0):
+            return f"shares {segment.shares} are not those of {world} ranks"
+        return None
+
+    def coast(self, steps: int, world: int, sizes: Floats, shares: list[float]) -> list[list[Ints]]:
+        """Assignments [step][rank] of the next steps in the epoch's order; marks nothing.
+
+        With `shares` each sample goes, largest first, to the rank that then has the least load/share;
+        without, rank r takes positions r, r + W, … of each global batch as DistributedSampler does.
+
+        Args:
+            steps: at most so many.
+            world: W.
+            sizes: λ, [N].
+            shares: each rank's share of the load, [W], or empty.
+        """
+        batches = self.batch_sizes(steps)
+        samples = self._next(sum(batches))
+        parts = np.split(samples, np.cumsum(batches)[:-1])
+        if shares:
+            return [_deal(part, sizes[part], np.asarray(shares)) for part in parts]
+        return [[part[rank::world] for rank in range(world)] for part in parts]
+
+    def _next(self, count: int) -> Ints:
+        """The first `count` unused samples of the order."""
+        while self._head < len(self._order) and not self._unused[self._order[self._head]]:
+            self._head += 1
+        window = count
+        while True:
+            ahead = self._order[self._head : self._head + window]
+            ahead = ahead[self._unused[ahead]]
+            if len(ahead) >= count:
+                return ahead[:count]
+            window *= 2
+
+
+def _deal(samples: Ints, sizes: Floats, shares: Floats) -> list[Ints]:
+    """Samples to ranks: longest processing time first, on ranks of unequal speed."""
+    load = np.zeros(len(shares))
+    with np.errstate(divide="ignore"):
+        pace = 1.0 / shares  # infinite: gets nothing
+    parts: list[list[int]] = [[] for _ in shares]
+    for position in np.argsort(-sizes, kind="stable"):
+        rank = int(np.argmin((load + sizes[position]) * pace))
+        load[rank] += sizes[position]
+        parts[rank].append(int(samples[position]))
+    return [np.asarray(part, dtype=np.int64) for part in parts]

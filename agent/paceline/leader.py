@@ -1,0 +1,300 @@
+"""The leader, rank 0: chooses the next segment, puts it before the ranks and announces it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import redis
+from torch.distributed import Store
+
+from paceline.bus import connect
+from paceline.epoch import Epoch
+from paceline.plan import Part, part_key
+from paceline.wire import (
+    Adopted,
+    Proposal,
+    Segment,
+    StopTraining,
+    WireError,
+    control,
+    decode,
+    pack_indices,
+)
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 0.05
+_BLOCK_MS = 250
+_RETRY_S = 0.5
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Control:
+    """What the controller says, read by a background thread that outlives outages of the bus.
+
+    Thread-safe. It reads the stream from its beginning: what was said before this attempt began
+    counts too, if it is about this attempt.
+    """
+
+    def __init__(self, bus: str, run: str, attempt: int) -> None:
+        self._bus = bus
+        self._stream = control(run)
+        self._attempt = attempt
+        self._proposals: dict[int, Proposal] = {}
+        self._changed = threading.Condition()
+        self._closing = threading.Event()
+        self.heard = 0  # proposals for this attempt so far
+        self.stop_reason: str | None = None
+        self._thread = threading.Thread(target=self._run, name="paceline-control", daemon=True)
+        self._thread.start()
+
+    def take(self, seq: int, wait_s: float) -> Proposal | None:
+        """The newest proposal for a segment, waiting up to `wait_s`; forgets it and older ones."""
+        with self._changed:
+            self._changed.wait_for(lambda: seq in self._proposals or self.stop_reason, wait_s)
+            found = self._proposals.get(seq)
+            self._proposals = {key: p for key, p in self._proposals.items() if key > seq}
+            return found
+
+    def close(self) -> None:
+        """Ends the thread; it may take a quarter of a second to notice."""
+        self._closing.set()
+
+    def _run(self) -> None:
+        last = b"0-0"
+        away = False
+        client = connect(self._bus)
+        while not self._closing.is_set():
+            try:
+                answer = client.xread({self._stream: last}, count=100, block=_BLOCK_MS)
+            except redis.RedisError as error:
+                if not away:
+                    logger.warning("the bus does not answer (%s): training goes on", error)
+                away = True
+                self._closing.wait(_RETRY_S)
+                continue
+            if away:
+                logger.warning("the bus answers again")
+                away = False
+            for _, entries in answer:
+                for last, fields in entries:
+                    self._hear(fields)
+        client.close()
+
+    def _hear(self, fields: dict[bytes, bytes]) -> None:
+        try:
+            _, message = decode(fields)
+        except WireError as error:
+            logger.warning("unreadable message from the controller: %s", error)
+            return
+        with self._changed:
+            if isinstance(message, Proposal) and message.attempt == self._attempt:
+                self._proposals[message.segment.seq] = message
+                self.heard += 1
+            elif isinstance(message, StopTraining):
+                self.stop_reason = message.reason
+            self._changed.notify_all()
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What stays the same through a run, on all ranks."""
+
+    samples: int  # N
+    world: int
+    global_batch: int
+    seed: int
+    drop_last: bool
+    loss_mean: str  # "samples" or "size"
+    coast_steps: int
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in a whole epoch."""
+        full, rest = divmod(self.samples, self.global_batch)
+        return full + (rest > 0 and not self.drop_last)
+
+    def epoch_over(self, left: int) -> bool:
+        """Whether an epoch with so many unused samples has no step left."""
+        return left == 0 or (self.drop_last and left < self.global_batch)
+
+
+class Leader:
+    """Adopts the controller's proposals, else plans; tells ranks and control plane. For one thread.
+
+    Args:
+        terms: of the run.
+        sizes: λ, [N].
+        store: the ranks' store.
+        control: the controller's voice; None without a bus.
+        attempt: of the run.
+        announce: takes what is adopted; None: nobody listens.
+        epoch: where to begin: the epoch's number,
+        step: the first step,
+        used: and the samples used in that epoch before.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        sizes: Floats,
+        store: Store,
+        control: Control | None = None,
+        *,
+        attempt: int = 0,
+        announce: Callable[[Adopted], None] | None = None,
+        epoch: int = 0,
+        step: int = 0,
+        used: Ints | None = None,
+    ) -> None:
+        self._terms = terms
+        self._sizes = sizes
+        self._store = store
+        self._control = control
+        self._attempt = attempt
+        self._announce = announce
+        self._epoch = self._begin(epoch, used)
+        self._step = step  # the next segment's first
+        self._last: Segment | None = None
+        self._newest = -1  # segment in the store
+        self._heard = 0  # proposals, when the last segment was chosen
+        self._ahead: deque[tuple[int, Ints]] = deque()  # adopted steps with their samples
+
+    def _begin(self, epoch: int, used: Ints | None = None) -> Epoch:
+        terms = self._terms
+        return Epoch(epoch, terms.samples, terms.seed, terms.global_batch, terms.drop_last, used)
+
+    @property
+    def seq(self) -> int:
+        """Number of the next segment."""
+        return 0 if self._last is None else self._last.seq + 1
+
+    def advance(self, epoch: int) -> None:
+        """Puts the next segment of that epoch, or the order to stop, before the ranks."""
+        if epoch != self._epoch.number:
+            self._epoch = self._begin(epoch)
+            self._ahead.clear()
+        segment = self._proposed()
+        if self._control is not None and self._control.stop_reason is not None:
+            logger.warning("stopping: %s", self._control.stop_reason)
+            stop = Part(epoch, self.seq, self._step, [], [], [], [], b"", False, stop=True)
+            self._put(self.seq, [stop] * self._terms.world)
+            return
+        self._adopt(segment or self._coasted())
+
+    def used(self, step: int) -> Ints:
+        """The samples of the epoch that steps up to and including `step` have used, ascending."""
+        while self._ahead and self._ahead[0][0] <= step:
+            self._ahead.popleft()
+        planned = [samples for _, samples in self._ahead]
+        return np.setdiff1d(self._epoch.used(), np.concatenate([[], *planned]))
+
+    def unread(self) -> bool:
+        """Whether a rank has not yet read its part of the newest segment."""
+        return any(
+            self._store.check([part_key(self._newest, rank)]) for rank in range(self._terms.world)
+        )
+
+    def _put(self, seq: int, parts: list[Part]) -> None:
+        self._newest = seq
+        for rank, part in enumerate(parts):
+            self._store.set(part_key(seq, rank), _encoder.encode(part))
+
+    def _proposed(self) -> Segment | None:
+        """The controller's newest valid proposal for the next segment."""
+        control = self._control
+        if control is None:
+            return None
+        deadline = time.monotonic() + self._patience_s(control)
+        try:
+            while proposal := control.take(self.seq, deadline - time.monotonic()):
+                segment = proposal.segment
+                refusal = self._epoch.refusal(segment, self._terms.world)
+                if segment.first_step != self._step:
+                    refusal = f"it begins at step {segment.first_step}, not {self._step}"
+                if refusal is None:
+                    return segment
+                logger.warning(
+                    "segment %d of %s refused: %s", segment.seq, proposal.controller, refusal
+                )
+            return None
+        finally:
+            self._heard = control.heard
+
+    def _patience_s(self, control: Control) -> float:
+        """Waits only for a controller that made the last plan, or has spoken since: not for a dead one."""
+        kept_up = self._last is not None and self._last.source != "coast"
+        return GRACE_S if kept_up or control.heard > self._heard else 0.0
+
+    def _coasted(self) -> Segment:
+        terms, last = self._terms, self._last
+        started = time.perf_counter()
+        shares = list(last.shares) if last is not None else []
+        assignments = self._epoch.coast(terms.coast_steps, terms.world, self._sizes, shares)
+        counts, indices = pack_indices(assignments)
+        return Segment(
+            seq=self.seq,
+            epoch=self._epoch.number,
+            first_step=self._step,
+            counts=counts,
+            indices=indices,
+            policy=last.policy if last is not None else "bsp",
+            version=last.version if last is not None else 0,
+            source="coast",
+            epoch_end=terms.epoch_over(self._epoch.left - len(indices) // 4),
+            shares=shares,
+            plan_s=time.perf_counter() - started,
+        )
+
+    def _adopt(self, segment: Segment) -> None:
+        self._put(segment.seq, self._parts(segment))
+        indices = np.frombuffer(segment.indices, dtype="<u4").astype(np.int64)
+        ends = np.cumsum([sum(row) for row in segment.counts])
+        for k, samples in enumerate(np.split(indices, ends[:-1])):
+            self._ahead.append((segment.first_step + k, samples))
+        self._epoch.use(indices)
+        self._step += segment.steps
+        self._last = segment
+        if self._announce is not None:
+            self._announce(Adopted(self._attempt, segment, time.time()))
+
+    def _parts(self, segment: Segment) -> list[Part]:
+        """Each rank's part of a segment."""
+        counts = np.asarray(segment.counts)  # [steps, W]
+        ends = np.cumsum(counts).reshape(counts.shape)
+        starts = ends - counts
+        flat = np.frombuffer(segment.indices, dtype="<u4")
+        running = np.concatenate([[0.0], np.cumsum(self._sizes[flat])])
+        loads = running[ends] - running[starts]
+        share = counts if self._terms.loss_mean == "samples" else loads
+        weights = share / share.sum(axis=1, keepdims=True)
+        ett = np.asarray(segment.ett_s)
+        return [
+            Part(
+                epoch=segment.epoch,
+                segment=segment.seq,
+                first_step=segment.first_step,
+                counts=counts[:, rank].tolist(),
+                loads=loads[:, rank].tolist(),
+                weights=weights[:, rank].tolist(),
+                ett_s=ett[:, rank].tolist() if segment.ett_s else [],
+                indices=b"".join(
+                    flat[start:end].tobytes()
+                    for start, end in zip(starts[:, rank], ends[:, rank], strict=True)
+                ),
+                epoch_end=segment.epoch_end,
+            )
+            for rank in range(self._terms.world)
+        ]

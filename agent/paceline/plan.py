@@ -1,0 +1,121 @@
+"""How a segment reaches the ranks: one entry per rank in the ranks' own store, read once and deleted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import msgspec
+import numpy as np
+from torch.distributed import Store
+
+from paceline.errors import PacelineError
+
+if TYPE_CHECKING:
+    from paceline.leader import Leader
+
+
+@dataclass(frozen=True)
+class Step:
+    """What one rank does in one step."""
+
+    epoch: int
+    step: int
+    segment: int
+    indices: list[int]
+    load: float
+    weight: float  # of this rank's mean gradient in the update
+    ett_s: float | None
+
+    @property
+    def samples(self) -> int:
+        """n_j."""
+        return len(self.indices)
+
+
+class Part(msgspec.Struct, frozen=True, array_like=True):
+    """One rank's part of a segment."""
+
+    epoch: int
+    segment: int
+    first_step: int
+    counts: list[int]  # [steps] n_j
+    loads: list[float]  # [steps] Λ_j
+    weights: list[float]  # [steps] n_j/Σn or Λ_j/ΣΛ
+    ett_s: list[float]  # [steps], or empty: unknown
+    indices: bytes  # little-endian uint32, all steps in order
+    epoch_end: bool
+    stop: bool = False
+
+    def steps(self) -> Iterator[Step]:
+        """Its steps in order."""
+        indices = np.frombuffer(self.indices, dtype="<u4").tolist()
+        end = 0
+        for k, count in enumerate(self.counts):
+            start, end = end, end + count
+            yield Step(
+                self.epoch,
+                self.first_step + k,
+                self.segment,
+                indices[start:end],
+                self.loads[k],
+                self.weights[k],
+                self.ett_s[k] if self.ett_s else None,
+            )
+
+
+def part_key(segment: int, rank: int) -> str:
+    """Where a rank's part of a segment lies in the store."""
+    return f"seg/{segment}/{rank}"
+
+
+_decoder = msgspec.msgpack.Decoder(Part)
+
+
+class Plan:
+    """A rank's view of the plan. For one thread.
+
+    Args:
+        store: the ranks' store.
+        rank: whose parts to read.
+        leader: on the leader's rank, who makes the segments.
+    """
+
+    def __init__(self, store: Store, rank: int, leader: Leader | None) -> None:
+        self._store = store
+        self._rank = rank
+        self._leader = leader
+        self._segment = 0
+        self.stopped = False
+
+    def steps(self, epoch: int) -> Iterator[Step]:
+        """The steps of an epoch, blocking for each segment until the leader has put it there.
+
+        Raises:
+            PacelineError: the ranks are not in the same epoch.
+            torch.distributed.DistError: the leader is gone, or silent for the store's timeout.
+        """
+        while not self.stopped:
+            part = self._next(epoch)
+            if part.stop:
+                self.stopped = True
+            elif part.epoch == epoch:
+                yield from part.steps()
+                if part.epoch_end:
+                    return
+            elif part.epoch > epoch:
+                raise PacelineError(
+                    f"rank {self._rank} is in epoch {epoch} but the leader in {part.epoch}: "
+                    "every rank must iterate over the loader equally often"
+                )
+            # else: the rest of an epoch that all ranks left early
+
+    def _next(self, epoch: int) -> Part:
+        if self._leader is not None:
+            self._leader.advance(epoch)
+        key = part_key(self._segment, self._rank)
+        part = _decoder.decode(self._store.get(key))
+        self._store.delete_key(key)
+        self._segment += 1
+        return part

@@ -1,0 +1,457 @@
+"""`Session`: what a training script talks to."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import psutil
+import torch
+from torch import nn
+
+from paceline import __version__, ddp
+from paceline.environment import Emulation, Environment
+from paceline.errors import PacelineError
+from paceline.leader import Control, Leader, Terms
+from paceline.loader import Loader
+from paceline.meeting import meet
+from paceline.plan import Plan, Step
+from paceline.sizes import Sizes, resolve
+from paceline.spool import Spool
+from paceline.telemetry import Emitter, Reporter
+from paceline.timing import Clock, CpuClock, CudaClock, RunningStep
+from paceline.wire import Hello
+
+logger = logging.getLogger(__name__)
+
+_FAREWELL_S = 2.0
+
+
+@dataclass(frozen=True)
+class Batch:
+    """This rank's part of the step in hand."""
+
+    epoch: int
+    step: int  # of the run, from 0, across epochs
+    samples: int  # n_j; 0: the batch is a filler
+    load: float  # Λ_j, the sum of their sizes
+    weight: float  # of this rank's mean gradient in the update
+
+    @property
+    def empty(self) -> bool:
+        """Whether the batch is a filler: leave it out of your own metrics."""
+        return self.samples == 0
+
+
+@dataclass(frozen=True)
+class _Start:
+    """Where training begins: at zero, or where a checkpoint was taken."""
+
+    epoch: int = 0
+    step: int = 0
+    used: npt.NDArray[np.int64] | None = None  # samples of that epoch, on rank 0
+
+
+class Session:
+    """Plans the batches of data-parallel training, weighs gradients accordingly and reports times.
+
+    Make it on every rank after ``dist.init_process_group``, with the same arguments: the ranks meet
+    in it. Without a process group it serves a single process. Use it from one thread.
+
+    Args:
+        dataset: map-style: ``len(dataset)`` and ``dataset[index]``.
+        global_batch: samples per step, over all ranks, 1 … N.
+        sizes: λ, what each sample costs relative to others: N numbers > 0; or a callable sample →
+            number, for which rank 0 reads the data once; "auto": ``dataset.sizes``, else all 1.
+        seed: of the epochs' order, as DistributedSampler's.
+        drop_last: leave out an epoch's incomplete last step.
+        loss_mean: what your loss is a mean over: "samples", or "size" units (frames, tokens).
+        coast_steps: steps that rank 0 plans at once where no control plane does, 1 … 4.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+        PacelineError: there are several ranks but no process group.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        global_batch: int,
+        sizes: Sizes = "auto",
+        seed: int = 0,
+        drop_last: bool = False,
+        loss_mean: str = "samples",
+        coast_steps: int = 2,
+    ) -> None:
+        samples = _length(dataset)
+        _check(samples, global_batch, seed, loss_mean, coast_steps)
+        same = {
+            "len(dataset)": samples,
+            "global_batch": global_batch,
+            "seed": seed,
+            "drop_last": drop_last,
+            "loss_mean": loss_mean,
+        }
+        self._environment = Environment.read(os.environ)
+        self._meeting = meet(same, lambda: resolve(sizes, dataset))
+        self.rank, self.world = self._meeting.rank, self._meeting.world
+        self.filler = self._meeting.filler
+        self._terms = Terms(
+            samples, self.world, global_batch, seed, drop_last, loss_mean, coast_steps
+        )
+        self._dataset = dataset
+        self._emulation: Emulation | None = None
+        if self._environment.emulate is not None:
+            self._emulation = Emulation.parse(self._environment.emulate, self.world)
+            if self.rank == 0:
+                logger.warning("device speeds are emulated: %s", self._environment.emulate)
+
+        self._now = ddp.Now(self.world)
+        self._models: list[ddp.WeightedDDP] = []
+        self._clock: Clock = CpuClock()
+        self._device = torch.device("cpu")
+        self._loader: Loader | None = None
+
+        self._start = _Start()
+        self._plan: Plan | None = None  # from the first iteration on, and so are:
+        self._leader: Leader | None = None  # on rank 0
+        self._control: Control | None = None  # on rank 0, with a bus
+        self._emitter: Emitter | None = None  # in a run of the control plane
+        self._reporter: Reporter | None = None
+
+        self.epoch = 0  # that the loader is in, or was in last
+        self.step = -1  # of the run, that the loop is in, or was in last
+        self._epochs: int | None = None
+        self._next_epoch = 0
+        self._skip_epoch = False  # a checkpoint was taken in its last step
+        self._in_epoch = False
+        self._closed = False
+        atexit.register(self.close)
+
+    def loader(self, **options: Any) -> Loader:
+        """The loader of this rank's batches; one per session.
+
+        Args:
+            **options: of ``torch.utils.data.DataLoader`` (collate_fn, num_workers, pin_memory, …), the
+                same on every rank.
+
+        Raises:
+            TypeError: an option that the plan decides.
+            PacelineError: there is one already.
+        """
+        if self._loader is not None:
+            raise PacelineError(
+                "this session has a loader already: make another Session for other data, "
+                "or a plain DataLoader for evaluation"
+            )
+        self._loader = Loader(self, self._dataset, options)
+        return self._loader
+
+    def wrap(self, model: nn.Module, *, batchnorm: str | None = None, **options: Any) -> nn.Module:
+        """The model with weighted gradients, in place of ``DistributedDataParallel(model, **options)``.
+
+        Args:
+            model: on its device.
+            batchnorm: "local" accepts BatchNorm layers whose statistics are each rank's own.
+            **options: of DistributedDataParallel.
+
+        Raises:
+            ValueError: a layer or an option that would train wrongly.
+        """
+        ddp.check(model, batchnorm, options)
+        parameter = next(model.parameters(), None)
+        if parameter is not None and parameter.is_cuda:
+            self._device, self._clock = parameter.device, CudaClock()
+        if self.world == 1 and not torch.distributed.is_initialized():
+            return ddp.Alone(model)
+        wrapped = ddp.WeightedDDP(model, self._now, **options)
+        self._models.append(wrapped)
+        return wrapped
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """Numbers of the epochs left of `total`: fewer after a checkpoint, none after a stop.
+
+        Raises:
+            ValueError: `total` is not a whole number ≥ 0.
+        """
+        _whole("epochs", total, 0)
+        self._epochs = total
+        while self._next_epoch < total and not self.stopped:
+            epoch = self._next_epoch
+            yield epoch
+            self._next_epoch = max(self._next_epoch, epoch + 1)  # the body may not have looped
+
+    @property
+    def stopped(self) -> bool:
+        """Whether an operator ended the run: loaders have run dry."""
+        return self._plan is not None and self._plan.stopped
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in a whole epoch."""
+        return self._terms.steps_per_epoch
+
+    @property
+    def batch(self) -> Batch:
+        """This rank's part of the step in hand.
+
+        Raises:
+            PacelineError: outside the loop over the loader.
+        """
+        plan = self._running().plan
+        return Batch(plan.epoch, plan.step, plan.samples, plan.load, plan.weight)
+
+    def log(self, *, loss: torch.Tensor | float) -> None:
+        """Reports the loss of the step in hand, this rank's mean; never waits for the device.
+
+        Raises:
+            PacelineError: outside the loop over the loader.
+        """
+        self._running().log(loss)
+
+    def _running(self) -> RunningStep:
+        if self._now.step is None:
+            raise PacelineError(
+                "there is no step in hand: use it in the loop over session.loader()"
+            )
+        return self._now.step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where training is, for a checkpoint. Call it after the optimiser's step.
+
+        The batch in hand counts as used. Only rank 0 knows what the others used: save rank 0's.
+        """
+        state: dict[str, Any] = {"samples": self._terms.samples, "rank": self.rank}
+        if self._in_epoch:
+            used = self._leader.used(self.step) if self._leader is not None else None
+            return state | {"epoch": self.epoch, "step": self.step + 1, "used": _tensor(used)}
+        if self._plan is None:
+            start = self._start
+            return state | {"epoch": start.epoch, "step": start.step, "used": _tensor(start.used)}
+        return state | {"epoch": self._next_epoch, "step": self.step + 1, "used": _tensor(None)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on where `state_dict` was taken, on every rank, also if their number is another.
+
+        Raises:
+            PacelineError: training has begun already.
+            ValueError: the state is of other data, or not rank 0's.
+        """
+        if self._plan is not None:
+            raise PacelineError(
+                "load the session's state before the first iteration over the loader"
+            )
+        if state["samples"] != self._terms.samples:
+            raise ValueError(
+                f"the checkpoint is of a data set of {state['samples']} samples, "
+                f"this one has {self._terms.samples}: give the Session the same data"
+            )
+        if state["rank"] != 0:
+            raise ValueError(
+                f"the checkpoint's session state is rank {state['rank']}'s: save rank 0's"
+            )
+        used = state["used"].numpy().astype(np.int64)
+        self._next_epoch = self.epoch = state["epoch"]
+        self.step = state["step"] - 1
+        self._skip_epoch = self._terms.epoch_over(self._terms.samples - len(used))
+        if self._skip_epoch:
+            self._start = _Start(state["epoch"] + 1, state["step"])
+        else:
+            self._start = _Start(state["epoch"], state["step"], used)
+
+    def close(self) -> None:
+        """Ends the background threads, delivering what they hold, in a few seconds at most.
+
+        It is called at exit, too; calling it again does nothing. A rank that raises needs no other
+        care: TorchElastic ends its peers, and without TorchElastic they fail in their next reduction.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        atexit.unregister(self.close)
+        if self._leader is not None:
+            # The others may still have to read how it ends from the store that goes with us.
+            deadline = time.monotonic() + _FAREWELL_S
+            while self._leader.unread() and time.monotonic() < deadline:
+                time.sleep(0.01)
+        if self._reporter is not None:
+            self._reporter.flush()
+        if self._control is not None:
+            self._control.close()
+        if self._emitter is not None:
+            self._emitter.close()
+
+    # What the loader calls.
+
+    def begin_epoch(self, lookahead: int) -> bool:
+        """The next epoch begins; False: it has no steps here."""
+        if self._closed:
+            raise PacelineError("this session is closed")
+        if self.stopped:
+            return False
+        self.epoch = self._next_epoch
+        self._next_epoch += 1
+        if self._skip_epoch:
+            self._skip_epoch = False
+            return False
+        if self._plan is None:
+            self._plan = self._begin(lookahead)
+        self._in_epoch = True
+        return True
+
+    def steps(self) -> Iterator[Step]:
+        """The plan of the epoch that has begun."""
+        assert self._plan is not None
+        return self._plan.steps(self.epoch)
+
+    def begin_step(self, plan: Step, data_s: float) -> None:
+        """A batch is loaded and goes to the loop's body."""
+        self._finish_step()
+        hold_s = None
+        if self._emulation is not None and plan.samples:
+            hold_s = self._emulation.step_s(self.rank, plan.load)
+        self.step = plan.step
+        self._now.step = RunningStep(plan, self._clock, data_s, hold_s)
+
+    def end_body(self) -> None:
+        """The loop's body is through with the batch."""
+        for model in self._models:
+            model.settle()
+        self._running().body_done()
+
+    def end_epoch(self) -> None:
+        """The loop over the loader has ended."""
+        self._finish_step()
+        self._in_epoch = False
+        if self._reporter is not None:
+            self._reporter.flush()
+
+    def _finish_step(self) -> None:
+        if self._now.step is not None:
+            self._now.step.over()
+            if self._reporter is not None:
+                self._reporter.over(self._now.step)
+            self._now.step = None
+
+    def _begin(self, lookahead: int) -> Plan:
+        """The first iteration begins: all is known that the control plane needs."""
+        environment, store = self._environment, self._meeting.store
+        if self.rank == 0:
+            store.set("lookahead", str(lookahead))
+        elif (leads := int(store.get("lookahead"))) != lookahead:
+            # A rank that needs the plan earlier than the leader makes it would wait for ever.
+            raise ValueError(
+                f"the loader fetches {lookahead} steps ahead on rank {self.rank} but {leads} on rank "
+                "0: give num_workers and prefetch_factor the same values on every rank"
+            )
+        if environment.run is not None:
+            self._emitter = self._make_emitter(environment.run)
+            self._reporter = Reporter(self._emitter, environment.attempt, self.rank)
+        if self.rank == 0:
+            if self._emitter is not None:
+                self._emitter.send(self._hello(lookahead))
+            if environment.run is not None and environment.bus is not None:
+                self._control = Control(environment.bus, environment.run, environment.attempt)
+            self._leader = self._make_leader()
+        return Plan(store, self.rank, self._leader)
+
+    def _make_emitter(self, run: str) -> Emitter:
+        environment, device = self._environment, self._device
+        name = f"attempt{environment.attempt}-rank{self.rank}"
+        spool = None
+        if environment.spool is not None:
+            spool = Spool(environment.spool, name, environment.spool_bytes)
+        process = psutil.Process()
+
+        def memory() -> int:
+            if device.type == "cuda":
+                return int(torch.cuda.max_memory_allocated(device))
+            return int(process.memory_info().rss)
+
+        return Emitter(run, environment.bus, spool, memory)
+
+    def _make_leader(self) -> Leader:
+        assert self._meeting.sizes is not None
+        emitter = self._emitter
+        return Leader(
+            self._terms,
+            self._meeting.sizes,
+            self._meeting.store,
+            self._control,
+            attempt=self._environment.attempt,
+            announce=emitter.send if emitter is not None else None,
+            epoch=self._start.epoch,
+            step=self._start.step,
+            used=self._start.used,
+        )
+
+    def _hello(self, lookahead: int) -> Hello:
+        terms, start, sizes = self._terms, self._start, self._meeting.sizes
+        assert sizes is not None
+        cuda = self._device.type == "cuda"
+        return Hello(
+            attempt=self._environment.attempt,
+            world=self.world,
+            global_batch=terms.global_batch,
+            seed=terms.seed,
+            sizes=sizes.astype("<f8").tobytes(),
+            loss_mean=terms.loss_mean,
+            drop_last=terms.drop_last,
+            epochs=self._epochs,
+            lookahead=lookahead,
+            started_at=time.time(),
+            paceline=__version__,
+            torch=torch.__version__,
+            device=torch.cuda.get_device_name(self._device) if cuda else "cpu",
+            epoch=start.epoch,
+            step=start.step,
+            used=b"" if start.used is None else start.used.astype("<u4").tobytes(),
+            emulated=self._emulation.as_dict() if self._emulation is not None else None,
+        )
+
+
+def _tensor(used: npt.NDArray[np.int64] | None) -> torch.Tensor:
+    """A tensor: checkpoints with it load under ``torch.load(weights_only=True)``."""
+    return torch.from_numpy(np.empty(0, np.int64) if used is None else used)
+
+
+def _length(dataset: Any) -> int:
+    try:
+        samples = len(dataset)
+    except TypeError as error:
+        raise TypeError(
+            "dataset has no len(): Paceline plans by sample index and needs a map-style data set"
+        ) from error
+    if samples < 1:
+        raise ValueError("dataset is empty")
+    return samples
+
+
+def _whole(name: str, value: int, least: int) -> None:
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}: it must be a whole number")
+    if value < least:
+        raise ValueError(f"{name} is {value}: it must be at least {least}")
+
+
+def _check(samples: int, global_batch: int, seed: int, loss_mean: str, coast_steps: int) -> None:
+    _whole("global_batch", global_batch, 1)
+    _whole("seed", seed, 0)
+    _whole("coast_steps", coast_steps, 1)
+    if global_batch > samples:
+        raise ValueError(
+            f"global_batch is {global_batch}, more than the data set's {samples} samples: "
+            "it counts the samples of one step over all ranks"
+        )
+    if coast_steps > 4:
+        raise ValueError(f"coast_steps is {coast_steps}: at most 4, or a switch takes effect late")
+    if loss_mean not in ("samples", "size"):
+        raise ValueError(f"loss_mean is {loss_mean!r}: give 'samples' or 'size'")

@@ -1,0 +1,78 @@
+"""The sizes of a data set's samples, from wherever the user keeps them, checked."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+logger = logging.getLogger(__name__)
+
+Sizes = (
+    str
+    | Sequence[float]
+    | npt.NDArray[Any]
+    | torch.Tensor
+    | Callable[[Any], float]  # sample → its size
+)
+
+_FIX = "give one positive number per sample, for example max(1, number of frames)"
+
+
+def resolve(sizes: Sizes, dataset: Any) -> npt.NDArray[np.float64]:
+    """λ of every sample, shape [N], float64, all > 0.
+
+    A size of 0 is refused: the mean over size units of samples that have none is 0/0.
+
+    Args:
+        sizes: numbers, one per sample; or a callable, which gets every sample of the data set once;
+            or "auto": ``dataset.sizes``, or all 1 where there is none.
+        dataset: has ``len`` and is indexed by sample.
+
+    Raises:
+        TypeError: sizes are not numbers.
+        ValueError: missing, too few, too many, not positive or not finite.
+    """
+    n = len(dataset)
+    source = "sizes"
+    if isinstance(sizes, str):
+        if sizes != "auto":
+            raise TypeError(f"sizes={sizes!r} is not a list of numbers: {_FIX}")
+        if not hasattr(dataset, "sizes"):
+            logger.warning(
+                "no sizes given and no dataset.sizes: all samples count as equally large"
+            )
+            return np.ones(n)
+        source, sizes = "dataset.sizes", dataset.sizes
+    if sizes is None:
+        raise ValueError(
+            f"{source} is None: {_FIX}, or leave sizes out to count all samples as equal"
+        )
+    if callable(sizes):
+        sizes = [sizes(dataset[index]) for index in range(n)]
+    array = _numbers(sizes, source)
+    if array.ndim != 1 or len(array) != n:
+        shape = f"shape {list(array.shape)}" if array.ndim != 1 else f"{len(array)} entries"
+        raise ValueError(f"{source} has {shape} but the data set has {n} samples: {_FIX}")
+    bad = np.flatnonzero(~(np.isfinite(array) & (array > 0)))
+    if len(bad):
+        raise ValueError(
+            f"{source}[{bad[0]}] is {array[bad[0]]:g} ({len(bad)} such of {n}): "
+            f"sizes must be finite and > 0; {_FIX}"
+        )
+    return array
+
+
+def _numbers(sizes: Any, source: str) -> npt.NDArray[np.float64]:
+    if isinstance(sizes, torch.Tensor):
+        sizes = sizes.detach().cpu().numpy()
+    try:
+        return np.asarray(sizes, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise TypeError(
+            f"{source} holds something that is not a number ({error}): {_FIX}"
+        ) from error

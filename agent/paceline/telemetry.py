@@ -1,0 +1,216 @@
+"""What a rank reports, sent by a background thread that training never waits for."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+
+import redis
+
+from paceline.bus import connect
+from paceline.spool import Spool
+from paceline.timing import RunningStep
+from paceline.wire import TELEMETRY, Message, StepBatch, StepRecord, encode
+
+logger = logging.getLogger(__name__)
+
+FLUSH_S = 0.05
+QUEUE_LIMIT = 20_000  # some MB: minutes of steps while the thread is stuck in a dead connection
+BATCH_LIMIT = 1_000
+_RETRY_S = 0.5
+_TIMEOUT_S = 1.0
+
+
+class Emitter:
+    """Sends messages to the bus, or to the spool while the bus is away; counts what fits in neither.
+
+    `record` and `send` are for one thread and never block. A message is delivered at least once, in
+    order as far as the bus was there.
+
+    Args:
+        run: public run id.
+        bus: redis URL, or None: everything goes to the spool.
+        spool: where to keep what the bus does not take, or None: that is dropped and counted.
+        memory: measures the memory in use, in bytes; called by the thread at every flush.
+    """
+
+    def __init__(
+        self, run: str, bus: str | None, spool: Spool | None, memory: Callable[[], int]
+    ) -> None:
+        self._run = run
+        self._bus = connect(bus, timeout_s=_TIMEOUT_S) if bus is not None else None
+        self._spool = spool
+        self._memory = memory
+        self._queue: deque[StepRecord | Message] = deque()
+        self._wake = threading.Event()
+        self._closing = False
+        self._away = False
+        self._retry_at = 0.0
+        self._noted = 0
+        self._pid = os.getpid()
+        self.memory_bytes = 0  # as of the last flush
+        self.overflowed = 0  # records lost before the thread took them: the training thread's count
+        self.undelivered = 0  # records lost after: the background thread's
+        self._thread = threading.Thread(target=self._work, name="paceline-telemetry", daemon=True)
+        self._thread.start()
+
+    @property
+    def dropped(self) -> int:
+        """Records lost so far."""
+        return self.overflowed + self.undelivered
+
+    def record(self, record: StepRecord) -> None:
+        """Sends a step's record with the next flush."""
+        if len(self._queue) < QUEUE_LIMIT:
+            self._queue.append(record)
+        else:
+            self.overflowed += 1
+
+    def send(self, message: Message) -> None:
+        """Sends a message now, after the records before it."""
+        self._queue.append(message)
+        self._wake.set()
+
+    def close(self, timeout_s: float = 3.0) -> None:
+        """Delivers what is left and ends the thread, within the timeout. May be called again."""
+        if os.getpid() != self._pid:  # a data loader worker: the thread is not there
+            return
+        self._closing = True
+        self._wake.set()
+        self._thread.join(timeout_s)
+        if self._thread.is_alive():
+            logger.warning(
+                "telemetry did not end within %g s: its last records are lost", timeout_s
+            )
+
+    def _work(self) -> None:
+        while True:
+            closing = self._closing
+            self.memory_bytes = self._memory()
+            for message in self._collect():
+                self._deliver(message)
+            if self._spool is not None:
+                self._tend(self._spool)
+            if closing:
+                break
+            self._wake.wait(FLUSH_S)
+            self._wake.clear()
+        if self._spool is not None:
+            self._spool.close()
+        if self._bus is not None:
+            self._bus.close()
+
+    def _collect(self) -> list[Message]:
+        """What is queued, in order, with neighbouring records joined."""
+        messages: list[Message] = []
+        records: list[StepRecord] = []
+        for _ in range(len(self._queue)):
+            item = self._queue.popleft()
+            if isinstance(item, StepRecord):
+                if not records or len(records) == BATCH_LIMIT:
+                    records = []
+                    messages.append(StepBatch(records))
+                records.append(item)
+            else:
+                records = []
+                messages.append(item)
+        return messages
+
+    def _deliver(self, message: Message) -> None:
+        fields = encode(message, self._run)
+        if not self._to_bus(fields) and not self._to_spool(fields):
+            self.undelivered += len(message.records) if isinstance(message, StepBatch) else 1
+
+    def _to_bus(self, fields: dict[bytes, bytes]) -> bool:
+        if self._bus is None or time.monotonic() < self._retry_at:
+            return False
+        try:
+            self._bus.xadd(TELEMETRY, dict(fields.items()))
+        except redis.RedisError as error:
+            if not self._away:
+                logger.warning("the bus does not take telemetry (%s): spooling it", error)
+            self._away = True
+            self._retry_at = time.monotonic() + _RETRY_S
+            return False
+        if self._away:
+            logger.warning("the bus takes telemetry again")
+            self._away = False
+            if self._spool is not None:
+                self._spool.close()
+        return True
+
+    def _to_spool(self, fields: dict[bytes, bytes]) -> bool:
+        if self._spool is None:
+            return False
+        try:
+            return self._spool.append(fields)
+        except OSError as error:
+            if self.undelivered == 0:
+                logger.warning("telemetry cannot be spooled: %s", error)
+            return False
+
+    def _tend(self, spool: Spool) -> None:
+        spool.roll()
+        if self.dropped > self._noted:
+            try:
+                spool.note_dropped(self.dropped)
+                self._noted = self.dropped
+            except OSError as error:
+                logger.warning("dropped telemetry records cannot be noted: %s", error)
+
+
+class Reporter:
+    """Turns a rank's finished steps into records. For one thread.
+
+    Args:
+        emitter: takes the records.
+        attempt: of the run.
+        rank: whose steps they are.
+    """
+
+    def __init__(self, emitter: Emitter, attempt: int, rank: int) -> None:
+        self._emitter = emitter
+        self._attempt = attempt
+        self._rank = rank
+        self._seq = 0
+        self._over: deque[RunningStep] = deque()
+
+    def over(self, step: RunningStep) -> None:
+        """Takes a finished step; it is read once the device is through with it, or one step later."""
+        self._over.append(step)
+        while self._over and (len(self._over) > 1 or self._over[0].readable):
+            self._report(self._over.popleft())
+
+    def flush(self) -> None:
+        """Reports all finished steps now."""
+        while self._over:
+            self._report(self._over.popleft())
+
+    def _report(self, step: RunningStep) -> None:
+        plan = step.plan
+        compute_s, sync_s, loss = step.read()
+        self._emitter.record(
+            StepRecord(
+                attempt=self._attempt,
+                rank=self._rank,
+                seq=self._seq,
+                step=plan.step,
+                epoch=plan.epoch,
+                segment=plan.segment,
+                samples=plan.samples,
+                load=plan.load,
+                data_s=step.data_s,
+                compute_s=compute_s,
+                sync_s=sync_s,
+                step_s=step.step_s,
+                ended_at=step.ended_at,
+                ett_s=plan.ett_s,
+                loss=loss,
+                memory_bytes=self._emitter.memory_bytes,
+            )
+        )
+        self._seq += 1
