@@ -1,0 +1,250 @@
+"""Plans one run: follows what is committed about it and offers the leader its next segment."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+import sqlalchemy as sa
+
+from paceline.bus import connect, publish
+from paceline.wire import (
+    WAKE,
+    Adopted,
+    Hello,
+    Message,
+    Proposal,
+    RunChanged,
+    RunState,
+    Segment,
+    StepBatch,
+    SwitchRequested,
+    WireError,
+    control,
+    decode,
+    live,
+    pack_indices,
+)
+from paceline_backend import policies
+from paceline_backend.controller import history
+from paceline_backend.controller.history import History, Window
+from paceline_backend.controller.leases import ENDED, Lease
+from paceline_backend.policies._base import Ints, Policy
+from paceline_backend.store import Store, StoreUnavailableError
+from paceline_backend.store.schema import switches
+
+logger = logging.getLogger(__name__)
+
+SEGMENT_S = 1.0  # what a segment should last,
+MOST_STEPS = 4  # but never more steps: a switch waits for the running segment's end
+FIRST_STEPS = 2  # while the time of a step is unknown
+
+_BLOCK_S = 0.25
+_RETRY_S = 0.5
+_READ = 1_000  # entries
+_SPARE = 5.0  # times the last planning time to let pass before planning the same segment again
+_CONTROL_LENGTH = 64
+
+
+class _GapError(Exception):
+    """A segment was missed: only the database knows it."""
+
+
+@dataclass(frozen=True)
+class _Offer:
+    """A proposal that the leader may have taken, and what is in force if it did."""
+
+    segment: Segment
+    placement: Ints
+
+
+class Controller:
+    """Plans one run until it ends, its lease is lost, or it is told to stop. For one thread.
+
+    It keeps nothing of its own: everything is rebuilt from the database at the start, after an
+    outage of bus or database, and when the live stream was trimmed before it was read. Meanwhile
+    the leader plans by itself.
+
+    Args:
+        store: the database.
+        bus_url: ``redis://…``.
+        run_key: the run's key in the database.
+        run_id: its public id.
+        lease: nothing is proposed unless it is held.
+    """
+
+    def __init__(self, store: Store, bus_url: str, run_key: int, run_id: str, lease: Lease) -> None:
+        self._store = store
+        self._bus_url = bus_url
+        self._key = run_key
+        self._id = run_id
+        self._lease = lease
+        self._history: History | None = None
+        self._window = Window(0, -1)
+        self._policy: Policy | None = None
+        self._version = -1
+        self._offers: list[_Offer] = []  # for the next segment, in the order they were made
+        self._offered: tuple[int, ...] = ()  # what the last of them was based on
+        self._offered_at = 0.0
+        self._plan_s = 0.0
+
+    def run(self, stop: threading.Event) -> None:
+        """Works until the run ends, the lease is lost or `stop` is set. Waits out bus and database.
+
+        Raises:
+            ValueError: the run's policy does not exist here, or refuses its parameters.
+        """
+        away = False
+        with closing(connect(self._bus_url)) as bus:
+            while not stop.is_set() and self._lease.held():
+                try:
+                    self._follow(bus, stop)
+                    return
+                except _GapError:
+                    continue
+                except (redis.RedisError, StoreUnavailableError) as error:
+                    if not away:
+                        logger.warning("run %s is not planned for now: %s", self._id, error)
+                    away = True
+                    stop.wait(_RETRY_S)
+
+    def _follow(self, bus: redis.Redis, stop: threading.Event) -> None:
+        # Positions first: ingest commits before it publishes, so the database has all before them.
+        positions: dict[Any, Any] = {}
+        for stream in (live(self._id), WAKE):
+            positions[stream] = _newest(bus, stream)
+        self._load()
+        while not stop.is_set() and self._lease.held():
+            self._offer(bus)
+            answer: Any = bus.xread(positions, count=_READ, block=int(_BLOCK_S * 1e3))
+            for name, entries in answer:
+                for entry, fields in entries:
+                    positions[name.decode()] = entry
+                    message = self._decoded(fields)
+                    if isinstance(message, RunState) and message.state in ENDED:
+                        return
+                    if message is not None:
+                        self._hear(message)
+
+    def _decoded(self, fields: dict[bytes, bytes]) -> Message | None:
+        try:
+            run, message = decode(fields)
+        except WireError as error:
+            logger.warning("run %s: unreadable message: %s", self._id, error)
+            return None
+        return message if run == self._id else None  # WAKE is about all runs
+
+    def _load(self) -> None:
+        self._history = None
+        self._offers, self._offered = [], ()
+        with self._store.read() as connection:
+            if loaded := history.load(connection, self._key):
+                self._history, self._window = loaded
+        self._load_policy()
+
+    def _load_policy(self) -> None:
+        query = (
+            sa.select(switches.c.version, switches.c.policy, switches.c.parameters)
+            .where(switches.c.run == self._key)
+            .order_by(switches.c.version.desc())
+            .limit(1)
+        )
+        with self._store.read() as connection:
+            version, name, parameters = connection.execute(query).one()
+        if version != self._version:
+            self._policy = policies.make(name, parameters)
+            self._version = version
+            logger.info("run %s: version %d, policy %s", self._id, version, name)
+
+    def _hear(self, message: Message) -> None:
+        if isinstance(message, SwitchRequested | RunChanged):
+            self._load_policy()
+        elif isinstance(message, Hello):
+            if self._history is None or message.attempt > self._history.hello.attempt:
+                self._load()
+        elif self._history is None:
+            return
+        elif isinstance(message, StepBatch):
+            self._window.add(message.records)
+        elif isinstance(message, Adopted) and message.attempt == self._history.hello.attempt:
+            self._adopted(self._history, message.segment)
+
+    def _adopted(self, state: History, segment: Segment) -> None:
+        late = segment.seq < state.seq
+        if late and not state.lost:
+            return  # delivered twice
+        if late or (segment.seq > state.seq and not state.lost):
+            raise _GapError
+        epoch = state.epoch
+        taken = next((o for o in self._offers if o.segment == segment), None)
+        if taken is not None and segment.shuffled:
+            state.shuffled(segment.version, taken.placement)
+        elif taken is None and segment.source == "controller":
+            state.forget_placement()
+        state.adopt(segment)
+        self._offers = []
+        if state.epoch != epoch and state.finished:
+            logger.info("run %s: all epochs are planned", self._id)
+
+    def _offer(self, bus: redis.Redis) -> None:
+        """Proposes the next segment, if something is new since the last proposal."""
+        state = self._history
+        if state is None or state.lost or state.finished or not self._lease.held():
+            return
+        basis = (state.hello.attempt, state.seq, self._version, self._window.newest)
+        if basis == self._offered:
+            return
+        only_feedback = basis[:-1] == self._offered[:-1]
+        if only_feedback and time.monotonic() < self._offered_at + _SPARE * self._plan_s:
+            return
+        offer = self._planned(state)
+        if not self._lease.held():  # planning may take long
+            return
+        proposal = Proposal(state.hello.attempt, offer.segment, self._lease.owner)
+        publish(bus, control(self._id), proposal, self._id, maxlen=_CONTROL_LENGTH)
+        self._offers.append(offer)
+        self._offered = basis
+        self._offered_at = time.monotonic()
+
+    def _planned(self, state: History) -> _Offer:
+        assert self._policy is not None
+        started = time.perf_counter()
+        shuffle = state.must_shuffle(self._version)
+        problem = state.problem(self._steps(), shuffle=shuffle)
+        plan = policies.plan(self._policy, problem, self._window.feedback(), shuffle=shuffle)
+        counts, indices = pack_indices(plan.assignments)
+        self._plan_s = time.perf_counter() - started
+        segment = Segment(
+            seq=state.seq,
+            epoch=state.epoch,
+            first_step=state.step,
+            counts=counts,
+            indices=indices,
+            policy=self._policy.name,
+            version=self._version,
+            source="controller",
+            epoch_end=plan.epoch_end,
+            ett_s=plan.ett_s,
+            shares=plan.shares,
+            feedback=self._window.ranges(),
+            shuffled=shuffle,
+            moved=plan.moved,
+            plan_s=self._plan_s,
+        )
+        return _Offer(segment, plan.placement)
+
+    def _steps(self) -> int:
+        step_s = self._window.step_s()
+        if step_s is None:
+            return FIRST_STEPS
+        return max(1, min(MOST_STEPS, round(SEGMENT_S / max(step_s, 1e-6))))
+
+
+def _newest(bus: redis.Redis, stream: str) -> bytes:
+    entries: Any = bus.xrevrange(stream, count=1)
+    return bytes(entries[0][0]) if entries else b"0-0"
