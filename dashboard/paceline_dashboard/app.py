@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import dash
+import plotly
 from dash import Input, Output
+from dash.fingerprint import build_fingerprint
 from fastapi import FastAPI
 
 from paceline_dashboard import layout
@@ -23,9 +25,7 @@ _INDEX = """<!DOCTYPE html>
 <html lang="en">
 <head>
 {%metas%}
-<meta name="viewport" content="width=device-width, initial-scale=1">
 <title>{%title%}</title>
-{%favicon%}
 {%css%}
 <link rel="icon" href="__ICON__">
 <script type="importmap">__IMPORTS__</script>
@@ -36,6 +36,12 @@ _INDEX = """<!DOCTYPE html>
 <footer>{%config%}{%scripts%}{%renderer%}</footer>
 </body>
 </html>"""
+
+
+# Its fingerprint lets browsers keep the 4.5 MB for good.
+PLOTLY = "_dash-component-suites/" + build_fingerprint(
+    "plotly/package_data/plotly.min.js", plotly.__version__, "0"
+)
 
 
 @dash.hooks.websocket_connect()  # type: ignore[untyped-decorator]
@@ -67,11 +73,15 @@ def mount(app: FastAPI, *, store: object, bus_url: str) -> None:
         index_string=_index(prefix),
         suppress_callback_exceptions=True,  # pages come and go
     )
+    dashboard.backend.websocket_capability = False  # else every page opens one, used or not
     dashboard.layout = layout.shell(prefix)
-    _route(dashboard)
+    _route(dashboard, prefix + PLOTLY)
+    # Dash would do this at the first request for "/" only: a first visitor of /runs/… would get a
+    # page without our styles and scripts.
+    dashboard._setup_server()
 
 
-def _route(dashboard: dash.Dash) -> None:
+def _route(dashboard: dash.Dash, plotly_url: str) -> None:
     @dashboard.callback(Output("page", "children"), Input("url", "pathname"))  # type: ignore[untyped-decorator]
     async def page(pathname: str) -> Any:
         path = dashboard.strip_relative_path(pathname) or ""
@@ -79,11 +89,13 @@ def _route(dashboard: dash.Dash) -> None:
             case [""]:
                 return layout.runs_page()
             case ["runs", run]:
-                return layout.run_page(run)
+                return layout.run_page(run, plotly_url)
         return layout.missing_page(pathname)
 
     dashboard.clientside_callback(
-        dash.ClientsideFunction("paceline", "open"), Input("page-data", "data")
+        dash.ClientsideFunction("paceline", "open"),
+        Output("page-opened", "data"),  # unused; without an output it would not run for new pages
+        Input("page-data", "data"),
     )
 
 

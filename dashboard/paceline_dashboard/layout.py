@@ -94,6 +94,7 @@ def shell(prefix: str) -> dmc.MantineProvider:
     return dmc.MantineProvider(
         [
             dcc.Location(id="url"),
+            dcc.Store(id="page-opened"),
             header,
             html.Main(id="page", tabIndex="-1"),
         ],
@@ -167,10 +168,15 @@ def runs_page() -> list[Any]:
     ]
 
 
-def run_page(run: str) -> list[Any]:
-    """One run, live."""
+def run_page(run: str, plotly_url: str) -> list[Any]:
+    """One run, live.
+
+    Args:
+        run: its public id.
+        plotly_url: where the browser finds Plotly.
+    """
     return [
-        _data("run", run=run),
+        _data("run", run=run, plotly=plotly_url),
         html.Div(id="run-problem", className="problem", role="alert", hidden=True),
         _run_header(),
         html.Section(_kpis(), className="kpis", **{"aria-label": "Key figures"}),

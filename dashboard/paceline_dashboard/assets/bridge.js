@@ -5,9 +5,10 @@
 
   window.dash_clientside = window.dash_clientside || {};
   window.dash_clientside.paceline = {
-    // Runs whenever a page's layout has been put in place. A callback without outputs must return undefined.
+    // Runs whenever a page's layout has been put in place.
     open: (page) => {
       load("main").then((main) => main.open(page));
+      return window.dash_clientside.no_update;
     },
   };
 

@@ -1,4 +1,4 @@
-// The run page's line charts, drawn by Plotly (which Dash has put on the page).
+// The run page's line charts, drawn by Plotly.
 import { quantile } from "./format.js";
 import { gaps, marks } from "./marks.js";
 

@@ -5,12 +5,12 @@ import { openRuns } from "./runs.js";
 
 let close = () => {};
 
-/** @param page {page: "runs" | "run" | "missing", run?, palette} */
+/** @param page {page: "runs" | "run" | "missing", run?, palette, plotly?} */
 export function open(page) {
   close();
   crumbs("");
   close = () => {};
-  if (page.page === "run") close = openRun(page.run, page.palette);
+  if (page.page === "run") close = openRun(page);
   else if (page.page === "runs") close = openRuns();
   else connection("live");
 }
