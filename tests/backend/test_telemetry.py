@@ -1,0 +1,417 @@
+"""Telemetry ends in the same tables, in whatever order and however often it comes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import sqlalchemy as sa
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from paceline.wire import (
+    Hello,
+    Message,
+    NodeState,
+    RunState,
+    Segment,
+    StepBatch,
+    StepRecord,
+)
+from paceline_backend.store import Store, StoreRefusedError, schema, telemetry
+from support.records import add_run, adopted, hello, record
+
+_names = (f"run-{number}" for number in count())
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    with Store.open(database_url) as opened:
+        yield opened
+
+
+def rows(store: Store, table: sa.Table, key: int | None = None) -> list[dict[str, Any]]:
+    query = sa.select(table).order_by(*table.primary_key.columns)
+    if key is not None:
+        query = query.where(table.c.run == key)
+    with store.read() as connection:
+        return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def the_run(store: Store) -> dict[str, Any]:
+    return rows(store, schema.runs)[0]
+
+
+def send(store: Store, *messages: Message, run: str = "r") -> telemetry.Written:
+    return telemetry.write(store, [(run, message) for message in messages])
+
+
+# Steps
+
+
+def test_records_become_rows_of_the_same_names(store: Store) -> None:
+    key = add_run(store, "r")
+    one = record(3, 1, loss=None, ett_s=None)
+    assert send(store, StepBatch([one])).rows == 1
+    assert rows(store, schema.worker_steps) == [msgspec.structs.asdict(one) | {"run": key}]
+
+
+def test_step_is_summed_up_when_its_last_rank_came(store: Store) -> None:
+    key = add_run(store, "r")
+    send(store, hello(world=2), StepBatch([record(0, 0), record(1, 0), record(1, 1)]))
+    assert [row["step"] for row in rows(store, schema.steps)] == [1]
+    send(store, StepBatch([record(0, 1, loss=5.0, samples=12)]))
+    assert rows(store, schema.steps)[0] == {
+        "run": key,
+        "step": 0,
+        "epoch": 0,
+        "segment": 0,
+        "workers": 2,
+        "samples": 16,
+        "load_sum": 81.0,
+        "load_sq": 40.0**2 + 41.0**2,
+        "compute_min": 0.1,
+        "compute_max": 0.2,
+        "compute_sum": pytest.approx(0.3),
+        "sync_min": 0.02,
+        "step_s": 0.3,
+        "ett_error_sum": 0.5,
+        "ett_count": 2,
+        "loss": pytest.approx((2.0 * 4 + 5.0 * 12) / 16),
+        "ended_at": 1_000.0,
+    }
+
+
+def test_steps_that_came_before_hello_are_summed_up_with_it(store: Store) -> None:
+    add_run(store, "r")
+    send(store, StepBatch([record(step, rank) for step in range(3) for rank in range(2)]))
+    assert rows(store, schema.steps) == []
+    send(store, hello(world=2))
+    assert [row["step"] for row in rows(store, schema.steps)] == [0, 1, 2]
+
+
+def test_rank_without_samples_counts_but_has_no_ett_error(store: Store) -> None:
+    add_run(store, "r")
+    idle = record(0, 1, samples=0, load=0.0, compute_s=0.004, loss=None, ett_s=0.0)
+    send(store, hello(world=2), StepBatch([record(0, 0), idle]))
+    (step,) = rows(store, schema.steps)
+    assert (step["compute_min"], step["ett_count"], step["loss"]) == (0.004, 1, 2.0)
+
+
+def test_step_that_nobody_predicted_and_without_loss(store: Store) -> None:
+    add_run(store, "r")
+    blank = [record(0, rank, ett_s=None, loss=None, samples=0) for rank in range(2)]
+    send(store, hello(world=2), StepBatch(blank))
+    (step,) = rows(store, schema.steps)
+    assert (step["ett_error_sum"], step["ett_count"], step["loss"]) == (None, 0, None)
+
+
+def test_loss_that_is_not_a_number_is_unknown(store: Store) -> None:
+    add_run(store, "r")
+    diverged = record(0, 0, loss=math.nan, ett_s=math.inf)
+    send(store, hello(world=1), StepBatch([diverged]))
+    (row,) = rows(store, schema.worker_steps)
+    assert (row["loss"], row["ett_s"]) == (None, None)
+
+
+def test_extreme_numbers_do_not_keep_a_step_from_its_sums(store: Store) -> None:
+    """Postgres raises where a double under- or overflows."""
+    add_run(store, "r")
+    huge = record(0, 0, load=9e99, compute_s=1e-300, ett_s=9e99, loss=1e-320, samples=7)
+    tiny = record(0, 1, load=1e-300, compute_s=9e99, ett_s=1e-300, loss=-9e99, samples=0)
+    send(store, hello(world=2), StepBatch([huge, tiny]))
+    (step,) = rows(store, schema.steps)
+    assert (step["load_sq"], step["ett_count"], step["loss"]) == (pytest.approx(8.1e199), 0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        {"compute_s": math.nan},
+        {"load": 1e101},
+        {"load": math.inf},
+        {"ended_at": -math.inf},
+        {"step": 2**63},
+        {"memory_bytes": 2**64 - 1},
+    ],
+    ids=str,
+)
+def test_impossible_record_is_refused_and_nothing_written(store: Store, bad: Any) -> None:
+    add_run(store, "r")
+    records = [record(0, 0), msgspec.structs.replace(record(1, 0), **bad)]
+    with pytest.raises(StoreRefusedError):
+        send(store, hello(world=1), StepBatch(records))
+    assert rows(store, schema.worker_steps) == []
+    assert the_run(store)["hello"] is None
+
+
+def test_step_of_two_attempts_is_none(store: Store) -> None:
+    """Restarted from step 1; the second attempt ended when one rank had done step 2."""
+    add_run(store, "r")
+    first = [record(step, rank) for step in range(3) for rank in range(2)]
+    send(store, hello(world=2), StepBatch(first))
+    again = [record(1, 0, 1), record(1, 1, 1), record(2, 0, 1)]
+    send(store, hello(world=2, attempt=1, step=1), StepBatch(again))
+    assert [row["step"] for row in rows(store, schema.steps)] == [0, 1]
+    send(store, StepBatch(first))  # late, once more
+    assert [row["attempt"] for row in rows(store, schema.worker_steps)] == [0, 0, 1, 1, 1, 0]
+    assert [row["step"] for row in rows(store, schema.steps)] == [0, 1]
+
+
+def test_runs_in_one_batch_do_not_mix(store: Store) -> None:
+    one, two = add_run(store, "one"), add_run(store, "two")
+    messages: list[tuple[str, Message]] = [("one", hello(world=1)), ("two", hello(world=2))]
+    messages += [(run, StepBatch([record(0, 0)])) for run in ("one", "two")]
+    telemetry.write(store, messages)
+    assert [row["run"] for row in rows(store, schema.worker_steps)] == [one, two]
+    assert [row["run"] for row in rows(store, schema.steps)] == [one]
+
+
+times = st.floats(0.001, 10.0)
+
+
+@st.composite
+def reports(draw: st.DrawFn) -> tuple[int, list[StepRecord], list[list[StepRecord]]]:
+    """Ranks; what they did; and how it arrives: shuffled, repeated, cut into batches."""
+    world = draw(st.integers(1, 4))
+    done = [
+        StepRecord(
+            attempt=attempt,
+            rank=rank,
+            seq=step,
+            step=step,
+            epoch=step // 3,
+            segment=step // 2,
+            samples=draw(st.integers(0, 9)),
+            load=draw(st.floats(0.0, 1e4)),
+            data_s=draw(times),
+            compute_s=draw(st.just(0.0) | times),
+            sync_s=draw(times),
+            step_s=draw(times),
+            ended_at=draw(times),
+            ett_s=draw(st.none() | times),
+            loss=draw(st.none() | st.floats(-5.0, 5.0)),
+        )
+        for attempt in range(draw(st.integers(1, 3)))
+        for step in range(draw(st.integers(1, 4)))
+        for rank in range(world)
+        if draw(st.integers(0, 9))
+    ]
+    sent = draw(st.permutations(done + [one for one in done if draw(st.booleans())]))
+    cuts = sorted(draw(st.lists(st.integers(0, len(sent)), max_size=4)))
+    parts = zip([0, *cuts], [*cuts, len(sent)], strict=True)
+    return world, done, [sent[first:end] for first, end in parts]
+
+
+def reference(world: int, done: list[StepRecord]) -> dict[int, dict[str, Any]]:
+    """The sums of each step's latest records, in NumPy; steps of which ranks are missing: none."""
+    latest: dict[tuple[int, int], StepRecord] = {}
+    for one in sorted(done, key=lambda one: one.attempt):
+        latest[one.step, one.rank] = one
+    sums: dict[int, dict[str, Any]] = {}
+    for step in {step for step, _ in latest}:
+        of = [one for (at, _), one in latest.items() if at == step]
+        if len(of) < world or len({one.attempt for one in of}) > 1:
+            continue
+        load, compute, samples = (
+            np.array([getattr(one, name) for one in of])
+            for name in ("load", "compute_s", "samples")
+        )
+        ett = np.array([np.nan if one.ett_s is None else one.ett_s for one in of])
+        loss = np.array([np.nan if one.loss is None else one.loss for one in of])
+        predicted = ~np.isnan(ett) & (samples > 0) & (compute > 1e-9)
+        errors = np.abs(ett - compute)[predicted] / compute[predicted]
+        weight = np.where(np.isnan(loss), 0, samples)
+        sums[step] = {
+            "workers": world,
+            "samples": samples.sum(),
+            "load_sum": load.sum(),
+            "load_sq": (load**2).sum(),
+            "compute_min": compute.min(),
+            "compute_max": compute.max(),
+            "compute_sum": compute.sum(),
+            "sync_min": min(one.sync_s for one in of),
+            "step_s": np.mean([one.step_s for one in of]),
+            "ett_error_sum": errors.sum() if predicted.any() else None,
+            "ett_count": predicted.sum(),
+            "loss": np.nansum(loss * weight) / weight.sum() if weight.any() else None,
+            "ended_at": max(one.ended_at for one in of),
+        }
+    return sums
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(report=reports())
+def test_any_order_and_repetition_gives_the_reference(store: Store, report: Any) -> None:
+    world, done, batches = report
+    name = next(_names)
+    key = add_run(store, name)
+    send(store, hello(world=world), run=name)
+    for batch in batches:
+        send(store, StepBatch(batch), run=name)
+    expected = reference(world, done)
+    got = {row["step"]: row for row in rows(store, schema.steps, key)}
+    assert got.keys() == expected.keys()
+    for step, sums in expected.items():
+        for column, value in sums.items():
+            close = value if value is None else pytest.approx(float(value), rel=1e-9, abs=1e-12)
+            assert got[step][column] == close, (step, column)
+
+
+# Runs
+
+
+def test_hello_fills_the_run(store: Store) -> None:
+    add_run(store, "r")
+    first = hello(world=4, seed=9)
+    send(store, first)
+    run = the_run(store)
+    expected = {"state": "running", "attempt": 0, "world": 4, "samples": 32, "global_batch": 8}
+    assert run | expected | {"seed": 9, "started_at": 100.0} == run
+    assert msgspec.msgpack.decode(run["hello"], type=Hello) == first
+
+
+def test_latest_attempts_hello_stays(store: Store) -> None:
+    add_run(store, "r")
+    second = hello(attempt=1, started_at=200.0, epoch=1, step=4)
+    send(store, second)
+    send(store, hello())
+    run = the_run(store)
+    assert (run["attempt"], run["started_at"]) == (1, 100.0)
+    assert msgspec.msgpack.decode(run["hello"], type=Hello) == second
+
+
+def test_sizes_that_are_no_floats_are_refused(store: Store) -> None:
+    add_run(store, "r")
+    with pytest.raises(StoreRefusedError, match=r"run r: Hello\.sizes"):
+        send(store, hello(sizes=b"123"))
+
+
+LIFE = [
+    RunState("starting", 10.0, "node-1"),
+    RunState("running", 11.0, "node-1"),
+    RunState("failed", 20.0, "node-1", exit_code=3, message="rank 2: ValueError", dropped=5),
+]
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2), (2, 0, 1), (0, 2, 1, 0, 2)])
+@pytest.mark.parametrize("at_once", [True, False])
+def test_life_of_a_run_in_any_order(store: Store, order: tuple[int, ...], at_once: bool) -> None:
+    add_run(store, "r")
+    if at_once:
+        written = send(store, *[LIFE[i] for i in order])
+    else:
+        for i in order:
+            written = send(store, LIFE[i])
+    run = the_run(store)
+    assert [run[name] for name in ("state", "node", "started_at", "ended_at", "exit_code")] == [
+        "failed",
+        "node-1",
+        11.0,
+        20.0,
+        3,
+    ]
+    assert (run["message"], run["dropped"]) == ("rank 2: ValueError", 5)
+    assert written.ended == {"r"}
+
+
+def test_an_end_is_final(store: Store) -> None:
+    add_run(store, "r")
+    send(store, RunState("finished", 30.0, "n", exit_code=0))
+    send(store, RunState("failed", 31.0, "n", exit_code=1, message="late", dropped=9), hello())
+    run = the_run(store)
+    assert (run["state"], run["ended_at"], run["exit_code"], run["message"], run["dropped"]) == (
+        "finished",
+        30.0,
+        0,
+        None,
+        9,
+    )
+
+
+def test_state_that_does_not_exist_is_refused(store: Store) -> None:
+    add_run(store, "r")
+    with pytest.raises(StoreRefusedError, match=r"RunState\.state is 'paused', not one of pending"):
+        send(store, RunState("paused", 1.0, "n"))
+
+
+def test_unknown_run_leaves_nothing(store: Store) -> None:
+    add_run(store, "known")
+    messages: list[tuple[str, Message]] = [
+        ("ghost", hello()),
+        ("ghost", StepBatch([record(0, 0)])),
+        ("", adopted(0, 0)),
+        ("known", StepBatch([record(0, 0)])),
+    ]
+    written = telemetry.write(store, messages)
+    assert written == telemetry.Written(1, frozenset({"ghost", ""}), frozenset())
+    assert len(rows(store, schema.runs)) == len(rows(store, schema.worker_steps)) == 1
+    assert rows(store, schema.segments) == []
+
+
+# Segments and nodes
+
+
+def test_segments_are_kept_whole_and_once(store: Store) -> None:
+    key = add_run(store, "r")
+    first = adopted(0, 0, moved=3, plan_s=0.01, ett_s=[[0.1, 0.2], [0.1, 0.0]])
+    send(store, first, first, adopted(1, 2, source="coast"))
+    send(store, first)
+    one, two = rows(store, schema.segments)
+    assert msgspec.msgpack.decode(one.pop("body"), type=Segment) == first.segment
+    assert one == {
+        "run": key,
+        "attempt": 0,
+        "seq": 0,
+        "epoch": 0,
+        "first_step": 0,
+        "steps": 2,
+        "policy": "bsp",
+        "version": 0,
+        "source": "controller",
+        "moved": 3,
+        "plan_s": 0.01,
+        "adopted_at": 50.0,
+    }
+    assert (two["seq"], two["source"]) == (1, "coast")
+
+
+def test_switch_takes_effect_with_its_earliest_segment(store: Store) -> None:
+    key = add_run(store, "r")
+    row = {"run": key, "policy": "bsp", "parameters": {}, "requested_at": 1.0, "requested_by": "me"}
+    with store.write() as connection:
+        connection.execute(sa.insert(schema.switches), [row | {"version": v} for v in range(3)])
+    send(store, adopted(5, 10, version=1, at=60.0), adopted(4, 8, version=1, at=59.0))
+    send(store, adopted(0, 0, version=0, at=50.0), adopted(6, 12, version=1, at=61.0))
+    # Restarted from the first step, under the version in force.
+    send(store, adopted(0, 0, version=1, at=90.0, attempt=1))
+    effects = [(r["effective_step"], r["effective_at"]) for r in rows(store, schema.switches)]
+    assert effects == [(0, 50.0), (8, 59.0), (None, None)]
+
+
+def test_node_keeps_its_latest_state(store: Store) -> None:
+    def state(at: float, **fields: Any) -> NodeState:
+        return NodeState("n", "host", 8, 2**40, ["H200"], at, "0.1.0", **fields)
+
+    telemetry.write(store, [("", state(10.0)), ("", state(12.0, runs=["a"])), ("", state(11.0))])
+    telemetry.write(store, [("", state(5.0, left=True))])
+    (node,) = rows(store, schema.nodes)
+    assert node == {
+        "id": "n",
+        "hostname": "host",
+        "cores": 8,
+        "memory_bytes": 2**40,
+        "gpus": ["H200"],
+        "paceline": "0.1.0",
+        "registered_at": node["registered_at"],
+        "heartbeat_at": 12.0,
+        "left": False,
+        "runs": ["a"],
+    }
+    telemetry.write(store, [("", state(13.0, left=True))])
+    assert rows(store, schema.nodes)[0]["left"] is True
