@@ -23,7 +23,7 @@ RUN_STATES = ["pending", "starting", "running", "finished", "failed", "stopped"]
 
 _COLUMNS: list[dict[str, Any]] = [
     {"field": "name", "headerName": "Run", "minWidth": 150, "flex": 2, "cellRenderer": "RunLink"},
-    {"field": "state", "minWidth": 112, "cellRenderer": "RunState"},
+    {"field": "state", "width": 124, "cellRenderer": "RunState"},
     {"field": "policy", "minWidth": 100, "flex": 1},
     {"field": "epoch", "width": 84, "type": "rightAligned"},
     {"field": "step", "width": 92, "type": "rightAligned"},
@@ -51,13 +51,12 @@ _COLUMNS: list[dict[str, Any]] = [
         "type": "rightAligned",
         "valueFormatter": {"function": "paceline.percent(params.value)"},
     },
-    {"field": "device", "minWidth": 120, "flex": 1, "cellRenderer": "RunDevice"},
+    {"field": "device", "minWidth": 170, "flex": 1, "cellRenderer": "RunDevice"},
     {"field": "node", "minWidth": 100, "flex": 1},
     {
-        "field": "created_at",
-        "headerName": "Created",
+        "field": "started_at",
+        "headerName": "Started",
         "minWidth": 132,
-        "sort": "desc",
         "valueFormatter": {"function": "paceline.moment(params.value)"},
     },
 ]
@@ -155,10 +154,8 @@ def runs_page() -> list[Any]:
                 "headerHeight": 34,
                 "theme": {"function": "paceline.gridTheme(themeQuartz)"},
                 "suppressCellFocus": False,
-                "overlayNoRowsTemplate": "No run in this state",
                 "tooltipShowDelay": 300,
             },
-            dangerously_allow_code=False,
             style={"height": None, "width": "100%"},
         ),
         html.Div(
@@ -260,7 +257,15 @@ def _charts() -> list[Any]:
                 html.Label("Show", htmlFor="chart-window"),
                 html.Select(window, id="chart-window"),
                 html.Button("Back to live", id="chart-live", type="button", hidden=True),
-                html.Span(id="chart-note", className="muted", role="status"),
+                html.Span(id="chart-note", className="muted small"),
+                html.Span(
+                    className="key",
+                    children=[
+                        html.Span("policy switch", className="switch"),
+                        html.Span("no controller", className="coast"),
+                        html.Span("no data", className="gap"),
+                    ],
+                ),
             ],
         ),
         chart("chart-compute", "Compute time and ETT per worker", "Solid: compute time T, forward "

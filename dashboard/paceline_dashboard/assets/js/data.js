@@ -26,6 +26,12 @@ export class RunData {
     this.switches = [];
     this.coasts = []; // [first step, one past the last): planned by no controller; disjoint, ascending
     this.segment = null; // the newest
+    this.newest = undefined;
+  }
+
+  /** So many of the newest steps are kept of a run with `world` workers. */
+  static kept(world) {
+    return Math.max(100, Math.min(MOST_STEPS, Math.floor(MOST_CELLS / Math.max(1, world))));
   }
 
   /** The newest complete step's number, or -1. */
@@ -118,7 +124,7 @@ export class RunData {
   }
 
   #forget(map) {
-    const most = Math.max(100, Math.min(MOST_STEPS, Math.floor(MOST_CELLS / Math.max(1, this.world))));
+    const most = RunData.kept(this.world);
     if (map.size <= most) return;
     for (const step of sorted(map).slice(0, map.size - most)) map.delete(step);
   }

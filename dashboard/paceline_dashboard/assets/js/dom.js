@@ -44,7 +44,7 @@ export function whenThere(id) {
   });
 }
 
-/** Where we are, in the header: [[label, href], …]; the last one is the page itself. */
+/** Where we are, in the header; empty on the first page. */
 export function crumbs(label) {
   const nav = byId("crumbs");
   nav.replaceChildren(...(label ? [make("span", { "aria-current": "page" }, label)] : []));
@@ -54,9 +54,10 @@ const STATES = {
   live: "live",
   connecting: "connecting…",
   lost: "connection lost, retrying",
+  ended: "run ended",
 };
 
-/** What the header says about the connection: "live", "connecting" or "lost". */
+/** What the header says about the connection: "live", "connecting", "lost" or "ended". */
 export function connection(state) {
   const element = byId("connection-status");
   element.className = `connection ${state}`;

@@ -1,15 +1,18 @@
-// A run's snapshot, then its event stream; again from the start after each interruption.
-import { get, url } from "./api.js";
+// What a run is like now, then its event stream; again from the start after each interruption.
+import { url } from "./api.js";
 import { connection } from "./dom.js";
 
 const FIRST_RETRY_S = 0.5;
 const LONGEST_RETRY_S = 5;
 
 export class Live {
-  /** @param on {snapshot(answer), event(event), failed(error)}; `failed` for what retrying cannot mend. */
-  constructor(run, points, on) {
+  /**
+   * @param load gets all that the page needs and returns where events go on from (`since`).
+   * @param on {event(event), ended()}: whether the run has ended, when the server ends its stream too.
+   */
+  constructor(run, load, on) {
     this.run = run;
-    this.points = points;
+    this.load = load;
     this.on = on;
     this.retryS = FIRST_RETRY_S;
     this.source = null;
@@ -41,20 +44,11 @@ export class Live {
     this.#disconnect();
     const round = this.round;
     try {
-      const snapshot = await get(`runs/${encodeURIComponent(this.run)}/snapshot`, { points: this.points });
-      if (round !== this.round) return;
-      this.on.snapshot(snapshot);
-      this.#listen(snapshot.since, round);
+      const since = await this.load(() => round === this.round);
+      if (round === this.round) this.#listen(since, round);
     } catch (error) {
-      if (round !== this.round) return;
-      if (error.status === 404) {
-        connection("live");
-        this.on.failed(error);
-      } else if (error.status === undefined) {
-        throw error; // ours, not the connection's
-      } else {
-        this.#retry();
-      }
+      if (error.status === undefined) throw error; // ours, not the connection's
+      if (round === this.round) this.#retry();
     }
   }
 
@@ -69,9 +63,23 @@ export class Live {
     this.source.onmessage = (message) => {
       const event = JSON.parse(message.data);
       if (event.type === "reset") this.#connect();
-      else if (round === this.round) this.on.event(event);
+      else this.on.event(event);
     };
-    this.source.onerror = () => this.#retry();
+    this.source.onerror = () => {
+      if (this.on.ended()) this.#rest();
+      else this.#retry();
+    };
+  }
+
+  /** Nothing more will come, unless `reopen` is called. */
+  #rest() {
+    this.#disconnect();
+    connection("ended");
+  }
+
+  /** Starts anew: there is more to see after all. */
+  reopen() {
+    if (!document.hidden) this.#connect();
   }
 
   /** Later and later, and not all pages at the same moment after a restart of the server. */

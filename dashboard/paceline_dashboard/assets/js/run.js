@@ -13,8 +13,6 @@ import { drawFacts, drawHeader, drawKpis, ENDED } from "./summary.js";
 import { onTheme, theme } from "./theme.js";
 import { drawWorkers } from "./workers.js";
 
-const SNAPSHOT_POINTS = 2000;
-const SNAPSHOT_CELLS = 200_000; // workers × steps: what a page loads at once
 const POLL_S = 2; // what events do not carry: workers' fits, the controller's lease
 const LEAST_SPAN = 20; // steps on the axis from the first one on, so that it does not jump
 
@@ -61,11 +59,10 @@ class RunPage {
     );
     const first = await this.#first();
     if (this.closed || !first) return;
-    const points = Math.floor(SNAPSHOT_CELLS / (first.world ?? first.nproc));
-    this.live = new Live(this.id, Math.max(50, Math.min(SNAPSHOT_POINTS, points)), {
-      snapshot: (answer) => this.#snapshot(answer),
+    this.run = first;
+    this.live = new Live(this.id, (current) => this.#load(current), {
       event: (event) => this.#event(event),
-      failed: (error) => problem("run-problem", error.message),
+      ended: () => ENDED.includes(this.run.state),
     });
     this.live.open();
     this.endings.push(poll(() => this.#poll(), POLL_S));
@@ -95,8 +92,23 @@ class RunPage {
     return undefined;
   }
 
-  #snapshot(answer) {
-    problem("run-problem", "");
+  /** The snapshot, and of a long run its newest steps; returns where events go on from. */
+  async #load(current) {
+    const kept = RunData.kept(this.run.world ?? this.run.nproc);
+    const long = this.run.step >= kept; // its snapshot is thinned out: nothing to go on from
+    const answer = await get(`${this.path}/snapshot`, { points: long ? 1 : kept });
+    if (answer.steps.bucket > 1 || answer.worker_steps.bucket > 1) {
+      const newest = { from: Math.max(0, answer.run.step - kept + 1), points: kept + 1000 };
+      [answer.steps, answer.worker_steps] = await Promise.all([
+        get(`${this.path}/steps`, newest),
+        get(`${this.path}/worker-steps`, newest),
+      ]);
+    }
+    if (current()) this.#start(answer);
+    return answer.since;
+  }
+
+  #start(answer) {
     this.data.clear();
     this.effects.clear();
     this.history.clear();
@@ -131,6 +143,7 @@ class RunPage {
       if (this.closed) return;
       this.#take(run);
       drawWorkers(workers);
+      if (run.step > this.data.latest && ENDED.includes(run.state)) this.live.reopen(); // late telemetry
       if (!ENDED.includes(run.state)) this.history.refresh();
       this.painter.request();
     } catch (error) {

@@ -28,6 +28,7 @@ class RunsPage {
     await whenThere("nodes");
     this.grid = await window.dash_ag_grid.getApiAsync("runs-grid");
     if (this.closed) return;
+    this.grid.setGridOption("overlayNoRowsTemplate", "No run in this state");
     byId("state-filter").addEventListener("change", () => {
       this.pages = 1;
       this.#refresh();

@@ -1,0 +1,147 @@
+"""A training whose numbers are made up and whose way to the page is real: store, then live stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from paceline.bus import connect, publish
+from paceline.wire import Message, RunState, StepBatch, SwitchRequested, live
+from paceline_backend.store import Store, runs, telemetry
+from support.records import add_run, adopted, hello, record
+
+SEGMENT = 2  # steps
+
+
+class Training:
+    """One run: reports steps as its ranks would, committed and then announced as ingest does.
+
+    Args:
+        store: where the run is.
+        bus_url: where open pages hear of it.
+        run: public id.
+        slowness: time per size unit of each rank's device, relative.
+        emulated: the run says that device speeds are emulated.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        bus_url: str,
+        run: str,
+        slowness: Sequence[float] = (1.0, 1.0, 1.5, 3.0),
+        *,
+        name: str | None = None,
+        emulated: bool = True,
+    ) -> None:
+        self.store, self.bus_url, self.run = store, bus_url, run
+        self.slowness = np.array(slowness, float)
+        self.rng = np.random.default_rng(len(run))
+        self.step = 0
+        self.version = 0
+        self.policy = "bsp"
+        world = len(self.slowness)
+        began = time.time() - 600
+        add_run(store, run, nproc=world, name=name or run, created_at=began, node="node-1")
+        emulation = {"a_s": (self.slowness * 1e-5).tolist(), "b_s": [0.003] * world}
+        self.report(
+            RunState("running", began, "node-1"),
+            hello(
+                world,
+                global_batch=16 * world,
+                sizes=self.rng.lognormal(5, 0.6, 1000).tobytes(),
+                epochs=40,
+                started_at=began,
+                emulated=emulation if emulated else None,
+            ),
+        )
+
+    def report(self, *messages: Message) -> None:
+        """Commits messages, then tells open pages."""
+        telemetry.write(self.store, [(self.run, message) for message in messages])
+        self.announce(*messages)
+
+    def announce(self, *messages: Message) -> None:
+        """Tells open pages alone."""
+        with connect(self.bus_url) as client:
+            for message in messages:
+                publish(client, live(self.run), message, self.run)
+
+    def train(self, steps: int, *, source: str = "controller", lost: Sequence[int] = ()) -> None:
+        """Reports further steps.
+
+        Args:
+            steps: how many, from the run's next one on.
+            source: who planned them.
+            lost: of these no row arrives.
+        """
+        end = self.step + steps
+        messages: list[Message] = []
+        while self.step < end:
+            size = min(SEGMENT, end - self.step)
+            messages.append(
+                adopted(
+                    self.step // SEGMENT,
+                    self.step,
+                    self.version,
+                    policy=self.policy,
+                    source=source,
+                    epoch=self.step // 40,
+                    counts=[[16] * len(self.slowness)] * size,
+                    at=time.time(),
+                )
+            )
+            for step in range(self.step, self.step + size):
+                if step not in lost:
+                    messages.append(self._batch(step))
+            self.step += size
+        self.report(*messages)
+
+    def switch(self, policy: str) -> None:
+        """Requests a policy as the API does; the steps from now on follow it."""
+        with self.store.write() as connection:
+            made = runs.switch(connection, self.run, policy, {}, "test")
+        self.announce(SwitchRequested(made["version"], policy, made["requested_at"]))
+        self.adopt(made["version"], policy)
+
+    def adopt(self, version: int, policy: str) -> None:
+        """The steps from now on follow a policy that was requested."""
+        self.version, self.policy = version, policy
+
+    def end(self, state: str = "finished", **fields: Any) -> None:
+        """The run is over."""
+        self.report(RunState(state, time.time(), "node-1", **fields))
+
+    def _batch(self, step: int) -> StepBatch:
+        world = len(self.slowness)
+        share = np.full(world, 1 / world)
+        if self.policy != "bsp":
+            share = (1 / self.slowness) / (1 / self.slowness).sum()
+        share = share * self.rng.normal(1, 0.04, world)
+        share /= share.sum()
+        load = share * 16 * world * 170
+        compute = load * 1e-5 * self.slowness + 0.003
+        compute = compute * self.rng.normal(1, 0.02, world)
+        ended = time.time()
+        return StepBatch(
+            [
+                record(
+                    step,
+                    rank,
+                    epoch=step // 40,
+                    segment=step // SEGMENT,
+                    samples=round(16 * world * share[rank]),
+                    load=float(load[rank]),
+                    compute_s=float(compute[rank]),
+                    sync_s=float(compute.max() - compute[rank]) + 0.002,
+                    step_s=float(compute.max()) + 0.004,
+                    ended_at=ended,
+                    ett_s=float(load[rank] * 1e-5 * self.slowness[rank]) if step > 8 else None,
+                    loss=2.4 * float(np.exp(-step / 150)) + 0.2 + self.rng.normal(0, 0.02),
+                )
+                for rank in range(world)
+            ]
+        )
