@@ -5,7 +5,6 @@ from __future__ import annotations
 import fcntl
 import logging
 import signal
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -59,7 +58,6 @@ class Agent:
         self._runs: dict[str, Supervisor] = {}
         self._left_over: dict[str, Delivery] = {}
         self._signal: int | None = None
-        self._wake = threading.Event()
         self._beat_at = self._recover_at = 0.0
         self._lock = (data / "agent.lock").open("ab")
         try:
@@ -91,7 +89,6 @@ class Agent:
             for supervisor in self._runs.values():
                 supervisor.kill()
         self._signal = number
-        self._wake.set()
 
     def _tick(self) -> None:
         for run, command in self._commands.read(_TICK_S):
@@ -100,7 +97,7 @@ class Agent:
             elif run in self._runs:
                 self._runs[run].stop(command.reason)
         if not self._link.up:
-            self._wake.wait(_TICK_S)
+            time.sleep(_TICK_S)  # which reading commands did not take
         self._look_after()
         if self._commands.started and time.monotonic() >= self._beat_at:
             self._beat_at = time.monotonic() + HEARTBEAT_S
@@ -167,5 +164,5 @@ class Agent:
             ended = not any(supervisor.running for supervisor in self._runs.values())
             if ended and (not self._link.up or time.monotonic() > deadline):
                 break
-            self._wake.wait(0.05)
+            time.sleep(0.05)
         self._heartbeat(left=True)

@@ -123,13 +123,14 @@ def agent(
     """Registers this node and looks after the runs that the server starts on it."""
     from paceline.agent import Agent
 
-    _log_to_stderr()
     directory = _data(data)
     name = _node(node)
     if bus is not None:
         with _link(bus) as link:
+            _log_to_stderr()
             code = Agent(link, name, directory, link.place).run()
         raise typer.Exit(code)
+    _log_to_stderr()
     with _client(server, token, timeout_s=2.0) as client, _link(_wait_for_bus(client)) as link:
         _log.info("node %s: server %s, bus %s", name, client.server, link.place)
 

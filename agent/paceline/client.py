@@ -29,9 +29,16 @@ class Client:
         self.server = server.rstrip("/")
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         try:
-            self._http = httpx.Client(base_url=self.server, headers=headers, timeout=timeout_s)
+            host = httpx.URL(self.server).host
         except httpx.InvalidURL as error:
             raise InputError(f"--server {server}: {error}") from error
+        self._http = httpx.Client(
+            base_url=self.server,
+            headers=headers,
+            timeout=timeout_s,
+            trust_env=host
+            not in ("127.0.0.1", "::1", "localhost"),  # no proxy reaches our loopback
+        )
 
     def call(
         self,

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import IO
 
+import msgspec
 import redis
 
 from paceline import rundir, spool, wire
@@ -55,7 +56,12 @@ class Delivery:
         plane.
         """
         path = directory / "run.json"
-        record = rundir.read(path, Record)
+        try:
+            record = rundir.read(path, Record)
+        except msgspec.DecodeError as error:  # a power cut, or a release that kept other things
+            _log.error("%s is left alone as .bad: %s", path, error)
+            path.rename(path.with_suffix(".bad"))
+            return None
         if record is None or record.settled or record.control != control:
             return None
         try:

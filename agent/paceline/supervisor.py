@@ -125,12 +125,14 @@ class Supervisor:
             self._launcher.kill()
 
     def close(self) -> None:
-        """Ends what still runs and leaves the run's directory to others."""
-        self.kill()
+        """Kills what still runs and leaves the run's directory to others."""
         for process in (self._launcher, self._rendezvous):
             if process is not None:
                 process.kill()
                 process.wait()
+        if self.running and self.last is not None:
+            by = self.delivery.record.supervisor
+            self._end("stopped", None, self._stopping or f"{by} ended")
         self.delivery.close()
 
     def _start(self) -> None:
@@ -159,7 +161,8 @@ class Supervisor:
 
     def _environment(self) -> dict[str, str]:
         env = {name: value for name, value in os.environ.items() if name not in _OWN_ENV}
-        env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun: more threads than cores are slow
+        if self._launch.nproc > 1:
+            env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun: ranks share the cores
         env.update(self._launch.env)
         if self._link is not None:
             env["PACELINE_RUN"] = self.run

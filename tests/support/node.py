@@ -70,11 +70,17 @@ def wait_gone(processes: Iterable[psutil.Process], timeout_s: float = 15.0) -> N
     assert not left, f"still there: {left}"
 
 
+NOBODY = "http://127.0.0.1:9"  # the discard port: nothing listens there
+
+# Whatever runs on this machine's port 8000 is not for tests.
+_MAIN = f"from paceline import cli; cli.DEFAULT_SERVER = {NOBODY!r}; cli.main()"
+
+
 def paceline(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     """The command line as a process of its own, its output captured."""
     env = {k: v for k, v in os.environ.items() if not k.startswith("PACELINE_")}
     return subprocess.Popen(
-        [sys.executable, "-m", "paceline", *arguments],
+        [sys.executable, "-c", _MAIN, *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -1,0 +1,359 @@
+"""The command line as its users meet it: processes, exit codes, what is printed where."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import httpx
+import pytest
+
+from paceline import cli, wire
+from paceline.bus import connect, publish
+from paceline.wire import Kill
+from paceline_backend.bus.embedded import EmbeddedBus
+from paceline_backend.store import Store
+from support.node import NOBODY, SLEEP, family, paceline, ranks, script, states, until, wait_gone
+from support.web import serving
+
+Main = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
+    """The command line inside this process, for what starts no other: many times as fast."""
+    for name in ("SERVER", "TOKEN", "DATA"):
+        monkeypatch.delenv(f"PACELINE_{name}", raising=False)
+    monkeypatch.setenv("COLUMNS", "200")
+    monkeypatch.setattr(cli, "DEFAULT_SERVER", NOBODY)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["paceline", *arguments])
+        with pytest.raises(SystemExit) as ended:
+            cli.main()
+        out, err = capsys.readouterr()
+        return int(ended.value.code or 0), out, err
+
+    return run
+
+
+def call(*arguments: str) -> tuple[int, str, str]:
+    """Exit code, standard output, standard error of a command that ends by itself."""
+    process = paceline(*arguments)
+    out, err = process.communicate(timeout=90)
+    return process.returncode, out, err
+
+
+@contextmanager
+def web(answer: object, status: int = 200) -> Iterator[str]:
+    """A server that answers everything alike; its URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        do_POST = do_GET  # noqa: N815
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_address[1]}"
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def server(tmp_path: Path, bus_url: str) -> Iterator[httpx.Client]:
+    """The real REST server over SQLite and a real bus."""
+    store = Store.open(f"sqlite:///{tmp_path / 'paceline.db'}")
+    with serving(store, bus_url) as client:
+        yield client
+    store.close()
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    return tmp_path / "data"
+
+
+def url(server: httpx.Client) -> str:
+    return str(server.base_url).rstrip("/")
+
+
+def the_run(server: httpx.Client) -> dict[str, object]:
+    (run,) = server.get("/api/v1/runs").json()["items"]
+    found: dict[str, object] = run
+    return found
+
+
+def test_help_is_light() -> None:
+    code = (
+        "import sys; sys.argv[1:] = ['run', '--help']\n"
+        "from paceline.cli import main\n"
+        "try: main()\n"
+        "except SystemExit as end: assert not end.code\n"
+        "heavy = {'torch', 'numpy', 'httpx', 'fastapi', 'sqlalchemy', 'dash'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_version(main: Main) -> None:
+    code, out, _ = main("version", "--json")
+    assert code == 0
+    assert json.loads(out)["protocol"] == wire.PROTOCOL_VERSION
+    assert main("version")[1].startswith("paceline ")
+
+
+def test_missing_server_packages_are_named() -> None:
+    code = (
+        "import sys; sys.argv[1:] = ['server', '--port', '1']; sys.modules['fastapi'] = None\n"
+        "sys.modules['paceline_backend'] = None\n"
+        "from paceline.cli import main; main()"
+    )
+    ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert ended.returncode == 3
+    assert "pip install 'paceline[server]'" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+@pytest.mark.ranks
+def test_run_without_a_server(data: Path, tmp_path: Path) -> None:
+    text = """
+        import os, sys
+        rank = os.environ["RANK"]
+        print("out", rank, sys.argv[1:], sorted(k for k in os.environ if "PACELINE" in k))
+        print("err", rank, file=sys.stderr)
+        print(os.environ["PACELINE_EMULATE"])
+        sys.exit(5 if rank == "0" and "--fail" in sys.argv else 0)
+    """
+    path = script(tmp_path, text)
+    emulate = ("--slowdown", "1,3", "--seconds-per-unit", "0.5", "--seconds-per-step", "2")
+    code, out, err = call("run", "--data", str(data), *emulate, path, "--nproc", "9")
+    assert code == 0, err
+    assert out == (
+        "out 0 ['--nproc', '9'] ['PACELINE_EMULATE']\n{\"a_s\": [0.5, 1.5], \"b_s\": [2.0, 2.0]}\n"
+    )
+    assert "training without a control plane" in err
+    assert "err 0\n" in err
+    assert "err 1\n" not in err
+    assert "EMULATED" in err
+    (log,) = data.glob("runs/*/logs/attempt_0/1/stdout.log")
+    assert log.read_text().startswith("out 1 ")
+    assert str(log.parents[2]) in err
+
+    code, out, err = call("run", "--data", str(data), *emulate, path, "--fail")
+    assert code == 5
+    assert "rank 0 ended with code 5" in err or "rank 0 failed: err 0 (exit code 5)" in err
+
+
+@pytest.mark.ranks
+def test_run_with_a_server(server: httpx.Client, bus_url: str, data: Path, tmp_path: Path) -> None:
+    text = """
+        import os
+        print(os.environ["PACELINE_RUN"])
+        if os.environ["RANK"] == "2":
+            raise LookupError("no such label")
+    """
+    path = script(tmp_path, text, "label.py")
+    where = ("--server", url(server), "--data", str(data))
+    code, out, err = call("run", *where, "--nproc", "3", "--node", "here", path, "a", "b")
+    run = the_run(server)
+    assert code == 1
+    assert "rank 2 failed: LookupError: no such label (exit code 1); log: " in err
+    assert f"{url(server)}/runs/{run['id']}" in err
+    assert "Traceback" not in err
+    assert (run["name"], run["args"], run["node"], run["nproc"]) == ("label", ["a", "b"], "here", 3)
+    assert out == f"{run['id']}\n"
+    last = states(bus_url, str(run["id"]))[-1]
+    assert (last.state, last.exit_code) == ("failed", 1)
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_ends_a_run(number: int, data: Path, tmp_path: Path) -> None:
+    process = paceline("run", "--data", str(data), "--nproc", "2", script(tmp_path, SLEEP))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "rank 0 of 2\n"
+    until(lambda: len(ranks(family(process.pid))) == 2, "both ranks")
+    everyone = family(process.pid)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 128 + number
+    assert "Traceback" not in err
+    wait_gone(everyone)
+
+
+@pytest.mark.ranks
+def test_killed_run_leaves_no_process(data: Path, tmp_path: Path) -> None:
+    process = paceline("run", "--data", str(data), "--nproc", "2", script(tmp_path, SLEEP))
+    until(lambda: len(ranks(family(process.pid))) == 2, "both ranks", 60)
+    everyone = family(process.pid)
+    process.kill()
+    process.communicate()
+    wait_gone(everyone)
+
+
+@pytest.mark.ranks
+def test_operator_stops_a_foreground_run(
+    server: httpx.Client, bus_url: str, data: Path, tmp_path: Path
+) -> None:
+    where = ("--server", url(server), "--data", str(data))
+    process = paceline("run", *where, "--node", "here", script(tmp_path, SLEEP))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "rank 0 of 1\n"
+    run = str(the_run(server)["id"])
+    with connect(bus_url) as bus:
+        publish(bus, wire.commands("here"), Kill("an operator asked"), run)
+    _, err = process.communicate(timeout=30)
+    assert process.returncode == 1
+    assert "paceline: an operator asked" in err
+    assert states(bus_url, run)[-1].state == "stopped"
+
+
+@pytest.mark.ranks
+def test_run_that_ends_while_the_bus_is_away_is_delivered_by_an_agent(
+    data: Path, tmp_path: Path
+) -> None:
+    store = Store.open(f"sqlite:///{tmp_path / 'paceline.db'}")
+    with EmbeddedBus(tmp_path / "bus") as bus, serving(store, bus.url) as server:
+        where = ("--server", url(server), "--data", str(data))
+        end = tmp_path / "end"
+        text = f"""
+            import os, time
+            print("up", flush=True)
+            while not os.path.exists({str(end)!r}):
+                time.sleep(0.05)
+        """
+        process = paceline("run", *where, script(tmp_path, text))
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        run = str(the_run(server)["id"])
+        until(lambda: any(s.state == "running" for s in states(bus.url, run)), "it to be running")
+        bus.kill()
+        end.touch()
+        _, err = process.communicate(timeout=30)
+        assert process.returncode == 0
+        assert "`paceline agent` with the same --data delivers it" in err
+        bus.start()
+        agent = paceline("agent", *where)
+        try:
+            until(lambda: states(bus.url, run)[-1].state == "finished", "the end to be reported")
+        finally:
+            agent.terminate()
+            agent.communicate(timeout=20)
+    store.close()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (["run", "nowhere.py"], 2, "script: there is no file"),
+        (["run", "--nproc", "0", "SCRIPT"], 2, "--nproc"),
+        (["run", "--bogus", "SCRIPT"], 2, "--bogus"),
+        (["run", "--param", "oops", "SCRIPT"], 2, "--param oops: give NAME=VALUE"),
+        (["run", "--slowdown", "1,x", "SCRIPT"], 2, "--slowdown 1,x: give factors above 0"),
+        (["run", "--slowdown", "1,0", "SCRIPT"], 2, "--slowdown 1,0: give factors above 0"),
+        (["run", "--slowdown", "1,2", "--nproc", "3", "SCRIPT"], 2, "2 factors for --nproc 3"),
+        (["run", "--slowdown", "1", "--seconds-per-step", "-1", "SCRIPT"], 2, "--seconds-per-step"),
+        (["run", "--server", NOBODY, "SCRIPT"], 3, f"no server answers at {NOBODY}"),
+        (["run", "--data", "SCRIPT", "SCRIPT"], 3, "cannot be written"),
+        (["agent", "--data", "/proc/paceline", "--bus", "redis://h"], 3, "cannot be written"),
+        (["agent", "--bus", "http://h"], 2, "bus http://h: "),
+        (["runs", "--server", NOBODY], 3, "no server answers"),
+        (["runs", "--server", "http://h:bad"], 2, "--server http://h:bad: "),
+    ],
+)
+def test_bad_input(
+    arguments: list[str],
+    code: int,
+    words: str,
+    data: Path,
+    tmp_path: Path,
+    main: Main,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    path = script(tmp_path, "raise SystemExit('it must not run')")
+    arguments = [path if a == "SCRIPT" else a for a in arguments]
+    monkeypatch.setenv("PACELINE_DATA", str(data))
+    got, out, err = main(*arguments)
+    assert got == code, err
+    assert words in err
+    assert out == ""
+    assert "Traceback" not in err
+    if "paceline: " in err:
+        assert len(err.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["run", "agent"])
+def test_server_of_another_protocol(command: str, data: Path, tmp_path: Path) -> None:
+    rest = [script(tmp_path, "")] if command == "run" else []
+    with web({"version": "9.9", "protocol": 99, "bus": "redis://127.0.0.1:9"}) as other:
+        code, _, err = call(command, "--server", other, "--data", str(data), *rest)
+    assert code == 3
+    assert "speaks protocol version 99, this paceline 1" in err
+
+
+def test_server_that_is_none_of_ours(data: Path, tmp_path: Path, main: Main) -> None:
+    path = script(tmp_path, "")
+    for answer, status in ((["hello"], 200), ({"detail": "Not Found"}, 404), ("boom", 500)):
+        with web(answer, status) as other:
+            code, _, err = main("run", "--server", other, "--data", str(data), path)
+        assert code == 3, err
+        assert "no Paceline server" in err or "the server failed" in err
+
+
+def test_token(bus_url: str, tmp_path: Path, main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store.open(f"sqlite:///{tmp_path / 'paceline.db'}")
+    with serving(store, bus_url, token="a-secret") as server:
+        code, _, err = main("policies", "--server", url(server))
+        assert code == 3
+        assert "wants a token" in err
+        monkeypatch.setenv("PACELINE_TOKEN", "a-secret")
+        code, out, _ = main("policies", "--json", "--server", url(server))
+        assert code == 0
+        assert "bsp" in {policy["name"] for policy in json.loads(out)}
+    store.close()
+
+
+def test_thin_clients(server: httpx.Client, main: Main, data: Path, tmp_path: Path) -> None:
+    where = ("--server", url(server))
+    code, out, _ = main("policies", *where)
+    assert code == 0
+    assert "bsp" in out
+
+    path = script(tmp_path, "")
+    code, _, err = main("run", *where, "--data", str(data), "--policy", "cronica", path)
+    assert code == 2
+    assert "chronica" in err, "the nearest is suggested"
+    assert len(err.strip().splitlines()) == 1
+    assert json.loads(main("runs", "--json", *where)[1])["items"] == []
+
+    body = {"script": path, "nproc": 1, "launch": False, "name": "a name"}
+    run = server.post("/api/v1/runs", json=body).json()["id"]
+    assert run in main("runs", *where)[1]
+    assert main("switch", run, "chronica", *where)[0] == 0
+    assert the_run(server)["policy"] == "chronica"
+    code, _, err = main("switch", run, "bsp", "--param", "nonsense=1", *where)
+    assert code == 2
+    assert "nonsense" in err
+    code, _, err = main("switch", "nobody", "bsp", *where)
+    assert code == 2
+    assert "nobody" in err
+    assert main("stop", run, "--force", *where)[0] == 0
