@@ -1,0 +1,374 @@
+"""From the bus into the database: nothing lost, nothing twice, whatever dies meanwhile."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psycopg
+import pytest
+import redis
+import sqlalchemy as sa
+
+from paceline.bus import connect, publish
+from paceline.processes import die_with_parent
+from paceline.wire import (
+    INGEST_GROUP,
+    TELEMETRY,
+    Message,
+    NodeState,
+    RunState,
+    StepBatch,
+    StopTraining,
+    encode,
+    live,
+)
+from paceline_backend.bus.embedded import EmbeddedBus
+from paceline_backend.ingest import DEAD, Ingest
+from paceline_backend.store import Store, schema
+from support.records import add_run, adopted, hello, record
+
+INGEST = """
+import sys, threading
+from paceline_backend.ingest import Ingest
+from paceline_backend.store import Store
+database, bus, name = sys.argv[1:]
+Ingest(Store.open(database), bus, name, claim_idle_s=0.5).run(threading.Event())
+"""
+
+
+def until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
+    """Waits for a condition; fails when it does not come true."""
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, f"never: {what}"
+        time.sleep(0.005)
+
+
+@contextmanager
+def ingesting(store: Store, bus_url: str, name: str = "one", **options: Any) -> Iterator[Ingest]:
+    """An ingest in a thread, that ended without an exception."""
+    ingest, stop = Ingest(store, bus_url, name, **options), threading.Event()
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            ingest.run(stop)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield ingest
+    finally:
+        stop.set()
+        thread.join(timeout=10)
+    assert not thread.is_alive()
+    assert failures == []
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    with Store.open(database_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def bus(bus_url: str) -> Iterator[redis.Redis]:
+    with connect(bus_url) as client:
+        yield client
+
+
+@pytest.fixture
+def own_bus(tmp_path: Path) -> Iterator[EmbeddedBus]:
+    """A server that a test may kill."""
+    with EmbeddedBus(tmp_path / "bus") as server:
+        yield server
+
+
+def send(client: redis.Redis, *messages: Message, run: str = "r") -> None:
+    for message in messages:
+        publish(client, TELEMETRY, message, run)
+
+
+def stored(store: Store, table: sa.Table = schema.worker_steps) -> int:
+    with store.read() as connection:
+        return connection.execute(sa.select(sa.func.count()).select_from(table)).scalar_one()
+
+
+def settled(client: redis.Redis) -> bool:
+    """Nothing waits and nothing is unacknowledged."""
+    try:
+        pending = client.xpending(TELEMETRY, INGEST_GROUP)["pending"]
+    except redis.ResponseError:  # no group yet
+        return False
+    return client.xlen(TELEMETRY) == 0 and pending == 0
+
+
+def payloads(client: redis.Redis, stream: str) -> list[bytes]:
+    return [fields[b"data"] for _, fields in client.xrange(stream)]
+
+
+def test_telemetry_is_stored_published_and_deleted(
+    store: Store, bus: redis.Redis, bus_url: str
+) -> None:
+    add_run(store, "r")
+    messages = [
+        hello(world=2),
+        adopted(0, 0),
+        StepBatch([record(0, 0), record(1, 0)]),
+        StepBatch([record(0, 1)]),
+    ]
+    send(bus, *messages)
+    send(bus, NodeState("n", "host", 2, 2**30, [], 5.0, "0"), run="")
+    with ingesting(store, bus_url) as ingest:
+        until(lambda: settled(bus), "all is acknowledged")
+    tables = (schema.worker_steps, schema.steps, schema.segments, schema.nodes)
+    assert [stored(store, table) for table in tables] == [3, 1, 1, 1]
+    assert payloads(bus, live("r")) == [encode(message)[b"data"] for message in messages]
+    stats = ingest.stats
+    assert (stats.rows, stats.batches, stats.dead, stats.lag) == (3, 1, 0, 0)
+    assert stats.last_commit_at is not None
+    assert bus.ttl(live("r")) == -1
+
+
+def test_live_stream_of_an_ended_run_expires_also_after_late_messages(
+    store: Store, bus: redis.Redis, bus_url: str
+) -> None:
+    add_run(store, "r")
+    send(bus, RunState("finished", 5.0, "n", exit_code=0))
+    with ingesting(store, bus_url):
+        until(lambda: settled(bus), "the end is stored")
+        assert 0 < bus.ttl(live("r")) <= 3_600
+        bus.delete(live("r"))  # as if that time had passed
+        send(bus, StepBatch([record(0, 0)]))
+        until(lambda: settled(bus), "the late record is stored")
+    assert 0 < bus.ttl(live("r")) <= 3_600
+
+
+def test_poison_is_put_aside_and_the_rest_goes_on(
+    store: Store, bus: redis.Redis, bus_url: str
+) -> None:
+    add_run(store, "r")
+    bus.xadd(TELEMETRY, {"some": "thing"})
+    bus.xadd(TELEMETRY, {"v": "1", "run": "r", "data": b"\xff"})
+    bus.xadd(TELEMETRY, {"v": "99", "run": "r", "data": b""})
+    for step in range(40):
+        send(bus, StepBatch([record(step, 0)]))
+        if step in (7, 8, 23):
+            send(bus, StepBatch([record(100, 0), record(2**63, 0)]))
+    send(bus, RunState("sleeping", 1.0, "n"), StopTraining("because"))
+    with ingesting(store, bus_url) as ingest:
+        until(lambda: settled(bus), "all is acknowledged")
+    assert stored(store) == 40
+    assert len(payloads(bus, live("r"))) == 40
+    reasons = [fields[b"reason"].decode() for _, fields in bus.xrange(DEAD)]
+    assert len(reasons) == ingest.stats.dead == 8
+    for part in ("protocol version 99", "not a paceline message", "is 'sleeping'", "not telemetry"):
+        assert sum(part in reason for reason in reasons) == 1, part
+    assert ingest.stats.rows == 40
+
+
+def test_unknown_run_is_put_aside_and_logged_once(
+    store: Store, bus: redis.Redis, bus_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_run(store, "r")
+    with ingesting(store, bus_url) as ingest:
+        for step in range(3):
+            send(bus, StepBatch([record(step, 0)]), run="ghost")
+            send(bus, StepBatch([record(step, 0)]))
+            until(lambda: settled(bus), "all is acknowledged")
+    assert (stored(store), ingest.stats.dead, bus.xlen(DEAD)) == (3, 3, 3)
+    assert not bus.exists(live("ghost"))
+    assert sum("'ghost'" in message for message in caplog.messages) == 1
+
+
+def test_entries_that_a_dead_consumer_had_read_are_taken_over(
+    store: Store, bus: redis.Redis, bus_url: str
+) -> None:
+    add_run(store, "r")
+    send(bus, *[StepBatch([record(step, 0)]) for step in range(6)])
+    bus.xgroup_create(TELEMETRY, INGEST_GROUP, id="0")
+    bus.xreadgroup(INGEST_GROUP, "dead", {TELEMETRY: ">"}, 3)
+    bus.xreadgroup(INGEST_GROUP, "one", {TELEMETRY: ">"}, 2)  # itself, before it was restarted
+    with ingesting(store, bus_url, "one", claim_idle_s=60):
+        until(lambda: stored(store) == 3, "its own and the new entry")
+    assert bus.xpending(TELEMETRY, INGEST_GROUP)["pending"] == 3
+    with ingesting(store, bus_url, "two", claim_idle_s=0.05):
+        until(lambda: settled(bus), "the dead one's entries")
+    assert stored(store) == 6
+
+
+def test_two_ingests_share_the_work_and_sum_up_every_step(
+    store: Store, bus: redis.Redis, bus_url: str
+) -> None:
+    """The ranks of a step may be stored by different consumers at the same time."""
+    add_run(store, "r", nproc=4)
+    send(bus, hello(world=4))
+    with ingesting(store, bus_url, "one") as one, ingesting(store, bus_url, "two") as two:
+        for first in range(0, 600, 20):
+            pipeline = bus.pipeline(transaction=False)
+            for step in range(first, first + 20):
+                for rank in range(4):
+                    fields: Any = encode(StepBatch([record(step, rank)]), "r")
+                    pipeline.xadd(TELEMETRY, fields)
+            pipeline.execute()
+        until(lambda: settled(bus), "all is acknowledged")
+    assert (stored(store), stored(store, schema.steps)) == (2_400, 600)
+    assert one.stats.rows > 0
+    assert two.stats.rows > 0
+
+
+def test_killed_again_and_again_while_producing(
+    store: Store, database_url: str, bus: redis.Redis, bus_url: str
+) -> None:
+    """kill -9 at random points: each record stored once, each message published once."""
+    rng = random.Random(20)
+    add_run(store, "r")
+    send(bus, hello(world=2))
+    sent: Counter[bytes] = Counter(payloads(bus, TELEMETRY))
+    rows, steps, killed = 0, 0, 0
+
+    def produce(count: int) -> None:
+        nonlocal rows, steps
+        batches: list[StepBatch] = []
+        for _ in range(count):
+            size = rng.randint(1, 5)
+            for rank in range(2):
+                records = [record(step, rank) for step in range(steps, steps + size)]
+                batches += [StepBatch(records)] * rng.choice([1, 1, 1, 2])
+            steps += size
+            rows += 2 * size
+        pipeline = bus.pipeline(transaction=False)
+        for batch in batches:
+            fields: Any = encode(batch, "r")
+            sent[fields[b"data"]] += 1
+            pipeline.xadd(TELEMETRY, fields)
+        pipeline.execute()
+
+    for life in range(6):
+        process = subprocess.Popen(
+            [sys.executable, "-c", INGEST, database_url, bus_url, f"life-{life // 2}"],
+            preexec_fn=die_with_parent,
+        )
+        try:
+            before = stored(store)
+            produce(100)
+            until(lambda seen=before: stored(store) > seen, "it works")
+            for _ in range(rng.randint(0, 30)):
+                produce(5)
+            if life == 5:
+                until(lambda: settled(bus), "all is acknowledged", 60)
+        finally:
+            assert process.poll() is None
+            process.kill()
+            killed += process.wait() == -9
+    assert killed == 6
+    with store.read() as connection:
+        pairs = set(connection.execute(sa.select(schema.worker_steps.c["step", "rank"])).all())
+    assert pairs == {(step, rank) for step in range(steps) for rank in range(2)}
+    assert (len(pairs), stored(store, schema.steps)) == (rows, steps)
+    assert sum(sent.values()) < 10_000, "more than the live stream keeps"
+    assert Counter(payloads(bus, live("r"))) == sent
+
+
+def test_bus_that_is_killed_and_comes_back_with_its_data(
+    store: Store, own_bus: EmbeddedBus, caplog: pytest.LogCaptureFixture
+) -> None:
+    add_run(store, "r")
+    with ingesting(store, own_bus.url), connect(own_bus.url) as client:
+        send(client, StepBatch([record(0, 0)]))
+        until(lambda: stored(store) == 1, "the first record")
+        own_bus.kill()
+        until(lambda: "ingest waits for the bus" in caplog.text, "it noticed")
+        own_bus.start()
+        send(client, StepBatch([record(1, 0)]))
+        until(lambda: stored(store) == 2, "the record after the outage")
+        until(lambda: "the bus is back" in caplog.text, "it says so")
+
+
+def test_bus_that_comes_back_without_its_data(store: Store, own_bus: EmbeddedBus) -> None:
+    add_run(store, "r")
+    with ingesting(store, own_bus.url), connect(own_bus.url) as client:
+        send(client, StepBatch([record(0, 0)]))
+        until(lambda: stored(store) == 1, "the first record")
+        own_bus.kill()
+        shutil.rmtree(own_bus.directory)
+        own_bus.start()
+        send(client, StepBatch([record(1, 0)]))
+        until(lambda: stored(store) == 2, "the record after the outage")
+        until(lambda: settled(client), "it is acknowledged")
+
+
+def test_bus_that_is_away_at_the_start(store: Store, own_bus: EmbeddedBus) -> None:
+    add_run(store, "r")
+    own_bus.kill()
+    with ingesting(store, own_bus.url):
+        own_bus.start()
+        with connect(own_bus.url) as client:
+            send(client, StepBatch([record(0, 0)]))
+            until(lambda: stored(store) == 1, "the record")
+
+
+@contextmanager
+def _away(database_url: str) -> Iterator[None]:
+    """A database that nobody can write to: SQLite locked, Postgres closed to all."""
+    if database_url.startswith("sqlite"):
+        lock = sqlite3.connect(str(sa.make_url(database_url).database), isolation_level=None)
+        lock.execute("BEGIN IMMEDIATE")
+        yield
+        lock.close()
+        return
+    url = sa.make_url(database_url)
+    admin = f"host={url.host} port={url.port} user={url.username} dbname=postgres"
+    with psycopg.connect(admin, autocommit=True) as connection:
+        connection.execute(f"ALTER DATABASE {url.database} ALLOW_CONNECTIONS false".encode())
+        kick = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
+        connection.execute(kick, [url.database])
+        yield
+        connection.execute(f"ALTER DATABASE {url.database} ALLOW_CONNECTIONS true".encode())
+
+
+def test_database_that_is_away_costs_nothing(
+    database_url: str, bus: redis.Redis, bus_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    impatient = database_url + ("?timeout=0.05" if database_url.startswith("sqlite") else "")
+    with Store.open(impatient) as store:
+        add_run(store, "r")
+        with ingesting(store, bus_url):
+            send(bus, StepBatch([record(0, 0)]))
+            until(lambda: settled(bus), "the first record")
+            with _away(database_url):
+                send(bus, StepBatch([record(1, 0)]))
+                until(lambda: f"ingest waits for {store.name}" in caplog.text, "it noticed")
+                assert bus.xpending(TELEMETRY, INGEST_GROUP)["pending"] == 1
+            send(bus, StepBatch([record(2, 0)]))
+            until(lambda: settled(bus), "all is acknowledged")
+        assert stored(store) == 3
+        assert bus.xlen(DEAD) == 0
+
+
+def test_stops_also_while_the_database_is_away(
+    database_url: str, bus: redis.Redis, bus_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    impatient = database_url + ("?timeout=0.05" if database_url.startswith("sqlite") else "")
+    with Store.open(impatient) as store:
+        add_run(store, "r")
+        with _away(database_url):
+            send(bus, StepBatch([record(0, 0)]))
+            with ingesting(store, bus_url):
+                until(lambda: f"ingest waits for {store.name}" in caplog.text, "it noticed")
+        assert bus.xpending(TELEMETRY, INGEST_GROUP)["pending"] == 1
+        with ingesting(store, bus_url):
+            until(lambda: stored(store) == 1, "what it left behind")
