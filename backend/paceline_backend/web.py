@@ -7,6 +7,7 @@ import socket
 
 import uvicorn
 
+from paceline_backend import policies
 from paceline_backend.api.app import create_app
 from paceline_backend.settings import Settings
 from paceline_backend.store import Store
@@ -21,6 +22,7 @@ def run(settings: Settings, listener: socket.socket) -> int:
         StoreError: the database cannot be used.
     """
     with Store.open(settings.database) as store:
+        policies.names()  # imports them and their solvers: the first switch shall not wait for that
         app = create_app(store, settings)
         server = uvicorn.Server(
             uvicorn.Config(

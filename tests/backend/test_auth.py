@@ -44,7 +44,7 @@ def bearer(token: str) -> dict[str, bytes]:
 def websocket_answer(token: str | None, **headers: str) -> str:
     """What comes of a WebSocket's handshake: type of the first message back.
 
-    Straight to the middleware: whether the web server speaks WebSocket depends on what is installed.
+    Straight to the middleware: whether uvicorn speaks WebSocket depends on what is installed.
     """
     sent: list[Message] = []
 

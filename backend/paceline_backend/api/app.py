@@ -49,6 +49,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
 _rest = APIRouter()
 
 
+@_rest.api_route("/api", methods=_METHODS, include_in_schema=False)
 @_rest.api_route("/api/{path:path}", methods=_METHODS, include_in_schema=False)
 def unknown(request: Request) -> None:
     """Keeps the pages' catch-all from answering for the API."""

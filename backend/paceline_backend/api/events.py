@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator, Iterator
 from http import HTTPStatus
 from typing import Annotated, Any
 
+import anyio
 import orjson
 import redis
 import redis.asyncio
@@ -153,7 +154,8 @@ class _Feed:
                     await asyncio.sleep(_PAUSE_S)
         finally:
             self.state.sse_clients -= 1
-            await client.aclose()
+            with anyio.CancelScope(shield=True):  # a client that left cancelled us
+                await client.aclose()
 
     async def _read(self, client: redis.asyncio.Redis) -> tuple[bool, list[Entry]]:
         """Whether entries were lost before we read them, and the next ones."""

@@ -1,0 +1,336 @@
+"""REST over a real socket, database and bus."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis
+
+from paceline import __version__
+from paceline.wire import (
+    PROTOCOL_VERSION,
+    WAKE,
+    Kill,
+    Launch,
+    Message,
+    NodeState,
+    RunChanged,
+    RunState,
+    StepBatch,
+    StopTraining,
+    SwitchRequested,
+    commands,
+    control,
+    decode,
+    live,
+)
+from paceline_backend.bus.embedded import EmbeddedBus
+from paceline_backend.heartbeat import Beat, beat
+from paceline_backend.store import Store, telemetry
+from support.records import add_run, adopted, hello, record
+from support.web import serving
+
+V1 = "/api/v1"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def client(store: Store, bus_url: str) -> Iterator[httpx.Client]:
+    with serving(store, bus_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def dead_bus(store: Store, tmp_path: Path) -> Iterator[httpx.Client]:
+    """A server whose bus has gone."""
+    with EmbeddedBus(tmp_path / "bus") as bus:
+        url = bus.url
+    with serving(store, url) as opened:
+        yield opened
+
+
+def register(store: Store, node: str, runs: list[str], at: float | None = None) -> None:
+    seen = time.time() if at is None else at
+    state = NodeState(node, f"{node}.local", 8, 2**30, [], seen, "0.1.0", runs)
+    telemetry.write(store, [("", state)])
+
+
+def entries(bus_url: str, stream: str) -> list[tuple[str, Message]]:
+    with redis.Redis.from_url(bus_url) as bus:
+        return [decode(fields) for _, fields in bus.xrange(stream)]
+
+
+def create(client: httpx.Client, **body: Any) -> httpx.Response:
+    return client.post(f"{V1}/runs", json={"script": "/x/train.py", "nproc": 2, **body})
+
+
+def test_version(client: httpx.Client, bus_url: str) -> None:
+    found = client.get(f"{V1}/version").json()
+    assert found == {"version": __version__, "protocol": PROTOCOL_VERSION, "bus": bus_url}
+
+
+def test_policies(client: httpx.Client) -> None:
+    found = {policy["name"]: policy for policy in client.get(f"{V1}/policies").json()}
+    assert {"bsp", "chronica"} <= set(found)
+    assert found["chronica"]["summary"]
+    for policy in found.values():
+        assert all("default" in schema for schema in policy["parameters"].values())
+
+
+def test_create_without_launch(client: httpx.Client, bus_url: str) -> None:
+    made = create(client, launch=False, policy="chronica", args=["--x"], node="here")
+    assert made.status_code == 201
+    run = made.json()
+    assert (run["name"], run["state"], run["policy"], run["version"]) == (
+        "train",
+        "pending",
+        "chronica",
+        0,
+    )
+    assert (run["node"], run["args"], run["emulated"]) == ("here", ["--x"], None)
+    assert client.get(f"{V1}/runs/{run['id']}").json() == run
+    (switch,) = client.get(f"{V1}/runs/{run['id']}/switches").json()
+    assert (switch["version"], switch["policy"], switch["requested_by"]) == (0, "chronica", "api")
+    assert entries(bus_url, WAKE) == [(run["id"], RunChanged())]
+    assert entries(bus_url, commands("here")) == []
+
+
+def test_launch_goes_to_the_least_busy_live_node(
+    client: httpx.Client, store: Store, bus_url: str
+) -> None:
+    register(store, "gone", [], at=time.time() - 60)
+    register(store, "busy", ["a", "b"])
+    register(store, "idle", ["c"])
+    nodes = client.get(f"{V1}/nodes").json()
+    assert [(node["id"], node["alive"]) for node in nodes] == [
+        ("busy", True),
+        ("idle", True),
+        ("gone", False),
+    ]
+    run = create(client, env={"K": "v"}, cwd="/x", max_restarts=2).json()
+    assert run["node"] == "idle"
+    launch = Launch("/x/train.py", [], 2, {"K": "v"}, "/x", 2)
+    assert entries(bus_url, commands("idle")) == [(run["id"], launch)]
+    assert create(client, node="busy").json()["node"] == "busy"
+    refused = create(client, node="gone")
+    assert refused.status_code == 409
+    assert "busy, idle" in refused.json()["detail"]
+
+
+def test_launch_without_an_agent_leaves_nothing(client: httpx.Client) -> None:
+    refused = create(client)
+    assert refused.status_code == 409
+    assert "paceline agent" in refused.json()["detail"]
+    assert client.get(f"{V1}/runs").json()["items"] == []
+
+
+@pytest.mark.parametrize(
+    ("body", "field"),
+    [
+        ({"nproc": 0}, "nproc"),
+        ({"nproc": "many"}, "nproc"),
+        ({"script": ""}, "script"),
+        ({"nprocs": 4}, "nprocs"),
+        ({"env": {"A": 1}}, "env.A"),
+        ({"parameters": {"windw": 3}}, "parameters"),
+    ],
+)
+def test_bad_input_names_the_field(client: httpx.Client, body: dict[str, Any], field: str) -> None:
+    refused = create(client, launch=False, **body)
+    assert refused.status_code == 422
+    assert refused.headers["content-type"] == "application/problem+json"
+    problem = refused.json()
+    assert [error["field"] for error in problem["errors"]] == [field]
+    assert problem["detail"]
+    assert client.get(f"{V1}/runs").json()["items"] == []
+
+
+def test_a_misspelt_policy_gets_a_suggestion(client: httpx.Client) -> None:
+    problem = create(client, launch=False, policy="cronica").json()
+    assert (problem["status"], problem["suggestion"]) == (422, "chronica")
+    assert "did you mean 'chronica'" in problem["detail"]
+    assert "suggestion" not in create(client, launch=False, policy="zzzzzz").json()
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/api/v1/nothing"),
+        ("GET", "/api"),
+        ("DELETE", "/api/v1/runs"),
+        ("POST", "/api/v2/runs"),
+        ("GET", "/api/v1/runs/none"),
+        ("GET", "/api/v1/runs/none/steps"),
+        ("GET", "/api/v1/runs/none/worker-steps"),
+        ("GET", "/api/v1/runs/none/workers"),
+        ("GET", "/api/v1/runs/none/segments"),
+        ("GET", "/api/v1/runs/none/switches"),
+        ("GET", "/api/v1/runs/none/coverage"),
+        ("GET", "/api/v1/runs/none/report"),
+        ("GET", "/api/v1/runs/none/snapshot"),
+        ("GET", "/api/v1/runs/none/events"),
+        ("POST", "/api/v1/runs/none/stop"),
+    ],
+)
+def test_what_is_not_there_is_a_problem(client: httpx.Client, method: str, path: str) -> None:
+    refused = client.request(method, path)
+    assert refused.status_code == 404
+    assert refused.headers["content-type"] == "application/problem+json"
+    problem = refused.json()
+    assert (problem["status"], problem["title"]) == (404, "Not Found")
+
+
+def test_pages_are_not_api(client: httpx.Client) -> None:
+    assert client.get("/").headers["content-type"].startswith("text/html")
+
+
+def test_list_filters_and_cursor(client: httpx.Client) -> None:
+    ids = [create(client, launch=False, name=f"n{i}").json()["id"] for i in range(3)]
+    page = client.get(f"{V1}/runs", params={"limit": 2}).json()
+    assert [run["id"] for run in page["items"]] == [ids[2], ids[1]]
+    rest = client.get(f"{V1}/runs", params={"cursor": page["next_cursor"]}).json()
+    assert ([run["id"] for run in rest["items"]], rest["next_cursor"]) == ([ids[0]], None)
+    some = client.get(f"{V1}/runs", params={"state": ["pending", "failed"], "name": "n1"}).json()
+    assert [run["id"] for run in some["items"]] == [ids[1]]
+    for wrong in ({"state": "lost"}, {"cursor": "!"}, {"limit": 0}):
+        refused = client.get(f"{V1}/runs", params=wrong)
+        assert refused.status_code == 422
+        assert refused.json()["errors"][0]["field"].startswith(next(iter(wrong)))
+
+
+def test_switch(client: httpx.Client, store: Store, bus_url: str) -> None:
+    run = create(client, launch=False).json()["id"]
+    made = client.post(f"{V1}/runs/{run}/policy", json={"policy": "chronica", "by": "me"})
+    assert made.status_code == 202
+    switch = made.json()
+    assert (switch["version"], switch["policy"], switch["requested_by"]) == (1, "chronica", "me")
+    assert switch["effective_step"] is None
+    again = client.post(f"{V1}/runs/{run}/policy", json={"policy": "bsp"}).json()
+    assert again["version"] == 2
+    assert [s["version"] for s in client.get(f"{V1}/runs/{run}/switches").json()] == [0, 1, 2]
+    found = client.get(f"{V1}/runs/{run}").json()
+    assert (found["policy"], found["version"]) == ("bsp", 2)
+    told = entries(bus_url, live(run))
+    assert told[0] == (run, SwitchRequested(1, "chronica", switch["requested_at"]))
+    assert entries(bus_url, WAKE) == [(run, RunChanged())] * 3
+    telemetry.write(store, [(run, RunState("finished", time.time(), "n"))])
+    late = client.post(f"{V1}/runs/{run}/policy", json={"policy": "bsp"})
+    assert late.status_code == 409
+    assert len(client.get(f"{V1}/runs/{run}/switches").json()) == 3
+
+
+def test_stop(client: httpx.Client, store: Store, bus_url: str) -> None:
+    add_run(store, "r", node="n1", state="running")
+    gently = client.post(f"{V1}/runs/r/stop")
+    assert (gently.status_code, gently.json()["id"]) == (202, "r")
+    ((_, message),) = entries(bus_url, control("r"))
+    assert isinstance(message, StopTraining)
+    assert entries(bus_url, commands("n1")) == []
+    client.post(f"{V1}/runs/r/stop", json={"force": True})
+    ((_, message),) = entries(bus_url, commands("n1"))
+    assert isinstance(message, Kill)
+    telemetry.write(store, [("r", RunState("stopped", time.time(), "n1"))])
+    assert client.post(f"{V1}/runs/r/stop").status_code == 409
+
+
+def test_stop_before_the_start(client: httpx.Client, store: Store, bus_url: str) -> None:
+    unplaced = create(client, launch=False).json()["id"]
+    assert client.post(f"{V1}/runs/{unplaced}/stop").json()["state"] == "stopped"
+    register(store, "n1", [])
+    placed = create(client).json()["id"]
+    assert client.post(f"{V1}/runs/{placed}/stop").status_code == 202
+    assert isinstance(entries(bus_url, commands("n1"))[-1][1], Kill)
+
+
+def test_without_a_bus_nothing_is_written(dead_bus: httpx.Client, store: Store) -> None:
+    register(store, "n1", [])
+    for body in ({}, {"launch": False}):
+        refused = create(dead_bus, **body)
+        assert refused.status_code == 503
+        assert refused.headers["content-type"] == "application/problem+json"
+    assert dead_bus.get(f"{V1}/runs").json()["items"] == []
+    add_run(store, "r", node="n1", state="running")
+    assert dead_bus.post(f"{V1}/runs/r/policy", json={"policy": "bsp"}).status_code == 503
+    assert dead_bus.get(f"{V1}/runs/r").json()["version"] == 0
+    assert dead_bus.post(f"{V1}/runs/r/stop").status_code == 503
+    assert dead_bus.get(f"{V1}/runs/r/snapshot").status_code == 200, "history needs no bus"
+    ready = dead_bus.get("/readyz")
+    assert (ready.status_code, ready.json()["database"]) == (503, "ok")
+    assert 'paceline_up{part="bus"} 0.0' in dead_bus.get("/metrics").text
+
+
+def test_telemetry_columns(client: httpx.Client, store: Store) -> None:
+    add_run(store, "r")
+    rows = [record(step, rank) for step in range(30) for rank in (0, 1)]
+    batch: list[Message] = [hello(), adopted(0, 0), adopted(1, 2, source="coast"), StepBatch(rows)]
+    telemetry.write(store, [("r", message) for message in batch])
+    steps = client.get(f"{V1}/runs/r/steps", params={"from": 3, "to": 5}).json()
+    assert (steps["from"], steps["to"], steps["step"]) == (3, 5, [3, 4, 5])
+    assert steps["sp"] == pytest.approx([0.1] * 3)
+    assert "sp_min" not in steps
+    thin = client.get(f"{V1}/runs/r/steps", params={"points": 6}).json()
+    assert (thin["bucket"], len(thin["step"]), len(thin["sp_max"])) == (6, 5, 5)
+    cells = client.get(f"{V1}/runs/r/worker-steps", params={"to": 1, "ranks": "1"}).json()
+    assert (cells["ranks"], cells["compute_s"]) == ([1], [[0.2, 0.2]])
+    workers = client.get(f"{V1}/runs/r/workers").json()
+    assert [worker["rank"] for worker in workers] == [0, 1]
+    assert workers[1]["slowest_share"] == 1.0
+    segments = client.get(f"{V1}/runs/r/segments").json()
+    assert [(s["seq"], s["source"]) for s in segments] == [(0, "controller"), (1, "coast")]
+    assert client.get(f"{V1}/runs/r/segments", params={"from": 2}).json() == segments[1:]
+    snapshot = client.get(f"{V1}/runs/r/snapshot").json()
+    assert snapshot["steps"] == client.get(f"{V1}/runs/r/steps").json()
+    assert snapshot["worker_steps"] == client.get(f"{V1}/runs/r/worker-steps").json()
+    assert (snapshot["since"], snapshot["segments"]) == ("0-0", segments)
+    assert snapshot["run"]["step"] == 29
+    assert client.get(f"{V1}/runs/r/coverage").json()["epochs"][0]["used"] == 8
+    assert client.get(f"{V1}/runs/r/report").json()["coasted"] == 2
+
+
+def test_nan_is_null(client: httpx.Client, store: Store) -> None:
+    add_run(store, "r")
+    rows = [record(0, rank, loss=None) for rank in (0, 1)]
+    telemetry.write(store, [("r", hello()), ("r", StepBatch(rows))])
+    assert client.get(f"{V1}/runs/r/steps").json()["loss"] == [None]
+
+
+def test_ready_with_a_worker(client: httpx.Client, bus_url: str) -> None:
+    assert client.get("/readyz").json()["worker"].startswith("no worker")
+    with redis.Redis.from_url(bus_url) as bus:
+        beat(bus, Beat("w", time.time(), 12, 3, 1, 0, None))
+    ready = client.get("/readyz")
+    assert (ready.status_code, set(ready.json().values())) == (200, {"ok"})
+    text = client.get("/metrics").text
+    assert 'paceline_ingest_rows_total{worker="w"} 12.0' in text
+    assert 'paceline_runs{state="running"} 0.0' in text
+
+
+def test_docs_load_nothing_from_elsewhere(client: httpx.Client) -> None:
+    page = client.get("/docs").text
+    assert "https://" not in page
+    for path in ("/docs-assets/swagger-ui-bundle.js", "/docs-assets/swagger-ui.css"):
+        assert path in page
+        assert client.get(path).status_code == 200
+
+
+def test_openapi_has_an_example_for_every_body(client: httpx.Client) -> None:
+    document = client.get("/openapi.json").json()
+    paths = document["paths"]
+    assert all(path.startswith(("/api/v1", "/healthz", "/readyz", "/metrics")) for path in paths)
+    schemas = document["components"]["schemas"]
+    for name in ("RunCreate", "PolicySwitch", "Stop", "Run", "Switch", "Worker", "EpochCoverage"):
+        schema = schemas[name]
+        fields = schema["properties"].values()
+        assert "examples" in schema or all("examples" in f or "$ref" in str(f) for f in fields), (
+            name
+        )

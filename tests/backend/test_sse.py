@@ -1,0 +1,232 @@
+"""A run's events: real ingest behind, a real HTTP client in front."""
+
+from __future__ import annotations
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import redis
+
+from paceline.bus import publish
+from paceline.wire import TELEMETRY, Message, RunState, StepBatch, live
+from paceline_backend.bus.embedded import EmbeddedBus
+from paceline_backend.ingest import Ingest
+from paceline_backend.store import Store, telemetry
+from support.records import add_run, adopted, hello, record
+from support.web import serving
+
+RUN = "r"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def client(store: Store, bus_url: str) -> Iterator[httpx.Client]:
+    """Server and ingest over one run."""
+    add_run(store, RUN, node="n")
+    stop = threading.Event()
+    ingest = threading.Thread(target=Ingest(store, bus_url, "test").run, args=(stop,))
+    ingest.start()
+    with serving(store, bus_url) as opened:
+        yield opened
+    stop.set()
+    ingest.join(timeout=20)
+
+
+@pytest.fixture
+def bus(bus_url: str) -> Iterator[redis.Redis]:
+    with redis.Redis.from_url(bus_url) as opened:
+        yield opened
+
+
+@dataclass
+class Events:
+    """What one client received."""
+
+    items: list[dict[str, Any]] = field(default_factory=list)
+    ids: list[str] = field(default_factory=list)
+    ended: threading.Event = field(default_factory=threading.Event)
+    begun: threading.Event = field(default_factory=threading.Event)
+
+    def read(self, response: httpx.Response) -> None:
+        try:
+            for line in response.iter_lines():
+                self.begun.set()
+                if line.startswith("id: "):
+                    self.ids.append(line[4:])
+                elif line.startswith("data: "):
+                    self.items.append(json.loads(line[6:]))
+        finally:
+            self.ended.set()
+
+    def steps(self) -> list[int]:
+        return [step for item in self.items if item["type"] == "steps" for step in item["step"]]
+
+    def of(self, kind: str) -> list[dict[str, Any]]:
+        return [item for item in self.items if item["type"] == kind]
+
+
+@contextmanager
+def following(client: httpx.Client, **params: str) -> Iterator[Events]:
+    """A client that reads events until the block ends."""
+    events = Events()
+    own = httpx.Client(base_url=client.base_url, timeout=30, trust_env=False)
+    with own, own.stream("GET", f"/api/v1/runs/{RUN}/events", params=params) as response:
+        assert response.headers["content-type"].startswith("text/event-stream")
+        reader = threading.Thread(target=_quietly, args=(events, response))
+        reader.start()
+        assert events.begun.wait(10)
+        yield events
+        connection = response.extensions["network_stream"].get_extra_info("socket")
+        with suppress(OSError):  # the server may have closed it before
+            connection.shutdown(socket.SHUT_RDWR)
+        reader.join(timeout=10)
+        assert not reader.is_alive()
+
+
+def _quietly(events: Events, response: httpx.Response) -> None:
+    with suppress(httpx.TransportError):  # the block ended while we read
+        events.read(response)
+
+
+def until(condition: Any, what: str) -> None:
+    deadline = time.monotonic() + 15
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.01)
+
+
+def tell(bus: redis.Redis, *messages: Message) -> None:
+    for message in messages:
+        publish(bus, TELEMETRY, message, RUN)
+
+
+def step(number: int, rank: int, **fields: Any) -> Message:
+    return StepBatch([record(number, rank, **fields)])
+
+
+def test_events_follow_the_snapshot(client: httpx.Client, bus: redis.Redis) -> None:
+    tell(bus, hello(), step(0, 0), step(0, 1))
+    url = f"/api/v1/runs/{RUN}"
+    until(lambda: client.get(url).json()["step"] == 0, "step 0 is not stored")
+    until(lambda: bus.xlen(live(RUN)) == 3, "not published")
+    snapshot = client.get(f"{url}/snapshot").json()
+    assert snapshot["steps"]["step"] == [0]
+    tell(bus, step(1, 0), step(1, 1))  # between the snapshot and the stream
+    with following(client, since=snapshot["since"]) as events:
+        until(lambda: events.steps() == [1], "what happened before the stream opened is missing")
+        tell(bus, step(2, 0))
+        tell(bus, adopted(0, 0))
+        until(lambda: events.of("segment"), "no segment")
+        assert events.steps() == [1], "step 2 is not complete"
+        tell(bus, step(2, 1))
+        until(lambda: events.steps() == [1, 2], "step 2 was not told")
+        until(lambda: len(events.of("worker_steps")) == 2, "its cells were not told")
+    (told,) = [item for item in events.of("steps") if item["step"] == [2]]
+    stored = client.get(f"{url}/steps", params={"from": 2}).json()
+    assert {name: told[name] for name in told if name != "type"} == {
+        name: stored[name] for name in stored if name not in ("from", "to", "bucket")
+    }
+    cells = events.of("worker_steps")[-1]
+    assert (cells["rank"], cells["step"]) == ([0, 1], [2, 2])
+    assert cells["compute_s"] == [0.1, 0.2]
+    assert cells["wait_s"] == [0.0, 0.0]
+    segment = events.of("segment")[0]
+    assert {**segment} == {"type": "segment", **client.get(f"{url}/segments").json()[0]}
+
+
+def test_a_client_that_comes_back_misses_nothing(client: httpx.Client, bus: redis.Redis) -> None:
+    tell(bus, hello())
+    seen: list[int] = []
+    position = "0-0"
+    for number in range(6):
+        tell(bus, step(number, 0), step(number, 1))
+        with following(client, since=position) as events:
+            until(lambda n=number: n in events.steps(), f"step {number} is missing")  # type: ignore[misc]
+        seen += events.steps()
+        position = events.ids[-1]
+    assert sorted(set(seen)) == list(range(6))
+
+
+def test_switches_and_their_effect(client: httpx.Client, bus: redis.Redis) -> None:
+    tell(bus, hello())
+    with following(client, since="0-0") as events:
+        client.post(f"/api/v1/runs/{RUN}/policy", json={"policy": "chronica"})
+        until(lambda: any(s["version"] == 1 for s in events.of("switch")), "no switch")
+        assert events.of("switch")[-1]["effective_step"] is None
+        until(lambda: events.of("run")[-1]["policy"] == "chronica", "the run has the old policy")
+        tell(bus, adopted(0, 8, version=1, policy="chronica"))
+        until(lambda: events.of("switch")[-1]["effective_step"] == 8, "no effect")
+
+
+def test_a_trimmed_stream_resets_the_client(client: httpx.Client, bus: redis.Redis) -> None:
+    tell(bus, hello(), *(step(number, rank) for number in range(5) for rank in (0, 1)))
+    until(lambda: bus.xlen(live(RUN)) == 11, "not published")
+    oldest = bus.xrange(live(RUN), count=1)[0][0].decode()
+    bus.xtrim(live(RUN), maxlen=3, approximate=False)
+    for position in (oldest, "0-0"):
+        with following(client, since=position) as events:
+            until(lambda: events.items, "nothing came")  # type: ignore[misc]
+        assert events.items[0] == {"type": "reset"}
+        with following(client, since=events.ids[0]) as after:
+            tell(bus, step(9, 0), step(9, 1))
+            until(lambda: 9 in after.steps(), "nothing comes after a reset")  # type: ignore[misc]
+        assert not after.of("reset")
+        bus.xtrim(live(RUN), maxlen=1, approximate=False)
+
+
+def test_the_stream_ends_with_the_run(client: httpx.Client, bus: redis.Redis) -> None:
+    tell(bus, hello())
+    with following(client, since="0-0") as events:
+        tell(bus, step(0, 0), step(0, 1), RunState("finished", 5.0, "n", exit_code=0))
+        assert events.ended.wait(15), "the stream goes on"
+    assert events.of("run")[-1]["state"] == "finished"
+    assert events.steps() == [0]
+    url = f"/api/v1/runs/{RUN}/events"
+    again = client.get(url, headers={"Last-Event-ID": events.ids[-1]})
+    assert again.status_code == 204, "a browser that comes back shall stop"
+    with following(client, since="0-0") as replay:
+        assert replay.ended.wait(15)
+    assert replay.steps() == [0]
+
+
+def test_open_streams_do_not_hold_shutdown(store: Store, bus_url: str) -> None:
+    add_run(store, RUN)
+    with ExitStack() as stack:
+        with serving(store, bus_url) as client:
+            events = stack.enter_context(following(client))
+            assert "paceline_sse_clients 1.0" in client.get("/metrics").text
+            assert not events.ended.is_set()
+            closing = time.monotonic()
+        # Well before uvicorn would lose patience and cancel the stream.
+        assert time.monotonic() - closing < 4
+        assert events.ended.wait(5)
+
+
+def test_a_bus_that_dies_interrupts_nothing(store: Store, tmp_path: Path) -> None:
+    add_run(store, RUN)
+    with (
+        EmbeddedBus(tmp_path / "bus") as bus,
+        serving(store, bus.url) as client,
+        following(client) as events,
+    ):
+        bus.kill()
+        bus.start()
+        with redis.Redis.from_url(bus.url) as again:
+            telemetry.write(store, [(RUN, hello())])
+            publish(again, live(RUN), hello(), RUN)
+        until(lambda: events.of("run"), "nothing comes after the bus came back")
+        assert not events.ended.is_set()
