@@ -1,7 +1,7 @@
 """DistributedDataParallel with weighted gradients, right for uneven and for empty local batches.
 
-The update is Σ_j w_j g_j with w_j = n_j/Σn or Λ_j/ΣΛ (CHRONICA Alg. 4, Eq. 7): the mean gradient over
-the global batch, as one process would compute it.
+The update is Σ_j w_j g_j with w_j = n_j/Σn or Λ_j/ΣΛ (CHRONICA Alg. 4, Eq. 7): the mean gradient
+over the global batch, as one process would compute it.
 """
 
 # No `from __future__ import annotations`: DDP checks the hook's annotations and takes no strings.
@@ -57,7 +57,10 @@ class _Reduction:
         ] = {}  # weighted sums of earlier backward passes
 
 
-def _reduce_weighted(state: _Reduction, bucket: dist.GradBucket) -> Future[torch.Tensor]:
+def _reduce_weighted(
+    state: _Reduction,
+    bucket: dist.GradBucket,  # type: ignore[name-defined]
+) -> Future[torch.Tensor]:
     """The communication hook: weighs, adds what was accumulated, sums over ranks."""
     step = state.now.step
     state.now.weigh(bucket.buffer())
@@ -78,14 +81,15 @@ def _reduce_weighted(state: _Reduction, bucket: dist.GradBucket) -> Future[torch
             step.reduced()
         return future.value()[0]
 
-    return work.get_future().then(reduced)
+    result: Future[torch.Tensor] = work.get_future().then(reduced)
+    return result
 
 
 class WeightedDDP(DistributedDataParallel):
     """DistributedDataParallel that weighs each rank's gradient. Made by `Session.wrap`.
 
-    After `no_sync`, ``.grad`` holds this rank's *weighted* sum so far. The next backward pass must not
-    weigh it again, so it is set aside while one runs. ``zero_grad`` discards it as it does in DDP.
+    After `no_sync`, ``.grad`` holds this rank's *weighted* sum so far. The next backward pass must
+    not weigh it again, so it is set aside while one runs. ``zero_grad`` discards it as in DDP.
     """
 
     def __init__(self, module: nn.Module, now: Now, **options: Any) -> None:
@@ -109,7 +113,7 @@ class WeightedDDP(DistributedDataParallel):
             if self._partial:
                 self._set_aside()
             self._raw = not self.require_backward_grad_sync
-        return super().forward(*inputs, **kwargs)
+        return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -141,7 +145,9 @@ class WeightedDDP(DistributedDataParallel):
         for parameter in self._parameters_with_gradient():
             if parameter.grad is not None:
                 self._reduction.aside[parameter] = parameter.grad
-                parameter.grad = None
+                # Looking for unused parameters, DDP wants a gradient wherever it saw a use before.
+                keep = self.find_unused_parameters
+                parameter.grad = torch.zeros_like(parameter.grad) if keep else None
         self._partial = False
 
     def _parameters_with_gradient(self) -> list[nn.Parameter]:
@@ -206,7 +212,8 @@ def check(module: nn.Module, batchnorm: str | None, options: dict[str, Any]) -> 
             )
         if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
             raise ValueError(
-                f"{name or 'the model'} has sparse gradients, which are not weighted: use sparse=False"
+                f"{name or 'the model'} has sparse gradients, which Paceline does not weigh: "
+                "use sparse=False"
             )
     for option, reason in _REFUSED.items():
         if options.get(option) is not None:

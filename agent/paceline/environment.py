@@ -13,7 +13,7 @@ SPOOL_BYTES = 64 << 20
 
 
 class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Emulated device speeds: rank j's step of load Λ takes at least ``a_s[j]·Λ + b_s[j]`` seconds."""
+    """Emulated device speeds: rank j's step of load Λ takes ``a_s[j]·Λ + b_s[j]`` s at least."""
 
     a_s: list[float]
     b_s: list[float]
@@ -35,7 +35,8 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             values = getattr(emulation, name)
             if len(values) != world or not all(0 <= value < float("inf") for value in values):
                 raise ValueError(
-                    f"PACELINE_EMULATE: {name} = {values}: give one number ≥ 0 for each of {world} ranks"
+                    f"PACELINE_EMULATE: {name} = {values}: "
+                    f"give one number ≥ 0 for each of {world} ranks"
                 )
         return emulation
 

@@ -100,8 +100,9 @@ class Epoch:
     def coast(self, steps: int, world: int, sizes: Floats, shares: list[float]) -> list[list[Ints]]:
         """Assignments [step][rank] of the next steps in the epoch's order; marks nothing.
 
-        With `shares` each sample goes, largest first, to the rank that then has the least load/share;
-        without, rank r takes positions r, r + W, … of each global batch as DistributedSampler does.
+        With `shares` each sample goes, largest first, to the rank that then has the least
+        load/share; without, rank r takes positions r, r + W, … of each global batch as
+        DistributedSampler does.
 
         Args:
             steps: at most so many.

@@ -7,17 +7,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import redis
-from torch.distributed import Store
 
 from paceline.bus import connect
 from paceline.epoch import Epoch
 from paceline.plan import Part, part_key
+from paceline.terms import Terms
 from paceline.wire import (
     Adopted,
     Proposal,
@@ -35,6 +35,9 @@ GRACE_S = 0.05
 _BLOCK_MS = 250
 _RETRY_S = 0.5
 
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
@@ -49,7 +52,7 @@ class Control:
     """
 
     def __init__(self, bus: str, run: str, attempt: int) -> None:
-        self._bus = bus
+        self._client = connect(bus)
         self._stream = control(run)
         self._attempt = attempt
         self._proposals: dict[int, Proposal] = {}
@@ -75,10 +78,9 @@ class Control:
     def _run(self) -> None:
         last = b"0-0"
         away = False
-        client = connect(self._bus)
         while not self._closing.is_set():
             try:
-                answer = client.xread({self._stream: last}, count=100, block=_BLOCK_MS)
+                answer: Any = self._client.xread({self._stream: last}, count=100, block=_BLOCK_MS)
             except redis.RedisError as error:
                 if not away:
                     logger.warning("the bus does not answer (%s): training goes on", error)
@@ -88,10 +90,10 @@ class Control:
             if away:
                 logger.warning("the bus answers again")
                 away = False
-            for _, entries in answer:
-                for last, fields in entries:
-                    self._hear(fields)
-        client.close()
+            for entry, fields in answer[0][1] if answer else []:
+                self._hear(fields)
+                last = entry
+        self._client.close()
 
     def _hear(self, fields: dict[bytes, bytes]) -> None:
         try:
@@ -108,34 +110,12 @@ class Control:
             self._changed.notify_all()
 
 
-@dataclass(frozen=True)
-class Terms:
-    """What stays the same through a run, on all ranks."""
-
-    samples: int  # N
-    world: int
-    global_batch: int
-    seed: int
-    drop_last: bool
-    loss_mean: str  # "samples" or "size"
-    coast_steps: int
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Steps in a whole epoch."""
-        full, rest = divmod(self.samples, self.global_batch)
-        return full + (rest > 0 and not self.drop_last)
-
-    def epoch_over(self, left: int) -> bool:
-        """Whether an epoch with so many unused samples has no step left."""
-        return left == 0 or (self.drop_last and left < self.global_batch)
-
-
 class Leader:
     """Adopts the controller's proposals, else plans; tells ranks and control plane. For one thread.
 
     Args:
         terms: of the run.
+        world: W.
         sizes: λ, [N].
         store: the ranks' store.
         control: the controller's voice; None without a bus.
@@ -149,6 +129,7 @@ class Leader:
     def __init__(
         self,
         terms: Terms,
+        world: int,
         sizes: Floats,
         store: Store,
         control: Control | None = None,
@@ -160,6 +141,7 @@ class Leader:
         used: Ints | None = None,
     ) -> None:
         self._terms = terms
+        self._world = world
         self._sizes = sizes
         self._store = store
         self._control = control
@@ -190,7 +172,7 @@ class Leader:
         if self._control is not None and self._control.stop_reason is not None:
             logger.warning("stopping: %s", self._control.stop_reason)
             stop = Part(epoch, self.seq, self._step, [], [], [], [], b"", False, stop=True)
-            self._put(self.seq, [stop] * self._terms.world)
+            self._put(self.seq, [stop] * self._world)
             return
         self._adopt(segment or self._coasted())
 
@@ -203,14 +185,12 @@ class Leader:
 
     def unread(self) -> bool:
         """Whether a rank has not yet read its part of the newest segment."""
-        return any(
-            self._store.check([part_key(self._newest, rank)]) for rank in range(self._terms.world)
-        )
+        return any(self._store.check([part_key(self._newest, rank)]) for rank in range(self._world))
 
     def _put(self, seq: int, parts: list[Part]) -> None:
         self._newest = seq
         for rank, part in enumerate(parts):
-            self._store.set(part_key(seq, rank), _encoder.encode(part))
+            self._store.set(part_key(seq, rank), _encoder.encode(part))  # type: ignore[arg-type]
 
     def _proposed(self) -> Segment | None:
         """The controller's newest valid proposal for the next segment."""
@@ -221,7 +201,7 @@ class Leader:
         try:
             while proposal := control.take(self.seq, deadline - time.monotonic()):
                 segment = proposal.segment
-                refusal = self._epoch.refusal(segment, self._terms.world)
+                refusal = self._epoch.refusal(segment, self._world)
                 if segment.first_step != self._step:
                     refusal = f"it begins at step {segment.first_step}, not {self._step}"
                 if refusal is None:
@@ -234,7 +214,7 @@ class Leader:
             self._heard = control.heard
 
     def _patience_s(self, control: Control) -> float:
-        """Waits only for a controller that made the last plan, or has spoken since: not for a dead one."""
+        """Waits only for a controller that made the last plan or has spoken since: a live one."""
         kept_up = self._last is not None and self._last.source != "coast"
         return GRACE_S if kept_up or control.heard > self._heard else 0.0
 
@@ -242,7 +222,7 @@ class Leader:
         terms, last = self._terms, self._last
         started = time.perf_counter()
         shares = list(last.shares) if last is not None else []
-        assignments = self._epoch.coast(terms.coast_steps, terms.world, self._sizes, shares)
+        assignments = self._epoch.coast(terms.coast_steps, self._world, self._sizes, shares)
         counts, indices = pack_indices(assignments)
         return Segment(
             seq=self.seq,
@@ -296,5 +276,5 @@ class Leader:
                 ),
                 epoch_end=segment.epoch_end,
             )
-            for rank in range(self._terms.world)
+            for rank in range(self._world)
         ]

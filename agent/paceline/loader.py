@@ -31,11 +31,11 @@ class _Batches(Sampler[list[int]]):
 
 
 class Loader:
-    """Iterates over one epoch at a time, like a DataLoader with a DistributedSampler. Made by `Session`.
+    """A DataLoader whose batches follow the plan, one epoch an iteration. Made by `Session`.
 
-    Each iteration is the next epoch. Leaving one early drops the rest of its epoch on all ranks, who
-    must all leave at the same step. A rank that the plan gives no samples gets the smallest sample of
-    the data set as a filler, whose gradient does not count (`Session.batch` tells).
+    Leaving the loop early drops the rest of the epoch; all ranks must leave it at the same step. A
+    rank that the plan gives no samples gets the smallest sample of the data set as a filler, whose
+    gradient does not count (`Session.batch` tells).
     """
 
     def __init__(self, session: Session, dataset: Any, options: dict[str, Any]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch.distributed as dist
+from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
 
 from paceline.errors import PacelineError
 
@@ -25,7 +26,7 @@ class Meeting:
 
     rank: int
     world: int
-    store: dist.Store
+    store: Store
     filler: int  # the smallest sample
     sizes: npt.NDArray[np.float64] | None  # [N], on rank 0
 
@@ -55,12 +56,13 @@ def meet(same: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]) -> 
 
     Raises:
         ValueError: an argument differs between ranks.
-        whatever `sizes` raises: on every rank, elsewhere as PacelineError unless a Type- or ValueError.
+        whatever `sizes` raises: on every rank; what is neither a TypeError nor a ValueError is a
+            PacelineError on the others.
     """
     rank, world = rank_and_world()
     if world == 1:
         array = sizes()
-        return Meeting(rank, world, dist.HashStore(), int(array.argmin()), array)
+        return Meeting(rank, world, HashStore(), int(array.argmin()), array)
     if rank > 0:
         return _join(rank, world, same)
     try:
@@ -68,9 +70,7 @@ def meet(same: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]) -> 
     except Exception as error:
         _broadcast({"kind": type(error).__name__, "error": str(error)})
         raise
-    store = dist.TCPStore(
-        "0.0.0.0", 0, None, is_master=True, wait_for_workers=False, timeout=_TIMEOUT
-    )
+    store = TCPStore("localhost", 0, None, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
     filler = int(array.argmin())
     _broadcast(
         {
@@ -98,7 +98,7 @@ def _join(rank: int, world: int, same: dict[str, Any]) -> Meeting:
                 "give every rank the same"
             )
     host = "127.0.0.1" if word["host"] == socket.gethostname() else word["address"]
-    store = dist.TCPStore(host, word["port"], None, is_master=False, timeout=_TIMEOUT)
+    store = TCPStore(host, word["port"], None, is_master=False, timeout=_TIMEOUT)
     return Meeting(rank, world, store, word["filler"], None)
 
 

@@ -1,4 +1,4 @@
-"""How a segment reaches the ranks: one entry per rank in the ranks' own store, read once and deleted."""
+"""How a segment reaches the ranks: an entry per rank in their own store, read once and deleted."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
-from torch.distributed import Store
 
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
     from paceline.leader import Leader
 
 

@@ -7,7 +7,7 @@ import logging
 import os
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -19,13 +19,14 @@ from torch import nn
 from paceline import __version__, ddp
 from paceline.environment import Emulation, Environment
 from paceline.errors import PacelineError
-from paceline.leader import Control, Leader, Terms
+from paceline.leader import Control, Leader
 from paceline.loader import Loader
 from paceline.meeting import meet
 from paceline.plan import Plan, Step
 from paceline.sizes import Sizes, resolve
 from paceline.spool import Spool
 from paceline.telemetry import Emitter, Reporter
+from paceline.terms import Terms, length, whole
 from paceline.timing import Clock, CpuClock, CudaClock, RunningStep
 from paceline.wire import Hello
 
@@ -91,22 +92,11 @@ class Session:
         loss_mean: str = "samples",
         coast_steps: int = 2,
     ) -> None:
-        samples = _length(dataset)
-        _check(samples, global_batch, seed, loss_mean, coast_steps)
-        same = {
-            "len(dataset)": samples,
-            "global_batch": global_batch,
-            "seed": seed,
-            "drop_last": drop_last,
-            "loss_mean": loss_mean,
-        }
+        self._terms = Terms(length(dataset), global_batch, seed, drop_last, loss_mean, coast_steps)
         self._environment = Environment.read(os.environ)
-        self._meeting = meet(same, lambda: resolve(sizes, dataset))
+        self._meeting = meet(asdict(self._terms), lambda: resolve(sizes, dataset))
         self.rank, self.world = self._meeting.rank, self._meeting.world
         self.filler = self._meeting.filler
-        self._terms = Terms(
-            samples, self.world, global_batch, seed, drop_last, loss_mean, coast_steps
-        )
         self._dataset = dataset
         self._emulation: Emulation | None = None
         if self._environment.emulate is not None:
@@ -140,8 +130,8 @@ class Session:
         """The loader of this rank's batches; one per session.
 
         Args:
-            **options: of ``torch.utils.data.DataLoader`` (collate_fn, num_workers, pin_memory, …), the
-                same on every rank.
+            **options: of ``torch.utils.data.DataLoader`` (collate_fn, num_workers, pin_memory, …),
+                the same on every rank.
 
         Raises:
             TypeError: an option that the plan decides.
@@ -156,7 +146,7 @@ class Session:
         return self._loader
 
     def wrap(self, model: nn.Module, *, batchnorm: str | None = None, **options: Any) -> nn.Module:
-        """The model with weighted gradients, in place of ``DistributedDataParallel(model, **options)``.
+        """The model with weighted gradients; replaces DistributedDataParallel.
 
         Args:
             model: on its device.
@@ -182,7 +172,7 @@ class Session:
         Raises:
             ValueError: `total` is not a whole number ≥ 0.
         """
-        _whole("epochs", total, 0)
+        whole("epochs", total, 0)
         self._epochs = total
         while self._next_epoch < total and not self.stopped:
             epoch = self._next_epoch
@@ -271,7 +261,7 @@ class Session:
         """Ends the background threads, delivering what they hold, in a few seconds at most.
 
         It is called at exit, too; calling it again does nothing. A rank that raises needs no other
-        care: TorchElastic ends its peers, and without TorchElastic they fail in their next reduction.
+        care: TorchElastic ends its peers; without, they fail in their next reduction once it exits.
         """
         if self._closed:
             return
@@ -349,8 +339,8 @@ class Session:
         elif (leads := int(store.get("lookahead"))) != lookahead:
             # A rank that needs the plan earlier than the leader makes it would wait for ever.
             raise ValueError(
-                f"the loader fetches {lookahead} steps ahead on rank {self.rank} but {leads} on rank "
-                "0: give num_workers and prefetch_factor the same values on every rank"
+                f"the loader fetches {lookahead} steps ahead on rank {self.rank} but {leads} on "
+                "rank 0: give num_workers and prefetch_factor the same values on every rank"
             )
         if environment.run is not None:
             self._emitter = self._make_emitter(environment.run)
@@ -383,6 +373,7 @@ class Session:
         emitter = self._emitter
         return Leader(
             self._terms,
+            self.world,
             self._meeting.sizes,
             self._meeting.store,
             self._control,
@@ -409,7 +400,7 @@ class Session:
             lookahead=lookahead,
             started_at=time.time(),
             paceline=__version__,
-            torch=torch.__version__,
+            torch=str(torch.__version__),
             device=torch.cuda.get_device_name(self._device) if cuda else "cpu",
             epoch=start.epoch,
             step=start.step,
@@ -421,37 +412,3 @@ class Session:
 def _tensor(used: npt.NDArray[np.int64] | None) -> torch.Tensor:
     """A tensor: checkpoints with it load under ``torch.load(weights_only=True)``."""
     return torch.from_numpy(np.empty(0, np.int64) if used is None else used)
-
-
-def _length(dataset: Any) -> int:
-    try:
-        samples = len(dataset)
-    except TypeError as error:
-        raise TypeError(
-            "dataset has no len(): Paceline plans by sample index and needs a map-style data set"
-        ) from error
-    if samples < 1:
-        raise ValueError("dataset is empty")
-    return samples
-
-
-def _whole(name: str, value: int, least: int) -> None:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} is {value!r}: it must be a whole number")
-    if value < least:
-        raise ValueError(f"{name} is {value}: it must be at least {least}")
-
-
-def _check(samples: int, global_batch: int, seed: int, loss_mean: str, coast_steps: int) -> None:
-    _whole("global_batch", global_batch, 1)
-    _whole("seed", seed, 0)
-    _whole("coast_steps", coast_steps, 1)
-    if global_batch > samples:
-        raise ValueError(
-            f"global_batch is {global_batch}, more than the data set's {samples} samples: "
-            "it counts the samples of one step over all ranks"
-        )
-    if coast_steps > 4:
-        raise ValueError(f"coast_steps is {coast_steps}: at most 4, or a switch takes effect late")
-    if loss_mean not in ("samples", "size"):
-        raise ValueError(f"loss_mean is {loss_mean!r}: give 'samples' or 'size'")

@@ -26,7 +26,7 @@ _TIMEOUT_S = 1.0
 
 
 class Emitter:
-    """Sends messages to the bus, or to the spool while the bus is away; counts what fits in neither.
+    """Sends messages to the bus, or to the spool while that is away; counts what fits in neither.
 
     `record` and `send` are for one thread and never block. A message is delivered at least once, in
     order as far as the bus was there.
@@ -180,7 +180,7 @@ class Reporter:
         self._over: deque[RunningStep] = deque()
 
     def over(self, step: RunningStep) -> None:
-        """Takes a finished step; it is read once the device is through with it, or one step later."""
+        """Takes a finished step, to be read once the device is through with it or a step later."""
         self._over.append(step)
         while self._over and (len(self._over) > 1 or self._over[0].readable):
             self._report(self._over.popleft())

@@ -31,21 +31,21 @@ class CpuClock:
 
 
 class CudaClock:
-    """Stamps are events in the current stream: when the device got there, not when it was told to."""
+    """Stamps are events in the current stream: when the device got there, not the host."""
 
     def stamp(self) -> torch.cuda.Event:
         """Marks this point of the current stream."""
-        event = torch.cuda.Event(enable_timing=True)
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
     def between(self, first: torch.cuda.Event, second: torch.cuda.Event) -> float:
         """Seconds from one event to another; both have passed."""
-        return first.elapsed_time(second) / 1e3
+        return float(first.elapsed_time(second)) / 1e3
 
     def passed(self, stamp: torch.cuda.Event) -> bool:
         """Whether the device got there."""
-        return stamp.query()
+        return bool(stamp.query())  # type: ignore[no-untyped-call]
 
     def wait(self, stamp: torch.cuda.Event) -> None:
         """Waits until it did."""

@@ -1,0 +1,79 @@
+"""What stays the same through a run, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Terms:
+    """The arguments of `Session` that planning needs, the same on all ranks.
+
+    Raises:
+        TypeError, ValueError: one is wrong; the message names it.
+    """
+
+    samples: int  # N
+    global_batch: int
+    seed: int
+    drop_last: bool
+    loss_mean: str  # "samples" or "size"
+    coast_steps: int
+
+    def __post_init__(self) -> None:
+        whole("global_batch", self.global_batch, 1)
+        whole("seed", self.seed, 0)
+        whole("coast_steps", self.coast_steps, 1)
+        if self.global_batch > self.samples:
+            raise ValueError(
+                f"global_batch is {self.global_batch}, more than the data set's {self.samples} "
+                "samples: it counts the samples of one step over all ranks"
+            )
+        if self.coast_steps > 4:
+            raise ValueError(
+                f"coast_steps is {self.coast_steps}: at most 4, or a switch would take effect late"
+            )
+        if self.loss_mean not in ("samples", "size"):
+            raise ValueError(f"loss_mean is {self.loss_mean!r}: give 'samples' or 'size'")
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Steps in a whole epoch."""
+        full, rest = divmod(self.samples, self.global_batch)
+        return full + (rest > 0 and not self.drop_last)
+
+    def epoch_over(self, left: int) -> bool:
+        """Whether an epoch with so many unused samples has no step left."""
+        return left == 0 or (self.drop_last and left < self.global_batch)
+
+
+def whole(name: str, value: Any, least: int) -> None:
+    """Refuses what is not a whole number ≥ `least`.
+
+    Raises:
+        TypeError, ValueError: the message names it.
+    """
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} is {value!r}: it must be a whole number")
+    if value < least:
+        raise ValueError(f"{name} is {value}: it must be at least {least}")
+
+
+def length(dataset: Sized) -> int:
+    """N.
+
+    Raises:
+        TypeError: not a map-style data set.
+        ValueError: an empty one.
+    """
+    try:
+        samples = len(dataset)
+    except TypeError as error:
+        raise TypeError(
+            "dataset has no len(): Paceline plans by sample index and needs a map-style data set"
+        ) from error
+    if samples < 1:
+        raise ValueError("dataset is empty")
+    return samples

@@ -1,0 +1,56 @@
+"""The update is the single process's over the same global batch, however it is split."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from support import gradients
+from support.ranks import Ranks
+
+pytestmark = pytest.mark.ranks
+BOUND = 1e-5  # algorithms.md §8, invariant 2
+KINDS = sorted(gradients.MODELS)
+
+
+@pytest.fixture(scope="module", params=[2, 3, 4])
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    pool = Ranks(request.param)
+    yield pool
+    pool.stop()
+
+
+def options(kind: str) -> dict[str, Any]:
+    return {"find_unused_parameters": True} if kind == "unused" else {}
+
+
+def counts(world: int) -> st.SearchStrategy[list[int]]:
+    """Samples per rank, often none, at least one in all."""
+    return st.lists(st.integers(0, 5), min_size=world, max_size=world).filter(any)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_weighted_gradient_is_that_of_one_process(ranks: Ranks, data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(KINDS))
+    split = data.draw(counts(ranks.world))
+    mean = data.draw(st.sampled_from(["samples", "size"]))
+    seed = data.draw(st.integers(0, 1000))
+    for errors in ranks.run(gradients.compare, kind, split, mean, seed, options(kind)):
+        assert max(errors) <= BOUND
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_accumulated_gradient_is_that_of_one_process(ranks: Ranks, data: st.DataObject) -> None:
+    kind = data.draw(st.sampled_from(["mlp", "unused"]))
+    how = data.draw(st.sampled_from(["each", "all", "twice", "synced"]))
+    view = data.draw(st.booleans())
+    steps = data.draw(st.lists(counts(ranks.world), min_size=2, max_size=3))
+    wanted = options(kind) | {"gradient_as_bucket_view": view}
+    for errors in ranks.run(gradients.accumulate, kind, steps, how, 7, wanted):
+        assert max(errors) <= BOUND

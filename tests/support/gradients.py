@@ -1,0 +1,235 @@
+"""Cases for ranks: gradients of uneven local batches against those of a single process."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from paceline import ddp
+from paceline.plan import Step
+from paceline.timing import CpuClock, RunningStep
+
+WIDTH = 6
+CLASSES = 3
+Sample = tuple[Tensor, int]  # [length, WIDTH], class
+
+
+class Mlp(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, CLASSES))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return (self.net(x) * mask).sum(1) / mask.sum(1)
+
+
+class Conv(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv1d(WIDTH, 8, 3, padding=1)
+        self.last = nn.Conv1d(8, CLASSES, 1)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        hidden = torch.relu(self.first(x.transpose(1, 2)))
+        return (self.last(hidden).transpose(1, 2) * mask).sum(1) / mask.sum(1)
+
+
+class Lstm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(WIDTH, 8, batch_first=True)
+        self.last = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return (self.last(self.lstm(x)[0]) * mask).sum(1) / mask.sum(1)
+
+
+class Norm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(WIDTH, 8), nn.LayerNorm(8), nn.Linear(8, CLASSES))
+        self.scale = nn.Parameter(torch.tensor(1.5))
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        return self.scale * (self.net(x) * mask).sum(1) / mask.sum(1)
+
+
+class Unused(Mlp):
+    """One layer is never used, another only by batches with an even class sum of inputs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.never = nn.Linear(2, 2)
+        self.sometimes = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        out = super().forward(x, mask)
+        chosen = x[:, 0, 0] > 0
+        if chosen.any():
+            out = out + chosen[:, None] * self.sometimes(x[:, 0])
+        return out
+
+
+MODELS = {"mlp": Mlp, "conv": Conv, "lstm": Lstm, "norm": Norm, "unused": Unused}
+
+
+def samples(count: int, seed: int) -> list[Sample]:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(1, 9, (count,), generator=generator).tolist()
+    classes = torch.randint(0, CLASSES, (count,), generator=generator).tolist()
+    return [
+        (torch.randn(length, WIDTH, generator=generator), label)
+        for length, label in zip(lengths, classes, strict=True)
+    ]
+
+
+def collate(batch: list[Sample]) -> tuple[Tensor, Tensor, Tensor]:
+    """x [B, longest, WIDTH], mask [B, longest, 1], classes [B]."""
+    x = nn.utils.rnn.pad_sequence([x for x, _ in batch], batch_first=True)
+    lengths = torch.tensor([len(x) for x, _ in batch])
+    mask = torch.arange(x.shape[1])[None, :] < lengths[:, None]
+    return x, mask[..., None].float(), torch.tensor([label for _, label in batch])
+
+
+def loss_of(model: nn.Module, batch: list[Sample], loss_mean: str) -> Tensor:
+    """The mean over the batch's samples or over its size units (elements of x)."""
+    x, mask, labels = collate(batch)
+    each = cross_entropy(model(x, mask), labels, reduction="none")
+    if loss_mean == "samples":
+        return each.mean()
+    size = mask.sum((1, 2))
+    return (each * size).sum() / size.sum()
+
+
+def weight(parts: list[list[Sample]], rank: int, loss_mean: str) -> float:
+    def share(part: list[Sample]) -> float:
+        return float(len(part) if loss_mean == "samples" else sum(len(x) for x, _ in part))
+
+    return share(parts[rank]) / sum(share(part) for part in parts)
+
+
+def running(parts: list[list[Sample]], rank: int, loss_mean: str = "samples") -> RunningStep:
+    """The step in which each rank gets its part."""
+    count = len(parts[rank])
+    plan = Step(0, 0, 0, list(range(count)), 0.0, weight(parts, rank, loss_mean), None)
+    return RunningStep(plan, CpuClock(), 0.0, None)
+
+
+def make(kind: str, seed: int) -> nn.Module:
+    torch.manual_seed(seed)
+    return MODELS[kind]()
+
+
+def gradient(model: nn.Module) -> Tensor:
+    """All gradients in one vector; what has none counts as 0."""
+    return torch.cat(
+        [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in model.parameters()]
+    )
+
+
+def difference(got: Tensor, want: Tensor) -> float:
+    """Relative error; infinite when anything is not a number."""
+    error = float((got - want).norm() / want.norm().clamp_min(1e-12))
+    return error if math.isfinite(error) else math.inf
+
+
+def split(counts: list[int], seed: int) -> list[list[Sample]]:
+    """One part per rank, of so many samples each."""
+    everything = iter(samples(sum(counts), seed))
+    return [[next(everything) for _ in range(count)] for count in counts]
+
+
+FILLER: Sample = (torch.full((1, WIDTH), float("nan")), 0)  # the worst filler
+
+
+def compare(
+    kind: str, counts: list[int], loss_mean: str, seed: int, options: dict[str, Any]
+) -> list[float]:
+    """Errors of three steps in a row (DDP rebuilds its buckets after the first)."""
+    rank = dist.get_rank()
+    now = ddp.Now(dist.get_world_size())
+    reference = make(kind, seed)
+    model = ddp.WeightedDDP(make(kind, seed), now, **options)
+    errors = []
+    for step in range(3):
+        shifted = counts[step:] + counts[:step]
+        parts = split(shifted, seed + step)
+        now.step = running(parts, rank, loss_mean)
+        model.zero_grad()
+        reference.zero_grad()
+        loss_of(model, parts[rank] or [FILLER], loss_mean).backward()
+        loss_of(reference, sum(parts, []), loss_mean).backward()
+        errors.append(difference(gradient(model.module), gradient(reference)))
+    return errors
+
+
+def accumulate(
+    kind: str, steps: list[list[int]], how: str, seed: int, options: dict[str, Any]
+) -> list[float]:
+    """Errors of two accumulations over steps with other weights, the last of which synchronises.
+
+    Args:
+        kind: of model.
+        steps: counts [step][rank].
+        how: "each": every step in a `no_sync` of its own; "all": one around all of them; "twice":
+            two backward passes per step; "synced": no `no_sync` at all.
+        seed: of data and model.
+        options: of DDP.
+    """
+    rank = dist.get_rank()
+    now = ddp.Now(dist.get_world_size())
+    reference = make(kind, seed)
+    model = ddp.WeightedDDP(make(kind, seed), now, **options)
+    errors = []
+    for round_ in range(2):
+        model.zero_grad(set_to_none=round_ == 0)
+        reference.zero_grad()
+        batches = [split(counts, seed + 10 * round_ + k) for k, counts in enumerate(steps)]
+        for parts in batches:
+            loss_of(reference, sum(parts, []), "samples").backward()
+            if how == "twice":
+                loss_of(reference, sum(parts, []), "samples").backward()
+        _accumulate(model, now, batches, rank, how)
+        errors.append(difference(gradient(model.module), gradient(reference)))
+    return errors
+
+
+def _accumulate(
+    model: ddp.WeightedDDP,
+    now: ddp.Now,
+    batches: list[list[list[Sample]]],
+    rank: int,
+    how: str,
+) -> None:
+    def backward(parts: list[list[Sample]]) -> None:
+        loss_of(model, parts[rank] or [FILLER], "samples").backward()
+
+    def begin(parts: list[list[Sample]]) -> None:
+        model.settle()  # as the session does between steps
+        now.step = running(parts, rank)
+
+    *first, last = batches
+    if how == "all":
+        with model.no_sync():
+            for parts in first:
+                begin(parts)
+                backward(parts)
+    for parts in first if how != "all" else []:
+        begin(parts)
+        if how == "synced":
+            backward(parts)
+            continue
+        with model.no_sync():
+            backward(parts)
+            if how == "twice":
+                backward(parts)
+    begin(last)
+    if how == "twice":
+        with model.no_sync():
+            backward(last)
+    backward(last)

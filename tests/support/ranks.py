@@ -1,0 +1,132 @@
+"""Real ranks: processes joined by gloo, started once, that run many cases."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import socket
+import time
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch"])
+
+
+class RankError(AssertionError):
+    """A case raised on some rank; the message holds the tracebacks."""
+
+
+class Ranks:
+    """`world` processes with a process group; restarted when a case fails.
+
+    A case is a function of a module that can be imported; it runs on every rank at once and finds
+    its rank in the process group.
+    """
+
+    def __init__(self, world: int) -> None:
+        self.world = world
+        self._processes: list[Any] = []
+        self._pipes: list[Connection] = []
+
+    def run(
+        self,
+        case: Callable[..., Any],
+        *args: Any,
+        env: Mapping[str, str] | None = None,
+        timeout_s: float = 60.0,
+    ) -> list[Any]:
+        """What the case returned on each rank.
+
+        Args:
+            case: called with `args` on every rank.
+            env: extra environment variables while it runs.
+            timeout_s: after that the ranks are killed.
+
+        Raises:
+            RankError: it raised somewhere, or did not end in time.
+        """
+        if not self._processes:
+            self._start()
+        for pipe in self._pipes:
+            pipe.send((case, args, dict(env or {})))
+        deadline = time.monotonic() + timeout_s
+        answers: dict[int, tuple[bool, Any]] = {}
+        while len(answers) < self.world and all(fine for fine, _ in answers.values()):
+            waiting = [pipe for rank, pipe in enumerate(self._pipes) if rank not in answers]
+            ready = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
+            if not ready:
+                break
+            for pipe in ready:
+                answers[self._pipes.index(pipe)] = self._answer(pipe)
+        if len(answers) == self.world and all(fine for fine, _ in answers.values()):
+            return [answers[rank][1] for rank in range(self.world)]
+        self.stop()
+        missing = [f"rank {rank} did not end" for rank in range(self.world) if rank not in answers]
+        failed = [f"rank {rank}: {text}" for rank, (fine, text) in answers.items() if not fine]
+        raise RankError("\n".join(failed + missing))
+
+    def _answer(self, pipe: Connection) -> tuple[bool, Any]:
+        try:
+            return pipe.recv()
+        except (EOFError, ConnectionResetError):
+            return False, "died"
+
+    def _start(self) -> None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        for rank in range(self.world):
+            here, there = _context.Pipe()
+            process = _context.Process(
+                target=_serve, args=(rank, self.world, port, there), daemon=False
+            )
+            process.start()
+            there.close()
+            self._processes.append(process)
+            self._pipes.append(here)
+
+    def stop(self) -> None:
+        """Kills the processes."""
+        for process in self._processes:
+            process.kill()
+        for process in self._processes:
+            process.join()
+            process.close()
+        for pipe in self._pipes:
+            pipe.close()
+        self._processes, self._pipes = [], []
+
+
+def _serve(rank: int, world: int, port: int, pipe: Connection) -> None:
+    import torch
+    import torch.distributed as dist
+
+    torch.set_num_threads(1)
+    address = f"tcp://127.0.0.1:{port}"
+    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world)
+    while True:
+        try:
+            case, args, env = pipe.recv()
+        except EOFError:  # the tests are over
+            return
+        try:
+            with _environment(env):
+                answer: tuple[bool, Any] = True, case(*args)
+        except Exception:
+            answer = False, traceback.format_exc()
+        pipe.send(answer)
+
+
+@contextlib.contextmanager
+def _environment(extra: Mapping[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(extra)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
