@@ -41,8 +41,8 @@ class Feedback:
         return Feedback(ints, ints, ints, floats, floats)
 
     def of(self, rank: int) -> Feedback:
-        """The rows of one rank that had samples, oldest first."""
-        keep = (self.rank == rank) & (self.samples > 0)
+        """The rows of one rank that say something about its speed, oldest first."""
+        keep = (self.rank == rank) & (self.samples > 0) & (self.load > 0) & (self.compute_s > 0)
         return Feedback(
             self.step[keep],
             self.rank[keep],

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
+from numpy.lib.stride_tricks import sliding_window_view
 from scipy.optimize import nnls
 from sklearn.linear_model import LinearRegression
 
@@ -20,10 +22,11 @@ WINDOW: Mapping[str, Any] = {
     "description": "Steps of feedback that the predictor looks at.",
 }
 
-_RECENT = 3  # steps that show a change of speed: their median outvotes one outlier
-_LEVEL = 7  # steps whose median corrects a slow drift
-_CHANGED = 0.10  # a fit that misses the recent steps by more is of another time
-_PRIOR = 0.07  # square root of the ridge on c and b, whose scale is the share of the step's time
+_CHANGED = 0.15  # two steps in a row off by more: the speed has changed
+_LEVEL = 7  # steps whose median is the usual rate, and corrects a slow drift
+_FEW = 4  # rows below which no regression is tried
+_LEAST = 1e-3  # share of the time that load must explain
+_PRIOR = 0.07  # square root of the ridge on c and b, as shares of the step's time
 
 
 @dataclass(frozen=True)
@@ -31,11 +34,11 @@ class LinearPredictor:
     """CHRONICA's runtime prophet (Alg. 1), per step: T = a·Λ + c·n + b, a > 0, c ≥ 0, b ≥ 0.
 
     b is a cost per step, so it is added once, not per sample as in the paper, and c is the cost of
-    a sample whatever its size. Least squares of relative errors over the longest window that still
-    explains the last three steps: after a change of speed older steps are forgotten within two.
-    Rows far off the fit are left out. A weak prior says c = b = 0, so that feedback that cannot
-    tell c from b (constant n, as under `bsp`) or a from b (loads too alike) gives a sensible
-    forecast for any other n and Λ.
+    a sample whatever its size. Least squares of relative errors over the steps since the speed last
+    changed: that two steps in a row are off by more than 15 % in the same direction is such a
+    change, so it is noticed at the second. Single rows far off are left out. A weak prior says
+    c = b = 0, so that feedback that cannot tell c from b (constant n, as under `bsp`) or a from b
+    (loads too alike) gives a sensible forecast for any other n and Λ.
 
     Args:
         window: steps to look at.
@@ -44,7 +47,7 @@ class LinearPredictor:
     window: int = 64
 
     def fit(self, feedback: Feedback, world: int) -> Models:
-        """See `Predictor.fit`. Known as soon as each rank has one row."""
+        """See `Predictor.fit`. Known as soon as each rank has one usable row."""
         fits = []
         for rank in range(world):
             rows = feedback.of(rank)
@@ -64,37 +67,59 @@ class LinearPredictor:
 
 def _fit_rank(load: Floats, samples: Floats, compute_s: Floats) -> Floats:
     """(a, c, b) of one worker from F ≥ 1 rows, oldest first."""
-    compute_s = np.maximum(compute_s, 1e-9)
-    load = np.maximum(load, 1e-12)  # samples of size 0 have no rate
-    recent = slice(-_RECENT, None)
-    rows = len(load)
-    while rows > _RECENT:
-        last = slice(-rows, None)
-        fit = _regress(load[last], samples[last], compute_s[last])
-        if fit is not None:
-            ratio = compute_s / (np.stack([load, samples, np.ones_like(load)], 1) @ fit)
-            if abs(np.median(ratio[recent]) - 1) <= _CHANGED:
-                return fit * float(np.median(ratio[-min(rows, _LEVEL) :]))
-        rows //= 2
-    return np.array([np.median(compute_s[recent] / load[recent]), 0.0, 0.0])
+    start = 0
+    for row in _suspects(compute_s / load):
+        before, after = slice(start, row), slice(row, row + 2)
+        if row > start:
+            fit = _regress(load[before], samples[before], compute_s[before])
+            if _same_side(compute_s[after] / _forecast(fit, load[after], samples[after])):
+                start = row
+    load, samples, compute_s = load[start:], samples[start:], compute_s[start:]
+    fit = _regress(load, samples, compute_s)
+    ratio = compute_s / _forecast(fit, load, samples)
+    return fit * float(np.median(ratio[-_LEVEL:]))
 
 
-def _regress(load: Floats, samples: Floats, compute_s: Floats) -> Floats | None:
-    """Non-negative (a, c, b) with outliers left out; None when load explains nothing of the time.
+def _suspects(rate: Floats) -> list[int]:
+    """Rows from which on the speed may be another: it and the next have another rate than before.
+
+    Only a hint: with a cost per step, T/Λ depends on Λ too.
+    """
+    if len(rate) < 3:
+        return []
+    padded = np.concatenate([np.full(_LEVEL - 1, rate[0]), rate])
+    usual = np.median(sliding_window_view(padded, _LEVEL), axis=1)  # of the rows up to each
+    pairs = np.stack([rate[1:-1], rate[2:]], 1) / usual[:-2, None]
+    return [row + 1 for row in range(len(pairs)) if _same_side(pairs[row])]
+
+
+def _same_side(ratios: Floats) -> bool:
+    """Whether all are off by so much, in the same direction, that it is no accident."""
+    return bool((ratios > 1 + _CHANGED).all() or (ratios < 1 / (1 + _CHANGED)).all())
+
+
+def _forecast(fit: Floats, load: Floats, samples: Floats) -> Floats:
+    forecast: Floats = fit[0] * load + fit[1] * samples + fit[2]
+    return forecast
+
+
+def _regress(load: Floats, samples: Floats, compute_s: Floats) -> Floats:
+    """Non-negative (a, c, b), outliers left out; the usual T/Λ alone if rows are few or loads alike.
 
     Columns are scaled such that the coefficients are shares of a typical step's time, and rows such
     that errors are relative.
     """
-    if np.ptp(load) == 0:
-        return None
+    rate = float(np.median(compute_s / load))
+    proportional = np.array([rate, 0.0, 0.0])
+    if len(load) < _FEW or np.ptp(load) == 0:
+        return proportional
     scale = np.array([load.mean(), samples.mean(), 1.0])
-    rate = np.median(compute_s / load)
     design = np.stack([load, samples, np.ones_like(load)], 1) / scale
     weight = load.mean() / load
     target = compute_s / (rate * load.mean())
     prior = np.array([[0.0, _PRIOR, 0.0], [0.0, 0.0, _PRIOR]])
 
-    def solve(keep: np.ndarray[Any, np.dtype[np.bool_]]) -> Floats:
+    def solve(keep: npt.NDArray[np.bool_]) -> Floats:
         rows = np.vstack([(design * weight[:, None])[keep], prior])
         return np.asarray(nnls(rows, np.append((target * weight)[keep], [0.0, 0.0]))[0])
 
@@ -103,8 +128,8 @@ def _regress(load: Floats, samples: Floats, compute_s: Floats) -> Floats | None:
     keep = error <= max(4 * float(np.median(error)), 0.02)
     if not keep.all():
         shares = solve(keep)
-    if shares[0] <= 1e-3:
-        return None
+    if shares[0] <= _LEAST:
+        return proportional
     fit: Floats = shares * rate * load.mean() / scale
     return fit
 
@@ -129,7 +154,7 @@ class PerSamplePredictor:
             if not len(rows):
                 return Models.unknown(world)
             load, compute_s = rows.load[-self.window :], rows.compute_s[-self.window :]
-            ratio = float(compute_s.mean() / max(load.mean(), 1e-12))
+            ratio = float(compute_s.mean() / load.mean())
             if len(np.unique(load)) < 2:
                 fits.append((ratio, 0.0))
                 continue

@@ -1,0 +1,60 @@
+"""`bsp` is plain data parallelism."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DistributedSampler
+
+from paceline_backend import policies
+from support.cluster import Cluster, plaid_like
+
+N, WORLD, BATCH = 96, 4, 16
+
+
+def cluster(**fields: object) -> Cluster:
+    return Cluster(plaid_like(N), np.ones(WORLD), np.zeros(WORLD), BATCH, **fields)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("epoch", [0, 3])
+def test_each_rank_gets_what_distributed_sampler_gives_it(epoch: int) -> None:
+    plan = cluster(seed=11, epoch=epoch).plan(policies.make("bsp"), steps=6)
+    dataset = torch.arange(N)
+    for rank in range(WORLD):
+        sampler = DistributedSampler(dataset, WORLD, rank, shuffle=True, seed=11)  # type: ignore[arg-type]
+        sampler.set_epoch(epoch)
+        ours = np.concatenate([step[rank] for step in plan.assignments])
+        assert ours.tolist() == list(sampler)
+
+
+def test_counts_are_equal_whatever_the_speeds() -> None:
+    training = Cluster(plaid_like(200), np.array([1.0, 1.0, 1.5, 3.0]), np.zeros(4), 64)
+    plans = [training.run(policies.make("bsp"), 1) for _ in range(4)]
+    counts = [[len(part) for part in step] for plan in plans for step in plan.assignments]
+    assert counts == [[16] * 4] * 3 + [[2] * 4]
+    assert plans[-1].epoch_end
+    assert all(plan.shares == [] for plan in plans)
+
+
+def test_what_a_switch_leaves_keeps_the_epochs_order() -> None:
+    training = cluster(seed=3)
+    training.run(policies.make("chronica"), 2)
+    left = set(np.flatnonzero(training.remaining).tolist())
+    plan = training.plan(policies.make("bsp"), 4)
+    flat = []
+    for step in plan.assignments:
+        batch = np.empty(sum(map(len, step)), np.int64)
+        for rank, part in enumerate(step):
+            batch[rank::WORLD] = part
+        flat += batch.tolist()
+    order = torch.randperm(N, generator=torch.Generator().manual_seed(3)).tolist()
+    assert flat == [sample for sample in order if sample in left]
+
+
+def test_ett_shows_under_bsp_too() -> None:
+    training = Cluster(plaid_like(), np.array([1.0, 3.0]) * 1e-5, np.zeros(2), 64)
+    training.run(policies.make("bsp"))
+    plan = training.run(policies.make("bsp"))
+    loads = training.loads[-4:]
+    np.testing.assert_allclose(plan.ett_s, [load * training.a for load in loads], rtol=0.02)

@@ -1,0 +1,60 @@
+"""Finding policies by name, and refusing what they do not take."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline_backend import policies
+from paceline_backend.policies import PolicyParameterError, UnknownPolicyError
+
+
+def test_presets_come_from_entry_points() -> None:
+    assert {"bsp", "chronica"} <= set(policies.names())
+    for name in policies.names():
+        preset = policies.get(name)
+        assert preset.name == name
+        assert preset.summary and preset.source
+        assert policies.make(name).name == name
+
+
+@pytest.mark.parametrize(
+    ("typo", "meant"), [("chronika", "chronica"), ("BSP", "bsp"), ("bps", "bsp"), ("zzz", None)]
+)
+def test_the_nearest_name_is_suggested(typo: str, meant: str | None) -> None:
+    with pytest.raises(UnknownPolicyError, match=f"no policy '{typo}'.*bsp, chronica") as caught:
+        policies.get(typo)
+    assert caught.value.suggestion == meant
+    if meant:
+        assert f"did you mean '{meant}'?" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("parameters", "says"),
+    [
+        (
+            {"pick": "paper"},
+            "parameters.pick: chronica has no such parameter; it takes: ett, picks",
+        ),
+        ({"ett": "perstep"}, "parameters.ett: 'perstep'.*one of 'per-step', 'per-sample'"),
+        ({"ett": ["per-step"]}, "parameters.ett: "),
+        ({"window": 3}, "parameters.window: 3.*of type integer at least 4 and at most 64"),
+        ({"window": 65}, "parameters.window: 65"),
+        ({"window": 8.0}, "parameters.window: 8.0"),
+        ({"window": True}, "parameters.window: True"),
+        ({"window": None}, "parameters.window: None"),
+    ],
+)
+def test_illegal_parameters_name_the_field_and_what_is_legal(
+    parameters: dict[str, Any], says: str
+) -> None:
+    with pytest.raises(PolicyParameterError, match=says):
+        policies.make("chronica", parameters)
+
+
+def test_defaults_are_legal_and_described() -> None:
+    for name in policies.names():
+        parameters = policies.get(name).parameters
+        policies.make(name, {key: schema["default"] for key, schema in parameters.items()})
+        assert all(schema["description"] for schema in parameters.values())
