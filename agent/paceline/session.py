@@ -209,9 +209,7 @@ class Session:
 
     def _running(self) -> RunningStep:
         if self._now.step is None:
-            raise PacelineError(
-                "there is no step in hand: use it in the loop over session.loader()"
-            )
+            raise PacelineError("no step is in hand: use it in the loop over session.loader()")
         return self._now.step
 
     def state_dict(self) -> dict[str, Any]:
@@ -236,9 +234,7 @@ class Session:
             ValueError: the state is of other data, or not rank 0's.
         """
         if self._plan is not None:
-            raise PacelineError(
-                "load the session's state before the first iteration over the loader"
-            )
+            raise PacelineError("load the session's state before the loader's first iteration")
         if state["samples"] != self._terms.samples:
             raise ValueError(
                 f"the checkpoint is of a data set of {state['samples']} samples, "

@@ -43,9 +43,7 @@ def resolve(sizes: Sizes, dataset: Any) -> npt.NDArray[np.float64]:
         if sizes != "auto":
             raise TypeError(f"sizes={sizes!r} is not a list of numbers: {_FIX}")
         if not hasattr(dataset, "sizes"):
-            logger.warning(
-                "no sizes given and no dataset.sizes: all samples count as equally large"
-            )
+            logger.warning("no sizes given and no dataset.sizes: all samples count as equal")
             return np.ones(n)
         source, sizes = "dataset.sizes", dataset.sizes
     if sizes is None:
@@ -73,6 +71,4 @@ def _numbers(sizes: Any, source: str) -> npt.NDArray[np.float64]:
     try:
         return np.asarray(sizes, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise TypeError(
-            f"{source} holds something that is not a number ({error}): {_FIX}"
-        ) from error
+        raise TypeError(f"{source} holds what is not a number ({error}): {_FIX}") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import chain
 from typing import Any
 
 import torch
@@ -163,7 +164,7 @@ def compare(
         model.zero_grad()
         reference.zero_grad()
         loss_of(model, parts[rank] or [FILLER], loss_mean).backward()
-        loss_of(reference, sum(parts, []), loss_mean).backward()
+        loss_of(reference, list(chain(*parts)), loss_mean).backward()
         errors.append(difference(gradient(model.module), gradient(reference)))
     return errors
 
@@ -191,9 +192,9 @@ def accumulate(
         reference.zero_grad()
         batches = [split(counts, seed + 10 * round_ + k) for k, counts in enumerate(steps)]
         for parts in batches:
-            loss_of(reference, sum(parts, []), "samples").backward()
+            loss_of(reference, list(chain(*parts)), "samples").backward()
             if how == "twice":
-                loss_of(reference, sum(parts, []), "samples").backward()
+                loss_of(reference, list(chain(*parts)), "samples").backward()
         _accumulate(model, now, batches, rank, how)
         errors.append(difference(gradient(model.module), gradient(reference)))
     return errors

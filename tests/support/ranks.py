@@ -15,6 +15,8 @@ from typing import Any
 _context = multiprocessing.get_context("forkserver")
 _context.set_forkserver_preload(["torch"])
 
+_PATIENCE_S = 8.0
+
 
 class RankError(AssertionError):
     """A case raised on some rank; the message holds the tracebacks."""
@@ -55,13 +57,15 @@ class Ranks:
             pipe.send((case, args, dict(env or {})))
         deadline = time.monotonic() + timeout_s
         answers: dict[int, tuple[bool, Any]] = {}
-        while len(answers) < self.world and all(fine for fine, _ in answers.values()):
+        while len(answers) < self.world:
             waiting = [pipe for rank, pipe in enumerate(self._pipes) if rank not in answers]
             ready = wait(waiting, timeout=max(0.0, deadline - time.monotonic()))
             if not ready:
                 break
             for pipe in ready:
-                answers[self._pipes.index(pipe)] = self._answer(pipe)
+                answers[self._pipes.index(pipe)] = fine, _ = self._answer(pipe)
+                if not fine:  # its peers should notice soon
+                    deadline = min(deadline, time.monotonic() + _PATIENCE_S)
         if len(answers) == self.world and all(fine for fine, _ in answers.values()):
             return [answers[rank][1] for rank in range(self.world)]
         self.stop()

@@ -1,0 +1,350 @@
+"""The loop of a plain DDP script, with the session in place of sampler and DDP."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import paceline
+from support import sessions
+from support.ranks import RankError, Ranks
+from support.sessions import Log, Numbered, Sized
+
+pytestmark = pytest.mark.ranks
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    pool = Ranks(3)
+    yield pool
+    pool.stop()
+
+
+def by_step(logs: list[Log]) -> dict[tuple[int, int], list[list[int]]]:
+    """(epoch, step) → samples of each rank."""
+    steps: dict[tuple[int, int], list[list[int]]] = {}
+    for log in logs:
+        for epoch, step, indices in log.batches:
+            steps.setdefault((epoch, step), []).append(indices)
+    return steps
+
+
+def used(logs: list[Log]) -> dict[int, list[int]]:
+    """Epoch → all samples used in it, sorted."""
+    epochs: dict[int, list[int]] = {}
+    for (epoch, _), parts in by_step(logs).items():
+        epochs.setdefault(epoch, []).extend(chain(*parts))
+    return {epoch: sorted(samples) for epoch, samples in epochs.items()}
+
+
+# Batches
+
+
+def test_batches_and_weights_are_those_of_plain_ddp(ranks: Ranks) -> None:
+    """N is a multiple of the global batch: then plain DDP pads nothing either."""
+    ours = ranks.run(sessions.train, 36, 3, {"global_batch": 12, "seed": 7})
+    plain = ranks.run(sessions.plain_ddp, 36, 3, 12, 7)
+    for mine, theirs in zip(ours, plain, strict=True):
+        assert mine.batches == theirs.batches
+        torch.testing.assert_close(mine.parameters, theirs.parameters)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_an_epoch_ends_with_a_smaller_batch_or_without_it(ranks: Ranks, drop_last: bool) -> None:
+    options = {"global_batch": 6, "seed": 7, "drop_last": drop_last}
+    logs = ranks.run(sessions.train, 20, 2, options)
+    steps = by_step(logs)
+    sizes = [sum(map(len, parts)) for parts in steps.values()]
+    assert sizes == ([6, 6, 6] if drop_last else [6, 6, 6, 2]) * 2
+    assert [step for _, step in steps] == list(range(len(sizes)))
+    for samples in used(logs).values():
+        assert len(set(samples)) == len(samples) == (18 if drop_last else 20)
+    if not drop_last:  # the last step leaves one rank without samples
+        assert sorted(map(len, steps[0, 3])) == [0, 1, 1]
+
+
+def test_a_single_process_sees_the_sampler_s_order() -> None:
+    data = Numbered(10)
+    session = paceline.Session(data, global_batch=4, seed=3)
+    loader = session.loader()
+    sampler = torch.utils.data.DistributedSampler(data, num_replicas=1, rank=0, seed=3)
+    assert len(loader) == 3
+    for epoch in session.epochs(3):
+        sampler.set_epoch(epoch)
+        seen = [indices.tolist() for indices, _, _ in loader]
+        assert list(chain(*seen)) == list(sampler)
+        assert [len(batch) for batch in seen] == [4, 4, 2]
+    session.close()
+
+
+def test_every_iteration_is_the_next_epoch_and_leaving_one_drops_its_rest(ranks: Ranks) -> None:
+    logs = ranks.run(sessions.loop_twice, 24, {"global_batch": 6}, 0)
+    steps = by_step(logs)
+    assert [epoch for epoch, _ in steps] == [0, 1, 1, 1, 1]
+    assert used(logs)[1] == list(range(24))
+    numbers = [step for _, step in steps]
+    assert numbers == sorted(set(numbers)), "no step number is used twice"
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_data_loader_workers_change_nothing(ranks: Ranks, persistent: bool) -> None:
+    loading = {"num_workers": 2, "prefetch_factor": 2, "persistent_workers": persistent}
+    options = {"global_batch": 5, "seed": 2}
+    assert (
+        [log.batches for log in ranks.run(sessions.train, 22, 2, options, loading)]
+        == [log.batches for log in ranks.run(sessions.train, 22, 2, options)]
+    )  # fmt: skip
+
+
+def test_batch_tells_samples_load_and_weight(ranks: Ranks) -> None:
+    options = {"global_batch": 5, "loss_mean": "size"}
+    logs = ranks.run(sessions.train, 10, 1, options)
+    sizes = Sized(10).sizes
+    for log in logs:
+        assert log.loads == [sum(sizes[i] for i in part) for _, _, part in log.batches]
+    for k in range(2):
+        total = sum(log.loads[k] for log in logs)
+        assert [log.weights[k] for log in logs] == [log.loads[k] / total for log in logs]
+
+
+# Gradients, end to end
+
+
+def test_ranks_without_samples_change_nothing(ranks: Ranks) -> None:
+    """Two samples a step for three ranks: the same training as in one process."""
+    options = {"global_batch": 2, "seed": 1}
+    alone = sessions.train(14, 2, options)
+    for log in ranks.run(sessions.train, 14, 2, options):
+        torch.testing.assert_close(log.parameters, alone.parameters)
+
+
+def test_mixed_precision_with_a_scaler_is_that_of_one_process(ranks: Ranks) -> None:
+    alone = sessions.mixed_precision(1024.0)
+    for got in ranks.run(sessions.mixed_precision, 1024.0):
+        torch.testing.assert_close(got, alone, rtol=2e-2, atol=2e-3)  # bfloat16 activations
+
+
+@pytest.mark.parametrize("discard", [False, True])
+def test_accumulation_is_that_of_one_process(ranks: Ranks, discard: bool) -> None:
+    """5 steps an epoch, accumulated by 3: an epoch ends within an accumulation."""
+    options = {"global_batch": 4, "seed": 1}
+    alone = sessions.accumulate(18, 3, options, discard)
+    for got in ranks.run(sessions.accumulate, 18, 3, options, discard):
+        torch.testing.assert_close(got, alone)
+
+
+# Refusals
+
+
+@pytest.mark.parametrize(
+    ("layer", "says"),
+    [
+        (nn.BatchNorm1d(4), "batchnorm='local'"),
+        (nn.SyncBatchNorm(4), "SyncBatchNorm"),
+        (nn.Embedding(4, 4, sparse=True), "sparse=False"),
+    ],
+)
+def test_layers_that_would_train_wrongly_are_refused(layer: nn.Module, says: str) -> None:
+    session = paceline.Session(Numbered(4), global_batch=2)
+    with pytest.raises(ValueError, match=says):
+        session.wrap(nn.Sequential(nn.Linear(4, 4), layer))
+    session.close()
+
+
+def test_batchnorm_can_be_accepted(ranks: Ranks) -> None:
+    assert all(ranks.run(sessions.local_batchnorm))
+
+
+@pytest.mark.parametrize(
+    "option", ["process_group", "device_mesh", "mixed_precision", "param_to_hook_all_reduce"]
+)
+def test_options_that_would_bypass_the_weights_are_refused(option: str) -> None:
+    session = paceline.Session(Numbered(4), global_batch=2)
+    with pytest.raises(ValueError, match=option):
+        session.wrap(nn.Linear(4, 4), **{option: object()})
+    session.close()
+
+
+def test_another_hook_and_join_are_refused(ranks: Ranks) -> None:
+    for hook, join in ranks.run(sessions.hook_and_join):
+        assert "takes only one" in hook
+        assert "leave join() out" in join
+
+
+@pytest.mark.parametrize("option", ["batch_size", "shuffle", "sampler", "drop_last", "in_order"])
+def test_loader_options_that_the_plan_decides_are_refused(option: str) -> None:
+    session = paceline.Session(Numbered(4), global_batch=2)
+    with pytest.raises(TypeError, match=option):
+        session.loader(**{option: False})
+    session.close()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"global_batch": 0}, "global_batch is 0"),
+        ({"global_batch": 9}, "more than the data set's 8"),
+        ({"global_batch": 2.0}, "global_batch is 2.0"),
+        ({"global_batch": True}, "global_batch is True"),
+        ({"global_batch": 2, "seed": -1}, "seed is -1"),
+        ({"global_batch": 2, "loss_mean": "mean"}, "loss_mean is 'mean'"),
+        ({"global_batch": 2, "coast_steps": 5}, "coast_steps is 5"),
+        ({"global_batch": 2, "sizes": None}, "sizes is None"),
+        ({"global_batch": 2, "sizes": [1.0] * 7}, "7 entries but the data set has 8"),
+        ({"global_batch": 2, "sizes": [1.0] * 9}, "9 entries but the data set has 8"),
+        ({"global_batch": 2, "sizes": [1.0] * 7 + [-2.0]}, r"sizes\[7\] is -2"),
+        ({"global_batch": 2, "sizes": [0.0] + [1.0] * 7}, r"sizes\[0\] is 0"),
+        ({"global_batch": 2, "sizes": [1.0] * 7 + [math.nan]}, r"sizes\[7\] is nan"),
+        ({"global_batch": 2, "sizes": [1.0] * 7 + [math.inf]}, r"sizes\[7\] is inf"),
+        ({"global_batch": 2, "sizes": [1.0] * 7 + [None]}, "sizes"),
+        ({"global_batch": 2, "sizes": ["long"] * 8}, "not a number"),
+        ({"global_batch": 2, "sizes": "long"}, "not a list of numbers"),
+        ({"global_batch": 2, "sizes": np.ones((8, 2))}, r"shape \[8, 2\]"),
+    ],
+)
+def test_bad_arguments_are_named(options: dict[str, Any], says: str) -> None:
+    with pytest.raises((ValueError, TypeError), match=says):
+        paceline.Session(Numbered(8), **options)
+
+
+@pytest.mark.parametrize(("data", "error"), [([], ValueError), ((i for i in range(3)), TypeError)])
+def test_data_without_a_length_is_refused(data: Any, error: type[Exception]) -> None:
+    with pytest.raises(error, match="dataset"):
+        paceline.Session(data, global_batch=1)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        [2, 1, 3, 4],
+        (2.0, 1.0, 3.0, 4.0),
+        np.array([2, 1, 3, 4], np.int32),
+        torch.tensor([2, 1, 3, 4]),
+        lambda sample: [2, 1, 3, 4][sample[0]],
+    ],
+)
+def test_sizes_come_from_anywhere(sizes: Any) -> None:
+    session = paceline.Session(Numbered(4), global_batch=4, sizes=sizes)
+    for _ in session.loader():
+        assert session.batch.load == 10
+    assert session.filler == 1
+    session.close()
+
+
+def test_sizes_default_to_the_data_set_s_or_to_equal_ones(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for data, load in [(Sized(4), 7.0), (Numbered(4), 4.0)]:
+        session = paceline.Session(data, global_batch=4)
+        for _ in session.loader():
+            assert session.batch.load == load
+        session.close()
+    assert caplog.text.count("all samples count as equal") == 1
+
+
+# Ranks that disagree
+
+
+def test_what_differs_between_ranks_is_named(ranks: Ranks) -> None:
+    _, *others = ranks.run(sessions.different_arguments, 12)
+    for rank, text in enumerate(others, 1):
+        assert text.startswith(f"global_batch is {4 + rank} on rank {rank} but 4 on rank 0")
+
+
+def test_sizes_that_fail_on_rank_0_fail_on_every_rank(ranks: Ranks) -> None:
+    for text in ranks.run(sessions.bad_sizes, "negative"):
+        assert text.startswith("ValueError: sizes[0] is -1 (8 such of 8)")
+    first, *others = ranks.run(sessions.bad_sizes, "raises")
+    assert first.startswith("KeyError")
+    for text in others:
+        assert text == "PacelineError: on rank 0: KeyError: 'no such recording'"
+
+
+def test_an_epoch_begun_on_one_rank_only_is_an_error(ranks: Ranks) -> None:
+    _, *others = ranks.run(sessions.peek_on_rank_0, 24, {"global_batch": 6})
+    for rank, text in enumerate(others, 1):
+        assert text.startswith(f"rank {rank} is in epoch 0 but the leader in 1")
+
+
+def test_lookahead_that_differs_between_ranks_is_an_error(ranks: Ranks) -> None:
+    first, *others = ranks.run(sessions.uneven_workers, 12, {"global_batch": 6})
+    assert first == ""
+    assert all("num_workers" in text for text in others)
+
+
+def test_a_rank_that_dies_takes_the_others_along() -> None:
+    pool = Ranks(2)
+    with pytest.raises(RankError) as caught:
+        pool.run(sessions.raise_on, 1, timeout_s=20)
+    assert "rank 0: Traceback" in str(caught.value)
+    assert "rank 1: died" in str(caught.value)
+    pool.stop()
+
+
+# Life and resuming
+
+
+def test_nothing_is_in_hand_outside_the_loop() -> None:
+    session = paceline.Session(Numbered(4), global_batch=2)
+    with pytest.raises(paceline.PacelineError, match="loop over"):
+        _ = session.batch
+    with pytest.raises(paceline.PacelineError, match="loop over"):
+        session.log(loss=1.0)
+    session.loader()
+    with pytest.raises(paceline.PacelineError, match="loader already"):
+        session.loader()
+    session.close()
+    session.close()
+    with pytest.raises(paceline.PacelineError, match="closed"):
+        next(iter(session._loader or ()))
+
+
+@pytest.mark.parametrize("save_at", [0, 2, 4, 7])
+def test_a_resumed_epoch_uses_the_rest_exactly_once(ranks: Ranks, save_at: int) -> None:
+    """23 samples in steps of 5: step 4 is the last of epoch 0, and a segment holds two steps."""
+    options = {"global_batch": 5, "seed": 3}
+    before = ranks.run(sessions.train, 23, 2, options, {}, None, save_at)
+    assert before[0].state["step"] == save_at + 1
+    after = ranks.run(sessions.train, 23, 2, options, {}, before[0].state, None)
+    together = [Log(batches=a.batches + b.batches) for a, b in zip(before, after, strict=True)]
+    assert [step for _, step in by_step(together)] == list(range(10))
+    assert used(together) == {0: list(range(23)), 1: list(range(23))}
+    assert after[0].epochs == ([0, 1] if save_at <= 4 else [1])
+
+
+def test_a_checkpoint_may_be_resumed_by_another_number_of_ranks(ranks: Ranks) -> None:
+    options = {"global_batch": 5, "seed": 3}
+    before = ranks.run(sessions.train, 23, 1, options, {}, None, 1)
+    after = sessions.train(23, 1, options, {}, before[0].state, None)
+    assert sorted(used(before)[0] + used([after])[0]) == list(range(23))
+
+
+def test_prefetched_steps_are_not_counted_as_used(ranks: Ranks) -> None:
+    options = {"global_batch": 3, "seed": 3}
+    loading = {"num_workers": 1, "prefetch_factor": 3}
+    before = ranks.run(sessions.train, 30, 1, options, loading, None, 2)
+    assert sorted(before[0].state["used"].tolist()) == used(before)[0]
+    assert len(used(before)[0]) == 9
+
+
+def test_states_that_do_not_fit_are_refused(ranks: Ranks) -> None:
+    options = {"global_batch": 5}
+    first, second, _ = ranks.run(sessions.train, 23, 1, options, {}, None, 1)
+    session = paceline.Session(Numbered(23), global_batch=5)
+    with pytest.raises(ValueError, match="save rank 0's"):
+        session.load_state_dict(second.state)
+    next(iter(session.loader()))
+    with pytest.raises(paceline.PacelineError, match="before the loader's first"):
+        session.load_state_dict(first.state)
+    session.close()
+    other = paceline.Session(Numbered(24), global_batch=5)
+    with pytest.raises(ValueError, match="23 samples"):
+        other.load_state_dict(first.state)
+    other.close()

@@ -1,0 +1,291 @@
+"""Cases for ranks: whole training loops through `paceline.Session`."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+from torch.nn.parallel import DistributedDataParallel
+
+import paceline
+
+WIDTH = 4
+
+
+class Numbered(torch.utils.data.Dataset[tuple[int, Tensor, Tensor]]):
+    """Sample i: i, and an input and a target made from it."""
+
+    def __init__(self, count: int) -> None:
+        generator = torch.Generator().manual_seed(0)
+        self.x = torch.randn(count, WIDTH, generator=generator)
+        self.y = torch.randn(count, 1, generator=generator)
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+    def __getitem__(self, index: int) -> tuple[int, Tensor, Tensor]:
+        return index, self.x[index], self.y[index]
+
+
+class Sized(Numbered):
+    """With its sizes: 1, 2, 3, 1, 2, 3, …"""
+
+    @property
+    def sizes(self) -> list[float]:
+        return [1.0 + index % 3 for index in range(len(self))]
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def parameters(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().flatten() for p in model.parameters()])
+
+
+@dataclass
+class Log:
+    """What one rank saw."""
+
+    batches: list[tuple[int, int, list[int]]] = field(default_factory=list)  # epoch, step, samples
+    weights: list[float] = field(default_factory=list)
+    loads: list[float] = field(default_factory=list)
+    losses: list[float] = field(default_factory=list)
+    epochs: list[int] = field(default_factory=list)
+    parameters: Tensor = field(default_factory=lambda: torch.empty(0))
+    state: dict[str, Any] = field(default_factory=dict)
+    stopped: bool = False
+    next_step: int = 0
+
+
+@contextlib.contextmanager
+def session(count: int, options: dict[str, Any]) -> Iterator[paceline.Session]:
+    made = paceline.Session(Sized(count), **options)
+    with contextlib.closing(made):
+        yield made
+
+
+def train(
+    count: int,
+    epochs: int,
+    options: dict[str, Any],
+    loading: dict[str, Any] | None = None,
+    state: dict[str, Any] | None = None,
+    save_at: int | None = None,
+    at_step: Callable[..., None] | None = None,
+    *arguments: Any,
+) -> Log:
+    """A plain training loop.
+
+    Args:
+        count: N.
+        epochs: to train.
+        options: of the session.
+        loading: of the loader.
+        state: to resume from.
+        save_at: step after which to take the state and leave.
+        at_step: called with session, step and `arguments` before each step's forward pass.
+    """
+    log = Log()
+    with session(count, options) as run:
+        if state is not None:
+            run.load_state_dict(state)
+        loader = run.loader(**(loading or {}))
+        model = run.wrap(network())
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        for epoch in run.epochs(epochs):
+            log.epochs.append(epoch)
+            for indices, x, y in loader:
+                batch = run.batch
+                if at_step is not None:
+                    at_step(run, batch.step, *arguments)
+                optimizer.zero_grad()
+                loss = mse_loss(model(x), y)
+                loss.backward()
+                optimizer.step()
+                run.log(loss=loss)
+                used = [] if batch.empty else indices.tolist()
+                log.batches.append((batch.epoch, batch.step, used))
+                log.weights.append(batch.weight)
+                log.loads.append(batch.load)
+                if batch.step == save_at:
+                    log.state = run.state_dict()
+                    break
+            if log.state:
+                break
+        log.stopped = run.stopped
+        log.next_step = run.state_dict()["step"]
+        log.parameters = parameters(model)
+    return log
+
+
+def kill_at(run: paceline.Session, step: int, when: int, pid: int) -> None:
+    """Rank 0 kills a process at a step."""
+    if step == when and run.rank == 0:
+        os.kill(pid, signal.SIGKILL)
+
+
+def wait_at(run: paceline.Session, step: int, rank: int, wait_s: float) -> None:
+    """One rank is slow at every step."""
+    if run.rank == rank:
+        time.sleep(wait_s)
+
+
+def plain_ddp(count: int, epochs: int, global_batch: int, seed: int) -> Log:
+    """What the same training is without Paceline."""
+    log = Log()
+    data = Numbered(count)
+    sampler = torch.utils.data.DistributedSampler(data, seed=seed)
+    local = global_batch // dist.get_world_size()
+    loader = torch.utils.data.DataLoader(data, local, sampler=sampler)
+    model = DistributedDataParallel(network())
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    step = 0
+    for epoch in range(epochs):
+        sampler.set_epoch(epoch)
+        for indices, x, y in loader:
+            optimizer.zero_grad()
+            mse_loss(model(x), y).backward()
+            optimizer.step()
+            log.batches.append((epoch, step, indices.tolist()))
+            step += 1
+    log.parameters = parameters(model)
+    return log
+
+
+def loop_twice(count: int, options: dict[str, Any], leave_at: int) -> Log:
+    """Plain `for … in range` over epochs, the first of which is left early."""
+    log = Log()
+    with session(count, options) as run:
+        loader = run.loader()
+        for epoch in range(2):
+            for position, (indices, _, _) in enumerate(loader):
+                log.batches.append((run.batch.epoch, run.batch.step, indices.tolist()))
+                if epoch == 0 and position == leave_at:
+                    break
+    return log
+
+
+def peek_on_rank_0(count: int, options: dict[str, Any]) -> str:
+    """Rank 0 alone begins an epoch and leaves it."""
+    with session(count, options) as run:
+        loader = run.loader()
+        if run.rank == 0:
+            next(iter(loader))
+        try:
+            for _ in loader:
+                pass
+        except paceline.PacelineError as error:
+            return str(error)
+    return ""
+
+
+def uneven_workers(count: int, options: dict[str, Any]) -> str:
+    """Rank 1 has data loader workers, rank 0 has none."""
+    with session(count, options) as run:
+        try:
+            for _ in run.loader(num_workers=run.rank):
+                pass
+        except ValueError as error:
+            return str(error)
+    return ""
+
+
+def different_arguments(count: int) -> str:
+    try:
+        with session(count, {"global_batch": 4 + dist.get_rank()}):
+            return ""
+    except ValueError as error:
+        return str(error)
+
+
+def bad_sizes(kind: str) -> str:
+    """Sizes that only rank 0 looks at."""
+
+    def broken(sample: Any) -> float:
+        if kind == "negative":
+            return -1.0
+        raise KeyError("no such recording")
+
+    try:
+        with session(8, {"global_batch": 4, "sizes": broken}):
+            return ""
+    except (ValueError, KeyError, paceline.PacelineError) as error:
+        return f"{type(error).__name__}: {error}"
+
+
+def mixed_precision(scale: float) -> Tensor:
+    """Three steps with autocast and a gradient scaler, some ranks without samples."""
+    with session(9, {"global_batch": 3, "seed": 5}) as run:
+        model = run.wrap(network())
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        for _, x, y in run.loader():
+            optimizer.zero_grad()
+            with torch.autocast("cpu", dtype=torch.bfloat16):
+                loss = mse_loss(model(x).float(), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+        return parameters(model)
+
+
+def accumulate(count: int, every: int, options: dict[str, Any], discard: bool) -> Tensor:
+    """Gradients accumulated over `every` steps; an epoch's rest is discarded or carried over."""
+    with session(count, options) as run:
+        model: Any = run.wrap(network())
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        loader = run.loader()
+        for _ in run.epochs(2):
+            if discard:
+                optimizer.zero_grad()
+            for position, (_, x, y) in enumerate(loader, 1):
+                last = position % every == 0
+                with contextlib.nullcontext() if last else model.no_sync():
+                    mse_loss(model(x), y).backward()
+                if last:
+                    optimizer.step()
+                    optimizer.zero_grad()
+        return parameters(model)
+
+
+def raise_on(rank: int) -> None:
+    """One rank raises in its loop: the others must not hang."""
+    with session(40, {"global_batch": 4}) as run:
+        model = run.wrap(network())
+        for _, x, y in run.loader():
+            if run.rank == rank and run.step == 3:
+                os._exit(1)
+            mse_loss(model(x), y).backward()
+
+
+def local_batchnorm() -> bool:
+    """Trains with BatchNorm of each rank's own."""
+    with session(24, {"global_batch": 12}) as run:
+        model = run.wrap(nn.Sequential(nn.Linear(WIDTH, 4), nn.BatchNorm1d(4)), batchnorm="local")
+        for _, x, _ in run.loader():
+            model(x).sum().backward()
+    return bool(torch.isfinite(parameters(model)).all())
+
+
+def hook_and_join() -> list[str]:
+    """What WeightedDDP says to another hook and to join()."""
+    with session(4, {"global_batch": 4}) as run:
+        model: Any = run.wrap(network())
+        said = []
+        for call in (lambda: model.register_comm_hook(None, print), model.join):
+            try:
+                call()
+            except ValueError as error:
+                said.append(str(error))
+        return said
