@@ -46,6 +46,21 @@ database, bus, name = sys.argv[1:]
 Ingest(Store.open(database), bus, name, claim_idle_s=0.5).run(threading.Event())
 """
 
+DYING = """
+import os, signal, sys, threading
+from paceline_backend.ingest import Ingest, telemetry
+from paceline_backend.store import Store
+database, bus, when, where = sys.argv[1:]
+owner, name = {"commit": (telemetry, "write"), "settlement": (Ingest, "_settle")}[where]
+real = getattr(owner, name)
+def dying(*arguments):
+    if when == "after":
+        real(*arguments)
+    os.kill(os.getpid(), signal.SIGKILL)
+setattr(owner, name, dying)
+Ingest(Store.open(database), bus, "one").run(threading.Event())
+"""
+
 
 def until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
     """Waits for a condition; fails when it does not come true."""
@@ -228,6 +243,24 @@ def test_two_ingests_share_the_work_and_sum_up_every_step(
     assert (stored(store), stored(store, schema.steps)) == (2_400, 600)
     assert one.stats.rows > 0
     assert two.stats.rows > 0
+
+
+@pytest.mark.parametrize("where", ["commit", "settlement"])
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_killed_at_each_point_of_a_batch(
+    store: Store, database_url: str, bus: redis.Redis, bus_url: str, when: str, where: str
+) -> None:
+    add_run(store, "r")
+    send(bus, *[StepBatch([record(step, 0)]) for step in range(20)])
+    sent = payloads(bus, TELEMETRY)
+    arguments = [sys.executable, "-c", DYING, database_url, bus_url, when, where]
+    assert subprocess.run(arguments, timeout=60).returncode == -9
+    assert stored(store) == (0 if (when, where) == ("before", "commit") else 20)
+    assert len(payloads(bus, TELEMETRY)) == (0 if (when, where) == ("after", "settlement") else 20)
+    with ingesting(store, bus_url):
+        until(lambda: settled(bus), "what the dead one left")
+    assert stored(store) == 20
+    assert payloads(bus, live("r")) == sent
 
 
 def test_killed_again_and_again_while_producing(

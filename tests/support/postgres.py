@@ -26,9 +26,14 @@ def _bin_dir() -> Path:
 
 
 class Postgres:
-    """One cluster; `database()` makes a fresh, empty database in it."""
+    """One cluster; `database()` makes a fresh, empty database in it.
 
-    def __init__(self) -> None:
+    Args:
+        fsync: wait for the disk, as a server with data to keep does.
+    """
+
+    def __init__(self, *, fsync: bool = False) -> None:
+        self._fsync = "on" if fsync else "off"
         # Not below pytest's tmp_path: its parents are of mode 700, closed to the server's user.
         self.directory = Path(tempfile.mkdtemp(prefix="paceline-pg-"))
         self.port = free_port()
@@ -57,7 +62,7 @@ class Postgres:
             cwd=self.directory,
             **self._as,
         )
-        options = ["-c", "fsync=off", "-c", f"unix_socket_directories={self.directory}"]
+        options = ["-c", f"fsync={self._fsync}", "-c", f"unix_socket_directories={self.directory}"]
         with (self.directory / "log").open("wb") as log:
             self._process = subprocess.Popen(
                 [bins / "postgres", "-D", data, "-h", "127.0.0.1", "-p", str(self.port), *options],

@@ -1,0 +1,269 @@
+"""Ingest: rows per second of one consumer, and how long an event takes to its committed row.
+
+Throughput: records wait on a real bus, 50 in a message or 1, and one `Ingest` takes them all: read,
+decode, upsert, sum up the steps, commit, publish, acknowledge. The peer, in the same run, is the
+least that any consumer must do: read, decode, executemany into the same table, acknowledge.
+
+Latency: another process sends 10,000 events/s as ranks do, in one message a rank every 20 ms. An
+event begins when its record is made, up to 20 ms before it is sent; it ends when the bus has the
+message in the live stream, which is after the commit.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import psycopg
+import redis
+import sqlalchemy as sa
+from harness import Check, finish, parser
+
+from paceline.bus import connect
+from paceline.wire import (
+    INGEST_GROUP,
+    TELEMETRY,
+    Hello,
+    StepBatch,
+    StepRecord,
+    decode,
+    encode,
+    live,
+)
+from paceline_backend.bus.consumer import Consumer
+from paceline_backend.bus.embedded import EmbeddedBus
+from paceline_backend.ingest import Ingest
+from paceline_backend.store import Store, schema, telemetry
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
+from support.postgres import Postgres
+from support.records import add_run
+
+WORLD = 8
+EVENTS_PER_S = 10_000
+FLUSH_S = 0.02
+GOALS = {"sqlite": 100_000, "postgres": 60_000}
+COLUMNS = (*StepRecord.__struct_fields__, "run")
+
+
+def records(rank: int, steps: range, ended_at: list[float] | None = None) -> list[StepRecord]:
+    """A rank's records of some steps."""
+    return [
+        StepRecord(
+            attempt=0,
+            rank=rank,
+            seq=step,
+            step=step,
+            epoch=step // 1000,
+            segment=step // 4,
+            samples=8,
+            load=361.5 + rank,
+            data_s=0.0012,
+            compute_s=0.1 + 0.01 * rank,
+            sync_s=0.021,
+            step_s=0.13,
+            ended_at=ended_at[index] if ended_at else 1.7e9 + 0.13 * step,
+            ett_s=0.11,
+            loss=2.3,
+            memory_bytes=3_000_000_000,
+        )
+        for index, step in enumerate(steps)
+    ]
+
+
+def fill(client: redis.Redis, run: str, rows: int, per_message: int) -> None:
+    """Puts that many records onto the bus, the ranks in turn."""
+    per_rank = rows // WORLD
+    for first in range(0, per_rank, per_message):
+        pipeline = client.pipeline(transaction=False)
+        for rank in range(WORLD):
+            batch = StepBatch(records(rank, range(first, min(first + per_message, per_rank))))
+            fields: dict[Any, Any] = dict(encode(batch, run))
+            pipeline.xadd(TELEMETRY, fields)
+        pipeline.execute()
+
+
+def new_run(store: Store) -> str:
+    """A run of `WORLD` ranks that has said hello; its id."""
+    run = f"run-{time.monotonic_ns()}"
+    add_run(store, run, nproc=WORLD)
+    sizes = np.ones(1000).tobytes()
+    hello = Hello(0, WORLD, 64, 0, sizes, "samples", False, None, 2, 1.0, "0", "2", "cpu")
+    telemetry.write(store, [(run, hello)])
+    return run
+
+
+def ingest_rows(store: Store, bus_url: str, rows: int, per_message: int) -> float:
+    """Rows per second of one ingest; it sums up every step."""
+    run = new_run(store)
+    with closing(connect(bus_url)) as client:
+        fill(client, run, rows, per_message)
+        ingest, stop = Ingest(store, bus_url, "benchmark"), threading.Event()
+        thread = threading.Thread(target=ingest.run, args=[stop])
+        began = time.perf_counter()
+        thread.start()
+        while client.xlen(TELEMETRY):
+            time.sleep(0.01)
+        took_s = time.perf_counter() - began
+        stop.set()
+        thread.join()
+    with store.read() as connection:
+        stored = sa.select(sa.func.count()).select_from(schema.steps).join(schema.runs)
+        steps = connection.execute(stored.where(schema.runs.c.id == run)).scalar_one()
+    if ingest.stats.rows != rows or steps != rows // WORLD:
+        raise RuntimeError(f"{ingest.stats.rows} of {rows} rows, {steps} steps were stored")
+    return rows / took_s
+
+
+def raw_rows(store: Store, bus_url: str, rows: int, per_message: int) -> float:
+    """Rows per second of the least that a consumer can do with its driver."""
+    run = new_run(store)
+    with store.read() as connection:
+        query = sa.select(schema.runs.c.key).where(schema.runs.c.id == run)
+        key = connection.execute(query).scalar_one()
+    mark = "?" if store.is_sqlite else "%s"
+    insert = (
+        f"INSERT INTO worker_steps ({', '.join(COLUMNS)}) "
+        f"VALUES ({', '.join([mark] * len(COLUMNS))}) ON CONFLICT DO NOTHING"
+    )
+    driver: Any
+    if store.is_sqlite:
+        driver = sqlite3.connect(str(store.url.database))
+    else:
+        url = store.url.set(drivername="postgresql")
+        driver = psycopg.connect(url.render_as_string(hide_password=False))
+    with closing(driver), closing(connect(bus_url)) as client:
+        fill(client, run, rows, per_message)
+        consumer = Consumer(client, TELEMETRY, INGEST_GROUP, "raw")
+        cursor = driver.cursor()
+        began, done = time.perf_counter(), 0
+        while done < rows:
+            numbers, values = [], []
+            for number, fields in consumer.read(500, 0.1):
+                numbers.append(number)
+                message: Any = decode(fields)[1]
+                values += [(*msgspec.structs.astuple(one), key) for one in message.records]
+            if not numbers:
+                continue
+            cursor.executemany(insert, values)
+            driver.commit()
+            client.xack(TELEMETRY, INGEST_GROUP, *numbers)
+            client.xdel(TELEMETRY, *numbers)
+            done += len(values)
+        return rows / (time.perf_counter() - began)
+
+
+def produce(bus_url: str, run: str, duration_s: float) -> None:
+    """Sends `EVENTS_PER_S` as ranks do; in a process of its own."""
+    per_flush = round(EVENTS_PER_S * FLUSH_S / WORLD)
+    ages = [FLUSH_S * (1 - (index + 1) / per_flush) for index in range(per_flush)]
+    with closing(connect(bus_url)) as client:
+        began = time.time()
+        for flush in range(round(duration_s / FLUSH_S)):
+            due = began + (flush + 1) * FLUSH_S
+            time.sleep(max(0.0, due - time.time()))
+            steps = range(flush * per_flush, (flush + 1) * per_flush)
+            pipeline = client.pipeline(transaction=False)
+            for rank in range(WORLD):
+                # From when they were due: a producer that is late must not look fast.
+                batch = StepBatch(records(rank, steps, [due - age for age in ages]))
+                fields: dict[Any, Any] = dict(encode(batch, run))
+                pipeline.xadd(TELEMETRY, fields)
+            pipeline.execute()
+
+
+def latencies_s(store: Store, bus_url: str, duration_s: float) -> tuple[float, float]:
+    """Median and 99th percentile from event to committed row."""
+    run = new_run(store)
+    stop = threading.Event()
+    ingest = Ingest(store, bus_url, "benchmark")
+    thread = threading.Thread(target=ingest.run, args=[stop])
+    thread.start()
+    producer = [sys.executable, __file__, "--produce", bus_url, run, str(duration_s)]
+    subprocess.run(producer, check=True)
+    with closing(connect(bus_url)) as client:
+        while client.xlen(TELEMETRY):
+            time.sleep(0.01)
+        entries: Any = client.xrange(live(run))
+    stop.set()
+    thread.join()
+    waits = []
+    for number, fields in entries:
+        committed = int(number.split(b"-")[0]) / 1000
+        message: Any = decode(fields)[1]
+        waits += [committed - one.ended_at for one in message.records]
+    # The first second warms up: connections, caches.
+    warm = waits[EVENTS_PER_S:]
+    return float(np.percentile(warm, 50)), float(np.percentile(warm, 99))
+
+
+def measure(url: str, bus_url: str, quick: bool) -> dict[str, float]:
+    """All figures of one database."""
+    rows, repeats, duration_s = (120_000, 2, 5.0) if quick else (480_000, 3, 20.0)
+    with Store.open(url) as store:
+        pairs = [
+            (ingest_rows(store, bus_url, rows, 50), raw_rows(store, bus_url, rows, 50))
+            for _ in range(repeats)
+        ]
+        singly = ingest_rows(store, bus_url, rows // 10, 1)
+        p50_s, p99_s = latencies_s(store, bus_url, duration_s)
+    return {
+        "rows_per_s": float(np.median([ours for ours, _ in pairs])),
+        "raw_rows_per_s": float(np.median([raw for _, raw in pairs])),
+        "rows_per_s_one_record_a_message": singly,
+        "latency_p50_s": p50_s,
+        "latency_p99_s": p99_s,
+    }
+
+
+def table(results: dict[str, dict[str, float]]) -> str:
+    """The figures for people."""
+    lines = [
+        f"{'':10}{'rows/s':>12}{'raw driver':>12}{'1 a message':>13}{'p50':>10}{'p99':>10}",
+    ]
+    lines += [
+        f"{name:10}{of['rows_per_s']:12,.0f}{of['raw_rows_per_s']:12,.0f}"
+        f"{of['rows_per_s_one_record_a_message']:13,.0f}"
+        f"{1000 * of['latency_p50_s']:7.1f} ms{1000 * of['latency_p99_s']:7.1f} ms"
+        for name, of in results.items()
+    ]
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Runs the benchmark, or its producer."""
+    if sys.argv[1:2] == ["--produce"]:
+        produce(sys.argv[2], sys.argv[3], float(sys.argv[4]))
+        return
+    options = parser(__doc__).parse_args()
+    results: dict[str, dict[str, float]] = {}
+    with tempfile.TemporaryDirectory() as directory, EmbeddedBus(Path(directory) / "bus") as bus:
+        results["sqlite"] = measure(f"sqlite:///{directory}/paceline.db", bus.url, options.quick)
+        server = Postgres(fsync=True).start()
+        try:
+            results["postgres"] = measure(server.database(), bus.url, options.quick)
+        finally:
+            server.stop()
+    checks = [
+        Check(f"{name} rows/s", results[name]["rows_per_s"], goal, ">=")
+        for name, goal in GOALS.items()
+    ]
+    checks += [
+        Check(f"{name} event → row p99, s", of["latency_p99_s"], 0.05, "<=")
+        for name, of in results.items()
+    ]
+    config = {"world": WORLD, "events_per_s": EVENTS_PER_S, "flush_s": FLUSH_S}
+    finish(options, config, results, checks, table(results))
+
+
+if __name__ == "__main__":
+    main()
