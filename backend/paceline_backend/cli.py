@@ -61,8 +61,8 @@ def server(
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         if only is None:
-            _all(host, port, database, bus, data, token or None, name)
-            return
+            code = _all(host, port, database, bus, data, token or None, name)
+            raise typer.Exit(code)
         if not bus or not database:
             raise typer.BadParameter(
                 "parts that run alone must share a bus and a database: give --bus and --database",
@@ -84,7 +84,7 @@ def _all(
     data: Path,
     token: str | None,
     name: str | None,
-) -> None:
+) -> int:
     from paceline_backend.server import DataDirectory, Supervisor, listen
     from paceline_backend.store import Store
 
@@ -104,7 +104,7 @@ def _all(
         Store.open(database).close()
         settings = replace(settings, database=database, bus=bus, port=port)
         name = name or f"{socket.gethostname()}:{port}"
-        Supervisor(settings, listener, embedded, name).run()
+        return Supervisor(settings, listener, embedded, name).run()
 
 
 def _worker(settings: Settings, name: str | None) -> int:

@@ -13,7 +13,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 
 import httpx
 import redis
@@ -25,6 +25,7 @@ from paceline_backend.settings import Settings
 
 log = logging.getLogger(__name__)
 
+_INTERRUPTED = 130  # exit code, docs/internals.md
 _TICK_S = 0.2
 _STOP_S = 10.0
 _READY_S = 60.0
@@ -199,6 +200,7 @@ class Supervisor:
         self.bus = bus
         self._bus_retry_at = 0.0
         self._stop = threading.Event()
+        self._code = 0
         # Not as arguments: every user of the machine can read those.
         env = {
             **os.environ,
@@ -214,14 +216,17 @@ class Supervisor:
             _Child("worker", [*serve, "worker", "--name", name], env),
         ]
 
-    def run(self) -> None:
+    def run(self) -> int:
         """Works until SIGINT or SIGTERM; on the main thread, as children die with their thread.
+
+        Returns:
+            Exit code: 130 after SIGINT, 0 after SIGTERM.
 
         Raises:
             PacelineError: the bus does not start, or the server does not become ready.
         """
         for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: self._stop.set())
+            signal.signal(number, self._on_signal)
         try:
             if self.bus is not None:
                 self.bus.start()
@@ -235,6 +240,11 @@ class Supervisor:
                 child.stop()
             if self.bus is not None:
                 self.bus.stop()
+        return self._code
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._code = _INTERRUPTED if number == signal.SIGINT else 0
+        self._stop.set()
 
     def _tend(self) -> None:
         bus = self.bus

@@ -1,0 +1,278 @@
+"""`paceline server` as an operator starts it: real processes, killed and started again."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import redis
+import sqlalchemy as sa
+
+from paceline.bus import publish
+from paceline.wire import TELEMETRY, WAKE, NodeState, RunChanged, StepBatch, decode
+from paceline_backend.bus.embedded import EmbeddedBus
+from paceline_backend.store import Store, runs, telemetry
+from paceline_backend.worker import fail_lost_runs
+from support.records import add_run, hello, record
+
+V1 = "/api/v1"
+
+
+def command(*arguments: object) -> list[str]:
+    return [sys.executable, "-m", "paceline_backend.cli", *map(str, arguments)]
+
+
+class Server:
+    """One `paceline server` on a data directory."""
+
+    def __init__(self, data: Path, *arguments: object) -> None:
+        where = ("--port", 0, "--data", data, *arguments)
+        self.process = subprocess.Popen(command(*where), stdout=subprocess.PIPE, text=True)
+        assert self.process.stdout is not None
+        first = self.process.stdout.readline()
+        match = re.fullmatch(r"Paceline on (http://127\.0\.0\.1:\d+)\n", first)
+        assert match, f"said {first!r}, code {self.process.poll()}"
+        self.client = httpx.Client(base_url=match[1], timeout=20, trust_env=False)
+        self.bus_url: str = self.client.get(f"{V1}/version").json()["bus"]
+
+    def children(self) -> dict[str, psutil.Process]:
+        """web, worker and bus, as far as they run."""
+        found = {}
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            try:
+                line = " ".join(child.cmdline())
+            except psutil.NoSuchProcess:
+                continue
+            for name, mark in (("web", "--only web"), ("worker", "--only worker"), ("bus", "127.")):
+                if mark in line and name not in found:
+                    found[name] = child
+                    break
+        return found
+
+    def ready(self) -> bool:
+        try:
+            return self.client.get("/readyz").is_success
+        except httpx.TransportError:
+            return False
+
+    def end(self, number: int = signal.SIGTERM) -> int:
+        assert self.process.stdout is not None
+        self.process.send_signal(number)
+        code = self.process.wait(timeout=30)
+        self.process.stdout.close()
+        self.client.close()
+        return code
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[Callable[..., Server]]:
+    started: list[Server] = []
+
+    def begin(*arguments: object) -> Server:
+        started.append(Server(tmp_path / "data", *arguments))
+        return started[-1]
+
+    yield begin
+    for server in started:
+        if server.process.poll() is None:
+            server.end(signal.SIGKILL)
+
+
+def until(condition: Callable[[], bool], what: str, within_s: float = 30.0) -> None:
+    deadline = time.monotonic() + within_s
+    while not condition():
+        assert time.monotonic() < deadline, what
+        time.sleep(0.05)
+
+
+def gone(processes: dict[str, psutil.Process]) -> bool:
+    return not any(
+        child.is_running() and child.status() != psutil.STATUS_ZOMBIE
+        for child in processes.values()
+    )
+
+
+def test_from_bus_to_rest_and_a_clean_end(start: Callable[..., Server]) -> None:
+    server = start()
+    assert server.ready()
+    children = server.children()
+    assert set(children) == {"web", "worker", "bus"}
+    body = {"script": "train.py", "nproc": 2, "launch": False}
+    run = server.client.post(f"{V1}/runs", json=body).json()["id"]
+    with redis.Redis.from_url(server.bus_url) as bus:
+        publish(bus, TELEMETRY, hello(), run)
+        publish(bus, TELEMETRY, StepBatch([record(0, 0), record(0, 1)]), run)
+    url = f"{V1}/runs/{run}"
+    until(lambda: server.client.get(url).json()["step"] == 0, "the step did not arrive")
+    # The worker's first sign of life may be older than the rows that it wrote.
+    rows = re.compile(r'paceline_ingest_rows_total\{worker=".+"\} 2\.0')
+    until(lambda: bool(rows.search(server.client.get("/metrics").text)), "not counted")
+    reading = threading.Event()
+
+    def read() -> None:
+        with (
+            httpx.Client(base_url=server.client.base_url, timeout=60, trust_env=False) as own,
+            own.stream("GET", f"{url}/events") as response,
+        ):
+            for _ in response.iter_lines():
+                reading.set()
+
+    reader = threading.Thread(target=read)
+    reader.start()
+    assert reading.wait(10)
+    began = time.monotonic()
+    assert server.end() == 0
+    assert time.monotonic() - began < 10, "the open stream held it up"
+    reader.join(timeout=10)
+    assert not reader.is_alive()
+    assert gone(children)
+
+
+def test_parts_that_die_are_started_again(start: Callable[..., Server]) -> None:
+    server = start()
+    body = {"script": "train.py", "nproc": 2, "launch": False}
+    run = server.client.post(f"{V1}/runs", json=body).json()["id"]
+    for name in ("web", "worker", "bus"):
+        old = server.children()[name]
+        with redis.Redis.from_url(server.bus_url) as bus:
+            bus.set("mark", name)
+        old.kill()
+
+        def is_back(part: str = name, before: int = old.pid) -> bool:
+            now = server.children().get(part)
+            return now is not None and now.pid != before
+
+        until(is_back, f"{name} was not started again")
+        until(server.ready, f"not ready after {name} died")
+        with redis.Redis.from_url(server.bus_url) as bus:
+            assert bus.get("mark") == name.encode(), "on its port, with its data"
+    with redis.Redis.from_url(server.bus_url) as bus:
+        publish(bus, TELEMETRY, hello(world=1), run)
+        publish(bus, TELEMETRY, StepBatch([record(0, 0)]), run)
+    found = f"{V1}/runs/{run}"
+    until(lambda: server.client.get(found).json()["step"] == 0, "the step did not arrive")
+    assert server.end(signal.SIGINT) == 130
+
+
+def test_killed_and_started_again(start: Callable[..., Server]) -> None:
+    """Nothing outlives it, and agents find its successor's bus where they left it."""
+    first = start()
+    body = {"script": "train.py", "nproc": 1, "launch": False}
+    run = first.client.post(f"{V1}/runs", json=body).json()["id"]
+    children = first.children()
+    first.end(signal.SIGKILL)
+    until(lambda: gone(children), "children outlived the server")
+    second = start()
+    assert second.bus_url == first.bus_url
+    assert second.client.get(f"{V1}/runs/{run}").status_code == 200
+    with redis.Redis.from_url(second.bus_url) as bus:
+        assert [decode(fields) for _, fields in bus.xrange(WAKE)] == [(run, RunChanged())]
+    assert second.end() == 0
+
+
+def test_an_orphaned_bus_is_taken_over(start: Callable[..., Server], tmp_path: Path) -> None:
+    directory = tmp_path / "data" / "bus"
+    with EmbeddedBus(directory) as orphan:
+        (directory / "port").write_text(str(orphan.port))
+        with redis.Redis.from_url(orphan.url) as bus:
+            bus.set("kept", "yes")
+        server = start()
+        assert server.bus_url == orphan.url
+        assert not orphan.alive()
+        with redis.Redis.from_url(server.bus_url) as bus:
+            assert bus.get("kept") == b"yes"
+        assert server.end() == 0
+
+
+def failing(*arguments: object, env: dict[str, str] | None = None) -> tuple[int, str]:
+    ended = subprocess.run(
+        command(*arguments),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        env={**os.environ, "COLUMNS": "200", **(env or {})},
+        check=False,
+    )
+    return ended.returncode, ended.stderr
+
+
+def test_port_in_use(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        code, said = failing("--port", port, "--data", tmp_path / "d")
+    assert code == 3
+    assert f"port {port}" in said
+    assert "--port" in said
+    assert said.count("\n") == 1
+
+
+def test_bus_port_taken_by_another_program(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        (tmp_path / "bus").mkdir()
+        (tmp_path / "bus" / "port").write_text(str(port))
+        code, said = failing("--port", 0, "--data", tmp_path)
+    assert code == 3
+    assert f"port {port}" in said
+
+
+def test_data_directory_that_cannot_be_written(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    code, said = failing("--port", 0, "--data", tmp_path / "file" / "data")
+    assert code == 3
+    assert "cannot be written" in said
+    assert "--data" in said
+
+
+def test_one_server_per_data_directory(start: Callable[..., Server], tmp_path: Path) -> None:
+    server = start()
+    code, said = failing("--port", 0, "--data", tmp_path / "data")
+    assert code == 3
+    assert "another paceline server" in said
+    assert server.ready()
+
+
+def test_database_of_a_newer_release(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as store, store.write() as connection:
+        connection.execute(sa.text("UPDATE alembic_version SET version_num = 'zzzz'"))
+    code, said = failing("--port", 0, "--data", tmp_path)
+    assert code == 3
+    assert "newer release" in said
+
+
+def test_listening_elsewhere_without_a_token(tmp_path: Path) -> None:
+    code, said = failing("--host", "0.0.0.0", "--port", 0, "--data", tmp_path)
+    assert code == 3
+    assert "--token" in said
+
+
+def test_a_part_alone_needs_to_be_told_where(tmp_path: Path) -> None:
+    code, said = failing("--only", "web", env={"PACELINE_BUS": "redis://localhost:1"})
+    assert code == 2
+    assert "--database" in said
+
+
+def test_lost_runs_fail(tmp_path: Path, bus_url: str) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as store:
+        past = time.time() - 100
+        for name, node in (("lost", "old"), ("alive", "new")):
+            add_run(store, name, node=node, state="running", created_at=past)
+        for node, at in (("old", past), ("new", time.time())):
+            telemetry.write(store, [("", NodeState(node, node, 1, 1, [], at, "0"))])
+        assert fail_lost_runs(store, bus_url, 30.0) == ["lost"]
+        assert fail_lost_runs(store, bus_url, 30.0) == []
+        assert runs.get(store, "lost")["message"] == "node old went away"
+        assert runs.get(store, "alive")["state"] == "running"
+    with redis.Redis.from_url(bus_url) as bus:
+        assert [decode(fields) for _, fields in bus.xrange(WAKE)] == [("lost", RunChanged())]
