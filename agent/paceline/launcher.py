@@ -7,6 +7,7 @@ import os
 import re
 import signal
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,8 @@ from paceline.rundir import LauncherStatus
 
 GRACE_S = 5  # between asking ranks to end and killing them
 _MONITOR_S = 0.1
+# A rank that raised may take longer to exit than its peers take to notice and fail.
+_LINGER_S = 0.3
 # Found to recover in 8 s instead of 46 s; fewer attempts split the world when a node joined.
 _RENDEZVOUS = {
     "last_call_timeout": 1,
@@ -73,19 +76,24 @@ class _Agent(LocalElasticAgent):
         return dict(pids)
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
-        assert isinstance(self._pcontext, SubprocessContext)
-        codes = {
-            worker_group.workers[local_rank].global_rank: handler.proc.poll()
-            for local_rank, handler in self._pcontext.subprocess_handlers.items()
-        }
-        failed = {rank: code for rank, code in codes.items() if code}
-        if failed:
-            self.status = self._failure(failed)
+        codes = self._codes(worker_group)
+        if any(codes.values()):
+            time.sleep(_LINGER_S)
+            codes = self._codes(worker_group)
+            self.status = self._failure({rank: code for rank, code in codes.items() if code})
             self._shutdown()
         elif None in codes.values():
             return RunResult(WorkerState.HEALTHY)
         result: RunResult = super()._monitor_workers(worker_group)
         return result
+
+    def _codes(self, worker_group: WorkerGroup) -> dict[int, int | None]:
+        """Each rank's exit code, None while it runs."""
+        assert isinstance(self._pcontext, SubprocessContext)
+        return {
+            worker_group.workers[local_rank].global_rank: handler.proc.poll()
+            for local_rank, handler in self._pcontext.subprocess_handlers.items()
+        }
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = GRACE_S) -> None:
         super()._shutdown(death_sig, timeout)
