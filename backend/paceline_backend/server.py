@@ -18,6 +18,7 @@ from types import FrameType, TracebackType
 import httpx
 import redis
 
+from paceline.bus import connect
 from paceline.errors import PacelineError
 from paceline.processes import die_with_parent
 from paceline_backend.bus.embedded import EmbeddedBus
@@ -28,6 +29,7 @@ log = logging.getLogger(__name__)
 _INTERRUPTED = 130  # exit code, docs/internals.md
 _TICK_S = 0.2
 _STOP_S = 10.0
+_PORT_S = 5.0  # for an orphaned bus to save its data and go
 _READY_S = 60.0
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _STEADY_S = 30.0  # who lived so long starts again with the shortest pause
@@ -97,7 +99,7 @@ class DataDirectory:
 
 def _end_orphan(port: int, directory: Path) -> None:
     """Ends a bus that outlived the server whose lock on this directory we hold now."""
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + _PORT_S
     while _listening(port):
         if time.monotonic() > deadline:
             raise PacelineError(
@@ -105,7 +107,7 @@ def _end_orphan(port: int, directory: Path) -> None:
                 f"end it, or remove {directory / 'port'} (running trainings then lose touch)"
             )
         try:
-            with redis.Redis(port=port, socket_timeout=1, socket_connect_timeout=1) as client:
+            with connect(f"redis://127.0.0.1:{port}", timeout_s=1) as client:
                 if client.config_get("dir").get("dir") == str(directory):
                     client.shutdown()
         except redis.RedisError:
@@ -169,11 +171,15 @@ class _Child:
                 preexec_fn=die_with_parent,
             )
 
-    def stop(self) -> None:
-        """SIGTERM, then SIGKILL."""
+    def terminate(self) -> None:
+        """SIGTERM."""
+        if self.process is not None:
+            self.process.terminate()
+
+    def wait(self) -> None:
+        """Waits until it has ended; SIGKILL if that takes too long."""
         if self.process is None:
             return
-        self.process.terminate()
         try:
             self.process.wait(_STOP_S)
         except subprocess.TimeoutExpired:
@@ -237,7 +243,9 @@ class Supervisor:
                 self._tend()
         finally:
             for child in self._children:
-                child.stop()
+                child.terminate()
+            for child in self._children:
+                child.wait()
             if self.bus is not None:
                 self.bus.stop()
         return self._code

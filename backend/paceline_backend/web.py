@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import socket
+import threading
 
 import uvicorn
 
@@ -22,7 +23,6 @@ def run(settings: Settings, listener: socket.socket) -> int:
         StoreError: the database cannot be used.
     """
     with Store.open(settings.database) as store:
-        policies.names()  # imports them and their solvers: the first switch shall not wait for that
         app = create_app(store, settings)
         server = uvicorn.Server(
             uvicorn.Config(
@@ -34,5 +34,8 @@ def run(settings: Settings, listener: socket.socket) -> int:
             )
         )
         app.state.closing = lambda: server.should_exit
+        # Imports policies and their solvers, which takes seconds: neither the start nor the first
+        # switch shall wait for it.
+        threading.Thread(target=policies.names, name="policies", daemon=True).start()
         server.run(sockets=[listener])
     return 0

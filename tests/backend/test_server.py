@@ -22,6 +22,7 @@ import sqlalchemy as sa
 from paceline.bus import publish
 from paceline.wire import TELEMETRY, WAKE, NodeState, RunChanged, StepBatch, decode
 from paceline_backend.bus.embedded import EmbeddedBus
+from paceline_backend.server import DataDirectory
 from paceline_backend.store import Store, runs, telemetry
 from paceline_backend.worker import fail_lost_runs
 from support.records import add_run, hello, record
@@ -235,12 +236,11 @@ def test_data_directory_that_cannot_be_written(tmp_path: Path) -> None:
     assert "--data" in said
 
 
-def test_one_server_per_data_directory(start: Callable[..., Server], tmp_path: Path) -> None:
-    server = start()
-    code, said = failing("--port", 0, "--data", tmp_path / "data")
+def test_one_server_per_data_directory(tmp_path: Path) -> None:
+    with DataDirectory(tmp_path):
+        code, said = failing("--port", 0, "--data", tmp_path)
     assert code == 3
     assert "another paceline server" in said
-    assert server.ready()
 
 
 def test_database_of_a_newer_release(tmp_path: Path) -> None:
