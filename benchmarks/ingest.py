@@ -208,7 +208,7 @@ def latencies_s(store: Store, bus_url: str, duration_s: float) -> tuple[float, f
 
 def measure(url: str, bus_url: str, quick: bool) -> dict[str, float]:
     """All figures of one database."""
-    rows, repeats, duration_s = (120_000, 2, 5.0) if quick else (480_000, 3, 20.0)
+    rows, repeats, duration_s = (80_000, 2, 4.0) if quick else (480_000, 3, 20.0)
     with Store.open(url) as store:
         pairs = [
             (ingest_rows(store, bus_url, rows, 50), raw_rows(store, bus_url, rows, 50))

@@ -85,7 +85,7 @@ class Ingest:
         bus_url: str,
         name: str,
         *,
-        linger_s: float = 0.02,
+        linger_s: float = 0.01,
         claim_idle_s: float = 10.0,
     ) -> None:
         self.stats = IngestStats()

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import sqlalchemy as sa
@@ -41,7 +42,7 @@ def test_migrations_reproduce_the_declared_schema(database_url: str) -> None:
         assert _tables(store) == set(schema.metadata.tables) | {"alembic_version"}
 
 
-def test_migrated_sqlite_is_the_declared_schema_to_the_letter(tmp_path) -> None:
+def test_migrated_sqlite_is_the_declared_schema_to_the_letter(tmp_path: Path) -> None:
     """What Alembic does not compare: WITHOUT ROWID, ON DELETE, key order."""
 
     def statements(engine: sa.Engine) -> dict[str, str]:
