@@ -20,7 +20,18 @@ from paceline.bus import connect, publish
 from paceline.wire import Kill
 from paceline_backend.bus.embedded import EmbeddedBus
 from paceline_backend.store import Store
-from support.node import NOBODY, SLEEP, family, paceline, ranks, script, states, until, wait_gone
+from support.node import (
+    NOBODY,
+    SLEEP,
+    family,
+    nodes,
+    paceline,
+    ranks,
+    script,
+    states,
+    until,
+    wait_gone,
+)
 from support.web import serving
 
 Main = Callable[..., tuple[int, str, str]]
@@ -308,6 +319,27 @@ def test_server_of_another_protocol(command: str, data: Path, tmp_path: Path) ->
         code, _, err = call(command, "--server", other, "--data", str(data), *rest)
     assert code == 3
     assert "speaks protocol version 99, this paceline 1" in err
+
+
+def test_agent_follows_a_bus_that_moved(bus_url: str, data: Path, tmp_path: Path) -> None:
+    broken = data / "runs" / "broken" / "run.json"
+    broken.parent.mkdir(parents=True)
+    broken.touch()  # as a power cut leaves it: the agent works on
+    with EmbeddedBus(tmp_path / "bus") as first:
+        answer = {"version": "0", "protocol": wire.PROTOCOL_VERSION, "bus": first.url}
+        with web(answer) as server_url:
+            agent = paceline("agent", "--server", server_url, "--data", str(data))
+            try:
+                until(lambda: nodes(first.url), "the agent to register")
+                answer["bus"] = bus_url
+                first.kill()
+                until(lambda: nodes(bus_url), "the agent to register there")
+            finally:
+                agent.terminate()
+                _, err = agent.communicate(timeout=20)
+    assert agent.returncode == 0, err
+    assert f"the bus moved to {bus_url.split('/')[2]}" in err
+    assert broken.with_suffix(".bad").exists()
 
 
 def test_server_that_is_none_of_ours(data: Path, tmp_path: Path, main: Main) -> None:
