@@ -1,7 +1,7 @@
 """Attaches Dash to the control plane's FastAPI application.
 
-Dash gives the shell, the pages and the theme. Numbers never pass through it: the browser's own modules
-(``assets/js``) read ``/api/v1`` and its event stream, so that a page costs the server next to nothing.
+Dash gives the shell, the pages and the theme. Numbers never pass through it: modules in the browser
+(``assets/js``) read ``/api/v1`` and its event stream, so a page costs the server next to nothing.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ _INDEX = """<!DOCTYPE html>
 {%metas%}
 <title>{%title%}</title>
 {%css%}
-<link rel="icon" href="__ICON__">
+<link rel="icon" href="/assets/icon.svg">
 <script type="importmap">__IMPORTS__</script>
 </head>
 <body>
-<noscript>Paceline's dashboard needs JavaScript. Everything it shows is in the API at api/v1.</noscript>
+<noscript>The dashboard needs JavaScript. All that it shows is in the API, /api/v1.</noscript>
 {%app_entry%}
 <footer>{%config%}{%scripts%}{%renderer%}</footer>
 </body>
@@ -39,14 +39,14 @@ _INDEX = """<!DOCTYPE html>
 
 
 # Its fingerprint lets browsers keep the 4.5 MB for good.
-PLOTLY = "_dash-component-suites/" + build_fingerprint(
+PLOTLY = "/_dash-component-suites/" + build_fingerprint(
     "plotly/package_data/plotly.min.js", plotly.__version__, "0"
 )
 
 
 @dash.hooks.websocket_connect()  # type: ignore[untyped-decorator]
 async def _refuse_websocket(_websocket: Any) -> tuple[int, str]:
-    """Nothing here uses Dash's callback WebSocket, whose queues grow without bound: it stays shut."""
+    """Keeps Dash's callback WebSocket shut: nothing here uses it, and its queues have no bound."""
     return 4001, "this dashboard uses no callback WebSocket"
 
 
@@ -59,37 +59,33 @@ def mount(app: FastAPI, *, store: object, bus_url: str) -> None:
             reads the public API alone.
         bus_url: unused.
     """
-    prefix = app.root_path.rstrip("/") + "/"
     dashboard = dash.Dash(
         __name__,
         server=app,
         title="Paceline",
         update_title=None,
         compress=True,
-        requests_pathname_prefix=prefix,
-        routes_pathname_prefix="/",
         assets_folder=str(ASSETS),
         assets_path_ignore=["js"],  # modules: bridge.js imports them
-        index_string=_index(prefix),
+        index_string=_index(),
         suppress_callback_exceptions=True,  # pages come and go
     )
     dashboard.backend.websocket_capability = False  # else every page opens one, used or not
-    dashboard.layout = layout.shell(prefix)
-    _route(dashboard, prefix + PLOTLY)
+    dashboard.layout = layout.shell()
+    _route(dashboard)
     # Dash would do this at the first request for "/" only: a first visitor of /runs/… would get a
     # page without our styles and scripts.
     dashboard._setup_server()
 
 
-def _route(dashboard: dash.Dash, plotly_url: str) -> None:
+def _route(dashboard: dash.Dash) -> None:
     @dashboard.callback(Output("page", "children"), Input("url", "pathname"))  # type: ignore[untyped-decorator]
     async def page(pathname: str) -> Any:
-        path = dashboard.strip_relative_path(pathname) or ""
-        match path.split("/"):
+        match pathname.strip("/").split("/"):
             case [""]:
                 return layout.runs_page()
             case ["runs", run]:
-                return layout.run_page(run, plotly_url)
+                return layout.run_page(run, PLOTLY)
         return layout.missing_page(pathname)
 
     dashboard.clientside_callback(
@@ -99,16 +95,14 @@ def _route(dashboard: dash.Dash, plotly_url: str) -> None:
     )
 
 
-def _index(prefix: str) -> str:
+def _index() -> str:
     """The HTML around every page, with an import map that gives each module its content's version.
 
     Without it a browser may combine modules of two releases from its cache.
     """
     imports = {}
     for module in sorted((ASSETS / "js").glob("*.js")):
-        url = f"{prefix}assets/js/{module.name}"
+        url = f"/assets/js/{module.name}"
         digest = hashlib.sha256(module.read_bytes()).hexdigest()[:12]
         imports[url] = f"{url}?v={digest}"
-    return _INDEX.replace("__IMPORTS__", json.dumps({"imports": imports})).replace(
-        "__ICON__", f"{prefix}assets/icon.svg"
-    )
+    return _INDEX.replace("__IMPORTS__", json.dumps({"imports": imports}))

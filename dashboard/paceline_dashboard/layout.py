@@ -62,19 +62,15 @@ _COLUMNS: list[dict[str, Any]] = [
 ]
 
 
-def shell(prefix: str) -> dmc.MantineProvider:
-    """The frame of every page.
-
-    Args:
-        prefix: the path under which the browser sees the dashboard, with a slash at its end.
-    """
+def shell() -> dmc.MantineProvider:
+    """The frame of every page."""
     header = html.Header(
         className="top",
         children=[
             html.A("Skip to content", href="#page", className="skip"),
             dcc.Link(
                 [html.Span(className="logo", **{"aria-hidden": "true"}), "Paceline"],
-                href=prefix,
+                href="/",
                 className="brand",
                 title="All runs",
             ),
@@ -187,8 +183,13 @@ def run_page(run: str, plotly_url: str) -> list[Any]:
         panel(
             "Who is slow and why",
             html.P(id="workers-words", className="words", role="status"),
-            html.Div(id="workers-table", className="scroll", tabIndex="0", role="region",
-                     **{"aria-label": "Workers"}),
+            html.Div(
+                id="workers-table",
+                className="scroll",
+                tabIndex="0",
+                role="region",
+                **{"aria-label": "Workers"},
+            ),
             labelled="workers-title",
         ),
         _switch_dialog(),
@@ -291,8 +292,8 @@ def _charts() -> list[Any]:
         chart("chart-dif", "Step DIF", "Sample standard deviation of the workers' loads in one "
               "step, in the data set's size unit."),
         chart("chart-loss", "Loss", "Mean over the global batch."),
-        chart("chart-share", "Share of the batch per worker", "n_j ÷ global batch: which part of "
-              "each step's samples a worker got.", wide=True),
+        chart("chart-share", "Share of the batch per worker", "Λ_j ÷ ΣΛ: which part of each "
+              "step's load (sum of its samples' sizes) a worker got.", wide=True),
     ]  # fmt: skip
 
 

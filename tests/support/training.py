@@ -1,4 +1,4 @@
-"""A training whose numbers are made up and whose way to the page is real: store, then live stream."""
+"""A training with made-up numbers that takes the real way: store, then live stream."""
 
 from __future__ import annotations
 

@@ -10,19 +10,22 @@ from contextlib import contextmanager
 
 import httpx
 import uvicorn
+
 from paceline_backend.api.app import create_app
 from paceline_backend.settings import Settings
 from paceline_backend.store import Store
 
 
 @contextmanager
-def serving(store: Store, bus_url: str, token: str | None = None) -> Iterator[httpx.Client]:
+def serving(
+    store: Store, bus_url: str, token: str | None = None, port: int = 0
+) -> Iterator[httpx.Client]:
     """A client of the application over this store and bus; base URL is the server's root."""
     settings = Settings(store.url.render_as_string(hide_password=False), bus_url, token=token)
     app = create_app(store, settings)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5))
     app.state.closing = lambda: server.should_exit
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = socket.create_server(("127.0.0.1", port))
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()

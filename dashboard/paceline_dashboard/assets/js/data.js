@@ -27,6 +27,7 @@ export class RunData {
     this.coasts = []; // [first step, one past the last): planned by no controller; disjoint, ascending
     this.segment = null; // the newest
     this.newest = undefined;
+    this.begins = 0; // the run's first step: later than 0 where it was resumed
   }
 
   /** So many of the newest steps are kept of a run with `world` workers. */
@@ -90,7 +91,7 @@ export class RunData {
   /** Whether all that is known of step `from` and later ones is here. */
   reachesBackTo(from) {
     const first = sorted(this.steps)[0];
-    return first !== undefined && first <= from;
+    return first !== undefined && first <= Math.max(from, this.begins);
   }
 
   /** What charts draw, of steps [from, to]. */

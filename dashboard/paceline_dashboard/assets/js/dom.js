@@ -70,8 +70,11 @@ export function poll(task, periodS) {
   let timer = null;
   const round = async () => {
     timer = null;
-    if (!document.hidden) await task();
-    if (!ended) timer = setTimeout(round, periodS * 1000);
+    try {
+      if (!document.hidden) await task();
+    } finally {
+      if (!ended) timer = setTimeout(round, periodS * 1000);
+    }
   };
   const now = () => {
     if (!document.hidden && timer !== null) {

@@ -16,6 +16,7 @@ export class HeatMap {
   constructor() {
     this.view = null;
     this.wired = false;
+    this.hovered = false;
   }
 
   /** Draws `view` of data.js over the steps [from, to]. */
@@ -31,6 +32,7 @@ export class HeatMap {
     canvas.width = this.columns;
     canvas.height = height;
     canvas.getContext("2d").putImageData(this.#image(height, low, high), 0, 0);
+    if (!this.hovered) this.#caption();
     text("heatmap-scale", `dark ${seconds(low)} – bright ${seconds(high)}`);
   }
 
@@ -68,6 +70,7 @@ export class HeatMap {
   #wire(canvas) {
     this.wired = true;
     canvas.addEventListener("pointermove", (event) => {
+      this.hovered = true;
       const box = canvas.getBoundingClientRect();
       const x = Math.min(this.columns - 1, Math.floor(((event.clientX - box.left) / box.width) * this.columns));
       const y = Math.min(canvas.height - 1, Math.floor(((event.clientY - box.top) / box.height) * canvas.height));
@@ -76,6 +79,14 @@ export class HeatMap {
       const value = this.values[y * this.columns + x];
       text("heatmap-readout", `step ${this.from + x * this.view.bucket}, ${who}: ${seconds(value)}`);
     });
-    canvas.addEventListener("pointerleave", () => text("heatmap-readout", ""));
+    canvas.addEventListener("pointerleave", () => {
+      this.hovered = false;
+      this.#caption();
+    });
+  }
+
+  #caption() {
+    const { ranks } = this.view;
+    text("heatmap-readout", `from rank ${ranks[0]} (top) to rank ${ranks.at(-1)} (bottom); steps as in the chart above`);
   }
 }

@@ -26,11 +26,11 @@ export class History {
     this.stale = true;
   }
 
-  /** The view of steps [from, to], or null while it is on its way; an older one of the same start meanwhile. */
-  view(from, to, world) {
-    if (this.key !== from) {
+  /** The view of steps [from, to], or null while it is on its way; the last one of the same `key` meanwhile. */
+  view(key, from, to, world) {
+    if (this.key !== key) {
       this.clear();
-      this.key = from;
+      this.key = key;
     }
     if (this.stale && !this.busy) this.#fetch(from, to, world);
     return this.found;

@@ -8,7 +8,8 @@ const LONGEST_RETRY_S = 5;
 export class Live {
   /**
    * @param load gets all that the page needs and returns where events go on from (`since`).
-   * @param on {event(event), ended()}: whether the run has ended, when the server ends its stream too.
+   * @param on {event(event), refused(error), ended()}; `ended` says whether the run has: then the
+   *   server ends its stream too.
    */
   constructor(run, load, on) {
     this.run = run;
@@ -48,7 +49,9 @@ export class Live {
       if (round === this.round) this.#listen(since, round);
     } catch (error) {
       if (error.status === undefined) throw error; // ours, not the connection's
-      if (round === this.round) this.#retry();
+      if (round !== this.round) return;
+      if (error.status === 0 || error.status >= 500) this.#retry();
+      else this.on.refused(error); // trying again would change nothing
     }
   }
 

@@ -2,7 +2,7 @@
 import { get, post } from "./api.js";
 import { Charts, MOST_LINES } from "./charts.js";
 import { RunData } from "./data.js";
-import { byId, crumbs, make, poll, problem, show, text, whenThere } from "./dom.js";
+import { byId, connection, crumbs, make, poll, problem, show, text, whenThere } from "./dom.js";
 import { Effects } from "./effect.js";
 import { HeatMap } from "./heatmap.js";
 import { History } from "./history.js";
@@ -46,6 +46,7 @@ class RunPage {
 
   async open() {
     crumbs(this.id);
+    connection("connecting");
     await Promise.all([whenThere("stop-dialog"), plotly(this.plotlyUrl)]);
     if (this.closed) return;
     this.policy = new PolicyPanel(this.id, this.data, this.effects);
@@ -62,6 +63,7 @@ class RunPage {
     this.run = first;
     this.live = new Live(this.id, (current) => this.#load(current), {
       event: (event) => this.#event(event),
+      refused: (error) => problem("run-problem", error.message),
       ended: () => ENDED.includes(this.run.state),
     });
     this.live.open();
@@ -96,7 +98,9 @@ class RunPage {
   async #load(current) {
     const kept = RunData.kept(this.run.world ?? this.run.nproc);
     const long = this.run.step >= kept; // its snapshot is thinned out: nothing to go on from
-    const answer = await get(`${this.path}/snapshot`, { points: long ? 1 : kept });
+    const answer = await get(`${this.path}/snapshot`, { points: long ? 2 : kept });
+    const begins = answer.steps.from ?? 0;
+    if (!this.policy.presets.length) await this.policy.load();
     if (answer.steps.bucket > 1 || answer.worker_steps.bucket > 1) {
       const newest = { from: Math.max(0, answer.run.step - kept + 1), points: kept + 1000 };
       [answer.steps, answer.worker_steps] = await Promise.all([
@@ -104,12 +108,13 @@ class RunPage {
         get(`${this.path}/worker-steps`, newest),
       ]);
     }
-    if (current()) this.#start(answer);
+    if (current()) this.#start(answer, begins);
     return answer.since;
   }
 
-  #start(answer) {
+  #start(answer, begins) {
     this.data.clear();
+    this.data.begins = begins;
     this.effects.clear();
     this.history.clear();
     this.data.addSteps(answer.steps);
@@ -117,7 +122,6 @@ class RunPage {
     answer.segments.forEach((segment) => this.data.addSegment(segment));
     answer.switches.forEach((change) => this.data.addSwitch(change));
     this.#take(answer.run);
-    if (!this.policy.presets.length) this.policy.load().then(() => this.#take(this.run));
     this.painter.request();
   }
 
@@ -185,17 +189,14 @@ class RunPage {
 
   /** The steps to draw, [from, to], and the view that holds them. */
   #shown() {
-    const { latest } = this.data;
+    const { latest, begins, world } = this.data;
     const choice = byId("chart-window").value;
-    if (this.zoom === null && choice !== "all") {
-      const from = Math.max(0, latest - Number(choice) + 1);
-      const to = Math.max(latest, from + LEAST_SPAN - 1);
-      if (from >= latest || this.data.reachesBackTo(from)) return [from, to, this.data.view(from, to)];
-      return [from, to, this.history.view(from, latest, this.data.world) ?? this.data.view(from, to)];
-    }
-    const [from, to] = this.zoom ?? [0, Math.max(latest, LEAST_SPAN)];
-    if (this.data.reachesBackTo(from)) return [from, to, this.data.view(from, to)];
-    return [from, to, this.history.view(from, to, this.data.world) ?? this.data.view(from, to)];
+    const first = choice === "all" ? begins : Math.max(begins, latest - Number(choice) + 1);
+    const [from, to] = this.zoom ?? [first, Math.max(latest, first + LEAST_SPAN - 1)];
+    const here = latest < 0 || this.data.reachesBackTo(from);
+    const key = this.zoom?.join("–") ?? choice;
+    const older = here ? null : this.history.view(key, from, to, world);
+    return [from, to, older ?? this.data.view(from, to)];
   }
 
   #draw() {

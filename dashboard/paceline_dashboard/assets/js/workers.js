@@ -2,7 +2,7 @@
 import { byId, make, text } from "./dom.js";
 import { integer, median, number, percent, seconds } from "./format.js";
 
-const MOST_ROWS = 64; // of many workers, those that were the slowest most often
+const MOST_ROWS = 24; // of many workers, those that were the slowest most often
 const NOTABLE = 1.15; // a factor below this is noise
 
 const COLUMNS = [

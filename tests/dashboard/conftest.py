@@ -1,0 +1,97 @@
+"""A real headless Chromium on the real web application."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import (
+    BrowserContext,
+    ConsoleMessage,
+    Error,
+    Page,
+    Request,
+    expect,
+    sync_playwright,
+)
+
+from paceline.processes import free_port
+from paceline_backend.store import Store
+from support.web import serving
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+from find_chromium import find_chromium
+
+TIMEOUT_MS = 20_000
+ARGUMENTS = [
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def port() -> int:
+    """One for all tests: the same origin, so that the browser loads Dash's megabytes only once."""
+    return free_port()
+
+
+@pytest.fixture
+def web(store: Store, bus_url: str, port: int) -> Iterator[httpx.Client]:
+    """The application; its base URL is the server's root."""
+    with serving(store, bus_url, port=port) as client:
+        yield client
+
+
+@pytest.fixture(scope="session")
+def _context() -> Iterator[BrowserContext]:
+    path = find_chromium()
+    if path is None:
+        pytest.skip("no Chromium on this machine")
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
+        context = browser.new_context()
+        context.set_default_timeout(TIMEOUT_MS)
+        expect.set_options(timeout=TIMEOUT_MS)
+        yield context
+        browser.close()
+
+
+@pytest.fixture
+def page(_context: BrowserContext) -> Iterator[Page]:
+    """A fresh page that must raise no error, log none, and ask no other machine for anything."""
+    problems: list[str] = []
+    page = _context.new_page()
+    page.set_viewport_size({"width": 1280, "height": 800})
+
+    def logged(message: ConsoleMessage) -> None:
+        # The browser logs each refused call by itself; tests provoke some and look at the page.
+        if message.type == "error" and "Failed to load resource" not in message.text:
+            problems.append(f"console: {message.text}")
+
+    def failed(error: Error) -> None:
+        problems.append(f"page: {error.stack or error}")
+
+    def asked(request: Request) -> None:
+        if not request.url.startswith(("http://127.0.0.1:", "data:", "blob:")):
+            problems.append(f"left this machine: {request.url}")
+
+    page.on("console", logged)
+    page.on("pageerror", failed)
+    page.on("request", asked)
+    yield page
+    page.close()
+    assert problems == []

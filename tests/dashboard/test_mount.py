@@ -1,0 +1,55 @@
+"""What the server answers for pages, without a browser."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from typing import Any
+
+import httpx
+from fastapi import FastAPI
+
+from paceline_dashboard import mount
+
+
+def test_first_request_for_a_run_gets_styles_and_scripts(web: httpx.Client) -> None:
+    page = web.get("/runs/any").text
+    assert "assets/paceline.css" in page
+    assert "assets/bridge.js" in page
+
+
+def test_nothing_comes_from_elsewhere(web: httpx.Client) -> None:
+    page = web.get("/").text
+    assert re.findall(r'(?:src|href)="(?:https?:)?//[^"]*"', page) == []
+
+
+def test_modules_are_versioned_and_there(web: httpx.Client) -> None:
+    page = web.get("/").text
+    versioned = re.findall(r'"(/assets/js/[a-z]+\.js\?v=[0-9a-f]{12})"', page)
+    assert len(versioned) >= 10
+    for path in versioned:
+        assert web.get(path).headers["content-type"].startswith("text/javascript")
+
+
+def test_pages_leave_unknown_api_paths_alone(web: httpx.Client) -> None:
+    answer = web.get("/api/v1/nonsense")
+    assert answer.status_code == 404
+    assert answer.headers["content-type"] == "application/problem+json"
+
+
+def test_pages_open_no_websocket_and_none_is_accepted(web: httpx.Client) -> None:
+    assert "_dash-ws-callback" not in web.get("/").text
+    app = FastAPI()
+    mount(app, store=None, bus_url="")
+    headers = [(b"origin", b"http://here"), (b"host", b"here")]
+    scope = {"type": "websocket", "path": "/_dash-ws-callback", "headers": headers}
+    sent: list[Any] = []
+
+    async def receive() -> dict[str, str]:
+        return {"type": "websocket.connect"}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    asyncio.run(app({**scope, "query_string": b"", "subprotocols": []}, receive, send))
+    assert [(message["type"], message["code"]) for message in sent] == [("websocket.close", 4001)]

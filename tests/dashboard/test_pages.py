@@ -1,0 +1,293 @@
+"""The dashboard as an operator uses it: a real browser, the real API, database and bus."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from paceline.bus import connect
+from paceline.wire import NodeState, StopTraining, control, decode
+from paceline_backend.store import Store, runs, telemetry
+from support.training import Training
+from support.web import serving
+
+pytestmark = pytest.mark.browser
+
+CHARTS = ["compute", "se", "dif", "waste", "loss", "share"]
+
+
+def open_run(page: Page, web: httpx.Client, run: str) -> None:
+    """Opens a run's page and waits for the live stream."""
+    page.goto(str(web.base_url.join(f"/runs/{run}")))
+    expect(page.locator("#connection-status")).to_have_text("live")
+
+
+def wait_for_chart(page: Page, chart: str, step: int) -> None:
+    """Until the chart's first line ends at a step."""
+    page.wait_for_function(
+        "([id, step]) => document.getElementById(id)?.data?.[0]?.x?.at(-1) === step",
+        arg=[f"chart-{chart}", step],
+    )
+
+
+def layout_of(page: Page, chart: str) -> dict[str, Any]:
+    """A chart's shapes, texts and range, as Plotly has them."""
+    found: dict[str, Any] = page.evaluate(
+        """id => {
+          const {shapes, annotations, xaxis} = document.getElementById(id).layout;
+          return {shapes: shapes.map(s => [s.type, s.x0, s.x1]),
+                  texts: annotations.map(a => a.text), range: xaxis.range};
+        }""",
+        f"chart-{chart}",
+    )
+    return found
+
+
+def test_empty_list_says_how_to_start(page: Page, web: httpx.Client) -> None:
+    page.goto(str(web.base_url))
+    expect(page.locator("#runs-empty")).to_contain_text("make demo")
+    expect(page.locator("#runs-empty")).to_contain_text("paceline run")
+    expect(page.locator("#runs-grid")).to_be_hidden()
+    expect(page.locator("#nodes")).to_contain_text("No agent")
+
+
+def test_from_the_list_to_a_run_with_all_charts(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    Training(store, bus_url, "old").end()
+    training = Training(store, bus_url, "plaid", name="PLAID <b>demo</b>")
+    training.train(60)
+    node = NodeState("node-1", "node-1.example.org", 16, 2**36, [], 1e12, "0.1.0", ["plaid"])
+    telemetry.write(store, [("", node)])
+    refused: list[str] = []
+    page.on("response", lambda r: refused.append(r.url) if r.status >= 400 else None)
+    page.goto(str(web.base_url))
+    row = page.locator("#runs-grid .ag-row", has_text="PLAID <b>demo</b>")
+    expect(row).to_contain_text("running")
+    expect(row).to_contain_text("emulated")
+    expect(row.locator("[col-id=se]")).to_contain_text("1.1")
+    expect(page.locator("#nodes")).to_contain_text("alive")
+    page.select_option("#state-filter", "finished")
+    expect(page.locator("#runs-grid .ag-row")).to_have_count(1)
+    page.select_option("#state-filter", "")
+    row.get_by_role("link").click()
+    expect(page.locator("#run-name")).to_have_text("PLAID <b>demo</b>")
+    for chart in CHARTS:
+        wait_for_chart(page, chart, 59)
+        expect(page.locator(f"#chart-{chart} .scatterlayer path").first).to_be_attached()
+    expect(page.locator("#run-state")).to_have_text("running")
+    expect(page.locator("#run-emulated")).to_be_visible()
+    expect(page.locator("#kpi-se")).to_contain_text("1.1")
+    expect(page.locator("#kpi-waste")).to_contain_text("%")
+    words = page.locator("#workers-words")
+    expect(words).to_contain_text("Rank 3 is the slowest in 100 % of steps: its device takes")
+    assert refused == []
+    page.go_back()
+    expect(page.locator("#runs-grid .ag-row")).to_have_count(2)
+
+
+def test_new_steps_appear_by_themselves(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    training = Training(store, bus_url, "r")
+    training.train(30)
+    open_run(page, web, "r")
+    wait_for_chart(page, "se", 29)
+    training.train(6)
+    for chart in CHARTS:
+        wait_for_chart(page, chart, 35)
+    expect(page.locator("#run-progress")).to_contain_text("step 35")
+    training.end()
+    expect(page.locator("#run-state")).to_have_text("finished")
+    expect(page.locator("#connection-status")).to_have_text("run ended")
+    expect(page.locator("#policy-apply")).to_be_disabled()
+    expect(page.locator("#stop-run")).to_be_disabled()
+
+
+def test_switches_coasting_and_gaps_are_marked_on_every_chart(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    training = Training(store, bus_url, "r")
+    training.train(20)
+    training.train(10, source="coast")
+    training.train(20, lost=range(36, 40))
+    training.switch("chronica")
+    training.train(30)
+    open_run(page, web, "r")
+    for chart in CHARTS:
+        wait_for_chart(page, chart, 79)
+        found = layout_of(page, chart)
+        assert ["line", 49.5, 49.5] in found["shapes"]
+        assert ["rect", 19.5, 29.5] in found["shapes"]
+        assert ["rect", 35.5, 39.5] in found["shapes"]
+        assert "▸ chronica" in found["texts"]
+        assert found["range"] == [-0.5, 79.5]
+    # No line bridges the gap.
+    line = page.evaluate(
+        "(({x, y}) => y[x.indexOf(36)])(document.getElementById('chart-se').data[0])"
+    )
+    assert line is None
+    expect(page.locator("#kpi-speedup-note")).to_have_text("chronica, since step 50")
+    expect(page.locator("#workers-table tbody tr").first.locator("td").last).to_have_text("4")
+
+
+def test_switch_by_clicking(page: Page, web: httpx.Client, store: Store, bus_url: str) -> None:
+    training = Training(store, bus_url, "r")
+    training.train(30)
+    open_run(page, web, "r")
+    wait_for_chart(page, "se", 29)
+    expect(page.locator("#policy-select")).to_have_value("bsp")
+    page.select_option("#policy-select", "chronica")
+    page.click("#policy-apply")
+    dialog = page.locator("#switch-dialog")
+    expect(dialog).to_contain_text("Switch from bsp to chronica?")
+    expect(dialog).to_contain_text("the switch waits until one does")
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    assert runs.switches_of(store, "r") == []
+    page.click("#policy-apply")
+    page.click("#policy-confirm")
+    status = page.locator("#switch-status")
+    expect(status).to_contain_text("takes effect with the next segment")
+    [made] = runs.switches_of(store, "r")
+    assert (made["policy"], made["requested_by"], made["version"]) == ("chronica", "dashboard", 1)
+    assert made["parameters"]["window"] > 0
+    training.adopt(1, "chronica")
+    training.train(24)
+    expect(status).to_contain_text("took effect at step 30 (after ")
+    expect(status).to_contain_text("means of 20 and 20 steps")
+    expect(status).to_contain_text("faster")
+    expect(page.locator("#run-policy")).to_have_text("chronica")
+    expect(page.locator("#workers-words")).to_contain_text("Rank 3")
+
+
+def test_refused_switch_shows_the_servers_words(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    training = Training(store, bus_url, "r")
+    training.train(10)
+    open_run(page, web, "r")
+    wait_for_chart(page, "se", 9)
+    page.locator("#policy-parameters input").first.fill("-3")
+    page.click("#policy-apply")
+    expect(page.locator("#switch-dialog")).to_be_hidden()  # the browser points at the field
+    page.select_option("#policy-select", "chronica")
+    # The run ends without the page being told.
+    with store.write() as connection:
+        runs.end(connection, "r", "stopped", "from outside")
+    page.click("#policy-apply")
+    page.click("#policy-confirm")
+    expect(page.locator("#switch-status")).to_contain_text("run r has ended")
+    expect(page.locator("#switch-dialog")).to_be_hidden()
+
+
+def test_lost_connection_is_shown_and_mended(
+    page: Page, store: Store, bus_url: str, port: int
+) -> None:
+    training = Training(store, bus_url, "r")
+    training.train(10)
+    with serving(store, bus_url, port=port) as web:
+        open_run(page, web, "r")
+        wait_for_chart(page, "se", 9)
+    status = page.locator("#connection-status")
+    expect(status).to_have_text("connection lost, retrying")
+    training.train(5)
+    with serving(store, bus_url, port=port):
+        expect(status).to_have_text("live")
+        wait_for_chart(page, "se", 14)
+        training.train(3)
+        wait_for_chart(page, "se", 17)
+        page.goto("about:blank")
+
+
+def test_stop_asks_first(page: Page, web: httpx.Client, store: Store, bus_url: str) -> None:
+    Training(store, bus_url, "r").train(10)
+    open_run(page, web, "r")
+    wait_for_chart(page, "se", 9)
+    with connect(bus_url) as bus:
+        page.click("#stop-run")
+        page.locator("#stop-dialog").get_by_role("button", name="Cancel").click()
+        assert bus.xlen(control("r")) == 0
+        page.click("#stop-run")
+        page.click("#stop-confirm")
+        expect(page.locator("#stop-dialog")).to_be_hidden()
+        [(_, fields)] = bus.xrange(control("r"))
+    assert isinstance(decode(fields)[1], StopTraining)
+
+
+def test_many_workers_become_quantiles_and_a_heat_map(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    Training(store, bus_url, "r", [1.0] * 39 + [3.0]).train(20)
+    open_run(page, web, "r")
+    wait_for_chart(page, "compute", 19)
+    names = page.evaluate("document.getElementById('chart-compute').data.map(t => t.name)")
+    assert names == [f"{level} of 40 workers" for level in ("max", "p90", "p50")]
+    expect(page.locator("#heatmap")).to_be_visible()
+    size = page.evaluate(
+        "(({width, height}) => [width, height])(document.getElementById('heatmap'))"
+    )
+    assert size == [20, 40]
+    # The slow rank's row is brighter than the one above it.
+    bright = page.evaluate(
+        """() => {
+          const pixels = document.getElementById('heatmap').getContext('2d');
+          return [38, 39].map(row => pixels.getImageData(10, row, 1, 1).data[0]);
+        }"""
+    )
+    assert bright[1] > bright[0] + 100
+    expect(page.locator("#workers-table tbody tr")).to_have_count(24)
+    expect(page.locator("#workers-table")).to_contain_text("and 16 more")
+
+
+def test_history_beyond_the_pages_memory(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    training = Training(store, bus_url, "r", [1.0, 2.0])
+    training.train(40)
+    training.switch("chronica")
+    training.train(2460)
+    open_run(page, web, "r")
+    wait_for_chart(page, "se", 2499)
+    assert layout_of(page, "se")["range"] == [2199.5, 2499.5]
+    # A switch long ago still tells its effect.
+    expect(page.locator("#switch-status")).to_contain_text("means of 20 and 20 steps")
+    page.select_option("#chart-window", "all")
+    expect(page.locator("#chart-note")).to_contain_text("each point stands for 3 steps")
+    first = page.evaluate("document.getElementById('chart-se').data[0].x[0]")
+    assert first == 0
+    page.click("#chart-live")
+    wait_for_chart(page, "se", 2499)
+    # Zooming one chart zooms all of them.
+    box = page.locator("#chart-se .nsewdrag").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 40, steps=4)
+    page.mouse.up()
+    page.wait_for_function("document.getElementById('chart-loss').layout.xaxis.range[1] < 2400")
+    assert layout_of(page, "loss")["range"] == layout_of(page, "se")["range"]
+
+
+def test_unknown_run_and_unknown_page(page: Page, web: httpx.Client) -> None:
+    page.goto(str(web.base_url.join("/runs/nothing")))
+    expect(page.locator("#run-problem")).to_contain_text("no run nothing")
+    page.goto(str(web.base_url.join("/elsewhere")))
+    expect(page.get_by_role("heading", name="No such page")).to_be_visible()
+
+
+def test_narrow_and_dark(page: Page, web: httpx.Client, store: Store, bus_url: str) -> None:
+    Training(store, bus_url, "r").train(10)
+    page.set_viewport_size({"width": 390, "height": 844})
+    open_run(page, web, "r")
+    wait_for_chart(page, "se", 9)
+    assert page.evaluate("document.documentElement.scrollWidth") <= 390
+    page.get_by_role("button", name="Switch between light and dark").click()
+    page.wait_for_function("document.documentElement.dataset.mantineColorScheme === 'dark'")
+    page.wait_for_function(
+        "document.getElementById('chart-se').layout.hoverlabel.bgcolor === "
+        "getComputedStyle(document.body).getPropertyValue('--panel').trim()"
+    )
