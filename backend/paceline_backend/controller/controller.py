@@ -33,9 +33,10 @@ from paceline.wire import (
 from paceline_backend import policies
 from paceline_backend.controller import history
 from paceline_backend.controller.history import History, Window
-from paceline_backend.controller.leases import ENDED, Lease
+from paceline_backend.controller.leases import Lease
 from paceline_backend.policies._base import Ints, Policy
 from paceline_backend.store import Store, StoreUnavailableError
+from paceline_backend.store.runs import ENDED
 from paceline_backend.store.schema import switches
 
 logger = logging.getLogger(__name__)

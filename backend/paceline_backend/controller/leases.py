@@ -14,9 +14,8 @@ import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
 from paceline_backend.store import Store
+from paceline_backend.store.runs import ENDED
 from paceline_backend.store.schema import leases, runs
-
-ENDED = ("finished", "failed", "stopped")
 
 
 @dataclass

@@ -52,9 +52,12 @@ class ControllerManager:
 
     def run(self, stop: threading.Event) -> None:
         """Works until `stop` is set; then gives the leases back. Waits out an absent database."""
-        away = False
+        away = reaped = False
         while not stop.is_set():
             try:
+                if not reaped:
+                    leases.reap(self._store)  # of control planes that died
+                    reaped = True
                 self._extend()
                 self._scan()
                 away = False

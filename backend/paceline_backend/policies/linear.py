@@ -104,7 +104,7 @@ def _forecast(fit: Floats, load: Floats, samples: Floats) -> Floats:
 
 
 def _regress(load: Floats, samples: Floats, compute_s: Floats) -> Floats:
-    """Non-negative (a, c, b), outliers left out; the usual T/Λ alone if rows are few or loads alike.
+    """Non-negative (a, c, b), outliers left out; T/Λ alone if rows are few or loads alike.
 
     Columns are scaled such that the coefficients are shares of a typical step's time, and rows such
     that errors are relative.

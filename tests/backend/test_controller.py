@@ -1,0 +1,349 @@
+"""Controllers with the real leader, ingest, bus and databases."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from paceline.bus import publish
+from paceline.processes import die_with_parent
+from paceline.wire import TELEMETRY, Adopted, RunState, live
+from paceline_backend.bus.embedded import EmbeddedBus
+from paceline_backend.controller import ControllerManager
+from paceline_backend.controller.history import History
+from paceline_backend.store import Store, schema, telemetry
+from support.cluster import plaid_like
+from support.leading import Leading, ingest, new_run, switch, working
+from support.node import until
+from support.postgres import Postgres
+from support.records import adopted, hello
+
+SIZES = plaid_like(860)
+SPEEDS = np.array([1.0, 1.0, 1.5, 3.0]) * 1e-5
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    with Store.open(database_url) as opened:
+        yield opened
+
+
+def manager(
+    store: Store, bus_url: str, owner: str = "one", lease_s: float = 5.0
+) -> ControllerManager:
+    return ControllerManager(store, bus_url, owner, lease_s=lease_s)
+
+
+def slowest_over_mean(segment_ett: list[list[float]]) -> float:
+    return float(np.mean([max(step) / np.mean(step) for step in segment_ett]))
+
+
+def test_trains_switches_and_ends(store: Store, bus_url: str) -> None:
+    """A whole life: proposals supersede, a switch needs four steps at most, coverage is exact."""
+    run = new_run(store)
+    with (
+        working(ingest(store, bus_url), manager(store, bus_url).run),
+        Leading(bus_url, run, SIZES, SPEEDS, epochs=2) as training,
+    ):
+        first = training.follow(1)[0]
+        assert (first.policy, first.version, first.steps) == ("bsp", 0, 2)
+        training.follow(1)
+        before = [p for p in training.proposals() if p.segment.seq == 1]
+        assert [p.segment.feedback for p in before] == [[], [(0, 2)]], "newer feedback supersedes"
+
+        training.proposed(training.knows)
+        requested = training.leader.seq
+        running = training.adopt()
+        version = switch(store, bus_url, run, "chronica", window=32)
+        training.report(running)
+        segment = training.proposed(lambda s: s.version == version)
+        assert segment.seq == requested + 1
+        assert segment.first_step - running.first_step <= 4
+        assert segment.shuffled and segment.policy == "chronica"
+        taken = training.adopt()
+        assert taken == training.proposals()[-1].segment
+        assert slowest_over_mean(taken.ett_s) < 1.05
+        assert taken.shares == pytest.approx((1 / SPEEDS) / (1 / SPEEDS).sum(), rel=0.05)
+        training.report(taken)
+        while training.epoch < 2:
+            training.follow(1)
+        training.stored(store)
+        training.assert_exact()
+        shuffled = [s for s in training.segments if s.shuffled]
+        assert [(s.epoch, s.version) for s in shuffled] == [(0, 0), (0, 1), (1, 1)]
+        with store.read() as connection:
+            query = sa.select(schema.switches.c.effective_step).order_by(schema.switches.c.version)
+            assert list(connection.scalars(query)) == [0, taken.first_step]
+        ended = training.leader.seq
+        publish(training.bus, TELEMETRY, RunState("finished", 1.0, "node"), run)
+        until(lambda: not leased(store), "the controller to give its lease back")
+        assert not [p for p in training.proposals() if p.segment.seq >= ended], "epochs are done"
+
+
+def leased(store: Store) -> list[str]:
+    """Owners."""
+    with store.read() as connection:
+        return list(connection.scalars(sa.select(schema.leases.c.owner)))
+
+
+def test_segments_last_about_a_second(store: Store, bus_url: str) -> None:
+    run = new_run(store)
+    with (
+        working(ingest(store, bus_url), manager(store, bus_url).run),
+        Leading(bus_url, run, SIZES, SPEEDS, step_s=0.33) as training,
+    ):
+        assert [s.steps for s in training.follow(3)] == [2, 3, 3]
+        training.step_s = 0.01
+        steps = [s.steps for s in training.follow(6)]
+        assert steps[-1] == 1 or max(steps) == 4
+        training.assert_exact()
+
+
+def test_coasted_segments_are_planned_around(store: Store, bus_url: str) -> None:
+    run = new_run(store, "chronica")
+    with (
+        working(ingest(store, bus_url)),
+        Leading(bus_url, run, SIZES, SPEEDS) as training,
+    ):
+        training.coast(3)
+        with working(manager(store, bus_url).run):
+            training.follow(3)
+        training.report(training.adopt())  # perhaps its last proposal
+        training.coast(2)  # nobody plans: in the last shares
+        assert training.segments[-1].shares == training.segments[-3].shares != []
+        with working(manager(store, bus_url, "two").run):
+            after = training.follow(4)
+        assert after[0].shuffled, "a controller that takes over shuffles"
+        training.assert_exact()
+        assert training.epoch == 1
+
+
+def test_lookahead_adopts_before_the_steps_run(store: Store, bus_url: str) -> None:
+    """Data loader workers read ahead: segments are adopted while earlier ones have no feedback."""
+    run = new_run(store, "chronica")
+    with (
+        working(ingest(store, bus_url), manager(store, bus_url).run),
+        Leading(bus_url, run, SIZES, SPEEDS, lookahead=4) as training,
+    ):
+        waiting = []
+        for _ in range(8):
+            training.proposed()
+            waiting.append(training.adopt())
+            if len(waiting) > 2:
+                training.report(waiting.pop(0))
+        assert all(s.source == "controller" for s in training.segments)
+        training.assert_exact()
+
+
+_MANAGER = """
+import sys, threading
+from paceline_backend.controller import ControllerManager
+from paceline_backend.store import Store
+database, bus, owner, lease_s = sys.argv[1:]
+with Store.open(database) as store:
+    ControllerManager(store, bus, owner, lease_s=float(lease_s)).run(threading.Event())
+"""
+
+
+def test_a_killed_controller_is_replaced(store: Store, database_url: str, bus_url: str) -> None:
+    """kill -9 in mid-epoch: another takes over once the lease expires, and no sample is lost."""
+    run = new_run(store, "chronica")
+    children = {
+        owner: subprocess.Popen(
+            [sys.executable, "-c", _MANAGER, database_url, bus_url, owner, "1.5"],
+            preexec_fn=die_with_parent,
+        )
+        for owner in ("first", "second")
+    }
+    try:
+        with (
+            working(ingest(store, bus_url)),
+            Leading(bus_url, run, SIZES, SPEEDS) as training,
+        ):
+            training.follow(3)
+            training.proposed(training.knows)
+            killed = training.proposals()[-1].controller
+            os.kill(children[killed].pid, signal.SIGKILL)
+            training.report(training.adopt())  # its last proposal is as valid as ever
+            training.report(training.adopt())  # coasted, unless the machine is slow
+            (survivor,) = children.keys() - {killed}
+            offer = training.proposed()
+            assert training.proposals()[-1].controller == survivor
+            assert offer.shuffled
+            training.follow(4)
+            training.assert_exact()
+            assert training.epoch == 1
+            owners = [p.controller for p in training.proposals()]
+            assert owners == sorted(owners, key=lambda o: o == survivor), "never both at once"
+    finally:
+        for child in children.values():
+            child.kill()
+            child.wait()
+
+
+def test_a_new_attempt_starts_over(store: Store, bus_url: str) -> None:
+    """After a restart the leader says where it resumes: planning goes on from there."""
+    run = new_run(store, "chronica")
+    with working(ingest(store, bus_url), manager(store, bus_url).run):
+        with Leading(bus_url, run, SIZES, SPEEDS) as training:
+            training.follow(3)
+            used = np.concatenate([np.frombuffer(s.indices, "<u4") for s in training.segments])
+            step = training.reported + 1
+        used = used.astype(np.int64)
+        with Leading(bus_url, run, SIZES, SPEEDS, attempt=1, step=step, used=used) as again:
+            first = again.proposed()
+            assert (first.seq, first.first_step, first.feedback) == (0, step, [])
+            while again.epoch == 0:
+                again.follow(1)
+            rest = np.concatenate([np.frombuffer(s.indices, "<u4") for s in again.segments])
+            assert sorted([*used, *rest]) == list(range(len(SIZES)))
+
+
+def test_a_gap_in_the_live_stream_is_filled_from_the_database(store: Store, bus_url: str) -> None:
+    run = new_run(store, "chronica")
+    with (
+        working(ingest(store, bus_url), manager(store, bus_url).run),
+        Leading(bus_url, run, SIZES, SPEEDS) as training,
+    ):
+        training.follow(2)
+        training.proposed(training.knows)
+        for _ in range(2):  # committed, but never on the live stream
+            training.report(training.adopt(send=False), send=False)
+        telemetry.write(store, [(run, message) for message in training.unsent])
+        training.unsent.clear()
+        training.adopt()
+        training.report(training.segments[-1])
+        assert training.segments[-1].source == "coast", "the controller was behind"
+        training.follow(3)
+        training.assert_exact()
+
+
+def test_a_bus_that_goes_away_and_comes_back(store: Store, tmp_path: Path) -> None:
+    run = new_run(store, "chronica")
+    with (
+        EmbeddedBus(tmp_path / "bus") as bus,
+        working(ingest(store, bus.url), manager(store, bus.url).run),
+        Leading(bus.url, run, SIZES, SPEEDS) as training,
+    ):
+        training.follow(2)
+        training.proposed(training.knows)
+        bus.kill()
+        training.report(training.adopt(send=False), send=False)  # its last proposal
+        for _ in range(2):
+            training.report(training.adopt(send=False), send=False)
+        assert [s.source for s in training.segments[-2:]] == ["coast", "coast"]
+        bus.start()
+        training.send()
+        training.follow(3)
+        training.assert_exact()
+
+
+def test_a_database_that_goes_away_and_comes_back(
+    request: pytest.FixtureRequest, bus_url: str
+) -> None:
+    import psycopg
+
+    server: Postgres = request.getfixturevalue("_postgres")
+    url = server.database()
+    name = url.rpartition("/")[2]
+
+    def allow(connections: bool) -> None:
+        admin = f"host=127.0.0.1 port={server.port} user=paceline dbname=postgres"
+        with psycopg.connect(admin, autocommit=True) as connection:
+            connection.execute(f"ALTER DATABASE {name} ALLOW_CONNECTIONS {connections}".encode())
+            connection.execute(
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", [name]
+            )
+
+    with Store.open(url) as store:
+        run = new_run(store, "chronica")
+        with (
+            working(ingest(store, bus_url), manager(store, bus_url, lease_s=1.0).run),
+            Leading(bus_url, run, SIZES, SPEEDS) as training,
+        ):
+            training.follow(2)
+            training.proposed(training.knows)
+            allow(False)
+            training.report(training.adopt())
+            training.coast(2)
+            allow(True)
+            training.follow(3)
+            training.assert_exact()
+
+
+def test_an_unknown_policy_leaves_the_leader_coasting(
+    store: Store, bus_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = new_run(store, "not-installed-here")
+    with (
+        working(ingest(store, bus_url), manager(store, bus_url).run),
+        Leading(bus_url, run, SIZES, SPEEDS) as training,
+    ):
+        until(lambda: "no policy 'not-installed-here'" in caplog.text, "the reason in the log")
+        training.coast(2)
+        assert training.proposals() == []
+
+
+def test_other_runs_messages_are_not_ours(store: Store, bus_url: str) -> None:
+    """Two runs at once, each planned by its own controller."""
+    with working(ingest(store, bus_url), manager(store, bus_url).run):
+        runs = [new_run(store, policy) for policy in ("bsp", "chronica")]
+        with (
+            Leading(bus_url, runs[0], SIZES, SPEEDS) as one,
+            Leading(bus_url, runs[1], SIZES[:300], SPEEDS[:2]) as two,
+        ):
+            for _ in range(3):
+                one.follow(1)
+                two.follow(1)
+            assert {s.policy for s in one.segments} == {"bsp"}
+            assert {s.policy for s in two.segments} == {"chronica"}
+            assert {len(s.counts[0]) for s in two.segments} == {2}
+        assert live(runs[0]) != live(runs[1])
+
+
+def segment(seq: int, epoch: int = 0, *, end: bool = False) -> Adopted:
+    return adopted(seq, 2 * seq, epoch=epoch, epoch_end=end)
+
+
+def test_history_is_lost_after_a_gap_until_an_epoch_ends() -> None:
+    history = History(hello())
+    history.adopt(segment(0).segment)
+    lost = []
+    for later in (segment(2), segment(3, end=True)):
+        history.adopt(later.segment)
+        lost.append(history.lost)
+    assert lost == [True, False]
+    assert (history.epoch, history.seq, history.step) == (1, 4, 8)
+    assert len(history.problem(1, shuffle=True).remaining) == 32
+
+
+def test_an_epoch_that_the_script_left_early() -> None:
+    history = History(hello())
+    history.adopt(segment(0).segment)
+    assert len(history.problem(1, shuffle=True).remaining) == 28
+    history.adopt(segment(1, epoch=1).segment)
+    assert not history.lost
+    assert history.epoch == 1
+    assert len(history.problem(1, shuffle=True).remaining) == 28
+
+
+def test_placement_given_to_the_shuffler_is_who_used_a_sample_last() -> None:
+    history = History(hello())
+    before = history.problem(1, shuffle=True).placement
+    assert before.tolist() == [i % 2 for i in range(32)]
+    history.shuffled(0, np.zeros(32, np.int64))
+    assert not history.must_shuffle(0)
+    assert history.must_shuffle(1)
+    history.adopt(segment(0).segment)  # 0, 1 and 3 on rank 0, 2 on rank 1
+    assert history.problem(1, shuffle=False).placement.tolist() == [0] * 32
+    assert history.problem(1, shuffle=True).placement[:5].tolist() == [0, 0, 1, 0, 0]
+    history.adopt(segment(1, end=True).segment)
+    assert history.must_shuffle(0)

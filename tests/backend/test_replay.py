@@ -1,0 +1,111 @@
+"""Plans computed again from the database are the plans that ran (algorithms.md §8, item 6)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+
+import msgspec
+import numpy as np
+import pytest
+import sqlalchemy as sa
+
+from paceline.wire import Segment
+from paceline_backend.controller import ControllerManager
+from paceline_backend.replay import ReplayReport, replay, replay_command
+from paceline_backend.store import Store, schema
+from paceline_backend.store.runs import UnknownRunError
+from support.cluster import plaid_like
+from support.leading import Leading, ingest, new_run, switch, working
+from support.records import add_run
+
+SIZES = plaid_like(300)
+SPEEDS = np.array([1.0, 1.5, 3.0]) * 1e-5
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    with Store.open(database_url) as opened:
+        yield opened
+
+
+def eventful(store: Store, bus_url: str) -> str:
+    """A run with switches there and back, coasting, a takeover and two epochs; its id."""
+    run = new_run(store)
+    with (
+        working(ingest(store, bus_url)),
+        Leading(bus_url, run, SIZES, SPEEDS, global_batch=32) as training,
+    ):
+        with working(ControllerManager(store, bus_url, "one").run):
+            training.follow(2)
+            version = switch(store, bus_url, run, "chronica")
+            training.proposed(lambda s: s.version == version)
+            training.follow(2)
+        training.report(training.adopt())
+        training.coast(1)
+        with working(ControllerManager(store, bus_url, "two").run):
+            training.follow(4)
+            version = switch(store, bus_url, run, "chronica", picks="paper", ett="per-sample")
+            training.proposed(lambda s: s.version == version)
+            training.follow(3)
+            version = switch(store, bus_url, run, "bsp")
+            training.proposed(lambda s: s.version == version)
+            training.follow(1)
+        training.stored(store)
+        training.assert_exact()
+        assert training.epoch >= 1
+    return run
+
+
+def tamper(store: Store, run: str) -> int:
+    """Changes who gets the first sample of a planned segment; its seq."""
+    c = schema.segments.c
+    with store.write() as connection:
+        query = sa.select(c.seq, c.body).where(c.source == "controller").order_by(c.seq.desc())
+        seq, body = connection.execute(query.limit(1)).one()
+        segment = msgspec.msgpack.decode(body, type=Segment)
+        indices = np.frombuffer(segment.indices, "<u4").copy()
+        indices[[0, -1]] = indices[[-1, 0]]
+        changed = msgspec.structs.replace(segment, indices=indices.tobytes())
+        update = sa.update(schema.segments).where(c.seq == seq)
+        connection.execute(update.values(body=msgspec.msgpack.encode(changed)))
+    return int(seq)
+
+
+def test_every_plan_comes_out_the_same(
+    store: Store, bus_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = eventful(store, bus_url)
+    report = replay(store, run)
+    assert report.exact
+    assert report.first_difference is None
+    assert report.segments >= 12
+    assert report.coasted >= 1
+    assert report == replace(report, identical=report.segments, unknown=0, earlier=0)
+
+    url = store.url.render_as_string(hide_password=False)
+    assert replay_command(url, run, json_output=True) == 0
+    assert json.loads(capsys.readouterr().out)["exact"] is True
+
+    seq = tamper(store, run)
+    changed = replay(store, run)
+    assert changed.identical == report.identical - 1
+    assert changed.first_difference is not None
+    assert changed.first_difference.startswith(f"segment {seq} ")
+    assert "indices differ" in changed.first_difference
+    assert replay_command(url, run, json_output=False) == 1
+    assert f"first difference: segment {seq} " in capsys.readouterr().out
+
+    with store.write() as connection:
+        connection.execute(sa.delete(schema.worker_steps).where(schema.worker_steps.c.step == 3))
+    without = replay(store, run)
+    assert without.unknown > 0
+    assert not without.exact
+
+
+def test_runs_without_plans(store: Store) -> None:
+    add_run(store, "young")
+    assert replay(store, "young") == ReplayReport("young", 0, 0, 0, 0, 0, 0, None)
+    with pytest.raises(UnknownRunError, match="nobody"):
+        replay(store, "nobody")
