@@ -95,7 +95,7 @@ class Segment(msgspec.Struct, frozen=True):
     shares: list[float] = []  # each rank's share of the load if planning must coast; empty: equal counts
     feedback: list[tuple[int, int]] = []  # half-open ranges of the steps whose rows the predictor saw
     shuffled: bool = False  # the shuffler ran before this segment was scheduled
-    moved: int = 0  # samples whose holder that changed
+    moved: int = 0  # samples that got another holder: shuffled, or given to another rank
     plan_s: float = 0.0  # what planning took
 
     @property
