@@ -201,6 +201,8 @@ def test_the_stream_ends_with_the_run(client: httpx.Client, bus: redis.Redis) ->
     with following(client, since="0-0") as replay:
         assert replay.ended.wait(15)
     assert replay.steps() == [0]
+    assert replay.ids[-1] == events.ids[-1]
+    assert set(replay.ids[:-1]) == {"0-0"}, "who leaves amid a batch gets the rest when he is back"
 
 
 def test_open_streams_do_not_hold_shutdown(store: Store, bus_url: str) -> None:

@@ -183,7 +183,7 @@ class Worker(BaseModel):
     memory_bytes: int = Field(description="peak", examples=[350000000])
     ett_error: float | None = Field(description="|ETT − T| / T", examples=[0.02])
     slowest_share: float = Field(description="of the steps it was the slowest in", examples=[0.1])
-    a: float | None = Field(description="s per size unit", examples=[3.6e-05])
+    a: float | None = Field(description="s per size unit, as predicted", examples=[3.6e-05])
     c: float | None = Field(description="s per sample", examples=[0.0])
     b: float | None = Field(description="s per step", examples=[0.005])
     last_step: int = Field(examples=[120])

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Mapping
 from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
+from paceline_backend import policies
 from paceline_backend.api import models
 from paceline_backend.api.errors import documented
 from paceline_backend.api.runs import store_of
+from paceline_backend.policies import Predictor
 from paceline_backend.report import WARMUP_STEPS, run_report
 from paceline_backend.store import coverage, reads, workers
 from paceline_backend.store import runs as runs_store
 
+log = logging.getLogger(__name__)
 router = APIRouter(prefix="/runs/{run}", responses=documented(HTTPStatus.NOT_FOUND))
 
 From = Annotated[int | None, Query(alias="from", ge=0, description="first step, included")]
@@ -28,8 +33,21 @@ def list_workers(
     last: Annotated[int, Query(ge=1, le=1000, description="over so many steps")] = 50,
 ) -> Any:
     """How each rank has been doing lately."""
-    with store_of(request).read() as connection:
-        return workers.summary(connection, runs_store.key_of(connection, run), last)
+    store = store_of(request)
+    asked = runs_store.switches_of(store, run)
+    predictor = _predictor(asked[-1]) if asked else None
+    with store.read() as connection:
+        key = runs_store.key_of(connection, run)
+        return workers.summary(connection, key, last, predictor)
+
+
+def _predictor(switch: Mapping[str, Any]) -> Predictor | None:
+    """Of a policy in force; None where this server does not have that policy any more."""
+    try:
+        return policies.make(switch["policy"], switch["parameters"]).predictor
+    except ValueError as error:
+        log.info("no predictor: %s", error)
+        return None
 
 
 @router.get("/steps", response_model=models.StepColumns, response_model_exclude_unset=True)

@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
 
+from paceline_backend.policies import Feedback, Models, Predictor
 from paceline_backend.store.schema import worker_steps
 
 Floats = npt.NDArray[np.float64]
@@ -25,16 +26,18 @@ _READ = (
 )
 
 
-def summary(connection: sa.Connection, run: int, last: int) -> list[dict[str, Any]]:
+def summary(
+    connection: sa.Connection, run: int, last: int, predictor: Predictor | None
+) -> list[dict[str, Any]]:
     """Per rank, means over the run's last steps; `missing` counts over the whole run.
 
-    `a`, `b` are the least-squares line of compute time over load (s per size unit, s), `c` is 0: it
-    cannot be told from `a` and `b` where sizes do not vary.
+    `a`, `c`, `b` are what the predictor makes of these steps; None while it cannot tell.
 
     Args:
         connection: to read from.
         run: key of the run.
         last: over so many steps.
+        predictor: the run's; None: it has none that is known here.
     """
     newest = connection.execute(
         sa.select(sa.func.max(worker_steps.c.step)).where(worker_steps.c.run == run)
@@ -42,27 +45,42 @@ def summary(connection: sa.Connection, run: int, last: int) -> list[dict[str, An
     if newest is None:
         return []
     rows = connection.execute(
-        sa.select(*(worker_steps.c[name] for name in _READ)).where(
-            worker_steps.c.run == run, worker_steps.c.step > newest - last
-        )
+        sa.select(*(worker_steps.c[name] for name in _READ))
+        .where(worker_steps.c.run == run, worker_steps.c.step > newest - last)
+        .order_by(worker_steps.c.step, worker_steps.c.rank)
     ).all()
     # NULL (no ETT yet) becomes NaN.
     table = dict(zip(_READ, np.array(rows, dtype=np.float64).T, strict=True))
     table |= _against_others(table)
     missing = _missing(connection, run)
     ranks = sorted(missing)
+    models = Models.unknown(0)
+    if predictor is not None:
+        models = predictor.fit(_feedback(table, len(ranks)), len(ranks))
     return [
-        {"rank": rank, "missing": missing[rank], **_of_rank(table, table["rank"] == rank)}
+        {
+            "rank": rank,
+            "missing": missing[rank],
+            **_of_rank(table, table["rank"] == rank),
+            "a": float(models.a[rank]) if models.known else None,
+            "c": float(models.c[rank]) if models.known else None,
+            "b": float(models.b[rank]) if models.known else None,
+        }
         for rank in ranks
     ]
 
 
-def fit(load: Floats, compute_s: Floats) -> tuple[float, float] | None:
-    """Least squares of T on Λ: (a, b); None without two distinct loads."""
-    if len(np.unique(load)) < 2:
-        return None
-    (a, b), *_ = np.linalg.lstsq(np.column_stack([load, np.ones_like(load)]), compute_s)
-    return float(a), float(b)
+def _feedback(table: dict[str, Floats], world: int) -> Feedback:
+    """What a predictor takes: only steps of which all ranks told."""
+    _, at, count = np.unique(table["step"], return_inverse=True, return_counts=True)
+    whole = count[at] == world
+    return Feedback(
+        table["step"][whole].astype(np.int64),
+        table["rank"][whole].astype(np.int64),
+        table["samples"][whole].astype(np.int64),
+        table["load"][whole],
+        table["compute_s"][whole],
+    )
 
 
 def _against_others(table: dict[str, Floats]) -> dict[str, Floats]:
@@ -85,8 +103,6 @@ def _against_others(table: dict[str, Floats]) -> dict[str, Floats]:
 
 
 def _of_rank(table: dict[str, Floats], mine: npt.NDArray[np.bool_]) -> dict[str, Any]:
-    busy = mine & (table["samples"] > 0)
-    line = fit(table["load"][busy], table["compute_s"][busy])
     means = {
         name: _mean(table[name][mine])
         for name in ("samples", "load", "share", "compute_s", "ett_s", "data_s", "wait_s", "sync_s")
@@ -97,9 +113,6 @@ def _of_rank(table: dict[str, Floats], mine: npt.NDArray[np.bool_]) -> dict[str,
         "memory_bytes": int(table["memory_bytes"][mine].max()) if mine.any() else None,
         "ett_error": _mean(table["ett_error"][mine]),
         "slowest_share": _mean(table["slowest"][mine]),
-        "a": line[0] if line else None,
-        "c": 0.0 if line else None,
-        "b": line[1] if line else None,
         "last_step": int(table["step"][mine].max()) if mine.any() else None,
     }
 
