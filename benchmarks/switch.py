@@ -72,7 +72,7 @@ def switch(stack: Stack, run: str, policy: str) -> dict[str, float]:
         if made["effective_step"] is not None:
             began, step_s = first_step_at(stack, run, made["effective_step"])
             ended = stack.api(
-                "GET", f"/runs/{run}/steps?from=0&to={made['effective_step']}&points=100000"
+                "GET", f"/runs/{run}/steps?from=0&to={made['effective_step']}&points=5000"
             )
             before = sum(1 for at in ended["ended_at"] if at > asked)
             return {"latency_s": began - asked, "steps": before, "step_s": step_s}

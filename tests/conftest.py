@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import redis
 from hypothesis import settings
+
 from paceline_backend.bus.embedded import EmbeddedBus
 from support.postgres import Postgres
 

@@ -1,8 +1,8 @@
-"""What travels between ranks, agents and control plane: typed messages, their encoding, and where they go.
+"""What travels between ranks, agents and control plane: typed messages and their streams.
 
-Every bus entry is one message: the fields ``v`` (protocol version), ``run`` (public run id, empty for
-node messages) and ``data`` (MessagePack, tagged with its type). A receiver refuses another version and
-counts it; it never guesses. Messages are values: nobody changes one after making it.
+Every bus entry is one message: the fields ``v`` (protocol version), ``run`` (public run id, empty
+for node messages) and ``data`` (MessagePack, tagged with its type). A receiver refuses another
+version and counts it; it never guesses. Messages are values: nobody changes one after making it.
 
 Streams, and who writes and reads each:
 
@@ -61,7 +61,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     load: float  # Λ_j: sum of their sizes
     data_s: float  # waiting for the data loader
     compute_s: float  # T_j: forward + backward, without waiting or communication
-    sync_s: float  # from this rank's last gradient to the end of the reduction: wait + communication
+    sync_s: float  # from the last gradient to the end of the reduction: wait + communication
     step_s: float  # from this step's start to the next one's
     ended_at: float  # Unix time
     ett_s: float | None = None  # what the plan expected compute_s to be
@@ -76,10 +76,10 @@ class StepBatch(msgspec.Struct, frozen=True, tag="steps"):
 
 
 class Segment(msgspec.Struct, frozen=True):
-    """The plan of steps [first_step, first_step + len(counts)), all in one epoch, with how it came about.
+    """The plan of steps [first_step, first_step + len(counts)), all in one epoch, and its origin.
 
-    With the run's sizes and the feedback rows of `feedback`, the same policy code gives the same plan
-    again (algorithms.md §8, invariant 6). Ranks check nothing: the leader validates before it adopts.
+    With the run's sizes and the feedback rows of `feedback`, the same policy code gives the same
+    plan again. Ranks check nothing: the leader validates before it adopts.
     """
 
     seq: int  # counts adopted segments of this attempt from 0
@@ -92,8 +92,8 @@ class Segment(msgspec.Struct, frozen=True):
     source: str  # "controller", or "coast": planned by the leader because nothing came in time
     epoch_end: bool  # the epoch is over after this segment
     ett_s: list[list[float]] = []  # [step][rank] expected compute time; empty: unknown
-    shares: list[float] = []  # each rank's share of the load if planning must coast; empty: equal counts
-    feedback: list[tuple[int, int]] = []  # half-open ranges of the steps whose rows the predictor saw
+    shares: list[float] = []  # of the load, per rank, for coasting; empty: equal counts
+    feedback: list[tuple[int, int]] = []  # half-open ranges of the steps that the predictor saw
     shuffled: bool = False  # the shuffler ran before this segment was scheduled
     moved: int = 0  # samples that got another holder: shuffled, or given to another rank
     plan_s: float = 0.0  # what planning took
@@ -128,7 +128,7 @@ class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
-    """The leader's introduction, once per attempt: all that planning needs to know about the run."""
+    """The leader's introduction, once per attempt: all that planning needs to know."""
 
     attempt: int
     world: int
@@ -145,8 +145,8 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     device: str  # "cpu" or the accelerator's name
     epoch: int = 0  # where this attempt starts: a resumed run's epoch,
     step: int = 0  # its first step,
-    used: bytes = b""  # and the samples already used in that epoch (as `Segment.indices`)
-    emulated: dict[str, Any] | None = None  # {"a_s": [W], "b_s": [W]} of emulated device speeds, or None
+    used: bytes = b""  # and the samples used in that epoch before (as `Segment.indices`)
+    emulated: dict[str, Any] | None = None  # device speeds, {"a_s": [W], "b_s": [W]}
 
     def sizes_array(self) -> npt.NDArray[np.float64]:
         """λ of every sample, shape [N]."""
@@ -188,7 +188,7 @@ class SwitchRequested(msgspec.Struct, frozen=True, tag="switch_requested"):
 
 
 class Proposal(msgspec.Struct, frozen=True, tag="proposal"):
-    """A plan that the controller offers. A later one of the same `segment.seq` supersedes it until adoption."""
+    """A plan that the controller offers; a later one of its `segment.seq` supersedes it."""
 
     attempt: int
     segment: Segment

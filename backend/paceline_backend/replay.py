@@ -45,7 +45,7 @@ def replay(store: Store, run_id: str) -> ReplayReport:
     """Plans every controller's segment of a run's latest attempt again, in one pass.
 
     Inputs are the Hello, the switches, the segments before, and the feedback rows that a segment
-    names (algorithms.md §8, invariant 6).
+    names (docs/invariants.md, invariant 6).
 
     Args:
         store: the database.

@@ -22,7 +22,7 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class _Fluid:
-    """The terms of the fluid limit, algorithms.md §0."""
+    """The terms of the fluid limit, docs/glossary.md."""
 
     a_s: list[float]
     b_s: list[float]

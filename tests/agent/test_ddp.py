@@ -13,7 +13,7 @@ from support import gradients
 from support.ranks import Ranks
 
 pytestmark = pytest.mark.ranks
-BOUND = 1e-5  # algorithms.md §8, invariant 2
+BOUND = 1e-5  # docs/invariants.md, invariant 2
 KINDS = sorted(gradients.MODELS)
 
 

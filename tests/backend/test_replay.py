@@ -1,4 +1,4 @@
-"""Plans computed again from the database are the plans that ran (algorithms.md §8, item 6)."""
+"""Plans computed again from the database are the plans that ran (docs/invariants.md, item 6)."""
 
 from __future__ import annotations
 

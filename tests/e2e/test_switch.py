@@ -5,8 +5,8 @@ from __future__ import annotations
 import statistics
 
 import pytest
-from paceline_backend.replay import replay
 
+from paceline_backend.replay import replay
 from paceline_backend.stack import Stack
 from paceline_backend.store import Store
 from support.e2e import all_steps, start_training, wait_for_end, wait_for_step

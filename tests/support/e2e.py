@@ -69,6 +69,6 @@ def wait_for_end(stack: Stack, run: str) -> dict[str, Any]:
 
 def all_steps(stack: Stack, run: str) -> dict[str, Any]:
     """Every step of a run, not downsampled."""
-    steps: dict[str, Any] = stack.api("GET", f"/runs/{run}/steps?points=100000")
+    steps: dict[str, Any] = stack.api("GET", f"/runs/{run}/steps?points=5000")
     assert steps["bucket"] == 1
     return steps

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import sqlalchemy as sa
 
+from paceline_backend import policies
 from paceline_backend.controller import leases
 from paceline_backend.controller.controller import Controller
 from paceline_backend.controller.leases import Lease

@@ -12,7 +12,7 @@ from paceline_backend.store.schema import segments, steps, worker_steps
 _w = sa.cast(steps.c.workers, sa.Double)
 _variance = (steps.c.load_sq - steps.c.load_sum * steps.c.load_sum / _w) / sa.func.nullif(_w - 1, 0)
 
-# Of one step; algorithms.md §0. Rounding can leave a variance of equal loads below zero.
+# Of one step; docs/glossary.md. Rounding can leave a variance of equal loads below zero.
 METRICS: dict[str, sa.ColumnElement[Any]] = {
     "step_s": steps.c.step_s,
     "compute_max": steps.c.compute_max,

@@ -1,4 +1,4 @@
-"""What every registered policy keeps (algorithms.md §8, items 1, 3, 4 and 6)."""
+"""What every registered policy keeps (docs/invariants.md, items 1, 3, 4 and 6)."""
 
 from __future__ import annotations
 
