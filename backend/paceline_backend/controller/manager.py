@@ -53,6 +53,7 @@ class ControllerManager:
 
     def run(self, stop: threading.Event) -> None:
         """Works until `stop` is set; then gives the leases back. Waits out an absent database."""
+        policies.names()  # imports scikit-learn: seconds that no run's first plan should wait for
         away = reaped = False
         while not stop.is_set():
             try:
