@@ -72,8 +72,9 @@ class Control:
             return found
 
     def close(self) -> None:
-        """Ends the thread; it may take a quarter of a second to notice."""
+        """Ends the thread, waiting for it unless it is stuck in a dead connection."""
         self._closing.set()
+        self._thread.join(timeout=1.0)
 
     def _run(self) -> None:
         last = b"0-0"

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import psutil
 import torch
 from torch import nn
+from torch.distributed import Store  # type: ignore[attr-defined]
 
 from paceline import __version__, ddp
 from paceline.environment import Emulation, Environment
@@ -92,11 +93,13 @@ class Session:
         loss_mean: str = "samples",
         coast_steps: int = 2,
     ) -> None:
-        self._terms = Terms(length(dataset), global_batch, seed, drop_last, loss_mean, coast_steps)
+        samples = length(dataset)
+        self._terms = Terms(samples, global_batch, seed, drop_last, loss_mean, coast_steps)
         self._environment = Environment.read(os.environ)
-        self._meeting = meet(asdict(self._terms), lambda: resolve(sizes, dataset))
-        self.rank, self.world = self._meeting.rank, self._meeting.world
-        self.filler = self._meeting.filler
+        meeting = meet(asdict(self._terms), lambda: resolve(sizes, dataset))
+        self.rank, self.world, self.filler = meeting.rank, meeting.world, meeting.filler
+        self._sizes = meeting.sizes  # on rank 0
+        self._store: Store | None = meeting.store
         self._dataset = dataset
         self._emulation: Emulation | None = None
         if self._environment.emulate is not None:
@@ -108,7 +111,9 @@ class Session:
         self._models: list[ddp.WeightedDDP] = []
         self._clock: Clock = CpuClock()
         self._device = torch.device("cpu")
-        self._loader: Loader | None = None
+        # Not the loader itself: in a reference cycle its worker processes would be ended late, by
+        # garbage collection, which may run in a fork and hang there.
+        self._has_loader = False
 
         self._start = _Start()
         self._plan: Plan | None = None  # from the first iteration on, and so are:
@@ -123,7 +128,7 @@ class Session:
         self._next_epoch = 0
         self._skip_epoch = False  # a checkpoint was taken in its last step
         self._in_epoch = False
-        self._closed = False
+        self._stopped = self._closed = False
         atexit.register(self.close)
 
     def loader(self, **options: Any) -> Loader:
@@ -137,13 +142,14 @@ class Session:
             TypeError: an option that the plan decides.
             PacelineError: there is one already.
         """
-        if self._loader is not None:
+        if self._has_loader:
             raise PacelineError(
                 "this session has a loader already: make another Session for other data, "
                 "or a plain DataLoader for evaluation"
             )
-        self._loader = Loader(self, self._dataset, options)
-        return self._loader
+        loader = Loader(self, self._dataset, options)
+        self._has_loader = True
+        return loader
 
     def wrap(self, model: nn.Module, *, batchnorm: str | None = None, **options: Any) -> nn.Module:
         """The model with weighted gradients; replaces DistributedDataParallel.
@@ -182,7 +188,7 @@ class Session:
     @property
     def stopped(self) -> bool:
         """Whether an operator ended the run: loaders have run dry."""
-        return self._plan is not None and self._plan.stopped
+        return self._stopped if self._plan is None else self._plan.stopped
 
     @property
     def steps_per_epoch(self) -> int:
@@ -212,11 +218,16 @@ class Session:
             raise PacelineError("no step is in hand: use it in the loop over session.loader()")
         return self._now.step
 
+    def _refuse_closed(self) -> None:
+        if self._closed:
+            raise PacelineError("this session is closed")
+
     def state_dict(self) -> dict[str, Any]:
         """Where training is, for a checkpoint. Call it after the optimiser's step.
 
         The batch in hand counts as used. Only rank 0 knows what the others used: save rank 0's.
         """
+        self._refuse_closed()
         state: dict[str, Any] = {"samples": self._terms.samples, "rank": self.rank}
         if self._in_epoch:
             used = self._leader.used(self.step) if self._leader is not None else None
@@ -261,7 +272,7 @@ class Session:
         """
         if self._closed:
             return
-        self._closed = True
+        self._closed, self._stopped = True, self.stopped
         atexit.unregister(self.close)
         if self._leader is not None:
             # The others may still have to read how it ends from the store that goes with us.
@@ -274,13 +285,15 @@ class Session:
             self._control.close()
         if self._emitter is not None:
             self._emitter.close()
+        # The store goes here and now: collected later in a forked data loader worker it would wait
+        # there for its server thread, which is not forked.
+        self._leader = self._plan = self._store = None
 
     # What the loader calls.
 
     def begin_epoch(self, lookahead: int) -> bool:
         """The next epoch begins; False: it has no steps here."""
-        if self._closed:
-            raise PacelineError("this session is closed")
+        self._refuse_closed()
         if self.stopped:
             return False
         self.epoch = self._next_epoch
@@ -329,7 +342,8 @@ class Session:
 
     def _begin(self, lookahead: int) -> Plan:
         """The first iteration begins: all is known that the control plane needs."""
-        environment, store = self._environment, self._meeting.store
+        environment, store = self._environment, self._store
+        assert store is not None
         if self.rank == 0:
             store.set("lookahead", str(lookahead))
         elif (leads := int(store.get("lookahead"))) != lookahead:
@@ -346,7 +360,7 @@ class Session:
                 self._emitter.send(self._hello(lookahead))
             if environment.run is not None and environment.bus is not None:
                 self._control = Control(environment.bus, environment.run, environment.attempt)
-            self._leader = self._make_leader()
+            self._leader = self._make_leader(store)
         return Plan(store, self.rank, self._leader)
 
     def _make_emitter(self, run: str) -> Emitter:
@@ -364,14 +378,14 @@ class Session:
 
         return Emitter(run, environment.bus, spool, memory)
 
-    def _make_leader(self) -> Leader:
-        assert self._meeting.sizes is not None
+    def _make_leader(self, store: Store) -> Leader:
+        assert self._sizes is not None
         emitter = self._emitter
         return Leader(
             self._terms,
             self.world,
-            self._meeting.sizes,
-            self._meeting.store,
+            self._sizes,
+            store,
             self._control,
             attempt=self._environment.attempt,
             announce=emitter.send if emitter is not None else None,
@@ -381,15 +395,15 @@ class Session:
         )
 
     def _hello(self, lookahead: int) -> Hello:
-        terms, start, sizes = self._terms, self._start, self._meeting.sizes
-        assert sizes is not None
+        terms, start = self._terms, self._start
+        assert self._sizes is not None
         cuda = self._device.type == "cuda"
         return Hello(
             attempt=self._environment.attempt,
             world=self.world,
             global_batch=terms.global_batch,
             seed=terms.seed,
-            sizes=sizes.astype("<f8").tobytes(),
+            sizes=self._sizes.astype("<f8").tobytes(),
             loss_mean=terms.loss_mean,
             drop_last=terms.drop_last,
             epochs=self._epochs,

@@ -297,13 +297,13 @@ def test_nothing_is_in_hand_outside_the_loop() -> None:
         _ = session.batch
     with pytest.raises(paceline.PacelineError, match="loop over"):
         session.log(loss=1.0)
-    session.loader()
+    loader = session.loader()
     with pytest.raises(paceline.PacelineError, match="loader already"):
         session.loader()
     session.close()
     session.close()
     with pytest.raises(paceline.PacelineError, match="closed"):
-        next(iter(session._loader or ()))
+        next(iter(loader))
 
 
 @pytest.mark.parametrize("save_at", [0, 2, 4, 7])

@@ -13,7 +13,7 @@ from multiprocessing.connection import Connection, wait
 from typing import Any
 
 _context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch"])
+_context.set_forkserver_preload(["torch", "torch._dynamo.trace_rules"])
 
 _PATIENCE_S = 8.0
 

@@ -1,0 +1,366 @@
+"""The controller proposes, the leader disposes: what it adopts, what it refuses, when it coasts."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import redis
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed import HashStore
+
+from paceline import bus, wire
+from paceline.epoch import Epoch
+from paceline.leader import Control, Leader
+from paceline.plan import Plan, Step
+from paceline.terms import Terms
+from paceline.wire import Adopted, Proposal, Segment, StopTraining
+from paceline_backend.bus.embedded import EmbeddedBus
+from support import sessions
+from support.ranks import Ranks
+
+RUN = "r1"
+WORLD = 2
+
+
+def until(condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < deadline, "it did not happen in time"
+        time.sleep(0.005)
+
+
+@dataclass
+class Run:
+    """A leader of two ranks in one process, and both ranks' view of the plan."""
+
+    bus_url: str
+    samples: int = 20
+    global_batch: int = 4
+    drop_last: bool = False
+    adopted: list[Segment] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.client = bus.connect(self.bus_url)
+        self.control = Control(self.bus_url, RUN, attempt=0)
+        terms = Terms(self.samples, self.global_batch, 0, self.drop_last, "samples", 2)
+        store = HashStore()
+        self.sizes = np.arange(1.0, self.samples + 1)
+        self.leader = Leader(
+            terms,
+            WORLD,
+            self.sizes,
+            store,
+            self.control,
+            announce=lambda adopted: self.adopted.append(adopted.segment),
+        )
+        self.ranks = [Plan(store, 0, self.leader), Plan(store, 1, None)]
+
+    def propose(self, segment: Segment, attempt: int = 0) -> None:
+        """Sends a proposal and waits until the leader has heard it."""
+        before = self.control.heard
+        proposal = Proposal(attempt, segment, "test")
+        bus.publish(self.client, wire.control(RUN), proposal, RUN)
+        if attempt == 0:
+            until(lambda: self.control.heard > before)
+
+    def epoch(self, number: int = 0) -> Iterator[list[Step]]:
+        """The steps of both ranks."""
+        return zip(*[plan.steps(number) for plan in self.ranks], strict=True)
+
+    def close(self) -> None:
+        self.control.close()
+        self.client.close()
+
+
+@pytest.fixture
+def run(bus_url: str) -> Iterator[Run]:
+    made = Run(bus_url)
+    yield made
+    made.close()
+
+
+def segment(assignments: list[list[list[int]]], **changes: Any) -> Segment:
+    """A controller's segment that begins the run."""
+    counts, indices = wire.pack_indices([[np.array(p) for p in row] for row in assignments])
+    made = Segment(0, 0, 0, counts, indices, "chronica", 3, "controller", False)
+    return msgspec.structs.replace(made, **changes)
+
+
+FIRST = segment(
+    [[[0, 1, 2], [3]], [[], [7, 6, 5, 4]]], ett_s=[[0.3, 0.1], [0.0, 0.4]], shares=[0.75, 0.25]
+)
+
+
+def test_a_proposal_is_adopted_and_reaches_each_rank(run: Run) -> None:
+    run.propose(FIRST)
+    one, two = next(e := run.epoch()), next(e)
+    assert [s.indices for s in one] == [[0, 1, 2], [3]]
+    assert [s.indices for s in two] == [[], [7, 6, 5, 4]]
+    assert [(s.load, s.weight, s.ett_s) for s in one] == [(6.0, 0.75, 0.3), (4.0, 0.25, 0.1)]
+    assert [(s.load, s.weight, s.ett_s) for s in two] == [(0.0, 0.0, 0.0), (26.0, 1.0, 0.4)]
+    assert run.adopted == [FIRST]
+
+
+def test_a_later_proposal_supersedes_an_earlier_one(run: Run) -> None:
+    run.propose(segment([[[8, 9], [10, 11]]]))
+    run.propose(FIRST)
+    next(run.epoch())
+    assert run.adopted == [FIRST]
+
+
+def test_what_was_said_before_the_leader_began_counts(bus_url: str) -> None:
+    with redis.Redis.from_url(bus_url) as client:
+        bus.publish(client, wire.control(RUN), Proposal(0, FIRST, "early"), RUN)
+    run = Run(bus_url)
+    until(lambda: run.control.heard == 1)
+    next(run.epoch())
+    assert run.adopted == [FIRST]
+    run.close()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        (msgspec.structs.replace(FIRST, epoch=1), "epoch 1"),
+        (msgspec.structs.replace(FIRST, first_step=2), "begins at step 2"),
+        (msgspec.structs.replace(FIRST, epoch_end=True), "epoch_end"),
+        (msgspec.structs.replace(FIRST, ett_s=[[0.1, 0.1]]), "ett_s"),
+        (msgspec.structs.replace(FIRST, shares=[1.0]), "shares"),
+        (msgspec.structs.replace(FIRST, shares=[0.0, 0.0]), "shares"),
+        (msgspec.structs.replace(FIRST, indices=FIRST.indices[:-1]), "bytes"),
+        (msgspec.structs.replace(FIRST, counts=[[5, -1], [0, 4]]), "negative"),
+        (segment([[[0, 1, 2]]]), "2 ranks"),
+        (segment([]), "2 ranks"),
+        (segment([[[0, 1], [2]]]), "samples"),
+        (segment([[[0, 1, 2], [3, 4]]]), "samples"),
+        (segment([[[0, 1, 2], [2]]]), "twice"),
+        (segment([[[0, 1, 2], [20]]]), "sample 20"),
+    ],
+)
+def test_an_invalid_proposal_is_refused_and_the_leader_coasts(
+    run: Run, wrong: Segment, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run.propose(wrong)
+    next(run.epoch())
+    assert [s.source for s in run.adopted] == ["coast"]
+    assert why in caplog.text
+
+
+def test_used_samples_are_refused_and_other_attempts_not_heard(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    run.propose(FIRST, attempt=1)
+    run.propose(FIRST)
+    run.propose(segment([[[9, 10], [11, 1]]], seq=1, first_step=2))
+    assert len([step for step, _ in zip(run.epoch(), range(3), strict=False)]) == 3
+    assert [s.source for s in run.adopted] == ["controller", "coast"]
+    assert "sample 1 is used already" in caplog.text
+
+
+def test_coasting_keeps_the_last_shares_and_policy(run: Run) -> None:
+    run.propose(FIRST)
+    steps = list(run.epoch())
+    coasted = run.adopted[1]
+    assert (coasted.source, coasted.policy, coasted.version) == ("coast", "chronica", 3)
+    assert coasted.shares == FIRST.shares
+    loads = np.array([[s.load for s in row] for row in steps[2:]])
+    share = loads[:, 0].sum() / loads.sum()
+    assert 0.65 < share < 0.85
+    assert sorted(chain(*(s.indices for row in steps for s in row))) == list(range(20))
+
+
+def test_the_leader_waits_only_for_a_controller_that_speaks(run: Run) -> None:
+    """After a plan that came in time it waits a moment for the next; coasting, it waits no more."""
+    run.propose(FIRST)
+    epoch = run.epoch()
+    next(epoch), next(epoch)
+    timer = threading.Timer(
+        0.01, run.propose, [segment([[[8, 9], [10, 11]]], seq=1, first_step=2, epoch_end=False)]
+    )
+    timer.start()
+    next(epoch)
+    timer.join()
+    assert [s.source for s in run.adopted] == ["controller", "controller"]
+    next(epoch)
+    assert run.adopted[-1].source == "coast"
+    waited = time.perf_counter()
+    next(run.epoch(1))
+    assert time.perf_counter() - waited < 0.04
+    assert run.adopted[-1].source == "coast"
+
+
+def test_stop_ends_all_ranks_at_the_next_segment(run: Run) -> None:
+    epoch = run.epoch()
+    next(epoch)
+    bus.publish(run.client, wire.control(RUN), StopTraining("operator"), RUN)
+    until(lambda: run.control.stop_reason)
+    assert len(list(epoch)) == 1, "the segment that was adopted is finished"
+    assert [plan.stopped for plan in run.ranks] == [True, True]
+    assert list(run.epoch(1)) == []
+
+
+def test_what_is_no_message_is_logged_and_skipped(
+    run: Run, caplog: pytest.LogCaptureFixture
+) -> None:
+    run.client.xadd(wire.control(RUN), {"v": "999", "run": RUN, "data": b""})
+    run.client.xadd(wire.control(RUN), {"v": "1", "run": RUN, "data": b"\xc1"})
+    run.propose(FIRST)
+    next(run.epoch())
+    assert run.adopted == [FIRST]
+    assert caplog.text.count("unreadable message") == 2
+
+
+def test_the_leader_hears_again_after_an_outage(tmp_path: Path) -> None:
+    server = EmbeddedBus(tmp_path).start()
+    run = Run(server.url, samples=40)
+    epoch = run.epoch()
+    next(epoch)
+    server.kill()
+    with EmbeddedBus(tmp_path, server.port):
+        next(epoch), next(epoch)
+        used = set(chain(*(part.tolist() for s in run.adopted for part in chain(*s.assignments()))))
+        rest = sorted(set(range(40)) - used)
+        plan = segment([[rest[:3], rest[3:4]]], seq=2, first_step=4)
+        until(lambda: _reachable(run.client))
+        run.propose(plan)
+        next(epoch), next(epoch)
+        assert run.adopted[-1] == plan
+        run.close()
+
+
+def _reachable(client: redis.Redis) -> bool:
+    try:
+        return bool(client.ping())
+    except redis.RedisError:
+        return False
+
+
+# The epoch
+
+
+@st.composite
+def epochs(draw: st.DrawFn) -> tuple[int, int, int, bool]:
+    samples = draw(st.integers(1, 60))
+    return samples, draw(st.integers(1, samples)), draw(st.integers(1, 5)), draw(st.booleans())
+
+
+@given(shape=epochs(), data=st.data())
+def test_coasting_uses_every_sample_once_and_is_valid(
+    shape: tuple[int, int, int, bool], data: st.DataObject
+) -> None:
+    """Also from the middle of an epoch whose order somebody else has broken."""
+    samples, batch, world, drop_last = shape
+    random = np.random.default_rng(data.draw(st.integers(0, 99)))
+    begun = data.draw(st.integers(0, samples // batch)) * batch
+    used = random.permutation(samples)[:begun]
+    epoch = Epoch(1, samples, 5, batch, drop_last, used)
+    sizes = random.lognormal(size=samples)
+    shares = data.draw(st.sampled_from([[], (random.random(world) + 0.01).tolist()]))
+    seen = used.tolist()
+    while not epoch.over:
+        parts = epoch.coast(data.draw(st.integers(1, 4)), world, sizes, shares)
+        counts, indices = wire.pack_indices(parts)
+        flat = np.concatenate(list(chain(*parts)))
+        left = epoch.left - len(flat)
+        over = left == 0 or (drop_last and left < batch)
+        made = Segment(0, 1, 0, counts, indices, "bsp", 0, "coast", over)
+        assert epoch.refusal(made, world) is None
+        epoch.use(flat)
+        seen += flat.tolist()
+    assert len(set(seen)) == len(seen) == samples - (samples % batch if drop_last else 0)
+
+
+# Real ranks under a controller
+
+
+class Controller(threading.Thread):
+    """Plans each next segment in ascending order, the larger half to rank 0; stops after `stop`."""
+
+    def __init__(self, url: str, samples: int, batch: int, stop_at: int) -> None:
+        super().__init__(daemon=True)
+        self._client = bus.connect(url)
+        self._samples, self._batch, self._stop_at = samples, batch, stop_at
+        self.adopted: list[Adopted] = []
+        self.hello: wire.Hello | None = None
+        self.done = threading.Event()
+
+    def run(self) -> None:
+        last: Any = "0-0"
+        while not self.done.is_set():
+            for _, entries in self._client.xread({wire.TELEMETRY: last}, block=100):
+                for _, fields in entries:
+                    self._hear(wire.decode(fields)[1])
+                last = entries[-1][0]
+        self._client.close()
+
+    def _hear(self, message: wire.Message) -> None:
+        if isinstance(message, wire.Hello):
+            self.hello = message
+        elif isinstance(message, Adopted):
+            self.adopted.append(message)
+            self._answer(message.segment)
+
+    def _answer(self, done: Segment) -> None:
+        step = done.first_step + done.steps
+        if step >= self._stop_at:
+            bus.publish(self._client, wire.control(RUN), StopTraining("enough"), RUN)
+        used = [
+            set(part.tolist())
+            for a in self.adopted
+            if a.segment.epoch == done.epoch
+            for part in chain(*a.segment.assignments())
+        ]
+        rest = sorted(set(range(self._samples)).difference(*used))
+        epoch = done.epoch
+        if done.epoch_end:
+            epoch, rest = epoch + 1, list(range(self._samples))
+        batch = rest[: self._batch]
+        cut = len(batch) * 3 // 4
+        end = len(rest) <= self._batch
+        plan = segment(
+            [[batch[:cut], batch[cut:]]],
+            seq=done.seq + 1,
+            first_step=step,
+            epoch=epoch,
+            epoch_end=end,
+        )
+        bus.publish(self._client, wire.control(RUN), Proposal(0, plan, "test"), RUN)
+
+
+@pytest.mark.ranks
+def test_ranks_follow_the_controller_and_stop(bus_url: str) -> None:
+    """22 samples in steps of 4, stopped in the second epoch."""
+    controller = Controller(bus_url, 22, 4, stop_at=9)
+    controller.start()
+    pool = Ranks(WORLD)
+    env = {"PACELINE_RUN": RUN, "PACELINE_BUS": bus_url}
+    # Steps of 30 ms: a controller has time to answer.
+    logs = pool.run(
+        sessions.train, 22, 50, {"global_batch": 4}, {}, None, None, sessions.wait_at, 1, 0.03,
+        env=env,
+    )  # fmt: skip
+    pool.stop()
+    controller.done.set()
+    controller.join()
+    segments = [a.segment for a in controller.adopted]
+    assert "controller" in {s.source for s in segments}
+    assert all(log.stopped for log in logs)
+    assert len(logs[0].batches) == segments[-1].first_step + segments[-1].steps < 20
+    ran = [[indices for _, _, indices in log.batches] for log in logs]
+    planned = [[p.tolist() for p in row] for s in segments for row in s.assignments()]
+    assert [list(row) for row in zip(*ran, strict=True)] == planned
+    first = sorted(chain(*(i for log in logs for e, _, i in log.batches if e == 0)))
+    assert first == list(range(22))
+    assert controller.hello is not None
+    assert (controller.hello.world, controller.hello.epochs) == (2, 50)
+    assert controller.hello.sizes_array().tolist() == sessions.Sized(22).sizes
