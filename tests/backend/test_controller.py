@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,14 +18,14 @@ from paceline.bus import publish
 from paceline.processes import die_with_parent
 from paceline.wire import TELEMETRY, Adopted, RunState, live
 from paceline_backend.bus.embedded import EmbeddedBus
-from paceline_backend.controller import ControllerManager
-from paceline_backend.controller.history import History
+from paceline_backend.controller import Controller, ControllerManager, leases
+from paceline_backend.controller.history import History, Window
 from paceline_backend.store import Store, schema, telemetry
 from support.cluster import plaid_like
 from support.leading import Leading, ingest, new_run, switch, working
 from support.node import until
 from support.postgres import Postgres
-from support.records import adopted, hello
+from support.records import adopted, hello, record
 
 SIZES = plaid_like(860)
 SPEEDS = np.array([1.0, 1.0, 1.5, 3.0]) * 1e-5
@@ -279,6 +280,29 @@ def test_a_database_that_goes_away_and_comes_back(
             training.assert_exact()
 
 
+def test_without_its_lease_a_controller_is_silent(store: Store, bus_url: str) -> None:
+    run = new_run(store)
+    with (
+        working(ingest(store, bus_url)),
+        Leading(bus_url, run, SIZES, SPEEDS) as training,
+    ):
+        training.coast(1)
+        training.stored(store)
+        lease = leases.acquire(store, training.key(store), "me", 60)
+        assert lease is not None
+        controller = Controller(store, bus_url, training.key(store), run, lease)
+        with working(controller.run):
+            training.follow(2)
+            made = len(training.proposals())
+            lease.prolong(0.0)
+            for _ in range(3):
+                training.report(training.adopt())
+            training.stored(store)
+        assert len(training.proposals()) <= made + 1, "at most the one that it was at"
+        controller.run(threading.Event())  # returns at once
+        assert len(training.proposals()) <= made + 1
+
+
 def test_an_unknown_policy_leaves_the_leader_coasting(
     store: Store, bus_url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -311,6 +335,24 @@ def test_other_runs_messages_are_not_ours(store: Store, bus_url: str) -> None:
 
 def segment(seq: int, epoch: int = 0, *, end: bool = False) -> Adopted:
     return adopted(seq, 2 * seq, epoch=epoch, epoch_end=end)
+
+
+def test_feedback_of_another_attempt_does_not_count() -> None:
+    window = Window(world=2, attempt=1)
+    window.add([record(5, 0, attempt=0), record(5, 1, attempt=1), record(6, 0, 1)])
+    assert window.newest == -1
+    window.add([record(6, 1, 1), record(6, 1, 1), record(5, 0, 1)])
+    assert window.ranges() == [(5, 7)]
+    assert window.feedback().rank.tolist() == [0, 1, 0, 1]
+
+
+def test_feedback_is_of_the_last_64_complete_steps() -> None:
+    window = Window(world=1, attempt=0)
+    window.add([record(step, 0) for step in range(100) if step != 80])
+    assert window.ranges() == [(35, 80), (81, 100)]
+    assert len(window.feedback()) == 64
+    window.add([record(3, 0)])
+    assert window.ranges() == [(35, 80), (81, 100)], "too old to come back"
 
 
 def test_history_is_lost_after_a_gap_until_an_epoch_ends() -> None:

@@ -26,7 +26,7 @@ _CHANGED = 0.15  # two steps in a row off by more: the speed has changed
 _LEVEL = 7  # steps whose median is the usual rate, and corrects a slow drift
 _FEW = 4  # rows below which no regression is tried
 _LEAST = 1e-3  # share of the time that load must explain
-_PRIOR = 0.07  # square root of the ridge on c and b, as shares of the step's time
+_PRIOR = 0.12  # square root of the ridge on c and b, as shares of the step's time
 
 
 @dataclass(frozen=True)

@@ -103,19 +103,22 @@ def test_constant_n_under_bsp_forecasts_other_n(noise: float) -> None:
 
 
 @pytest.mark.parametrize("factor", [3.0, 1.5, 1 / 3])
-def test_a_change_of_speed_is_noticed_within_five_steps(factor: float) -> None:
+@pytest.mark.parametrize("since", [2, 3, 5, 20, 40])
+def test_a_change_of_speed_is_noticed_at_the_second_step(factor: float, since: int) -> None:
     rng = np.random.default_rng(1)
     load = rng.uniform(3000, 6000, 64)
-    speed = np.where(np.arange(64) < 59, 1e-4, 1e-4 * factor)
+    speed = np.where(np.arange(64) < 64 - since, 1e-4, 1e-4 * factor)
     noise = 1 + 0.01 * rng.standard_normal(64)
     models = LinearPredictor().fit(feedback(load, speed * load * noise), world=1)
     assert ett(models, 5000, 1) == pytest.approx(5000 * 1e-4 * factor, rel=0.1)
 
 
-def test_a_rank_that_slowed_down_and_got_less_load_is_not_thought_flat() -> None:
+@pytest.mark.parametrize("since", [5, 10, 32, 50])
+def test_a_rank_that_slowed_down_and_got_less_load_is_not_thought_flat(since: int) -> None:
     """The balanced load falls as the time rises: one line through both would slope down."""
     rng = np.random.default_rng(2)
-    old, new = rng.uniform(7500, 8500, 54), rng.uniform(3500, 4500, 10)
+    old, new = rng.uniform(7500, 8500, 64 - since), rng.uniform(3500, 4500, since)
+    new[:3] = rng.uniform(7500, 8500, 3)  # before it was noticed
     compute_s = np.concatenate([1e-4 * old, 3e-4 * new])
     models = LinearPredictor().fit(feedback(np.concatenate([old, new]), compute_s), world=1)
     assert ett(models, 8000, 1) == pytest.approx(2.4, rel=0.1)
@@ -130,7 +133,18 @@ def test_one_outlier_is_ignored(at: int, factor: float) -> None:
     compute_s = 1e-4 * load * (1 + 0.01 * rng.standard_normal(20))
     compute_s[at] *= factor
     models = LinearPredictor().fit(feedback(load, compute_s), world=1)
-    assert ett(models, 5000, 1) == pytest.approx(0.5, rel=0.05)
+    for other in (1000, 5000, 9000):
+        assert ett(models, other, 1) == pytest.approx(1e-4 * other, rel=0.05)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_loads_too_alike_to_tell_a_from_b(seed: int) -> None:
+    """Noise alone must not decide that a third of the load would take as long."""
+    rng = np.random.default_rng(seed)
+    load = 6400 * (1 + 0.01 * rng.standard_normal(16))
+    compute_s = 1e-4 * load * (1 + 0.03 * rng.standard_normal(16))
+    models = LinearPredictor().fit(feedback(load, compute_s, np.full(16, 16)), world=1)
+    assert ett(models, 2100, 5) == pytest.approx(0.21, rel=0.15)
 
 
 def test_a_slow_first_step_does_not_count_for_long() -> None:
