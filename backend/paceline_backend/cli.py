@@ -1,4 +1,4 @@
-"""`paceline server`."""
+"""`paceline server` and `paceline replay`."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ _ENVIRONMENT = 3  # exit code, docs/internals.md
 
 
 def register(app: typer.Typer) -> None:
-    """Adds `server` to the command line."""
+    """Adds `server` and `replay` to the command line."""
     app.command("server")(server)
+    app.command("replay")(replay)
 
 
 def server(
@@ -74,6 +75,24 @@ def server(
         typer.echo(f"paceline server: {error}", err=True)
         raise typer.Exit(_ENVIRONMENT) from error
     raise typer.Exit(code)
+
+
+def replay(
+    run: Annotated[str, typer.Argument(help="Public id of a run.")],
+    database: Annotated[
+        str | None,
+        typer.Option(envvar="PACELINE_DATABASE", help="SQLAlchemy URL; default: SQLite in --data."),
+    ] = None,
+    data: Annotated[
+        Path, typer.Option(envvar="PACELINE_DATA", help="Directory of what is embedded.")
+    ] = Path(".paceline"),
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+) -> None:
+    """Computes a run's plans again from the database alone; exit code 1 if one differs."""
+    from paceline_backend.replay import replay_command
+    from paceline_backend.server import embedded_database
+
+    raise typer.Exit(replay_command(database or embedded_database(data), run, as_json))
 
 
 def _all(

@@ -35,6 +35,11 @@ _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _STEADY_S = 30.0  # who lived so long starts again with the shortest pause
 
 
+def embedded_database(data: Path) -> str:
+    """URL of the database in a data directory."""
+    return f"sqlite:///{data / 'paceline.db'}"
+
+
 class DataDirectory:
     """The directory of the embedded default, held by one server at a time; a context manager.
 
@@ -67,7 +72,7 @@ class DataDirectory:
     @property
     def database(self) -> str:
         """URL of the embedded database."""
-        return f"sqlite:///{self.path / 'paceline.db'}"
+        return embedded_database(self.path)
 
     def bus(self) -> EmbeddedBus:
         """The embedded bus, not yet started, on its old port: agents and ranks come back to it.

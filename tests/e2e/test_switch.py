@@ -41,7 +41,7 @@ def test_switch_in_mid_run(stack: Stack) -> None:
 
     segments = stack.api("GET", f"/runs/{run}/segments")
     planned = [s for s in segments if s["source"] == "controller"]
-    assert len(planned) > len(segments) / 2, "the controller planned most segments"
+    assert len(planned) > 0.8 * len(segments), "the controller planned most segments"
     # One policy at each step, in one order: bsp, then chronica from the switch's step on.
     assert all((s["first_step"] >= effective) == (s["version"] == 1) for s in segments)
 
@@ -50,5 +50,5 @@ def test_switch_in_mid_run(stack: Stack) -> None:
         again = replay(store, run)
     finally:
         store.close()
-    assert again.total == len(planned)
-    assert again.identical == again.total
+    assert again.first_difference is None
+    assert again.identical == len(planned)
