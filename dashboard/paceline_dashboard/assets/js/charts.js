@@ -3,6 +3,7 @@ import { quantile } from "./format.js";
 import { gaps, marks } from "./marks.js";
 
 export const MOST_LINES = 16; // beyond, quantiles
+const UNSEEN_MS = 1500; // a chart that is scrolled out of sight is drawn no more often than this
 const MOST_POINTS = 6000; // per chart: what SVG draws in a few milliseconds
 const SYMBOLS = ["circle", "square", "diamond", "cross", "triangle-up", "x", "star", "pentagon", "triangle-down"];
 const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false };
@@ -17,11 +18,14 @@ const WORKER_CHARTS = ["chart-compute", "chart-share"];
 const ALL = [...WORKER_CHARTS, ...METRIC_CHARTS.map((chart) => chart.id)];
 
 export class Charts {
-  /** @param on {zoomed(from, to), reset()}: the user chose steps, or double-clicked to go back. */
+  /** @param on {zoomed(from, to), reset(), seen()}: steps were chosen; double-clicked to go back; scrolled to. */
   constructor(on) {
     this.on = on;
     this.wired = new Set();
     this.hovering = false;
+    this.visible = new Set();
+    this.drawnAt = new Map(); // chart → when, in ms
+    this.observer = new IntersectionObserver((entries) => this.#seen(entries));
   }
 
   /** Draws everything: `view` of data.js, the steps [from, to] of the x axis, theme.js's colours. */
@@ -44,18 +48,30 @@ export class Charts {
   }
 
   close() {
+    this.observer.disconnect();
     for (const id of this.wired) window.Plotly.purge(id);
   }
 
   #plot(id, traces, from, to, colours, options) {
     const element = document.getElementById(id);
-    if (!element) return;
+    const now = performance.now();
+    if (!element || (!this.visible.has(id) && now - this.drawnAt.get(id) < UNSEEN_MS)) return;
+    this.drawnAt.set(id, now);
     window.Plotly.react(element, traces, layout(from, to, colours, options), CONFIG);
     if (!this.wired.has(id)) this.#wire(id, element);
   }
 
+  #seen(entries) {
+    for (const { target, isIntersecting } of entries) {
+      if (isIntersecting) this.visible.add(target.id);
+      else this.visible.delete(target.id);
+    }
+    this.on.seen();
+  }
+
   #wire(id, element) {
     this.wired.add(id);
+    this.observer.observe(element);
     element.on("plotly_relayout", (change) => {
       const [from, to] = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
       if (from !== undefined && to !== undefined) this.on.zoomed(Math.round(from), Math.round(to));
@@ -114,7 +130,7 @@ function computeLines(view, colours) {
   return view.ranks.flatMap((rank, at) => {
     const color = colours.ranks[at % colours.ranks.length];
     const trace = (name) => ({
-      ...thin(...broken(view.cellStep, column(view, name, rank), view.bucket), most),
+      ...thin(...broken(view.cellStep, column(view, name, rank), view.cellBucket), most),
       type: "scatter", connectgaps: false, legendgroup: `${rank}`,
     });
     return [
@@ -138,8 +154,11 @@ const BAND = [
   ["p50", 0.5, "dot", 1.4],
 ];
 
+/** The slowest comes from the steps themselves: exact, however few of the workers' own rows are here. */
 function computeBand(view, colours) {
-  return quantileLines(view, "compute_s", BAND, colours, "%{y:.3~s}s");
+  const [max, ...others] = quantileLines(view, "compute_s", BAND, colours, "%{y:.3~s}s");
+  const slowest = metricLine(view, "compute_max", ".3~s", colours);
+  return [{ ...max, x: slowest.x, y: slowest.y }, ...others];
 }
 
 function shareBand(view, colours) {
@@ -150,7 +169,7 @@ function quantileLines(view, name, levels, colours, hovertemplate) {
   return levels.map(([label, q, dash, width], at) => {
     const y = view.cells.map((cell) => quantileOf(cell, name, q));
     return {
-      ...thin(...broken(view.cellStep, y, view.bucket), MOST_POINTS / levels.length),
+      ...thin(...broken(view.cellStep, y, view.cellBucket), MOST_POINTS / levels.length),
       type: "scatter", mode: "lines", name: `${label} of ${view.ranks.length} workers`, connectgaps: false,
       line: { color: colours.ranks[at], dash, width }, hovertemplate,
     };

@@ -1,6 +1,6 @@
 // What the page knows of a run: the newest steps, one entry each, and what is marked on every chart.
-const MOST_STEPS = 2000;
-const MOST_CELLS = 400_000; // workers × steps: with many workers fewer steps are kept
+export const MOST_STEPS = 2000;
+const MOST_CELLS = 400_000; // workers × steps: with many workers, theirs of fewer steps
 export const CELLS = ["compute_s", "ett_s", "share"];
 
 /** Rows of an object of columns. */
@@ -30,11 +30,6 @@ export class RunData {
     this.begins = 0; // the run's first step: later than 0 where it was resumed
   }
 
-  /** So many of the newest steps are kept of a run with `world` workers. */
-  static kept(world) {
-    return Math.max(100, Math.min(MOST_STEPS, Math.floor(MOST_CELLS / Math.max(1, world))));
-  }
-
   /** The newest complete step's number, or -1. */
   get latest() {
     return this.newest ?? -1;
@@ -45,7 +40,7 @@ export class RunData {
       this.steps.set(row.step, row);
       if (!(row.step <= this.newest)) this.newest = row.step;
     }
-    this.#forget(this.steps);
+    this.#forget(this.steps, MOST_STEPS);
   }
 
   /** Flat columns, as events bring them: one entry per rank and step. */
@@ -55,14 +50,14 @@ export class RunData {
       const cell = this.#cell(columns.step[i], columns.rank[i]);
       for (const name of CELLS) cell[name][columns.rank[i]] = columns[name][i] ?? NaN;
     }
-    this.#forget(this.cells);
+    this.#forget(this.cells, this.#mostCells());
   }
 
   /** Tables name[rank][step], as `GET worker-steps` answers. */
   addTable(table) {
     for (const [step, cell] of cellsOf(table)) this.cells.set(step, cell);
     this.world = Math.max(this.world, 1 + Math.max(-1, ...table.ranks));
-    this.#forget(this.cells);
+    this.#forget(this.cells, this.#mostCells());
   }
 
   addSegment(segment) {
@@ -88,10 +83,11 @@ export class RunData {
     return sorted(this.steps).filter((step) => step >= from && step <= to).map((step) => this.steps.get(step));
   }
 
-  /** Whether all that is known of step `from` and later ones is here. */
-  reachesBackTo(from) {
-    const first = sorted(this.steps)[0];
-    return first !== undefined && first <= Math.max(from, this.begins);
+  /** Whether all that there is of step `from` and later ones is here; with `cells`, of each worker too. */
+  reachesBackTo(from, cells = false) {
+    return [this.steps, ...(cells ? [this.cells] : [])].every(
+      (map) => sorted(map)[0] <= Math.max(from, this.begins),
+    );
   }
 
   /** What charts draw, of steps [from, to]. */
@@ -102,12 +98,17 @@ export class RunData {
     const cellStep = sorted(this.cells).filter((step) => step >= from && step <= to);
     return {
       bucket: 1,
+      cellBucket: 1,
       step: found.map((row) => row.step),
       metrics,
       cellStep,
       cells: cellStep.map((step) => this.cells.get(step)),
       ranks: Array.from({ length: this.world }, (_, rank) => rank),
     };
+  }
+
+  #mostCells() {
+    return Math.max(100, Math.min(MOST_STEPS, Math.floor(MOST_CELLS / Math.max(1, this.world))));
   }
 
   #cell(step, rank) {
@@ -124,8 +125,7 @@ export class RunData {
     return cell;
   }
 
-  #forget(map) {
-    const most = RunData.kept(this.world);
+  #forget(map, most) {
     if (map.size <= most) return;
     for (const step of sorted(map).slice(0, map.size - most)) map.delete(step);
   }
@@ -157,6 +157,7 @@ export function historyView(steps, table) {
   const cells = cellsOf(table);
   return {
     bucket: steps.bucket,
+    cellBucket: table.bucket,
     step: steps.step,
     metrics: steps,
     cellStep: table.step,

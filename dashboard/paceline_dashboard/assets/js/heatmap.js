@@ -24,7 +24,7 @@ export class HeatMap {
     const canvas = byId("heatmap");
     if (!canvas || !view.cellStep.length) return;
     if (!this.wired) this.#wire(canvas);
-    Object.assign(this, { view, from, to, columns: Math.ceil((to - from + 1) / view.bucket) });
+    Object.assign(this, { view, from, to, columns: Math.ceil((to - from + 1) / view.cellBucket) });
     this.together = Math.ceil(view.ranks.length / MOST_ROWS);
     const height = Math.ceil(view.ranks.length / this.together);
     const [low, high] = this.#fill(height);
@@ -42,7 +42,7 @@ export class HeatMap {
     this.values = new Float32Array(columns * height).fill(NaN);
     let [low, high] = [Infinity, -Infinity];
     view.cellStep.forEach((step, at) => {
-      const x = Math.floor((step - from) / view.bucket);
+      const x = Math.floor((step - from) / view.cellBucket);
       if (x < 0 || x >= columns) return;
       view.ranks.forEach((rank, order) => {
         const value = view.cells[at].compute_s[rank];
@@ -77,7 +77,7 @@ export class HeatMap {
       const ranks = this.view.ranks.slice(y * this.together, (y + 1) * this.together);
       const who = ranks.length > 1 ? `slowest of ranks ${ranks[0]}–${ranks.at(-1)}` : `rank ${ranks[0]}`;
       const value = this.values[y * this.columns + x];
-      text("heatmap-readout", `step ${this.from + x * this.view.bucket}, ${who}: ${seconds(value)}`);
+      text("heatmap-readout", `step ${this.from + x * this.view.cellBucket}, ${who}: ${seconds(value)}`);
     });
     canvas.addEventListener("pointerleave", () => {
       this.hovered = false;

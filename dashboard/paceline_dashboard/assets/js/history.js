@@ -1,10 +1,10 @@
-// Older steps than the page holds, thinned out by the server.
+// Steps older than those the page holds, thinned out by the server.
 import { get } from "./api.js";
 import { historyView } from "./data.js";
 
 const POINTS = 1000;
-const MOST_CELLS = 200_000; // workers × points in one answer
-const MOST_RANKS = 512; // of more workers, as many at even distances
+const MOST_CELLS = 60_000; // workers × points in one answer
+const MOST_RANKS = 2048; // of more workers, as many at even distances
 
 export class History {
   /** @param arrived called when a view has come. */

@@ -1,7 +1,7 @@
 // The page of one run: keeps its parts fed and drawn.
 import { get, post } from "./api.js";
 import { Charts, MOST_LINES } from "./charts.js";
-import { RunData } from "./data.js";
+import { MOST_STEPS, RunData } from "./data.js";
 import { byId, connection, crumbs, make, poll, problem, show, text, whenThere } from "./dom.js";
 import { Effects } from "./effect.js";
 import { HeatMap } from "./heatmap.js";
@@ -13,6 +13,7 @@ import { drawFacts, drawHeader, drawKpis, ENDED } from "./summary.js";
 import { onTheme, theme } from "./theme.js";
 import { drawWorkers } from "./workers.js";
 
+const LOADED_CELLS = 60_000; // workers × steps at once: a second of the server's time
 const POLL_S = 2; // what events do not carry: workers' fits, the controller's lease
 const LEAST_SPAN = 20; // steps on the axis from the first one on, so that it does not jump
 
@@ -39,6 +40,7 @@ class RunPage {
     this.charts = new Charts({
       zoomed: (from, to) => this.#zoom([Math.max(0, from), Math.max(from + 1, to)]),
       reset: () => this.#zoom(null),
+      seen: () => this.painter.request(),
     });
     this.heatmap = new HeatMap();
     this.endings = [];
@@ -96,16 +98,18 @@ class RunPage {
 
   /** The snapshot, and of a long run its newest steps; returns where events go on from. */
   async #load(current) {
-    const kept = RunData.kept(this.run.world ?? this.run.nproc);
-    const long = this.run.step >= kept; // its snapshot is thinned out: nothing to go on from
-    const answer = await get(`${this.path}/snapshot`, { points: long ? 2 : kept });
+    const world = this.run.world ?? this.run.nproc;
+    const most = Math.max(50, Math.min(MOST_STEPS, Math.floor(LOADED_CELLS / world)));
+    const long = this.run.step >= most; // its snapshot is thinned out: nothing to go on from
+    const answer = await get(`${this.path}/snapshot`, { points: long ? 2 : most });
     const begins = answer.steps.from ?? 0;
     if (!this.policy.presets.length) await this.policy.load();
     if (answer.steps.bucket > 1 || answer.worker_steps.bucket > 1) {
-      const newest = { from: Math.max(0, answer.run.step - kept + 1), points: kept + 1000 };
+      // Some steps more than wanted: those that end while this is on its way.
+      const newest = (steps) => ({ from: Math.max(0, answer.run.step - steps + 1), points: steps + 1000 });
       [answer.steps, answer.worker_steps] = await Promise.all([
-        get(`${this.path}/steps`, newest),
-        get(`${this.path}/worker-steps`, newest),
+        get(`${this.path}/steps`, newest(MOST_STEPS)),
+        get(`${this.path}/worker-steps`, newest(most)),
       ]);
     }
     if (current()) this.#start(answer, begins);
@@ -193,7 +197,9 @@ class RunPage {
     const choice = byId("chart-window").value;
     const first = choice === "all" ? begins : Math.max(begins, latest - Number(choice) + 1);
     const [from, to] = this.zoom ?? [first, Math.max(latest, first + LEAST_SPAN - 1)];
-    const here = latest < 0 || this.data.reachesBackTo(from);
+    // A live window never waits for history: with many workers, their own lines begin later.
+    const live = this.zoom === null && choice !== "all";
+    const here = live || latest < 0 || this.data.reachesBackTo(from, true);
     const key = this.zoom?.join("–") ?? choice;
     const older = here ? null : this.history.view(key, from, to, world);
     return [from, to, older ?? this.data.view(from, to)];
@@ -217,6 +223,8 @@ class RunPage {
 
 function note(view, zoom) {
   const parts = [];
+  const [first, firstCell] = [view.step[0], view.cellStep[0]];
+  if (view.bucket === 1 && firstCell > first) parts.push(`single workers from step ${firstCell} on`);
   if (view.bucket > 1) parts.push(`each point stands for ${view.bucket} steps; extremes kept`);
   parts.push(zoom ? "double-click a chart to go back" : "drag across a chart to zoom");
   return parts.join(" · ");

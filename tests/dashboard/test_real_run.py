@@ -1,0 +1,49 @@
+"""Four real ranks in a real browser: an operator sees who is slow, switches, and sees it help."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from playwright.sync_api import Page, expect
+
+from paceline_backend.stack import Stack
+from support.e2e import all_steps, start_training, wait_for_step
+
+pytestmark = [pytest.mark.browser, pytest.mark.ranks]
+
+
+def number(page: Page, tile: str) -> float:
+    """The number that a tile shows."""
+    found = re.search(r"[\d.]+", page.locator(f"#{tile}").inner_text().split("\n", 1)[-1])
+    return float(found[0]) if found else float("nan")
+
+
+def test_switch_by_clicking(page: Page, stack: Stack) -> None:
+    run = start_training(stack, epochs=40)
+    wait_for_step(stack, run, 12)
+    page.goto(stack.url)
+    page.get_by_role("link", name="train").click()
+    expect(page.locator("#run-state")).to_contain_text("running")
+    expect(page.locator("#chart-compute")).to_contain_text("rank 3")
+    expect(page.locator("#kpi-se")).to_contain_text(re.compile(r"\d"))
+    before = number(page, "kpi-se")
+    assert before > 0.5
+
+    page.locator("#policy-select").select_option("chronica")
+    page.locator("#policy-apply").click()
+    page.locator("#policy-confirm").click()
+    expect(page.locator("#switch-status")).to_contain_text(re.compile(r"took effect at step \d+"))
+
+    switch = stack.api("GET", f"/runs/{run}/switches")[1]
+    assert switch["policy"] == "chronica"
+    wait_for_step(stack, run, switch["effective_step"] + 25)
+    # The tile is the mean of 20 steps; the page itself shows the fall, without a reload.
+    page.wait_for_function(
+        "limit => parseFloat(document.querySelector('#kpi-se').innerText.match(/[\\d.]+/)[0]) < limit",
+        arg=before / 2,
+    )
+    se = all_steps(stack, run)["se"]
+    assert sum(se[-10:]) / 10 < before / 2
+    stack.api("POST", f"/runs/{run}/stop", {"force": False})
+    expect(page.locator("#run-state")).to_contain_text(re.compile("stopped|finished"))
