@@ -109,6 +109,7 @@ def _serve(rank: int, world: int, port: int, pipe: Connection) -> None:
     import torch
     import torch.distributed as dist
 
+    multiprocessing.set_start_method("fork", force=True)  # of data loader workers, as in a script
     torch.set_num_threads(1)
     address = f"tcp://127.0.0.1:{port}"
     dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world)
