@@ -54,7 +54,7 @@ def wait(stack: Stack, run: str, until: Any, timeout_s: float = 60.0) -> dict[st
 def first_step_at(stack: Stack, run: str, step: int) -> tuple[float, float]:
     """When a step began (Unix time), and how long it took."""
     while True:
-        rows = stack.api("GET", f"/runs/{run}/steps?from={step}&to={step + 1}")
+        rows = stack.api("GET", f"/runs/{run}/steps?from={step}&to={step}")
         if rows["step"]:
             return rows["ended_at"][0] - rows["step_s"][0], rows["step_s"][0]
         time.sleep(0.02)
@@ -71,9 +71,8 @@ def switch(stack: Stack, run: str, policy: str) -> dict[str, float]:
         made = stack.api("GET", f"/runs/{run}/switches")[version]
         if made["effective_step"] is not None:
             began, step_s = first_step_at(stack, run, made["effective_step"])
-            ended = stack.api(
-                "GET", f"/runs/{run}/steps?from=0&to={made['effective_step']}&points=5000"
-            )
+            earlier = made["effective_step"] - 1
+            ended = stack.api("GET", f"/runs/{run}/steps?from=0&to={earlier}&points=5000")
             before = sum(1 for at in ended["ended_at"] if at > asked)
             return {"latency_s": began - asked, "steps": before, "step_s": step_s}
         time.sleep(0.02)

@@ -9,7 +9,9 @@ import pytest
 import redis
 from hypothesis import settings
 
+from paceline.processes import free_port
 from paceline_backend.bus.embedded import EmbeddedBus
+from paceline_backend.stack import Stack
 from support.postgres import Postgres
 
 # The machine is shared and noisy: an example's time says nothing.
@@ -45,3 +47,10 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path / 'paceline.db'}"
     server: Postgres = request.getfixturevalue("_postgres")
     return server.database()
+
+
+@pytest.fixture
+def stack(tmp_path: Path) -> Iterator[Stack]:
+    """A running embedded stack: server, bus, SQLite and one agent."""
+    with Stack(tmp_path / "data", free_port()) as running:
+        yield running

@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from paceline_backend.stack import Stack
-from support.e2e import all_steps, start_training, wait_for_step
+from support.e2e import all_steps, start_training, wait_for, wait_for_step
 
 pytestmark = [pytest.mark.browser, pytest.mark.ranks]
 
@@ -39,10 +39,7 @@ def test_switch_by_clicking(page: Page, stack: Stack) -> None:
     assert switch["policy"] == "chronica"
     wait_for_step(stack, run, switch["effective_step"] + 25)
     # The tile is the mean of 20 steps; the page itself shows the fall, without a reload.
-    page.wait_for_function(
-        "limit => parseFloat(document.querySelector('#kpi-se').innerText.match(/[\\d.]+/)[0]) < limit",
-        arg=before / 2,
-    )
+    wait_for("the tile to fall", lambda: number(page, "kpi-se") < before / 2)
     se = all_steps(stack, run)["se"]
     assert sum(se[-10:]) / 10 < before / 2
     stack.api("POST", f"/runs/{run}/stop", {"force": False})

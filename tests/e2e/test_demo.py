@@ -1,0 +1,82 @@
+"""`paceline demo` as a new user runs it."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline.processes import free_port
+from support.e2e import wait_for
+
+pytestmark = pytest.mark.ranks
+
+
+def test_report(tmp_path: Path) -> None:
+    command = ["demo", "--report", "--json", "--epochs", "5", "--switch-at", "24"]
+    done = subprocess.run(
+        [sys.executable, "-m", "paceline", *command, "--data", str(tmp_path)],
+        capture_output=True,
+        timeout=170,
+    )
+    assert done.returncode == 0, done.stderr.decode()
+    figures = json.loads(done.stdout)  # and nothing else on standard output
+    assert set(figures["presets"]) == {"bsp", "chronica"}
+    for preset in figures["presets"].values():
+        assert set(preset) >= {
+            "steps",
+            "step_time_s",
+            "se",
+            "step_dif",
+            "waste",
+            "ett_mape",
+            "time_over_fluid",
+            "speedup",
+            "speedup_limit",
+        }
+        assert preset["steps"] > 0
+    assert figures["presets"]["chronica"]["se"] < figures["presets"]["bsp"]["se"] / 2
+    assert figures["coverage"]["exact"] is True
+    assert len(figures["coverage"]["epochs"]) == 5
+    assert 0.1 < figures["accuracy"] <= 1
+    assert figures["emulated"]["slowdowns"] == [1, 1, 1.5, 3]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_signal_leaves_no_process(tmp_path: Path, number: int) -> None:
+    with (tmp_path / "log").open("wb") as log:
+        where = ["--port", str(free_port()), "--data", str(tmp_path / "data")]
+        demo = subprocess.Popen(
+            [sys.executable, "-m", "paceline", "demo", *where],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    family = psutil.Process(demo.pid)
+    try:
+        wait_for("ranks", lambda: len(_ranks(family)) >= 4, 60)
+        children = family.children(recursive=True)
+        demo.send_signal(number)
+        assert demo.wait(timeout=40) == 128 + number
+    finally:
+        demo.kill()
+        demo.wait()
+    _, alive = psutil.wait_procs(children, timeout=10)
+    assert not alive
+    assert "http://127.0.0.1:" in (tmp_path / "log").read_text()
+
+
+def _ranks(family: psutil.Process) -> list[psutil.Process]:
+    found = []
+    for child in family.children(recursive=True):
+        try:
+            if "train.py" in " ".join(child.cmdline()) and "RANK" in child.environ():
+                found.append(child)
+        except psutil.Error:
+            continue  # it ended meanwhile
+    return found
