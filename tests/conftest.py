@@ -9,7 +9,6 @@ import pytest
 import redis
 from hypothesis import settings
 
-from paceline.processes import free_port
 from paceline_backend.bus.embedded import EmbeddedBus
 from paceline_backend.stack import Stack
 from support.postgres import Postgres
@@ -52,5 +51,5 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Stack]:
     """A running embedded stack: server, bus, SQLite and one agent."""
-    with Stack(tmp_path / "data", free_port()) as running:
+    with Stack(tmp_path / "data", 0) as running:
         yield running

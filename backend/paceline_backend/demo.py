@@ -16,7 +16,6 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.errors import PacelineError
-from paceline.processes import free_port
 from paceline_backend.stack import Stack
 
 # The demo's devices: 36 µs a point and 5 ms a step make a step of 64 recordings some 0.25 s when
@@ -262,7 +261,7 @@ def register(app: typer.Typer) -> None:
 
         def work() -> None:
             if as_report:
-                with Stack(data, port or free_port()) as stack:
+                with Stack(data, 0 if port is None else port) as stack:
                     err.print(f"training on {stack.url}; device speeds are emulated: {slowdown}")
                     figures = report(stack, slowdowns, epochs or 15, switch_at, ("bsp", to))
                 if as_json:
@@ -273,7 +272,7 @@ def register(app: typer.Typer) -> None:
                 if not figures["coverage"]["exact"]:
                     raise PacelineError("coverage is not exact")
                 return
-            with Stack(data, port or 8000) as stack:
+            with Stack(data, 8000 if port is None else port) as stack:
                 run = start_run(
                     stack, slowdowns, epochs or 60, "bsp", (data / "result.json").resolve()
                 )

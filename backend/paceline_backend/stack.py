@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -17,6 +18,7 @@ import httpx
 from paceline.errors import PacelineError
 from paceline.processes import die_with_parent
 
+_READY = re.compile(r"Paceline on http://\S+:(\d+)")
 _STOP_S = 25.0  # an agent ends its ranks, a server its streams, well before
 
 
@@ -25,7 +27,7 @@ class Stack:
 
     Args:
         data: directory for database, bus file, logs and runs; made if missing.
-        port: of REST and dashboard.
+        port: of REST and dashboard; 0 takes any free one.
         host: to listen on.
         token: wanted from clients; needed beyond loopback.
     """
@@ -36,12 +38,17 @@ class Stack:
         self.data = data
         self.host = host
         self.port = port
-        self.url = f"http://{'127.0.0.1' if host == '0.0.0.0' else host}:{port}"
         headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self.http = httpx.Client(base_url=self.url, headers=headers, timeout=10)
+        self.http = httpx.Client(headers=headers, timeout=10)  # its base URL: once it is known
         self.server: subprocess.Popen[bytes] | None = None
         self.agent: subprocess.Popen[bytes] | None = None
         self._env = {"PACELINE_TOKEN": token} if token else {}
+        self._said_before: dict[str, int] = {}  # bytes in each log when its process started
+
+    @property
+    def url(self) -> str:
+        """Of dashboard and REST, as one on this machine reaches it."""
+        return f"http://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
 
     def start(self) -> Stack:
         """Starts both and waits until the server is ready and the agent registered.
@@ -65,7 +72,10 @@ class Stack:
         """Starts the control plane (again, after a fault) and waits until it is ready."""
         where = ["--host", self.host, "--port", str(self.port), "--data", str(self.data)]
         self.server = self._spawn("server", *where)
-        self._wait(self.server, "server", lambda: self._ok("/readyz"))
+        # Its own word, not an answer on the port: that might be another server's.
+        self._wait(self.server, "server", lambda: _READY.search(self._said("server")))
+        self.port = int(_READY.findall(self._said("server"))[-1])
+        self.http.base_url = self.url
 
     def start_agent(self) -> None:
         """Starts the agent and waits until the server knows its node."""
@@ -103,6 +113,7 @@ class Stack:
 
     def _spawn(self, *arguments: str) -> subprocess.Popen[bytes]:
         with (self.data / f"{arguments[0]}.log").open("ab") as log:
+            self._said_before[arguments[0]] = log.tell()
             return subprocess.Popen(
                 [sys.executable, "-m", "paceline", *arguments],
                 stdin=subprocess.DEVNULL,
@@ -113,7 +124,7 @@ class Stack:
                 preexec_fn=die_with_parent,
             )
 
-    def _wait(self, child: subprocess.Popen[bytes], name: str, ready: Callable[[], bool]) -> None:
+    def _wait(self, child: subprocess.Popen[bytes], name: str, ready: Callable[[], object]) -> None:
         deadline = time.monotonic() + 60
         while child.poll() is None and time.monotonic() < deadline:
             if ready():
@@ -121,14 +132,14 @@ class Stack:
             time.sleep(0.05)
         code = child.poll()
         why = "did not become ready in 60 s" if code is None else f"ended with code {code}"
-        words = (self.data / f"{name}.log").read_text(errors="replace").strip().splitlines()[-3:]
+        words = self._said(name).strip().splitlines()[-3:]
         raise PacelineError(f"paceline {name} {why}: " + "\n".join(words))
 
-    def _ok(self, path: str) -> bool:
-        try:
-            return self.http.get(path).is_success
-        except httpx.TransportError:
-            return False
+    def _said(self, name: str) -> str:
+        """What a child has written since it was started last."""
+        with (self.data / f"{name}.log").open("rb") as log:
+            log.seek(self._said_before[name])
+            return log.read().decode(errors="replace")
 
     def _registered(self) -> bool:
         return any(node["alive"] for node in self.api("GET", "/nodes"))

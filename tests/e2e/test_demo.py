@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +12,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline.processes import free_port
 from support.e2e import wait_for
 
 pytestmark = pytest.mark.ranks
@@ -50,7 +50,7 @@ def test_report(tmp_path: Path) -> None:
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_signal_leaves_no_process(tmp_path: Path, number: int) -> None:
     with (tmp_path / "log").open("wb") as log:
-        where = ["--port", str(free_port()), "--data", str(tmp_path / "data")]
+        where = ["--port", "0", "--data", str(tmp_path / "data")]
         demo = subprocess.Popen(
             [sys.executable, "-m", "paceline", "demo", *where],
             stdin=subprocess.DEVNULL,
@@ -69,6 +69,21 @@ def test_signal_leaves_no_process(tmp_path: Path, number: int) -> None:
     _, alive = psutil.wait_procs(children, timeout=10)
     assert not alive
     assert "http://127.0.0.1:" in (tmp_path / "log").read_text()
+
+
+def test_port_of_another_server(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = str(other.getsockname()[1])
+        done = subprocess.run(
+            [sys.executable, "-m", "paceline", "demo", "--port", port, "--data", str(tmp_path)],
+            capture_output=True,
+            timeout=60,
+        )
+    assert done.returncode == 3
+    assert f"port {port}" in done.stderr.decode()
+    assert "choose another with --port" in done.stderr.decode()
 
 
 def _ranks(family: psutil.Process) -> list[psutil.Process]:
