@@ -117,7 +117,13 @@ class WeightedDDP(DistributedDataParallel):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it backward passes accumulate on this rank; the next one outside reduces all."""
+        """Within it backward passes accumulate on this rank; the next one outside reduces all.
+
+        Raises:
+            ValueError: with ``static_graph=True``, where PyTorch's reducer fails.
+        """
+        if self.static_graph:
+            raise ValueError("no_sync() needs static_graph=False: PyTorch's reducer takes not both")
         with super().no_sync():
             try:
                 yield

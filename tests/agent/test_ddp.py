@@ -54,3 +54,47 @@ def test_accumulated_gradient_is_that_of_one_process(ranks: Ranks, data: st.Data
     wanted = options(kind) | {"gradient_as_bucket_view": view}
     for errors in ranks.run(gradients.accumulate, kind, steps, how, 7, wanted):
         assert max(errors) <= BOUND
+
+
+@pytest.mark.parametrize(
+    "wanted",
+    [
+        {"gradient_as_bucket_view": True},
+        {"bucket_cap_mb_list": [1e-4, 2e-4]},  # several buckets
+        {"find_unused_parameters": True},
+        {"forward_sync_buffers": True},
+    ],
+    ids=lambda wanted: next(iter(wanted)),
+)
+def test_options_of_ddp_keep_the_gradient(ranks: Ranks, wanted: dict[str, Any]) -> None:
+    split = [0, 3, 1, 2][: ranks.world]
+    for errors in ranks.run(gradients.compare, "conv", split, "samples", 3, wanted):
+        assert max(errors) <= BOUND
+    steps = [split, split[::-1], split]
+    for how in ("each", "all"):
+        for errors in ranks.run(gradients.accumulate, "conv", steps, how, 3, wanted):
+            assert max(errors) <= BOUND
+
+
+def test_a_static_graph_keeps_the_gradient_and_cannot_accumulate(ranks: Ranks) -> None:
+    split = [0, 3, 1, 2][: ranks.world]
+    wanted = {"static_graph": True}
+    for errors in ranks.run(gradients.compare, "conv", split, "size", 3, wanted):
+        assert max(errors) <= BOUND
+    for text in ranks.run(gradients.no_sync_of_static_graph):
+        assert "static_graph=False" in text
+
+
+def test_two_models_in_one_step(ranks: Ranks) -> None:
+    """Their reductions are told apart: the first one's wait is not the second one's computing."""
+    split = [2, 0, 1, 3][: ranks.world]
+    for errors, times in ranks.run(gradients.two_models, split):
+        assert max(errors) <= BOUND
+        compute_s, sync_s, whole_s = times
+        assert compute_s + sync_s <= whole_s
+
+
+def test_small_models_have_one_bucket_and_send_no_buffers(ranks: Ranks) -> None:
+    for buckets, sends in ranks.run(gradients.buckets):
+        assert buckets == 1
+        assert not sends

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from itertools import chain
 from typing import Any
 
@@ -234,3 +235,45 @@ def _accumulate(
         with model.no_sync():
             backward(last)
     backward(last)
+
+
+def two_models(counts: list[int]) -> tuple[list[float], tuple[float, float, float]]:
+    """Errors of two models that are trained in the same step, and what the step measured."""
+    rank = dist.get_rank()
+    now = ddp.Now(dist.get_world_size())
+    parts = split(counts, 1)
+    models = [ddp.WeightedDDP(make(kind, 1), now) for kind in ("mlp", "norm")]
+    references = [make(kind, 1) for kind in ("mlp", "norm")]
+    started = time.perf_counter()
+    step = now.step = running(parts, rank)
+    for model, reference in zip(models, references, strict=True):
+        loss_of(model, parts[rank] or [FILLER], "samples").backward()
+        loss_of(reference, list(chain(*parts)), "samples").backward()
+    step.body_done()
+    whole_s = time.perf_counter() - started
+    compute_s, sync_s, _ = step.read()
+    errors = [
+        difference(gradient(model.module), gradient(reference))
+        for model, reference in zip(models, references, strict=True)
+    ]
+    return errors, (compute_s, sync_s, whole_s)
+
+
+def buckets() -> tuple[int, bool]:
+    """Buckets of a model of some MB once DDP has rebuilt them, and whether it sends buffers."""
+    now = ddp.Now(dist.get_world_size())
+    big = nn.Sequential(*[nn.Linear(512, 512) for _ in range(4)], nn.BatchNorm1d(512))
+    model = ddp.WeightedDDP(big, now)
+    for _ in range(3):
+        model(torch.zeros(2, 512)).sum().backward()
+    sizes = model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
+    return len(str(sizes).split(",")), model.will_sync_module_buffers()
+
+
+def no_sync_of_static_graph() -> str:
+    model = ddp.WeightedDDP(make("mlp", 1), ddp.Now(dist.get_world_size()), static_graph=True)
+    try:
+        with model.no_sync():
+            return ""
+    except ValueError as error:
+        return str(error)
