@@ -270,6 +270,9 @@ def test_history_beyond_the_pages_memory(
     page.mouse.up()
     page.wait_for_function("document.getElementById('chart-loss').layout.xaxis.range[1] < 2400")
     assert layout_of(page, "loss")["range"] == layout_of(page, "se")["range"]
+    # So does pointing at a step.
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 40)
+    expect(page.locator("#chart-waste .hoverlayer .legend")).to_be_visible()
 
 
 def test_unknown_run_and_unknown_page(page: Page, web: httpx.Client) -> None:

@@ -23,6 +23,7 @@ export class Charts {
     this.on = on;
     this.wired = new Set();
     this.hovering = false;
+    this.pointer = null; // the chart under the pointer and where along its axis: {id, part}
     this.visible = new Set();
     this.drawnAt = new Map(); // chart → when, in ms
     this.observer = new IntersectionObserver((entries) => this.#seen(entries));
@@ -45,6 +46,9 @@ export class Charts {
     for (const { id, metric, hover, tick } of METRIC_CHARTS) {
       this.#plot(id, [metricLine(view, metric, hover, colours)], from, to, colours, { ...marked, tick });
     }
+    this.range = [from, to];
+    // The axis moved on under a resting pointer: the other charts follow to the step that is there now.
+    if (this.pointer) this.#others(this.pointer.id, Math.round(from + this.pointer.part * (to - from)));
   }
 
   close() {
@@ -81,9 +85,15 @@ export class Charts {
     element.on("plotly_unhover", () => this.#hover(id, undefined));
   }
 
-  /** Shows the same step on the other charts. */
-  #hover(source, x) {
+  #hover(id, x) {
     if (this.hovering) return; // our own call's event
+    const [from, to] = this.range;
+    this.pointer = x === undefined ? null : { id, part: (x - from) / (to - from) };
+    this.#others(id, x);
+  }
+
+  /** Shows the same step on the other charts. */
+  #others(source, x) {
     this.hovering = true;
     for (const id of ALL.filter((other) => other !== source && this.wired.has(other))) {
       if (x === undefined) window.Plotly.Fx.unhover(id);
@@ -99,15 +109,16 @@ function layout(from, to, colours, { shapes, annotations, tick, suffix = "", top
     shapes,
     annotations,
     margin: { l: 46, r: 12, t: 18, b: legend ? 42 : 24 },
-    paper_bgcolor: "rgba(0,0,0,0)",
-    plot_bgcolor: "rgba(0,0,0,0)",
+    paper_bgcolor: colours.panel,
+    plot_bgcolor: colours.panel,
     font: { family: "inherit", size: 11, color: colours.muted },
     showlegend: legend,
     legend: { orientation: "h", x: 0, y: -0.12, yanchor: "top", font: { size: 11 } },
     hovermode: "x unified",
     hoverlabel: { bgcolor: colours.panel, bordercolor: colours.line, font: { color: colours.text, size: 11 } },
     dragmode: "zoom",
-    xaxis: { ...axis, range: [from - 0.5, to + 0.5], showgrid: false, tickformat: ",d", nticks: 8, hoverformat: ",d" },
+    xaxis: { ...axis, range: [from - 0.5, to + 0.5], showgrid: false, tickformat: ",d", nticks: 8, hoverformat: ",d",
+      spikecolor: colours.muted, spikethickness: 1, spikedash: "solid" },
     yaxis: {
       ...axis, fixedrange: true, rangemode: "tozero", tickformat: tick, ticksuffix: suffix, nticks: 6,
       ...(top === undefined ? {} : { range: [0, top] }),
