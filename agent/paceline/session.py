@@ -129,6 +129,7 @@ class Session:
         self._skip_epoch = False  # a checkpoint was taken in its last step
         self._in_epoch = False
         self._stopped = self._closed = False
+        self._pid = os.getpid()
         atexit.register(self.close)
 
     def loader(self, **options: Any) -> Loader:
@@ -270,7 +271,7 @@ class Session:
         It is called at exit, too; calling it again does nothing. A rank that raises needs no other
         care: TorchElastic ends its peers; without, they fail in their next reduction once it exits.
         """
-        if self._closed:
+        if self._closed or os.getpid() != self._pid:  # a forked child shares our connections
             return
         self._closed, self._stopped = True, self.stopped
         atexit.unregister(self.close)
@@ -285,8 +286,7 @@ class Session:
             self._control.close()
         if self._emitter is not None:
             self._emitter.close()
-        # The store goes here and now: collected later in a forked data loader worker it would wait
-        # there for its server thread, which is not forked.
+        # Loader and script may live on; the store's server and port need not.
         self._leader = self._plan = self._store = None
 
     # What the loader calls.

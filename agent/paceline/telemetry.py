@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import threading
 import time
 from collections import deque
@@ -51,7 +50,6 @@ class Emitter:
         self._away = False
         self._retry_at = 0.0
         self._noted = 0
-        self._pid = os.getpid()
         self.memory_bytes = 0  # as of the last flush
         self.overflowed = 0  # records lost before the thread took them: the training thread's count
         self.undelivered = 0  # records lost after: the background thread's
@@ -77,8 +75,6 @@ class Emitter:
 
     def close(self, timeout_s: float = 3.0) -> None:
         """Delivers what is left and ends the thread, within the timeout. May be called again."""
-        if os.getpid() != self._pid:  # a data loader worker: the thread is not there
-            return
         self._closing = True
         self._wake.set()
         self._thread.join(timeout_s)

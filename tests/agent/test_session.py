@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
 from collections.abc import Iterator
 from itertools import chain
 from typing import Any
@@ -131,12 +132,13 @@ def test_mixed_precision_with_a_scaler_is_that_of_one_process(ranks: Ranks) -> N
         torch.testing.assert_close(got, alone, rtol=2e-2, atol=2e-3)  # bfloat16 activations
 
 
+@pytest.mark.parametrize("around", [False, True])
 @pytest.mark.parametrize("discard", [False, True])
-def test_accumulation_is_that_of_one_process(ranks: Ranks, discard: bool) -> None:
-    """5 steps an epoch, accumulated by 3: an epoch ends within an accumulation."""
+def test_accumulation_is_that_of_one_process(ranks: Ranks, discard: bool, around: bool) -> None:
+    """5 steps an epoch, the last one smaller, accumulated by 3: an epoch ends within."""
     options = {"global_batch": 4, "seed": 1}
-    alone = sessions.accumulate(18, 3, options, discard)
-    for got in ranks.run(sessions.accumulate, 18, 3, options, discard):
+    alone = sessions.accumulate(18, 3, options, discard, around)
+    for got in ranks.run(sessions.accumulate, 18, 3, options, discard, around):
         torch.testing.assert_close(got, alone)
 
 
@@ -304,6 +306,20 @@ def test_nothing_is_in_hand_outside_the_loop() -> None:
     session.close()
     with pytest.raises(paceline.PacelineError, match="closed"):
         next(iter(loader))
+
+
+def test_a_forked_child_leaves_the_session_open() -> None:
+    session = paceline.Session(Numbered(4), global_batch=2)
+
+    def child() -> None:
+        session.close()
+        session.state_dict()  # refused when closed
+
+    process = multiprocessing.get_context("fork").Process(target=child)
+    process.start()
+    process.join(10)
+    assert process.exitcode == 0
+    session.close()
 
 
 @pytest.mark.parametrize("save_at", [0, 2, 4, 7])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 
+from paceline import spool as spool_module
 from paceline import telemetry, wire
 from paceline.spool import Spool, drain, dropped
 from paceline.telemetry import Emitter
@@ -91,8 +91,12 @@ def test_a_message_does_not_wait_for_the_next_flush(
 
 
 def test_an_outage_goes_to_the_spool_and_what_follows_to_the_bus(
-    tmp_path: Path, spool: Spool, caplog: pytest.LogCaptureFixture
+    tmp_path: Path,
+    spool: Spool,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(spool_module, "CHUNK_AGE_S", 3600)
     server = EmbeddedBus(tmp_path / "bus").start()
     emitter = Emitter(RUN, server.url, spool, lambda: 0)
     emitter.record(record(0))
@@ -187,19 +191,6 @@ def test_closing_ends_in_time_and_twice(
         assert "did not end" in caplog.text
         emitter.close()
     assert emitter.dropped == 1
-
-
-def test_a_fork_leaves_the_parent_s_telemetry_alone(bus_url: str) -> None:
-    """As a data loader's worker that ends in the ordinary way would."""
-    emitter = Emitter(RUN, bus_url, None, lambda: 0)
-    emitter.record(record(0))
-    child = multiprocessing.get_context("fork").Process(target=emitter.close)
-    child.start()
-    child.join(5)
-    assert child.exitcode == 0
-    emitter.record(record(1))
-    emitter.close()
-    assert seqs(on_bus(bus_url)) == [0, 1]
 
 
 # Whole ranks

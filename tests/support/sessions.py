@@ -240,19 +240,35 @@ def mixed_precision(scale: float) -> Tensor:
         return parameters(model)
 
 
-def accumulate(count: int, every: int, options: dict[str, Any], discard: bool) -> Tensor:
-    """Gradients accumulated over `every` steps; an epoch's rest is discarded or carried over."""
-    with session(count, options) as run:
+def accumulate(
+    count: int, every: int, options: dict[str, Any], discard: bool, around: bool = False
+) -> Tensor:
+    """Gradients accumulated over `every` steps.
+
+    Args:
+        count: N.
+        every: steps between updates.
+        options: of the session.
+        discard: drop what an epoch's end leaves over, instead of carrying it on.
+        around: one `no_sync` around several steps, instead of one in each.
+    """
+    with session(count, options) as run, contextlib.ExitStack() as local:
         model: Any = run.wrap(network())
         optimizer = torch.optim.SGD(model.parameters(), 0.05)
         loader = run.loader()
         for _ in run.epochs(2):
             if discard:
+                local.close()
                 optimizer.zero_grad()
             for position, (_, x, y) in enumerate(loader, 1):
                 last = position % every == 0
-                with contextlib.nullcontext() if last else model.no_sync():
-                    mse_loss(model(x), y).backward()
+                if last or not around:
+                    local.close()
+                if not last and (position % every == 1 or not around):
+                    local.enter_context(model.no_sync())
+                mse_loss(model(x), y).backward()
+                if not around:
+                    local.close()
                 if last:
                     optimizer.step()
                     optimizer.zero_grad()
