@@ -110,9 +110,8 @@ def _steps(connection: sa.Connection, key: int) -> dict[str, Floats]:
         .where(steps.c.run == key)
         .order_by(steps.c.step)
     ).all()
-    values = np.array([tuple(row) for row in rows], dtype=np.float64).reshape(len(rows), -1)
-    if not len(rows):
-        values = np.empty((0, 2 + len(names)))
+    values = np.array([tuple(row) for row in rows], dtype=np.float64)
+    values = values.reshape(len(rows), 2 + len(names))  # also of no rows
     return dict(zip(("step", "load", *names), values.T, strict=True))
 
 

@@ -137,3 +137,11 @@ def test_without_steady_steps_there_are_no_figures(store: Store) -> None:
     assert set(found["presets"]["bsp"].values()) == {0, None}
     with pytest.raises(UnknownRunError):
         run_report(store, "nobody")
+
+
+def test_before_the_first_complete_step_there_is_a_report(store: Store) -> None:
+    add_run(store, "r")
+    assert run_report(store, "r")["presets"] == {}
+    telemetry.write(store, [("r", hello(sizes=SIZES)), ("r", planned(0, "bsp", 0))])
+    found = run_report(store, "r", warmup=0)
+    assert (found["presets"]["bsp"]["steps"], found["fluid"]) == (0, None)
