@@ -31,7 +31,9 @@ class _Fluid:
 
     @property
     def overhead_s(self) -> float:
-        return float(np.mean(self.b_s)) + self.communication_s
+        """Σ(b_j/a_j) / Σ(1/a_j): a rank's b_j costs the load that it could have done meanwhile."""
+        b_s = np.average(self.b_s, weights=1.0 / np.array(self.a_s))
+        return float(b_s) + self.communication_s
 
     def limit_s(self, load: float, count: int) -> float:
         """Σλ / Σ(1/a_j) + steps · overhead."""

@@ -89,12 +89,14 @@ def test_by_hand(store: Store) -> None:
         "communication_s": pytest.approx(0.05),
         "source": "emulated",
     }
-    assert found["overhead_s"] == pytest.approx(0.2 + 0.05)
+    rate = 1 / 0.01 + 1 / 0.03  # Σ 1/a_j
+    overhead = (0.1 / 0.01 + 0.3 / 0.03) / rate + 0.05
+    assert overhead == pytest.approx(0.15 + 0.05)
+    assert found["overhead_s"] == pytest.approx(overhead)
     assert list(found["presets"]) == ["bsp", "chronica"]
 
     # bsp: steps 2, 3, 4, 6, 7, 8, 9 are left. Loads (20, 20) in 2, 4, 6, 8 and (30, 30) in 3, 7, 9.
     bsp = found["presets"]["bsp"]
-    rate = 1 / 0.01 + 1 / 0.03  # Σ 1/a_j
     load = 4 * 40 + 3 * 60
     assert bsp["steps"] == 7
     assert bsp["step_time_s"] == pytest.approx(1.2)
@@ -103,7 +105,7 @@ def test_by_hand(store: Store) -> None:
     assert bsp["waste"] == pytest.approx((4 * (1 - 0.6 / light[1]) + 3 * (1 - 0.8 / heavy[1])) / 7)
     assert bsp["step_dif"] == 0.0
     assert bsp["ett_mape"] is None
-    assert bsp["time_over_fluid"] == pytest.approx(7 * 1.2 / (load / rate + 7 * 0.25))
+    assert bsp["time_over_fluid"] == pytest.approx(7 * 1.2 / (load / rate + 7 * overhead))
     assert bsp["speedup"] == pytest.approx(1.0)
     assert bsp["speedup_limit"] == pytest.approx(bsp["time_over_fluid"])
 
@@ -115,9 +117,11 @@ def test_by_hand(store: Store) -> None:
     assert chronica["waste"] == pytest.approx(1 - 0.65 / 0.75)
     assert chronica["step_dif"] == pytest.approx(np.std([45, 15], ddof=1))
     assert chronica["ett_mape"] == pytest.approx(0.1)
-    assert chronica["time_over_fluid"] == pytest.approx(0.8 / (60 / rate + 0.25))
+    assert chronica["time_over_fluid"] == pytest.approx(0.8 / (60 / rate + overhead))
     assert chronica["speedup"] == pytest.approx((7 * 1.2 / load) / (0.8 / 60))
-    assert chronica["speedup_limit"] == pytest.approx((7 * 1.2 / load) / ((60 / rate + 0.25) / 60))
+    assert chronica["speedup_limit"] == pytest.approx(
+        (7 * 1.2 / load) / ((60 / rate + overhead) / 60)
+    )
     assert found["coverage"]["exact"]
 
 
@@ -127,6 +131,20 @@ def test_speeds_are_fitted_where_none_are_emulated(store: Store) -> None:
     assert fluid["source"] == "fitted"
     assert fluid["a_s"] == pytest.approx(EMULATED["a_s"])
     assert fluid["b_s"] == pytest.approx(EMULATED["b_s"])
+
+
+def test_a_perfectly_divided_load_is_at_the_fluid_limit(store: Store) -> None:
+    """Ranks with different b_j that end at once: no other division of the load is faster."""
+    add_run(store, "r")
+    device = {"a_s": [0.001, 0.003], "b_s": [0.01, 0.09]}
+    both = [
+        record(0, rank, segment=0, load=load, compute_s=0.105, sync_s=0.0, step_s=0.105)
+        for rank, load in enumerate((95.0, 5.0))
+    ]
+    messages = [hello(sizes=SIZES, emulated=device), planned(0, "chronica", 0), StepBatch(both)]
+    telemetry.write(store, [("r", message) for message in messages])
+    found = run_report(store, "r", warmup=0)["presets"]["chronica"]
+    assert found["time_over_fluid"] == pytest.approx(1.0)
 
 
 def test_without_steady_steps_there_are_no_figures(store: Store) -> None:

@@ -278,7 +278,7 @@ class Coverage(BaseModel):
 
 
 class Fluid(BaseModel):
-    """Of the fluid limit: Σλ / Σ(1/a_j) + steps · (mean b_j + communication)."""
+    """Of the fluid limit: Σλ / Σ(1/a_j) + steps · (Σ(b_j/a_j) / Σ(1/a_j) + communication)."""
 
     a_s: list[float] = Field(description="s per size unit of each rank", examples=[[3.6e-05]])
     b_s: list[float] = Field(description="s per step of each rank", examples=[[0.005]])
@@ -309,7 +309,7 @@ class Report(BaseModel):
     warmup: int = Field(description="steps left out after each policy's start", examples=[20])
     coasted: int = Field(description="steps left out: planned without a controller", examples=[0])
     overhead_s: float | None = Field(
-        description="per step: mean b_j + communication", examples=[0.008]
+        description="per step: Σ(b_j/a_j) / Σ(1/a_j) + communication", examples=[0.008]
     )
     fluid: Fluid | None
     coverage: Coverage
