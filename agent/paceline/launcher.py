@@ -38,7 +38,7 @@ from paceline.rundir import LauncherStatus
 GRACE_S = 5  # between asking ranks to end and killing them
 _MONITOR_S = 0.1
 # A rank that raised may take longer to exit than its peers take to notice and fail.
-_LINGER_S = 0.3
+_LINGER_S = 0.5
 # Found to recover in 8 s instead of 46 s; fewer attempts split the world when a node joined.
 _RENDEZVOUS = {
     "last_call_timeout": 1,
