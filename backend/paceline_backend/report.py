@@ -95,10 +95,10 @@ def _planned(
         segment = part.segment
         if start is None or start[:2] != (part.attempt, segment.version):
             start = (part.attempt, segment.version, segment.first_step)
-        mine = planned.setdefault(segment.policy, set())
-        if segment.source == "coast":
+        if segment.source == "coast":  # also the first ones of any run, as bsp: no preset of it
             coasted += part.end - segment.first_step
         else:
+            mine = planned.setdefault(segment.policy, set())
             mine.update(range(max(segment.first_step, start[2] + warmup), part.end))
     return planned, coasted
 

@@ -133,6 +133,20 @@ def test_speeds_are_fitted_where_none_are_emulated(store: Store) -> None:
     assert fluid["b_s"] == pytest.approx(EMULATED["b_s"])
 
 
+def test_a_preset_that_only_coasted_is_none(store: Store) -> None:
+    """Before the first plan comes, the leader coasts as bsp, whatever the run's policy is."""
+    add_run(store, "r", policy="chronica")
+    messages: list[Message] = [hello(sizes=SIZES, emulated=EMULATED)]
+    for step in range(6):
+        early = step < 2
+        policy, source = ("bsp", "coast") if early else ("chronica", "controller")
+        messages += [planned(step, policy, 0, source), ran(step, (45.0, 15.0), 0.8, None)]
+    telemetry.write(store, [("r", message) for message in messages])
+    found = run_report(store, "r", warmup=2)
+    assert (list(found["presets"]), found["coasted"]) == (["chronica"], 2)
+    assert found["presets"]["chronica"]["steps"] == 4
+
+
 def test_a_perfectly_divided_load_is_at_the_fluid_limit(store: Store) -> None:
     """Ranks with different b_j that end at once: no other division of the load is faster."""
     add_run(store, "r")
