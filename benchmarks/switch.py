@@ -7,6 +7,7 @@ no live one: starting another run, until its first step.
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
 import tempfile
@@ -33,7 +34,7 @@ def start(stack: Stack) -> dict[str, Any]:
             "args": ["--epochs", "1000"],
             "nproc": len(SLOWDOWNS),
             "policy": "bsp",
-            "env": {"PACELINE_EMULATE": emulation(SLOWDOWNS)},
+            "env": {"PACELINE_EMULATE": json.dumps(emulation(SLOWDOWNS))},
         },
     )
     return wait(stack, run["id"], lambda now: (now["step"] or 0) >= 3)

@@ -6,7 +6,7 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 WORKDIR /src
 COPY constraints.txt ./
 RUN python -m venv /opt/paceline \
-    && /opt/paceline/bin/pip install --no-cache-dir --index-url "${TORCH_INDEX}" -c constraints.txt torch
+    && /opt/paceline/bin/pip install --no-cache-dir --no-deps --index-url "${TORCH_INDEX}" -c constraints.txt torch
 COPY pyproject.toml README.md LICENSE ./
 COPY agent agent
 COPY backend backend

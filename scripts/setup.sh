@@ -34,11 +34,12 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
     say "installing paceline[$extra] (the first time takes a minute or two)"
     pip=(.venv/bin/pip --disable-pip-version-check -q)
     if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
-        # The CPU build: the demo and the tests need no GPU, and PyPI's Linux build brings gigabytes of CUDA.
+        # The CPU build: demo and tests need no GPU, and PyPI's Linux build brings gigabytes of CUDA.
         # TORCH_INDEX=https://pypi.org/simple asks for that one instead.
         index=${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
         if "$python" -c "import sys, urllib.request as u; u.urlopen(sys.argv[1] + '/torch/', timeout=5)" "$index" 2>/dev/null; then
-            "${pip[@]}" install --index-url "$index" -c constraints.txt torch
+            # Alone: that index has few versions of what torch needs; the rest comes from PyPI below.
+            "${pip[@]}" install --no-deps --index-url "$index" -c constraints.txt torch
         fi
     fi
     "${pip[@]}" install -c constraints.txt -e ".[$extra]"

@@ -10,11 +10,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-import httpx
 import typer
 from rich.console import Console
 from rich.table import Table
 
+from paceline import foreground
 from paceline.errors import PacelineError
 from paceline_backend.stack import Stack
 
@@ -23,7 +23,6 @@ from paceline_backend.stack import Stack
 SECONDS_PER_UNIT = 36e-6
 SECONDS_PER_STEP = 5e-3
 ENDED = ("finished", "failed", "stopped")
-WARMUP_STEPS = 20  # after a policy's start, while its speeds are learned; left out of the report
 
 err = Console(stderr=True, highlight=False)
 
@@ -37,14 +36,10 @@ def example(name: str) -> Path:
     raise PacelineError(f"the example {name} is not installed; run from a source checkout")
 
 
-def emulation(slowdowns: list[float]) -> str:
-    """PACELINE_EMULATE for ranks that take `slowdowns` times as long per size unit."""
-    return json.dumps(
-        {
-            "a_s": [SECONDS_PER_UNIT * factor for factor in slowdowns],
-            "b_s": [SECONDS_PER_STEP for _ in slowdowns],
-        }
-    )
+def emulation(slowdowns: list[float]) -> dict[str, list[float]]:
+    """What PACELINE_EMULATE says to ranks that take `slowdowns` times as long per size unit."""
+    text = ",".join(str(factor) for factor in slowdowns)
+    return foreground.emulation(text, SECONDS_PER_UNIT, SECONDS_PER_STEP, None)
 
 
 def start_run(
@@ -61,7 +56,7 @@ def start_run(
             "args": ["--epochs", str(epochs), "--result", str(result)],
             "nproc": len(slowdowns),
             "policy": policy,
-            "env": {"PACELINE_EMULATE": emulation(slowdowns)},
+            "env": {"PACELINE_EMULATE": json.dumps(emulation(slowdowns))},
         },
     )
     return run
@@ -82,7 +77,7 @@ def follow(
     while True:
         try:
             now: dict[str, Any] = stack.api("GET", f"/runs/{run}")
-        except httpx.TransportError:  # the control plane is being restarted; training goes on
+        except PacelineError:  # the control plane is being restarted; training goes on
             time.sleep(0.5)
             continue
         show(now)
@@ -108,7 +103,8 @@ class Progress:
         else:
             line = f"epoch {run['epoch']}  step {step}  policy {run['policy']}"
         if self._tty:
-            err.print(f"\r\x1b[K{line}", end="")
+            err.file.write(f"\r\x1b[K{line}")
+            err.file.flush()
         elif time.monotonic() - self._said > 5:
             self._said = time.monotonic()
             err.print(line)
@@ -130,11 +126,11 @@ def report(
     stack.api("POST", f"/runs/{run}/policy", {"policy": policies[1], "by": "demo"})
     follow(stack, run, until=lambda _: False, show=progress)
     progress.end()
-    figures: dict[str, Any] = stack.api("GET", f"/runs/{run}/report?warmup={WARMUP_STEPS}")
+    figures: dict[str, Any] = stack.api("GET", f"/runs/{run}/report")
     figures["run"] = run
     figures["switches"] = stack.api("GET", f"/runs/{run}/switches")
     figures["accuracy"] = json.loads(result.read_text())["accuracy"]
-    figures["emulated"] = {"slowdowns": slowdowns, **json.loads(emulation(slowdowns))}
+    figures["emulated"] = {"slowdowns": slowdowns, **emulation(slowdowns)}
     return figures
 
 
@@ -178,16 +174,8 @@ def print_report(figures: Mapping[str, Any]) -> None:
 
 
 def _slowdowns(text: str) -> list[float]:
-    try:
-        values = [float(part) for part in text.split(",")]
-    except ValueError:
-        values = []
-    if not values or not all(0 < v < 1000 for v in values):
-        raise typer.BadParameter(
-            f"{text!r}: give one factor above 0 for each rank, such as 1,1,1.5,3",
-            param_hint="--slowdown",
-        )
-    return values
+    emulated = foreground.emulation(text, 1.0, 0.0, None)  # refuses what is no list of factors
+    return emulated["a_s"]
 
 
 class _Interrupted(BaseException):

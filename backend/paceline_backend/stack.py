@@ -13,12 +13,11 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-import httpx
-
+from paceline.client import Client
 from paceline.errors import PacelineError
 from paceline.processes import die_with_parent
 
-_READY = re.compile(r"Paceline on http://\S+:(\d+)")
+_READY = re.compile(r"Paceline on (http://\S+:(\d+))")
 _STOP_S = 25.0  # an agent ends its ranks, a server its streams, well before
 
 
@@ -38,17 +37,12 @@ class Stack:
         self.data = data
         self.host = host
         self.port = port
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self.http = httpx.Client(headers=headers, timeout=10)  # its base URL: once it is known
+        self.url = ""  # of dashboard and REST; the server says it when it is ready
         self.server: subprocess.Popen[bytes] | None = None
         self.agent: subprocess.Popen[bytes] | None = None
-        self._env = {"PACELINE_TOKEN": token} if token else {}
+        self._token = token
+        self._client: Client | None = None
         self._said_before: dict[str, int] = {}  # bytes in each log when its process started
-
-    @property
-    def url(self) -> str:
-        """Of dashboard and REST, as one on this machine reaches it."""
-        return f"http://{'127.0.0.1' if self.host == '0.0.0.0' else self.host}:{self.port}"
 
     def start(self) -> Stack:
         """Starts both and waits until the server is ready and the agent registered.
@@ -64,8 +58,12 @@ class Stack:
                 f"the data directory {self.data} cannot be written ({error.strerror}); "
                 "choose another with --data"
             ) from error
-        self.start_server()
-        self.start_agent()
+        try:
+            self.start_server()
+            self.start_agent()
+        except BaseException:  # a signal, too
+            self.stop()
+            raise
         return self
 
     def start_server(self) -> None:
@@ -74,29 +72,24 @@ class Stack:
         self.server = self._spawn("server", *where)
         # Its own word, not an answer on the port: that might be another server's.
         self._wait(self.server, "server", lambda: _READY.search(self._said("server")))
-        self.port = int(_READY.findall(self._said("server"))[-1])
-        self.http.base_url = self.url
+        url, port = _READY.findall(self._said("server"))[-1]
+        self.port = int(port)  # the same again after a fault
+        self.url = url
+        if self._client is not None:
+            self._client.close()
+        self._client = Client(url, self._token)
 
     def start_agent(self) -> None:
         """Starts the agent and waits until the server knows its node."""
         where = ["--server", self.url, "--data", str(self.data)]
+        started = time.time()
         self.agent = self._spawn("agent", *where)
-        self._wait(self.agent, "agent", self._registered)
+        self._wait(self.agent, "agent", lambda: self._registered(started))
 
     def api(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """One REST call, its JSON.
-
-        Raises:
-            PacelineError: the server refused; with its problem's detail.
-        """
-        answer = self.http.request(method, f"/api/v1{path}", json=body)
-        if answer.is_error:
-            try:
-                detail = answer.json().get("detail", answer.text)
-            except ValueError:
-                detail = answer.text
-            raise PacelineError(f"{method} {path}: {answer.status_code} {detail}")
-        return answer.json()
+        """One call below ``/api/v1``; its JSON. Raises what `Client.call` does."""
+        assert self._client is not None
+        return self._client.call(method, path, body)
 
     def stop(self) -> None:
         """Ends the agent with its runs, then the server with its bus. Idempotent."""
@@ -109,9 +102,15 @@ class Stack:
                     child.kill()
                     child.wait()
         self.agent = self.server = None
-        self.http.close()
+        if self._client is not None:
+            self._client.close()
+            self._client = None
 
     def _spawn(self, *arguments: str) -> subprocess.Popen[bytes]:
+        # Settings of another server, such as PACELINE_DATABASE, are not meant for this one.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("PACELINE_")}
+        if self._token:
+            environment["PACELINE_TOKEN"] = self._token
         with (self.data / f"{arguments[0]}.log").open("ab") as log:
             self._said_before[arguments[0]] = log.tell()
             return subprocess.Popen(
@@ -119,7 +118,7 @@ class Stack:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env={**os.environ, **self._env},
+                env=environment,
                 start_new_session=True,  # Ctrl-C is ours: we stop them in order
                 preexec_fn=die_with_parent,
             )
@@ -141,8 +140,9 @@ class Stack:
             log.seek(self._said_before[name])
             return log.read().decode(errors="replace")
 
-    def _registered(self) -> bool:
-        return any(node["alive"] for node in self.api("GET", "/nodes"))
+    def _registered(self, since: float) -> bool:
+        nodes = self.api("GET", "/nodes")
+        return any(node["alive"] and node["heartbeat_at"] >= since for node in nodes)
 
     def __enter__(self) -> Stack:
         return self.start()
