@@ -147,37 +147,35 @@ class _Rows:
         self._attempt = attempt
         self._world = world
         self._steps: dict[int, list[_Row]] = {}
-        self._read = range(0)
+        self._read: set[int] = set()
 
     def feedback(self, ranges: list[tuple[int, int]]) -> Feedback | None:
         """The rows of half-open ranges of steps; None if some are missing."""
         if not ranges:
             return Feedback.empty()
-        first, end = ranges[0][0], ranges[-1][1]
-        if first < self._read.start or end > self._read.stop:
-            self._fetch(range(first, end + _CHUNK))
-        steps = [step for start, stop in ranges for step in range(start, stop)]
+        steps = [step for start, end in ranges for step in range(start, end)]
+        if not self._read.issuperset(steps):
+            self._fetch([*ranges, (steps[-1] + 1, steps[-1] + 1 + _CHUNK)])
         found = [self._steps.get(step, []) for step in steps]
         if any(len(rows) != self._world for rows in found):
             return None
         return feedback_of([row for rows in found for row in rows])
 
-    def _fetch(self, steps: range) -> None:
+    def _fetch(self, ranges: list[tuple[int, int]]) -> None:
         c = worker_steps.c
         query = (
             sa.select(c.step, c.rank, c.samples, c.load, c.compute_s)
             .where(
                 c.run == self._run,
-                c.step >= steps.start,
-                c.step < steps.stop,
                 c.attempt == self._attempt,
+                sa.or_(*(c.step.between(start, end - 1) for start, end in ranges)),
             )
             .order_by(c.step, c.rank)
         )
         self._steps = {}
         for row in self._connection.execute(query):
             self._steps.setdefault(row.step, []).append(tuple(row))
-        self._read = steps
+        self._read = {step for start, end in ranges for step in range(start, end)}
 
 
 def replay_command(database_url: str, run_id: str, json_output: bool) -> int:

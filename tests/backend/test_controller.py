@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -353,6 +354,33 @@ def test_feedback_is_of_the_last_64_complete_steps() -> None:
     assert len(window.feedback()) == 64
     window.add([record(3, 0)])
     assert window.ranges() == [(35, 80), (81, 100)], "too old to come back"
+
+
+def test_a_rank_that_gets_no_samples_keeps_its_last_rows() -> None:
+    window = Window(world=2, attempt=0)
+    starved: dict[str, Any] = {"samples": 0, "load": 0.0}
+
+    def train(step: int, rest: dict[str, Any]) -> None:
+        window.add([record(step, 0), record(step, 1, **rest)])
+
+    for step in range(12):
+        train(step, {})
+    for step in range(12, 200):
+        train(step, starved)
+    assert window.ranges() == [(4, 12), (136, 200)]
+    feedback = window.feedback()
+    assert len(feedback) == 2 * (8 + 64)
+    assert feedback.of(1).step.tolist() == list(range(4, 12))
+    train(200, {})
+    assert window.ranges() == [(5, 12), (137, 201)]
+    for step in range(201, 11 + 1024):
+        train(step, starved)
+    assert window.ranges()[0] == (11, 12)
+    for step in range(11 + 1024, 200 + 1024):
+        train(step, starved)
+    assert window.ranges()[0] == (200, 201)
+    train(200 + 1024, starved)
+    assert window.ranges() == [(1161, 1225)], "so old that the rank is tried again"
 
 
 def test_history_is_lost_after_a_gap_until_an_epoch_ends() -> None:

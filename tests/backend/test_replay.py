@@ -104,6 +104,31 @@ def test_every_plan_comes_out_the_same(
     assert not without.exact
 
 
+def test_a_rank_too_slow_for_samples_stays_known_across_a_takeover(
+    store: Store, bus_url: str
+) -> None:
+    """The rows that tell its speed are older than the window; the segments name them."""
+    run = new_run(store, "chronica")
+    speeds = np.array([1.0, 1.0, 1.0, 16.0]) * 1e-5
+    sizes = plaid_like(4_000)
+    with (
+        working(ingest(store, bus_url)),
+        Leading(bus_url, run, sizes, speeds, global_batch=8, step_s=0.25) as training,
+    ):
+        with working(ControllerManager(store, bus_url, "one").run):
+            training.follow(40)
+        training.report(training.adopt())  # perhaps its last proposal
+        with working(ControllerManager(store, bus_url, "two").run):
+            after = training.follow(2)
+        training.stored(store)
+    for segment in after:
+        assert segment.feedback[0][1] <= 8, "old steps"
+        assert segment.feedback[-1] == (segment.first_step - 64, segment.first_step)
+        assert segment.ett_s, "the models are known"
+        assert max(row[3] for row in segment.counts) == 0
+    assert replay(store, run).exact
+
+
 def test_runs_without_plans(store: Store) -> None:
     add_run(store, "young")
     assert replay(store, "young") == ReplayReport("young", 0, 0, 0, 0, 0, 0, None)

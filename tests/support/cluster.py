@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 import numpy.typing as npt
 
+from paceline_backend.controller.history import Window
 from paceline_backend.policies import Feedback, Plan, Policy, Problem, plan
 
 Floats = npt.NDArray[np.float64]
@@ -46,7 +47,7 @@ class Cluster:
         self.remaining = np.ones(len(self.sizes), bool)
         self.holder = np.arange(len(self.sizes)) % self.world
         self.placement: Ints | None = None
-        self.rows: list[tuple[int, int, int, float, float]] = []
+        self.forget_feedback()
 
     def problem(self, steps: int, *, shuffle: bool) -> Problem:
         return Problem(
@@ -65,11 +66,11 @@ class Cluster:
         )
 
     def feedback(self) -> Feedback:
-        rows = self.rows[-64 * self.world :]
-        if not rows:
-            return Feedback.empty()
-        step, rank, samples, load, compute_s = (np.array(c) for c in zip(*rows, strict=True))
-        return Feedback(step, rank, samples, load, compute_s)
+        return self.window.feedback()
+
+    def forget_feedback(self) -> None:
+        """Another attempt."""
+        self.window = Window(self.world, attempt=0)
 
     def forget_placement(self) -> None:
         """A switch, or another controller: the shuffler runs before the next segment."""
@@ -100,9 +101,8 @@ class Cluster:
                 self.remaining[part] = False
                 self.holder[part] = rank
                 self.used += [(self.epoch, int(sample)) for sample in part]
-                self.rows.append(
-                    (self.step, rank, len(part), float(load[rank]), float(compute_s[rank]))
-                )
+                values = (len(part), float(load[rank]), float(compute_s[rank]))
+                self.window.put(self.step, rank, (*values, float(compute_s.max())))
             self.loads.append(load)
             self.step_s.append(float(compute_s.max()))
             self.step_sizes.append((self.epoch, int(count.sum())))

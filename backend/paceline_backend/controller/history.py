@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from bisect import insort
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -12,11 +13,13 @@ import sqlalchemy as sa
 
 from paceline.wire import Hello, Segment, StepRecord
 from paceline_backend.policies import Feedback, Problem
-from paceline_backend.policies._base import Ints
+from paceline_backend.policies._base import Ints, usable
 from paceline_backend.store import runs
 from paceline_backend.store.schema import segments, worker_steps
 
-WINDOW = 64  # complete steps of feedback that a plan may use
+WINDOW = 64  # complete steps of feedback that a plan may use,
+USABLE = 8  # and older ones for ranks that had samples in fewer steps than this since,
+OLDEST = 1024  # up to so old: a rank whose speed is known no more is tried again
 
 _FEEDBACK = ("step", "rank", "samples", "load", "compute_s", "step_s")
 
@@ -38,6 +41,7 @@ class History:
         self.seq = 0  # of the next segment
         self.step = hello.step  # its first
         self.lost = False
+        self.feedback: list[tuple[int, int]] = []  # what the last plan of a controller rested on
         self._remaining = np.ones(len(self.sizes), bool)
         self._remaining[np.frombuffer(hello.used, "<u4")] = False
         self._holder: Ints = np.arange(len(self.sizes), dtype=np.int64) % hello.world
@@ -93,6 +97,8 @@ class History:
             for rank, samples in enumerate(step):
                 self._remaining[samples] = False
                 self._holder[samples] = rank
+        if segment.source == "controller":
+            self.feedback = segment.feedback
         self.seq = segment.seq + 1
         self.step = segment.first_step + segment.steps
         if segment.epoch_end:
@@ -108,6 +114,9 @@ class History:
 class Window:
     """The last complete steps' feedback, of one attempt.
 
+    A rank that gets few samples, being slow, has few rows that say something about its speed. The
+    steps of its last ones stay, so that it is not thought to be as fast as the others.
+
     Args:
         world: ranks that make a step complete.
         attempt: records of others are not taken.
@@ -117,6 +126,8 @@ class Window:
     attempt: int
     _rows: dict[int, dict[int, tuple[int, float, float, float]]] = field(default_factory=dict)
     _complete: list[int] = field(default_factory=list)  # ascending, the last `WINDOW`
+    _older: list[int] = field(default_factory=list)  # ascending, complete, before those
+    _usable: dict[int, list[int]] = field(default_factory=dict)  # by rank: its last `USABLE` steps
 
     def add(self, records: Iterable[StepRecord]) -> None:
         """Takes records in; those seen before change nothing."""
@@ -138,9 +149,22 @@ class Window:
         ranks[rank] = values
         if len(ranks) == self.world:
             self._complete = sorted([*self._complete, step])[-WINDOW:]
+            self._note_usable(step)
             if len(self._complete) == WINDOW:
-                first = self._complete[0]
-                self._rows = {s: r for s, r in self._rows.items() if s >= first}
+                self._forget()
+
+    def _note_usable(self, step: int) -> None:
+        for rank, (samples, load_, compute_s, _) in self._rows[step].items():
+            if usable(samples, load_, compute_s):
+                steps = self._usable.setdefault(rank, [])
+                insort(steps, step)
+                del steps[:-USABLE]
+
+    def _forget(self) -> None:
+        first, oldest = self._complete[0], self.newest - OLDEST
+        older = {s for steps in self._usable.values() for s in steps if oldest < s < first}
+        self._older = sorted(older)
+        self._rows = {s: r for s, r in self._rows.items() if s >= first or s in older}
 
     @property
     def newest(self) -> int:
@@ -157,7 +181,7 @@ class Window:
     def ranges(self) -> list[tuple[int, int]]:
         """The complete steps as half-open ranges, for `Segment.feedback`."""
         found: list[tuple[int, int]] = []
-        for step in self._complete:
+        for step in [*self._older, *self._complete]:
             if found and found[-1][1] == step:
                 found[-1] = (found[-1][0], step + 1)
             else:
@@ -169,7 +193,7 @@ class Window:
         return feedback_of(
             [
                 (step, rank, *self._rows[step][rank][:3])
-                for step in self._complete
+                for step in [*self._older, *self._complete]
                 for rank in sorted(self._rows[step])
             ]
         )
@@ -199,15 +223,20 @@ def load(connection: sa.Connection, run: int) -> tuple[History, Window] | None:
         history.adopt(segment)
     window = Window(hello.world, hello.attempt)
     columns = [worker_steps.c[name] for name in _FEEDBACK]
-    # Twice the window: the latest steps may be incomplete, and some may lack a rank's record.
+    # Twice the window: the latest steps may be incomplete, and some may lack a rank's record. Older
+    # ones as the last plan had them.
+    step = worker_steps.c.step
     query = sa.select(*columns).where(
         worker_steps.c.run == run,
-        worker_steps.c.step >= history.step - 2 * WINDOW,
         worker_steps.c.attempt == hello.attempt,
+        sa.or_(
+            step >= history.step - 2 * WINDOW,
+            *(step.between(start, end - 1) for start, end in history.feedback),
+        ),
     )
-    for step, rank, *values in connection.execute(query.order_by(*columns[:2])):
+    for at, rank, *values in connection.execute(query.order_by(*columns[:2])):
         samples, load_, compute_s, step_s = values
-        window.put(step, rank, (samples, load_, compute_s, step_s))
+        window.put(at, rank, (samples, load_, compute_s, step_s))
     return history, window
 
 

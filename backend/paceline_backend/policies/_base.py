@@ -42,7 +42,7 @@ class Feedback:
 
     def of(self, rank: int) -> Feedback:
         """The rows of one rank that say something about its speed, oldest first."""
-        keep = (self.rank == rank) & (self.samples > 0) & (self.load > 0) & (self.compute_s > 0)
+        keep = (self.rank == rank) & usable(self.samples, self.load, self.compute_s)
         return Feedback(
             self.step[keep],
             self.rank[keep],
@@ -53,6 +53,11 @@ class Feedback:
 
     def __len__(self) -> int:
         return len(self.step)
+
+
+def usable(samples: Any, load: Any, compute_s: Any) -> Any:
+    """Whether rows (arrays or numbers) say something about a rank's speed."""
+    return (samples > 0) & (load > 0) & (compute_s > 0)
 
 
 @dataclass(frozen=True)

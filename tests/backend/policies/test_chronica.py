@@ -138,6 +138,18 @@ def test_a_worker_that_slows_down_is_relieved_within_five_steps() -> None:
     assert training.over_fluid(slowed + 5) < 1.06
 
 
+def test_a_worker_too_slow_for_any_sample_stays_known() -> None:
+    """It gets none, so nothing new is learned of it: it must not count as equal again."""
+    training = Cluster(plaid_like(8_000), np.array([1.0] * 7 + [8.0]) * 1e-5, np.zeros(8), 32)
+    policy = policies.make("chronica")
+    training.run(policy)
+    learned = training.step
+    for _ in range(100):
+        training.run(policy)
+    assert training.loads[-1][7] == 0
+    assert training.over_fluid(learned) < 1.15  # 32/7 samples, rounded up, each; 1.34 if forgotten
+
+
 def test_workers_keep_what_they_hold_while_it_lasts() -> None:
     training = Cluster(plaid_like(), SPEEDS, OVERHEAD, 64)
     policy = policies.make("chronica")

@@ -79,7 +79,7 @@ def coast(training: Cluster, shares: list[float], steps: int) -> None:
 
 def restart(training: Cluster) -> None:
     """Another attempt: feedback and placement are gone, the used samples are not."""
-    training.rows.clear()
+    training.forget_feedback()
     training.holder = np.arange(len(training.sizes)) % training.world
     training.forget_placement()
 
