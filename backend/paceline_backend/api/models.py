@@ -24,6 +24,7 @@ class Version(BaseModel):
 
     version: str = Field(examples=["0.1.0"])
     protocol: int = Field(description="of messages on the bus", examples=[1])
+    id: str = Field(description="of this control plane, lasting", examples=["3f9a1c07be52d4e6"])
     bus: str = Field(description="for agents", examples=["redis://127.0.0.1:6379/0"])
 
 
@@ -173,7 +174,7 @@ class Worker(BaseModel):
     steps: int = Field(description="how many of them it reported", examples=[50])
     samples: float = Field(examples=[16.0])
     load: float = Field(examples=[5120.5])
-    missing: int = Field(description="gaps in seq, whole run: records lost", examples=[0])
+    missing: int = Field(description="of these steps, those without its record: lost", examples=[0])
     share: float = Field(description="of the load of a step", examples=[0.25])
     compute_s: float = Field(examples=[0.19])
     ett_s: float | None = Field(examples=[0.2])

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from paceline.wire import Hello, Segment
 from paceline_backend.store import runs
+from paceline_backend.store.attempts import end_of
 from paceline_backend.store.schema import segments, worker_steps
 
 Ints = npt.NDArray[np.int64]
@@ -21,11 +22,7 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Effective:
-    """A segment, and up to which step it counts.
-
-    An attempt that starts again at an earlier step, from a checkpoint or from nothing, undoes what
-    attempts before it did from there on: none of that is in the model any more.
-    """
+    """A segment, and up to which step it counts; `store.attempts` tells why."""
 
     attempt: int
     segment: Segment
@@ -54,6 +51,7 @@ def effective(connection: sa.Connection, run: int, hello: Hello | None) -> Itera
     starts = {int(attempt): int(step) for attempt, step in rows}
     if hello is not None:
         starts[hello.attempt] = hello.step
+    ends = {attempt: end_of(attempt, starts) for attempt in starts}
     bodies = connection.execute(
         sa.select(segments.c.attempt, segments.c.body)
         .where(segments.c.run == run)
@@ -61,8 +59,8 @@ def effective(connection: sa.Connection, run: int, hello: Hello | None) -> Itera
     )
     for attempt, body in bodies:
         segment = msgspec.msgpack.decode(body, type=Segment)
-        later = [step for other, step in starts.items() if other > attempt]
-        end = min([segment.first_step + segment.steps, *later])
+        end, limit = segment.first_step + segment.steps, ends[attempt]
+        end = end if limit is None else min(end, limit)
         if end > segment.first_step:
             yield Effective(attempt, segment, end)
 

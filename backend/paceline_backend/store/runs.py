@@ -15,13 +15,15 @@ import sqlalchemy as sa
 
 from paceline.errors import PacelineError
 from paceline.wire import Hello
+from paceline_backend.store import attempts
 from paceline_backend.store._store import Store
-from paceline_backend.store.schema import leases, nodes, runs, steps, switches
+from paceline_backend.store.schema import leases, nodes, runs, switches
 
 ENDED = ("finished", "failed", "stopped")
 STATES = ("pending", "starting", "running", *ENDED)
 NODE_ALIVE_S = 10.0  # a node without a heartbeat for longer gets no new runs
 
+_TOLD = ("epochs", "device", "emulated", "dif")  # by the API, of `HelloFacts`
 _PUBLIC = [column for column in runs.c if column.name not in ("hello", "env")]
 
 
@@ -56,12 +58,13 @@ class NewRun:
 
 @dataclass(frozen=True)
 class HelloFacts:
-    """What the API tells of a Hello."""
+    """What is asked for often of a Hello."""
 
     epochs: int | None
     device: str
     emulated: dict[str, Any] | None
     dif: float  # of the data set: sample standard deviation of the sizes
+    started_at: float
 
 
 def key_of(connection: sa.Connection, run: str) -> int:
@@ -235,26 +238,32 @@ def lost(store: Store, silent_s: float) -> list[tuple[str, str]]:
     A run whose ranks still report lives on, whatever its agent does.
     """
     oldest = time.time() - silent_s
-    last_step = (
-        sa.select(steps.c.ended_at)
-        .where(steps.c.run == runs.c.key)
-        .order_by(steps.c.step.desc())
-        .limit(1)
-        .scalar_subquery()
-    )
     query = (
-        sa.select(runs.c.id, runs.c.node)
+        sa.select(runs.c.id, runs.c.node, runs.c.key, runs.c.attempt)
         .outerjoin(nodes, nodes.c.id == runs.c.node)
         .where(
             runs.c.state.in_(("starting", "running")),
             runs.c.node.is_not(None),
             sa.func.coalesce(nodes.c.heartbeat_at, runs.c.created_at) < oldest,
             sa.func.coalesce(runs.c.started_at, runs.c.created_at) < oldest,
-            sa.func.coalesce(last_step, 0.0) < oldest,
         )
     )
     with store.read() as connection:
-        return [(str(row.id), str(row.node)) for row in connection.execute(query)]
+        return [
+            (str(row.id), str(row.node))
+            for row in connection.execute(query).all()
+            if _last_sign(store, connection, row.key, row.attempt) < oldest
+        ]
+
+
+def _last_sign(store: Store, connection: sa.Connection, key: int, attempt: int | None) -> float:
+    """When a run's ranks reported something last: their introduction or a step's end."""
+    facts = None if attempt is None else _facts(store, key, attempt)
+    last = attempts.newest(connection, key, attempts.spans(connection, key, attempt))
+    return max(
+        0.0 if facts is None else facts.started_at,
+        0.0 if last is None else last.ended_at,
+    )
 
 
 def _select(
@@ -271,15 +280,11 @@ def _select(
     for run in found:
         key, attempt = run["key"], run["attempt"]
         facts = None if attempt is None else _facts(store, key, attempt)
-        for name in HelloFacts.__dataclass_fields__:
+        for name in _TOLD:
             run[name] = getattr(facts, name, None)
-        last = connection.execute(
-            sa.select(steps.c.epoch, steps.c.step)
-            .where(steps.c.run == key)
-            .order_by(steps.c.step.desc())
-            .limit(1)
-        ).one_or_none()
-        run["epoch"], run["step"] = (None, None) if last is None else tuple(last)
+        spans = attempts.spans(connection, key, attempt)
+        last = attempts.newest_complete(connection, key, spans)
+        run["epoch"], run["step"] = (None, None) if last is None else (last.epoch, last.step)
         run["controller"] = owners.get(key)
         if not keep_key:
             del run["key"]
@@ -295,7 +300,7 @@ def _facts(store: Store, key: int, attempt: int) -> HelloFacts | None:
         return None
     sizes = message.sizes_array()
     dif = float(sizes.std(ddof=1)) if len(sizes) > 1 else 0.0
-    return HelloFacts(message.epochs, message.device, message.emulated, dif)
+    return HelloFacts(message.epochs, message.device, message.emulated, dif, message.started_at)
 
 
 def _plain(row: sa.Row[Any]) -> dict[str, Any]:

@@ -9,7 +9,8 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from paceline_backend.policies import Feedback, Models, Predictor
-from paceline_backend.store.schema import worker_steps
+from paceline_backend.store import attempts
+from paceline_backend.store.schema import runs, worker_steps
 
 Floats = npt.NDArray[np.float64]
 
@@ -29,7 +30,9 @@ _READ = (
 def summary(
     connection: sa.Connection, run: int, last: int, predictor: Predictor | None
 ) -> list[dict[str, Any]]:
-    """Per rank, means over the run's last steps; `missing` counts over the whole run.
+    """Per rank with records in the run's last steps, means over these.
+
+    `missing` counts those of them that it did, but of which no record came.
 
     `a`, `c`, `b` are what the predictor makes of these steps; None while it cannot tell.
 
@@ -39,28 +42,30 @@ def summary(
         last: over so many steps.
         predictor: the run's; None: it has none that is known here.
     """
-    newest = connection.execute(
-        sa.select(sa.func.max(worker_steps.c.step)).where(worker_steps.c.run == run)
-    ).scalar()
+    about = sa.select(runs.c.attempt, runs.c.world).where(runs.c.key == run)
+    attempt, world = connection.execute(about).one()
+    parts = attempts.spans(connection, run, attempt)
+    newest = attempts.newest(connection, run, parts)
     if newest is None:
         return []
     rows = connection.execute(
         sa.select(*(worker_steps.c[name] for name in _READ))
-        .where(worker_steps.c.run == run, worker_steps.c.step > newest - last)
+        .where(worker_steps.c.run == run)
+        .where(worker_steps.c.step > newest.step - last, worker_steps.c.step <= newest.step)
+        .where(sa.or_(*(sa.and_(*part.rows()) for part in parts)))
         .order_by(worker_steps.c.step, worker_steps.c.rank)
     ).all()
     # NULL (no ETT yet) becomes NaN.
     table = dict(zip(_READ, np.array(rows, dtype=np.float64).T, strict=True))
     table |= _against_others(table)
-    missing = _missing(connection, run)
-    ranks = sorted(missing)
+    ranks = [int(rank) for rank in np.unique(table["rank"])]
+    world = world or ranks[-1] + 1
     models = Models.unknown(0)
     if predictor is not None:
-        models = predictor.fit(_feedback(table, len(ranks)), len(ranks))
+        models = predictor.fit(_feedback(table, world), world)
     return [
         {
             "rank": rank,
-            "missing": missing[rank],
             **_of_rank(table, table["rank"] == rank),
             "a": float(models.a[rank]) if models.known else None,
             "c": float(models.c[rank]) if models.known else None,
@@ -109,6 +114,7 @@ def _of_rank(table: dict[str, Floats], mine: npt.NDArray[np.bool_]) -> dict[str,
     }
     return {
         "steps": int(mine.sum()),
+        "missing": _missing(table["step"], mine),
         **means,
         "memory_bytes": int(table["memory_bytes"][mine].max()) if mine.any() else None,
         "ett_error": _mean(table["ett_error"][mine]),
@@ -122,26 +128,8 @@ def _mean(values: Floats) -> float | None:
     return float(known.mean()) if len(known) else None
 
 
-def _missing(connection: sa.Connection, run: int) -> dict[int, int]:
-    """Gaps in each rank's sequence numbers: records that were sent but never arrived.
-
-    Of an earlier attempt those rows are left that no later one trained again: from any seq on.
-    """
-    seq = worker_steps.c.seq
-    rows = connection.execute(
-        sa.select(
-            worker_steps.c.attempt,
-            worker_steps.c.rank,
-            sa.func.min(seq),
-            sa.func.max(seq),
-            sa.func.count(),
-        )
-        .where(worker_steps.c.run == run)
-        .group_by(worker_steps.c.attempt, worker_steps.c.rank)
-    ).all()
-    newest = max(row.attempt for row in rows)
-    missing: dict[int, int] = {}
-    for attempt, rank, first, last, count in rows:
-        sent = last + 1 - (0 if attempt == newest else first)
-        missing[rank] = missing.get(rank, 0) + sent - count
-    return missing
+def _missing(steps: Floats, mine: npt.NDArray[np.bool_]) -> int:
+    """Of which steps up to its last one there is no record of a rank: lost on the way."""
+    if not mine.any():
+        return 0
+    return int(steps[mine].max() - steps.min()) + 1 - int(mine.sum())
