@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from paceline.bus import publish
 from paceline.processes import die_with_parent
-from paceline.wire import TELEMETRY, Adopted, RunState, live
+from paceline.wire import TELEMETRY, Adopted, RunState, live, pack_indices
 from paceline_backend.bus.embedded import EmbeddedBus
 from paceline_backend.controller import Controller, ControllerManager, leases
 from paceline_backend.controller.history import History, Window
@@ -383,15 +383,20 @@ def test_a_rank_that_gets_no_samples_keeps_its_last_rows() -> None:
     assert window.ranges() == [(1161, 1225)], "so old that the rank is tried again"
 
 
-def test_history_is_lost_after_a_gap_until_an_epoch_ends() -> None:
+def test_history_is_lost_after_a_gap_until_an_epoch_was_seen_whole() -> None:
+    """Who used a sample in the gap is not known before each has been used again."""
     history = History(hello())
     history.adopt(segment(0).segment)
     lost = []
-    for later in (segment(2), segment(3, end=True)):
+    for later in (segment(2), segment(3, end=True), segment(4, epoch=1)):
         history.adopt(later.segment)
         lost.append(history.lost)
-    assert lost == [True, False]
-    assert (history.epoch, history.seq, history.step) == (1, 4, 8)
+    parts = [[np.arange(4 + k, 32, 2) for k in range(2)]]
+    counts, indices = pack_indices(parts)
+    whole = adopted(5, 10, epoch=1, epoch_end=True, counts=counts, indices=indices)
+    history.adopt(whole.segment)
+    assert [*lost, history.lost] == [True, True, True, False]
+    assert (history.epoch, history.seq, history.step) == (2, 6, 11)
     assert len(history.problem(1, shuffle=True).remaining) == 32
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -127,6 +128,33 @@ def test_a_rank_too_slow_for_samples_stays_known_across_a_takeover(
         assert segment.ett_s, "the models are known"
         assert max(row[3] for row in segment.counts) == 0
     assert replay(store, run).exact
+
+
+def test_a_gap_that_is_filled_after_the_next_epoch_began(store: Store, bus_url: str) -> None:
+    """A spool delivers what an outage held back, after newer segments."""
+    run = new_run(store, "chronica")
+    with (
+        working(ingest(store, bus_url), ControllerManager(store, bus_url, "one").run),
+        Leading(bus_url, run, SIZES, SPEEDS, global_batch=32) as training,
+    ):
+        training.follow(2)
+        training.proposed(training.knows)
+        while training.epoch == 0:
+            training.report(training.adopt(send=False), send=False)
+        held, training.unsent = training.unsent[:-4], training.unsent[-4:]  # all but the last
+        training.send()
+        time.sleep(1.0)
+        training.report(training.adopt())
+        training.unsent = held
+        training.send()
+        training.follow(3)
+        while training.epoch == 1:
+            training.follow(1)
+        training.stored(store)
+        training.assert_exact()
+    report = replay(store, run)
+    assert report.coasted >= 3, "until the gap was filled"
+    assert report == replace(report, identical=report.segments)
 
 
 def test_runs_without_plans(store: Store) -> None:

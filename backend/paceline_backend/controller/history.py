@@ -27,8 +27,9 @@ _FEEDBACK = ("step", "rank", "samples", "load", "compute_s", "step_s")
 class History:
     """The state of an attempt: what is left of its epoch, and who holds which sample.
 
-    Segments are adopted in the order of their seq. After a gap what remains of the epoch is unknown
-    (`lost`) until an epoch ends.
+    Segments are adopted in the order of their seq. After a gap (`lost`) it is unknown what remains
+    of the epoch, until one ends, and who used a sample last, until each was used again: nothing may
+    be planned on less, since the gap may be filled later, and replay then knows more.
 
     Args:
         hello: of the attempt.
@@ -45,6 +46,8 @@ class History:
         self._remaining = np.ones(len(self.sizes), bool)
         self._remaining[np.frombuffer(hello.used, "<u4")] = False
         self._holder: Ints = np.arange(len(self.sizes), dtype=np.int64) % hello.world
+        self._epoch_known = True  # what remains of it,
+        self._holder_known = np.ones(len(self.sizes), bool)  # and of which samples the holder
         self._placement: Ints | None = None  # what the shuffler returned last
         self._shuffled_for: tuple[int, int] | None = None  # epoch and policy version of that
 
@@ -91,19 +94,24 @@ class History:
         """Takes in the next segment that ran."""
         if segment.seq != self.seq:
             self.lost = True
+            self._epoch_known = False
+            self._holder_known[:] = False
         if segment.epoch != self.epoch:  # the script left an epoch early, or a gap hid its end
             self._begin_epoch(segment.epoch)
         for step in segment.assignments():
             for rank, samples in enumerate(step):
                 self._remaining[samples] = False
                 self._holder[samples] = rank
+                self._holder_known[samples] = True
         if segment.source == "controller":
             self.feedback = segment.feedback
         self.seq = segment.seq + 1
         self.step = segment.first_step + segment.steps
         if segment.epoch_end:
             self._begin_epoch(segment.epoch + 1)
-            self.lost = False
+            self._epoch_known = True
+        if self.lost:
+            self.lost = not (self._epoch_known and self._holder_known.all())
 
     def _begin_epoch(self, epoch: int) -> None:
         self.epoch = epoch
