@@ -18,6 +18,7 @@ from paceline.wire import RunState
 
 ENDED = frozenset({"finished", "failed", "stopped"})
 _EVERY_S = 1.0
+_ALIVE_S = 3.0  # how often a run that goes on says so
 _log = logging.getLogger(__name__)
 
 
@@ -29,7 +30,7 @@ class Delivery:
     Args:
         directory: the run's, see `paceline.rundir`; made if missing.
         record: who the run is; what it has reported so far.
-            link: the way to the control plane; None: there is none, and nothing is delivered.
+        link: the way to the control plane; None: there is none, and nothing is delivered.
         lock: on the directory, if it is held already.
 
     Raises:
@@ -45,7 +46,7 @@ class Delivery:
         self.directory = directory
         self.record = record
         self._link = link
-        self._next = 0.0
+        self._next = self._alive_at = 0.0
         self._save()
 
     @classmethod
@@ -102,7 +103,10 @@ class Delivery:
         return entry
 
     def pump(self) -> None:
-        """Delivers what there is, once a second; call it often, and until settled."""
+        """Delivers what there is, once a second; call it often, and until settled.
+
+        Repeats the last state meanwhile: a run that nobody speaks for counts as lost.
+        """
         if self._link is None or self.settled or time.monotonic() < self._next:
             return
         self._next = time.monotonic() + _EVERY_S
@@ -114,7 +118,12 @@ class Delivery:
             if not link.tell(record.states[record.delivered], record.run):
                 break
             record.delivered += 1
-        record.settled = ended and record.delivered == len(record.states)
+            self._alive_at = time.monotonic() + _ALIVE_S
+        told = record.delivered == len(record.states)
+        if told and not ended and record.states and time.monotonic() >= self._alive_at:
+            self._alive_at = time.monotonic() + _ALIVE_S
+            link.tell(record.states[-1], record.run)
+        record.settled = told and ended
         if record.delivered > before or record.settled:
             self._save()
 

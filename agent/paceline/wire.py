@@ -154,7 +154,10 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
 
 class RunState(msgspec.Struct, frozen=True, tag="run_state"):
-    """A change of a run's life: from the agent that supervises it, or from `paceline run`."""
+    """A change of a run's life: from the agent that supervises it, or from `paceline run`.
+
+    The last one is repeated every few seconds until the run ends, as a sign of life.
+    """
 
     state: str  # "starting", "running", "finished", "failed", "stopped"
     at: float

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,9 @@ import redis
 
 from paceline import wire
 from paceline.bus import publish
+from paceline.delivery import Delivery
+from paceline.link import Link
+from paceline.rundir import Record
 from paceline.wire import Kill, Launch, NodeState, RunState
 from paceline_backend.bus.embedded import EmbeddedBus
 from support.node import (
@@ -203,6 +207,25 @@ def test_bus_away(agent: StartAgent, tmp_path: Path) -> None:
         tell(bus.url, "next", Launch(script(tmp_path, ""), [], 1, {}))
         reported(bus.url, "next", "finished")
         assert [s.state for s in states(bus.url, "r")] == ["starting", "running", "finished"]
+
+
+def test_a_run_that_goes_on_says_so(bus_url: str, tmp_path: Path) -> None:
+    """Also while it trains nothing yet, validates or writes a checkpoint."""
+    with Link(bus_url) as link:
+        delivery = Delivery(tmp_path / "r", Record("r", "here", "the agent", ""), link)
+
+        def told() -> list[wire.Message]:
+            delivery.pump()
+            return [message for run, message in telemetry(bus_url) if run == "r"]
+
+        first = delivery.report("starting")
+        second = delivery.report("running")
+        until(lambda: told() == [first, second, second, second], "two signs of life")
+        last = delivery.report("finished", exit_code=0)
+        assert delivery.settled
+        time.sleep(4)
+        assert told() == [first, second, second, second, last], "after the end all is said"
+        delivery.close()
 
 
 def test_one_agent_for_a_data_directory(bus_url: str, agent: StartAgent) -> None:
