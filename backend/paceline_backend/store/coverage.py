@@ -15,6 +15,7 @@ import sqlalchemy as sa
 from paceline.wire import Hello, Segment
 from paceline_backend.store import runs
 from paceline_backend.store.attempts import end_of
+from paceline_backend.store.schema import runs as runs_table
 from paceline_backend.store.schema import segments, worker_steps
 
 Ints = npt.NDArray[np.int64]
@@ -68,6 +69,9 @@ def effective(connection: sa.Connection, run: int, hello: Hello | None) -> Itera
 def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
     """Per epoch, how often its samples were used; `exact` when each was once.
 
+    An epoch is complete when each rank reported its last step, or a later one. Until then what is
+    missing may still come, unless the run is over.
+
     A sample counts as used when the rank that was assigned it reported the step. What a checkpoint
     says was used before the latest attempt counts too: those records may have died with a rank.
     """
@@ -76,7 +80,12 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
         return {"epochs": [], "exact": False}
     samples = len(hello.sizes) // 8
     uses: dict[int, Ints] = defaultdict(lambda: np.zeros(samples, np.int64))
+    ended: set[int] = set()
     complete: set[int] = set()
+    state = connection.execute(
+        sa.select(runs_table.c.state).where(runs_table.c.key == run)
+    ).scalar()
+    told = _told(connection, run, hello)
     reported = _reported(connection, run)
     resumed = False
     for part in effective(connection, run, hello):
@@ -86,14 +95,31 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
             resumed = True
         np.add.at(uses[segment.epoch], _used(connection, run, part, reported), 1)
         if segment.epoch_end and part.whole:
-            complete.add(segment.epoch)
+            ended.add(segment.epoch)
+            if part.attempt < hello.attempt or part.end <= told or state == "finished":
+                complete.add(segment.epoch)
     allowed = samples % hello.global_batch if hello.drop_last else 0
-    last = max(uses, default=None)
+    if not uses:
+        return {"epochs": [], "exact": False}
+    last = max(uses)
+    unfinished = {last} if state in runs.ENDED else {last} | ended
     epochs = [
-        _epoch(epoch, uses[epoch], epoch in complete, epoch == last, allowed)
-        for epoch in sorted(uses)
+        _epoch(epoch, uses[epoch], epoch in complete, epoch in unfinished, allowed)
+        for epoch in range(min(hello.epoch, *uses), last + 1)  # also those of which nothing came
     ]
-    return {"epochs": epochs, "exact": bool(epochs) and all(e["exact"] for e in epochs)}
+    return {"epochs": epochs, "exact": all(epoch["exact"] for epoch in epochs)}
+
+
+def _told(connection: sa.Connection, run: int, hello: Hello) -> int:
+    """One past the step that every rank of the latest attempt has reported, or a later one."""
+    newest = connection.execute(
+        sa.select(sa.func.max(worker_steps.c.step))
+        .where(worker_steps.c.run == run, worker_steps.c.step >= hello.step)
+        .where(worker_steps.c.attempt == hello.attempt)
+        .group_by(worker_steps.c.rank)
+    ).scalars()
+    steps = [int(step) for step in newest]
+    return min(steps) + 1 if len(steps) == hello.world else hello.step
 
 
 def _resume(uses: dict[int, Ints], hello: Hello) -> None:
@@ -149,12 +175,14 @@ def _used(
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 
-def _epoch(epoch: int, uses: Ints, complete: bool, last: bool, allowed: int) -> dict[str, Any]:
-    """One epoch's counts. Only the last one may be unfinished; `allowed` samples may be dropped."""
+def _epoch(
+    epoch: int, uses: Ints, complete: bool, unfinished: bool, allowed: int
+) -> dict[str, Any]:
+    """One epoch's counts. Some may be unfinished; `allowed` samples may be dropped."""
     distinct = int(np.count_nonzero(uses))
     missing = len(uses) - distinct
     duplicated = int(np.count_nonzero(uses > 1))
-    full = missing == allowed if complete else last
+    full = missing == allowed if complete else unfinished
     return {
         "epoch": epoch,
         "samples": len(uses),
