@@ -8,6 +8,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
 from importlib.metadata import EntryPoint, entry_points, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -131,7 +132,10 @@ def agent(
             code = Agent(link, name, directory, link.place).run()
         raise typer.Exit(code)
     _log_to_stderr()
-    with _client(server, token, timeout_s=2.0) as client, _link(_wait_for_bus(client)) as link:
+    with ExitStack() as held:
+        client = held.enter_context(_client(server, token, timeout_s=2.0))
+        found = _wait_for(client)
+        link = held.enter_context(_link(found["bus"]))
         _log.info("node %s: server %s, bus %s", name, client.server, link.place)
 
         def find_bus() -> str | None:
@@ -141,7 +145,7 @@ def agent(
                 _log.debug("%s", error)
                 return None
 
-        code = Agent(link, name, directory, client.server, find_bus).run()
+        code = Agent(link, name, directory, found["id"], find_bus).run()
     raise typer.Exit(code)
 
 
@@ -256,14 +260,14 @@ def _link(url: str) -> Link:
         raise InputError(f"bus {url}: {error}") from error
 
 
-def _wait_for_bus(client: Client) -> str:
-    """The bus's URL as the server tells it, which may start after us."""
+def _wait_for(client: Client) -> dict[str, Any]:
+    """What the server, which may start after us, tells of itself."""
     from paceline.client import ServerUnreachable
 
     waiting = False
     while True:
         try:
-            return str(client.version()["bus"])
+            return client.version()
         except ServerUnreachable as error:
             if not waiting:
                 _log.warning("%s; waiting for it", error)

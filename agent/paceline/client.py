@@ -75,7 +75,7 @@ class Client:
         return content
 
     def version(self) -> dict[str, Any]:
-        """``{version, protocol, bus}`` of a server that we can work with.
+        """``{version, protocol, id, bus}`` of a server that we can work with.
 
         Raises:
             ServerUnreachable: as `call`.

@@ -89,7 +89,8 @@ def train(
         record = Record(f"local-{secrets.token_hex(4)}", node, "paceline run", "")
         link = None
         try:
-            link = held.enter_context(Link(client.version()["bus"]))
+            found = client.version()
+            link = held.enter_context(Link(found["bus"]))
         except ServerUnreachable as error:
             if server is not None:
                 raise
@@ -98,7 +99,7 @@ def train(
             choice = {"policy": policy, "parameters": parameters, "name": name, "node": node}
             body = {**msgspec.structs.asdict(launch), **choice, "launch": False}
             record.run = client.call("POST", "/runs", body)["id"]
-            record.control = client.server
+            record.control = found["id"]
             _say(f"watch it on {client.server}/runs/{record.run}")
         emulated = launch.env.get("PACELINE_EMULATE") or os.environ.get("PACELINE_EMULATE")
         if emulated:

@@ -10,6 +10,7 @@ depends_on = None
 
 
 def upgrade() -> None:
+    _meta()
     _nodes()
     _runs()
     _switches()
@@ -20,8 +21,26 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    for table in ("leases", "segments", "steps", "worker_steps", "switches", "runs", "nodes"):
+    for table in (
+        "leases",
+        "segments",
+        "steps",
+        "worker_steps",
+        "switches",
+        "runs",
+        "nodes",
+        "meta",
+    ):
         op.drop_table(table)
+
+
+def _meta() -> None:
+    op.create_table(
+        "meta",
+        sa.Column("name", sa.Text(), nullable=False),
+        sa.Column("value", sa.Text(), nullable=False),
+        sa.PrimaryKeyConstraint("name", name="pk_meta"),
+    )
 
 
 def _nodes() -> None:
@@ -61,6 +80,8 @@ def _runs() -> None:
         sa.Column("created_at", sa.Double(), nullable=False),
         sa.Column("started_at", sa.Double(), nullable=True),
         sa.Column("ended_at", sa.Double(), nullable=True),
+        sa.Column("seen_at", sa.Double(), nullable=True),
+        sa.Column("lost", sa.Boolean(), nullable=True),
         sa.Column("exit_code", sa.Integer(), nullable=True),
         sa.Column("message", sa.Text(), nullable=True),
         sa.Column("dropped", sa.BigInteger(), nullable=False),

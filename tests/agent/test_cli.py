@@ -315,7 +315,7 @@ def test_bad_input(
 @pytest.mark.parametrize("command", ["run", "agent"])
 def test_server_of_another_protocol(command: str, data: Path, tmp_path: Path) -> None:
     rest = [script(tmp_path, "")] if command == "run" else []
-    with web({"version": "9.9", "protocol": 99, "bus": "redis://127.0.0.1:9"}) as other:
+    with web({"version": "9.9", "protocol": 99, "id": "c", "bus": "redis://127.0.0.1:9"}) as other:
         code, _, err = call(command, "--server", other, "--data", str(data), *rest)
     assert code == 3
     assert "speaks protocol version 99, this paceline 1" in err
@@ -326,7 +326,12 @@ def test_agent_follows_a_bus_that_moved(bus_url: str, data: Path, tmp_path: Path
     broken.parent.mkdir(parents=True)
     broken.touch()  # as a power cut leaves it: the agent works on
     with EmbeddedBus(tmp_path / "bus") as first:
-        answer = {"version": "0", "protocol": wire.PROTOCOL_VERSION, "bus": first.url}
+        answer = {
+            "version": "0",
+            "protocol": wire.PROTOCOL_VERSION,
+            "id": "c",
+            "bus": first.url,
+        }
         with web(answer) as server_url:
             agent = paceline("agent", "--server", server_url, "--data", str(data))
             try:

@@ -74,9 +74,12 @@ def create(client: httpx.Client, **body: Any) -> httpx.Response:
     return client.post(f"{V1}/runs", json={"script": "/x/train.py", "nproc": 2, **body})
 
 
-def test_version(client: httpx.Client, bus_url: str) -> None:
+def test_version(client: httpx.Client, store: Store, bus_url: str) -> None:
     found = client.get(f"{V1}/version").json()
+    control = found.pop("id")
     assert found == {"version": __version__, "protocol": PROTOCOL_VERSION, "bus": bus_url}
+    with serving(store, bus_url) as moved:
+        assert moved.get(f"{V1}/version").json()["id"] == control, "wherever it listens"
 
 
 def test_policies(client: httpx.Client) -> None:

@@ -13,7 +13,7 @@ from paceline_backend.api import errors, events, health, metrics, runs, telemetr
 from paceline_backend.api.auth import Guard
 from paceline_backend.api.errors import ProblemError
 from paceline_backend.settings import Settings
-from paceline_backend.store import Store
+from paceline_backend.store import Store, meta
 
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
@@ -31,6 +31,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     )
     app.state.store = store
     app.state.settings = settings
+    app.state.control_id = meta.control_id(store)
     app.state.closing = lambda: False  # who runs the server tells event streams when to end
     app.state.sse_clients = 0
     errors.install(app)

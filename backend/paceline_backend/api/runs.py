@@ -81,9 +81,12 @@ def _checked(policy: str, parameters: Mapping[str, Any]) -> None:
 
 @router.get("/version")
 def version(request: Request) -> models.Version:
-    """Release, message protocol, and where agents find the bus."""
+    """Release, message protocol, which control plane this is, and where agents find its bus."""
     return models.Version(
-        version=__version__, protocol=PROTOCOL_VERSION, bus=settings_of(request).bus
+        version=__version__,
+        protocol=PROTOCOL_VERSION,
+        id=request.app.state.control_id,
+        bus=settings_of(request).bus,
     )
 
 

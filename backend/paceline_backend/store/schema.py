@@ -29,6 +29,14 @@ metadata = MetaData(
 
 BigKey = BigInteger().with_variant(Integer, "sqlite")  # SQLite autoincrements INTEGER only
 
+# What is true of this database as a whole: "id" names the control plane.
+meta = Table(
+    "meta",
+    metadata,
+    Column("name", Text, primary_key=True),
+    Column("value", Text, nullable=False),
+)
+
 nodes = Table(
     "nodes",
     metadata,
@@ -64,6 +72,8 @@ runs = Table(
     Column("created_at", Double, nullable=False),
     Column("started_at", Double),
     Column("ended_at", Double),
+    Column("seen_at", Double),  # when something of it was last stored, by this side's clock
+    Column("lost", Boolean),  # its end is assumed from silence: a later word about it counts more
     Column("exit_code", Integer),
     Column("message", Text),
     Column("dropped", BigInteger, nullable=False),  # telemetry records lost to a full spool

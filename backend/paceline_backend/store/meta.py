@@ -1,0 +1,29 @@
+"""What is true of a database as a whole."""
+
+from __future__ import annotations
+
+import secrets
+
+import sqlalchemy as sa
+from sqlalchemy.dialects import postgresql, sqlite
+
+from paceline_backend.store._store import Store
+from paceline_backend.store.schema import meta
+
+
+def control_id(store: Store) -> str:
+    """Names the control plane of this database, wherever its server listens; made once.
+
+    Raises:
+        StoreError: or one of its kinds.
+    """
+    query = sa.select(meta.c.value).where(meta.c.name == "id")
+    with store.read() as connection:
+        found = connection.execute(query).scalar()
+    if found is None:
+        insert = sqlite.insert if store.is_sqlite else postgresql.insert
+        values = {"name": "id", "value": secrets.token_hex(8)}
+        with store.write() as connection:
+            connection.execute(insert(meta).values(values).on_conflict_do_nothing())
+            found = connection.execute(query).scalar_one()
+    return str(found)
