@@ -356,6 +356,17 @@ def test_feedback_is_of_the_last_64_complete_steps() -> None:
     assert window.ranges() == [(35, 80), (81, 100)], "too old to come back"
 
 
+def test_a_rank_whose_records_never_come_costs_no_memory() -> None:
+    window = Window(world=2, attempt=0)
+    window.add([record(0, rank) for rank in range(2)])
+    for step in range(1, 1000):
+        window.add([record(step, 0)])
+    assert len(window._rows) <= 1 + 2 * 64 + 1
+    assert window.ranges() == [(0, 1)]
+    window.add([record(500, 1), record(999, 1)])
+    assert window.ranges() == [(0, 1), (999, 1000)], "500 is given up"
+
+
 def test_a_rank_that_gets_no_samples_keeps_its_last_rows() -> None:
     window = Window(world=2, attempt=0)
     starved: dict[str, Any] = {"samples": 0, "load": 0.0}

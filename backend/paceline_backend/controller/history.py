@@ -135,6 +135,7 @@ class Window:
     _rows: dict[int, dict[int, tuple[int, float, float, float]]] = field(default_factory=dict)
     _complete: list[int] = field(default_factory=list)  # ascending, the last `WINDOW`
     _older: list[int] = field(default_factory=list)  # ascending, complete, before those
+    _seen: int = -1  # the latest step of which there was a row
     _usable: dict[int, list[int]] = field(default_factory=dict)  # by rank: its last `USABLE` steps
 
     def add(self, records: Iterable[StepRecord]) -> None:
@@ -151,6 +152,11 @@ class Window:
         """Takes one row in: samples, load, compute_s, step_s."""
         if len(self._complete) == WINDOW and step < self._complete[0]:
             return
+        if step > self._seen:
+            self._seen = step
+            self._forget()
+        elif step < self._seen - 2 * WINDOW and step not in self._rows:
+            return  # its other rows are given up
         ranks = self._rows.setdefault(step, {})
         if rank in ranks:
             return
@@ -158,8 +164,7 @@ class Window:
         if len(ranks) == self.world:
             self._complete = sorted([*self._complete, step])[-WINDOW:]
             self._note_usable(step)
-            if len(self._complete) == WINDOW:
-                self._forget()
+            self._forget()
 
     def _note_usable(self, step: int) -> None:
         for rank, (samples, load_, compute_s, _) in self._rows[step].items():
@@ -169,10 +174,14 @@ class Window:
                 del steps[:-USABLE]
 
     def _forget(self) -> None:
-        first, oldest = self._complete[0], self.newest - OLDEST
+        first = self._complete[0] if self._complete else 0
+        oldest, since = self.newest - OLDEST, self._seen - 2 * WINDOW
+        if len(self._complete) == WINDOW:
+            since = max(since, first)
         older = {s for steps in self._usable.values() for s in steps if oldest < s < first}
         self._older = sorted(older)
-        self._rows = {s: r for s, r in self._rows.items() if s >= first or s in older}
+        keep = older.union(self._complete)
+        self._rows = {s: r for s, r in self._rows.items() if s in keep or s >= since}
 
     @property
     def newest(self) -> int:
