@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import sqlalchemy as sa
 import typer
@@ -30,7 +31,7 @@ class ReplayReport:
     attempt: int  # the latest, whose segments were planned again
     segments: int  # of it, planned by a controller
     identical: int  # of them: the same plan again
-    unknown: int  # of them: what they rested on is not in the database
+    unknown: int  # of them: what they rested on is not in the database, or their policy not here
     coasted: int  # segments that the leader planned: no policy's work
     earlier: int  # controller's segments of earlier attempts, whose Hello is gone: not looked at
     first_difference: str | None
@@ -91,28 +92,41 @@ class _Replayer:
         self._history = history
         self._rows = _Rows(connection, run, history.hello.attempt, history.hello.world)
         query = sa.select(switches.c.version, switches.c.policy, switches.c.parameters)
-        self._policies: dict[int, Policy] = {
-            version: policies.make(name, parameters)
+        self._versions: dict[int, tuple[str, dict[str, Any]]] = {
+            version: (name, parameters)
             for version, name, parameters in connection.execute(query.where(switches.c.run == run))
         }
+        self._policies: dict[int, Policy | str] = {}  # or why there is none here
 
     def take(self, segment: Segment) -> None:
         """Plans it again if a controller planned it, then takes it in as it ran."""
         if segment.source == "controller":
             self.total += 1
             feedback = self._rows.feedback(segment.feedback)
+            policy = self._policy(segment.version)
             if feedback is None or self._history.lost or segment.seq != self._history.seq:
                 self.unknown += 1
                 self._note(f"segment {segment.seq}: what it rested on is not in the database")
+            elif isinstance(policy, str):
+                self.unknown += 1
+                self._note(f"segment {segment.seq}: its policy cannot be made here: {policy}")
             else:
-                self._compare(segment, feedback)
+                self._compare(segment, policy, feedback)
         else:
             self.coasted += 1
         self._history.adopt(segment)
 
-    def _compare(self, segment: Segment, feedback: Feedback) -> None:
+    def _policy(self, version: int) -> Policy | str:
+        """The policy of a version, or why there is none: it may come from elsewhere."""
+        if version not in self._policies:
+            try:
+                self._policies[version] = policies.make(*self._versions[version])
+            except ValueError as error:
+                self._policies[version] = str(error)
+        return self._policies[version]
+
+    def _compare(self, segment: Segment, policy: Policy, feedback: Feedback) -> None:
         problem = self._history.problem(segment.steps, shuffle=segment.shuffled)
-        policy = self._policies[segment.version]
         plan = policies.plan(policy, problem, feedback, shuffle=segment.shuffled)
         counts, indices = pack_indices(plan.assignments)
         again = {

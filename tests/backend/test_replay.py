@@ -130,6 +130,36 @@ def test_a_rank_too_slow_for_samples_stays_known_across_a_takeover(
     assert replay(store, run).exact
 
 
+def test_a_policy_that_is_not_installed_here(
+    store: Store, bus_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = new_run(store)
+    with (
+        working(ingest(store, bus_url), ControllerManager(store, bus_url, "one").run),
+        Leading(bus_url, run, SIZES, SPEEDS, global_batch=32) as training,
+    ):
+        training.follow(2)
+        version = switch(store, bus_url, run, "chronica")
+        training.proposed(lambda s: s.version == version)
+        training.follow(1)
+        training.stored(store)
+    switch(store, bus_url, run, "never-used")
+    assert replay(store, run).exact, "a version that planned nothing does not matter"
+
+    c = schema.switches.c
+    with store.write() as connection:
+        query = sa.update(schema.switches).where(c.version == version)
+        connection.execute(query.values(policy="elsewhere"))
+    report = replay(store, run)
+    assert (report.identical, report.unknown) == (2, 1)
+    assert report.first_difference is not None
+    assert "segment 2: its policy cannot be made here" in report.first_difference
+    assert "no policy 'elsewhere'" in report.first_difference
+    url = store.url.render_as_string(hide_password=False)
+    assert replay_command(url, run, json_output=False) == 1
+    assert "no policy 'elsewhere'" in capsys.readouterr().out
+
+
 def test_a_gap_that_is_filled_after_the_next_epoch_began(store: Store, bus_url: str) -> None:
     """A spool delivers what an outage held back, after newer segments."""
     run = new_run(store, "chronica")
