@@ -81,10 +81,6 @@ class Models:
         """Expected compute time of each worker's step, [..., W] s; 0 where it has no samples."""
         return np.where(samples > 0, self.a * load + self.c * samples + self.b, 0.0)
 
-    def sample_ett(self, sizes: Floats) -> Floats:
-        """What each sample adds to each worker's step, [W, N] s."""
-        return self.a[:, None] * sizes + self.c[:, None]
-
     @staticmethod
     def unknown(world: int) -> Models:
         """All workers equal, one second per size unit: only proportions mean anything."""

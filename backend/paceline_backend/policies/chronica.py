@@ -211,7 +211,9 @@ class ChronicaShuffler:
 
 
 def compensate(gradients: Floats, loads: Floats) -> Floats:
-    """CHRONICA's compensated gradient (Eq. 7): Σ_j g_j Λ_j / ΣΛ. Ranks are tested against it.
+    """CHRONICA's compensated gradient (Eq. 7): Σ_j g_j Λ_j / ΣΛ, which is the global batch's.
+
+    For reference: the ranks' all-reduce does this, whatever the policy.
 
     Args:
         gradients: of each worker, a mean over its size units, [W, P].

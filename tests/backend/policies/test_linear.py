@@ -68,8 +68,8 @@ def test_figure_4_regression() -> None:
     load = np.array([10.0, 49.0, 118.0])
     before = PerSamplePredictor().fit(feedback(load, 3 * load + 3), world=1)
     after = PerSamplePredictor().fit(feedback(load, 5 * load + 2), world=1)
-    assert before.sample_ett(np.array([49.0]))[0, 0] == pytest.approx(150)
-    assert after.sample_ett(np.array([49.0]))[0, 0] == pytest.approx(247)
+    assert ett(before, 49, 1) == pytest.approx(150)
+    assert ett(after, 49, 1) == pytest.approx(247)
 
 
 def test_per_sample_sum_counts_b_once_per_sample() -> None:
