@@ -32,14 +32,13 @@ from paceline.wire import (
     decode,
     live,
 )
+from paceline_backend.bus import streams
 from paceline_backend.bus.consumer import Consumer, Entry
 from paceline_backend.store import Store, StoreError, StoreRefusedError, telemetry
 
 DEAD = "paceline:dead"  # what could not be stored, with the reason: for people to look at
 
 _DEAD_LENGTH = 1_000
-_LIVE_LENGTH = 10_000
-_LIVE_KEPT_S = 3_600  # of a run that is over
 _BATCH = 500  # messages
 _BLOCK_S = 0.25  # how long `Ingest.run` may take to notice that it should stop
 
@@ -172,9 +171,9 @@ class Ingest:
                 put_aside = {**item.fields, b"entry": item.number, b"reason": item.reason.encode()}
                 pipeline.xadd(DEAD, dict(put_aside.items()), maxlen=_DEAD_LENGTH)
             elif not isinstance(item.message, NodeState):
-                pipeline.xadd(live(item.run), dict(item.fields.items()), maxlen=_LIVE_LENGTH)
+                pipeline.xadd(live(item.run), dict(item.fields.items()), maxlen=streams.LIVE_LENGTH)
         for run in ended:
-            pipeline.expire(live(run), _LIVE_KEPT_S)
+            streams.expire(pipeline, run)
         numbers = [item.number for item in items]
         pipeline.xack(TELEMETRY, INGEST_GROUP, *numbers)
         pipeline.xdel(TELEMETRY, *numbers)

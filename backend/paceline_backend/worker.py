@@ -14,6 +14,7 @@ import redis
 from paceline.bus import connect, publish
 from paceline.wire import TELEMETRY, WAKE, RunChanged
 from paceline_backend import heartbeat
+from paceline_backend.bus import streams
 from paceline_backend.controller import ControllerManager
 from paceline_backend.ingest import Ingest, IngestStats
 from paceline_backend.settings import Settings
@@ -128,5 +129,6 @@ def fail_lost_runs(store: Store, bus_url: str, silent_s: float) -> list[str]:
             log.warning("run %s: node %s went away", run_id, node)
             ended.append(run_id)
             with connect(bus_url) as client:
-                publish(client, WAKE, RunChanged(), run_id, maxlen=1000)
+                publish(client, WAKE, RunChanged(), run_id, maxlen=streams.WAKE_LENGTH)
+                streams.expire(client, run_id)
     return ended

@@ -145,6 +145,11 @@ def test_launch_without_an_agent_leaves_nothing(client: httpx.Client) -> None:
         ({"script": ""}, "script"),
         ({"nprocs": 4}, "nprocs"),
         ({"env": {"A": 1}}, "env.A"),
+        ({"env": {"A=B": "x"}}, "env.A=B"),
+        ({"env": {"A": "\0"}}, "env.A"),
+        ({"args": ["fine", "a\0b"]}, "args.1"),
+        ({"cwd": "\0"}, "cwd"),
+        ({"name": "\0"}, "name"),
         ({"parameters": {"windw": 3}}, "parameters"),
     ],
 )
@@ -248,11 +253,28 @@ def test_stop(client: httpx.Client, store: Store, bus_url: str) -> None:
 
 def test_stop_before_the_start(client: httpx.Client, store: Store, bus_url: str) -> None:
     unplaced = create(client, launch=False).json()["id"]
+    client.post(f"{V1}/runs/{unplaced}/policy", json={"policy": "chronica"})
     assert client.post(f"{V1}/runs/{unplaced}/stop").json()["state"] == "stopped"
+    with redis.Redis.from_url(bus_url) as bus:
+        assert bus.ttl(live(unplaced)) > 0
     register(store, "n1", [])
     placed = create(client).json()["id"]
     assert client.post(f"{V1}/runs/{placed}/stop").status_code == 202
     assert isinstance(entries(bus_url, commands("n1"))[-1][1], Kill)
+
+
+def test_commands_that_nobody_reads_do_not_pile_up(
+    client: httpx.Client, store: Store, bus_url: str
+) -> None:
+    register(store, "n1", [])
+    with redis.Redis.from_url(bus_url) as bus:
+        pipeline = bus.pipeline()
+        for _ in range(3_000):
+            pipeline.xadd(commands("n1"), {"any": "thing"})
+        pipeline.execute()
+        run = create(client).json()["id"]
+        assert bus.xlen(commands("n1")) < 1_200
+        assert decode(bus.xrevrange(commands("n1"), count=1)[0][1])[0] == run
 
 
 def test_without_a_bus_nothing_is_written(dead_bus: httpx.Client, store: Store) -> None:

@@ -30,6 +30,7 @@ from paceline.wire import (
     RunState,
     StepBatch,
     StopTraining,
+    control,
     encode,
     live,
 )
@@ -158,14 +159,16 @@ def test_telemetry_is_stored_published_and_deleted(
     assert bus.ttl(live("r")) == -1
 
 
-def test_live_stream_of_an_ended_run_expires_also_after_late_messages(
+def test_streams_of_an_ended_run_expire_also_after_late_messages(
     store: Store, bus: redis.Redis, bus_url: str
 ) -> None:
     add_run(store, "r")
+    publish(bus, control("r"), StopTraining("enough"), "r")
     send(bus, RunState("finished", 5.0, "n", exit_code=0))
     with ingesting(store, bus_url):
         until(lambda: settled(bus), "the end is stored")
         assert 0 < bus.ttl(live("r")) <= 3_600
+        assert 0 < bus.ttl(control("r")) <= 3_600
         bus.delete(live("r"))  # as if that time had passed
         send(bus, StepBatch([record(0, 0)]))
         until(lambda: settled(bus), "the late record is stored")

@@ -20,7 +20,7 @@ import redis
 import sqlalchemy as sa
 
 from paceline.bus import publish
-from paceline.wire import TELEMETRY, WAKE, NodeState, RunChanged, StepBatch, decode
+from paceline.wire import TELEMETRY, WAKE, NodeState, RunChanged, StepBatch, control, decode, live
 from paceline_backend.bus.embedded import EmbeddedBus
 from paceline_backend.server import DataDirectory
 from paceline_backend.store import Store, runs, telemetry
@@ -264,15 +264,20 @@ def test_a_part_alone_needs_to_be_told_where(tmp_path: Path) -> None:
 
 
 def test_lost_runs_fail(tmp_path: Path, bus_url: str) -> None:
+    streams = (live("lost"), control("lost"))
     with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as store:
         past = time.time() - 100
         for name, node in (("lost", "old"), ("alive", "new")):
             add_run(store, name, node=node, state="running", created_at=past)
         for node, at in (("old", past), ("new", time.time())):
             telemetry.write(store, [("", NodeState(node, node, 1, 1, [], at, "0"))])
+        with redis.Redis.from_url(bus_url) as bus:
+            for stream in streams:
+                bus.xadd(stream, {"any": "thing"})
         assert fail_lost_runs(store, bus_url, 30.0) == ["lost"]
         assert fail_lost_runs(store, bus_url, 30.0) == []
         assert runs.get(store, "lost")["message"] == "node old went away"
         assert runs.get(store, "alive")["state"] == "running"
     with redis.Redis.from_url(bus_url) as bus:
         assert [decode(fields) for _, fields in bus.xrange(WAKE)] == [("lost", RunChanged())]
+        assert [0 < bus.ttl(stream) <= 3_600 for stream in streams] == [True, True]

@@ -29,14 +29,13 @@ from paceline.wire import (
 from paceline_backend import policies
 from paceline_backend.api import models
 from paceline_backend.api.errors import ProblemError, documented
+from paceline_backend.bus import streams
 from paceline_backend.settings import Settings
 from paceline_backend.store import Store
 from paceline_backend.store import runs as runs_store
 
 router = APIRouter()
 
-_LIVE_LENGTH = 10_000  # entries: what a page may lag behind
-_WAKE_LENGTH = 1_000
 _NOT_FOUND = HTTPStatus.NOT_FOUND
 _CONFLICT = HTTPStatus.CONFLICT
 _INVALID = HTTPStatus.UNPROCESSABLE_ENTITY
@@ -136,12 +135,12 @@ def create_run(request: Request, body: models.RunCreate) -> Any:
                 body.script, body.args, body.nproc, body.env, body.cwd, body.max_restarts
             )
             try:
-                publish(bus, commands(node), message, run)
+                publish(bus, commands(node), message, run, maxlen=streams.COMMANDS_LENGTH)
             except redis.RedisError:
                 with store.write() as connection:
                     runs_store.end(connection, run, "failed", "the bus went away before its launch")
                 raise
-        publish(bus, WAKE, RunChanged(), run, maxlen=_WAKE_LENGTH)
+        publish(bus, WAKE, RunChanged(), run, maxlen=streams.WAKE_LENGTH)
     return runs_store.get(store, run)
 
 
@@ -217,13 +216,16 @@ def stop_run(request: Request, run: str, body: models.Stop | None = None) -> Any
             )
         with store.write() as connection:
             runs_store.end(connection, run, "stopped", "stopped before it started")
+        with contextlib.suppress(redis.RedisError), connect(settings_of(request).bus) as bus:
+            streams.expire(bus, run)  # a switch may have gone there
         return runs_store.get(store, run)
     with _bus(request) as bus:
         if force or not trains:
-            publish(bus, commands(found["node"]), Kill("stopped over the API"), run)
+            order = Kill("stopped over the API")
+            publish(bus, commands(found["node"]), order, run, maxlen=streams.COMMANDS_LENGTH)
         if trains:
             publish(bus, control(run), StopTraining("stopped over the API"), run)
-        publish(bus, WAKE, RunChanged(), run, maxlen=_WAKE_LENGTH)
+        publish(bus, WAKE, RunChanged(), run, maxlen=streams.WAKE_LENGTH)
     return runs_store.get(store, run)
 
 
@@ -240,8 +242,8 @@ def switch_policy(request: Request, run: str, body: models.PolicySwitch) -> Any:
         with store_of(request).write() as connection:
             made = runs_store.switch(connection, run, body.policy, body.parameters, body.by)
         message = SwitchRequested(made["version"], body.policy, made["requested_at"])
-        publish(bus, WAKE, RunChanged(), run, maxlen=_WAKE_LENGTH)
-        publish(bus, live(run), message, run, maxlen=_LIVE_LENGTH)
+        publish(bus, WAKE, RunChanged(), run, maxlen=streams.WAKE_LENGTH)
+        publish(bus, live(run), message, run, maxlen=streams.LIVE_LENGTH)
     return made
 
 
