@@ -34,7 +34,7 @@ class Agent:
         link: to the bus.
         name: the node's.
         data: the data directory, one agent's at a time.
-        control: what identifies the control plane across restarts: its server's URL, or the bus's.
+        control: what identifies the control plane across restarts: its id, or where its bus is.
         find_bus: asks where the bus is now, while it is away; None: it does not move.
 
     Raises:
@@ -57,6 +57,7 @@ class Agent:
         self._node = node.describe(name)
         self._runs: dict[str, Supervisor] = {}
         self._left_over: dict[str, Delivery] = {}
+        self._unreadable: set[Path] = set()  # said once
         self._signal: int | None = None
         self._beat_at = self._recover_at = 0.0
         self._lock = (data / "agent.lock").open("ab")
@@ -146,11 +147,17 @@ class Agent:
 
     def _recover(self) -> None:
         """Takes over the runs whose agent or `paceline run` is gone with something left to tell."""
-        for directory in sorted((self._data / "runs").iterdir()):
+        for directory in sorted((self._data / "runs").glob("*")):
             run = directory.name
-            if run in self._runs or run in self._left_over:
+            if run in self._runs or run in self._left_over or not directory.is_dir():
                 continue
-            delivery = Delivery.resume(directory, self._control, self._link)
+            try:
+                delivery = Delivery.resume(directory, self._control, self._link)
+            except OSError as error:
+                if directory not in self._unreadable:
+                    self._unreadable.add(directory)
+                    _log.error("what run %s left cannot be delivered: %s", run, error)
+                continue
             if delivery is not None:
                 _log.info("delivering what run %s left", run)
                 self._left_over[run] = delivery

@@ -18,6 +18,7 @@ from paceline.wire import RunState
 
 ENDED = frozenset({"finished", "failed", "stopped"})
 _EVERY_S = 1.0
+_MEND_S = 60.0  # before a spool that cannot be read or deleted is tried again
 _ALIVE_S = 3.0  # how often a run that goes on says so
 _log = logging.getLogger(__name__)
 
@@ -46,7 +47,7 @@ class Delivery:
         self.directory = directory
         self.record = record
         self._link = link
-        self._next = self._alive_at = 0.0
+        self._next = self._alive_at = self._drain_at = 0.0
         self._save()
 
     @classmethod
@@ -111,8 +112,15 @@ class Delivery:
             return
         self._next = time.monotonic() + _EVERY_S
         ended, record, link = self.ended, self.record, self._link
-        if link.attempt(lambda bus: self._drain(bus, include_open=ended)) is None:
-            return
+        drained = False
+        if time.monotonic() >= self._drain_at:
+            try:
+                if link.attempt(lambda bus: self._drain(bus, include_open=ended)) is None:
+                    return
+                drained = True
+            except OSError as error:  # not at once again: what it sent it would send again
+                self._drain_at = time.monotonic() + _MEND_S
+                _log.error("the spool of run %s cannot be drained: %s", record.run, error)
         before = record.delivered
         while record.delivered < len(record.states):
             if not link.tell(record.states[record.delivered], record.run):
@@ -123,7 +131,7 @@ class Delivery:
         if told and not ended and record.states and time.monotonic() >= self._alive_at:
             self._alive_at = time.monotonic() + _ALIVE_S
             link.tell(record.states[-1], record.run)
-        record.settled = told and ended
+        record.settled = told and ended and drained
         if record.delivered > before or record.settled:
             self._save()
 

@@ -11,6 +11,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from pathlib import Path
 from typing import TypeVar
@@ -37,7 +38,7 @@ class Record(msgspec.Struct):
     run: str
     node: str
     supervisor: str  # "agent" or "paceline run"
-    control: str  # the control plane that is to hear of it: server or bus URL
+    control: str  # the control plane that is to hear of it: its id, or where its bus is
     states: list[RunState] = []
     delivered: int = 0  # how many of `states` the bus took
     settled: bool = False  # the run is over, all of it reported and its spool empty
@@ -58,7 +59,9 @@ def open_data(path: Path) -> Path:
     path = path.expanduser().absolute()
     try:
         (path / "runs").mkdir(parents=True, exist_ok=True)
-        probe = path / "runs" / f".probe-{os.getpid()}"
+        if not os.access(path / "runs", os.W_OK | os.X_OK):
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        probe = path / f".probe-{os.getpid()}"
         probe.write_bytes(b"")
         probe.unlink()
     except OSError as error:

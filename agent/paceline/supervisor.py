@@ -31,8 +31,15 @@ def check(launch: Launch) -> None:
     """Refuses what cannot be launched.
 
     Raises:
-        InputError: no such script or working directory, or no ranks.
+        InputError: no such script or working directory, no ranks, or text that no process takes.
     """
+    for name in launch.env:
+        if not name or "=" in name:
+            raise InputError(f"env: {name!r} is no name of a variable")
+    texts = [launch.script, launch.cwd or "", *launch.args, *launch.env, *launch.env.values()]
+    for text in texts:
+        if "\0" in text:
+            raise InputError(f"script, args, cwd and env: {text!r} holds a NUL character")
     cwd = Path(launch.cwd or Path.cwd())
     if not cwd.is_dir():
         raise InputError(f"cwd: there is no directory {cwd}")
@@ -94,7 +101,7 @@ class Supervisor:
         self.last = self.delivery.report("starting")
         try:
             self._start()
-        except OSError as error:
+        except (OSError, ValueError) as error:  # ValueError: text that no process can be given
             self._end("failed", None, f"the run cannot be started: {error}")
 
     def poll(self) -> None:

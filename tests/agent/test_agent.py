@@ -126,6 +126,37 @@ def test_runs_side_by_side_one_killed(bus_url: str, agent: StartAgent, tmp_path:
 
 
 @pytest.mark.ranks
+def test_bad_input_harms_nobody_else(bus_url: str, agent: StartAgent, tmp_path: Path) -> None:
+    odd = tmp_path / "data" / "runs"
+    (odd / "unreadable" / "run.json").mkdir(parents=True)
+    (odd / "a-file").touch()
+    process = agent(bus_url)
+    registered(bus_url, process)
+    path = script(tmp_path, "")
+    tell(bus_url, "name", Launch(path, [], 1, {"A=B": "x"}))
+    assert "'A=B' is no name of a variable" in str(reported(bus_url, "name", "failed").message)
+    tell(bus_url, "nul", Launch(path, ["\0"], 1, {}))
+    assert "NUL" in str(reported(bus_url, "nul", "failed").message)
+    tell(bus_url, "good", Launch(path, [], 1, {}))
+    assert reported(bus_url, "good", "finished").exit_code == 0
+    process.terminate()
+    _, err = process.communicate(timeout=20)
+    assert err.count("what run unreadable left cannot be delivered") == 1
+    assert "a-file" not in err
+
+
+def test_unreadable_spool_does_not_silence_a_run(bus_url: str, tmp_path: Path) -> None:
+    (tmp_path / "r" / "spool" / "1.rank0.spool").mkdir(parents=True)
+    (tmp_path / "r" / "spool" / "rank0.dropped").write_text("")
+    with Link(bus_url) as link:
+        delivery = Delivery(tmp_path / "r", Record("r", "here", "the agent", ""), link)
+        delivery.report("finished", exit_code=0)
+        assert [state.state for state in states(bus_url, "r")] == ["finished"]
+        assert not delivery.settled, "what is spooled may still be mended"
+        delivery.close()
+
+
+@pytest.mark.ranks
 def test_stopped_agent_stops_its_runs(bus_url: str, agent: StartAgent, tmp_path: Path) -> None:
     process = agent(bus_url)
     registered(bus_url, process)

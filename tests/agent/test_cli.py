@@ -277,6 +277,7 @@ def test_run_that_ends_while_the_bus_is_away_is_delivered_by_an_agent(
     [
         (["run", "nowhere.py"], 2, "script: there is no file"),
         (["run", "--nproc", "0", "SCRIPT"], 2, "--nproc"),
+        (["run", "SCRIPT", "a\0b"], 2, "NUL"),
         (["run", "--bogus", "SCRIPT"], 2, "--bogus"),
         (["run", "--param", "oops", "SCRIPT"], 2, "--param oops: give NAME=VALUE"),
         (["run", "--slowdown", "1,x", "SCRIPT"], 2, "--slowdown 1,x: give factors above 0"),

@@ -260,6 +260,8 @@ def test_stop_asks_then_kills(train: Train) -> None:
         ("cwd: there is no directory", {"cwd": "/nowhere"}),
         ("nproc: 0", {"nproc": 0}),
         ("max_restarts: -1", {"max_restarts": -1}),
+        ("env: 'A=B'", {"env": {"A=B": "x"}}),
+        ("NUL", {"args": ["a\0b"]}),
     ],
 )
 def test_what_cannot_be_launched_is_refused(

@@ -126,7 +126,7 @@ def install(app: FastAPI) -> None:
 
 
 def _field_error(item: Any) -> dict[str, str]:
-    place = [str(part) for part in item["loc"]]
+    place = [str(part) for part in item["loc"] if part != "[key]"]
     field = ".".join(place[1:]) or place[0]  # without "body", "query", "path"
     message = item["msg"].removeprefix("Value error, ")
     given = item.get("input")

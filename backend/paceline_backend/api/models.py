@@ -4,11 +4,25 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, create_model
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, create_model
 
 from paceline_backend.store.reads import METRICS
 
-Name = Annotated[str, StringConstraints(min_length=1, max_length=200)]
+
+def _text(value: str) -> str:
+    if "\0" in value:
+        raise ValueError("holds a NUL character, which neither a process nor a database takes")
+    return value
+
+
+def _variable(name: str) -> str:
+    if not name or "=" in name:
+        raise ValueError("is no name of a variable")
+    return _text(name)
+
+
+Text = Annotated[str, AfterValidator(_text)]
+Name = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
 State = Literal["pending", "starting", "running", "finished", "failed", "stopped"]
 Column = list[float | None]
 
@@ -71,17 +85,17 @@ class RunCreate(_In):
         },
     )
 
-    script: Annotated[str, StringConstraints(min_length=1)] = Field(
+    script: Annotated[Text, StringConstraints(min_length=1)] = Field(
         description="path on the node; absolute, or from `cwd`"
     )
-    args: list[str] = []
+    args: list[Text] = []
     nproc: int = Field(ge=1, le=4096, description="ranks")
     policy: str = "bsp"
     parameters: dict[str, Any] = {}
     name: Name | None = Field(default=None, description="default: the script's")
-    node: str | None = Field(default=None, description="default: the least busy one alive")
-    env: dict[str, str] = {}
-    cwd: str | None = None
+    node: Text | None = Field(default=None, description="default: the least busy one alive")
+    env: dict[Annotated[str, AfterValidator(_variable)], Text] = {}
+    cwd: Text | None = None
     max_restarts: int = Field(default=0, ge=0, le=1000)
     launch: bool = Field(default=True, description="false: the caller starts it itself")
 
