@@ -87,6 +87,20 @@ def test_the_callback_too(guarded: httpx.Client) -> None:
     assert websocket_answer(TOKEN, authorization=f"Bearer {TOKEN}") == "websocket.accept"
     cookie = f"other=1; {COOKIE}={cookie_value(TOKEN)}"
     assert websocket_answer(TOKEN, cookie=cookie) == "websocket.accept"
+    evil = "http://127.0.0.1:9000"
+    assert websocket_answer(TOKEN, cookie=cookie, origin=evil) == "websocket.close"
+
+
+def test_a_cookie_is_no_help_to_pages_from_elsewhere(guarded: httpx.Client) -> None:
+    """To a browser another port of this machine is the same site."""
+    assert guarded.post("/login", data={"token": TOKEN}).status_code == 303
+    body = {"script": "train.py", "nproc": 1, "launch": False}
+    evil = {"Origin": "http://127.0.0.1:9000"}
+    own = {"Origin": str(guarded.base_url).rstrip("/")}
+    assert guarded.post("/api/v1/runs", json=body, headers=evil).status_code == 403
+    assert guarded.get("/api/v1/runs", headers=evil).status_code == 200
+    assert guarded.post("/api/v1/runs", json=body, headers=own).status_code == 201
+    assert guarded.post("/api/v1/runs", json=body, headers=evil | bearer(TOKEN)).status_code == 201
 
 
 def test_health_is_open(guarded: httpx.Client) -> None:

@@ -37,9 +37,9 @@ input,button{{font:inherit;padding:.5rem;width:100%;box-sizing:border-box;margin
 class Guard:
     """ASGI middleware in front of everything, WebSockets included.
 
-    With a token, a request must bring it. Without one the server trusts this machine's user; but a
+    With a token, a request must bring it, or the cookie that `/login` set. Without one the server trusts this machine's user; but a
     web page from elsewhere, opened in that user's browser, reaches loopback too: it is told by the
-    name in `Host` (DNS rebinding) and by its `Origin`.
+    name in `Host` (DNS rebinding) and by its `Origin`. With the cookie `Origin` counts, too.
 
     Args:
         app: what to guard.
@@ -107,11 +107,11 @@ def cookie_value(token: str) -> str:
 def _unauthorised(scope: Scope, headers: Headers, token: str) -> Response | None:
     kind, _, given = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
-        allowed = _same(given.strip().encode("latin-1"), token)
-    else:
-        allowed = _same(_cookie(headers).encode("latin-1"), cookie_value(token))
-    if allowed:
-        return None
+        if _same(given.strip().encode("latin-1"), token):
+            return None
+    elif _same(_cookie(headers).encode("latin-1"), cookie_value(token)):
+        # A browser sends it along for pages of any port of our host.
+        return _from_elsewhere(scope, headers, "send the token as `Authorization: Bearer …`")
     wants_page = scope.get("method") == "GET" and "text/html" in headers.get("accept", "")
     if wants_page and not scope["path"].startswith("/api/"):
         query = scope["query_string"].decode("latin-1")
@@ -133,12 +133,17 @@ def _foreign(scope: Scope, headers: Headers) -> Response | None:
             f"without a token this server answers to 127.0.0.1 and localhost only, not to "
             f"{host!r}: start it with --token to reach it by another name",
         )
-    origin = headers.get("origin")
+    return _from_elsewhere(scope, headers, "--token allows it")
+
+
+def _from_elsewhere(scope: Scope, headers: Headers, remedy: str) -> Response | None:
+    """Refuses what a page of another origin makes a browser do, except to read."""
+    host, origin = headers.get("host", ""), headers.get("origin")
     changes = scope["type"] == "websocket" or scope["method"] not in _SAFE_METHODS
     if changes and origin is not None and urlsplit(origin).netloc != host:
         return problem_response(
             HTTPStatus.FORBIDDEN,
-            f"a page of {origin} may not use this server; --token allows it",
+            f"a page of {origin} may not use this server, which is {host}: {remedy}",
         )
     return None
 
