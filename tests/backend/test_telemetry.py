@@ -340,6 +340,20 @@ def test_state_that_does_not_exist_is_refused(store: Store) -> None:
         send(store, RunState("paused", 1.0, "n"))
 
 
+def test_text_with_nul_bytes_is_kept_without_them(store: Store) -> None:
+    """No text of Postgres may hold one; what a script printed may."""
+    add_run(store, "r")
+    ended = RunState("failed", 9.0, "n\0", exit_code=1, message="rank 0: \0bad\0")
+    odd = adopted(0, 0, policy="b\0sp", source="co\0ast")
+    node = NodeState("n\0", "ho\0st", 1, 1, ["gp\0u"], 5.0, "0\0", ["r\0"])
+    send(store, ended, odd, node)
+    run = the_run(store)
+    assert (run["state"], run["node"]) == ("failed", "n\N{REPLACEMENT CHARACTER}")
+    assert run["message"] == "rank 0: \N{REPLACEMENT CHARACTER}bad\N{REPLACEMENT CHARACTER}"
+    assert rows(store, schema.segments)[0]["policy"] == "b\N{REPLACEMENT CHARACTER}sp"
+    assert rows(store, schema.nodes)[0]["hostname"] == "ho\N{REPLACEMENT CHARACTER}st"
+
+
 def test_unknown_run_leaves_nothing(store: Store) -> None:
     add_run(store, "known")
     messages: list[tuple[str, Message]] = [

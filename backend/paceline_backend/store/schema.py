@@ -15,8 +15,10 @@ from sqlalchemy import (
     MetaData,
     SmallInteger,
     Table,
-    Text,
+    TypeDecorator,
 )
+from sqlalchemy import Text as AnyText
+from sqlalchemy.engine import Dialect
 
 metadata = MetaData(
     naming_convention={
@@ -26,6 +28,18 @@ metadata = MetaData(
         "pk": "pk_%(table_name)s",
     }
 )
+
+
+class Text(TypeDecorator[str]):
+    """Text from wherever: NUL, which Postgres takes in no text, becomes U+FFFD."""
+
+    impl = AnyText
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        """What the database gets."""
+        return None if value is None else value.replace("\0", "\N{REPLACEMENT CHARACTER}")
+
 
 BigKey = BigInteger().with_variant(Integer, "sqlite")  # SQLite autoincrements INTEGER only
 
