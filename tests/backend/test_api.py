@@ -317,9 +317,23 @@ def test_telemetry_columns(client: httpx.Client, store: Store) -> None:
     assert snapshot["steps"] == client.get(f"{V1}/runs/r/steps").json()
     assert snapshot["worker_steps"] == client.get(f"{V1}/runs/r/worker-steps").json()
     assert (snapshot["since"], snapshot["segments"]) == ("0-0", segments)
-    assert snapshot["run"]["step"] == 29
+    assert (snapshot["run"]["step"], snapshot["begins"]) == (29, 0)
+    newest = client.get(
+        f"{V1}/runs/r/snapshot", params={"last": 5, "worker_last": 2, "points": 2}
+    ).json()
+    assert (newest["steps"]["step"], newest["steps"]["bucket"]) == ([*range(25, 30)], 1)
+    assert (newest["worker_steps"]["step"], newest["worker_steps"]["bucket"]) == ([28, 29], 1)
+    assert (newest["begins"], newest["segments"]) == (0, [])
     assert client.get(f"{V1}/runs/r/coverage").json()["epochs"][0]["used"] == 8
     assert client.get(f"{V1}/runs/r/report").json()["coasted"] == 2
+
+
+def test_snapshot_before_the_first_step(client: httpx.Client, store: Store) -> None:
+    add_run(store, "r")
+    telemetry.write(store, [("r", hello()), ("r", adopted(0, 0))])
+    snapshot = client.get(f"{V1}/runs/r/snapshot", params={"last": 5}).json()
+    assert (snapshot["begins"], snapshot["steps"]["step"]) == (None, [])
+    assert [segment["seq"] for segment in snapshot["segments"]] == [0]
 
 
 def test_nan_is_null(client: httpx.Client, store: Store) -> None:

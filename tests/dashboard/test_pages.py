@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import httpx
 import pytest
 from playwright.sync_api import Page, expect
@@ -11,39 +9,13 @@ from playwright.sync_api import Page, expect
 from paceline.bus import connect
 from paceline.wire import NodeState, StopTraining, control, decode
 from paceline_backend.store import Store, runs, telemetry
+from support.pages import layout_of, open_run, wait_for_chart
 from support.training import Training
 from support.web import serving
 
 pytestmark = pytest.mark.browser
 
 CHARTS = ["compute", "se", "dif", "waste", "loss", "share"]
-
-
-def open_run(page: Page, web: httpx.Client, run: str) -> None:
-    """Opens a run's page and waits for the live stream."""
-    page.goto(str(web.base_url.join(f"/runs/{run}")))
-    expect(page.locator("#connection-status")).to_have_text("live")
-
-
-def wait_for_chart(page: Page, chart: str, step: int) -> None:
-    """Until the chart's first line ends at a step."""
-    page.wait_for_function(
-        "([id, step]) => document.getElementById(id)?.data?.[0]?.x?.at(-1) === step",
-        arg=[f"chart-{chart}", step],
-    )
-
-
-def layout_of(page: Page, chart: str) -> dict[str, Any]:
-    """A chart's shapes, texts and range, as Plotly has them."""
-    found: dict[str, Any] = page.evaluate(
-        """id => {
-          const {shapes, annotations, xaxis} = document.getElementById(id).layout;
-          return {shapes: shapes.map(s => [s.type, s.x0, s.x1]),
-                  texts: annotations.map(a => a.text), range: xaxis.range};
-        }""",
-        f"chart-{chart}",
-    )
-    return found
 
 
 def test_empty_list_says_how_to_start(page: Page, web: httpx.Client) -> None:
@@ -241,38 +213,6 @@ def test_many_workers_become_quantiles_and_a_heat_map(
     assert bright[1] > bright[0] + 100
     expect(page.locator("#workers-table tbody tr")).to_have_count(24)
     expect(page.locator("#workers-table")).to_contain_text("and 16 more")
-
-
-def test_history_beyond_the_pages_memory(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
-) -> None:
-    training = Training(store, bus_url, "r", [1.0, 2.0])
-    training.train(40)
-    training.switch("chronica")
-    training.train(2460)
-    open_run(page, web, "r")
-    wait_for_chart(page, "se", 2499)
-    assert layout_of(page, "se")["range"] == [2199.5, 2499.5]
-    # A switch long ago still tells its effect.
-    expect(page.locator("#switch-status")).to_contain_text("means of 20 and 20 steps")
-    page.select_option("#chart-window", "all")
-    expect(page.locator("#chart-note")).to_contain_text("each point stands for 3 steps")
-    first = page.evaluate("document.getElementById('chart-se').data[0].x[0]")
-    assert first == 0
-    page.click("#chart-live")
-    wait_for_chart(page, "se", 2499)
-    # Zooming one chart zooms all of them.
-    box = page.locator("#chart-se .nsewdrag").bounding_box()
-    assert box is not None
-    page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 40)
-    page.mouse.down()
-    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 40, steps=4)
-    page.mouse.up()
-    page.wait_for_function("document.getElementById('chart-loss').layout.xaxis.range[1] < 2400")
-    assert layout_of(page, "loss")["range"] == layout_of(page, "se")["range"]
-    # So does pointing at a step.
-    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 40)
-    expect(page.locator("#chart-waste .hoverlayer .legend")).to_be_visible()
 
 
 def test_unknown_run_and_unknown_page(page: Page, web: httpx.Client) -> None:

@@ -55,21 +55,43 @@ Entry = tuple[bytes, dict[bytes, bytes]]
 
 
 @router.get("/snapshot", response_model=models.Snapshot, response_model_exclude_unset=True)
-def snapshot(request: Request, run: str, points: Points = 1000) -> Any:
-    """All that a page needs at once; what happens after it comes with `events?since=`."""
+def snapshot(
+    request: Request,
+    run: str,
+    points: Points = 1000,
+    last: Annotated[
+        int | None,
+        Query(ge=1, le=5000, description="only the newest so many steps, each by itself"),
+    ] = None,
+    worker_last: Annotated[
+        int | None, Query(ge=1, le=5000, description="of each worker's; default: `last`")
+    ] = None,
+) -> Any:
+    """All that a page needs at once; what happens after it comes with `events?since=`.
+
+    With `last` its cost does not grow with the run.
+    """
     store = store_of(request)
     # The position first: what is committed while we read comes again as an event. No harm.
     since = _position(settings_of(request).bus, run)
     with store.read() as connection:
         key = runs_store.key_of(connection, run)
-        span = (None, None)
+        found = runs_store.get(store, run)
+        span: reads.Range = (None, None)
+        worker_span = span
+        if last is not None:
+            newest = -1 if found["step"] is None else found["step"]
+            span = (max(0, newest - last + 1), newest)
+            worker_span = (max(0, newest - (worker_last or last) + 1), newest)
+            points = 5001  # more than either has steps
         return {
             "since": since,
-            "run": runs_store.get(store, run),
+            "run": found,
+            "begins": reads.first_step(connection, key),
             "steps": reads.step_columns(connection, key, span, points),
-            "worker_steps": reads.worker_step_columns(connection, key, span, points),
+            "worker_steps": reads.worker_step_columns(connection, key, worker_span, points),
             "switches": runs_store.switches_of(store, run),
-            "segments": reads.segment_rows(connection, key, span, _SEGMENTS),
+            "segments": reads.segment_rows(connection, key, (span[0], None), _SEGMENTS),
         }
 
 

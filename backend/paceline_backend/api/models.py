@@ -335,6 +335,7 @@ class Snapshot(BaseModel):
 
     since: str = Field(examples=["1767225700800-0"])
     run: Run
+    begins: int | None = Field(description="its first complete step", examples=[0])
     steps: StepColumns
     worker_steps: WorkerStepColumns
     switches: list[Switch]

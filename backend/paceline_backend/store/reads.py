@@ -197,6 +197,11 @@ def _within(column: sa.Column[Any], span: Range) -> list[sa.ColumnElement[bool]]
     return limits if last is None else [*limits, column <= last]
 
 
+def first_step(connection: sa.Connection, run: int) -> int | None:
+    """The first complete step: later than 0 where the run was resumed. None: there is none yet."""
+    return _bounds(connection, steps, run, (None, None))[0]
+
+
 def _bounds(connection: sa.Connection, table: sa.Table, run: int, span: Range) -> Range:
     """The first and last step that there is. Two seeks in the primary key, however many rows."""
     where = (table.c.run == run, *_within(table.c.step, span))

@@ -96,29 +96,19 @@ class RunPage {
     return undefined;
   }
 
-  /** The snapshot, and of a long run its newest steps; returns where events go on from. */
+  /** What the page holds at its beginning; returns where events go on from. */
   async #load(current) {
     const world = this.run.world ?? this.run.nproc;
     const most = Math.max(50, Math.min(MOST_STEPS, Math.floor(LOADED_CELLS / world)));
-    const long = this.run.step >= most; // its snapshot is thinned out: nothing to go on from
-    const answer = await get(`${this.path}/snapshot`, { points: long ? 2 : most });
-    const begins = answer.steps.from ?? 0;
+    const answer = await get(`${this.path}/snapshot`, { last: MOST_STEPS, worker_last: most });
     if (!this.policy.presets.length) await this.policy.load();
-    if (answer.steps.bucket > 1 || answer.worker_steps.bucket > 1) {
-      // Some steps more than wanted: those that end while this is on its way.
-      const newest = (steps) => ({ from: Math.max(0, answer.run.step - steps + 1), points: steps + 1000 });
-      [answer.steps, answer.worker_steps] = await Promise.all([
-        get(`${this.path}/steps`, newest(MOST_STEPS)),
-        get(`${this.path}/worker-steps`, newest(most)),
-      ]);
-    }
-    if (current()) this.#start(answer, begins);
+    if (current()) this.#start(answer);
     return answer.since;
   }
 
-  #start(answer, begins) {
+  #start(answer) {
     this.data.clear();
-    this.data.begins = begins;
+    this.data.begins = answer.begins ?? 0;
     this.effects.clear();
     this.history.clear();
     this.data.addSteps(answer.steps);

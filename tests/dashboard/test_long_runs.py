@@ -1,0 +1,69 @@
+"""Runs of more steps than a page holds, or of more workers than it draws one by one."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from paceline_backend.store import Store
+from support.pages import layout_of, open_run, wait_for_chart
+from support.training import Training
+
+pytestmark = pytest.mark.browser
+
+
+def asked(page: Page) -> list[str]:
+    """Fills with what a page asks of the API from now on: `steps?from=0&…`."""
+    found: list[str] = []
+    page.on(
+        "request", lambda r: found.append(r.url.rsplit("/", 1)[-1]) if "/api/" in r.url else None
+    )
+    return found
+
+
+def ranges(requests: list[str]) -> list[str]:
+    return [r for r in requests if r.startswith(("steps?", "worker-steps?", "snapshot"))]
+
+
+def test_a_long_run_opens_with_its_newest_steps_alone(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    Training(store, bus_url, "r", [1.0, 2.0]).train(2100)
+    requests = asked(page)
+    open_run(page, web, "r")
+    wait_for_chart(page, "se", 2099)
+    assert ranges(requests) == ["snapshot?last=2000&worker_last=2000"]
+    assert layout_of(page, "se")["range"] == [1799.5, 2099.5]
+
+
+def test_history_beyond_the_pages_memory(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    training = Training(store, bus_url, "r", [1.0, 2.0])
+    training.train(40)
+    training.switch("chronica")
+    training.train(2460)
+    open_run(page, web, "r")
+    wait_for_chart(page, "se", 2499)
+    assert layout_of(page, "se")["range"] == [2199.5, 2499.5]
+    # A switch long ago still tells its effect.
+    expect(page.locator("#switch-status")).to_contain_text("means of 20 and 20 steps")
+    page.select_option("#chart-window", "all")
+    expect(page.locator("#chart-note")).to_contain_text("each point stands for 3 steps")
+    first = page.evaluate("document.getElementById('chart-se').data[0].x[0]")
+    assert first == 0
+    page.click("#chart-live")
+    wait_for_chart(page, "se", 2499)
+    # Zooming one chart zooms all of them.
+    box = page.locator("#chart-se .nsewdrag").bounding_box()
+    assert box is not None
+    page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 40)
+    page.mouse.down()
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 40, steps=4)
+    page.mouse.up()
+    page.wait_for_function("document.getElementById('chart-loss').layout.xaxis.range[1] < 2400")
+    assert layout_of(page, "loss")["range"] == layout_of(page, "se")["range"]
+    # So does pointing at a step.
+    page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 40)
+    expect(page.locator("#chart-waste .hoverlayer .legend")).to_be_visible()
