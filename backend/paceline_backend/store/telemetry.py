@@ -53,6 +53,13 @@ _POSTGRES_TYPES = {
     sa.Double: "float8",
 }
 _COPY_TYPES = [_POSTGRES_TYPES[type(schema.worker_steps.c[name].type)] for name in _COLUMNS]
+# COPY in binary cuts integers off without a word, and SQLite takes any of 64 bits.
+_BITS = {"int2": 16, "int4": 32, "int8": 64}
+_BOUNDS = [
+    (name, 2 ** (_BITS[kind] - 1))
+    for name, kind in zip(_COLUMNS, _COPY_TYPES, strict=True)
+    if kind in _BITS and name != "run"
+]
 
 # A rank without samples counts in every sum but the ETT error: its forward and backward are real.
 # Postgres raises where a product or quotient of finite numbers leaves the range of a double, and so
@@ -337,7 +344,10 @@ def _write_steps(connection: sa.Connection, batches: list[tuple[_Run, StepBatch]
 
 
 def _checked(record: StepRecord) -> StepRecord:
-    """Only numbers that can be summed up; a loss or ETT that is none is unknown."""
+    """Only numbers that fit and can be summed up; a loss or ETT that is none is unknown."""
+    for name, bound in _BOUNDS:
+        if not -bound <= getattr(record, name) < bound:
+            raise StoreRefusedError(f"{name} is out of range in {record}")
     total = abs(record.load) + abs(record.data_s) + abs(record.compute_s)
     total += abs(record.sync_s) + abs(record.step_s) + abs(record.ended_at)
     if not total < _HUGE:
