@@ -19,7 +19,7 @@ from paceline_backend.store import attempts
 from paceline_backend.store._store import Store
 from paceline_backend.store.schema import leases, nodes, runs, switches
 
-ENDED = ("finished", "failed", "stopped")
+ENDED = ("finished", "failed", "stopped")  # such a run changes no more
 STATES = ("pending", "starting", "running", *ENDED)
 NODE_ALIVE_S = 10.0  # a node without a heartbeat for longer gets no new runs
 

@@ -24,9 +24,9 @@ from sqlalchemy.dialects import postgresql, sqlite
 from paceline.wire import Adopted, Hello, Message, NodeState, RunState, StepBatch, StepRecord
 from paceline_backend.store import schema
 from paceline_backend.store._store import Store, StoreRefusedError
+from paceline_backend.store.runs import ENDED
 
-FINAL_STATES = frozenset({"finished", "failed", "stopped"})
-_PROGRESS = {"pending": 0, "starting": 1, "running": 2} | dict.fromkeys(FINAL_STATES, 3)
+_PROGRESS = {"pending": 0, "starting": 1, "running": 2} | dict.fromkeys(ENDED, 3)
 _ALL_STEPS = range(2**62)
 
 # A record's fields are columns of the same names.
@@ -164,7 +164,7 @@ def write(store: Store, messages: Sequence[tuple[str, Message]]) -> Written:
     return Written(
         rows,
         unknown=frozenset(r for r, m in messages if r not in runs and not isinstance(m, NodeState)),
-        ended=frozenset(run.id for run in runs.values() if run.state in FINAL_STATES),
+        ended=frozenset(run.id for run in runs.values() if run.state in ENDED),
     )
 
 
@@ -216,9 +216,9 @@ def _run_state(run: _Run, change: RunState) -> None:
         run.set(dropped=change.dropped)
     if run.node is None and change.node:
         run.set(node=change.node)
-    if run.state in FINAL_STATES:
+    if run.state in ENDED:
         return
-    if change.state in FINAL_STATES:
+    if change.state in ENDED:
         run.set(
             state=change.state,
             ended_at=change.at,
