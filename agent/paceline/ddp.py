@@ -89,7 +89,8 @@ class WeightedDDP(DistributedDataParallel):
     """DistributedDataParallel that weighs each rank's gradient. Made by `Session.wrap`.
 
     After `no_sync`, ``.grad`` holds this rank's *weighted* sum so far. The next backward pass must
-    not weigh it again, so it is set aside while one runs. ``zero_grad`` discards it as in DDP.
+    not weigh it again, so it is set aside while one runs, and not sooner: until the backward pass
+    ``zero_grad`` discards it as in DDP.
     """
 
     def __init__(self, module: nn.Module, now: Now, **options: Any) -> None:
@@ -101,18 +102,19 @@ class WeightedDDP(DistributedDataParallel):
             # They are equal at the start. Sent before every step they would blur compute times.
             self.broadcast_buffers = False
         self._now = now
-        self._raw = False  # .grad may hold unweighted gradients of the current step
+        self._local = False  # gradients of the newest forward pass stay on this rank
+        self._raw = False  # .grad holds unweighted gradients of the current step
         self._partial = False  # .grad holds this rank's weighted sum, not reduced yet
         self._reduction = _Reduction(now)
         super().register_comm_hook(self._reduction, _reduce_weighted)
+        for parameter in self._parameters_with_gradient():
+            parameter.register_hook(self._arrives)  # before it is added to .grad
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's forward pass."""
         if torch.is_grad_enabled():
             self.settle()
-            if self._partial:
-                self._set_aside()
-            self._raw = not self.require_backward_grad_sync
+            self._local = not self.require_backward_grad_sync
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
     @contextlib.contextmanager
@@ -146,6 +148,13 @@ class WeightedDDP(DistributedDataParallel):
                 total = gradient if total is None else total.add_(gradient)
             parameter.grad = total
         self._raw, self._partial = False, True
+
+    def _arrives(self, _: torch.Tensor) -> None:
+        """A backward pass has computed a gradient."""
+        if self._partial:
+            self._set_aside()
+        if self._local:  # also where the backward pass runs after `no_sync`: so does DDP
+            self._raw = True
 
     def _set_aside(self) -> None:
         for parameter in self._parameters_with_gradient():

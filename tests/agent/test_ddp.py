@@ -85,6 +85,14 @@ def test_a_static_graph_keeps_the_gradient_and_cannot_accumulate(ranks: Ranks) -
         assert "static_graph=False" in text
 
 
+def test_zero_grad_after_the_forward_pass_discards_an_accumulation(ranks: Ranks) -> None:
+    assert max(ranks.run(gradients.discard_late)) <= BOUND
+
+
+def test_a_backward_pass_outside_its_forward_s_no_sync_is_weighted(ranks: Ranks) -> None:
+    assert max(ranks.run(gradients.backward_outside)) <= BOUND
+
+
 def test_two_models_in_one_step(ranks: Ranks) -> None:
     """Their reductions are told apart: the first one's wait is not the second one's computing."""
     split = [2, 0, 1, 3][: ranks.world]

@@ -309,7 +309,7 @@ def test_emulated_speeds_rule_the_compute_time(
     """Also where gradients are accumulated, and so not reduced at every step."""
     speeds = '{"a_s": [0.005, 0.015], "b_s": [0.01, 0.01]}'
     env = environment(bus_url, tmp_path) | {"PACELINE_EMULATE": speeds}
-    ranks.run(sessions.accumulate, 24, every, {"global_batch": 4}, False, env=env)
+    ranks.run(sessions.accumulate, 24, every, {"global_batch": 4}, "", env=env)
     records = records_of(bus_url)
     assert len(records) == 24
     excess = [r.compute_s - [0.005, 0.015][r.rank] * r.load - 0.01 for r in records]

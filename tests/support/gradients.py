@@ -237,6 +237,44 @@ def _accumulate(
     backward(last)
 
 
+def discard_late() -> float:
+    """Error of a step before whose backward pass, but after its forward pass, an accumulation is
+    discarded.
+    """
+    rank, world = dist.get_rank(), dist.get_world_size()
+    now = ddp.Now(world)
+    model, reference = ddp.WeightedDDP(make("mlp", 1), now), make("mlp", 1)
+    first, second = (split([3, 1, 2, 4][:world], seed) for seed in range(2))
+    now.step = running(first, rank)
+    with model.no_sync():
+        loss_of(model, first[rank], "samples").backward()
+    model.settle()
+    now.step = running(second, rank)
+    loss = loss_of(model, second[rank], "samples")
+    model.zero_grad()
+    loss.backward()
+    loss_of(reference, list(chain(*second)), "samples").backward()
+    return difference(gradient(model.module), gradient(reference))
+
+
+def backward_outside() -> float:
+    """Error of an accumulation whose first backward pass runs after the forward's `no_sync`."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    now = ddp.Now(world)
+    model, reference = ddp.WeightedDDP(make("mlp", 1), now), make("mlp", 1)
+    first, second = (split([3, 1, 2, 4][:world], seed) for seed in range(2))
+    now.step = running(first, rank)
+    with model.no_sync():
+        loss = loss_of(model, first[rank], "samples")
+    loss.backward()
+    model.settle()
+    now.step = running(second, rank)
+    loss_of(model, second[rank], "samples").backward()
+    for parts in (first, second):
+        loss_of(reference, list(chain(*parts)), "samples").backward()
+    return difference(gradient(model.module), gradient(reference))
+
+
 def two_models(counts: list[int]) -> tuple[list[float], tuple[float, float, float]]:
     """Errors of two models that are trained in the same step, and what the step measured."""
     rank = dist.get_rank()

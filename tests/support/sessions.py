@@ -241,7 +241,11 @@ def mixed_precision(scale: float) -> Tensor:
 
 
 def accumulate(
-    count: int, every: int, options: dict[str, Any], discard: bool, around: bool = False
+    count: int,
+    every: int,
+    options: dict[str, Any],
+    discard: str,
+    around: bool = False,
 ) -> Tensor:
     """Gradients accumulated over `every` steps.
 
@@ -249,7 +253,8 @@ def accumulate(
         count: N.
         every: steps between updates.
         options: of the session.
-        discard: drop what an epoch's end leaves over, instead of carrying it on.
+        discard: drop what an epoch's end leaves over ("early": before the next epoch, "late": after
+            its first forward pass) or carry it on ("").
         around: one `no_sync` around several steps, instead of one in each.
     """
     with session(count, options) as run, contextlib.ExitStack() as local:
@@ -257,7 +262,7 @@ def accumulate(
         optimizer = torch.optim.SGD(model.parameters(), 0.05)
         loader = run.loader()
         for _ in run.epochs(2):
-            if discard:
+            if discard == "early":
                 local.close()
                 optimizer.zero_grad()
             for position, (_, x, y) in enumerate(loader, 1):
@@ -266,7 +271,10 @@ def accumulate(
                     local.close()
                 if not last and (position % every == 1 or not around):
                     local.enter_context(model.no_sync())
-                mse_loss(model(x), y).backward()
+                loss = mse_loss(model(x), y)
+                if discard == "late" and position == 1:
+                    optimizer.zero_grad()
+                loss.backward()
                 if not around:
                     local.close()
                 if last:
