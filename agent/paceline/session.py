@@ -230,7 +230,8 @@ class Session:
         """
         self._refuse_closed()
         state: dict[str, Any] = {"samples": self._terms.samples, "rank": self.rank}
-        if self._in_epoch:
+        # A stop leaves an epoch in its middle: what is left of it is for whoever goes on from here.
+        if self._in_epoch or self.stopped:
             used = self._leader.used(self.step) if self._leader is not None else None
             return state | {"epoch": self.epoch, "step": self.step + 1, "used": _tensor(used)}
         if self._plan is None:

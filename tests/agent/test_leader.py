@@ -338,6 +338,26 @@ class Controller(threading.Thread):
 
 
 @pytest.mark.ranks
+def test_a_state_taken_after_a_stop_goes_on_with_the_rest_of_the_epoch(bus_url: str) -> None:
+    """Stopped at step 3 of 10; after the loop the script saves and leaves."""
+    pool = Ranks(WORLD)
+    env = {"PACELINE_RUN": RUN, "PACELINE_BUS": bus_url}
+    before = pool.run(
+        sessions.train, 40, 3, {"global_batch": 4}, {}, None, None,
+        sessions.stop_at, 3, bus_url,
+        env=env,
+    )  # fmt: skip
+    after = pool.run(sessions.train, 40, 1, {"global_batch": 4}, {}, before[0].state)
+    pool.stop()
+    assert all(log.stopped for log in before)
+    done = [i for log in before for _, _, indices in log.batches for i in indices]
+    rest = [i for log in after for epoch, _, indices in log.batches if epoch == 0 for i in indices]
+    assert 16 <= len(done) < 40
+    assert sorted(done + rest) == list(range(40))
+    assert after[0].batches[0][1] == len(before[0].batches), "steps go on where they ended"
+
+
+@pytest.mark.ranks
 def test_ranks_follow_the_controller_and_stop(bus_url: str) -> None:
     """22 samples in steps of 4, stopped in the second epoch."""
     controller = Controller(bus_url, 22, 4, stop_at=9)

@@ -17,6 +17,7 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
+from paceline import bus, wire
 
 WIDTH = 4
 
@@ -124,7 +125,8 @@ def train(
             if log.state:
                 break
         log.stopped = run.stopped
-        log.next_step = run.state_dict()["step"]
+        log.state = log.state or run.state_dict()
+        log.next_step = log.state["step"]
         log.parameters = parameters(model)
     return log
 
@@ -133,6 +135,15 @@ def kill_at(run: paceline.Session, step: int, when: int, pid: int) -> None:
     """Rank 0 kills a process at a step."""
     if step == when and run.rank == 0:
         os.kill(pid, signal.SIGKILL)
+
+
+def stop_at(run: paceline.Session, step: int, when: int, url: str) -> None:
+    """An operator stops the run at a step; rank 0 waits until the order must have been heard."""
+    if step == when and run.rank == 0:
+        client = bus.connect(url)
+        bus.publish(client, wire.control("r1"), wire.StopTraining("operator"), "r1")
+        client.close()
+        time.sleep(0.3)
 
 
 def wait_at(run: paceline.Session, step: int, rank: int, wait_s: float) -> None:
