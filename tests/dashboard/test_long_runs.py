@@ -67,3 +67,49 @@ def test_history_beyond_the_pages_memory(
     # So does pointing at a step.
     page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 40)
     expect(page.locator("#chart-waste .hoverlayer .legend")).to_be_visible()
+
+
+def test_history_is_asked_for_again_only_when_it_has_a_point_more(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    training = Training(store, bus_url, "r", [1.0, 2.0])
+    training.train(2500)
+    open_run(page, web, "r")
+    wait_for_chart(page, "se", 2499)
+    requests = asked(page)
+    page.select_option("#chart-window", "all")
+    expect(page.locator("#chart-note")).to_contain_text("each point stands for 3 steps")
+    wait_for_chart(page, "se", 2499 + 1.5)
+    training.train(2)
+    page.wait_for_timeout(5000)  # two rounds of what the page polls
+    whole = "steps?from=0&to=2499&points=1000"
+    assert ranges(requests) == [whole, f"worker-{whole}"]
+    training.train(2)
+    grown = "steps?from=0&to=2503&points=1000"
+    page.wait_for_timeout(5000)
+    assert ranges(requests)[2:] == [grown, f"worker-{grown}"]
+    # What lies behind does not change any more.
+    page.evaluate("Plotly.relayout('chart-se', {'xaxis.range[0]': 10, 'xaxis.range[1]': 210})")
+    wait_for_chart(page, "se", 210)
+    training.train(10)
+    page.wait_for_timeout(5000)
+    old = "steps?from=10&to=210&points=1000"
+    assert ranges(requests)[4:] == [old, f"worker-{old}"]
+
+
+def test_a_server_in_trouble_is_asked_for_history_less_and_less_often(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    training = Training(store, bus_url, "r", [1.0, 2.0])
+    training.train(2500)
+    open_run(page, web, "r")
+    wait_for_chart(page, "se", 2499)
+    requests = asked(page)
+    page.route("**/steps?*", lambda route: route.fulfill(status=503, body="busy"))
+    page.select_option("#chart-window", "all")
+    for _ in range(14):
+        training.train(1)
+        page.wait_for_timeout(300)
+    assert 2 <= len([r for r in requests if r.startswith("steps?")]) <= 3
+    page.unroute_all()
+    expect(page.locator("#chart-note")).to_contain_text("each point stands for 3 steps")

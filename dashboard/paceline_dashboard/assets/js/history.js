@@ -5,6 +5,9 @@ import { historyView } from "./data.js";
 const POINTS = 1000;
 const MOST_CELLS = 60_000; // workers × points in one answer
 const MOST_RANKS = 2048; // of more workers, as many at even distances
+const LEAST_PAUSE_MS = 2000; // between an answer and asking again,
+const PAUSE_PER_MS = 4; // and so many times what the answer took: it may be a heavy one
+const LONGEST_PAUSE_MS = 30_000; // while the server is away
 
 export class History {
   /** @param arrived called when a view has come. */
@@ -17,29 +20,32 @@ export class History {
   clear() {
     this.key = null;
     this.found = null;
-    this.stale = true;
+    this.end = -1; // the newest step when it was asked for
+    this.failures = 0;
+    this.notBefore = 0;
+    this.round = (this.round ?? 0) + 1; // an answer to what was asked before is of no use
     this.busy = false;
   }
 
-  /** Asks again at the next drawing: the run went on. */
-  refresh() {
-    this.stale = true;
-  }
-
-  /** The view of steps [from, to], or null while it is on its way; the last one of the same `key` meanwhile. */
-  view(key, from, to, world) {
+  /**
+   * The view of steps [from, to] of a run of `world` workers whose newest step is `latest`, or null while it is on
+   * its way. Asks again, giving the last answer of the same `key` meanwhile, once there is a point more to draw.
+   */
+  view(key, from, to, latest, world) {
     if (this.key !== key) {
       this.clear();
       this.key = key;
     }
-    if (this.stale && !this.busy) this.#fetch(from, to, world);
+    const end = Math.min(to, latest);
+    const grown = this.found === null || end - this.end >= this.found.bucket;
+    if (grown && !this.busy && performance.now() >= this.notBefore) this.#fetch(from, end, world);
     return this.found;
   }
 
   async #fetch(from, to, world) {
     this.busy = true;
-    this.stale = false;
-    const { key } = this;
+    const { round } = this;
+    const began = performance.now();
     const every = Math.ceil(world / MOST_RANKS);
     const shown = Math.ceil(world / every);
     const points = Math.max(50, Math.min(POINTS, Math.floor(MOST_CELLS / Math.max(1, shown))));
@@ -49,14 +55,23 @@ export class History {
         get(`${this.path}/steps`, { from, to, points: POINTS }),
         get(`${this.path}/worker-steps`, { from, to, points, ranks }),
       ]);
-      if (key !== this.key) return; // something else is being looked at by now
+      if (round !== this.round) return; // something else is being looked at by now
       this.found = historyView(steps, table);
+      this.end = to;
+      this.failures = 0;
+      this.#pause(Math.max(LEAST_PAUSE_MS, PAUSE_PER_MS * (performance.now() - began)));
       this.arrived();
     } catch (error) {
       if (error.status === undefined) throw error;
-      this.stale = true; // the server is away: again at the next drawing
+      if (round !== this.round) return;
+      this.failures += 1;
+      this.#pause(Math.min(LONGEST_PAUSE_MS, LEAST_PAUSE_MS * 2 ** (this.failures - 1)));
     } finally {
-      if (key === this.key) this.busy = false;
+      if (round === this.round) this.busy = false;
     }
+  }
+
+  #pause(ms) {
+    this.notBefore = performance.now() + ms;
   }
 }

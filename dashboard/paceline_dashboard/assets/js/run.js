@@ -142,7 +142,6 @@ class RunPage {
       this.#take(run);
       drawWorkers(workers);
       if (run.step > this.data.latest && ENDED.includes(run.state)) this.live.reopen(); // late telemetry
-      if (!ENDED.includes(run.state)) this.history.refresh();
       this.painter.request();
     } catch (error) {
       if (error.status === undefined) throw error; // the stream notices and says that the server is away
@@ -191,7 +190,7 @@ class RunPage {
     const live = this.zoom === null && choice !== "all";
     const here = live || latest < 0 || this.data.reachesBackTo(from, true);
     const key = this.zoom?.join("–") ?? choice;
-    const older = here ? null : this.history.view(key, from, to, world);
+    const older = here ? null : this.history.view(key, from, to, latest, world);
     return [from, to, older ?? this.data.view(from, to)];
   }
 
