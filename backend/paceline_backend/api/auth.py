@@ -37,9 +37,10 @@ input,button{{font:inherit;padding:.5rem;width:100%;box-sizing:border-box;margin
 class Guard:
     """ASGI middleware in front of everything, WebSockets included.
 
-    With a token, a request must bring it, or the cookie that `/login` set. Without one the server trusts this machine's user; but a
-    web page from elsewhere, opened in that user's browser, reaches loopback too: it is told by the
-    name in `Host` (DNS rebinding) and by its `Origin`. With the cookie `Origin` counts, too.
+    With a token, a request must bring it, or the cookie that `/login` set. Without one the server
+    trusts this machine's user. But a web page from elsewhere, opened in that user's browser, can
+    reach loopback too, and has the cookie sent along: it is told by its `Origin` and, where no
+    token is wanted, by the name in `Host` (DNS rebinding).
 
     Args:
         app: what to guard.
