@@ -85,7 +85,7 @@ class DataDirectory:
         recorded = directory / "port"
         port = int(recorded.read_text()) if recorded.exists() else None
         if port is not None:
-            _end_orphan(port, directory)
+            _end_orphan(EmbeddedBus(directory, port))
         bus = EmbeddedBus(directory, port)
         recorded.write_text(f"{bus.port}\n")
         return bus
@@ -102,8 +102,9 @@ class DataDirectory:
         self._lock.close()
 
 
-def _end_orphan(port: int, directory: Path) -> None:
-    """Ends a bus that outlived the server whose lock on this directory we hold now."""
+def _end_orphan(bus: EmbeddedBus) -> None:
+    """Ends a bus that outlived the server whose lock on its directory we hold now."""
+    port, directory = bus.port, bus.directory
     deadline = time.monotonic() + _PORT_S
     while _listening(port):
         if time.monotonic() > deadline:
@@ -112,7 +113,7 @@ def _end_orphan(port: int, directory: Path) -> None:
                 f"end it, or remove {directory / 'port'} (running trainings then lose touch)"
             )
         try:
-            with connect(f"redis://127.0.0.1:{port}", timeout_s=1) as client:
+            with connect(bus.url, timeout_s=1) as client:
                 if client.config_get("dir").get("dir") == str(directory):
                     client.shutdown()
         except redis.RedisError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -31,6 +33,26 @@ def _binary() -> str:
     )
 
 
+def password(directory: Path) -> str:
+    """What a directory's bus wants from its clients: who writes to it starts programs.
+
+    Made once, for this user's eyes alone.
+    """
+    path = directory / "password"
+    try:
+        if kept := path.read_text().strip():
+            return kept
+    except FileNotFoundError:
+        pass
+    made = secrets.token_urlsafe(24)
+    part = path.with_suffix(".new")
+    part.unlink(missing_ok=True)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(made + "\n")
+    part.replace(path)
+    return made
+
+
 class EmbeddedBus:
     """A Redis-protocol server of our own; a context manager. Its data survives a kill -9.
 
@@ -41,13 +63,15 @@ class EmbeddedBus:
 
     def __init__(self, directory: Path, port: int | None = None) -> None:
         self.directory = directory
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._password = password(directory)
         self.port = port or free_port()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        """redis:// address."""
-        return f"redis://127.0.0.1:{self.port}/0"
+        """redis:// address, with the password."""
+        return f"redis://:{self._password}@127.0.0.1:{self.port}/0"
 
     @property
     def pid(self) -> int:
@@ -61,7 +85,6 @@ class EmbeddedBus:
         Raises:
             PacelineError: it did not come up; the message ends with the end of its log.
         """
-        self.directory.mkdir(parents=True, exist_ok=True)
         log = self.directory / "bus.log"
         options = {
             "port": self.port,
@@ -72,25 +95,32 @@ class EmbeddedBus:
             "save": "",
             "logfile": str(log),
             "daemonize": "no",
+            "requirepass": self._password,
         }
-        arguments = [part for key, value in options.items() for part in (f"--{key}", str(value))]
+        config = "".join(f"{key} {_quoted(str(value))}\n" for key, value in options.items())
         self._process = subprocess.Popen(
-            [_binary(), *arguments],
-            stdin=subprocess.DEVNULL,
+            [_binary(), "-"],  # every user of the machine can read arguments
+            stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,  # Ctrl-C reaches us, not it: telemetry outlives the ranks
             preexec_fn=die_with_parent,
         )
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
+            stdin.write(config.encode())
         client = redis.Redis.from_url(self.url)
         deadline = time.monotonic() + timeout_s
         try:
             while self._process.poll() is None and time.monotonic() < deadline:
                 try:
                     client.ping()
-                    return self
-                except redis.RedisError:
-                    time.sleep(0.02)
+                    # Another program's server may have the port: ours ends then.
+                    if client.info("server")["process_id"] == self._process.pid:
+                        return self
+                except redis.RedisError:  # refused, or still loading its file
+                    pass
+                time.sleep(0.02)
         finally:
             client.close()
         self.stop()
@@ -130,3 +160,8 @@ class EmbeddedBus:
         trace: TracebackType | None,
     ) -> None:
         self.stop()
+
+
+def _quoted(value: str) -> str:
+    """A value in the server's configuration, whatever characters a path has."""
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'
