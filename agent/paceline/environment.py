@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+logger = logging.getLogger(__name__)
+
 SPOOL_BYTES = 64 << 20
+
+# (run, attempt) that a session of this process reports → whether another one was warned
+_taken: dict[tuple[str, int], bool] = {}
 
 
 class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -76,6 +82,27 @@ class Environment:
             emulate=variables.get("PACELINE_EMULATE") or None,
             attempt=_whole(variables, "TORCHELASTIC_RESTART_COUNT", 0),
         )
+
+    def claim(self) -> Environment:
+        """For a session that begins to train: itself for the first one of a process.
+
+        Two sessions would write the same steps of the same run, so any other gets an environment
+        without control plane.
+        """
+        if self.run is None:
+            return self
+        key = self.run, self.attempt
+        if key not in _taken:
+            _taken[key] = False
+            return self
+        if not _taken[key]:
+            _taken[key] = True
+            logger.warning(
+                "this script's first Session reports run %s: any other plans by itself and reports "
+                "nothing",
+                self.run,
+            )
+        return replace(self, run=None, bus=None, spool=None)
 
 
 def _whole(variables: Mapping[str, str], name: str, default: int) -> int:

@@ -343,7 +343,8 @@ class Session:
 
     def _begin(self, lookahead: int) -> Plan:
         """The first iteration begins: all is known that the control plane needs."""
-        environment, store = self._environment, self._store
+        environment, store = self._environment.claim(), self._store
+        self._environment = environment
         assert store is not None
         if self.rank == 0:
             store.set("lookahead", str(lookahead))

@@ -261,6 +261,29 @@ def test_a_bus_killed_in_mid_run_stops_nothing_and_loses_nothing(
 
 
 @pytest.mark.ranks
+def test_a_second_session_in_a_script_trains_and_leaves_the_record_alone(
+    ranks: Ranks, bus_url: str, tmp_path: Path
+) -> None:
+    seen = ranks.run(sessions.two_sessions, (24, 32), env=environment(bus_url, tmp_path))
+    complete(on_bus(bus_url), 2, 6)
+    for k, count in enumerate((24, 32)):
+        assert sorted(i for of_rank in seen for i in of_rank[k]) == list(range(count))
+
+
+def test_only_the_first_session_takes_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    from paceline.environment import Environment
+
+    given = {"PACELINE_RUN": "only-first", "PACELINE_BUS": "redis://nowhere"}
+    environment = Environment.read(given)
+    assert environment.claim() is environment
+    for _ in range(2):
+        assert (environment.claim().run, environment.claim().bus) == (None, None)
+    restarted = Environment.read(given | {"TORCHELASTIC_RESTART_COUNT": "1"})
+    assert restarted.claim() is restarted
+    assert caplog.text.count("reports nothing") == 1
+
+
+@pytest.mark.ranks
 def test_a_resumed_attempt_says_where_it_begins(ranks: Ranks, bus_url: str, tmp_path: Path) -> None:
     options = {"global_batch": 4, "seed": 9}
     before = ranks.run(sessions.train, 23, 2, options, {}, None, 3)

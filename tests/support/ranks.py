@@ -128,8 +128,11 @@ def _serve(rank: int, world: int, port: int, pipe: Connection) -> None:
 
 @contextlib.contextmanager
 def _environment(extra: Mapping[str, str]) -> Iterator[None]:
+    from paceline import environment
+
     before = dict(os.environ)
     os.environ.update(extra)
+    environment._taken.clear()  # each case stands for a process of its own
     try:
         yield
     finally:

@@ -304,6 +304,15 @@ def raise_on(rank: int) -> None:
             mse_loss(model(x), y).backward()
 
 
+def two_sessions(counts: tuple[int, int]) -> list[list[int]]:
+    """The samples that each of two sessions of one script gives this rank, one epoch each."""
+    seen = []
+    for count in counts:
+        with session(count, {"global_batch": 4}) as run:
+            seen.append([i for indices, _, _ in run.loader() for i in indices.tolist()])
+    return seen
+
+
 def local_batchnorm() -> bool:
     """Trains with BatchNorm of each rank's own."""
     with session(24, {"global_batch": 12}) as run:
