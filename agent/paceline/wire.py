@@ -11,10 +11,11 @@ stream                    writer → reader            messages
 ========================  =========================  ===========================================
 ``TELEMETRY``             ranks, agents → ingest     `Hello`, `StepBatch`, `Adopted`, `RunState`,
                                                      `NodeState`
-``live(run)``             ingest → controllers, web  the same, once committed; `SwitchRequested`
-``control(run)``          controller → leader        `Proposal`, `StopTraining`
+``live(run)``             ingest → controllers, web  the same, once committed
+                          web, worker → the same     `SwitchRequested`, `RunChanged`
+``control(run)``          controller → leader        `Proposal`
+                          web → leader               `StopTraining`
 ``commands(node)``        web → agent                `Launch`, `Kill`
-``WAKE``                  web → controllers          `RunChanged`
 ========================  =========================  ===========================================
 """
 
@@ -29,7 +30,6 @@ import numpy.typing as npt
 PROTOCOL_VERSION = 1
 
 TELEMETRY = "paceline:telemetry"
-WAKE = "paceline:wake"
 INGEST_GROUP = "ingest"
 
 
@@ -222,7 +222,7 @@ class Kill(msgspec.Struct, frozen=True, tag="kill"):
 
 
 class RunChanged(msgspec.Struct, frozen=True, tag="run_changed"):
-    """A run was created, switched or asked to stop: its controller should look."""
+    """The control plane itself ended a run: who shows or plans it should look."""
 
 
 Message = (

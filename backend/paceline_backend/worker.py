@@ -11,8 +11,8 @@ from collections.abc import Callable
 
 import redis
 
-from paceline.bus import connect, publish
-from paceline.wire import TELEMETRY, WAKE, RunChanged
+from paceline.bus import connect
+from paceline.wire import TELEMETRY
 from paceline_backend import heartbeat
 from paceline_backend.bus import streams
 from paceline_backend.controller import ControllerManager
@@ -129,6 +129,5 @@ def fail_lost_runs(store: Store, bus_url: str, silent_s: float) -> list[str]:
             log.warning("run %s: node %s went away", run_id, node)
             ended.append(run_id)
             with connect(bus_url) as client:
-                publish(client, WAKE, RunChanged(), run_id, maxlen=streams.WAKE_LENGTH)
-                streams.expire(client, run_id)
+                streams.tell_end(client, run_id)
     return ended

@@ -20,7 +20,7 @@ import redis
 import sqlalchemy as sa
 
 from paceline.bus import publish
-from paceline.wire import TELEMETRY, WAKE, NodeState, RunChanged, StepBatch, control, decode, live
+from paceline.wire import TELEMETRY, NodeState, RunChanged, StepBatch, control, decode, live
 from paceline_backend.bus.embedded import EmbeddedBus
 from paceline_backend.server import DataDirectory
 from paceline_backend.store import Store, runs, telemetry
@@ -171,6 +171,8 @@ def test_killed_and_started_again(start: Callable[..., Server]) -> None:
     first = start()
     body = {"script": "train.py", "nproc": 1, "launch": False}
     run = first.client.post(f"{V1}/runs", json=body).json()["id"]
+    with redis.Redis.from_url(first.bus_url) as bus:
+        bus.set("kept", "yes")
     children = first.children()
     first.end(signal.SIGKILL)
     until(lambda: gone(children), "children outlived the server")
@@ -178,7 +180,7 @@ def test_killed_and_started_again(start: Callable[..., Server]) -> None:
     assert second.bus_url == first.bus_url
     assert second.client.get(f"{V1}/runs/{run}").status_code == 200
     with redis.Redis.from_url(second.bus_url) as bus:
-        assert [decode(fields) for _, fields in bus.xrange(WAKE)] == [(run, RunChanged())]
+        assert bus.get("kept") == b"yes"
     assert second.end() == 0
 
 
@@ -194,6 +196,25 @@ def test_an_orphaned_bus_is_taken_over(start: Callable[..., Server], tmp_path: P
         with redis.Redis.from_url(server.bus_url) as bus:
             assert bus.get("kept") == b"yes"
         assert server.end() == 0
+
+
+def test_only_who_may_read_its_password_reaches_the_bus(tmp_path: Path) -> None:
+    directory = tmp_path / 'a "quoted" \\ directory'
+    with EmbeddedBus(directory) as bus:
+        with redis.Redis.from_url(bus.url) as client:
+            assert client.ping()
+        with (
+            redis.Redis(port=bus.port) as stranger,
+            pytest.raises(redis.AuthenticationError),
+        ):
+            stranger.ping()
+        secret = directory / "password"
+        assert secret.stat().st_mode & 0o777 == 0o600
+        shown = psutil.Process(bus.pid).cmdline()
+        assert secret.read_text().strip() not in " ".join(shown)
+        url = bus.url
+    assert secret.read_text().strip() not in (directory / "bus.log").read_text()
+    assert EmbeddedBus(directory, bus.port).url == url, "agents and ranks come back to it"
 
 
 def failing(*arguments: object, env: dict[str, str] | None = None) -> tuple[int, str]:
@@ -279,5 +300,5 @@ def test_lost_runs_fail(tmp_path: Path, bus_url: str) -> None:
         assert runs.get(store, "lost")["message"] == "node old went away"
         assert runs.get(store, "alive")["state"] == "running"
     with redis.Redis.from_url(bus_url) as bus:
-        assert [decode(fields) for _, fields in bus.xrange(WAKE)] == [("lost", RunChanged())]
+        assert decode(bus.xrevrange(live("lost"), count=1)[0][1]) == ("lost", RunChanged())
         assert [0 < bus.ttl(stream) <= 3_600 for stream in streams] == [True, True]

@@ -15,12 +15,14 @@ from typing import Any
 import httpx
 import pytest
 import redis
+import sqlalchemy as sa
 
 from paceline.bus import publish
 from paceline.wire import TELEMETRY, Message, RunState, StepBatch, live
 from paceline_backend.bus.embedded import EmbeddedBus
 from paceline_backend.ingest import Ingest
-from paceline_backend.store import Store, telemetry
+from paceline_backend.store import Store, schema, telemetry
+from paceline_backend.worker import fail_lost_runs
 from support.records import add_run, adopted, hello, record
 from support.web import serving
 
@@ -203,6 +205,17 @@ def test_the_stream_ends_with_the_run(client: httpx.Client, bus: redis.Redis) ->
     assert replay.steps() == [0]
     assert replay.ids[-1] == events.ids[-1]
     assert set(replay.ids[:-1]) == {"0-0"}, "who leaves amid a batch gets the rest when he is back"
+
+
+def test_the_stream_ends_when_the_server_itself_ends_the_run(
+    client: httpx.Client, store: Store, bus_url: str
+) -> None:
+    with following(client, since="0-0") as events:
+        with store.write() as connection:
+            connection.execute(sa.update(schema.runs).values(state="running"))
+        assert fail_lost_runs(store, bus_url, 0.0) == [RUN]
+        assert events.ended.wait(15), "the stream goes on"
+    assert events.of("run")[-1]["state"] == "failed"
 
 
 def test_open_streams_do_not_hold_shutdown(store: Store, bus_url: str) -> None:

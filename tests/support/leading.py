@@ -18,11 +18,9 @@ from paceline.leader import Control, Leader
 from paceline.terms import Terms
 from paceline.wire import (
     TELEMETRY,
-    WAKE,
     Adopted,
     Hello,
     Proposal,
-    RunChanged,
     Segment,
     StepBatch,
     StepRecord,
@@ -70,7 +68,6 @@ def switch(store: Store, bus_url: str, run: str, policy: str, **parameters: Any)
     with store.write() as connection:
         row = runs.switch(connection, run, policy, parameters, "test")
     with connect(bus_url) as bus:
-        publish(bus, WAKE, RunChanged(), run)
         publish(bus, live(run), SwitchRequested(row["version"], policy, time.time()), run)
     return int(row["version"])
 

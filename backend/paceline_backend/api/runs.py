@@ -16,10 +16,8 @@ from paceline import __version__
 from paceline.bus import connect, publish
 from paceline.wire import (
     PROTOCOL_VERSION,
-    WAKE,
     Kill,
     Launch,
-    RunChanged,
     StopTraining,
     SwitchRequested,
     commands,
@@ -139,8 +137,9 @@ def create_run(request: Request, body: models.RunCreate) -> Any:
             except redis.RedisError:
                 with store.write() as connection:
                     runs_store.end(connection, run, "failed", "the bus went away before its launch")
+                with contextlib.suppress(redis.RedisError):
+                    streams.tell_end(bus, run)
                 raise
-        publish(bus, WAKE, RunChanged(), run, maxlen=streams.WAKE_LENGTH)
     return runs_store.get(store, run)
 
 
@@ -217,7 +216,7 @@ def stop_run(request: Request, run: str, body: models.Stop | None = None) -> Any
         with store.write() as connection:
             runs_store.end(connection, run, "stopped", "stopped before it started")
         with contextlib.suppress(redis.RedisError), connect(settings_of(request).bus) as bus:
-            streams.expire(bus, run)  # a switch may have gone there
+            streams.tell_end(bus, run)
         return runs_store.get(store, run)
     with _bus(request) as bus:
         if force or not trains:
@@ -225,7 +224,6 @@ def stop_run(request: Request, run: str, body: models.Stop | None = None) -> Any
             publish(bus, commands(found["node"]), order, run, maxlen=streams.COMMANDS_LENGTH)
         if trains:
             publish(bus, control(run), StopTraining("stopped over the API"), run)
-        publish(bus, WAKE, RunChanged(), run, maxlen=streams.WAKE_LENGTH)
     return runs_store.get(store, run)
 
 
@@ -242,7 +240,6 @@ def switch_policy(request: Request, run: str, body: models.PolicySwitch) -> Any:
         with store_of(request).write() as connection:
             made = runs_store.switch(connection, run, body.policy, body.parameters, body.by)
         message = SwitchRequested(made["version"], body.policy, made["requested_at"])
-        publish(bus, WAKE, RunChanged(), run, maxlen=streams.WAKE_LENGTH)
         publish(bus, live(run), message, run, maxlen=streams.LIVE_LENGTH)
     return made
 

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import redis
 
-from paceline.wire import control, live
+from paceline.bus import publish
+from paceline.wire import RunChanged, control, live
 
 LIVE_LENGTH = 10_000  # entries: what a page may lag behind
 COMMANDS_LENGTH = 1_000  # of a node whose agent may never come back
-WAKE_LENGTH = 1_000
 
 _KEPT_S = 3_600
+
+
+def tell_end(client: redis.Redis, run: str) -> None:
+    """Lets who follows a run look, after the control plane has ended it itself.
+
+    Raises:
+        redis.RedisError: the bus is away.
+    """
+    publish(client, live(run), RunChanged(), run, maxlen=LIVE_LENGTH)
+    expire(client, run)
 
 
 def expire(client: redis.Redis, run: str) -> None:
