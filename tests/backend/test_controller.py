@@ -96,17 +96,31 @@ def leased(store: Store) -> list[str]:
         return list(connection.scalars(sa.select(schema.leases.c.owner)))
 
 
-def test_segments_last_about_a_second(store: Store, bus_url: str) -> None:
+@pytest.mark.parametrize(
+    ("step_s", "steps"), [(3.0, 1), (0.33, 3), (0.1, 4), (0.02, 12), (1e-4, 64)]
+)
+def test_segments_last_about_a_second_but_few_steps(
+    store: Store, bus_url: str, step_s: float, steps: int
+) -> None:
+    """Very fast steps: a quarter of a second, so that the controller keeps up."""
     run = new_run(store)
     with (
         working(ingest(store, bus_url), manager(store, bus_url).run),
-        Leading(bus_url, run, SIZES, SPEEDS, step_s=0.33) as training,
+        Leading(bus_url, run, SIZES, SPEEDS, global_batch=4, step_s=step_s) as training,
     ):
-        assert [s.steps for s in training.follow(3)] == [2, 3, 3]
-        training.step_s = 0.01
-        steps = [s.steps for s in training.follow(6)]
-        assert steps[-1] == 1 or max(steps) == 4
+        assert [s.steps for s in training.follow(3)] == [2, steps, steps]
         training.assert_exact()
+
+
+def test_segments_adapt_when_steps_become_faster(store: Store, bus_url: str) -> None:
+    run = new_run(store)
+    with (
+        working(ingest(store, bus_url), manager(store, bus_url).run),
+        Leading(bus_url, run, SIZES, SPEEDS, global_batch=8, step_s=0.5) as training,
+    ):
+        assert [s.steps for s in training.follow(2)] == [2, 2]
+        training.step_s = 0.1
+        assert [s.steps for s in training.follow(4)] == [2, 2, 3, 4]
 
 
 def test_coasted_segments_are_planned_around(store: Store, bus_url: str) -> None:

@@ -14,7 +14,6 @@ import sqlalchemy as sa
 
 from paceline.bus import connect, publish
 from paceline.wire import (
-    WAKE,
     Adopted,
     Hello,
     Message,
@@ -42,7 +41,9 @@ from paceline_backend.store.schema import switches
 logger = logging.getLogger(__name__)
 
 SEGMENT_S = 1.0  # what a segment should last,
-MOST_STEPS = 4  # but never more steps: a switch waits for the running segment's end
+MOST_STEPS = 4  # but never more steps: a switch waits for the running segment's end,
+LEAST_S = 0.25  # unless so many last less than this: planning could not keep up,
+FASTEST_STEPS = 64  # nor when it has to plan more than this at once
 FIRST_STEPS = 2  # while the time of a step is unknown
 
 _BLOCK_S = 0.25
@@ -116,9 +117,7 @@ class Controller:
 
     def _follow(self, bus: redis.Redis, stop: threading.Event) -> None:
         # Positions first: ingest commits before it publishes, so the database has all before them.
-        positions: dict[Any, Any] = {}
-        for stream in (live(self._id), WAKE):
-            positions[stream] = _newest(bus, stream)
+        positions: dict[Any, Any] = {live(self._id): _newest(bus, live(self._id))}
         self._load()
         while not stop.is_set() and self._lease.held():
             self._offer(bus)
@@ -138,7 +137,7 @@ class Controller:
         except WireError as error:
             logger.warning("run %s: unreadable message: %s", self._id, error)
             return None
-        return message if run == self._id else None  # WAKE is about all runs
+        return message if run == self._id else None
 
     def _load(self) -> None:
         self._history = None
@@ -243,7 +242,9 @@ class Controller:
         step_s = self._window.step_s()
         if step_s is None:
             return FIRST_STEPS
-        return max(1, min(MOST_STEPS, round(SEGMENT_S / max(step_s, 1e-6))))
+        step_s = max(step_s, 1e-6)
+        most = max(MOST_STEPS, min(FASTEST_STEPS, round(LEAST_S / step_s)))
+        return max(1, min(most, round(SEGMENT_S / step_s)))
 
 
 def _newest(bus: redis.Redis, stream: str) -> bytes:
