@@ -59,4 +59,6 @@ class Holdings:
 def split(remaining: Ints, placement: Ints, sizes: Floats, world: int) -> list[Holdings]:
     """The holdings of each worker."""
     holder = placement[remaining]
-    return [Holdings(remaining[holder == rank], sizes) for rank in range(world)]
+    held = remaining[np.argsort(holder, kind="stable")]  # one pass, however many workers
+    ends = np.cumsum(np.bincount(holder, minlength=world))
+    return [Holdings(mine, sizes) for mine in np.split(held, ends[:-1])]
