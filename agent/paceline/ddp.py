@@ -107,8 +107,8 @@ class WeightedDDP(DistributedDataParallel):
         self._partial = False  # .grad holds this rank's weighted sum, not reduced yet
         self._reduction = _Reduction(now)
         super().register_comm_hook(self._reduction, _reduce_weighted)
-        for parameter in self._parameters_with_gradient():
-            parameter.register_hook(self._arrives)  # before it is added to .grad
+        for parameter in self._parameters_with_gradient():  # hooks run before .grad changes
+            parameter.register_hook(self._arrives)  # type: ignore[no-untyped-call]
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's forward pass."""
