@@ -113,3 +113,23 @@ def test_a_server_in_trouble_is_asked_for_history_less_and_less_often(
     assert 2 <= len([r for r in requests if r.startswith("steps?")]) <= 3
     page.unroute_all()
     expect(page.locator("#chart-note")).to_contain_text("each point stands for 3 steps")
+
+
+def test_the_heat_map_stays_small_while_history_is_on_its_way(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    training = Training(store, bus_url, "r", [1.0] * 17)
+    training.train(10)
+    training.step = 1_000_000
+    training.train(30)
+    open_run(page, web, "r")
+    wait_for_chart(page, "compute", 1_000_029)
+    page.route("**/worker-steps?*", lambda route: route.abort())
+    page.select_option("#chart-window", "all")
+    page.wait_for_function("document.getElementById('chart-se').layout.xaxis.range[0] < 0")
+    width, height, last = page.evaluate(
+        """(canvas => [canvas.width, canvas.height,
+          canvas.getContext('2d').getImageData(canvas.width - 1, 0, 1, 1).data[3]]
+        )(document.getElementById('heatmap'))"""
+    )
+    assert (width <= 2500, height, last) == (True, 17, 255)

@@ -3,6 +3,7 @@ import { seconds } from "./format.js";
 import { byId, text } from "./dom.js";
 
 const MOST_ROWS = 256; // more workers share rows, each showing its slowest
+const MOST_COLUMNS = 2500; // likewise steps, while only the newest of a long range are here
 
 // Cividis: even in brightness and the same to colour-blind eyes.
 const STOPS = [[0, 32, 77], [57, 73, 110], [112, 113, 118], [165, 155, 115], [219, 202, 91], [255, 234, 70]];
@@ -24,7 +25,9 @@ export class HeatMap {
     const canvas = byId("heatmap");
     if (!canvas || !view.cellStep.length) return;
     if (!this.wired) this.#wire(canvas);
-    Object.assign(this, { view, from, to, columns: Math.ceil((to - from + 1) / view.cellBucket) });
+    const steps = to - from + 1;
+    this.bucket = Math.max(view.cellBucket, Math.ceil(steps / MOST_COLUMNS));
+    Object.assign(this, { view, from, columns: Math.ceil(steps / this.bucket) });
     this.together = Math.ceil(view.ranks.length / MOST_ROWS);
     const height = Math.ceil(view.ranks.length / this.together);
     const [low, high] = this.#fill(height);
@@ -38,11 +41,11 @@ export class HeatMap {
 
   /** Fills `values` (NaN: nothing known) and returns the least and the greatest. */
   #fill(height) {
-    const { view, from, columns, together } = this;
+    const { view, from, bucket, columns, together } = this;
     this.values = new Float32Array(columns * height).fill(NaN);
     let [low, high] = [Infinity, -Infinity];
     view.cellStep.forEach((step, at) => {
-      const x = Math.floor((step - from) / view.cellBucket);
+      const x = Math.floor((step - from) / bucket);
       if (x < 0 || x >= columns) return;
       view.ranks.forEach((rank, order) => {
         const value = view.cells[at].compute_s[rank];
@@ -77,7 +80,7 @@ export class HeatMap {
       const ranks = this.view.ranks.slice(y * this.together, (y + 1) * this.together);
       const who = ranks.length > 1 ? `slowest of ranks ${ranks[0]}–${ranks.at(-1)}` : `rank ${ranks[0]}`;
       const value = this.values[y * this.columns + x];
-      text("heatmap-readout", `step ${this.from + x * this.view.cellBucket}, ${who}: ${seconds(value)}`);
+      text("heatmap-readout", `step ${this.from + x * this.bucket}, ${who}: ${seconds(value)}`);
     });
     canvas.addEventListener("pointerleave", () => {
       this.hovered = false;
