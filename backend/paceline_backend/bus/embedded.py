@@ -85,6 +85,7 @@ class EmbeddedBus:
         Raises:
             PacelineError: it did not come up; the message ends with the end of its log.
         """
+        self.directory.mkdir(parents=True, exist_ok=True)  # somebody may have deleted it
         log = self.directory / "bus.log"
         options = {
             "port": self.port,
