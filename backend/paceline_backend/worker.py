@@ -1,4 +1,4 @@
-"""The worker process: ingest, controllers, and the sweep for runs whose node is gone."""
+"""The worker process: ingest, controllers, and the sweep for runs that nobody speaks for."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from paceline_backend.store import runs as runs_store
 
 log = logging.getLogger(__name__)
 
-NODE_LOST_S = 30.0
+SILENT_S = 30.0
 _SWEEP_S = 5.0
 _BACKLOG = 1_000  # entries
 
@@ -95,17 +95,17 @@ def _beat(bus_url: str, owner: str, stats: IngestStats, stop: threading.Event) -
 
 def _sweep(store: Store, bus_url: str, stop: threading.Event) -> None:
     """Looks for lost runs; after an outage of ours only once everybody had time to report again."""
-    trusted_from = time.monotonic() + NODE_LOST_S
+    trusted_from = time.monotonic() + SILENT_S
     while not stop.wait(_SWEEP_S):
         try:
             behind = _behind(bus_url)
             if not behind and time.monotonic() >= trusted_from:
-                fail_lost_runs(store, bus_url, NODE_LOST_S)
+                fail_lost_runs(store, bus_url, SILENT_S)
         except (StoreUnavailableError, redis.RedisError) as error:
             log.warning("lost runs are looked for again later: %s", error)
             behind = True
         if behind:
-            trusted_from = time.monotonic() + NODE_LOST_S
+            trusted_from = time.monotonic() + SILENT_S
 
 
 def _behind(bus_url: str) -> bool:
@@ -115,18 +115,18 @@ def _behind(bus_url: str) -> bool:
 
 
 def fail_lost_runs(store: Store, bus_url: str, silent_s: float) -> list[str]:
-    """Fails the runs whose node and ranks have been silent for so long; their ids.
+    """Fails the runs of which nothing has come for so long; their ids.
 
     Raises:
         StoreUnavailableError: the database is away.
         redis.RedisError: the bus is away.
     """
     ended = []
-    for run_id, node in runs_store.lost(store, silent_s):
+    for run_id, why in runs_store.lost(store, silent_s):
         with store.write() as connection:
-            gone = runs_store.end(connection, run_id, "failed", f"node {node} went away")
+            gone = runs_store.end(connection, run_id, "failed", why, lost=True)
         if gone:
-            log.warning("run %s: node %s went away", run_id, node)
+            log.warning("run %s: %s", run_id, why)
             ended.append(run_id)
             with connect(bus_url) as client:
                 streams.tell_end(client, run_id)

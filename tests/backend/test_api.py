@@ -257,8 +257,13 @@ def test_stop_before_the_start(client: httpx.Client, store: Store, bus_url: str)
         assert bus.ttl(live(unplaced)) > 0
     register(store, "n1", [])
     placed = create(client).json()["id"]
-    assert client.post(f"{V1}/runs/{placed}/stop").status_code == 202
+    assert client.post(f"{V1}/runs/{placed}/stop").json()["state"] == "stopped", (
+        "its agent may have died before it read the launch"
+    )
     assert isinstance(entries(bus_url, commands("n1"))[-1][1], Kill)
+    add_run(store, "starting", node="n1", state="starting")
+    assert client.post(f"{V1}/runs/starting/stop").json()["state"] == "starting"
+    assert entries(bus_url, commands("n1"))[-1][0] == "starting"
 
 
 def test_commands_that_nobody_reads_do_not_pile_up(
@@ -311,6 +316,8 @@ def test_telemetry_columns(client: httpx.Client, store: Store) -> None:
     segments = client.get(f"{V1}/runs/r/segments").json()
     assert [(s["seq"], s["source"]) for s in segments] == [(0, "controller"), (1, "coast")]
     assert client.get(f"{V1}/runs/r/segments", params={"from": 2}).json() == segments[1:]
+    assert client.get(f"{V1}/runs/r/coasts").json() == [[2, 3]]
+    assert client.get(f"{V1}/runs/r/coasts", params={"from": 4}).json() == []
     snapshot = client.get(f"{V1}/runs/r/snapshot").json()
     assert snapshot["steps"] == client.get(f"{V1}/runs/r/steps").json()
     assert snapshot["worker_steps"] == client.get(f"{V1}/runs/r/worker-steps").json()

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.wire import Message, NodeState, RunState, StepBatch
 from paceline_backend import policies
-from paceline_backend.store import Store, reads, runs, telemetry, workers
+from paceline_backend.store import Store, reads, runs, schema, telemetry, workers
 from support.records import add_run, adopted, hello, record
 
 
@@ -233,29 +234,51 @@ def test_run_details_come_from_hello_and_steps(store: Store) -> None:
 
 
 def test_lost_runs(store: Store) -> None:
-    """Silent are those whose node and whose ranks both are."""
+    """Whatever comes of a run is a sign that it lives; its node's agent says nothing about it."""
     now = time.time()
-    for name, node, last_step_at in (
-        ("gone", "old", now - 60),
-        ("ranks-live", "old", now),
-        ("node-lives", "new", now - 60),
-        ("unregistered", "none", now - 60),
-    ):
-        add_run(store, name, node=node, state="running", world=1, created_at=now - 100)
-        write(store, name, hello(world=1, started_at=now - 90))
-        write(store, name, StepBatch([record(0, 0, ended_at=last_step_at)]))
-    for node, at in (("old", now - 60), ("new", now)):
-        state = NodeState(node, node, 1, 1, [], at, "0")
-        telemetry.write(store, [("", state)])
-    add_run(store, "ended", node="old", state="running", created_at=now - 100)
-    write(store, "ended", RunState("finished", now - 50, "old"))
-    assert sorted(run for run, _ in runs.lost(store, 30.0)) == ["gone", "unregistered"]
+    signs: dict[str, list[Message]] = {
+        "gone": [],
+        "supervised": [RunState("starting", now - 100, "n")],
+        "introduced": [hello(started_at=now - 100)],
+        "training": [StepBatch([record(0, 0)])],
+        "ended": [RunState("finished", now - 100, "n")],
+    }
+    for name in signs:
+        add_run(store, name, node="n", state="running", created_at=now - 100)
+    add_run(store, "never-launched", node="n", created_at=now - 100)
+    add_run(store, "new", node="n", created_at=now)
+    assert len(runs.lost(store, 30.0)) == 6
+    telemetry.write(store, [("", NodeState("n", "n", 1, 1, [], now, "0"))])
+    for name, messages in signs.items():
+        write(store, name, *messages)
+    assert runs.lost(store, 30.0) == [
+        ("gone", "nothing was heard of it for 30 s: n went away"),
+        ("never-launched", "nobody started it within 30 s"),
+    ]
     with store.write() as connection:
-        assert runs.end(connection, "gone", "failed", "node old went away")
-        assert not runs.end(connection, "gone", "stopped", "again")
-    found = runs.get(store, "gone")
-    assert (found["state"], found["message"]) == ("failed", "node old went away")
-    assert math.isclose(found["ended_at"], now, abs_tol=60)
+        connection.execute(sa.update(schema.runs).values(seen_at=now - 31))
+    assert [run for run, _ in runs.lost(store, 30.0)] == [
+        *("gone", "supervised", "introduced", "training", "never-launched", "new")
+    ]
+
+
+def test_only_an_assumed_end_gives_way_to_a_later_word(store: Store) -> None:
+    now = time.time()
+    for name in ("lost", "stopped"):
+        add_run(store, name, node="n", state="running")
+        with store.write() as connection:
+            assert runs.end(connection, name, "failed", "silent", lost=name == "lost")
+            assert not runs.end(connection, name, "stopped", "again")
+        write(store, name, RunState("running", now, "n"))
+        assert runs.get(store, name)["state"] == "failed"
+        assert math.isclose(runs.get(store, name)["ended_at"], now, abs_tol=60)
+        write(store, name, RunState("finished", now + 100, "n", exit_code=0))
+        write(store, name, RunState("failed", now + 200, "n", exit_code=1, message="late"))
+    found = runs.get(store, "lost")
+    assert (found["state"], found["message"], found["exit_code"]) == ("finished", None, 0)
+    assert found["ended_at"] == now + 100
+    found = runs.get(store, "stopped")
+    assert (found["state"], found["message"]) == ("failed", "silent")
 
 
 # An attempt that starts again at an earlier step.
@@ -282,7 +305,6 @@ def rerun(store: Store, now: float, *, adopts: bool = True) -> int:
 
 def test_a_restarted_run_is_where_its_latest_attempt_is(store: Store) -> None:
     key = rerun(store, time.time())
-    assert runs.lost(store, 30.0) == [], "the ranks report"
     found = runs.get(store, "r")
     assert (found["epoch"], found["step"]) == (15, 60)
     with store.read() as connection:
@@ -297,14 +319,6 @@ def test_a_restarted_run_that_has_not_trained_yet_is_where_it_starts(store: Stor
     rerun(store, time.time(), adopts=False)
     found = runs.get(store, "r")
     assert (found["epoch"], found["step"]) == (12, 49)
-    assert [run for run, _ in runs.lost(store, 30.0)] == ["r"]
-
-
-def test_a_restarted_run_that_introduced_itself_is_not_lost(store: Store) -> None:
-    """It may read its checkpoint for long."""
-    rerun(store, time.time(), adopts=False)
-    write(store, "r", hello(attempt=2, step=40, started_at=time.time()))
-    assert runs.lost(store, 30.0) == []
 
 
 def test_a_run_restarted_from_nothing_is_at_its_beginning(store: Store) -> None:
@@ -314,3 +328,18 @@ def test_a_run_restarted_from_nothing_is_at_its_beginning(store: Store) -> None:
     write(store, "r", adopted(0, 0, attempt=2))
     write(store, "r", StepBatch([record(0, rank, attempt=2) for rank in (0, 1)]))
     assert runs.get(store, "r")["step"] == 0
+
+
+def test_coasts_are_merged(store: Store) -> None:
+    key = add_run(store, "r")
+    sources = dict.fromkeys((1, 2, 3, 10, 40, 41, 90), "coast")
+    plans = [adopted(seq, 2 * seq, source=sources.get(seq, "controller")) for seq in range(100)]
+    rows = [record(step, rank) for step in range(200) for rank in (0, 1)]
+    write(store, "r", hello(), *plans, StepBatch(rows))
+    with store.read() as connection:
+        exact = [[2, 7], [20, 21], [80, 83], [180, 181]]
+        assert reads.coasts(connection, key, (None, None), 1000) == exact
+        assert reads.coasts(connection, key, (7, 80), 1000) == [[6, 7], [20, 21], [80, 81]]
+        assert reads.coasts(connection, key, (8, 79), 1000) == exact[1:2]
+        coarse = reads.coasts(connection, key, (None, None), 5)
+        assert coarse == [[2, 21], [80, 83], [180, 181]]

@@ -208,22 +208,19 @@ def stop_run(request: Request, run: str, body: models.Stop | None = None) -> Any
     if found["state"] in runs_store.ENDED:
         raise ProblemError(_CONFLICT, f"run {run} has ended already: {found['state']}")
     trains = found["state"] == "running"
-    if (force or not trains) and found["node"] is None:
-        if trains:
-            raise ProblemError(
-                _CONFLICT, f"run {run} has no agent to end it; stop it without force"
-            )
-        with store.write() as connection:
-            runs_store.end(connection, run, "stopped", "stopped before it started")
-        with contextlib.suppress(redis.RedisError), connect(settings_of(request).bus) as bus:
-            streams.tell_end(bus, run)
-        return runs_store.get(store, run)
+    if trains and force and found["node"] is None:
+        raise ProblemError(_CONFLICT, f"run {run} has no agent to end it; stop it without force")
     with _bus(request) as bus:
-        if force or not trains:
+        if (force or not trains) and found["node"] is not None:
             order = Kill("stopped over the API")
             publish(bus, commands(found["node"]), order, run, maxlen=streams.COMMANDS_LENGTH)
         if trains:
             publish(bus, control(run), StopTraining("stopped over the API"), run)
+        elif found["state"] == "pending" or found["node"] is None:
+            # Its launch may be lost with an agent that died: nobody else would ever end it.
+            with store.write() as connection:
+                runs_store.end(connection, run, "stopped", "stopped before it started")
+            streams.tell_end(bus, run)
     return runs_store.get(store, run)
 
 

@@ -23,8 +23,7 @@ ENDED = ("finished", "failed", "stopped")  # such a run changes no more
 STATES = ("pending", "starting", "running", *ENDED)
 NODE_ALIVE_S = 10.0  # a node without a heartbeat for longer gets no new runs
 
-_TOLD = ("epochs", "device", "emulated", "dif")  # by the API, of `HelloFacts`
-_PUBLIC = [column for column in runs.c if column.name not in ("hello", "env")]
+_PUBLIC = [column for column in runs.c if column.name not in ("hello", "env", "seen_at", "lost")]
 
 
 class UnknownRunError(PacelineError):
@@ -58,13 +57,12 @@ class NewRun:
 
 @dataclass(frozen=True)
 class HelloFacts:
-    """What is asked for often of a Hello."""
+    """What the API tells of a Hello."""
 
     epochs: int | None
     device: str
     emulated: dict[str, Any] | None
     dif: float  # of the data set: sample standard deviation of the sizes
-    started_at: float
 
 
 def key_of(connection: sa.Connection, run: str) -> int:
@@ -147,12 +145,22 @@ def switch(
     return {**values, "effective_step": None, "effective_at": None}
 
 
-def end(connection: sa.Connection, run: str, state: str, message: str) -> bool:
-    """Ends a run that no process will end any more; False if it had ended before."""
+def end(
+    connection: sa.Connection, run: str, state: str, message: str, *, lost: bool = False
+) -> bool:
+    """Ends a run that no process will end any more; False if it had ended before.
+
+    Args:
+        connection: to write with.
+        run: public id.
+        state: how it ends.
+        message: why.
+        lost: it is only assumed: who supervised the run may still tell another end.
+    """
     changed = connection.execute(
         sa.update(runs)
         .where(runs.c.id == run, runs.c.state.not_in(ENDED))
-        .values(state=state, ended_at=time.time(), message=message)
+        .values(state=state, ended_at=time.time(), message=message, lost=lost)
     )
     return changed.rowcount > 0
 
@@ -233,37 +241,29 @@ def hello(connection: sa.Connection, key: int) -> Hello | None:
 
 
 def lost(store: Store, silent_s: float) -> list[tuple[str, str]]:
-    """Runs whose node and ranks have both been silent for so long: (run, node).
+    """Runs of which nothing has come for so long, and what to say about them: (run, message).
 
-    A run whose ranks still report lives on, whatever its agent does.
+    Who supervises a run repeats its state: neither its node's agent nor its ranks need speak.
     """
-    oldest = time.time() - silent_s
     query = (
-        sa.select(runs.c.id, runs.c.node, runs.c.key, runs.c.attempt)
-        .outerjoin(nodes, nodes.c.id == runs.c.node)
+        sa.select(runs.c.id, runs.c.state, runs.c.node)
         .where(
-            runs.c.state.in_(("starting", "running")),
-            runs.c.node.is_not(None),
-            sa.func.coalesce(nodes.c.heartbeat_at, runs.c.created_at) < oldest,
-            sa.func.coalesce(runs.c.started_at, runs.c.created_at) < oldest,
+            runs.c.state.not_in(ENDED),
+            sa.func.coalesce(runs.c.seen_at, runs.c.created_at) < time.time() - silent_s,
         )
+        .order_by(runs.c.key)
     )
     with store.read() as connection:
-        return [
-            (str(row.id), str(row.node))
-            for row in connection.execute(query).all()
-            if _last_sign(store, connection, row.key, row.attempt) < oldest
-        ]
-
-
-def _last_sign(store: Store, connection: sa.Connection, key: int, attempt: int | None) -> float:
-    """When a run's ranks reported something last: their introduction or a step's end."""
-    facts = None if attempt is None else _facts(store, key, attempt)
-    last = attempts.newest(connection, key, attempts.spans(connection, key, attempt))
-    return max(
-        0.0 if facts is None else facts.started_at,
-        0.0 if last is None else last.ended_at,
-    )
+        found = connection.execute(query).all()
+    return [
+        (
+            str(row.id),
+            f"nobody started it within {silent_s:g} s"
+            if row.state == "pending"
+            else f"nothing was heard of it for {silent_s:g} s: {row.node or 'its node'} went away",
+        )
+        for row in found
+    ]
 
 
 def _select(
@@ -280,7 +280,7 @@ def _select(
     for run in found:
         key, attempt = run["key"], run["attempt"]
         facts = None if attempt is None else _facts(store, key, attempt)
-        for name in _TOLD:
+        for name in HelloFacts.__dataclass_fields__:
             run[name] = getattr(facts, name, None)
         spans = attempts.spans(connection, key, attempt)
         last = attempts.newest_complete(connection, key, spans)
@@ -300,7 +300,7 @@ def _facts(store: Store, key: int, attempt: int) -> HelloFacts | None:
         return None
     sizes = message.sizes_array()
     dif = float(sizes.std(ddof=1)) if len(sizes) > 1 else 0.0
-    return HelloFacts(message.epochs, message.device, message.emulated, dif, message.started_at)
+    return HelloFacts(message.epochs, message.device, message.emulated, dif)
 
 
 def _plain(row: sa.Row[Any]) -> dict[str, Any]:

@@ -6,12 +6,13 @@ Messages may come late, in any order and repeatedly; the tables end up the same:
   latest stays. Steps that all ranks reported, in one attempt, are summed up in ``steps``.
 * `Adopted` → ``segments``; a policy version's earliest one tells when that switch took effect.
 * `Hello`, `RunState` → ``runs``: the latest attempt's Hello; states only go forward, an end is
-  final.
+  final unless it was only assumed. Whatever comes of a run is a sign that it lives.
 * `NodeState` → ``nodes``: the latest.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,6 +29,19 @@ from paceline_backend.store.runs import ENDED
 
 _PROGRESS = {"pending": 0, "starting": 1, "running": 2} | dict.fromkeys(ENDED, 3)
 _ALL_STEPS = range(2**62)
+_RUN = [
+    "key",
+    "id",
+    "state",
+    "attempt",
+    "world",
+    "started_at",
+    "dropped",
+    "node",
+    "seen_at",
+    "lost",
+]  # as in `_Run`
+_SEEN_EVERY_S = 1.0  # not at every batch: each would write the run's row again
 
 # A record's fields are columns of the same names.
 _COLUMNS = (*StepRecord.__struct_fields__, "run")
@@ -122,6 +136,8 @@ class _Run:
     started_at: float | None
     dropped: int
     node: str | None
+    seen_at: float | None
+    lost: bool | None
     changes: dict[str, Any] = field(default_factory=dict)
     touched: set[int] = field(default_factory=set)  # steps with new rows
     repeated: bool = False  # some of those rows are of a later attempt
@@ -153,7 +169,10 @@ def write(store: Store, messages: Sequence[tuple[str, Message]]) -> Written:
                 _hello(run, message)
             elif isinstance(message, RunState):
                 _run_state(run, message)
+        now = time.time()
         for run in runs.values():
+            if run.seen_at is None or now - run.seen_at > _SEEN_EVERY_S:
+                run.set(seen_at=now)
             if run.changes:
                 query = sa.update(schema.runs).where(schema.runs.c.key == run.key)
                 connection.execute(query.values(run.changes))
@@ -178,7 +197,7 @@ def _lock_runs(connection: sa.Connection, ids: set[str]) -> dict[str, _Run]:
         return {}
     c = schema.runs.c
     query = (
-        sa.select(c.key, c.id, c.state, c.attempt, c.world, c.started_at, c.dropped, c.node)
+        sa.select(*(c[name] for name in _RUN))
         .where(c.id.in_(ids))
         .order_by(c.key)
         .with_for_update(key_share=True)
@@ -216,10 +235,11 @@ def _run_state(run: _Run, change: RunState) -> None:
         run.set(dropped=change.dropped)
     if run.node is None and change.node:
         run.set(node=change.node)
-    if run.state in ENDED:
+    if run.state in ENDED and not (run.lost and change.state in ENDED):
         return
     if change.state in ENDED:
         run.set(
+            lost=False,
             state=change.state,
             ended_at=change.at,
             exit_code=change.exit_code,
