@@ -193,6 +193,14 @@ def _segments() -> None:
         sa.PrimaryKeyConstraint("run", "attempt", "seq", name="pk_segments"),
     )
     op.create_index("ix_segments_run_first_step", "segments", ["run", "first_step"], unique=False)
+    op.create_index(
+        "ix_segments_coasts",
+        "segments",
+        ["run", "first_step", "steps"],
+        unique=False,
+        sqlite_where=sa.text("source = 'coast'"),
+        postgresql_where=sa.text("source = 'coast'"),
+    )
 
 
 def _leases() -> None:

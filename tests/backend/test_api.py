@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -339,6 +340,25 @@ def test_snapshot_before_the_first_step(client: httpx.Client, store: Store) -> N
     snapshot = client.get(f"{V1}/runs/r/snapshot", params={"last": 5}).json()
     assert (snapshot["begins"], snapshot["steps"]["step"]) == (None, [])
     assert [segment["seq"] for segment in snapshot["segments"]] == [0]
+
+
+@pytest.mark.parametrize("number", [2**63, 10**20])
+def test_numbers_beyond_the_databases_are_refused(
+    client: httpx.Client, store: Store, number: int
+) -> None:
+    add_run(store, "r")
+    cursor = base64.urlsafe_b64encode(b"%d" % number).decode().rstrip("=")
+    for path, query in (
+        ("/runs/r/steps", {"from": number}),
+        ("/runs/r/segments", {"to": number}),
+        ("/runs/r/worker-steps", {"ranks": f"0,{number}"}),
+        ("/runs", {"cursor": cursor}),
+        ("/runs/r/events", {"since": f"{10 * number}-0"}),
+        ("/runs/r/events", {"since": f"0-{10 * number}"}),
+    ):
+        refused = client.get(f"{V1}{path}", params=query)
+        assert refused.status_code == 422, path
+        assert refused.json()["errors"][0]["field"] == next(iter(query))
 
 
 def test_nan_is_null(client: httpx.Client, store: Store) -> None:

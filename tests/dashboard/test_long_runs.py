@@ -133,3 +133,22 @@ def test_the_heat_map_stays_small_while_history_is_on_its_way(
         )(document.getElementById('heatmap'))"""
     )
     assert (width <= 2500, height, last) == (True, 17, 255)
+
+
+def test_old_outages_of_the_controller_are_marked(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    training = Training(store, bus_url, "r", [1.0, 2.0])
+    training.train(100)
+    training.train(400, source="coast")
+    training.train(4500)
+    open_run(page, web, "r")
+    wait_for_chart(page, "se", 4999)
+    assert layout_of(page, "se")["shapes"] == []
+    page.select_option("#chart-window", "all")
+    expect(page.locator("#chart-note")).to_contain_text("each point stands for")
+    wait_for_chart(page, "se", 4998 + 3)
+    assert layout_of(page, "se")["shapes"] == [["rect", 99.5, 499.5]]
+    page.evaluate("Plotly.relayout('chart-se', {'xaxis.range[0]': 200, 'xaxis.range[1]': 600})")
+    wait_for_chart(page, "se", 600)
+    assert layout_of(page, "se")["shapes"] == [["rect", 200, 499.5]]

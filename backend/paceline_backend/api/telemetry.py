@@ -21,8 +21,11 @@ from paceline_backend.store import runs as runs_store
 log = logging.getLogger(__name__)
 router = APIRouter(prefix="/runs/{run}", responses=documented(HTTPStatus.NOT_FOUND))
 
-From = Annotated[int | None, Query(alias="from", ge=0, description="first step, included")]
-To = Annotated[int | None, Query(ge=0, description="last step, included")]
+_BIGGEST = 2**63 - 1  # that a database takes
+From = Annotated[
+    int | None, Query(alias="from", ge=0, le=_BIGGEST, description="first step, included")
+]
+To = Annotated[int | None, Query(ge=0, le=_BIGGEST, description="last step, included")]
 Points = Annotated[int, Query(ge=2, le=5000, description="thin out above so many steps")]
 
 
@@ -70,7 +73,8 @@ def list_worker_steps(
     to: To = None,
     points: Points = 1000,
     ranks: Annotated[
-        str | None, Query(pattern=r"^\d+(,\d+)*$", description="only these", examples=["0,3"])
+        str | None,
+        Query(pattern=r"^\d{1,9}(,\d{1,9})*$", description="only these", examples=["0,3"]),
     ] = None,
 ) -> Any:
     """Each rank's steps as columns."""
@@ -92,6 +96,16 @@ def list_segments(
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
         return reads.segment_rows(connection, key, (first, to), limit)
+
+
+@router.get("/coasts", response_model=list[tuple[int, int]])
+def list_coasts(
+    request: Request, run: str, first: From = None, to: To = None, points: Points = 1000
+) -> Any:
+    """Spans of steps that no controller planned: first and last of each."""
+    with store_of(request).read() as connection:
+        key = runs_store.key_of(connection, run)
+        return reads.coasts(connection, key, (first, to), points)
 
 
 @router.get("/coverage", response_model=models.Coverage)

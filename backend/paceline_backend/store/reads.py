@@ -187,6 +187,30 @@ def segment_rows(
     return [{str(k): v for k, v in row._mapping.items()} for row in reversed(rows)]
 
 
+def coasts(connection: sa.Connection, run: int, span: Range, points: int) -> list[list[int]]:
+    """Spans of steps that no controller planned: first and last step of each, ascending.
+
+    Of a long range, spans that lie within the same of `points` parts are one.
+    """
+    first, last = _bounds(connection, steps, run, span)
+    bucket = bucket_of(first, last, points)
+    begin, end = segments.c.first_step, segments.c.first_step + segments.c.steps
+    where = [segments.c.run == run, segments.c.source == sa.literal_column("'coast'")]
+    if span[0] is not None:
+        where.append(end > span[0])
+    if span[1] is not None:
+        where.append(begin <= span[1])
+    cell = begin // bucket
+    query = sa.select(sa.func.min(begin), sa.func.max(end) - 1).where(*where)
+    merged: list[list[int]] = []
+    for low, high in connection.execute(query.group_by(cell).order_by(cell)):
+        if merged and low <= merged[-1][1] + 1:
+            merged[-1][1] = max(merged[-1][1], high)
+        else:
+            merged.append([low, high])
+    return merged
+
+
 def _named(metrics: dict[str, sa.ColumnElement[Any]]) -> list[sa.Label[Any]]:
     return [value.label(name) for name, value in metrics.items()]
 

@@ -16,6 +16,7 @@ from sqlalchemy import (
     SmallInteger,
     Table,
     TypeDecorator,
+    text,
 )
 from sqlalchemy import Text as AnyText
 from sqlalchemy.engine import Dialect
@@ -179,6 +180,14 @@ segments = Table(
     Column("adopted_at", Double, nullable=False),
     Column("body", LargeBinary, nullable=False),  # the whole Segment, MessagePack
     Index("ix_segments_run_first_step", "run", "first_step"),
+    Index(  # where no controller planned, without the bodies in between
+        "ix_segments_coasts",
+        "run",
+        "first_step",
+        "steps",
+        sqlite_where=text("source = 'coast'"),
+        postgresql_where=text("source = 'coast'"),
+    ),
 )
 
 # Which control plane plans a run. Only the owner of an unexpired lease proposes segments.

@@ -32,7 +32,7 @@ export class Charts {
   /** Draws everything: `view` of data.js, the steps [from, to] of the x axis, theme.js's colours. */
   draw(data, view, from, to, colours) {
     const missing = gaps(view.step, view.bucket);
-    const marked = marks(data, missing, from, to, colours);
+    const marked = marks(data.switches, view.coasts, missing, from, to, colours);
     const lines = view.ranks.length <= MOST_LINES;
     this.#plot("chart-compute", lines ? computeLines(view, colours) : computeBand(view, colours), from, to, colours, {
       ...marked, tick: "~s", suffix: "s", legend: true,

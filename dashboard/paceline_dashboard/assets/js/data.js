@@ -24,7 +24,7 @@ export class RunData {
     this.cells = new Map(); // step → {compute_s, ett_s, share}: arrays by rank, NaN where unknown
     this.world = 0;
     this.switches = [];
-    this.coasts = []; // [first step, one past the last): planned by no controller; disjoint, ascending
+    this.coasts = []; // [first step, one past the last): planned by no controller; disjoint, ascending; none older than `steps`
     this.segment = null; // the newest
     this.newest = undefined;
     this.begins = 0; // the run's first step: later than 0 where it was resumed
@@ -40,7 +40,9 @@ export class RunData {
       this.steps.set(row.step, row);
       if (!(row.step <= this.newest)) this.newest = row.step;
     }
-    this.#forget(this.steps, MOST_STEPS);
+    if (!this.#forget(this.steps, MOST_STEPS)) return;
+    const oldest = sorted(this.steps)[0];
+    this.coasts = this.coasts.filter(([, end]) => end > oldest);
   }
 
   /** Flat columns, as events bring them: one entry per rank and step. */
@@ -104,6 +106,7 @@ export class RunData {
       cellStep,
       cells: cellStep.map((step) => this.cells.get(step)),
       ranks: Array.from({ length: this.world }, (_, rank) => rank),
+      coasts: this.coasts,
     };
   }
 
@@ -126,8 +129,9 @@ export class RunData {
   }
 
   #forget(map, most) {
-    if (map.size <= most) return;
+    if (map.size <= most) return false;
     for (const step of sorted(map).slice(0, map.size - most)) map.delete(step);
+    return true;
   }
 }
 
@@ -152,8 +156,8 @@ function cellsOf(table) {
   return found;
 }
 
-/** What charts draw, from the answers of `GET steps` and `GET worker-steps`. */
-export function historyView(steps, table) {
+/** What charts draw, from the answers of `GET steps`, `GET worker-steps` and `GET coasts`. */
+export function historyView(steps, table, coasts) {
   const cells = cellsOf(table);
   return {
     bucket: steps.bucket,
@@ -163,5 +167,6 @@ export function historyView(steps, table) {
     cellStep: table.step,
     cells: table.step.map((step) => cells.get(step)),
     ranks: table.ranks,
+    coasts: coasts.map(([first, last]) => [first, last + 1]),
   };
 }

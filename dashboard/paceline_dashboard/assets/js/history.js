@@ -51,12 +51,13 @@ export class History {
     const points = Math.max(50, Math.min(POINTS, Math.floor(MOST_CELLS / Math.max(1, shown))));
     const ranks = every > 1 ? Array.from({ length: shown }, (_, i) => i * every).join(",") : undefined;
     try {
-      const [steps, table] = await Promise.all([
+      const [steps, table, coasts] = await Promise.all([
         get(`${this.path}/steps`, { from, to, points: POINTS }),
         get(`${this.path}/worker-steps`, { from, to, points, ranks }),
+        get(`${this.path}/coasts`, { from, to, points: POINTS }),
       ]);
       if (round !== this.round) return; // something else is being looked at by now
-      this.found = historyView(steps, table);
+      this.found = historyView(steps, table, coasts);
       this.end = to;
       this.failures = 0;
       this.#pause(Math.max(LEAST_PAUSE_MS, PAUSE_PER_MS * (performance.now() - began)));

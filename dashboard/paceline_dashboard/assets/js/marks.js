@@ -10,11 +10,11 @@ export function gaps(step, bucket) {
 }
 
 /** Plotly shapes and annotations for the steps [from, to]. */
-export function marks(data, missing, from, to, colours) {
+export function marks(switches, coasts, missing, from, to, colours) {
   const shapes = [];
   const annotations = [];
   const spans = [
-    ...data.coasts.map((span) => ({ span, label: "no controller", fill: colours.coast, dash: "solid" })),
+    ...coasts.map((span) => ({ span, label: "no controller", fill: colours.coast, dash: "solid" })),
     ...missing.map((span) => ({ span, label: "no data", fill: "rgba(0,0,0,0)", dash: "dot" })),
   ];
   for (const { span, label, fill, dash } of spans) {
@@ -27,7 +27,7 @@ export function marks(data, missing, from, to, colours) {
     // A label wider than its span would cover its neighbours; the key above the charts explains the rest.
     if (x1 - x0 > 0.12 * (to - from)) annotations.push(note(label, (x0 + x1) / 2, 0.04, "center", colours.muted));
   }
-  for (const change of data.switches) {
+  for (const change of switches) {
     const x = change.effective_step;
     if (change.version === 0 || x === null || x < from || x > to) continue;
     shapes.push({
