@@ -196,7 +196,7 @@ def _segments() -> None:
     op.create_index(
         "ix_segments_coasts",
         "segments",
-        ["run", "first_step", "steps"],
+        ["run", "first_step", "steps", "source"],
         unique=False,
         sqlite_where=sa.text("source = 'coast'"),
         postgresql_where=sa.text("source = 'coast'"),

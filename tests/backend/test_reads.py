@@ -343,3 +343,7 @@ def test_coasts_are_merged(store: Store) -> None:
         assert reads.coasts(connection, key, (8, 79), 1000) == exact[1:2]
         coarse = reads.coasts(connection, key, (None, None), 5)
         assert coarse == [[2, 21], [80, 83], [180, 181]]
+    unreported = add_run(store, "unreported")
+    write(store, "unreported", hello(), *plans)
+    with store.read() as connection:
+        assert reads.coasts(connection, unreported, (None, None), 5) == coarse

@@ -192,15 +192,18 @@ def coasts(connection: sa.Connection, run: int, span: Range, points: int) -> lis
 
     Of a long range, spans that lie within the same of `points` parts are one.
     """
-    first, last = _bounds(connection, steps, run, span)
-    bucket = bucket_of(first, last, points)
     begin, end = segments.c.first_step, segments.c.first_step + segments.c.steps
     where = [segments.c.run == run, segments.c.source == sa.literal_column("'coast'")]
     if span[0] is not None:
         where.append(end > span[0])
     if span[1] is not None:
         where.append(begin <= span[1])
-    cell = begin // bucket
+    # Two queries: each a seek.
+    first, last = (
+        connection.execute(sa.select(bound(begin)).where(*where)).scalar()
+        for bound in (sa.func.min, sa.func.max)
+    )
+    cell = begin // bucket_of(first, last, points)
     query = sa.select(sa.func.min(begin), sa.func.max(end) - 1).where(*where)
     merged: list[list[int]] = []
     for low, high in connection.execute(query.group_by(cell).order_by(cell)):

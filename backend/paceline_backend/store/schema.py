@@ -185,6 +185,7 @@ segments = Table(
         "run",
         "first_step",
         "steps",
+        "source",
         sqlite_where=text("source = 'coast'"),
         postgresql_where=text("source = 'coast'"),
     ),
