@@ -313,8 +313,9 @@ def _cursor(key: int) -> str:
 
 def _uncursor(cursor: str) -> int:
     try:
-        return int(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
-    except ValueError as error:
-        raise CursorError(
-            "cursor: not one that GET /runs gave; leave it out to start anew"
-        ) from error
+        key = int(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+    except ValueError:  # not ASCII, not Base64, no number, or one of thousands of digits
+        key = -1
+    if not 0 <= key < 2**63:
+        raise CursorError("cursor: not one that GET /runs gave; leave it out to start anew")
+    return key
