@@ -58,6 +58,12 @@ class Client:
             answer = self._http.request(method, f"/api/v1{path}", json=body, params=params)
         except (httpx.TransportError, httpx.UnsupportedProtocol) as error:
             raise ServerUnreachable(f"no server answers at {self.server} ({error})") from error
+        kind = answer.headers.get("content-type", "").partition(";")[0]
+        if answer.is_error and kind != "application/problem+json":  # all of ours are
+            raise ServerUnreachable(
+                f"what answers at {self.server} is no Paceline server "
+                f"({answer.status_code} {answer.reason_phrase})"
+            )
         if answer.status_code == httpx.codes.UNAUTHORIZED:
             raise PacelineError(
                 f"the server {self.server} wants a token: give --token or PACELINE_TOKEN"
@@ -79,12 +85,14 @@ class Client:
 
         Raises:
             ServerUnreachable: as `call`.
-            PacelineError: it speaks another protocol version.
+            PacelineError: it refuses us, with its reason, or speaks another protocol version.
         """
         try:
             answer = self.call("GET", "/version")
             protocol = answer["protocol"]
-        except (InputError, KeyError, TypeError) as error:
+        except InputError as error:
+            raise PacelineError(f"the server {self.server} refuses: {error}") from error
+        except (KeyError, TypeError) as error:
             raise ServerUnreachable(
                 f"what answers at {self.server} is no Paceline server"
             ) from error

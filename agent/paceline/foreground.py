@@ -16,8 +16,8 @@ from typing import IO, Any
 import msgspec
 
 from paceline import rundir
-from paceline.client import Client, ServerUnreachable
-from paceline.errors import InputError
+from paceline.client import Client
+from paceline.errors import InputError, PacelineError
 from paceline.link import Commands, Link
 from paceline.rundir import Record
 from paceline.supervisor import Supervisor, check
@@ -91,7 +91,7 @@ def train(
         try:
             found = client.version()
             link = held.enter_context(Link(found["bus"]))
-        except ServerUnreachable as error:
+        except PacelineError as error:  # nobody asked for what is at the default address
             if server is not None:
                 raise
             _say(f"{error}: training without a control plane, in plain DDP's order")

@@ -63,13 +63,14 @@ def call(*arguments: str) -> tuple[int, str, str]:
 
 
 @contextmanager
-def web(answer: object, status: int = 200) -> Iterator[str]:
+def web(answer: object, status: int = 200, kind: str = "application/json") -> Iterator[str]:
     """A server that answers everything alike; its URL."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             body = json.dumps(answer).encode()
             self.send_response(status)
+            self.send_header("Content-Type", kind)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)
@@ -355,6 +356,44 @@ def test_server_that_is_none_of_ours(data: Path, tmp_path: Path, main: Main) -> 
             code, _, err = main("run", "--server", other, "--data", str(data), path)
         assert code == 3, err
         assert "no Paceline server" in err or "the server failed" in err
+
+
+@pytest.mark.ranks
+@pytest.mark.parametrize(
+    ("answer", "status", "kind", "words"),
+    [
+        ({"error": "who are you"}, 401, "application/json", "is no Paceline server (401 Unauth"),
+        ("boom", 500, "application/json", "is no Paceline server (500 Internal"),
+        ({"title": "", "detail": "bolted"}, 401, "application/problem+json", "wants a token"),
+        ({"title": "", "detail": "bolted"}, 403, "application/problem+json", "refuses: bolted"),
+        ({"protocol": 99}, 200, "application/json", "speaks protocol version 99"),
+    ],
+)
+def test_what_nobody_asked_for_does_not_hinder_training(
+    answer: object,
+    status: int,
+    kind: str,
+    words: str,
+    data: Path,
+    tmp_path: Path,
+    main: Main,
+) -> None:
+    path = script(tmp_path, "")
+    with web(answer, status, kind) as other:
+        command = f"from paceline import cli; cli.DEFAULT_SERVER = {other!r}; cli.main()"
+        ended = subprocess.run(
+            [sys.executable, "-c", command, "run", "--data", str(data), path],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        asked, _, refused = main("run", "--server", other, "--data", str(data), path)
+    said = ended.stderr.splitlines()[0]
+    assert ended.returncode == 0, ended.stderr
+    assert words in said
+    assert "training without a control plane" in said
+    assert asked == 3
+    assert words in refused
 
 
 def test_token(bus_url: str, tmp_path: Path, main: Main, monkeypatch: pytest.MonkeyPatch) -> None:
