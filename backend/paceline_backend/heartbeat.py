@@ -14,7 +14,6 @@ class Beat(msgspec.Struct, frozen=True):
     """One worker's sign of life, with what its ingest has done since it started."""
 
     owner: str
-    at: float  # Unix time
     rows: int  # records of worker steps, repeated ones included
     batches: int  # transactions
     dead: int  # messages put aside

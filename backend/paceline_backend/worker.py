@@ -81,7 +81,7 @@ def _beat(bus_url: str, owner: str, stats: IngestStats, stop: threading.Event) -
     with connect(bus_url) as client:
         while True:
             try:
-                sign = heartbeat.Beat(owner, time.time(), **dataclasses.asdict(stats))
+                sign = heartbeat.Beat(owner, **dataclasses.asdict(stats))
                 heartbeat.beat(client, sign)
             except redis.RedisError as error:
                 log.warning("no heartbeat: %s", error)

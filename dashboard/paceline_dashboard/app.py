@@ -50,14 +50,11 @@ async def _refuse_websocket(_websocket: Any) -> tuple[int, str]:
     return 4001, "this dashboard uses no callback WebSocket"
 
 
-def mount(app: FastAPI, *, store: object, bus_url: str) -> None:
+def mount(app: FastAPI) -> None:
     """Serves the dashboard at the application's root; call it before the API routers are included.
 
     Args:
         app: the control plane's application.
-        store: unused, as is `bus_url`: entry points of ``paceline.web`` get both, and the dashboard
-            reads the public API alone.
-        bus_url: unused.
     """
     dashboard = dash.Dash(
         __name__,

@@ -371,11 +371,14 @@ def test_nan_is_null(client: httpx.Client, store: Store) -> None:
 def test_ready_with_a_worker(client: httpx.Client, bus_url: str) -> None:
     assert client.get("/readyz").json()["worker"].startswith("no worker")
     with redis.Redis.from_url(bus_url) as bus:
-        beat(bus, Beat("w", time.time(), 12, 3, 1, 0, None))
+        beat(bus, Beat("w", 12, 3, 1, 7, 1767225600.0))
     ready = client.get("/readyz")
     assert (ready.status_code, set(ready.json().values())) == (200, {"ok"})
     text = client.get("/metrics").text
     assert 'paceline_ingest_rows_total{worker="w"} 12.0' in text
+    assert 'paceline_ingest_batches_total{worker="w"} 3.0' in text
+    assert 'paceline_ingest_lag{worker="w"} 7.0' in text
+    assert 'paceline_ingest_last_commit_timestamp_seconds{worker="w"} 1.7672256e+09' in text
     assert 'paceline_runs{state="running"} 0.0' in text
 
 

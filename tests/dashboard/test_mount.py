@@ -40,7 +40,7 @@ def test_pages_leave_unknown_api_paths_alone(web: httpx.Client) -> None:
 def test_pages_open_no_websocket_and_none_is_accepted(web: httpx.Client) -> None:
     assert "_dash-ws-callback" not in web.get("/").text
     app = FastAPI()
-    mount(app, store=None, bus_url="")
+    mount(app)
     headers = [(b"origin", b"http://here"), (b"host", b"here")]
     scope = {"type": "websocket", "path": "/_dash-ws-callback", "headers": headers}
     sent: list[Any] = []

@@ -38,7 +38,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.add_middleware(Guard, token=settings.token)
     # Pages first: Dash registers a catch-all for what nobody else answers.
     for entry in entry_points(group="paceline.web"):
-        entry.load()(app, store=store, bus_url=settings.bus)
+        entry.load()(app)
     for router in (runs.router, telemetry.router, events.router):
         app.include_router(router, prefix="/api/v1")
     app.include_router(health.router)

@@ -82,8 +82,23 @@ class _ControlPlane(Collector):
         dead = CounterMetricFamily(
             "paceline_ingest_dead", "Messages that could not be stored", labels=["worker"]
         )
+        batches = CounterMetricFamily(
+            "paceline_ingest_batches", "Transactions that stored telemetry", labels=["worker"]
+        )
+        lag = GaugeMetricFamily(
+            "paceline_ingest_lag", "Entries not yet stored at its last commit", labels=["worker"]
+        )
+        last = GaugeMetricFamily(
+            "paceline_ingest_last_commit_timestamp_seconds",
+            "Unix time of its last commit",
+            labels=["worker"],
+        )
         for worker in workers:
+            batches.add_metric([worker.owner], worker.batches)
+            lag.add_metric([worker.owner], worker.lag)
+            if worker.last_commit_at is not None:
+                last.add_metric([worker.owner], worker.last_commit_at)
             rows.add_metric([worker.owner], worker.rows)
             dead.add_metric([worker.owner], worker.dead)
         yield rows
-        yield dead
+        yield from (dead, batches, lag, last)
