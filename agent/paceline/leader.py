@@ -16,7 +16,7 @@ import redis
 
 from paceline.bus import connect
 from paceline.epoch import Epoch
-from paceline.plan import Part, part_key
+from paceline.plan import Part, left_key, part_key
 from paceline.terms import Terms
 from paceline.wire import (
     Adopted,
@@ -185,8 +185,12 @@ class Leader:
         return np.setdiff1d(self._epoch.used(), np.concatenate([[], *planned]))
 
     def unread(self) -> bool:
-        """Whether a rank has not yet read its part of the newest segment."""
-        return any(self._store.check([part_key(self._newest, rank)]) for rank in range(self._world))
+        """Whether a rank that has not left has yet to read its part of the newest segment."""
+        check = self._store.check
+        return any(
+            check([part_key(self._newest, rank)]) and not check([left_key(rank)])
+            for rank in range(self._world)
+        )
 
     def _put(self, seq: int, parts: list[Part]) -> None:
         self._newest = seq

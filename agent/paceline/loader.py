@@ -65,6 +65,7 @@ class Loader:
         if not session.begin_epoch(self.lookahead):
             return
         self._steps.clear()
+        ran_out = False
         try:
             batches = iter(self._loader)
             while True:
@@ -72,6 +73,7 @@ class Loader:
                 try:
                     batch = next(batches)
                 except StopIteration:
+                    ran_out = True
                     break
                 session.begin_step(self._steps.popleft(), time.perf_counter() - asked)
                 try:
@@ -79,4 +81,4 @@ class Loader:
                 finally:
                     session.end_body()
         finally:
-            session.end_epoch()
+            session.end_epoch(ran_out)

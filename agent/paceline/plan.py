@@ -71,6 +71,11 @@ def part_key(segment: int, rank: int) -> str:
     return f"seg/{segment}/{rank}"
 
 
+def left_key(rank: int) -> str:
+    """Where a rank says in the store that it will read no more."""
+    return f"left/{rank}"
+
+
 _decoder = msgspec.msgpack.Decoder(Part)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import time
@@ -23,7 +24,7 @@ from paceline.errors import PacelineError
 from paceline.leader import Control, Leader
 from paceline.loader import Loader
 from paceline.meeting import meet
-from paceline.plan import Plan, Step
+from paceline.plan import Plan, Step, left_key
 from paceline.sizes import Sizes, resolve
 from paceline.spool import Spool
 from paceline.telemetry import Emitter, Reporter
@@ -33,7 +34,8 @@ from paceline.wire import Hello
 
 logger = logging.getLogger(__name__)
 
-_FAREWELL_S = 2.0
+_FAREWELL_S = 2.0  # for ranks that may have left the loop with this one, or be waiting for it
+_FAREWELL_TO_END_S = 600.0  # for ranks that are still at work and will read how it ends
 
 
 @dataclass(frozen=True)
@@ -128,6 +130,7 @@ class Session:
         self._next_epoch = 0
         self._skip_epoch = False  # a checkpoint was taken in its last step
         self._in_epoch = False
+        self._ran_out = False  # the newest loop over the loader ran to its end
         self._stopped = self._closed = False
         self._pid = os.getpid()
         atexit.register(self.close)
@@ -277,10 +280,10 @@ class Session:
         self._closed, self._stopped = True, self.stopped
         atexit.unregister(self.close)
         if self._leader is not None:
-            # The others may still have to read how it ends from the store that goes with us.
-            deadline = time.monotonic() + _FAREWELL_S
-            while self._leader.unread() and time.monotonic() < deadline:
-                time.sleep(0.01)
+            self._let_others_read(self._leader)
+        elif self.rank > 0 and self._store is not None:
+            with contextlib.suppress(RuntimeError):  # the leader has gone first
+                self._store.set(left_key(self.rank), "")
         if self._reporter is not None:
             self._reporter.flush()
         if self._control is not None:
@@ -289,6 +292,19 @@ class Session:
             self._emitter.close()
         # Loader and script may live on; the store's server and port need not.
         self._leader = self._plan = self._store = None
+
+    def _let_others_read(self, leader: Leader) -> None:
+        """Waits until the others have read how it ends from the store that goes with us."""
+        began = time.monotonic()
+        told = False
+        while leader.unread():
+            waited = time.monotonic() - began
+            if waited >= (_FAREWELL_TO_END_S if self._ran_out else _FAREWELL_S):
+                return
+            if waited >= _FAREWELL_S and not told:
+                logger.warning("waiting for a rank that has not come to the end of the plan yet")
+                told = True
+            time.sleep(0.01)
 
     # What the loader calls.
 
@@ -304,7 +320,7 @@ class Session:
             return False
         if self._plan is None:
             self._plan = self._begin(lookahead)
-        self._in_epoch = True
+        self._in_epoch, self._ran_out = True, False
         return True
 
     def steps(self) -> Iterator[Step]:
@@ -327,10 +343,10 @@ class Session:
             model.settle()
         self._running().body_done()
 
-    def end_epoch(self) -> None:
-        """The loop over the loader has ended."""
+    def end_epoch(self, ran_out: bool) -> None:
+        """The loop over the loader has ended: the loader ran out, or the loop was left."""
         self._finish_step()
-        self._in_epoch = False
+        self._in_epoch, self._ran_out = False, ran_out
         if self._reporter is not None:
             self._reporter.flush()
 

@@ -358,6 +358,14 @@ def test_a_state_taken_after_a_stop_goes_on_with_the_rest_of_the_epoch(bus_url: 
 
 
 @pytest.mark.ranks
+def test_a_rank_may_be_late_to_read_the_order_to_stop(bus_url: str) -> None:
+    pool = Ranks(WORLD)
+    env = {"PACELINE_RUN": RUN, "PACELINE_BUS": bus_url}
+    assert pool.run(sessions.linger, bus_url, 3.5, env=env) == [(3, True), (3, True)]
+    pool.stop()
+
+
+@pytest.mark.ranks
 def test_ranks_follow_the_controller_and_stop(bus_url: str) -> None:
     """22 samples in steps of 4, stopped in the second epoch."""
     controller = Controller(bus_url, 22, 4, stop_at=9)

@@ -146,6 +146,22 @@ def stop_at(run: paceline.Session, step: int, when: int, url: str) -> None:
         time.sleep(0.3)
 
 
+def linger(url: str, linger_s: float) -> tuple[int, bool]:
+    """An operator stops the run; in its last step rank 1 has long work after the reduction.
+
+    Returns:
+        The last step, and whether the session says that it was stopped.
+    """
+    with session(40, {"global_batch": 4}) as run:
+        model = run.wrap(network())
+        for _, x, y in run.loader():
+            stop_at(run, run.step, 3, url)
+            mse_loss(model(x), y).backward()
+            if run.step == 3 and run.rank == 1:
+                time.sleep(linger_s)
+        return run.step, run.stopped
+
+
 def wait_at(run: paceline.Session, step: int, rank: int, wait_s: float) -> None:
     """One rank is slow at every step."""
     if run.rank == rank:
