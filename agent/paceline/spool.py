@@ -44,10 +44,16 @@ class Spool:
         self._part = Path()
         self._opened_at = 0.0
         self._open_bytes = 0
+        self._open_records = 0
         self._closed_bytes = 0
+        self.lost = 0  # records in chunks that were gone when they were to be closed
 
-    def append(self, fields: dict[bytes, bytes]) -> bool:
-        """Keeps the fields of a bus entry; False when that would exceed the bound.
+    def append(self, fields: dict[bytes, bytes], records: int = 1) -> bool:
+        """Keeps the fields of a bus entry; False when there is no room, on the disk or in the bound.
+
+        Args:
+            fields: of the entry.
+            records: that it holds, for `lost`.
 
         Raises:
             OSError: the directory cannot be written.
@@ -61,9 +67,15 @@ class Spool:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._part = self._directory / f"{time.time_ns():020d}.{self._name}.part"
             self._file = self._part.open("xb", buffering=0)
-            self._opened_at, self._open_bytes = time.monotonic(), 0
-        self._file.write(record)
+            self._opened_at, self._open_bytes, self._open_records = time.monotonic(), 0, 0
+        if self._file.write(record) < len(record):  # the disk is full
+            try:
+                self._file.truncate(self._open_bytes)
+            finally:  # what follows a torn record would not be read
+                self.close()
+            return False
         self._open_bytes += len(record)
+        self._open_records += records
         return True
 
     def _fits(self, size: int) -> bool:
@@ -84,14 +96,23 @@ class Spool:
             self.close()
 
     def close(self) -> None:
-        """Closes the open chunk, so that it can be drained. The next `append` opens another."""
+        """Closes the open chunk, so that it can be drained. The next `append` opens another.
+
+        One that cannot be renamed is drained when its writer is gone; one that is gone is `lost`.
+        """
         if self._file is None:
             return
         self._file.close()
         self._file = None
         self._closed_bytes += self._open_bytes
         self._open_bytes = 0
-        self._part.rename(self._part.with_suffix(".spool"))
+        try:
+            self._part.rename(self._part.with_suffix(".spool"))
+        except FileNotFoundError as error:
+            logger.warning("spooled telemetry was removed before it was sent: %s", error)
+            self.lost += self._open_records
+        except OSError as error:
+            logger.warning("spooled telemetry cannot be sent before the run ends: %s", error)
 
     def note_dropped(self, records: int) -> None:
         """Tells `dropped` how many records this writer has lost so far."""

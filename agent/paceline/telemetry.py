@@ -59,19 +59,23 @@ class Emitter:
     @property
     def dropped(self) -> int:
         """Records lost so far."""
-        return self.overflowed + self.undelivered
+        lost = self._spool.lost if self._spool is not None else 0
+        return self.overflowed + self.undelivered + lost
 
     def record(self, record: StepRecord) -> None:
         """Sends a step's record with the next flush."""
-        if len(self._queue) < QUEUE_LIMIT:
-            self._queue.append(record)
-        else:
-            self.overflowed += 1
+        self._enqueue(record)
 
     def send(self, message: Message) -> None:
         """Sends a message now, after the records before it."""
-        self._queue.append(message)
+        self._enqueue(message)
         self._wake.set()
+
+    def _enqueue(self, item: StepRecord | Message) -> None:
+        if len(self._queue) < QUEUE_LIMIT:
+            self._queue.append(item)
+        else:
+            self.overflowed += 1
 
     def close(self, timeout_s: float = 3.0) -> None:
         """Delivers what is left and ends the thread, within the timeout. May be called again."""
@@ -97,6 +101,7 @@ class Emitter:
             self._wake.clear()
         if self._spool is not None:
             self._spool.close()
+            self._note(self._spool)
         if self._bus is not None:
             self._bus.close()
 
@@ -118,8 +123,9 @@ class Emitter:
 
     def _deliver(self, message: Message) -> None:
         fields = encode(message, self._run)
-        if not self._to_bus(fields) and not self._to_spool(fields):
-            self.undelivered += len(message.records) if isinstance(message, StepBatch) else 1
+        records = len(message.records) if isinstance(message, StepBatch) else 1
+        if not self._to_bus(fields) and not self._to_spool(fields, records):
+            self.undelivered += records
 
     def _to_bus(self, fields: dict[bytes, bytes]) -> bool:
         if self._bus is None or time.monotonic() < self._retry_at:
@@ -139,11 +145,11 @@ class Emitter:
                 self._spool.close()
         return True
 
-    def _to_spool(self, fields: dict[bytes, bytes]) -> bool:
+    def _to_spool(self, fields: dict[bytes, bytes], records: int) -> bool:
         if self._spool is None:
             return False
         try:
-            return self._spool.append(fields)
+            return self._spool.append(fields, records)
         except OSError as error:
             if self.undelivered == 0:
                 logger.warning("telemetry cannot be spooled: %s", error)
@@ -151,6 +157,9 @@ class Emitter:
 
     def _tend(self, spool: Spool) -> None:
         spool.roll()
+        self._note(spool)
+
+    def _note(self, spool: Spool) -> None:
         if self.dropped > self._noted:
             try:
                 spool.note_dropped(self.dropped)

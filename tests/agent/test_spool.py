@@ -103,6 +103,30 @@ def test_a_bound_of_many_chunks_counts_them_all(
     assert 1800 < size <= 2000
 
 
+def test_a_full_disk_costs_only_what_was_refused(tmp_path: Path) -> None:
+    """A limit on the size of files cuts a write short, as a full disk does."""
+    code = """if True:
+        import pathlib, resource, signal, sys
+        from paceline.spool import Spool
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        spool = Spool(pathlib.Path(sys.argv[1]), "rank0", 1 << 20)
+        def append(number):
+            return spool.append({b"data": b"%d:" % number + b"x" * 200})
+        kept = [append(number) for number in range(3)]
+        _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (spool._open_bytes + 100, hard))
+        kept.append(append(3))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (hard, hard))
+        kept += [append(number) for number in range(4, 6)]
+        spool.close()
+        print(kept)
+    """
+    done = subprocess.run([sys.executable, "-c", code, tmp_path], check=True, capture_output=True)
+    assert done.stdout.decode().strip() == str([True] * 3 + [False] + [True] * 2)
+    left = [fields[b"data"][:1] for fields in drained(tmp_path)]
+    assert left == [b"0", b"1", b"2", b"4", b"5"]
+
+
 @pytest.mark.parametrize("cut", [1, 8, 20])
 def test_a_torn_last_record_is_left_out_and_logged(
     tmp_path: Path, cut: int, caplog: pytest.LogCaptureFixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -159,6 +160,23 @@ def test_a_spool_that_cannot_be_written_costs_records_not_training(
     assert "cannot be spooled" in caplog.text
 
 
+def test_a_spool_removed_under_the_writer_costs_its_records_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool_module, "CHUNK_AGE_S", 0.3)
+    directory = tmp_path / "spool"
+    emitter = Emitter(RUN, None, Spool(directory, "rank0", 1 << 20), lambda: 0)
+    emitter.record(record(0))
+    until(lambda: list(directory.glob("*.part")))
+    shutil.rmtree(directory)
+    until(lambda: emitter.dropped == 1)
+    for seq in range(1, 4):
+        emitter.record(record(seq))
+    emitter.close()
+    assert seqs(in_spool(directory)) == [1, 2, 3]
+    assert emitter.dropped == dropped(directory) == 1
+
+
 def test_memory_is_bounded_while_the_bus_hangs(
     tmp_path: Path, spool: Spool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,10 +192,12 @@ def test_memory_is_bounded_while_the_bus_hangs(
             emitter.record(record(seq))
         assert time.perf_counter() - started < 0.5, "recording never waits"
         assert emitter.overflowed >= 900
+        emitter.send(RunState("running", 0.0, "n"))
+        assert len(emitter._queue) <= 100, "messages are bounded, too"
         emitter.close()
     kept = seqs(in_spool(tmp_path / "spool"))
     assert kept == sorted(kept)
-    assert len(kept) + emitter.dropped == 1001
+    assert len(kept) + emitter.dropped == 1002
 
 
 def test_closing_ends_in_time_and_twice(
