@@ -90,6 +90,7 @@ def _runs() -> None:
         sa.Column("samples", sa.BigInteger(), nullable=True),
         sa.Column("global_batch", sa.Integer(), nullable=True),
         sa.Column("seed", sa.BigInteger(), nullable=True),
+        sa.Column("loss_mean", sa.Text(), nullable=True),
         sa.Column("hello", sa.LargeBinary(), nullable=True),
         sa.PrimaryKeyConstraint("key", name="pk_runs"),
         sa.UniqueConstraint("id", name="uq_runs_id"),

@@ -103,6 +103,16 @@ def test_rank_without_samples_counts_but_has_no_ett_error(store: Store) -> None:
     assert (step["compute_min"], step["ett_count"], step["loss"]) == (0.004, 1, 2.0)
 
 
+@pytest.mark.parametrize(("loss_mean", "loss"), [("samples", 4.6), ("size", 1.4)])
+def test_loss_is_the_mean_that_the_script_takes(store: Store, loss_mean: str, loss: float) -> None:
+    add_run(store, "r")
+    large = record(0, 0, samples=1, load=900.0, loss=1.0)
+    small = record(0, 1, samples=9, load=100.0, loss=5.0)
+    send(store, hello(world=2, loss_mean=loss_mean), StepBatch([large, small]))
+    (step,) = rows(store, schema.steps)
+    assert step["loss"] == pytest.approx(loss)
+
+
 def test_step_that_nobody_predicted_and_without_loss(store: Store) -> None:
     add_run(store, "r")
     blank = [record(0, rank, ett_s=None, loss=None, samples=0) for rank in range(2)]

@@ -98,6 +98,7 @@ runs = Table(
     Column("samples", BigInteger),
     Column("global_batch", Integer),
     Column("seed", BigInteger),
+    Column("loss_mean", Text),  # "samples" or "size"
     Column("hello", LargeBinary),  # the latest attempt's Hello, MessagePack
     Index("ix_runs_state", "state"),
 )
@@ -158,7 +159,7 @@ steps = Table(
     Column("step_s", Double, nullable=False),  # mean over ranks
     Column("ett_error_sum", Double),  # Σ |ETT − T| / T over ranks with an ETT
     Column("ett_count", Integer, nullable=False),
-    Column("loss", Double),  # mean over ranks, weighted by samples
+    Column("loss", Double),  # of the global batch: weighted as the gradients are
     Column("ended_at", Double, nullable=False),  # the last rank's
     sqlite_with_rowid=False,
 )

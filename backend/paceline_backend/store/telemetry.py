@@ -35,6 +35,7 @@ _RUN = [
     "state",
     "attempt",
     "world",
+    "loss_mean",
     "started_at",
     "dropped",
     "node",
@@ -80,6 +81,10 @@ _BOUNDS = [
 # would refuse a step of which one rank reported nonsense: hence bounds, here and in `_checked`.
 _HUGE = 1e100
 _PREDICTED = "ett_s IS NOT NULL AND samples > 0 AND compute_s > 1e-9"
+# Of a rank's mean loss in that of the global batch, as of its gradient in the update.
+_WEIGHT = (
+    "(CASE WHEN CAST(:by_size AS integer) = 0 THEN samples WHEN load > 1e-100 THEN load ELSE 0 END)"
+)
 _SUMS = {
     "run": "run",
     "step": "step",
@@ -96,8 +101,8 @@ _SUMS = {
     "step_s": "avg(step_s)",
     "ett_error_sum": f"sum(CASE WHEN {_PREDICTED} THEN abs(ett_s - compute_s) / compute_s END)",
     "ett_count": f"sum(CASE WHEN {_PREDICTED} THEN 1 ELSE 0 END)",
-    "loss": "sum(CASE WHEN abs(loss) > 1e-100 THEN loss * samples ELSE 0 END)"
-    " / nullif(sum(CASE WHEN loss IS NOT NULL THEN samples ELSE 0 END), 0)",
+    "loss": f"sum(CASE WHEN abs(loss) > 1e-100 THEN loss * {_WEIGHT} ELSE 0 END)"
+    f" / nullif(sum(CASE WHEN loss IS NOT NULL THEN {_WEIGHT} ELSE 0 END), 0)",
     "ended_at": "max(ended_at)",
 }
 _SUM_UP = sa.text(
@@ -133,6 +138,7 @@ class _Run:
     state: str
     attempt: int | None
     world: int | None
+    loss_mean: str | None
     started_at: float | None
     dropped: int
     node: str | None
@@ -220,6 +226,7 @@ def _hello(run: _Run, hello: Hello) -> None:
         samples=len(hello.sizes) // 8,
         global_batch=hello.global_batch,
         seed=hello.seed,
+        loss_mean=hello.loss_mean,
         hello=msgspec.msgpack.encode(hello),
     )
 
@@ -398,7 +405,8 @@ def _sum_up(connection: sa.Connection, runs: Iterable[_Run]) -> None:
         if spans and run.repeated:
             connection.execute(_DROP_MIXED, spans)
         if spans and run.world is not None:
-            connection.execute(_SUM_UP, [span | {"world": run.world} for span in spans])
+            terms = {"world": run.world, "by_size": int(run.loss_mean == "size")}
+            connection.execute(_SUM_UP, [span | terms for span in spans])
 
 
 def _ranges(numbers: Iterable[int]) -> Iterator[range]:
