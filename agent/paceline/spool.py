@@ -49,7 +49,7 @@ class Spool:
         self.lost = 0  # records in chunks that were gone when they were to be closed
 
     def append(self, fields: dict[bytes, bytes], records: int = 1) -> bool:
-        """Keeps the fields of a bus entry; False when there is no room, on the disk or in the bound.
+        """Keeps the fields of a bus entry; False without room for it, on the disk or in the bound.
 
         Args:
             fields: of the entry.

@@ -13,7 +13,7 @@ import redis
 from paceline.bus import connect
 from paceline.spool import Spool
 from paceline.timing import RunningStep
-from paceline.wire import TELEMETRY, Message, StepBatch, StepRecord, encode
+from paceline.wire import TELEMETRY, Hello, Message, StepBatch, StepRecord, encode
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class Emitter:
     """Sends messages to the bus, or to the spool while that is away; counts what fits in neither.
 
     `record` and `send` are for one thread and never block. A message is delivered at least once, in
-    order as far as the bus was there.
+    order as far as the bus was there. A `Hello` that fits in neither is kept and sent again.
 
     Args:
         run: public run id.
@@ -50,6 +50,7 @@ class Emitter:
         self._away = False
         self._retry_at = 0.0
         self._noted = 0
+        self._hello: dict[bytes, bytes] | None = None  # that neither bus nor spool has taken
         self.memory_bytes = 0  # as of the last flush
         self.overflowed = 0  # records lost before the thread took them: the training thread's count
         self.undelivered = 0  # records lost after: the background thread's
@@ -91,11 +92,13 @@ class Emitter:
         while True:
             closing = self._closing
             self.memory_bytes = self._memory()
+            self._retry_hello()
             for message in self._collect():
                 self._deliver(message)
             if self._spool is not None:
                 self._tend(self._spool)
             if closing:
+                self._give_up_hello()
                 break
             self._wake.wait(FLUSH_S)
             self._wake.clear()
@@ -125,7 +128,25 @@ class Emitter:
         fields = encode(message, self._run)
         records = len(message.records) if isinstance(message, StepBatch) else 1
         if not self._to_bus(fields) and not self._to_spool(fields, records):
-            self.undelivered += records
+            if isinstance(message, Hello):  # without it nobody ever plans: lose anything else
+                self._hello = fields
+            else:
+                self.undelivered += records
+
+    def _retry_hello(self) -> None:
+        """First of all, so that what follows finds the attempt known."""
+        if self._hello is not None and self._to_bus(self._hello):
+            self._hello = None
+
+    def _give_up_hello(self) -> None:
+        self._retry_hello()
+        if self._hello is not None:
+            logger.error(
+                "the run's description could not be sent: the control plane will not show this "
+                "attempt (%d bytes; a larger PACELINE_SPOOL_BYTES would keep it on the node)",
+                sum(map(len, self._hello.values())),
+            )
+            self.undelivered += 1
 
     def _to_bus(self, fields: dict[bytes, bytes]) -> bool:
         if self._bus is None or time.monotonic() < self._retry_at:

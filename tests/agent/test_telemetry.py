@@ -160,6 +160,39 @@ def test_a_spool_that_cannot_be_written_costs_records_not_training(
     assert "cannot be spooled" in caplog.text
 
 
+def hello(samples: int) -> Hello:
+    sizes = b"\0" * 8 * samples
+    return Hello(0, 1, 4, 0, sizes, "samples", False, 1, 0, 0.0, "0", "2", "cpu")
+
+
+def test_a_hello_larger_than_the_spool_is_sent_once_the_bus_is_there(tmp_path: Path) -> None:
+    server = EmbeddedBus(tmp_path / "bus").start()
+    server.kill()
+    directory = tmp_path / "spool"
+    emitter = Emitter(RUN, server.url, Spool(directory, "rank0", 10_000), lambda: 0)
+    emitter.send(hello(2_000))
+    emitter.record(record(0))
+    until(lambda: list(directory.glob("*.spool")) or list(directory.glob("*.part")))
+    with EmbeddedBus(tmp_path / "bus", server.port):
+        until(lambda: _arrives(emitter, server.url))
+        emitter.close()
+        messages = on_bus(server.url)
+    assert messages[0] == hello(2_000)
+    assert sum(isinstance(m, Hello) for m in messages) == 1
+    assert emitter.dropped == 0
+    assert 0 in seqs(in_spool(directory))
+
+
+def test_a_hello_that_is_never_sent_is_an_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    emitter = Emitter(RUN, None, Spool(tmp_path, "rank0", 10_000), lambda: 0)
+    emitter.send(hello(2_000))
+    emitter.close()
+    assert "description could not be sent" in caplog.text
+    assert emitter.dropped == dropped(tmp_path) == 1
+
+
 def test_a_spool_removed_under_the_writer_costs_its_records_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
