@@ -8,7 +8,7 @@ export function url(path) {
 export class ApiError extends Error {
   constructor(status, message) {
     super(message);
-    this.status = status; // 0: no answer at all
+    this.status = status; // 0: no answer at all, or half of one
   }
 }
 
@@ -40,13 +40,17 @@ async function request(target, options) {
     location.assign(new URL("login", BASE)); // the session ended: sign in again
   }
   if (!response.ok) throw new ApiError(response.status, await reason(response));
-  return response.json();
+  try {
+    return await response.json();
+  } catch (error) {
+    throw new ApiError(0, `The server's answer cannot be read (${error.message}).`);
+  }
 }
 
 /** What a problem document says, with the fields at fault; the status line where there is none. */
 async function reason(response) {
   const type = response.headers.get("Content-Type") || "";
   if (!type.includes("json")) return `${response.status} ${response.statusText}`;
-  const problem = await response.json();
+  const problem = await response.json().catch(() => ({}));
   return typeof problem.detail === "string" ? problem.detail : problem.title || `${response.status} ${response.statusText}`;
 }

@@ -8,8 +8,8 @@ const LONGEST_RETRY_S = 5;
 export class Live {
   /**
    * @param load gets all that the page needs and returns where events go on from (`since`).
-   * @param on {event(event), refused(error), ended()}; `ended` says whether the run has: then the
-   *   server ends its stream too.
+   * @param on {event(event), problem(error), ended()}; `problem` tells why it goes no further;
+   *   `ended` says whether the run has: then the server ends its stream too.
    */
   constructor(run, load, on) {
     this.run = run;
@@ -48,10 +48,11 @@ export class Live {
       const since = await this.load(() => round === this.round);
       if (round === this.round) this.#listen(since, round);
     } catch (error) {
-      if (error.status === undefined) throw error; // ours, not the connection's
+      if (error.status === undefined) reportError(error); // ours, not the connection's
       if (round !== this.round) return;
-      if (error.status === 0 || error.status >= 500) this.#retry();
-      else this.on.refused(error); // trying again would change nothing
+      const away = error.status === 0 || error.status >= 500;
+      if (!away) this.on.problem(error);
+      if (away || error.status === undefined) this.#retry(); // else trying again would change nothing
     }
   }
 

@@ -1,5 +1,5 @@
 // The page of one run: keeps its parts fed and drawn.
-import { get, post } from "./api.js";
+import { ApiError, get, post } from "./api.js";
 import { Charts, MOST_LINES } from "./charts.js";
 import { MOST_STEPS, RunData } from "./data.js";
 import { byId, connection, crumbs, make, poll, problem, show, text, whenThere } from "./dom.js";
@@ -49,7 +49,8 @@ class RunPage {
   async open() {
     crumbs(this.id);
     connection("connecting");
-    await Promise.all([whenThere("stop-dialog"), plotly(this.plotlyUrl)]);
+    await whenThere("stop-dialog");
+    await this.#insist(() => plotly(this.plotlyUrl));
     if (this.closed) return;
     this.policy = new PolicyPanel(this.id, this.data, this.effects);
     this.#controls();
@@ -60,12 +61,12 @@ class RunPage {
         this.painter.request();
       }),
     );
-    const first = await this.#first();
+    const first = await this.#insist(() => get(this.path));
     if (this.closed || !first) return;
     this.run = first;
     this.live = new Live(this.id, (current) => this.#load(current), {
       event: (event) => this.#event(event),
-      refused: (error) => problem("run-problem", error.message),
+      problem: (error) => problem("run-problem", error.message),
       ended: () => ENDED.includes(this.run.state),
     });
     this.live.open();
@@ -81,13 +82,14 @@ class RunPage {
     document.title = "Paceline";
   }
 
-  /** The run itself, as soon as the server answers; undefined where there is none. */
-  async #first() {
+  /** What `ask` gives, as soon as the server answers; undefined where it knows of no such thing. */
+  async #insist(ask) {
     while (!this.closed) {
       try {
-        return await get(this.path);
+        const found = await ask();
+        problem("run-problem", "");
+        return found;
       } catch (error) {
-        if (error.status === undefined) throw error;
         problem("run-problem", error.message);
         if (error.status === 404) return undefined;
         await new Promise((resolve) => setTimeout(resolve, 1000));
@@ -225,7 +227,10 @@ function plotly(source) {
   return new Promise((resolve, reject) => {
     const script = make("script", { src: source });
     script.onload = resolve;
-    script.onerror = () => reject(new Error(`cannot load ${source}`));
+    script.onerror = () => {
+      script.remove();
+      reject(new ApiError(0, `Cannot load ${source}.`));
+    };
     document.head.append(script);
   });
 }

@@ -1,0 +1,88 @@
+"""What a page does while the server, or the way to it, is in trouble."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from playwright.sync_api import Page, Route, expect
+
+from paceline_backend.store import Store
+from support.pages import open_run, wait_for_chart
+from support.training import Training
+from support.web import serving
+
+pytestmark = pytest.mark.browser
+
+
+@pytest.mark.parametrize("path", ["**/*plotly*.js*", "**/api/v1/runs/r"])
+def test_a_page_that_could_not_load_goes_on_later(
+    page: Page, web: httpx.Client, store: Store, bus_url: str, path: str
+) -> None:
+    Training(store, bus_url, "r").train(10)
+
+    def spoil(route: Route) -> None:
+        if route.request.url.endswith("/r"):
+            route.fulfill(status=200, content_type="application/json", body='{"id": "r", "na')
+        else:
+            route.abort()
+
+    page.route(path, spoil)
+    page.goto(str(web.base_url.join("/runs/r")))
+    expect(page.locator("#run-problem")).to_contain_text("annot")
+    page.unroute_all()
+    expect(page.locator("#connection-status")).to_have_text("live")
+    expect(page.locator("#run-problem")).to_be_hidden()
+    wait_for_chart(page, "se", 9)
+
+
+def test_half_a_snapshot_is_asked_for_again(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    Training(store, bus_url, "r").train(10)
+    page.route("**/snapshot?*", lambda route: route.fulfill(status=200, body='{"since": "0-'))
+    page.goto(str(web.base_url.join("/runs/r")))
+    expect(page.locator("#connection-status")).to_have_text("connection lost, retrying")
+    page.unroute_all()
+    expect(page.locator("#connection-status")).to_have_text("live")
+    wait_for_chart(page, "se", 9)
+
+
+def test_a_run_that_has_ended_is_no_lost_connection(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    training = Training(store, bus_url, "r")
+    training.train(10)
+    training.end()
+    streams: list[str] = []
+    page.on("request", lambda r: streams.append(r.url) if "/events?" in r.url else None)
+    page.add_init_script(
+        """window.said = [];
+        new MutationObserver(() => {
+          const now = document.getElementById("connection-status")?.textContent;
+          if (now && now !== window.said.at(-1)) window.said.push(now);
+        }).observe(document, {childList: true, subtree: true, characterData: true});"""
+    )
+    page.goto(str(web.base_url.join("/runs/r")))
+    expect(page.locator("#connection-status")).to_have_text("run ended")
+    wait_for_chart(page, "se", 9)
+    page.wait_for_timeout(3000)
+    assert len(streams) == 1
+    assert page.evaluate("window.said.filter(text => text.includes('lost'))") == []
+
+
+def test_a_run_that_ended_while_the_server_was_away(
+    page: Page, store: Store, bus_url: str, port: int
+) -> None:
+    training = Training(store, bus_url, "r")
+    training.train(10)
+    with serving(store, bus_url, port=port) as web:
+        open_run(page, web, "r")
+        wait_for_chart(page, "se", 9)
+    expect(page.locator("#connection-status")).to_have_text("connection lost, retrying")
+    training.train(5)
+    training.end()
+    with serving(store, bus_url, port=port):
+        expect(page.locator("#connection-status")).to_have_text("run ended")
+        expect(page.locator("#run-state")).to_have_text("finished")
+        wait_for_chart(page, "se", 14)
+        page.goto("about:blank")
