@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline.terms import epoch_over
 from paceline.wire import Segment
 
 Ints = npt.NDArray[np.int64]
@@ -47,7 +48,11 @@ class Epoch:
     @property
     def over(self) -> bool:
         """Whether no step is left."""
-        return self.left == 0 or (self._drop_last and self.left < self._global_batch)
+        return self.over_with(self.left)
+
+    def over_with(self, left: int) -> bool:
+        """Whether no step is left once so many samples are."""
+        return epoch_over(left, self._global_batch, self._drop_last)
 
     def batch_sizes(self, steps: int) -> list[int]:
         """Samples of each of the next steps: the global batch, less in an epoch's last step."""
@@ -87,8 +92,7 @@ class Epoch:
         if not self._unused[indices].all():
             return f"sample {indices[~self._unused[indices]][0]} is used already"
         left = self.left - len(indices)
-        over = left == 0 or (self._drop_last and left < self._global_batch)
-        if segment.epoch_end != over:
+        if segment.epoch_end != self.over_with(left):
             return f"epoch_end is {segment.epoch_end} with {left} samples left"
         if segment.ett_s and [len(row) for row in segment.ett_s] != [world] * len(totals):
             return "ett_s does not fit counts"

@@ -153,7 +153,9 @@ class Leader:
         self._last: Segment | None = None
         self._newest = -1  # segment in the store
         self._heard = 0  # proposals, when the last segment was chosen
-        self._ahead: deque[tuple[int, Ints]] = deque()  # adopted steps with their samples
+        self._ahead: deque[tuple[int, Ints]] = (
+            deque()
+        )  # adopted steps, not reached yet, with samples
 
     def _begin(self, epoch: int, used: Ints | None = None) -> Epoch:
         terms = self._terms
@@ -177,10 +179,14 @@ class Leader:
             return
         self._adopt(segment or self._coasted())
 
-    def used(self, step: int) -> Ints:
-        """The samples of the epoch that steps up to and including `step` have used, ascending."""
+    def reached(self, step: int) -> None:
+        """Training is in `step`: forgets which samples the steps up to it had."""
         while self._ahead and self._ahead[0][0] <= step:
             self._ahead.popleft()
+
+    def used(self, step: int) -> Ints:
+        """The samples of the epoch that steps up to and including `step` have used, ascending."""
+        self.reached(step)
         planned = [samples for _, samples in self._ahead]
         return np.setdiff1d(self._epoch.used(), np.concatenate([[], *planned]))
 
@@ -238,7 +244,7 @@ class Leader:
             policy=last.policy if last is not None else "bsp",
             version=last.version if last is not None else 0,
             source="coast",
-            epoch_end=terms.epoch_over(self._epoch.left - len(indices) // 4),
+            epoch_end=self._epoch.over_with(self._epoch.left - len(indices) // 4),
             shares=shares,
             plan_s=time.perf_counter() - started,
         )

@@ -335,6 +335,8 @@ class Session:
         if self._emulation is not None and plan.samples:
             hold_s = self._emulation.step_s(self.rank, plan.load)
         self.step = plan.step
+        if self._leader is not None:
+            self._leader.reached(plan.step)
         self._now.step = RunningStep(plan, self._clock, data_s, hold_s)
 
     def end_body(self) -> None:

@@ -46,7 +46,12 @@ class Terms:
 
     def epoch_over(self, left: int) -> bool:
         """Whether an epoch with so many unused samples has no step left."""
-        return left == 0 or (self.drop_last and left < self.global_batch)
+        return epoch_over(left, self.global_batch, self.drop_last)
+
+
+def epoch_over(left: int, global_batch: int, drop_last: bool) -> bool:
+    """Whether an epoch with so many unused samples has no step left."""
+    return left == 0 or (drop_last and left < global_batch)
 
 
 def whole(name: str, value: Any, least: int) -> None:

@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
+import paceline
 from paceline import bus, wire
 from paceline.epoch import Epoch
 from paceline.leader import Control, Leader
@@ -278,6 +279,19 @@ def test_coasting_uses_every_sample_once_and_is_valid(
         epoch.use(flat)
         seen += flat.tolist()
     assert len(set(seen)) == len(seen) == samples - (samples % batch if drop_last else 0)
+
+
+@pytest.mark.parametrize("lookahead", [0, 4])
+def test_the_leader_keeps_the_samples_of_steps_ahead_only(lookahead: int) -> None:
+    session = paceline.Session(sessions.Sized(200), global_batch=2)
+    loading = {"num_workers": 2, "prefetch_factor": 2} if lookahead else {}
+    kept = []
+    for _ in session.loader(**loading):
+        assert session._leader is not None
+        kept.append(len(session._leader._ahead))
+    session.close()
+    assert len(kept) == 100
+    assert max(kept) <= lookahead + 2
 
 
 # Real ranks under a controller
