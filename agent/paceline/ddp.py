@@ -191,9 +191,18 @@ class WeightedDDP(DistributedDataParallel):
 class Alone(nn.Module):
     """What `Session.wrap` returns in a single process: DDP's face without its work."""
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(self, module: nn.Module, now: Now) -> None:
         super().__init__()
         self.module = module
+
+        def computed(_: torch.Tensor) -> None:
+            """The step's last gradient ends its computing, as a reduction would."""
+            if now.step is not None:
+                now.step.gradients_kept()
+
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(computed)  # type: ignore[no-untyped-call]
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's forward pass."""

@@ -171,7 +171,7 @@ class Session:
         if parameter is not None and parameter.is_cuda:
             self._device, self._clock = parameter.device, CudaClock()
         if self.world == 1 and not torch.distributed.is_initialized():
-            return ddp.Alone(model)
+            return ddp.Alone(model, self._now)
         wrapped = ddp.WeightedDDP(model, self._now, **options)
         self._models.append(wrapped)
         return wrapped

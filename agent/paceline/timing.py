@@ -14,7 +14,7 @@ from paceline.plan import Step
 class CpuClock:
     """Stamps are seconds of the monotonic clock."""
 
-    def stamp(self) -> float:
+    def stamp(self, again: float | None = None) -> float:
         """Now."""
         return time.perf_counter()
 
@@ -33,9 +33,9 @@ class CpuClock:
 class CudaClock:
     """Stamps are events in the current stream: when the device got there, not the host."""
 
-    def stamp(self) -> torch.cuda.Event:
-        """Marks this point of the current stream."""
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    def stamp(self, again: torch.cuda.Event | None = None) -> torch.cuda.Event:
+        """Marks this point of the current stream, moving the mark `again` if there is one."""
+        event = again or torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
@@ -93,7 +93,7 @@ class RunningStep:
 
     def gradients_kept(self) -> None:
         """Gradients are computed but stay on this rank for now."""
-        self._kept = self._clock.stamp()
+        self._kept = self._clock.stamp(self._kept)
 
     def log(self, loss: torch.Tensor | float) -> None:
         """Keeps the loss, without waiting for the device."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import redis
+import torch
 
 from paceline import spool as spool_module
 from paceline import telemetry, wire
@@ -375,6 +376,21 @@ def test_compute_time_leaves_out_the_wait_for_others(
     assert median([r.sync_s for r in fast]) > 0.03
     assert median([r.sync_s for r in slow]) < 0.03
     assert all(r.compute_s + r.sync_s <= r.step_s for r in fast + slow)
+
+
+def test_compute_time_of_a_single_process_leaves_out_the_optimiser(
+    bus_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, value in environment(bus_url, tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("paceline.environment._taken", {})
+    monkeypatch.setattr(torch.optim.SGD, "step", lambda *_: time.sleep(0.05))
+    sessions.train(16, 1, {"global_batch": 4})
+    records = records_of(bus_url)
+    assert len(records) == 4
+    assert min(r.step_s for r in records) >= 0.05
+    assert median([r.compute_s for r in records]) < 0.03
+    assert min(r.compute_s for r in records) > 0
 
 
 @pytest.mark.ranks
