@@ -1,0 +1,51 @@
+"""Both pages against axe-core's rules, light and dark."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Page, expect
+
+from paceline.wire import NodeState
+from paceline_backend.store import Store, telemetry
+from support.pages import open_run, wait_for_chart
+from support.training import Training
+
+pytestmark = pytest.mark.browser
+
+
+def check(page: Page) -> None:
+    """Reports each violated rule with the elements at fault."""
+    found = Axe().run(page).response["violations"]
+    assert [(rule["id"], [node["html"][:200] for node in rule["nodes"]]) for rule in found] == []
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_no_rule_is_violated(
+    page: Page, web: httpx.Client, store: Store, bus_url: str, scheme: str
+) -> None:
+    training = Training(store, bus_url, "r")
+    training.train(20)
+    training.train(10, source="coast")
+    training.switch("chronica")
+    training.train(30)
+    Training(store, bus_url, "old").end()
+    node = NodeState("node-1", "node-1.example.org", 16, 2**36, [], 1e12, "0.1.0", ["r"])
+    telemetry.write(store, [("", node)])
+    open_run(page, web, "r")
+    toggle = page.get_by_role("button", name="Switch between light and dark")
+    current = "document.documentElement.dataset.mantineColorScheme"
+    if page.evaluate(current) != scheme:
+        toggle.click()
+        page.wait_for_function(f"{current} === '{scheme}'")
+    wait_for_chart(page, "share", 59)
+    expect(page.locator("#workers-table tbody tr")).to_have_count(4)
+    check(page)
+    page.click("#stop-run")
+    check(page)
+    page.goto(str(web.base_url))
+    expect(page.locator("#runs-grid .ag-row")).to_have_count(2)
+    expect(page.locator("#nodes")).to_contain_text("alive")
+    assert page.evaluate(current) == scheme
+    check(page)
