@@ -14,9 +14,8 @@ import redis
 from paceline import rundir, spool, wire
 from paceline.link import Link
 from paceline.rundir import Record
-from paceline.wire import RunState
+from paceline.wire import ENDED, RunState
 
-ENDED = frozenset({"finished", "failed", "stopped"})
 _EVERY_S = 1.0
 _MEND_S = 60.0  # before a spool that cannot be read or deleted is tried again
 _ALIVE_S = 3.0  # how often a run that goes on says so

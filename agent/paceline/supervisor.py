@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import IO
 
 from paceline import rundir
-from paceline.delivery import ENDED, Delivery
+from paceline.delivery import Delivery
 from paceline.errors import InputError
 from paceline.link import Link
 from paceline.processes import die_with_parent
 from paceline.rundir import LauncherStatus, Record
-from paceline.wire import Launch, RunState
+from paceline.wire import ENDED, Launch, RunState
 
 _KILL_AFTER_S = 8.0  # the launcher gives its ranks 5 s
 # Set here and nowhere else; a token is none of the script's business.

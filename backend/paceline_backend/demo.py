@@ -16,13 +16,13 @@ from rich.table import Table
 
 from paceline import foreground
 from paceline.errors import PacelineError
+from paceline.wire import ENDED
 from paceline_backend.stack import Stack
 
 # The demo's devices: 36 µs a point and 5 ms a step make a step of 64 recordings some 0.25 s when
 # balanced, long against the scheduling noise of four ranks on two cores.
 SECONDS_PER_UNIT = 36e-6
 SECONDS_PER_STEP = 5e-3
-ENDED = ("finished", "failed", "stopped")
 
 err = Console(stderr=True, highlight=False)
 

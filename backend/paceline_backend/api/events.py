@@ -23,6 +23,7 @@ from starlette.concurrency import run_in_threadpool
 
 from paceline.bus import connect
 from paceline.wire import (
+    ENDED,
     Adopted,
     Message,
     StepBatch,
@@ -131,7 +132,7 @@ async def events(
     found = await run_in_threadpool(runs_store.get, store, run)
     newest = await run_in_threadpool(_position, bus, run)
     position = last_event_id or since or newest
-    ended = found["state"] in runs_store.ENDED
+    ended = found["state"] in ENDED
     if ended and _number(position) >= _number(newest):
         return Response(status_code=HTTPStatus.NO_CONTENT)
     feed = _Feed(request, store, bus, run, position, ended)
@@ -226,7 +227,7 @@ class _Feed:
             happened += [{"type": "switch", **row} for row in rows]
         if any(not isinstance(message, StepBatch | Adopted) for message in messages):
             found = runs_store.get(self.store, self.run)
-            self.ended = found["state"] in runs_store.ENDED
+            self.ended = found["state"] in ENDED
             happened.append({"type": "run", **found})
         return happened
 

@@ -15,6 +15,7 @@ from fastapi import APIRouter, Query, Request
 from paceline import __version__
 from paceline.bus import connect, publish
 from paceline.wire import (
+    ENDED,
     PROTOCOL_VERSION,
     Kill,
     Launch,
@@ -205,7 +206,7 @@ def stop_run(request: Request, run: str, body: models.Stop | None = None) -> Any
     force = body is not None and body.force
     store = store_of(request)
     found = runs_store.get(store, run)
-    if found["state"] in runs_store.ENDED:
+    if found["state"] in ENDED:
         raise ProblemError(_CONFLICT, f"run {run} has ended already: {found['state']}")
     trains = found["state"] == "running"
     if trains and force and found["node"] is None:

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from paceline.bus import connect, publish
 from paceline.wire import (
+    ENDED,
     Adopted,
     Hello,
     Message,
@@ -35,7 +36,6 @@ from paceline_backend.controller.history import History, Window
 from paceline_backend.controller.leases import Lease
 from paceline_backend.policies._base import Ints, Policy
 from paceline_backend.store import Store, StoreUnavailableError
-from paceline_backend.store.runs import ENDED
 from paceline_backend.store.schema import switches
 
 logger = logging.getLogger(__name__)

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
+from paceline.wire import ENDED
 from paceline_backend.store import Store
-from paceline_backend.store.runs import ENDED
 from paceline_backend.store.schema import leases, runs
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
 
-from paceline.wire import Hello, Segment
+from paceline.wire import ENDED, Hello, Segment
 from paceline_backend.store import runs
 from paceline_backend.store.attempts import end_of
 from paceline_backend.store.schema import runs as runs_table
@@ -102,7 +102,7 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
     if not uses:
         return {"epochs": [], "exact": False}
     last = max(uses)
-    unfinished = {last} if state in runs.ENDED else {last} | ended
+    unfinished = {last} if state in ENDED else {last} | ended
     epochs = [
         _epoch(epoch, uses[epoch], epoch in complete, epoch in unfinished, allowed)
         for epoch in range(min(hello.epoch, *uses), last + 1)  # also those of which nothing came

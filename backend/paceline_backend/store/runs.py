@@ -14,12 +14,11 @@ import msgspec
 import sqlalchemy as sa
 
 from paceline.errors import PacelineError
-from paceline.wire import Hello
+from paceline.wire import ENDED, Hello
 from paceline_backend.store import attempts
 from paceline_backend.store._store import Store
 from paceline_backend.store.schema import leases, nodes, runs, switches
 
-ENDED = ("finished", "failed", "stopped")  # such a run changes no more
 STATES = ("pending", "starting", "running", *ENDED)
 NODE_ALIVE_S = 10.0  # a node without a heartbeat for longer gets no new runs
 

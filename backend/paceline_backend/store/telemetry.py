@@ -22,10 +22,9 @@ import psycopg
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from paceline.wire import Adopted, Hello, Message, NodeState, RunState, StepBatch, StepRecord
+from paceline.wire import ENDED, Adopted, Hello, Message, NodeState, RunState, StepBatch, StepRecord
 from paceline_backend.store import schema
 from paceline_backend.store._store import Store, StoreRefusedError
-from paceline_backend.store.runs import ENDED
 
 _PROGRESS = {"pending": 0, "starting": 1, "running": 2} | dict.fromkeys(ENDED, 3)
 _ALL_STEPS = range(2**62)
