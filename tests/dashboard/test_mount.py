@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import httpx
@@ -51,5 +52,7 @@ def test_pages_open_no_websocket_and_none_is_accepted(web: httpx.Client) -> None
     async def send(message: Any) -> None:
         sent.append(message)
 
-    asyncio.run(app({**scope, "query_string": b"", "subprotocols": []}, receive, send))
+    served = app({**scope, "query_string": b"", "subprotocols": []}, receive, send)
+    with ThreadPoolExecutor(1) as thread:  # a browser test's event loop may be running in this one
+        thread.submit(asyncio.run, served).result()
     assert [(message["type"], message["code"]) for message in sent] == [("websocket.close", 4001)]
