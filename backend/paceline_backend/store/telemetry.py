@@ -241,7 +241,7 @@ def _run_state(run: _Run, change: RunState) -> None:
         run.set(dropped=change.dropped)
     if run.node is None and change.node:
         run.set(node=change.node)
-    if run.state in ENDED and not (run.lost and change.state in ENDED):
+    if run.state in ENDED and not run.lost:
         return
     if change.state in ENDED:
         run.set(
@@ -252,7 +252,9 @@ def _run_state(run: _Run, change: RunState) -> None:
             message=change.message,
         )
         return
-    if _PROGRESS[change.state] > _PROGRESS[run.state]:
+    if run.lost:  # its end was only assumed, and here is a sign of life
+        run.set(lost=False, state=change.state, ended_at=None, message=None)
+    elif _PROGRESS[change.state] > _PROGRESS[run.state]:
         run.set(state=change.state)
     if change.message is not None:
         run.set(message=change.message)  # why it was restarted
