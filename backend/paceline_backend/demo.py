@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline import foreground
-from paceline.errors import PacelineError
+from paceline.errors import InputError, PacelineError
 from paceline.wire import ENDED
 from paceline_backend.stack import Stack
 
@@ -72,12 +72,15 @@ def follow(
     """Polls a run until a condition holds or it has ended.
 
     Raises:
-        PacelineError: the run failed.
+        PacelineError: the run failed, or server or agent ended.
     """
     while True:
+        _check(stack)
         try:
             now: dict[str, Any] = stack.api("GET", f"/runs/{run}")
-        except PacelineError:  # the control plane is being restarted; training goes on
+        except InputError:
+            raise
+        except PacelineError:  # the server's web process is being restarted; training goes on
             time.sleep(0.5)
             continue
         show(now)
@@ -124,8 +127,10 @@ def report(
     progress = Progress()
     follow(stack, run, until=lambda now: (now["step"] or 0) >= switch_at, show=progress)
     stack.api("POST", f"/runs/{run}/policy", {"policy": policies[1], "by": "demo"})
-    follow(stack, run, until=lambda _: False, show=progress)
+    ended = follow(stack, run, until=lambda _: False, show=progress)
     progress.end()
+    if ended["state"] != "finished":
+        raise PacelineError(f"the run was {ended['state']} before its end: {ended['message']}")
     figures: dict[str, Any] = stack.api("GET", f"/runs/{run}/report")
     figures["run"] = run
     figures["switches"] = stack.api("GET", f"/runs/{run}/switches")
@@ -253,38 +258,45 @@ def register(app: typer.Typer) -> None:
                     err.print(f"training on {stack.url}; device speeds are emulated: {slowdown}")
                     figures = report(stack, slowdowns, epochs or 15, switch_at, ("bsp", to))
                 if as_json:
-                    json.dump(figures, sys.stdout)
-                    sys.stdout.write("\n")
+                    sys.stdout.write(json.dumps(figures) + "\n")
                 else:
                     print_report(figures)
                 if not figures["coverage"]["exact"]:
                     raise PacelineError("coverage is not exact")
-                return
-            with Stack(data, 8000 if port is None else port) as stack:
-                run = start_run(
-                    stack, slowdowns, epochs or 60, "bsp", (data / "result.json").resolve()
-                )
-                err.print(f"Paceline on {stack.url}/runs/{run['id']} (Ctrl-C stops it)")
-                err.print(
-                    f"The ranks' device speeds are emulated: time per point × {slowdown}. "
-                    "Switch the policy to chronica in the browser."
-                )
-                progress = Progress()
-                follow(stack, run["id"], until=lambda _: False, show=progress)
-                progress.end()
-                err.print("the run has ended; the dashboard stays until Ctrl-C")
-                _wait_for_end(stack)
+            else:
+                with Stack(data, 8000 if port is None else port) as stack:
+                    _watch(stack, slowdowns, epochs or 60)
 
         _guarded(work)
+
+
+def _watch(stack: Stack, slowdowns: list[float], epochs: int) -> None:
+    """Trains under bsp for somebody at a browser; returns at a signal only."""
+    result = (stack.data / "result.json").resolve()
+    run = start_run(stack, slowdowns, epochs, "bsp", result)
+    err.print(f"Paceline on {stack.url}/runs/{run['id']} (Ctrl-C stops it)")
+    factors = ", ".join(f"{factor:g}" for factor in slowdowns)
+    err.print(
+        f"The ranks' device speeds are emulated: time per point × {factors}. "
+        "Switch the policy to chronica in the browser."
+    )
+    progress = Progress()
+    follow(stack, run["id"], until=lambda _: False, show=progress)
+    progress.end()
+    err.print("the run has ended; the dashboard stays until Ctrl-C")
+    _wait_for_end(stack)
 
 
 def _wait_for_end(stack: Stack) -> None:
     """Until a signal, or until a child ends by itself."""
     while True:
-        for name, child in (("server", stack.server), ("agent", stack.agent)):
-            if child is not None and child.poll() is not None:
-                log = stack.data / f"{name}.log"
-                raise PacelineError(
-                    f"paceline {name} ended with code {child.returncode}; see {log}"
-                )
+        _check(stack)
         time.sleep(0.2)
+
+
+def _check(stack: Stack) -> None:
+    """Raises PacelineError when server or agent has ended by itself."""
+    for name, child in (("server", stack.server), ("agent", stack.agent)):
+        if child is not None and child.poll() is not None:
+            log = stack.data / f"{name}.log"
+            raise PacelineError(f"paceline {name} ended with code {child.returncode}; see {log}")

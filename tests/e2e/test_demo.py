@@ -86,6 +86,26 @@ def test_port_of_another_server(tmp_path: Path) -> None:
     assert "choose another with --port" in done.stderr.decode()
 
 
+def test_says_so_when_its_server_ends(tmp_path: Path) -> None:
+    where = ["--port", "0", "--data", str(tmp_path)]
+    demo = subprocess.Popen(
+        [sys.executable, "-m", "paceline", "demo", *where],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        family = psutil.Process(demo.pid)
+        wait_for("ranks", lambda: len(_ranks(family)) >= 4, 60)
+        server = next(c for c in family.children() if "server" in c.cmdline())
+        server.kill()
+        _, said = demo.communicate(timeout=60)
+    finally:
+        demo.kill()
+        demo.wait()
+    assert demo.returncode == 3
+    assert "paceline server ended with code -9" in said.decode()
+
+
 def _ranks(family: psutil.Process) -> list[psutil.Process]:
     found = []
     for child in family.children(recursive=True):
