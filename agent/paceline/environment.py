@@ -6,9 +6,6 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
-
-import msgspec
 
 logger = logging.getLogger(__name__)
 
@@ -16,43 +13,6 @@ SPOOL_BYTES = 64 << 20
 
 # (run, attempt) that a session of this process reports → whether another one was warned
 _taken: dict[tuple[str, int], bool] = {}
-
-
-class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Emulated device speeds: rank j's step of load Λ takes ``a_s[j]·Λ + b_s[j]`` s at least."""
-
-    a_s: list[float]
-    b_s: list[float]
-
-    @staticmethod
-    def parse(text: str, world: int) -> Emulation:
-        """Reads the value of PACELINE_EMULATE for `world` ranks.
-
-        Raises:
-            ValueError: not JSON of that form, or not one number ≥ 0 per rank.
-        """
-        try:
-            emulation = msgspec.json.decode(text, type=Emulation)
-        except msgspec.DecodeError as error:
-            raise ValueError(
-                f'PACELINE_EMULATE: {error}; expected {{"a_s": [W], "b_s": [W]}}'
-            ) from error
-        for name in ("a_s", "b_s"):
-            values = getattr(emulation, name)
-            if len(values) != world or not all(0 <= value < float("inf") for value in values):
-                raise ValueError(
-                    f"PACELINE_EMULATE: {name} = {values}: "
-                    f"give one number ≥ 0 for each of {world} ranks"
-                )
-        return emulation
-
-    def step_s(self, rank: int, load: float) -> float:
-        """How long this rank's step of that load shall take."""
-        return self.a_s[rank] * load + self.b_s[rank]
-
-    def as_dict(self) -> dict[str, Any]:
-        """For `wire.Hello.emulated`."""
-        return msgspec.structs.asdict(self)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import redis
 
 from paceline.bus import connect
+from paceline.cost import features
 from paceline.epoch import Epoch
 from paceline.plan import Part, left_key, part_key
 from paceline.terms import Terms
@@ -267,9 +268,8 @@ class Leader:
         ends = np.cumsum(counts).reshape(counts.shape)
         starts = ends - counts
         flat = np.frombuffer(segment.indices, dtype="<u4")
-        running = np.concatenate([[0.0], np.cumsum(self._sizes[flat])])
-        loads = running[ends] - running[starts]
-        share = counts if self._terms.loss_mean == "samples" else loads
+        of = features(self._sizes[flat], counts)
+        share = counts if self._terms.loss_mean == "samples" else of.load
         weights = share / share.sum(axis=1, keepdims=True)
         ett = np.asarray(segment.ett_s)
         return [
@@ -278,7 +278,7 @@ class Leader:
                 segment=segment.seq,
                 first_step=segment.first_step,
                 counts=counts[:, rank].tolist(),
-                loads=loads[:, rank].tolist(),
+                loads=of.load[:, rank].tolist(),
                 weights=weights[:, rank].tolist(),
                 ett_s=ett[:, rank].tolist() if segment.ett_s else [],
                 indices=b"".join(
@@ -286,6 +286,9 @@ class Leader:
                     for start, end in zip(starts[:, rank], ends[:, rank], strict=True)
                 ),
                 epoch_end=segment.epoch_end,
+                squares=of.squares[:, rank].tolist(),
+                longest=of.longest[:, rank].tolist(),
+                threads=segment.threads[rank] if segment.threads else 0,
             )
             for rank in range(self._world)
         ]

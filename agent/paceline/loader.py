@@ -66,6 +66,7 @@ class Loader:
             return
         self._steps.clear()
         ran_out = False
+        longer_s = session.emulated_loading_s()
         try:
             batches = iter(self._loader)
             while True:
@@ -75,6 +76,8 @@ class Loader:
                 except StopIteration:
                     ran_out = True
                     break
+                if longer_s:
+                    time.sleep(longer_s)
                 session.begin_step(self._steps.popleft(), time.perf_counter() - asked)
                 try:
                     yield batch

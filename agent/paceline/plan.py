@@ -26,8 +26,11 @@ class Step:
     segment: int
     indices: list[int]
     load: float
+    squares: float  # Σλ²
+    longest: float
     weight: float  # of this rank's mean gradient in the update
     ett_s: float | None
+    threads: int  # CPU threads to use; 0: as they are
 
     @property
     def samples(self) -> int:
@@ -47,6 +50,9 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     ett_s: list[float]  # [steps], or empty: unknown
     indices: bytes  # little-endian uint32, all steps in order
     epoch_end: bool
+    squares: list[float] = []  # [steps] Σλ²
+    longest: list[float] = []  # [steps] max λ
+    threads: int = 0
     stop: bool = False
 
     def steps(self) -> Iterator[Step]:
@@ -61,8 +67,11 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
                 self.segment,
                 indices[start:end],
                 self.loads[k],
+                self.squares[k],
+                self.longest[k],
                 self.weights[k],
                 self.ett_s[k] if self.ett_s else None,
+                self.threads,
             )
 
 

@@ -19,7 +19,9 @@ from torch import nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from paceline import __version__, ddp
-from paceline.environment import Emulation, Environment
+from paceline.cost import Features
+from paceline.emulation import Emulation
+from paceline.environment import Environment
 from paceline.errors import PacelineError
 from paceline.leader import Control, Leader
 from paceline.loader import Loader
@@ -331,13 +333,28 @@ class Session:
     def begin_step(self, plan: Step, data_s: float) -> None:
         """A batch is loaded and goes to the loop's body."""
         self._finish_step()
-        hold_s = None
-        if self._emulation is not None and plan.samples:
-            hold_s = self._emulation.step_s(self.rank, plan.load)
+        hold_s = self._emulated_s(plan)
         self.step = plan.step
         if self._leader is not None:
             self._leader.reached(plan.step)
         self._now.step = RunningStep(plan, self._clock, data_s, hold_s)
+
+    def _emulated_s(self, plan: Step) -> float | None:
+        """How long the step's computing shall take; sets the CPU threads that the plan wants."""
+        emulation = self._emulation
+        real = emulation is None or emulation.serial == 1
+        if real and plan.threads not in (0, torch.get_num_threads()):
+            torch.set_num_threads(plan.threads)
+        if emulation is None or not plan.samples:
+            return None
+        mine = (plan.samples, plan.load, plan.squares, plan.longest)
+        of = Features(*(np.full(self.world, value) for value in mine))
+        return float(emulation.compute_s(plan.step, of, plan.threads)[self.rank])
+
+    def emulated_loading_s(self) -> float:
+        """How much longer loading a batch shall take."""
+        emulation = self._emulation
+        return emulation.data_s[self.rank] if emulation is not None and emulation.data_s else 0.0
 
     def end_body(self) -> None:
         """The loop's body is through with the batch."""

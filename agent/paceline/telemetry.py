@@ -237,6 +237,8 @@ class Reporter:
                 ett_s=plan.ett_s,
                 loss=loss,
                 memory_bytes=self._emitter.memory_bytes,
+                squares=plan.squares,
+                longest=plan.longest,
             )
         )
         self._seq += 1

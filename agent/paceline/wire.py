@@ -69,6 +69,8 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True):
     ett_s: float | None = None  # what the plan expected compute_s to be
     loss: float | None = None
     memory_bytes: int = 0  # peak of the device, or resident set of the process on CPU
+    squares: float = 0.0  # Σλ² of the local batch
+    longest: float = 0.0  # max λ of it
 
 
 class StepBatch(msgspec.Struct, frozen=True, tag="steps"):
@@ -99,6 +101,8 @@ class Segment(msgspec.Struct, frozen=True):
     shuffled: bool = False  # the shuffler ran before this segment was scheduled
     moved: int = 0  # samples that got another holder: shuffled, or given to another rank
     plan_s: float = 0.0  # what planning took
+    memory: dict[str, Any] = {}  # what the policy wants to know when it plans the next one
+    threads: list[int] = []  # CPU threads of each rank; empty: as the script set them
 
     @property
     def steps(self) -> int:
@@ -148,7 +152,10 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     epoch: int = 0  # where this attempt starts: a resumed run's epoch,
     step: int = 0  # its first step,
     used: bytes = b""  # and the samples used in that epoch before (as `Segment.indices`)
-    emulated: dict[str, Any] | None = None  # device speeds, {"a_s": [W], "b_s": [W]}
+    emulated: dict[str, Any] | None = None  # device speeds: an `Emulation`
+    # Of each rank, from the profiling phase if there was one: samples and seconds of trial steps,
+    profiles: list[list[tuple[int, float]]] = []
+    limits: list[int] = []  # and how many samples fit into its memory; empty: unknown
 
     def sizes_array(self) -> npt.NDArray[np.float64]:
         """λ of every sample, shape [N]."""

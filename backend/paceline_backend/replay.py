@@ -6,21 +6,30 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import sqlalchemy as sa
 import typer
 
-from paceline.wire import Segment, pack_indices
+from paceline.wire import Segment
 from paceline_backend import policies
-from paceline_backend.controller.history import History, feedback_of, read_segments
+from paceline_backend.controller.history import COLUMNS, History, feedback_of, read_segments
 from paceline_backend.policies import Feedback
 from paceline_backend.policies._base import Policy
 from paceline_backend.store import Store, runs
 from paceline_backend.store.schema import segments, switches, worker_steps
 
-_COMPARED = ("counts", "indices", "epoch_end", "ett_s", "shares", "moved")
+_COMPARED = (
+    "counts",
+    "indices",
+    "epoch_end",
+    "ett_s",
+    "shares",
+    "moved",
+    "memory",
+    "threads",
+)
 _CHUNK = 256  # steps read at once
-
-_Row = tuple[int, int, int, float, float]
 
 
 @dataclass(frozen=True)
@@ -126,16 +135,17 @@ class _Replayer:
         return self._policies[version]
 
     def _compare(self, segment: Segment, policy: Policy, feedback: Feedback) -> None:
-        problem = self._history.problem(segment.steps, shuffle=segment.shuffled)
+        problem = self._history.problem(segment.steps, segment.version, shuffle=segment.shuffled)
         plan = policies.plan(policy, problem, feedback, shuffle=segment.shuffled)
-        counts, indices = pack_indices(plan.assignments)
         again = {
-            "counts": counts,
-            "indices": indices,
+            "counts": plan.batches.counts.tolist(),
+            "indices": plan.batches.samples.astype("<u4").tobytes(),
             "epoch_end": plan.epoch_end,
             "ett_s": plan.ett_s,
             "shares": plan.shares,
             "moved": plan.moved,
+            "memory": plan.memory,
+            "threads": plan.threads,
         }
         different = [name for name in _COMPARED if again[name] != getattr(segment, name)]
         if different:
@@ -146,7 +156,7 @@ class _Replayer:
         else:
             self.identical += 1
         if segment.shuffled:
-            self._history.shuffled(segment.version, plan.placement)
+            self._history.shuffled(segment.version, plan)
 
     def _note(self, difference: str) -> None:
         self.first_difference = self.first_difference or difference
@@ -160,7 +170,7 @@ class _Rows:
         self._run = run
         self._attempt = attempt
         self._world = world
-        self._steps: dict[int, list[_Row]] = {}
+        self._steps: dict[int, npt.NDArray[np.float64]] = {}  # complete ones, [W, COLUMNS]
         self._read: set[int] = set()
 
     def feedback(self, ranges: list[tuple[int, int]]) -> Feedback | None:
@@ -170,15 +180,14 @@ class _Rows:
         steps = [step for start, end in ranges for step in range(start, end)]
         if not self._read.issuperset(steps):
             self._fetch([*ranges, (steps[-1] + 1, steps[-1] + 1 + _CHUNK)])
-        found = [self._steps.get(step, []) for step in steps]
-        if any(len(rows) != self._world for rows in found):
+        if not self._steps.keys() >= set(steps):
             return None
-        return feedback_of([row for rows in found for row in rows])
+        return feedback_of(steps, [self._steps[step] for step in steps])
 
     def _fetch(self, ranges: list[tuple[int, int]]) -> None:
         c = worker_steps.c
         query = (
-            sa.select(c.step, c.rank, c.samples, c.load, c.compute_s)
+            sa.select(c.step, *(c[name] for name in COLUMNS))
             .where(
                 c.run == self._run,
                 c.attempt == self._attempt,
@@ -186,9 +195,11 @@ class _Rows:
             )
             .order_by(c.step, c.rank)
         )
-        self._steps = {}
-        for row in self._connection.execute(query):
-            self._steps.setdefault(row.step, []).append(tuple(row))
+        rows = self._connection.execute(query).all()
+        found: dict[int, list[Any]] = {}
+        for step, *values in rows:
+            found.setdefault(step, []).append(values)
+        self._steps = {s: np.array(r) for s, r in found.items() if len(r) == self._world}
         self._read = {step for start, end in ranges for step in range(start, end)}
 
 

@@ -418,11 +418,14 @@ def test_emulated_speeds_rule_the_compute_time(
         ('{"a_s": [1], "b_s": [0, 0]}', "a_s"),
         ('{"a_s": [1, -1], "b_s": [0, 0]}', "a_s"),
         ('{"a_s": [1, 1], "b_s": [0]}', "b_s"),
-        ('{"a_s": [1, 1], "c_s": [0, 0]}', "c_s"),
+        ('{"a_s": [1, 1], "b_s": [0, 0], "c_s": [0]}', "c_s"),
+        ('{"a_s": [1, 1], "b_s": [0, 0], "d_s": [0, 0]}', "d_s"),
+        ('{"a_s": [1, 1], "b_s": [0, 0], "noise": 2}', "noise = 2"),
+        ('{"a_s": [1, 1], "b_s": [0, 0], "slowdowns": [{"ranks": [2], "factor": 3}]}', "ranks are"),
     ],
 )
 def test_bad_speeds_are_named(text: str, says: str) -> None:
-    from paceline.environment import Emulation
+    from paceline.emulation import Emulation
 
     with pytest.raises(ValueError, match=says):
         Emulation.parse(text, 2)

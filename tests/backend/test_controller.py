@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,11 @@ import sqlalchemy as sa
 from paceline.bus import publish
 from paceline.processes import die_with_parent
 from paceline.wire import TELEMETRY, Adopted, RunState, live, pack_indices
+from paceline_backend import policies
 from paceline_backend.bus.embedded import EmbeddedBus
 from paceline_backend.controller import Controller, ControllerManager, leases
 from paceline_backend.controller.history import History, Window
+from paceline_backend.policies import Feedback, plan
 from paceline_backend.store import Store, schema, telemetry
 from support.cluster import plaid_like
 from support.leading import Leading, ingest, new_run, switch, working
@@ -422,28 +425,31 @@ def test_history_is_lost_after_a_gap_until_an_epoch_was_seen_whole() -> None:
     history.adopt(whole.segment)
     assert [*lost, history.lost] == [True, True, True, False]
     assert (history.epoch, history.seq, history.step) == (2, 6, 11)
-    assert len(history.problem(1, shuffle=True).remaining) == 32
+    assert len(history.problem(1, 0, shuffle=True).remaining) == 32
 
 
 def test_an_epoch_that_the_script_left_early() -> None:
     history = History(hello())
     history.adopt(segment(0).segment)
-    assert len(history.problem(1, shuffle=True).remaining) == 28
+    assert len(history.problem(1, 0, shuffle=True).remaining) == 28
     history.adopt(segment(1, epoch=1).segment)
     assert not history.lost
     assert history.epoch == 1
-    assert len(history.problem(1, shuffle=True).remaining) == 28
+    assert len(history.problem(1, 0, shuffle=True).remaining) == 28
 
 
 def test_placement_given_to_the_shuffler_is_who_used_a_sample_last() -> None:
     history = History(hello())
-    before = history.problem(1, shuffle=True).placement
+    before = history.problem(1, 0, shuffle=True).placement
     assert before.tolist() == [i % 2 for i in range(32)]
-    history.shuffled(0, np.zeros(32, np.int64))
+    made = plan(
+        policies.make("bsp"), history.problem(1, 0, shuffle=True), Feedback.empty(), shuffle=True
+    )
+    history.shuffled(0, replace(made, placement=np.zeros(32, np.int64)))
     assert not history.must_shuffle(0)
     assert history.must_shuffle(1)
     history.adopt(segment(0).segment)  # 0, 1 and 3 on rank 0, 2 on rank 1
-    assert history.problem(1, shuffle=False).placement.tolist() == [0] * 32
-    assert history.problem(1, shuffle=True).placement[:5].tolist() == [0, 0, 1, 0, 0]
+    assert history.problem(1, 0, shuffle=False).placement.tolist() == [0] * 32
+    assert history.problem(1, 0, shuffle=True).placement[:5].tolist() == [0, 0, 1, 0, 0]
     history.adopt(segment(1, end=True).segment)
     assert history.must_shuffle(0)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import sqlalchemy as sa
@@ -14,7 +14,9 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from paceline_backend.store import Store, StoreError, _migrate, schema
+from paceline.wire import StepBatch
+from paceline_backend.store import Store, StoreError, _migrate, schema, telemetry
+from support.records import add_run, hello, record
 
 OPEN = """
 import sys
@@ -42,21 +44,40 @@ def test_migrations_reproduce_the_declared_schema(database_url: str) -> None:
         assert _tables(store) == set(schema.metadata.tables) | {"alembic_version"}
 
 
-def test_migrated_sqlite_is_the_declared_schema_to_the_letter(tmp_path: Path) -> None:
-    """What Alembic does not compare: WITHOUT ROWID, ON DELETE, key order."""
+def test_migrated_sqlite_is_the_declared_schema_in_all_details(tmp_path: Path) -> None:
+    """What Alembic does not compare: WITHOUT ROWID, ON DELETE, key and column order, defaults."""
 
-    def statements(engine: sa.Engine) -> dict[str, str]:
+    def details(engine: sa.Engine) -> dict[str, list[Any]]:
+        found = {}
         with engine.connect() as connection:
-            rows = connection.exec_driver_sql(
-                "SELECT name, sql FROM sqlite_master WHERE sql IS NOT NULL"
-            ).all()
-        return {name: re.sub(r"\s+", " ", sql) for name, sql in rows if name != "alembic_version"}
+            run = connection.exec_driver_sql
+            for (name,) in run("SELECT name FROM sqlite_master WHERE type = 'table'").all():
+                found[name] = [
+                    run(f"PRAGMA {what}({name})").all()
+                    for what in ("table_list", "table_xinfo", "foreign_key_list", "index_list")
+                ]
+            indexes = run("SELECT name, sql FROM sqlite_master WHERE type = 'index'").all()
+        found.pop("alembic_version", None)
+        return found | {name: [sql] for name, sql in indexes if "alembic" not in name}
 
     declared = sa.create_engine(f"sqlite:///{tmp_path / 'declared.db'}")
     schema.metadata.create_all(declared)
     with Store.open(f"sqlite:///{tmp_path / 'migrated.db'}") as store:
-        assert statements(store.engine) == statements(declared)
+        assert details(store.engine) == details(declared)
     declared.dispose()
+
+
+def test_an_earlier_database_keeps_its_rows(database_url: str) -> None:
+    with Store.open(database_url) as store:
+        add_run(store, "old")
+        telemetry.write(store, [("old", hello()), ("old", StepBatch([record(0, 0), record(0, 1)]))])
+        with store.write() as connection:
+            command.downgrade(_migrate.config(connection), "0001")
+    with Store.open(database_url) as store, store.read() as connection:
+        columns = schema.worker_steps.c
+        rows = connection.execute(sa.select(columns.rank, columns.samples, columns.longest)).all()
+        assert [row[0] for row in rows] == [0, 1]
+        assert {row[2] for row in rows} == {0.0}
 
 
 def test_downgrade_and_upgrade_round_trip(database_url: str) -> None:

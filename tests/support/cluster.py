@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from paceline_backend.controller.history import Window
+from paceline.cost import features
+from paceline_backend.controller.history import COLUMNS, Window
 from paceline_backend.policies import Feedback, Plan, Policy, Problem, plan
 
 Floats = npt.NDArray[np.float64]
@@ -47,15 +49,23 @@ class Cluster:
         self.remaining = np.ones(len(self.sizes), bool)
         self.holder = np.arange(len(self.sizes)) % self.world
         self.placement: Ints | None = None
+        self.order: Ints | None = None
+        self.memory: tuple[Policy | None, dict[str, Any]] = (None, {})
         self.forget_feedback()
 
-    def problem(self, steps: int, *, shuffle: bool) -> Problem:
+    def problem(self, steps: int, *, shuffle: bool, policy: Policy | None = None) -> Problem:
+        remaining = np.flatnonzero(self.remaining)
+        placed = self.placement is not None and self.order is not None and not shuffle
         return Problem(
             sizes=self.sizes,
-            remaining=np.flatnonzero(self.remaining),
-            placement=self.holder.copy()
-            if shuffle or self.placement is None
-            else self.placement.copy(),
+            remaining=remaining,
+            order=self.order[self.remaining[self.order]]
+            if placed and self.order is not None
+            else remaining,
+            placement=self.placement.copy()
+            if placed and self.placement is not None
+            else self.holder.copy(),
+            memory=self.memory[1] if policy is not None and self.memory[0] is policy else {},
             epoch=self.epoch,
             first_step=self.step,
             steps=steps,
@@ -77,10 +87,14 @@ class Cluster:
         self.placement = None
 
     def plan(self, policy: Policy, steps: int | None = None) -> Plan:
+        if policy is not self.memory[0]:
+            self.forget_placement()
         shuffle = self.placement is None
-        problem = self.problem(steps or self.steps_per_segment, shuffle=shuffle)
+        steps = steps or self.steps_per_segment
+        problem = self.problem(steps, shuffle=shuffle, policy=policy)
         made = plan(policy, problem, self.feedback(), shuffle=shuffle)
-        self.placement = made.placement
+        self.placement, self.order = made.placement, made.order
+        self.memory = (policy, dict(made.memory))
         self.moved += made.moved
         return made
 
@@ -92,8 +106,9 @@ class Cluster:
 
     def train(self, assignments: list[list[Ints]], *, epoch_end: bool) -> None:
         for ranks in assignments:
-            load = np.array([self.sizes[part].sum() for part in ranks])
             count = np.array([len(part) for part in ranks])
+            of = features(self.sizes[np.concatenate(ranks)], count)
+            load = of.load
             noise = 1 + self.noise * self.rng.standard_normal(self.world)
             compute_s = np.where(count > 0, (self.a * load + self.b) * noise, 0.0)
             for rank, part in enumerate(ranks):
@@ -101,8 +116,10 @@ class Cluster:
                 self.remaining[part] = False
                 self.holder[part] = rank
                 self.used += [(self.epoch, int(sample)) for sample in part]
-                values = (len(part), float(load[rank]), float(compute_s[rank]))
-                self.window.put(self.step, rank, (*values, float(compute_s.max())))
+            columns = {**of._asdict(), "compute_s": compute_s}
+            columns["step_s"] = np.full(self.world, compute_s.max())
+            rows = np.stack([columns[name] for name in COLUMNS], axis=1).astype(np.float64)
+            self.window.put_step(self.step, rows)
             self.loads.append(load)
             self.step_s.append(float(compute_s.max()))
             self.step_sizes.append((self.epoch, int(count.sum())))

@@ -6,7 +6,6 @@ import logging
 import threading
 import time
 from contextlib import closing
-from dataclasses import dataclass
 from typing import Any
 
 import redis
@@ -28,23 +27,17 @@ from paceline.wire import (
     control,
     decode,
     live,
-    pack_indices,
 )
 from paceline_backend import policies
 from paceline_backend.controller import history
 from paceline_backend.controller.history import History, Window
 from paceline_backend.controller.leases import Lease
-from paceline_backend.policies._base import Ints, Policy
+from paceline_backend.controller.planner import Offer, offer
+from paceline_backend.policies import Policy
 from paceline_backend.store import Store, StoreUnavailableError
 from paceline_backend.store.schema import switches
 
 logger = logging.getLogger(__name__)
-
-SEGMENT_S = 1.0  # what a segment should last,
-MOST_STEPS = 4  # but never more steps: a switch waits for the running segment's end,
-LEAST_S = 0.25  # unless so many last less than this: planning could not keep up,
-FASTEST_STEPS = 64  # nor when it has to plan more than this at once
-FIRST_STEPS = 2  # while the time of a step is unknown
 
 _BLOCK_S = 0.25
 _RETRY_S = 0.5
@@ -55,14 +48,6 @@ _CONTROL_LENGTH = 64
 
 class _GapError(Exception):
     """A segment was missed: only the database knows it."""
-
-
-@dataclass(frozen=True)
-class _Offer:
-    """A proposal that the leader may have taken, and what is in force if it did."""
-
-    segment: Segment
-    placement: Ints
 
 
 class Controller:
@@ -90,7 +75,7 @@ class Controller:
         self._window = Window(0, -1)
         self._policy: Policy | None = None
         self._version = -1
-        self._offers: list[_Offer] = []  # for the next segment, in the order they were made
+        self._offers: list[Offer] = []  # for the next segment, in the order they were made
         self._offered: tuple[int, ...] = ()  # what the last of them was based on
         self._offered_at = 0.0
         self._plan_s = 0.0
@@ -183,7 +168,7 @@ class Controller:
         epoch = state.epoch
         taken = next((o for o in self._offers if o.segment == segment), None)
         if taken is not None and segment.shuffled:
-            state.shuffled(segment.version, taken.placement)
+            state.shuffled(segment.version, taken.plan)
         elif taken is None and segment.source == "controller":
             state.forget_placement()
         state.adopt(segment)
@@ -202,49 +187,16 @@ class Controller:
         only_feedback = basis[:-1] == self._offered[:-1]
         if only_feedback and time.monotonic() < self._offered_at + _SPARE * self._plan_s:
             return
-        offer = self._planned(state)
+        assert self._policy is not None
+        made = offer(state, self._window, self._policy, self._version)
+        self._plan_s = made.segment.plan_s
         if not self._lease.held():  # planning may take long
             return
-        proposal = Proposal(state.hello.attempt, offer.segment, self._lease.owner)
+        proposal = Proposal(state.hello.attempt, made.segment, self._lease.owner)
         publish(bus, control(self._id), proposal, self._id, maxlen=_CONTROL_LENGTH)
-        self._offers.append(offer)
+        self._offers.append(made)
         self._offered = basis
         self._offered_at = time.monotonic()
-
-    def _planned(self, state: History) -> _Offer:
-        assert self._policy is not None
-        started = time.perf_counter()
-        shuffle = state.must_shuffle(self._version)
-        problem = state.problem(self._steps(), shuffle=shuffle)
-        plan = policies.plan(self._policy, problem, self._window.feedback(), shuffle=shuffle)
-        counts, indices = pack_indices(plan.assignments)
-        self._plan_s = time.perf_counter() - started
-        segment = Segment(
-            seq=state.seq,
-            epoch=state.epoch,
-            first_step=state.step,
-            counts=counts,
-            indices=indices,
-            policy=self._policy.name,
-            version=self._version,
-            source="controller",
-            epoch_end=plan.epoch_end,
-            ett_s=plan.ett_s,
-            shares=plan.shares,
-            feedback=self._window.ranges(),
-            shuffled=shuffle,
-            moved=plan.moved,
-            plan_s=self._plan_s,
-        )
-        return _Offer(segment, plan.placement)
-
-    def _steps(self) -> int:
-        step_s = self._window.step_s()
-        if step_s is None:
-            return FIRST_STEPS
-        step_s = max(step_s, 1e-6)
-        most = max(MOST_STEPS, min(FASTEST_STEPS, round(LEAST_S / step_s)))
-        return max(1, min(most, round(SEGMENT_S / step_s)))
 
 
 def _newest(bus: redis.Redis, stream: str) -> bytes:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import statistics
-from bisect import insort
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 import numpy as np
 import sqlalchemy as sa
 
 from paceline.wire import Hello, Segment, StepRecord
-from paceline_backend.policies import Feedback, Problem
-from paceline_backend.policies._base import Ints, usable
+from paceline_backend.policies import Batches, Feedback, Plan, Problem
+from paceline_backend.policies._base import Floats, Ints, usable
 from paceline_backend.store import runs
 from paceline_backend.store.schema import segments, worker_steps
 
@@ -21,7 +20,8 @@ WINDOW = 64  # complete steps of feedback that a plan may use,
 USABLE = 8  # and older ones for ranks that had samples in fewer steps than this since,
 OLDEST = 1024  # up to so old: a rank whose speed is known no more is tried again
 
-_FEEDBACK = ("step", "rank", "samples", "load", "compute_s", "step_s")
+# Of a record: what is kept of each rank's step.
+COLUMNS = ("samples", "load", "compute_s", "squares", "longest", "step_s")
 
 
 class History:
@@ -48,8 +48,11 @@ class History:
         self._holder: Ints = np.arange(len(self.sizes), dtype=np.int64) % hello.world
         self._epoch_known = True  # what remains of it,
         self._holder_known = np.ones(len(self.sizes), bool)  # and of which samples the holder
-        self._placement: Ints | None = None  # what the shuffler returned last
-        self._shuffled_for: tuple[int, int] | None = None  # epoch and policy version of that
+        self._placement: Ints | None = None  # what the shuffler returned last,
+        self._order: Ints | None = None  # the scheduler's order, without what was used since,
+        self._shuffled_for: tuple[int, int] | None = None  # and for which epoch and version
+        self._memory: tuple[int, dict[str, Any]] = (-1, {})  # version; of its last segment
+        self._profiles = [[(n, s) for n, s in rank] for rank in hello.profiles]
 
     @property
     def finished(self) -> bool:
@@ -60,30 +63,40 @@ class History:
         """Whether the shuffler runs before the next segment (internals.md, "Policies")."""
         return self._shuffled_for != (self.epoch, version)
 
-    def problem(self, steps: int, *, shuffle: bool) -> Problem:
+    def problem(self, steps: int, version: int, *, shuffle: bool) -> Problem:
         """The next segment as a problem.
 
         Args:
             steps: at most.
+            version: of the policy that plans it.
             shuffle: the placement is that which the shuffler starts from, not its last result.
         """
-        placement = self._holder if shuffle or self._placement is None else self._placement
+        hello = self.hello
+        placed = self._placement is not None and not shuffle
+        remaining = np.flatnonzero(self._remaining)
         return Problem(
             sizes=self.sizes,
-            remaining=np.flatnonzero(self._remaining),
-            placement=placement.copy(),
+            remaining=remaining,
+            order=self._order if placed and self._order is not None else remaining,
+            placement=self._placement if placed and self._placement is not None else self._holder,
             epoch=self.epoch,
             first_step=self.step,
             steps=steps,
-            global_batch=self.hello.global_batch,
-            world=self.hello.world,
-            seed=self.hello.seed,
-            drop_last=self.hello.drop_last,
+            global_batch=hello.global_batch,
+            world=hello.world,
+            seed=hello.seed,
+            drop_last=hello.drop_last,
+            limits=np.array(hello.limits) if hello.limits else None,
+            profiles=self._profiles,
+            memory=self._memory[1] if self._memory[0] == version else {},
         )
 
-    def shuffled(self, version: int, placement: Ints) -> None:
-        """Notes that a segment is in force for which the shuffler ran, with what it returned."""
-        self._placement = placement
+    def shuffled(self, version: int, plan: Plan) -> None:
+        """Notes that a segment is in force for which the shuffler ran, with what came of it.
+
+        To be called before that segment is adopted.
+        """
+        self._placement, self._order = plan.placement, plan.order
         self._shuffled_for = (self.epoch, version)
 
     def forget_placement(self) -> None:
@@ -98,13 +111,17 @@ class History:
             self._holder_known[:] = False
         if segment.epoch != self.epoch:  # the script left an epoch early, or a gap hid its end
             self._begin_epoch(segment.epoch)
-        for step in segment.assignments():
-            for rank, samples in enumerate(step):
-                self._remaining[samples] = False
-                self._holder[samples] = rank
-                self._holder_known[samples] = True
+        samples = np.frombuffer(segment.indices, "<u4").astype(np.int64)
+        batches = Batches(np.asarray(segment.counts, np.int64), samples)
+        self._remaining[samples] = False
+        # A new array: problems made before, and what was planned on them, keep theirs.
+        self._holder = self._holder.copy()
+        self._holder[samples] = batches.ranks()
+        self._holder_known[samples] = True
+        self._use_up(samples)
         if segment.source == "controller":
             self.feedback = segment.feedback
+            self._memory = (segment.version, segment.memory)
         self.seq = segment.seq + 1
         self.step = segment.first_step + segment.steps
         if segment.epoch_end:
@@ -113,12 +130,24 @@ class History:
         if self.lost:
             self.lost = not (self._epoch_known and self._holder_known.all())
 
+    def _use_up(self, samples: Ints) -> None:
+        """Takes samples out of the order: usually its first ones."""
+        if self._order is None:
+            return
+        first, rest = self._order[: len(samples)], self._order[len(samples) :]
+        if np.array_equal(np.sort(first), np.sort(samples)):
+            self._order = rest
+        else:
+            self._order = self._order[self._remaining[self._order]]
+
     def _begin_epoch(self, epoch: int) -> None:
         self.epoch = epoch
         self._remaining[:] = True
 
 
-@dataclass
+_Row = tuple[float, ...]  # values of `COLUMNS`
+
+
 class Window:
     """The last complete steps' feedback, of one attempt.
 
@@ -130,58 +159,69 @@ class Window:
         attempt: records of others are not taken.
     """
 
-    world: int
-    attempt: int
-    _rows: dict[int, dict[int, tuple[int, float, float, float]]] = field(default_factory=dict)
-    _complete: list[int] = field(default_factory=list)  # ascending, the last `WINDOW`
-    _older: list[int] = field(default_factory=list)  # ascending, complete, before those
-    _seen: int = -1  # the latest step of which there was a row
-    _usable: dict[int, list[int]] = field(default_factory=dict)  # by rank: its last `USABLE` steps
+    def __init__(self, world: int, attempt: int) -> None:
+        self.world = world
+        self.attempt = attempt
+        self._rows: dict[int, Floats] = {}  # step → [W, columns]; rows not there yet are NaN
+        self._complete: list[int] = []  # ascending, the last `WINDOW`
+        self._older: list[int] = []  # ascending, complete, before those
+        self._seen = -1  # the latest step of which there was a row
+        # The steps, [W, USABLE] with the latest last, in which a rank had samples; -1: fewer.
+        self._usable = np.full((world, USABLE), -1)
 
     def add(self, records: Iterable[StepRecord]) -> None:
         """Takes records in; those seen before change nothing."""
         for record in records:
             if record.attempt == self.attempt:
-                self.put(
-                    record.step,
-                    record.rank,
-                    (record.samples, record.load, record.compute_s, record.step_s),
-                )
+                values = tuple(getattr(record, name) for name in COLUMNS)
+                self.put(record.step, record.rank, values)
 
-    def put(self, step: int, rank: int, values: tuple[int, float, float, float]) -> None:
-        """Takes one row in: samples, load, compute_s, step_s."""
-        if len(self._complete) == WINDOW and step < self._complete[0]:
+    def put(self, step: int, rank: int, values: _Row) -> None:
+        """Takes one row in: the values of `COLUMNS`."""
+        if not self._wanted(step):
             return
+        rows = self._rows.get(step)
+        if rows is None:
+            rows = self._rows[step] = np.full((self.world, len(COLUMNS)), np.nan)
+        if np.isnan(rows[rank, 0]):
+            rows[rank] = values
+            if not np.isnan(rows[:, 0]).any():
+                self._completed(step)
+
+    def put_step(self, step: int, rows: Floats) -> None:
+        """Takes a whole step in: the values of `COLUMNS`, [W, columns]."""
+        if self._wanted(step) and step not in self._complete:
+            self._rows[step] = rows
+            self._completed(step)
+
+    def _wanted(self, step: int) -> bool:
+        if len(self._complete) == WINDOW and step < self._complete[0]:
+            return False
         if step > self._seen:
             self._seen = step
             self._forget()
-        elif step < self._seen - 2 * WINDOW and step not in self._rows:
-            return  # its other rows are given up
-        ranks = self._rows.setdefault(step, {})
-        if rank in ranks:
-            return
-        ranks[rank] = values
-        if len(ranks) == self.world:
-            self._complete = sorted([*self._complete, step])[-WINDOW:]
-            self._note_usable(step)
-            self._forget()
+            return True
+        # Else its other rows are given up.
+        return step >= self._seen - 2 * WINDOW or step in self._rows
 
-    def _note_usable(self, step: int) -> None:
-        for rank, (samples, load_, compute_s, _) in self._rows[step].items():
-            if usable(samples, load_, compute_s):
-                steps = self._usable.setdefault(rank, [])
-                insort(steps, step)
-                del steps[:-USABLE]
+    def _completed(self, step: int) -> None:
+        self._complete = sorted([*self._complete, step])[-WINDOW:]
+        samples, load_, compute_s = self._rows[step][:, :3].T
+        told = usable(samples, load_, compute_s)
+        self._usable[told, 0] = np.maximum(self._usable[told, 0], step)  # over the oldest
+        self._usable[told] = np.sort(self._usable[told], axis=1)
+        self._forget()
 
     def _forget(self) -> None:
         first = self._complete[0] if self._complete else 0
         oldest, since = self.newest - OLDEST, self._seen - 2 * WINDOW
         if len(self._complete) == WINDOW:
             since = max(since, first)
-        older = {s for steps in self._usable.values() for s in steps if oldest < s < first}
-        self._older = sorted(older)
-        keep = older.union(self._complete)
-        self._rows = {s: r for s, r in self._rows.items() if s in keep or s >= since}
+        kept = self._usable[(self._usable > oldest) & (self._usable < first)]
+        self._older = np.unique(kept[kept >= 0]).tolist()
+        keep = {*self._older, *self._complete}
+        if any(s not in keep and s < since for s in self._rows):
+            self._rows = {s: r for s, r in self._rows.items() if s in keep or s >= since}
 
     @property
     def newest(self) -> int:
@@ -190,9 +230,8 @@ class Window:
 
     def step_s(self) -> float | None:
         """What a step takes at present, in seconds."""
-        recent = [
-            statistics.fmean(r[3] for r in self._rows[s].values()) for s in self._complete[-8:]
-        ]
+        column = COLUMNS.index("step_s")
+        recent = [float(self._rows[s][:, column].mean()) for s in self._complete[-8:]]
         return statistics.median(recent) if recent else None
 
     def ranges(self) -> list[tuple[int, int]]:
@@ -207,26 +246,24 @@ class Window:
 
     def feedback(self) -> Feedback:
         """The rows for the predictor."""
-        return feedback_of(
-            [
-                (step, rank, *self._rows[step][rank][:3])
-                for step in [*self._older, *self._complete]
-                for rank in sorted(self._rows[step])
-            ]
-        )
+        steps = [*self._older, *self._complete]
+        return feedback_of(steps, [self._rows[step] for step in steps])
 
 
-def feedback_of(rows: list[tuple[int, int, int, float, float]]) -> Feedback:
-    """Feedback of rows (step, rank, samples, load, compute_s) that are sorted."""
-    if not rows:
+def feedback_of(steps: list[int], rows: list[Floats]) -> Feedback:
+    """Feedback of whole steps, ascending, with the values of `COLUMNS` of each, [W, columns]."""
+    if not steps:
         return Feedback.empty()
-    step, rank, samples, load, compute_s = zip(*rows, strict=True)
+    world = len(rows[0])
+    table = dict(zip(COLUMNS, np.concatenate(rows).T, strict=True))
     return Feedback(
-        np.array(step, np.int64),
-        np.array(rank, np.int64),
-        np.array(samples, np.int64),
-        np.array(load, np.float64),
-        np.array(compute_s, np.float64),
+        step=np.repeat(np.array(steps, np.int64), world),
+        rank=np.tile(np.arange(world), len(steps)),
+        samples=table["samples"].astype(np.int64),
+        load=table["load"],
+        compute_s=table["compute_s"],
+        squares=table["squares"],
+        longest=table["longest"],
     )
 
 
@@ -239,7 +276,7 @@ def load(connection: sa.Connection, run: int) -> tuple[History, Window] | None:
     for segment in read_segments(connection, run, hello.attempt):
         history.adopt(segment)
     window = Window(hello.world, hello.attempt)
-    columns = [worker_steps.c[name] for name in _FEEDBACK]
+    columns = [worker_steps.c[name] for name in ("step", "rank", *COLUMNS)]
     # Twice the window: the latest steps may be incomplete, and some may lack a rank's record. Older
     # ones as the last plan had them.
     step = worker_steps.c.step
@@ -252,8 +289,7 @@ def load(connection: sa.Connection, run: int) -> tuple[History, Window] | None:
         ),
     )
     for at, rank, *values in connection.execute(query.order_by(*columns[:2])):
-        samples, load_, compute_s, step_s = values
-        window.put(at, rank, (samples, load_, compute_s, step_s))
+        window.put(at, rank, tuple(values))
     return history, window
 
 

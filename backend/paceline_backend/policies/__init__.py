@@ -1,6 +1,9 @@
 """Policies: predictors, schedulers, shufflers and their presets."""
 
 from paceline_backend.policies._base import (
+    Allocation,
+    Allocator,
+    Batches,
     Feedback,
     KeepPlacement,
     Models,
@@ -22,6 +25,9 @@ from paceline_backend.policies._registry import (
 )
 
 __all__ = [
+    "Allocation",
+    "Allocator",
+    "Batches",
     "Feedback",
     "KeepPlacement",
     "Models",

@@ -1,24 +1,29 @@
-"""The four choices that make a policy, and the values that pass between them.
+"""The choices that make a policy, and the values that pass between them.
 
-    predictor     feedback                       → performance models
-    scheduler     models, remaining samples      → the next segment
-    shuffler      models, placement              → the placement of what remains
+    predictor     feedback                        → performance models
+    allocator     models, feedback, its memory    → how many samples each worker gets (optional)
+    scheduler     models, remaining samples       → the next segment: which samples
+    shuffler      models, placement               → the placement of what remains
     synchroniser  how gradients meet (run by the ranks; named here)
 
-Predictor, scheduler and shuffler are pure: no I/O, no clock, no global random state, no memory
-between calls; the same arguments give the same result, on any thread. They return new values and
+All are pure: no I/O, no clock, no global random state, no memory between calls but what they
+return as such; the same arguments give the same result, on any thread. They return new values and
 change no argument. All arrays are NumPy: W workers (ranks), N samples of the data set, F feedback
-rows.
+rows, S steps of the segment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
+from functools import cached_property
 from typing import Any, Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from paceline.cost import SUM, Cost, Features, features
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -33,23 +38,28 @@ class Feedback:
     samples: Ints  # [F] n
     load: Floats  # [F] Λ, user's size unit
     compute_s: Floats  # [F] T
+    squares: Floats  # [F] Σλ²
+    longest: Floats  # [F] max λ
 
     @staticmethod
     def empty() -> Feedback:
         """No rows."""
         ints, floats = np.empty(0, np.int64), np.empty(0)
-        return Feedback(ints, ints, ints, floats, floats)
+        return Feedback(ints, ints, ints, floats, floats, floats, floats)
+
+    @property
+    def features(self) -> Features:
+        """What the cost of each row's batch depends on."""
+        return Features(self.samples, self.load, self.squares, self.longest)
+
+    def by_step(self, world: int) -> Feedback:
+        """The same with all arrays as [steps, W]; steps are all complete."""
+        return Feedback(*(getattr(self, f.name).reshape(-1, world) for f in fields(self)))
 
     def of(self, rank: int) -> Feedback:
         """The rows of one rank that say something about its speed, oldest first."""
         keep = (self.rank == rank) & usable(self.samples, self.load, self.compute_s)
-        return Feedback(
-            self.step[keep],
-            self.rank[keep],
-            self.samples[keep],
-            self.load[keep],
-            self.compute_s[keep],
-        )
+        return Feedback(*(getattr(self, f.name)[keep] for f in fields(self)))
 
     def __len__(self) -> int:
         return len(self.step)
@@ -62,24 +72,28 @@ def usable(samples: Any, load: Any, compute_s: Any) -> Any:
 
 @dataclass(frozen=True)
 class Models:
-    """Performance models: rank j takes ``a[j]·Λ + c[j]·n + b[j]`` seconds for n samples of load Λ.
+    """Performance models: rank j takes ``a[j]·Λ' + c[j]·n + b[j]`` s for n samples.
 
-    `known` is False until every rank has given feedback: then all ranks count as equal.
+    Λ' is the effective load that `cost` makes of their sizes: Λ itself, unless samples are padded
+    or long ones cost more than their length. `known` is False until every rank has given feedback:
+    then all ranks count as equal.
     """
 
     a: Floats  # [W] s per size unit, > 0
     c: Floats  # [W] s per sample
     b: Floats  # [W] s per step
     known: bool = True
+    cost: Cost = SUM
 
     @property
     def world(self) -> int:
         """W."""
         return len(self.a)
 
-    def ett(self, load: Floats, samples: Floats | Ints) -> Floats:
+    def ett(self, of: Features) -> Floats:
         """Expected compute time of each worker's step, [..., W] s; 0 where it has no samples."""
-        return np.where(samples > 0, self.a * load + self.c * samples + self.b, 0.0)
+        time_s = self.a * self.cost.load(of) + self.c * of.samples + self.b
+        return np.where(of.samples > 0, time_s, 0.0)
 
     @staticmethod
     def unknown(world: int) -> Models:
@@ -88,11 +102,42 @@ class Models:
 
 
 @dataclass(frozen=True)
+class Batches:
+    """Which samples each worker gets in each step of a segment."""
+
+    counts: Ints  # [S, W]
+    samples: Ints  # [counts.sum()] step by step, in each rank by rank
+
+    @staticmethod
+    def of(parts: list[list[Ints]], world: int) -> Batches:
+        """From [step][rank] arrays."""
+        counts = np.array([[len(part) for part in step] for step in parts], np.int64)
+        flat = [part for step in parts for part in step]
+        samples = np.concatenate(flat) if flat else np.empty(0, np.int64)
+        return Batches(counts.reshape(-1, world), samples)
+
+    @cached_property
+    def parts(self) -> list[list[Ints]]:
+        """As [step][rank] arrays."""
+        ends = np.cumsum(self.counts)
+        flat = np.split(self.samples, ends[:-1]) if len(ends) else []
+        world = self.counts.shape[1]
+        return [flat[at : at + world] for at in range(0, len(flat), world)]
+
+    def ranks(self) -> Ints:
+        """The rank of each of `samples`."""
+        world = self.counts.shape[1]
+        ranks = np.tile(np.arange(world), len(self.counts))
+        return np.repeat(ranks, self.counts.ravel())
+
+
+@dataclass(frozen=True)
 class Problem:
     """All that a plan depends on."""
 
     sizes: Floats  # [N] λ
     remaining: Ints  # [R] samples not yet used in this epoch, ascending
+    order: Ints  # [R] the same as the scheduler composed them: each step's samples in a row
     placement: Ints  # [N] the worker that holds each sample
     epoch: int
     first_step: int  # global step number of the segment's first step
@@ -101,6 +146,10 @@ class Problem:
     world: int
     seed: int
     drop_last: bool = False
+    counts: Ints | None = None  # [W] samples of a whole global batch, if there is an allocator
+    limits: Ints | None = None  # [W] most samples that fit into a worker's memory, if known
+    profiles: list[list[tuple[int, float]]] = field(default_factory=list)  # [W]: (samples, s)
+    memory: Mapping[str, Any] = field(default_factory=dict)  # the allocator's, of its last segment
 
     def batch_sizes(self) -> list[int]:
         """Samples of each planned step: the global batch, less in an epoch's last step."""
@@ -129,14 +178,45 @@ class Predictor(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Allocation:
+    """How many samples each worker gets of a whole global batch, until told otherwise."""
+
+    counts: Ints  # [W], their sum is the global batch
+    memory: Mapping[str, Any]  # for the next call: strings, numbers, lists and mappings of them
+    threads: tuple[int, ...] = ()  # CPU threads of each rank; empty: as they are
+
+
+class Allocator(Protocol):
+    """Chooses how many samples each worker gets; which ones is the scheduler's business."""
+
+    def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
+        """The counts from the problem's first step on.
+
+        ``problem.memory`` is what it returned with the last segment that ran under this policy
+        version; empty at first.
+        """
+        ...
+
+
 class Scheduler(Protocol):
     """Chooses which samples each worker gets in the next steps."""
 
-    def schedule(self, problem: Problem, models: Models) -> list[list[Ints]]:
-        """Samples [step][rank] for ``problem.batch_sizes()`` steps.
+    def compose(self, problem: Problem, models: Models) -> Ints:
+        """``problem.remaining`` in the order in which steps shall use it up, [R].
+
+        Called when the shuffler is: at an epoch's start, a switch, a controller's takeover. In
+        between, ``problem.order`` is what it returned without what was used. So this is the place
+        for work on a whole epoch. A scheduler that does not need it returns ``problem.remaining``.
+        """
+        ...
+
+    def schedule(self, problem: Problem, models: Models) -> Batches:
+        """The samples of the next ``problem.batch_sizes()`` steps.
 
         Step k holds exactly ``problem.batch_sizes()[k]`` samples, all from ``problem.remaining``,
-        none twice in the segment. A rank may get none.
+        none twice in the segment. A rank may get none. With ``problem.counts`` ranks get samples
+        in that proportion.
         """
         ...
 
@@ -165,6 +245,7 @@ class Policy:
     predictor: Predictor
     scheduler: Scheduler
     shuffler: Shuffler
+    allocator: Allocator | None = None
     synchroniser: str = "allreduce"
     balances: bool = True  # False: equal counts by design, and so when the leader coasts
 
@@ -188,14 +269,22 @@ class Preset:
 class Plan:
     """A scheduled segment: the decision, with what was believed when it was taken."""
 
-    assignments: list[list[Ints]]  # [step][rank]
+    batches: Batches
     ett_s: list[list[float]]  # [step][rank]; empty while the models are unknown
     shares: list[float]  # [W] load shares for coasting; empty: equal counts
     placement: Ints  # [N] after the shuffler, if it ran
+    order: Ints  # [R] after the scheduler composed it, if it did; this segment's samples included
     moved: (
         int  # samples that got another holder: from the shuffler, or by being given to another rank
     )
     epoch_end: bool
+    memory: Mapping[str, Any]  # the allocator's
+    threads: list[int]  # CPU threads of each rank; empty: as they are
+
+    @property
+    def assignments(self) -> list[list[Ints]]:
+        """Samples, [step][rank]."""
+        return self.batches.parts
 
 
 def plan(policy: Policy, problem: Problem, feedback: Feedback, *, shuffle: bool) -> Plan:
@@ -205,7 +294,8 @@ def plan(policy: Policy, problem: Problem, feedback: Feedback, *, shuffle: bool)
         policy: what to plan with.
         problem: what to plan.
         feedback: what the predictor may know.
-        shuffle: run the shuffler first: at an epoch's start, a switch, or a controller's takeover.
+        shuffle: run the shuffler, and compose the steps, first: at an epoch's start, a switch, or a
+            controller's takeover.
     """
     models = policy.predictor.fit(feedback, problem.world)
     moved = 0
@@ -213,17 +303,37 @@ def plan(policy: Policy, problem: Problem, feedback: Feedback, *, shuffle: bool)
         placement = policy.shuffler.shuffle(problem, models)
         moved = int(np.count_nonzero(placement != problem.placement))
         problem = replace(problem, placement=placement)
-    assignments = policy.scheduler.schedule(problem, models)
-    for step in assignments:
-        for rank, part in enumerate(step):
-            moved += int(np.count_nonzero(problem.placement[part] != rank))
+        problem = replace(problem, order=policy.scheduler.compose(problem, models))
+    memory: Mapping[str, Any] = {}
+    threads: list[int] = []
+    if policy.allocator is not None:
+        allocation = policy.allocator.allocate(problem, models, feedback)
+        # As it will be after its way through the bus.
+        memory, threads = msgspec.to_builtins(allocation.memory), list(allocation.threads)
+        problem = replace(problem, counts=allocation.counts)
+    batches = policy.scheduler.schedule(problem, models)
+    moved += int(np.count_nonzero(problem.placement[batches.samples] != batches.ranks()))
     ett: list[list[float]] = []
     if models.known:
-        load = np.array([[problem.sizes[part].sum() for part in step] for step in assignments])
-        count = np.array([[len(part) for part in step] for step in assignments])
-        ett = models.ett(load, count).tolist() if len(load) else []
-    shares: list[float] = []
+        ett = models.ett(features(problem.sizes[batches.samples], batches.counts)).tolist()
+    return Plan(
+        batches,
+        ett,
+        _shares(policy, problem, models),
+        problem.placement,
+        problem.order,
+        moved,
+        problem.reaches_epoch_end,
+        memory,
+        threads,
+    )
+
+
+def _shares(policy: Policy, problem: Problem, models: Models) -> list[float]:
+    """What part of the load each rank shall get while the leader coasts."""
+    if problem.counts is not None:
+        return list((problem.counts / problem.counts.sum()).tolist())
     if policy.balances and models.known:
         speed = 1.0 / models.a
-        shares = (speed / speed.sum()).tolist()
-    return Plan(assignments, ett, shares, problem.placement, moved, problem.reaches_epoch_end)
+        return list((speed / speed.sum()).tolist())
+    return []

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline_backend.policies._base import (
+    Batches,
     Ints,
     KeepPlacement,
     Models,
@@ -23,17 +24,20 @@ class EqualCounts:
     After a switch in mid-epoch what remains keeps the epoch's order. Models are not looked at.
     """
 
-    def schedule(self, problem: Problem, models: Models) -> list[list[Ints]]:
-        """See `Scheduler.schedule`."""
-        order = remaining_in_order(
+    def compose(self, problem: Problem, models: Models) -> Ints:
+        """See `Scheduler.compose`."""
+        return remaining_in_order(
             len(problem.sizes), problem.seed, problem.epoch, problem.remaining
         )
-        plan, start = [], 0
+
+    def schedule(self, problem: Problem, models: Models) -> Batches:
+        """See `Scheduler.schedule`."""
+        parts, start, world = [], 0, problem.world
         for count in problem.batch_sizes():
-            batch = order[start : start + count]
-            plan.append([batch[rank :: problem.world].copy() for rank in range(problem.world)])
+            batch = problem.order[start : start + count]
+            parts.append([batch[rank::world] for rank in range(world)])
             start += count
-        return plan
+        return Batches.of(parts, world)
 
 
 def make(parameters: Mapping[str, Any]) -> Policy:

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from paceline_backend.policies._base import (
+    Batches,
     Floats,
     Ints,
     Models,
@@ -71,7 +72,11 @@ class PaperScheduler:
     gap to the most loaded worker, else its smallest.
     """
 
-    def schedule(self, problem: Problem, models: Models) -> list[list[Ints]]:
+    def compose(self, problem: Problem, models: Models) -> Ints:
+        """Nothing: each pick depends on the ones before."""
+        return problem.remaining
+
+    def schedule(self, problem: Problem, models: Models) -> Batches:
         """See `Scheduler.schedule`."""
         holdings = split(problem.remaining, problem.placement, problem.sizes, problem.world)
         rng = problem.rng()
@@ -92,7 +97,7 @@ class PaperScheduler:
                 most = max(most, step.ett[rank])
                 heapq.heapreplace(least, (step.ett[rank], rank))
             plan.append(step.assignments())
-        return plan
+        return Batches.of(plan, problem.world)
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,11 @@ class LevelledScheduler:
     total load. An epoch's last step, which has no choice of samples, is filled largest first.
     """
 
-    def schedule(self, problem: Problem, models: Models) -> list[list[Ints]]:
+    def compose(self, problem: Problem, models: Models) -> Ints:
+        """Nothing: each pick depends on the ones before."""
+        return problem.remaining
+
+    def schedule(self, problem: Problem, models: Models) -> Batches:
         """See `Scheduler.schedule`."""
         holdings = split(problem.remaining, problem.placement, problem.sizes, problem.world)
         rng = problem.rng()
@@ -119,7 +128,7 @@ class LevelledScheduler:
                 for _ in range(_ROUNDS):
                     _level(step, holdings)
             plan.append(step.assignments())
-        return plan
+        return Batches.of(plan, problem.world)
 
 
 def _fill(step: _Step, holdings: list[Holdings], draws: list[float]) -> None:

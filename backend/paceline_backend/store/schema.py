@@ -74,7 +74,7 @@ runs = Table(
     Column("id", Text, nullable=False, unique=True),  # public: in URLs, on the bus
     Column("name", Text, nullable=False),
     Column("state", Text, nullable=False),  # pending starting running finished failed stopped
-    Column("backend", Text, nullable=False),  # "local"
+    Column("backend", Text, nullable=False),  # local simulated
     Column("node", Text),  # that launches it; NULL until one is chosen
     Column("script", Text, nullable=False),
     Column("args", JSON, nullable=False),
@@ -137,6 +137,8 @@ worker_steps = Table(
     Column("ett_s", Double),
     Column("loss", Double),
     Column("memory_bytes", BigInteger, nullable=False),
+    Column("squares", Double, nullable=False, server_default="0"),  # Σ λ²
+    Column("longest", Double, nullable=False, server_default="0"),
     sqlite_with_rowid=False,
 )
 
@@ -190,6 +192,34 @@ segments = Table(
         sqlite_where=text("source = 'coast'"),
         postgresql_where=text("source = 'coast'"),
     ),
+)
+
+# What an operator allows `auto` to do with a run. No row: nothing.
+autos = Table(
+    "autos",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("mode", Text, nullable=False),  # off recommend switch
+    Column("requested_at", Double, nullable=False),
+    Column("requested_by", Text, nullable=False),
+)
+
+# What each preset would take, from a run's telemetry up to a step.
+forecasts = Table(
+    "forecasts",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("made_at", Double, primary_key=True),
+    Column("step", BigInteger, nullable=False),  # the last one that it rests on
+    Column("body", JSON, nullable=False),
+)
+
+# What a simulated run simulates.
+scenarios = Table(
+    "scenarios",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("body", JSON, nullable=False),
 )
 
 # Which control plane plans a run. Only the owner of an unexpired lease proposes segments.

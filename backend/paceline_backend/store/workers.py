@@ -24,6 +24,8 @@ _READ = (
     "data_s",
     "sync_s",
     "memory_bytes",
+    "squares",
+    "longest",
 )
 
 
@@ -85,6 +87,8 @@ def _feedback(table: dict[str, Floats], world: int) -> Feedback:
         table["samples"][whole].astype(np.int64),
         table["load"][whole],
         table["compute_s"][whole],
+        table["squares"][whole],
+        table["longest"][whole],
     )
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+from paceline.cost import Features
 from paceline_backend.policies import Feedback, Models
 from paceline_backend.policies.linear import LinearPredictor, PerSamplePredictor
 
@@ -26,11 +27,14 @@ def feedback(
         counts,
         np.asarray(load, np.float64),
         np.asarray(compute_s, np.float64),
+        squares=np.zeros(n),
+        longest=np.zeros(n),
     )
 
 
 def ett(models: Models, load: float, samples: int) -> float:
-    return float(models.ett(np.array([load]), np.array([samples]))[0])
+    batch = Features(*(np.array([value]) for value in (samples, load, 0.0, 0.0)))
+    return float(models.ett(batch)[0])
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -1,0 +1,69 @@
+"""What a batch costs relative to other batches: its effective load."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+class Features(NamedTuple):
+    """What of local batches decides their cost; arrays of one shape, such as [steps, W]."""
+
+    samples: Ints  # n
+    load: Floats  # Λ = Σλ
+    squares: Floats  # Σλ²
+    longest: Floats  # max λ; 0 of an empty batch
+
+
+class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How sizes add up to a batch's effective load, which time is linear in.
+
+    A sample counts f(λ) = λ + κ·λ²: κ > 0 where attention makes long samples dearer than their
+    length. A batch counts Σ f(λ), or n · f(max λ) where every sample is padded to the longest.
+    """
+
+    kappa: float = 0.0  # per size unit, ≥ 0
+    padded: bool = False
+
+    def sizes(self, sizes: Floats) -> Floats:
+        """f(λ) of each sample."""
+        return sizes + self.kappa * sizes**2 if self.kappa else sizes
+
+    def load(self, of: Features) -> Any:
+        """Effective load of each batch."""
+        if self.padded:
+            return of.samples * (of.longest + self.kappa * of.longest**2)
+        return of.load + self.kappa * of.squares if self.kappa else of.load
+
+
+SUM = Cost()
+
+
+def features(sizes: Floats, counts: Ints) -> Features:
+    """Features of consecutive batches.
+
+    Args:
+        sizes: of the samples, batch after batch, [counts.sum()].
+        counts: samples of each batch, any shape, in C order.
+    """
+    counts = np.asarray(counts, np.int64)
+    ends = np.cumsum(counts.ravel())
+    starts = ends - counts.ravel()
+    load, squares = (
+        (running[ends] - running[starts]).reshape(counts.shape)
+        for running in (
+            np.concatenate([[0.0], np.cumsum(sizes)]),
+            np.concatenate([[0.0], np.cumsum(sizes**2)]),
+        )
+    )
+    longest = np.zeros(counts.size)
+    filled = np.flatnonzero(counts.ravel())
+    if len(filled):
+        longest[filled] = np.maximum.reduceat(sizes, starts[filled])
+    return Features(counts, load, squares, longest.reshape(counts.shape))

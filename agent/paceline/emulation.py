@@ -1,0 +1,149 @@
+"""Emulated devices: how long a step shall take on each rank. For ranks and for the simulator."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from paceline.cost import SUM, Cost, Features
+
+Floats = npt.NDArray[np.float64]
+
+_PER_RANK = ("a_s", "b_s", "c_s", "data_s")
+
+
+class Slowdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Some ranks' computing takes `factor` times as long in some steps.
+
+    Steps [first_step, first_step + steps), and again every `every` steps if that is above 0. With
+    `chance` below 1, each rank in each of them by that chance.
+    """
+
+    ranks: list[int]
+    factor: float
+    first_step: int = 0
+    steps: int | None = None  # None: to the end
+    every: int = 0
+    chance: float = 1.0
+
+    def covers(self, step: int) -> bool:
+        """Whether it applies to a step."""
+        since = step - self.first_step
+        if since < 0:
+            return False
+        if self.every:
+            since %= self.every
+        return self.steps is None or since < self.steps
+
+
+class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Emulated device speeds: rank j's step takes ``a_s[j]·Λ' + c_s[j]·n + b_s[j]`` seconds.
+
+    Λ' is the effective load that `cost` makes of the batch; the first two terms are shortened by
+    CPU threads as Amdahl says (`serial` is the part that they do not shorten). Then come slowdowns,
+    delays and noise. A rank without samples computes nothing. The same seed gives the same times.
+    """
+
+    a_s: list[float]  # [W] s per size unit
+    b_s: list[float]  # [W] s per step
+    c_s: list[float] = []  # [W] s per sample; empty: 0
+    data_s: list[float] = []  # [W] s that loading a batch takes longer; empty: 0
+    cost: Cost = SUM
+    slowdowns: list[Slowdown] = []
+    delay_s: tuple[float, float] = (0.0, 0.0)  # uniform, added to each rank's step
+    noise: float = 0.0  # relative standard deviation of each rank's step
+    serial: float = 1.0  # share of computing that more threads do not shorten, 0 … 1
+    seed: int = 0
+
+    @staticmethod
+    def parse(text: str, world: int) -> Emulation:
+        """Reads the value of PACELINE_EMULATE for `world` ranks.
+
+        Raises:
+            ValueError: not JSON of that form, or a value out of range; the message names it.
+        """
+        try:
+            emulation = msgspec.json.decode(text, type=Emulation)
+        except msgspec.DecodeError as error:
+            raise ValueError(
+                f'PACELINE_EMULATE: {error}; expected {{"a_s": [W], "b_s": [W], …}}'
+            ) from error
+        if problem := emulation.problem(world):
+            raise ValueError(f"PACELINE_EMULATE: {problem}")
+        return emulation
+
+    def problem(self, world: int) -> str | None:
+        """What is wrong with it for `world` ranks, naming the field; None: nothing."""
+        for name in _PER_RANK:
+            values = getattr(self, name)
+            if not values and name in ("c_s", "data_s"):
+                continue
+            if len(values) != world or not all(0 <= value < math.inf for value in values):
+                return f"{name} = {values}: give one number ≥ 0 for each of {world} ranks"
+        low, high = self.delay_s
+        if not 0 <= low <= high < math.inf:
+            return f"delay_s = {[low, high]}: give two numbers, 0 ≤ low ≤ high"
+        for name, value, most in (
+            ("noise", self.noise, 1.0),
+            ("serial", self.serial, 1.0),
+            ("cost.kappa", self.cost.kappa, math.inf),
+        ):
+            if not 0 <= value <= most or value == math.inf:
+                return f"{name} = {value}: give a number from 0 to {most:g}"
+        for k, slow in enumerate(self.slowdowns):
+            where = f"slowdowns[{k}]"
+            if not all(0 <= rank < world for rank in slow.ranks):
+                return f"{where}.ranks = {slow.ranks}: ranks are 0 … {world - 1}"
+            if not 0 < slow.factor < math.inf:
+                return f"{where}.factor = {slow.factor}: give a number above 0"
+            if slow.first_step < 0 or slow.every < 0 or (slow.steps is not None and slow.steps < 1):
+                return f"{where}: first_step and every are 0 or more, steps 1 or more"
+            if not 0 <= slow.chance <= 1:
+                return f"{where}.chance = {slow.chance}: give a number from 0 to 1"
+        return None
+
+    def factors(self, step: int) -> Floats:
+        """By how much slowdowns stretch each rank's computing in a step, [W]."""
+        factor = np.ones(len(self.a_s))
+        for k, slow in enumerate(self.slowdowns):
+            if slow.covers(step):
+                hit = np.zeros(len(factor), bool)
+                hit[slow.ranks] = True
+                if slow.chance < 1:
+                    hit &= self._rng(step, 1 + k).random(len(factor)) < slow.chance
+                factor[hit] *= slow.factor
+        return factor
+
+    def compute_s(self, step: int, batch: Features, threads: Any = 1) -> Floats:
+        """How long each rank's forward and backward of a step shall take, [W].
+
+        Args:
+            step: of the run.
+            batch: of each rank, [W].
+            threads: CPU threads, a number or [W].
+        """
+        world = len(self.a_s)
+        work = np.asarray(self.a_s) * self.cost.load(batch)
+        if self.c_s:
+            work = work + np.asarray(self.c_s) * batch.samples
+        work = work * (self.serial + (1 - self.serial) / np.maximum(threads, 1))
+        time_s = (work + np.asarray(self.b_s)) * self.factors(step)
+        if self.delay_s[1]:
+            time_s = time_s + self._rng(step, 0).uniform(*self.delay_s, world)
+        if self.noise:
+            draw = self._rng(step, -1).standard_normal(world)
+            time_s = time_s * np.maximum(1 + self.noise * draw, 0.1)
+        return np.where(batch.samples > 0, time_s, 0.0)
+
+    def _rng(self, step: int, salt: int) -> np.random.Generator:
+        return np.random.default_rng([self.seed, step, salt + 1])
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `wire.Hello.emulated`: what differs from the defaults."""
+        made = msgspec.to_builtins(self)
+        plain = msgspec.to_builtins(Emulation(a_s=[], b_s=[]))
+        return {k: v for k, v in made.items() if k in ("a_s", "b_s") or v != plain[k]}

@@ -1,0 +1,5 @@
+"""A virtual cluster: up to 10,000 workers on a virtual clock, planned by the real policies."""
+
+from paceline_backend.simulator._simulation import Ran, Simulation
+
+__all__ = ["Ran", "Simulation"]
