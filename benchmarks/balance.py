@@ -1,0 +1,291 @@
+"""How near each planner comes to the fluid limit: Paceline's policies and its peers, side by side.
+
+An epoch's time over that of a perfectly divisible load, ``Σλ / Σ(1/a) + steps · b``: nothing is
+faster. Virtual training: rank j's step takes ``a_j · Λ' + b`` seconds, where Λ' is the sum of the
+sizes, or, padded, samples times the longest. Policies are told no speeds: they learn them in the
+first epoch, which does not count; the peers know of none. Peers that are not installed are null.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from harness import Check, finish, parser
+from peers import PEERS, Peer, Steps
+from virtual import MEAN, Floats, draw_sizes, introduction, train
+
+from paceline.cost import Cost, Features, features
+from paceline.emulation import Emulation
+from paceline_backend import policies
+
+SPEED_S = 1e-3  # a of the fast workers, s per size unit
+OVERHEAD = 0.02  # b as a share of a mean step
+STEPS = 64  # of an epoch
+EPOCHS = 3  # the first is not counted
+
+FREE, EXACT = "paceline free", "paceline exact"
+OURS: tuple[tuple[str, str, dict[str, Any]], ...] = (
+    (FREE, "paceline", {"mode": "free"}),
+    (EXACT, "paceline", {"mode": "exact"}),
+    ("CHRONICA, levelled", "chronica", {"picks": "levelled"}),
+    ("CHRONICA, as printed", "chronica", {"picks": "paper", "ett": "per-sample"}),
+)
+# Peers that, as exact mode, leave every global batch the samples it has in plain DDP.
+SAME_BATCHES = (
+    "torch DistributedSampler",
+    "flatflow sched",
+    "HF BatchRebalanceSampler",
+    "verl Karmarkar-Karp, equal",
+    "verl Karmarkar-Karp, unequal",
+)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One data set on one cluster."""
+
+    dif: int
+    world: int
+    local_batch: int
+    uneven: bool  # half of the workers half as fast
+    padded: bool
+    distribution: str = "lognormal"
+
+    @property
+    def global_batch(self) -> int:
+        """Samples of a step."""
+        return self.world * self.local_batch
+
+    @property
+    def sizes(self) -> Floats:
+        """λ, [N]."""
+        return draw_sizes(self.dif, STEPS * self.global_batch, self.distribution)
+
+    @property
+    def devices(self) -> Emulation:
+        """The ranks: the slow ones are the odd ones."""
+        slow = [1.0 + (self.uneven and rank % 2) for rank in range(self.world)]
+        overhead = OVERHEAD * SPEED_S * MEAN * self.local_batch
+        return Emulation(
+            a_s=[SPEED_S * factor for factor in slow],
+            b_s=[overhead] * self.world,
+            cost=Cost(padded=self.padded),
+        )
+
+    def __str__(self) -> str:
+        speeds = "half slow" if self.uneven else "equal"
+        cost = "padded" if self.padded else "sum"
+        return f"DIF {self.dif:>2}, {self.world:>2} x {self.local_batch:>2}, {speeds}, {cost}"
+
+
+def over_limit(batches: Features, devices: Emulation) -> float:
+    """Time of these steps over the fluid limit of the samples that they use; batches are [S, W]."""
+    step_s = devices.compute_s(0, batches).max(axis=1)
+    speed = float(np.sum(1 / np.array(devices.a_s)))
+    limit_s = float(batches.load.sum()) / speed + len(step_s) * devices.b_s[0]
+    return float(step_s.sum()) / limit_s
+
+
+def ours(setting: Setting, policy: str, parameters: dict[str, Any]) -> dict[str, float]:
+    """One of Paceline's policies: time over limit, and planning time a step."""
+    hello = introduction(setting.sizes, setting.world, setting.global_batch, EPOCHS)
+    trained = train(hello, setting.devices, policy, parameters).since(1)
+    return {
+        "over_limit": over_limit(trained.features, setting.devices),
+        "plan_s": trained.plan_s,
+    }
+
+
+def theirs(setting: Setting, peer: Peer) -> dict[str, float]:
+    """A peer: time over limit, and planning time a step."""
+    sizes = setting.sizes
+    begun = time.process_time()
+    steps: Steps = []
+    for epoch in range(1, EPOCHS):
+        steps += peer.plan(sizes.astype(np.int64), setting.world, setting.global_batch, 0, epoch)
+    spent = time.process_time() - begun
+    counts = np.array([[len(part) for part in step] for step in steps])
+    flat = np.concatenate([part for step in steps for part in step])
+    return {
+        "over_limit": over_limit(features(sizes[flat], counts), setting.devices),
+        "plan_s": spent / len(steps),
+    }
+
+
+def contenders(*, quick: bool) -> list[tuple[str, str, dict[str, Any]]]:
+    """Paceline's policies that are registered: (label, preset, parameters)."""
+    known = policies.names()
+    made = [row for row in OURS if row[1] in known]
+    # Adaptive policies choose between others, and the slowest has little to do with balance.
+    others = [name for name in known if name not in {"paceline", "chronica", "auto"}]
+    return made if quick else made + [(name, name, {}) for name in others]
+
+
+def measure(setting: Setting, *, quick: bool) -> dict[str, Any]:
+    """All contenders in one setting; None: not installed."""
+    row: dict[str, Any] = {
+        name: ours(setting, policy, parameters)
+        for name, policy, parameters in contenders(quick=quick)
+    }
+    for peer in PEERS:
+        row[peer.name] = theirs(setting, peer) if peer.version else None
+    return {
+        **asdict(setting),
+        "dif_drawn": float(np.std(setting.sizes, ddof=1)),
+        "contenders": row,
+    }
+
+
+def settings(options: argparse.Namespace) -> list[Setting]:
+    """The settings to run."""
+    if options.quick:
+        axes: tuple[Iterable[Any], ...] = ((0, 16, 64), (8,), (4,), (False, True), (False, True))
+    else:
+        axes = ((0, 4, 16, 64), (8, 32), (4, 16), (False, True), (False, True))
+    return [Setting(*values, options.sizes) for values in itertools.product(*axes)]
+
+
+def worst(rows: list[dict[str, Any]], name: str, **where: Any) -> float:
+    """The largest time over limit of a contender where these fields have one of these values."""
+    return max(
+        row["contenders"][name]["over_limit"]
+        for row in rows
+        if all(row[field] in values for field, values in where.items())
+    )
+
+
+def against(rows: list[dict[str, Any]], name: str, peers: Iterable[str], *, padded: bool) -> float:
+    """The largest ratio to the best of these peers, over all settings."""
+    ratios = []
+    for row in rows:
+        got = [row["contenders"][peer] for peer in peers]
+        best = min((one["over_limit"] for one in got if one), default=np.inf)
+        if row["padded"] == padded:
+            ratios.append(row["contenders"][name]["over_limit"] / best)
+    return max(ratios)
+
+
+def checks_of(rows: list[dict[str, Any]]) -> list[Check]:
+    """What the results must keep."""
+    if "paceline" not in policies.names():
+        return []
+    big, linear = (16, 64), (False,)
+    everyone = [peer.name for peer in PEERS]
+    first = {row["dif"]: row for row in reversed(rows) if not (row["uneven"] or row["padded"])}
+    flat = first[64]["contenders"][FREE]["over_limit"] / first[0]["contenders"][FREE]["over_limit"]
+    return [
+        Check(
+            "free, equal workers: time over fluid limit",
+            worst(rows, FREE, uneven=(False,), padded=linear),
+            1.005,
+            "<=",
+        ),
+        Check(
+            "free, half of them slow, DIF 16 and 64: time over fluid limit",
+            worst(rows, FREE, uneven=(True,), padded=linear, dif=big),
+            1.02,
+            "<=",
+        ),
+        Check("free, 8 equal workers: epoch at DIF 64 over DIF 0, same load", flat, 1.01, "<="),
+        Check("free over the best peer", against(rows, FREE, everyone, padded=False), 1.0, "<="),
+        Check(
+            "free over the best peer, padded", against(rows, FREE, everyone, padded=True), 1.0, "<="
+        ),
+        Check(
+            "exact over the best peer that keeps global batches",
+            against(rows, EXACT, SAME_BATCHES, padded=False),
+            1.0,
+            "<=",
+        ),
+    ]
+
+
+def table_of(rows: list[dict[str, Any]]) -> str:
+    """One line a contender, one column a setting."""
+    lines = []
+    for padded, uneven in itertools.product((False, True), (False, True)):
+        shown = [r for r in rows if r["padded"] == padded and r["uneven"] == uneven]
+        cost = "padded to the longest" if padded else "sum of sizes"
+        speeds = "half of the workers half as fast" if uneven else "equal workers"
+        lines.append(f"\nTime over fluid limit: {cost}, {speeds}")
+        heads = [f"{r['dif']}/{r['world']}x{r['local_batch']}" for r in shown]
+        lines.append(f"{'DIF/workers x local batch':<30}" + "".join(f"{h:>9}" for h in heads))
+        for name in rows[0]["contenders"]:
+            cells = [r["contenders"][name] for r in shown]
+            texts = [f"{c['over_limit']:.3f}" if c else "-" for c in cells]
+            lines.append(f"{name:<30}" + "".join(f"{text:>9}" for text in texts))
+    missing = [peer.name for peer in PEERS if not peer.version]
+    if missing:
+        lines.append(f"\nnot installed: {', '.join(missing)}")
+    return "\n".join(lines[1:]) + "\n"
+
+
+def plot(rows: list[dict[str, Any]], path: Path) -> None:
+    """Writes the comparison as an HTML page that needs nothing else."""
+    from plotly.subplots import make_subplots
+
+    kinds = list(itertools.product((False, True), (False, True)))
+    titles = [
+        f"{'padded' if padded else 'sum of sizes'}, {'half slow' if uneven else 'equal'}"
+        for padded, uneven in kinds
+    ]
+    figure = make_subplots(rows=2, cols=2, subplot_titles=titles, shared_yaxes=False)
+    for place, (padded, uneven) in enumerate(kinds):
+        shown = [r for r in rows if r["padded"] == padded and r["uneven"] == uneven]
+        for name in rows[0]["contenders"]:
+            cells = [r["contenders"][name] for r in shown]
+            figure.add_scatter(
+                x=[f"{r['dif']}/{r['world']}x{r['local_batch']}" for r in shown],
+                y=[c["over_limit"] if c else None for c in cells],
+                name=name,
+                legendgroup=name,
+                showlegend=place == 0,
+                mode="lines+markers",
+                row=1 + place // 2,
+                col=1 + place % 2,
+            )
+    figure.update_layout(title="Epoch time over the fluid limit", height=900)
+    figure.update_yaxes(type="log")
+    figure.write_html(path, include_plotlyjs=True)
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    options_ = parser(__doc__)
+    options_.add_argument("--plot", type=Path, help="write an HTML page with the comparison")
+    options_.add_argument("--sizes", choices=("lognormal", "gamma"), default="lognormal")
+    options = options_.parse_args()
+    rows = []
+    for setting in settings(options):
+        print(setting, file=sys.stderr)
+        rows.append(measure(setting, quick=options.quick))
+    if options.plot:
+        plot(rows, options.plot)
+    config = {
+        "steps": STEPS,
+        "epochs_counted": EPOCHS - 1,
+        "mean_size": MEAN,
+        "sizes": options.sizes,
+        "overhead_share": OVERHEAD,
+        "peers": {
+            peer.name: {
+                "package": peer.package,
+                "version": peer.version,
+                "licence": peer.licence,
+            }
+            for peer in PEERS
+        },
+    }
+    finish(options, config, {"settings": rows}, checks_of(rows), table_of(rows))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,251 @@
+"""What other projects would train in each step: samplers and balancers, called as their users do.
+
+A peer gets sizes, ranks, global batch, seed and epoch, and gives [step][rank] sample indices. None
+knows how fast a rank is. All are extras of the benchmarks (``pip install 'paceline[bench]'``); one
+that is not installed is left out, by name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+import sys
+import types
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+Steps = list[list[Ints]]
+Planner = Callable[[Ints, int, int, int, int], Steps]
+
+
+@dataclass(frozen=True)
+class Peer:
+    """A planner of another project.
+
+    Args:
+        name: in tables.
+        package: that must be installed.
+        licence: of that package, as its metadata says.
+        plan: sizes [N], ranks, global batch, seed, epoch → [step][rank] samples.
+    """
+
+    name: str
+    package: str
+    licence: str
+    plan: Planner
+
+    @property
+    def version(self) -> str | None:
+        """Of the installed package; None: it is not."""
+        try:
+            return version(self.package)
+        except PackageNotFoundError:
+            return None
+
+
+def _order(samples: int, seed: int, epoch: int) -> Ints:
+    """DistributedSampler's order of an epoch."""
+    import torch
+
+    generator = torch.Generator()
+    generator.manual_seed(seed + epoch)
+    return np.asarray(torch.randperm(samples, generator=generator).numpy())
+
+
+def _per_rank(ranks: list[Ints], local: int) -> Steps:
+    """Steps of rank streams that all take `local` samples at a time."""
+    return [
+        [stream[at : at + local] for stream in ranks]
+        for at in range(0, len(ranks[0]) // local * local, local)
+    ]
+
+
+def torch_sampler(sizes: Ints, world: int, global_batch: int, seed: int, epoch: int) -> Steps:
+    """PyTorch's DistributedSampler."""
+    from torch.utils.data import DistributedSampler
+
+    ranks = []
+    for rank in range(world):
+        sampler: Any = DistributedSampler(range(len(sizes)), world, rank, seed=seed)  # type: ignore[arg-type]
+        sampler.set_epoch(epoch)
+        ranks.append(np.array(list(sampler), np.int64))
+    return _per_rank(ranks, global_batch // world)
+
+
+@cache
+def _flatflow_graph() -> bytes:
+    """A small graph whose cost is linear in length: flatflow takes a sample's cost from a graph."""
+    import torch
+    from flatflow import ops
+    from torch.export import Dim, export
+
+    class Linear(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed = torch.nn.Embedding(100, 32)
+            self.linear = torch.nn.Linear(32, 32)
+
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            made: torch.Tensor = self.linear(self.embed(tokens))
+            return made
+
+    tokens = torch.zeros(1, 64, dtype=torch.long)
+    lengths = ({1: Dim("length", min=2, max=8192)},)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's own deprecations while it copies the graph
+        program = export(Linear().eval(), (tokens,), dynamic_shapes=lengths).run_decompositions()
+    made: bytes = ops.serialize(program.graph)
+    return made
+
+
+def _flatflow(mode: str) -> Planner:
+    def plan(sizes: Ints, world: int, global_batch: int, seed: int, epoch: int) -> Steps:
+        schedule = getattr(importlib.import_module("flatflow.ffi"), mode)
+        order = _order(len(sizes), seed, epoch).astype(np.uintp)
+        local = global_batch // world
+        ranks = [
+            # It sorts its arguments in place.
+            np.asarray(
+                schedule(
+                    order.copy(),
+                    sizes.copy(),
+                    _flatflow_graph(),
+                    1,
+                    1,
+                    world,
+                    rank,
+                    global_batch,
+                    local,
+                    "fast",
+                )
+            ).astype(np.int64)
+            for rank in range(world)
+        ]
+        return _per_rank(ranks, local)
+
+    return plan
+
+
+def _batch_rebalance(sizes: Ints, world: int, global_batch: int, seed: int, epoch: int) -> Steps:
+    from transformers.trainer_pt_utils import BatchRebalanceSampler
+
+    ranks = []
+    for rank in range(world):
+        sampler = BatchRebalanceSampler(
+            sizes.tolist(), global_batch, world, grad_accum=1, seed=seed, rank=rank
+        )
+        sampler.set_epoch(epoch)
+        ranks.append([np.array(batch, np.int64) for batch in sampler])
+    return [list(step) for step in zip(*ranks, strict=True)]
+
+
+def _length_grouped(sizes: Ints, world: int, global_batch: int, seed: int, epoch: int) -> Steps:
+    from transformers.trainer_pt_utils import DistributedLengthGroupedSampler
+
+    ranks = []
+    for rank in range(world):
+        sampler = DistributedLengthGroupedSampler(
+            global_batch, num_replicas=world, rank=rank, seed=seed, lengths=sizes.tolist()
+        )
+        sampler.set_epoch(epoch)
+        ranks.append(np.array(list(sampler), np.int64))
+    return _per_rank(ranks, global_batch // world)
+
+
+@cache
+def _verl() -> Any:
+    """verl's balancer without verl's dependencies, which are those of a whole RL stack.
+
+    Its packages, which import all of them when initialised, are entered without that, and three
+    modules that the balancer imports but does not need are stubs.
+    """
+    found = find_spec("verl")
+    assert found is not None
+    assert found.submodule_search_locations
+    root = found.submodule_search_locations[0]
+    stubs: dict[str, dict[str, Any]] = {
+        "verl": {"__path__": [root]},
+        "verl.utils": {"__path__": [f"{root}/utils"], "tensordict_utils": None},
+        "verl.protocol": {"DataProto": None},
+        "verl.utils.device": {"get_device_name": None},
+    }
+    for name, values in stubs.items():
+        sys.modules[name] = types.ModuleType(name)
+        vars(sys.modules[name]).update(values)
+    return importlib.import_module("verl.utils.seqlen_balancing")
+
+
+def _karmarkar_karp(*, equal: bool) -> Planner:
+    def plan(sizes: Ints, world: int, global_batch: int, seed: int, epoch: int) -> Steps:
+        partition = _verl().get_seqlen_balanced_partitions
+        order = _order(len(sizes), seed, epoch)
+        made = []
+        for at in range(0, len(sizes) // global_batch * global_batch, global_batch):
+            batch = order[at : at + global_batch]
+            parts = partition(sizes[batch].tolist(), world, equal)
+            made.append([batch[np.array(part)] for part in parts])
+        return made
+
+    return plan
+
+
+def _lhotse(sizes: Ints, world: int, global_batch: int, seed: int, epoch: int) -> Steps:
+    """Batches are of like total length, not count, so steps differ in number; no last odd one."""
+    logging.getLogger("lhotse").setLevel(logging.ERROR)
+    from lhotse import CutSet, MonoCut
+    from lhotse.dataset import DynamicBucketingSampler
+
+    drawn: list[Ints] = []
+
+    class Recording(DynamicBucketingSampler):  # type: ignore[misc]
+        """Each rank draws all ranks' batches and keeps its own: here one rank tells of all."""
+
+        def _next_batch(self) -> Any:
+            batch = super()._next_batch()
+            drawn.append(np.array([int(cut.id) for cut in batch], np.int64))
+            return batch
+
+    cuts = CutSet.from_cuts(
+        MonoCut(id=str(k), start=0.0, duration=float(size), channel=0, supervisions=[])
+        for k, size in enumerate(sizes)
+    )
+    warnings.filterwarnings("ignore", "You are using DynamicBucketingSampler with an eagerly")
+    sampler = Recording(
+        cuts.to_eager(),
+        max_duration=max(global_batch / world * float(sizes.mean()), float(sizes.max())),
+        num_buckets=max(
+            2, min(20, len(np.unique(sizes)), math.ceil(len(sizes) / global_batch / 4))
+        ),
+        shuffle=True,
+        drop_last=True,
+        world_size=world,
+        rank=0,
+        sync_buckets=True,
+        seed=seed,
+    )
+    sampler.set_epoch(epoch)
+    for _ in sampler:
+        pass
+    return [drawn[at : at + world] for at in range(0, len(drawn) - world + 1, world)]
+
+
+PEERS = (
+    Peer("torch DistributedSampler", "torch", "BSD-3-Clause", torch_sampler),
+    Peer("flatflow sched", "flatflow", "Apache-2.0", _flatflow("sched")),
+    Peer("flatflow sched_unstable", "flatflow", "Apache-2.0", _flatflow("sched_unstable")),
+    Peer("HF BatchRebalanceSampler", "transformers", "Apache-2.0", _batch_rebalance),
+    Peer("HF length-grouped", "transformers", "Apache-2.0", _length_grouped),
+    Peer("verl Karmarkar-Karp, equal", "verl", "Apache-2.0", _karmarkar_karp(equal=True)),
+    Peer("verl Karmarkar-Karp, unequal", "verl", "Apache-2.0", _karmarkar_karp(equal=False)),
+    Peer("lhotse DynamicBucketing", "lhotse", "Apache-2.0", _lhotse),
+)
