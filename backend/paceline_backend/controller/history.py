@@ -59,6 +59,11 @@ class History:
         """Whether all epochs are done."""
         return self.hello.epochs is not None and self.epoch >= self.hello.epochs
 
+    @property
+    def used(self) -> Ints:
+        """The samples that the epoch has used so far, ascending."""
+        return np.flatnonzero(~self._remaining)
+
     def must_shuffle(self, version: int) -> bool:
         """Whether the shuffler runs before the next segment (internals.md, "Policies")."""
         return self._shuffled_for != (self.epoch, version)

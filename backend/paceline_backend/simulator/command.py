@@ -1,0 +1,85 @@
+"""`paceline simulate`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import typer
+
+from paceline.errors import InputError
+from paceline_backend.simulator import summary
+from paceline_backend.simulator._simulation import Simulation
+from paceline_backend.simulator.scenario import Scenario
+from paceline_backend.simulator.summary import Summary
+
+_COLUMNS = (
+    ("policy", "policy"),
+    ("steps", "steps"),
+    ("step_time_s", "step s"),
+    ("se", "SE"),
+    ("waste", "waste"),
+    ("time_over_fluid", "÷ fluid limit"),
+    ("ett_mape", "ETT error"),
+    ("speedup", "speed-up"),
+)
+
+
+def in_memory(path: Path, names: list[str], warmup: int, as_json: bool) -> int:
+    """Simulates a scenario here, under each of some policies or as it says; prints a table.
+
+    Raises:
+        InputError: the scenario cannot be simulated, or a policy does not exist.
+    """
+    scenario = Scenario.load(path)
+    try:
+        if names:
+            found = summary.compare(scenario, names, warmup)
+        else:
+            found = summary.with_speedups(summary.run(Simulation.of(scenario), warmup))
+    except ValueError as error:  # a policy or its parameters
+        raise InputError(str(error)) from error
+    show(scenario, found, as_json)
+    return 0
+
+
+def show(scenario: Scenario, found: dict[str, Summary], as_json: bool, **more: Any) -> None:
+    """Prints what a scenario came to."""
+    sizes = scenario.hello().sizes_array()
+    about = {
+        "scenario": scenario.name,
+        "workers": scenario.workers,
+        "global_batch": scenario.global_batch,
+        "samples": len(sizes),
+        "mean": float(sizes.mean()),
+        "dif": float(np.std(sizes, ddof=1)) if len(sizes) > 1 else 0.0,
+        **more,
+    }
+    if as_json:
+        presets = {name: one.as_dict() for name, one in found.items()}
+        typer.echo(json.dumps({**about, "presets": presets}))
+        return
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    title = (
+        f"{scenario.name}: {scenario.workers} simulated workers, global batch "
+        f"{scenario.global_batch}, {len(sizes)} samples of size {about['mean']:.4g} "
+        f"(DIF {about['dif']:.4g})"
+    )
+    table = Table(title=title, title_justify="left", box=box.SIMPLE)
+    for _, head in _COLUMNS:
+        table.add_column(head, justify="left" if head == "policy" else "right")
+    for name, one in found.items():
+        values = {"policy": name, **one.as_dict()}
+        table.add_row(*(_cell(values[column]) for column, _ in _COLUMNS))
+    Console(highlight=False, markup=False).print(table)
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

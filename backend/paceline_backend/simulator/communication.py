@@ -1,0 +1,39 @@
+"""How long an all-reduce takes in a simulation."""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+
+
+class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A ring all-reduce, or a time that was measured.
+
+    W workers take 2(W−1) · latency_s + 2(W−1)/W · bytes / bandwidth: as many messages, and the
+    least that any all-reduce can move (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms
+    for clusters of workstations", J. Parallel Distrib. Comput. 69, 2009).
+    """
+
+    latency_s: float = 0.0  # of one message
+    bytes: float = 0.0  # of the gradients
+    bandwidth: float | None = None  # bytes per second of the slowest link
+    fixed_s: float = 0.0  # on top, whatever the number of workers
+
+    def problem(self) -> str | None:
+        """What is wrong with it, naming the field; None: nothing."""
+        for name in ("latency_s", "bytes", "fixed_s"):
+            value = getattr(self, name)
+            if not 0 <= value < math.inf:
+                return f"communication.{name}: {value}; give a number, 0 or more"
+        if self.bandwidth is None and self.bytes:
+            return "communication.bandwidth: give bytes per second, or leave bytes out"
+        if self.bandwidth is not None and not 0 < self.bandwidth < math.inf:
+            return f"communication.bandwidth: {self.bandwidth}; give bytes per second above 0"
+        return None
+
+    def seconds(self, world: int) -> float:
+        """Of one all-reduce among so many workers."""
+        rounds = 2 * (world - 1)
+        moved = rounds / world * self.bytes
+        return self.fixed_s + rounds * self.latency_s + moved / (self.bandwidth or math.inf)

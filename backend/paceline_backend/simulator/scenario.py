@@ -1,0 +1,306 @@
+"""What a simulated run simulates: read from YAML, checked, and made into what a simulation takes."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+import numpy as np
+import yaml
+
+from paceline.cost import SUM, Cost, Features
+from paceline.emulation import Emulation, Slowdown
+from paceline.errors import InputError
+from paceline.wire import Hello
+from paceline_backend import policies
+from paceline_backend.simulator.communication import Communication
+from paceline_backend.simulator.sizes import Sizes, SizesError
+
+MOST_WORKERS = 10_000
+
+T = TypeVar("T")
+
+
+class ScenarioError(InputError):
+    """A scenario that cannot be simulated; the message names the field and what to write."""
+
+
+class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """So many workers in a row with the same factor."""
+
+    workers: int
+    factor: float
+
+
+class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How fast workers are: worker j takes f_j · (unit_s · Λ' + sample_s · n) + step_s seconds.
+
+    Numbers are of every worker, lists hold one for each. The other fields are those of
+    `paceline.emulation.Emulation`.
+    """
+
+    unit_s: float | list[float]  # s per size unit
+    step_s: float | list[float] = 0.0  # s per step, at any factor
+    sample_s: float | list[float] = 0.0  # s per sample
+    factors: list[float | Group] = []  # f_j; empty: 1
+    data_s: float | list[float] = 0.0  # s that loading a batch takes
+    cost: Cost = SUM
+    slowdowns: list[Slowdown] = []
+    delay_s: tuple[float, float] = (0.0, 0.0)
+    noise: float = 0.0
+    serial: float = 1.0
+
+
+class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A worker dies in a step; all start again at that step, as from a checkpoint."""
+
+    rank: int
+    step: int
+    restart_s: float = 5.0  # from the failure to the next attempt's first step
+    world: int | None = None  # workers from then on: without the failed one and the last ones
+
+
+class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Another policy from the first segment on that begins at this step or later."""
+
+    step: int
+    policy: str
+    parameters: dict[str, Any] = {}
+
+
+class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A virtual cluster, its data and what happens to it. The same scenario gives the same run."""
+
+    name: str
+    workers: int
+    global_batch: int
+    sizes: Sizes
+    devices: Devices
+    steps: int | None = None  # to train; None: until the epochs are done
+    epochs: int | None = None
+    seed: int = 0
+    drop_last: bool = False
+    loss_mean: str = "samples"
+    policy: str = "bsp"
+    parameters: dict[str, Any] = {}
+    switches: list[Change] = []
+    failures: list[Failure] = []
+    communication: Communication = Communication()
+    limits: int | list[int] | None = None  # samples that fit into a worker's memory
+    profile: bool = False  # workers time trial batches of 2, 4, 8, … samples before training
+
+    @staticmethod
+    def load(path: Path) -> Scenario:
+        """Reads a scenario file; a file of sizes is looked up beside it.
+
+        Raises:
+            ScenarioError: it cannot be read, or is no scenario that can be simulated.
+        """
+        try:
+            text = path.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ScenarioError(f"{path}: {error}") from error
+        try:
+            return Scenario.parse(text).at(path.parent)
+        except ScenarioError as error:
+            raise ScenarioError(f"{path}: {error}") from error
+
+    @staticmethod
+    def parse(text: str) -> Scenario:
+        """Reads YAML.
+
+        Raises:
+            ScenarioError: no scenario that can be simulated.
+        """
+        try:
+            plain = yaml.load(text, _Loader)
+        except yaml.YAMLError as error:
+            raise ScenarioError(f"no YAML: {error}") from error
+        if not isinstance(plain, dict):
+            raise ScenarioError("give a mapping with the fields of a scenario: name, workers, …")
+        return Scenario.of(plain)
+
+    @staticmethod
+    def of(plain: Mapping[str, Any]) -> Scenario:
+        """From plain values, such as JSON's.
+
+        Raises:
+            ScenarioError: no scenario that can be simulated.
+        """
+        try:
+            scenario = msgspec.convert(plain, Scenario)
+        except msgspec.ValidationError as error:
+            what, _, where = str(error).partition(" - at `$.")
+            field = where.removesuffix("`")
+            raise ScenarioError(f"{field}: {what}" if field else what) from error
+        scenario.check()
+        return scenario
+
+    def at(self, folder: Path) -> Scenario:
+        """The same with its file of sizes below a folder."""
+        if self.sizes.file is None:
+            return self
+        sizes = msgspec.structs.replace(self.sizes, file=str(folder / self.sizes.file))
+        return msgspec.structs.replace(self, sizes=sizes)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain values: `of` gives the same scenario again."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
+
+    def check(self) -> None:
+        """Raises ScenarioError when it cannot be simulated."""
+        if not 1 <= self.workers <= MOST_WORKERS:
+            raise ScenarioError(f"workers: {self.workers}; give a number from 1 to {MOST_WORKERS}")
+        if self.global_batch < 1:
+            raise ScenarioError(f"global_batch: {self.global_batch}; give 1 sample or more")
+        if self.steps is None and self.epochs is None:
+            raise ScenarioError("steps: give how many to train, or epochs")
+        for name in ("steps", "epochs"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ScenarioError(f"{name}: {value}; give 1 or more, or leave it out")
+        if self.seed < 0:
+            raise ScenarioError(f"seed: {self.seed}; give 0 or more")
+        if self.loss_mean not in ("samples", "size"):
+            raise ScenarioError(f'loss_mean: {self.loss_mean!r}; give "samples" or "size"')
+        if problem := self.sizes.problem() or self.communication.problem():
+            raise ScenarioError(problem)
+        self._check_policies()
+        self._check_failures()
+        if problem := self.emulation().problem(self.workers):
+            raise ScenarioError(f"devices.{problem}")
+        room = self.memory_limits()
+        if room and (min(room) < 0 or sum(room) < self.global_batch):
+            raise ScenarioError(
+                f"limits: {sum(room)} samples fit in all; at least global_batch must, and 0 each"
+            )
+
+    def _check_policies(self) -> None:
+        steps = [change.step for change in self.switches]
+        if steps != sorted(steps) or any(step < 0 for step in steps):
+            raise ScenarioError("switches: give them in the order of their steps, from 0 on")
+        for where, name, parameters in (
+            ("", self.policy, self.parameters),
+            *((f"switches[{k}].", c.policy, c.parameters) for k, c in enumerate(self.switches)),
+        ):
+            try:
+                policies.make(name, parameters)
+            except ValueError as error:
+                raise ScenarioError(f"{where}{error}") from error
+
+    def _check_failures(self) -> None:
+        world, step = self.workers, 0
+        for k, failure in enumerate(self.failures):
+            where = f"failures[{k}]"
+            if not 0 <= failure.rank < world:
+                raise ScenarioError(f"{where}.rank: {failure.rank}; ranks are 0 … {world - 1} then")
+            if failure.step < step:
+                raise ScenarioError(f"{where}.step: {failure.step}; give them in order, from 0 on")
+            if not 0 <= failure.restart_s < math.inf:
+                raise ScenarioError(f"{where}.restart_s: {failure.restart_s}; give seconds, ≥ 0")
+            after = world if failure.world is None else failure.world
+            if not 1 <= after <= world:
+                raise ScenarioError(f"{where}.world: {after}; give 1 … {world} workers")
+            world, step = after, failure.step
+
+    def emulation(self) -> Emulation:
+        """The devices of all workers."""
+        devices = self.devices
+        factors = self._factors()
+        a_s = self._each("devices.unit_s", devices.unit_s)
+        c_s = self._each("devices.sample_s", devices.sample_s)
+        data_s = self._each("devices.data_s", devices.data_s)
+        return Emulation(
+            a_s=[factor * value for factor, value in zip(factors, a_s, strict=True)],
+            b_s=self._each("devices.step_s", devices.step_s),
+            c_s=[factor * value for factor, value in zip(factors, c_s, strict=True)]
+            if any(c_s)
+            else [],
+            data_s=data_s if any(data_s) else [],
+            cost=devices.cost,
+            slowdowns=devices.slowdowns,
+            delay_s=devices.delay_s,
+            noise=devices.noise,
+            serial=devices.serial,
+            seed=self.seed,
+        )
+
+    def memory_limits(self) -> list[int]:
+        """How many samples fit into each worker's memory; empty: no limits."""
+        return [] if self.limits is None else self._each("limits", self.limits)
+
+    def hello(self) -> Hello:
+        """What the leader would introduce itself with; its times are virtual, from 0 on.
+
+        Raises:
+            ScenarioError: the file of sizes cannot be read.
+        """
+        try:
+            sizes = self.sizes.draw(self.seed)
+        except SizesError as error:
+            raise ScenarioError(str(error)) from error
+        if self.drop_last and len(sizes) < self.global_batch:
+            raise ScenarioError(
+                f"drop_last: {len(sizes)} samples are less than a global batch; nothing would train"
+            )
+        devices = self.emulation()
+        return Hello(
+            attempt=0,
+            world=self.workers,
+            global_batch=self.global_batch,
+            seed=self.seed,
+            sizes=sizes.astype("<f8").tobytes(),
+            loss_mean=self.loss_mean,
+            drop_last=self.drop_last,
+            epochs=self.epochs,
+            lookahead=0,
+            started_at=0.0,
+            paceline="simulated",
+            torch="none",
+            device="simulated",
+            profiles=self._profiles(devices, float(sizes.mean())) if self.profile else [],
+            limits=self.memory_limits(),
+        )
+
+    def _profiles(self, devices: Emulation, size: float) -> list[list[tuple[int, float]]]:
+        """(samples, s) of each worker's trial batches, of samples of this size."""
+        room = np.array(self.memory_limits() or [self.global_batch] * self.workers)
+        trials: list[list[tuple[int, float]]] = [[] for _ in range(self.workers)]
+        calm = msgspec.structs.replace(devices, slowdowns=[], delay_s=(0.0, 0.0), noise=0.0)
+        count = 2
+        while (fits := count <= np.minimum(room, self.global_batch)).any():
+            n = np.full(self.workers, count)
+            batch = Features(n, n * size, n * size**2, np.full(self.workers, size))
+            for rank, time_s in enumerate(calm.compute_s(0, batch).tolist()):
+                if fits[rank]:
+                    trials[rank].append((count, time_s))
+            count *= 2
+        return trials
+
+    def _factors(self) -> list[float]:
+        factors: list[float] = []
+        for part in self.devices.factors:
+            factors += [part.factor] * part.workers if isinstance(part, Group) else [part]
+        return self._each("devices.factors", factors or 1.0)
+
+    def _each(self, name: str, value: T | list[T]) -> list[T]:
+        """One value for each worker."""
+        if not isinstance(value, list):
+            return [value] * self.workers
+        if len(value) != self.workers:
+            raise ScenarioError(f"{name}: {len(value)} for {self.workers} workers; give one each")
+        return value
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML whose numbers may be written as 1e-5, which YAML 1.1 takes for text."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?\d+(\.\d*)?[eE][-+]?\d+$"), list("-+0123456789")
+)

@@ -1,0 +1,116 @@
+"""Sizes of a simulated data set: drawn from a distribution, or read from a file."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float64]
+
+_SALT = 0x51  # sizes and devices draw from one seed
+
+
+class SizesError(ValueError):
+    """A file of sizes that cannot be used."""
+
+
+class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """`samples` draws of a distribution with this mean and DIF, or a file with a size per sample.
+
+    Draws are cut off at `min` and `max`, which moves mean and DIF: a normal distribution whose DIF
+    is near its mean is none any more. Gamma and lognormal keep theirs.
+    """
+
+    distribution: Literal["constant", "uniform", "normal", "lognormal", "gamma"] | None = None
+    samples: int = 0
+    mean: float = 1.0
+    dif: float = 0.0  # standard deviation
+    min: float | None = None  # default: a hundredth of the mean
+    max: float | None = None
+    file: str | None = None  # .txt, .csv or .npy
+    column: str | None = None  # of a .csv
+
+    def problem(self) -> str | None:
+        """What is wrong with it, naming the field; None: nothing."""
+        if (self.distribution is None) == (self.file is None):
+            return "sizes: give either distribution or file"
+        if self.file is not None:
+            if Path(self.file).suffix not in _READERS:
+                return f"sizes.file: {self.file}; give a file that ends in {', '.join(_READERS)}"
+            return None
+        if self.samples < 1:
+            return f"sizes.samples: {self.samples}; give how many samples the data set has"
+        for name, value in (("mean", self.mean), ("dif", self.dif)):
+            if not 0 <= value < math.inf or (name == "mean" and value == 0):
+                return f"sizes.{name}: {value}; give a number above 0"
+        low, high = self._bounds()
+        if not 0 < low <= high:
+            return f"sizes.min: {low} to sizes.max: {high}; give 0 < min ≤ max"
+        if self.distribution == "uniform" and self.mean - math.sqrt(3) * self.dif < 0:
+            return f"sizes.dif: {self.dif}; uniform sizes around {self.mean} would be below 0"
+        return None
+
+    def draw(self, seed: int) -> Floats:
+        """A size per sample, [N]; the same seed gives the same.
+
+        Raises:
+            SizesError: the file cannot be read or holds anything but sizes above 0.
+        """
+        if self.file is not None:
+            return self._read(Path(self.file))
+        rng = np.random.default_rng([seed, _SALT])
+        mean, dif, n = self.mean, self.dif, self.samples
+        if self.distribution == "constant" or dif == 0:
+            return np.full(n, mean)
+        if self.distribution == "uniform":
+            half = math.sqrt(3) * dif
+            drawn = rng.uniform(mean - half, mean + half, n)
+        elif self.distribution == "normal":
+            drawn = rng.normal(mean, dif, n)
+        elif self.distribution == "lognormal":
+            variance = math.log1p((dif / mean) ** 2)
+            drawn = rng.lognormal(math.log(mean) - variance / 2, math.sqrt(variance), n)
+        else:
+            shape = (mean / dif) ** 2
+            drawn = rng.gamma(shape, mean / shape, n)
+        return np.clip(drawn, *self._bounds())
+
+    def _bounds(self) -> tuple[float, float]:
+        low = self.mean / 100 if self.min is None else self.min
+        return low, math.inf if self.max is None else self.max
+
+    def _read(self, path: Path) -> Floats:
+        try:
+            sizes = _READERS[path.suffix](path, self.column)
+        except (OSError, ValueError) as error:
+            raise SizesError(f"sizes.file: {path}: {error}") from error
+        if sizes.ndim != 1 or not len(sizes) or not (np.isfinite(sizes) & (sizes > 0)).all():
+            raise SizesError(f"sizes.file: {path}: give one number above 0 for each sample")
+        return sizes
+
+
+def _text(path: Path, column: str | None) -> Floats:
+    return np.array([float(line) for line in path.read_text().split()])
+
+
+def _csv(path: Path, column: str | None) -> Floats:
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    names = list(rows[0]) if rows else []
+    name = column or (names[0] if len(names) == 1 else None)
+    if name not in names:
+        raise ValueError(f"sizes.column: give the column that holds the sizes, of {names}")
+    return np.array([float(row[name]) for row in rows])
+
+
+def _npy(path: Path, column: str | None) -> Floats:
+    return np.asarray(np.load(path, allow_pickle=False), np.float64)
+
+
+_READERS = {".txt": _text, ".csv": _csv, ".npy": _npy}

@@ -1,0 +1,190 @@
+"""What a simulation came to: per policy, as a run's report has it, against the true fluid limit."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from paceline.cost import Features
+from paceline.emulation import Emulation
+from paceline_backend import policies
+from paceline_backend.policies._base import Floats
+from paceline_backend.simulator._simulation import Ran, Simulation
+from paceline_backend.simulator.scenario import Scenario
+
+BASELINE = "bsp"
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A policy's steps of a simulation; means over them. Definitions: docs/glossary.md."""
+
+    steps: int
+    step_time_s: float
+    total_s: float  # virtual time of the steps
+    se: float
+    step_dif: float
+    waste: float
+    ett_mape: float | None
+    time_over_fluid: float | None  # step times / (fluid limits + communication)
+    load_per_s: float  # size units
+    plan_s: float  # real time that planning took, per segment
+    moved: int
+    speedup: float | None = None  # over plain data parallelism, per size unit
+
+    def as_dict(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self)
+
+
+def fluid_s(devices: Emulation, step: int, batch: Features, threads: Any = 1) -> float:
+    """The least time of a step whose load can be divided at will: Σ_j (T − b_j)⁺ / a_j = Λ'.
+
+    With all b_j alike this is algorithms' Σλ / Σ(1/a_j) + b. Samples count in proportion to load,
+    padding not at all, slowdowns as they were; delays and noise do not.
+
+    Args:
+        devices: true speeds.
+        step: of the run.
+        batch: of each rank, [W]; only the totals matter.
+        threads: CPU threads of the ranks, a number or [W].
+    """
+    unpadded = msgspec.structs.replace(devices.cost, padded=False)
+    load = float(np.sum(unpadded.load(batch)))
+    factors = devices.factors(step)
+    a_s = np.array(devices.a_s)
+    if devices.c_s:
+        a_s = a_s + np.array(devices.c_s) * float(batch.samples.sum()) / load
+    a_s = a_s * factors * (devices.serial + (1 - devices.serial) / np.maximum(threads, 1))
+    speed = 1.0 / np.maximum(a_s, 1e-300)
+    b_s = np.array(devices.b_s) * factors + np.array(devices.data_s or 0.0)
+    # Using only the ranks of the k least b_j: the best k is where one more would not help.
+    order = np.argsort(b_s, kind="stable")
+    times = (load + np.cumsum((b_s * speed)[order])) / np.cumsum(speed[order])
+    return float(times.min())
+
+
+@dataclass
+class Tally:
+    """Adds up what a simulation reports.
+
+    Args:
+        warmup: steps left out after each policy's start.
+    """
+
+    warmup: int = 0
+    _parts: dict[str, list[dict[str, float]]] = field(default_factory=dict)
+    _plans: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
+    _start: tuple[int, int, int] = (-1, -1, 0)  # attempt, version, first step
+
+    def add(self, ran: Ran, devices: Emulation) -> None:
+        """Takes a segment in; `devices` are those that trained it."""
+        segment = ran.segment
+        self._plans.setdefault(segment.policy, []).append((ran.plan_s, segment.moved))
+        mine = self._parts.setdefault(segment.policy, [])
+        if self._start[:2] != (ran.attempt, segment.version):
+            self._start = (ran.attempt, segment.version, segment.first_step)
+        ett_s, step_s = ran.ett_s, ran.step_s
+        for k, compute_s in enumerate(ran.compute_s):
+            step = segment.first_step + k
+            if step < self._start[2] + self.warmup:
+                continue
+            batch = Features(*(column[k] for column in ran.features))
+            limit_s = fluid_s(devices, step, batch, np.array(segment.threads or 1))
+            mine.append(
+                {
+                    "step_s": float(step_s[k]),
+                    "load": float(batch.load.sum()),
+                    "fluid_s": limit_s + float(ran.communication_s[k].max()),
+                    **_spread(compute_s, batch.load),
+                    "ett_mape": np.nan if ett_s is None else _mape(ett_s[k], compute_s),
+                }
+            )
+
+    def summaries(self) -> dict[str, Summary]:
+        """Of each policy, in the order of their start."""
+        found = {}
+        for policy, parts in self._parts.items():
+            table = {name: np.array([part[name] for part in parts]) for name in (parts or [{}])[0]}
+            if not table:
+                continue
+            plans = np.array(self._plans[policy])
+            total_s = float(table["step_s"].sum())
+            known = table["ett_mape"][~np.isnan(table["ett_mape"])]
+            limit_s = float(table["fluid_s"].sum())
+            found[policy] = Summary(
+                steps=len(parts),
+                step_time_s=total_s / len(parts),
+                total_s=total_s,
+                se=float(table["se"].mean()),
+                step_dif=float(table["dif"].mean()),
+                waste=float(table["waste"].mean()),
+                ett_mape=float(known.mean()) if len(known) else None,
+                time_over_fluid=total_s / limit_s if limit_s else None,
+                load_per_s=float(table["load"].sum()) / total_s if total_s else 0.0,
+                plan_s=float(plans[:, 0].mean()),
+                moved=int(plans[:, 1].sum()),
+            )
+        return found
+
+
+def _spread(compute_s: Floats, load: Floats) -> dict[str, float]:
+    most, mean = float(compute_s.max()), float(compute_s.mean())
+    return {
+        "se": (most - float(compute_s.min())) / mean if mean else 0.0,
+        "waste": 1 - mean / most if most else 0.0,
+        "dif": float(load.std(ddof=1)) if len(load) > 1 else 0.0,
+    }
+
+
+def _mape(ett_s: Floats, compute_s: Floats) -> float:
+    worked = compute_s > 0
+    if not worked.any():
+        return float("nan")
+    return float((np.abs(ett_s - compute_s)[worked] / compute_s[worked]).mean())
+
+
+def run(simulation: Simulation, warmup: int = 0) -> dict[str, Summary]:
+    """Trains to the end; per policy, in the order of their start."""
+    tally = Tally(warmup)
+    while not simulation.finished:
+        devices = simulation.devices  # a failure may leave others
+        tally.add(simulation.advance(), devices)
+    return tally.summaries()
+
+
+def under(scenario: Scenario, policy: str) -> Scenario:
+    """The same under one policy from start to end; with its defaults, if it is another.
+
+    Raises:
+        UnknownPolicyError: there is no such policy.
+    """
+    policies.get(policy)
+    parameters = scenario.parameters if policy == scenario.policy else {}
+    return msgspec.structs.replace(scenario, policy=policy, parameters=parameters, switches=[])
+
+
+def compare(scenario: Scenario, names: list[str], warmup: int = 0) -> dict[str, Summary]:
+    """The scenario under each of some policies; `speedup` is that over `bsp`, if it is among them.
+
+    Raises:
+        UnknownPolicyError: there is no such policy.
+    """
+    runs = [under(scenario, name) for name in names]
+    found = {one.policy: run(Simulation.of(one), warmup)[one.policy] for one in runs}
+    return with_speedups(found)
+
+
+def with_speedups(found: dict[str, Summary]) -> dict[str, Summary]:
+    """The same summaries, with their speed-up over `bsp` where that is among them."""
+    base = found.get(BASELINE)
+    if base is None or not base.load_per_s:
+        return found
+    values = {
+        name: {**one.as_dict(), "speedup": one.load_per_s / base.load_per_s}
+        for name, one in found.items()
+    }
+    return {name: Summary(**value) for name, value in values.items()}
