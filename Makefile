@@ -1,4 +1,4 @@
-.PHONY: help setup-demo setup-dev demo demo-report test check format clean
+.PHONY: help setup-demo setup-dev setup-bench demo demo-report test check bench format clean
 .DEFAULT_GOAL := help
 
 help: ## what there is
@@ -25,6 +25,12 @@ check: setup-dev ## lint and types
 
 test: check ## every test: real Redis protocol, SQLite, Postgres, TorchElastic, Chromium
 	.venv/bin/pytest $(ARGS)
+
+setup-bench:
+	@bash scripts/setup.sh bench
+
+bench: setup-bench ## how near each policy and its peers come to the fluid limit (ARGS=--quick)
+	.venv/bin/python benchmarks/balance.py $(ARGS)
 
 format: setup-dev ## format the code
 	.venv/bin/ruff check --fix .

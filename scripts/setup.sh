@@ -3,9 +3,10 @@
 #
 #   scripts/setup.sh demo   what `make demo` needs
 #   scripts/setup.sh dev    that, plus what `make test` needs (a Chromium too)
+#   scripts/setup.sh bench  what benchmarks/ compares with
 set -euo pipefail
 cd "$(dirname "$0")/.."
-extra=${1:?usage: scripts/setup.sh demo|dev}
+extra=${1:?usage: scripts/setup.sh demo|dev|bench}
 python=${PYTHON:-python3}
 say() { printf '\033[2m%s\033[0m\n' "$*" >&2; }
 
@@ -43,6 +44,10 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
         fi
     fi
     "${pip[@]}" install -c constraints.txt -e ".[$extra]"
+    if [ "$extra" = bench ]; then
+        # One module of it, which needs none of its dependencies: those are a whole RL stack.
+        "${pip[@]}" install --no-deps -c constraints.txt verl
+    fi
     echo "$want" > "$stamp"
 fi
 
