@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-from numpy.lib.stride_tricks import sliding_window_view
-from scipy.optimize import nnls
 from sklearn.linear_model import LinearRegression
 
-from paceline_backend.policies._base import Feedback, Floats, Models
+from paceline.cost import SUM, Cost
+from paceline_backend.policies._base import Feedback, Floats, Ints, Models, usable
+from paceline_backend.policies._jit import compiled
 
 WINDOW: Mapping[str, Any] = {
     "type": "integer",
@@ -21,117 +21,214 @@ WINDOW: Mapping[str, Any] = {
     "default": 64,
     "description": "Steps of feedback that the predictor looks at.",
 }
+COST: Mapping[str, Any] = {
+    "type": "string",
+    "enum": ["auto", "sum", "padded"],
+    "default": "auto",
+    "description": "What a batch's time is linear in: the sum of its sizes, its padded size "
+    "(samples times the longest), or whichever of these, quadratic in length or not, fits best.",
+}
 
-_CHANGED = 0.15  # two steps in a row off by more: the speed has changed
-_LEVEL = 7  # steps whose median is the usual rate, and corrects a slow drift
-_FEW = 4  # rows below which no regression is tried
+# Residuals are logarithms of a step's time over its forecast.
+_CHANGED = math.log(1.15)  # two steps in a row off by more, to the same side: another speed
+_WILD = 3.0  # but not while so many standard deviations of the noise are more than that
+_NOISE, _BELIEF = 0.05, 4.0  # the standard deviation at first, believed like so many rows
+_SHARE = 0.25  # how much of a step's time may well be c·n, and b: the prior's standard deviation
 _LEAST = 1e-3  # share of the time that load must explain
-_PRIOR = 0.12  # square root of the ridge on c and b, as shares of the step's time
+_FAST = 0.2  # weight of the newest in the mean of residuals, which tells a drift,
+_DRIFT = 2.0  # and of its standard deviations: from so many on
+_CAP = 0.3  # residual that a row counts with at most when costs are compared
+
+_RANKS = 16  # whose rows decide what a batch costs: the same model on all
+_CURVES = 2.0 ** np.arange(-3, 7)  # κ to try, over one by the typical long size
+_MARGIN = 8.0  # what a cost other than the sum must gain in log-likelihood, and κ as much again
+_EXACT = 0.003  # residuals so small tell nothing
 
 
 @dataclass(frozen=True)
 class LinearPredictor:
-    """CHRONICA's runtime prophet (Alg. 1), per step: T = a·Λ + c·n + b, a > 0, c ≥ 0, b ≥ 0.
+    """CHRONICA's runtime prophet (Alg. 1), per step: T = a·Λ' + c·n + b, a > 0, c ≥ 0, b ≥ 0.
 
     b is a cost per step, so it is added once, not per sample as in the paper, and c is the cost of
-    a sample whatever its size. Least squares of relative errors over the steps since the speed last
-    changed: that two steps in a row are off by more than 15 % in the same direction is such a
-    change, so it is noticed at the second. Single rows far off are left out. A weak prior says
-    c = b = 0, so that feedback that cannot tell c from b (constant n, as under `bsp`) or a from b
-    (loads too alike) gives a sensible forecast for any other n and Λ.
+    a sample whatever its size. Relative least squares, row by row, oldest first. A row that is off
+    its forecast by more than 15 % is kept out; when the next one is off to the same side, the
+    rank's speed has changed: all three costs by the same factor, which the newest row tells. Slower
+    changes are followed once they stand out from the noise. A weak prior says c = b = 0, so that
+    feedback that cannot tell c from b (constant n, as under `bsp`) or a from b (loads too alike)
+    gives a sensible forecast for any other n and Λ'.
 
     Args:
-        window: steps to look at.
+        window: steps to look at, of those in which a rank had samples.
+        cost: "sum", Λ' = Λ; "padded", Λ' = n · max λ; "auto": one of these, plain or quadratic in
+            length, whichever forecasts all ranks' steps best; the sum unless the others are clearly
+            better.
     """
 
     window: int = 64
+    cost: str = "sum"
 
     def fit(self, feedback: Feedback, world: int) -> Models:
         """See `Predictor.fit`. Known as soon as each rank has one usable row."""
-        fits = []
-        for rank in range(world):
-            rows = feedback.of(rank)
-            if not len(rows):
-                return Models.unknown(world)
-            recent = slice(-self.window, None)
-            fits.append(
-                _fit_rank(
-                    rows.load[recent],
-                    rows.samples[recent].astype(np.float64),
-                    rows.compute_s[recent],
-                )
-            )
-        a, c, b = np.array(fits).T
-        return Models(a, c, b)
+        rows = feedback.by_step(world)
+        cost = Cost(padded=True) if self.cost == "padded" else SUM
+        if self.cost == "auto":
+            cost = _choose(rows, self.window)
+        fits, _ = _fit(rows, cost, self.window)
+        if not len(rows) or (fits[:, 0] <= 0).any():
+            return Models.unknown(world)
+        a, c, b = fits.T.copy()
+        return Models(a, c, b, cost=cost)
 
 
-def _fit_rank(load: Floats, samples: Floats, compute_s: Floats) -> Floats:
-    """(a, c, b) of one worker from F ≥ 1 rows, oldest first."""
-    start = 0
-    for row in _suspects(compute_s / load):
-        before, after = slice(start, row), slice(row, row + 2)
-        if row > start:
-            fit = _regress(load[before], samples[before], compute_s[before])
-            if _same_side(compute_s[after] / _forecast(fit, load[after], samples[after])):
-                start = row
-    load, samples, compute_s = load[start:], samples[start:], compute_s[start:]
-    fit = _regress(load, samples, compute_s)
-    ratio = compute_s / _forecast(fit, load, samples)
-    return fit * float(np.median(ratio[-_LEVEL:]))
+def _fit(rows: Feedback, cost: Cost, window: int) -> tuple[Floats, Floats]:
+    """(a, c, b) of each rank, [W, 3], a = 0 where there is no row; (loss, rows), [W, 2]."""
+    world = rows.load.shape[1]
+    fits, losses = np.zeros((world, 3)), np.zeros((world, 2))
+    load = np.ascontiguousarray(cost.load(rows.features), np.float64)
+    _fit_ranks(load, rows.samples, rows.compute_s, window, fits, losses)
+    return fits, losses
 
 
-def _suspects(rate: Floats) -> list[int]:
-    """Rows from which on the speed may be another: it and the next have another rate than before.
+def _choose(rows: Feedback, window: int) -> Cost:
+    """What a batch costs, from how well each cost would have forecast the steps so far."""
+    told = usable(rows.samples, rows.load, rows.compute_s)
+    known = rows.longest[told] > 0
+    if not len(known) or not known.all():  # recorded before sizes' squares and maxima were
+        return SUM
+    world = rows.load.shape[1]
+    some = np.unique(np.linspace(0, world - 1, min(world, _RANKS)).astype(np.int64))
+    part = Feedback(*(np.ascontiguousarray(getattr(rows, name)[:, some]) for name in _FIELDS))
+    typical = float(rows.squares[told].sum() / rows.load[told].sum())
+    best, least = SUM, math.inf
+    for padded in (False, True):
+        for kappa in (0.0, *(_CURVES / typical)):
+            cost = Cost(float(kappa), padded)
+            loss, count = _fit(part, cost, window)[1].sum(axis=0)
+            likelihood = 0.5 * count * math.log(loss / max(count, 1) + _EXACT**2)
+            score = likelihood + _MARGIN * (padded + (kappa > 0))
+            if score < least - 1e-9:
+                best, least = cost, score
+    return best
 
-    Only a hint: with a cost per step, T/Λ depends on Λ too.
+
+_FIELDS = ("step", "rank", "samples", "load", "compute_s", "squares", "longest")
+
+
+@compiled
+def _fit_ranks(
+    load: Floats, samples: Ints, compute_s: Floats, window: int, fits: Floats, losses: Floats
+) -> None:
+    """Fits each rank's rows of [S, W] arrays; fills `fits`, [W, 3], and `losses`, [W, 2].
+
+    `beta` is (a, c, b) for load and samples over their means: what each costs in a typical step.
     """
-    if len(rate) < 3:
-        return []
-    padded = np.concatenate([np.full(_LEVEL - 1, rate[0]), rate])
-    usual = np.median(sliding_window_view(padded, _LEVEL), axis=1)  # of the rows up to each
-    pairs = np.stack([rate[1:-1], rate[2:]], 1) / usual[:-2, None]
-    return [row + 1 for row in range(len(pairs)) if _same_side(pairs[row])]
+    steps, world = load.shape
+    g, h, beta, usual = np.zeros((3, 3)), np.zeros(3), np.zeros(3), np.zeros(3)
+    for rank in range(world):
+        first, count, mean_u, mean_v = steps, 0, 0.0, 0.0
+        while first > 0 and count < window:
+            first -= 1
+            if min(load[first, rank], samples[first, rank], compute_s[first, rank]) > 0:
+                count += 1
+                mean_u += (load[first, rank] - mean_u) / count
+                mean_v += (samples[first, rank] - mean_v) / count
+        g[:], h[:], beta[:], usual[:] = 0.0, 0.0, 0.0, 0.0
+        squares, seen, loss, recent, drift, held = 0.0, 0, 0.0, 0.0, 0.0, 0.0
+        for step in range(first, steps):
+            if min(load[step, rank], samples[step, rank], compute_s[step, rank]) <= 0:
+                continue
+            u, v = load[step, rank] / mean_u, samples[step, rank] / mean_v
+            time_s = compute_s[step, rank]
+            if seen == 0:
+                beta[0] = time_s / u
+            variance = (_NOISE**2 * _BELIEF + squares) / (_BELIEF + seen)
+            off = math.log(time_s / (beta[0] * u + beta[1] * v + beta[2])) - drift
+            loss += min(off * off, _CAP**2)
+            if abs(off) <= max(_CHANGED, _WILD * math.sqrt(variance)):
+                squares += off * off
+            elif seen == 1 or off * held > 0:  # a first step is often slow: the second is believed
+                beta *= math.exp(off + drift)
+                usual[:] = beta
+                g[:], h[:], recent, drift = 0.0, 0.0, 0.0, 0.0
+            else:
+                held = off
+                continue
+            held = 0.0
+            seen += 1
+            _learn(g, h, u, v, time_s)
+            _solve(g, h, variance / _SHARE**2, usual, beta)
+            rest = math.log(time_s / (beta[0] * u + beta[1] * v + beta[2]))
+            recent += _FAST * (rest - recent)
+            drift = _significant(recent, variance)
+            if drift != 0:  # what was learned is, little by little, taken to the new speed
+                recent -= _FAST * drift
+                _scale(g, h, usual, beta, math.exp(_FAST * drift))
+                drift -= _FAST * drift
+        if count > 0:
+            beta *= math.exp(drift)
+            fits[rank, 0] = beta[0] / mean_u
+            fits[rank, 1] = beta[1] / mean_v
+            fits[rank, 2] = beta[2]
+            losses[rank, 0] = loss
+            losses[rank, 1] = count
 
 
-def _same_side(ratios: Floats) -> bool:
-    """Whether all are off by so much, in the same direction, that it is no accident."""
-    return bool((ratios > 1 + _CHANGED).all() or (ratios < 1 / (1 + _CHANGED)).all())
+@compiled
+def _significant(mean: float, variance: float) -> float:
+    """A mean of residuals, shrunk to 0 as far as noise alone explains it (garrote)."""
+    noise = _DRIFT**2 * variance * _FAST / (2 - _FAST)
+    return mean * (1 - noise / mean**2) if mean**2 > noise else 0.0
 
 
-def _forecast(fit: Floats, load: Floats, samples: Floats) -> Floats:
-    forecast: Floats = fit[0] * load + fit[1] * samples + fit[2]
-    return forecast
+@compiled
+def _learn(g: Floats, h: Floats, u: float, v: float, time_s: float) -> None:
+    """Adds a row to the normal equations of Σ (forecast / time − 1)²; the upper half of `g`."""
+    x, y, z = u / time_s, v / time_s, 1 / time_s
+    g[0, 0] += x * x
+    g[0, 1] += x * y
+    g[0, 2] += x * z
+    g[1, 1] += y * y
+    g[1, 2] += y * z
+    g[2, 2] += z * z
+    h[0] += x
+    h[1] += y
+    h[2] += z
 
 
-def _regress(load: Floats, samples: Floats, compute_s: Floats) -> Floats:
-    """Non-negative (a, c, b), outliers left out; T/Λ alone if rows are few or loads alike.
+@compiled
+def _scale(g: Floats, h: Floats, usual: Floats, beta: Floats, factor: float) -> None:
+    """As if all rows so far had taken `factor` times as long."""
+    g /= factor**2
+    h /= factor
+    usual *= factor
+    beta *= factor
 
-    Columns are scaled such that the coefficients are shares of a typical step's time, and rows such
-    that errors are relative.
-    """
-    rate = float(np.median(compute_s / load))
-    proportional = np.array([rate, 0.0, 0.0])
-    if len(load) < _FEW or np.ptp(load) == 0:
-        return proportional
-    scale = np.array([load.mean(), samples.mean(), 1.0])
-    design = np.stack([load, samples, np.ones_like(load)], 1) / scale
-    weight = load.mean() / load
-    target = compute_s / (rate * load.mean())
-    prior = np.array([[0.0, _PRIOR, 0.0], [0.0, 0.0, _PRIOR]])
 
-    def solve(keep: npt.NDArray[np.bool_]) -> Floats:
-        rows = np.vstack([(design * weight[:, None])[keep], prior])
-        return np.asarray(nnls(rows, np.append((target * weight)[keep], [0.0, 0.0]))[0])
-
-    shares = solve(np.ones(len(load), bool))
-    error = np.abs(design @ shares / target - 1)
-    keep = error <= max(4 * float(np.median(error)), 0.02)
-    if not keep.all():
-        shares = solve(keep)
-    if shares[0] <= _LEAST:
-        return proportional
-    fit: Floats = shares * rate * load.mean() / scale
-    return fit
+@compiled
+def _solve(g: Floats, h: Floats, ridge: float, usual: Floats, beta: Floats) -> None:
+    """The least squares with c, b ≥ 0 and a ridge to the usual ones, as shares of a step's time."""
+    aa, ac, ab = g[0, 0], g[0, 1], g[0, 2]
+    ridge /= (beta[0] + beta[1] + beta[2]) ** 2
+    # With a eliminated, which is free.
+    cc, cb, bb = (
+        g[1, 1] + ridge - ac * ac / aa,
+        g[1, 2] - ac * ab / aa,
+        g[2, 2] + ridge - ab * ab / aa,
+    )
+    hc = h[1] + ridge * usual[1] - ac * h[0] / aa
+    hb = h[2] + ridge * usual[2] - ab * h[0] / aa
+    det = cc * bb - cb * cb
+    c, b = (hc * bb - hb * cb) / det, (hb * cc - hc * cb) / det
+    if c < 0 or b < 0:  # the better of the two edges
+        c, b = max(hc / cc, 0.0), max(hb / bb, 0.0)
+        if hc * c > hb * b:
+            b = 0.0
+        else:
+            c = 0.0
+    a = (h[0] - ac * c - ab * b) / aa
+    if a <= _LEAST * (c + b):
+        a, c, b = h[0] / aa, 0.0, 0.0
+    beta[0], beta[1], beta[2] = a, c, b
 
 
 @dataclass(frozen=True)

@@ -52,9 +52,13 @@ def test_learns_all_three_costs(seed: int) -> None:
 
 
 def test_unknown_until_every_rank_has_a_row() -> None:
-    one = feedback([100.0, 200.0], [1.0, 2.0])
+    first_only = Feedback(
+        np.array([0, 0, 1, 1]),
+        np.array([0, 1, 0, 1]),
+        *(np.array([1, 0, 1, 0]) for _ in range(5)),
+    )
     for predictor in (LinearPredictor(), PerSamplePredictor()):
-        assert not predictor.fit(one, world=2).known
+        assert not predictor.fit(first_only, world=2).known
         assert not predictor.fit(Feedback.empty(), world=1).known
 
 
