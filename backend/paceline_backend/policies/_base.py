@@ -185,6 +185,7 @@ class Allocation:
     counts: Ints  # [W], their sum is the global batch
     memory: Mapping[str, Any]  # for the next call: strings, numbers, lists and mappings of them
     threads: tuple[int, ...] = ()  # CPU threads of each rank; empty: as they are
+    models: Models | None = None  # where it makes ranks faster or knows better: for the ETT
 
 
 class Allocator(Protocol):
@@ -311,6 +312,7 @@ def plan(policy: Policy, problem: Problem, feedback: Feedback, *, shuffle: bool)
         # As it will be after its way through the bus.
         memory, threads = msgspec.to_builtins(allocation.memory), list(allocation.threads)
         problem = replace(problem, counts=allocation.counts)
+        models = allocation.models or models
     batches = policy.scheduler.schedule(problem, models)
     moved += int(np.count_nonzero(problem.placement[batches.samples] != batches.ranks()))
     ett: list[list[float]] = []
@@ -331,9 +333,11 @@ def plan(policy: Policy, problem: Problem, feedback: Feedback, *, shuffle: bool)
 
 def _shares(policy: Policy, problem: Problem, models: Models) -> list[float]:
     """What part of the load each rank shall get while the leader coasts."""
+    if not policy.balances:
+        return []
     if problem.counts is not None:
         return list((problem.counts / problem.counts.sum()).tolist())
-    if policy.balances and models.known:
+    if models.known:
         speed = 1.0 / models.a
         return list((speed / speed.sum()).tolist())
     return []

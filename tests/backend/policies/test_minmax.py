@@ -34,7 +34,7 @@ def test_no_other_counts_are_better(data: st.DataObject) -> None:
     allowed = itertools.product(*(range(min(limit, total) + 1) for limit in limits))
     makespans = [times(np.array(c)).max() for c in allowed if sum(c) == total]
     if not makespans:
-        with pytest.raises(ValueError, match="limits: .* fewer than"):
+        with pytest.raises(ValueError, match="fewer than the"):
             minmax(times, total, limits)
         return
     counts = minmax(times, total, limits)
