@@ -136,12 +136,11 @@ class Epoch:
 
 def _deal(samples: Ints, sizes: Floats, shares: Floats) -> list[Ints]:
     """Samples to ranks: longest processing time first, on ranks of unequal speed."""
-    load = np.zeros(len(shares))
-    with np.errstate(divide="ignore"):
-        pace = 1.0 / shares  # infinite: gets nothing
+    able = np.flatnonzero(shares)  # the others get nothing
+    load, pace = np.zeros(len(able)), 1.0 / shares[able]
     parts: list[list[int]] = [[] for _ in shares]
     for position in np.argsort(-sizes, kind="stable"):
-        rank = int(np.argmin((load + sizes[position]) * pace))
-        load[rank] += sizes[position]
-        parts[rank].append(int(samples[position]))
+        first = int(np.argmin((load + sizes[position]) * pace))
+        load[first] += sizes[position]
+        parts[able[first]].append(int(samples[position]))
     return [np.asarray(part, dtype=np.int64) for part in parts]

@@ -18,6 +18,7 @@ _TYPES: dict[str, tuple[type, ...]] = {
     "number": (int, float),
     "string": (str,),
 }
+_BOUNDS = (("at least", "minimum"), ("above", "exclusiveMinimum"), ("at most", "maximum"))
 
 
 class UnknownPolicyError(ValueError):
@@ -51,15 +52,26 @@ def get(name: str) -> Preset:
         raise UnknownPolicyError(name) from None
 
 
-def make(name: str, parameters: Mapping[str, Any] | None = None) -> Policy:
+def make(
+    name: str, parameters: Mapping[str, Any] | None = None, world: int | None = None
+) -> Policy:
     """The policy of this name; parameters that are not given have their defaults.
+
+    Args:
+        name: of the preset.
+        parameters: by name.
+        world: ranks of the run that it is for, if it is for one: parameters with a value for each
+            rank must have as many.
 
     Raises:
         UnknownPolicyError: no such policy.
         PolicyParameterError: a parameter is unknown or its value not legal.
     """
     preset = get(name)
-    policy: Policy = preset.make(_validated(preset, parameters or {}))
+    values = _validated(preset, parameters or {})
+    if world is not None:
+        _check_per_rank(preset, values, world)
+    policy: Policy = preset.make(values)
     return policy
 
 
@@ -94,7 +106,19 @@ def _validated(preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
+def _check_per_rank(preset: Preset, values: Mapping[str, Any], world: int) -> None:
+    for name, schema in preset.parameters.items():
+        given = len(values[name]) if schema.get("perRank") else 0
+        if given not in (0, world):
+            raise PolicyParameterError(
+                f"parameters.{name}: {given} values given, but the run has {world} ranks; "
+                "give one for each rank, or none"
+            )
+
+
 def _legal(schema: Mapping[str, Any], value: Any) -> bool:
+    if schema["type"] == "array":
+        return isinstance(value, list | tuple) and all(_legal(schema["items"], v) for v in value)
     if not isinstance(value, _TYPES[schema["type"]]):
         return False
     if isinstance(value, bool) and schema["type"] != "boolean":
@@ -103,16 +127,15 @@ def _legal(schema: Mapping[str, Any], value: Any) -> bool:
         return value in schema["enum"]
     # Written so that NaN is refused.
     above = "minimum" not in schema or value >= schema["minimum"]
+    beyond = "exclusiveMinimum" not in schema or value > schema["exclusiveMinimum"]
     below = "maximum" not in schema or value <= schema["maximum"]
-    return above and below
+    return above and beyond and below
 
 
 def _described(schema: Mapping[str, Any]) -> str:
     if "enum" in schema:
         return "one of " + ", ".join(repr(value) for value in schema["enum"])
-    bounds = [
-        f"{word} {schema[key]}"
-        for word, key in (("at least", "minimum"), ("at most", "maximum"))
-        if key in schema
-    ]
+    if schema["type"] == "array":
+        return f"a list, each item {_described(schema['items'])}"
+    bounds = [f"{word} {schema[key]}" for word, key in _BOUNDS if key in schema]
     return " ".join([f"of type {schema['type']}", " and ".join(bounds)]).strip()
