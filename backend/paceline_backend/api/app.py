@@ -9,7 +9,7 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi_offline import FastAPIOffline
 
 from paceline import __version__
-from paceline_backend.api import errors, events, health, metrics, runs, telemetry
+from paceline_backend.api import attribution, errors, events, health, metrics, runs, telemetry
 from paceline_backend.api.auth import Guard
 from paceline_backend.api.errors import ProblemError
 from paceline_backend.settings import Settings
@@ -39,7 +39,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     # Pages first: Dash registers a catch-all for what nobody else answers.
     for entry in entry_points(group="paceline.web"):
         entry.load()(app)
-    for router in (runs.router, telemetry.router, events.router):
+    for router in (runs.router, telemetry.router, attribution.router, events.router):
         app.include_router(router, prefix="/api/v1")
     app.include_router(health.router)
     app.include_router(metrics.router)

@@ -1,0 +1,185 @@
+"""REST: who is slow, and why."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+from fastapi import APIRouter, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from paceline_backend.api.errors import documented
+from paceline_backend.api.runs import store_of
+from paceline_backend.api.telemetry import From, Points, To
+from paceline_backend.attribution import (
+    CAUSES,
+    Attribution,
+    Rows,
+    attribute,
+    words,
+    worker_words,
+)
+from paceline_backend.policies._base import Floats, Ints
+from paceline_backend.store import attempts
+from paceline_backend.store import runs as runs_store
+from paceline_backend.store.reads import Range, bucket_of
+from paceline_backend.store.schema import runs, worker_steps
+
+router = APIRouter(prefix="/runs/{run}", responses=documented(HTTPStatus.NOT_FOUND))
+
+STEPS = 100  # that a verdict rests on unless asked otherwise
+MOST_ROWS = 200_000  # that are read: of a longer range the newest steps
+
+_COLUMNS = ("samples", "load", "squares", "longest", "data_s", "compute_s")
+
+
+class Shares(BaseModel):
+    """What part each cause has in the SP of all steps; they add up to 1, or are all 0."""
+
+    data: float = Field(description="sizes in the batches", examples=[0.1])
+    node: float = Field(description="lasting speeds", examples=[0.8])
+    transient: float = Field(description="the rest: what passes, and noise", examples=[0.1])
+    input: float = Field(description="slow data loading", examples=[0.0])
+
+
+class AttributedWorker(BaseModel):
+    """A rank, over the window. `data`, `node`, `transient`, `input` add up to `caused`."""
+
+    rank: int = Field(examples=[3])
+    cause: str = Field(
+        description="data, node, transient, input, none; also what balancing hides",
+        examples=["node"],
+    )
+    factor: float | None = Field(
+        description="time at equal load ÷ the median rank's; null: too few steps", examples=[2.1]
+    )
+    slow_steps: list[tuple[int, int]] = Field(
+        description="first and last of each span in which it was slow in passing", examples=[[]]
+    )
+    caused: float = Field(description="share of all waiting that is for it", examples=[0.78])
+    data: float = Field(examples=[0.0])
+    node: float = Field(examples=[0.75])
+    transient: float = Field(examples=[0.03])
+    input: float = Field(examples=[0.0])
+    hidden: float = Field(
+        description="s a step that it would take longer with an equal share of the load",
+        examples=[0.0],
+    )
+    words: str = Field(examples=["Rank 3 computes 2.1× slower than the median at equal load."])
+
+
+class AttributionOverTime(BaseModel):
+    """Seconds of SP per step, by cause; means over `bucket` steps."""
+
+    bucket: int = Field(description="steps per point", examples=[1])
+    step: list[int] = Field(description="of a bucket the first", examples=[[0, 1]])
+    data: list[float] = Field(examples=[[0.0, 0.01]])
+    node: list[float] = Field(examples=[[0.1, 0.1]])
+    transient: list[float] = Field(examples=[[0.01, 0.02]])
+    input: list[float] = Field(examples=[[0.0, 0.0]])
+
+
+class RunAttribution(BaseModel):
+    """Why the ranks of a run wait for each other."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    from_: int | None = Field(alias="from", description="first step", examples=[0])
+    to: int | None = Field(description="last step", examples=[99])
+    steps: int = Field(description="in which at least two ranks had samples", examples=[100])
+    se: float = Field(description="of the times at which ranks are ready", examples=[0.9])
+    sp_s: float = Field(description="the same, s a step", examples=[0.11])
+    waste: float = Field(description="share of the ranks' time spent waiting", examples=[0.4])
+    shares: Shares
+    cause: str = Field(description="data, node, transient, input, none", examples=["node"])
+    ranks: list[int] = Field(description="the culprits, worst first", examples=[[3]])
+    words: str = Field(examples=["Rank 3 computes 2.1× slower than the median at equal load."])
+    workers: list[AttributedWorker]
+    over_time: AttributionOverTime
+
+
+@router.get("/attribution", response_model=RunAttribution)
+def get_attribution(
+    request: Request, run: str, first: From = None, to: To = None, points: Points = 200
+) -> Any:
+    """Why ranks wait: data, node, transient or input. By default in the newest 100 steps."""
+    with store_of(request).read() as connection:
+        rows = read_rows(connection, runs_store.key_of(connection, run), (first, to))
+    return _answer(attribute(rows), points)
+
+
+def read_rows(connection: sa.Connection, run: int, span: Range) -> Rows:
+    """What ranks reported of the complete steps of a range, as far as it counts.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        span: first and last step; without a first one, `STEPS` of them. Never more than
+            `MOST_ROWS` rows: then the newest.
+    """
+    attempt, world = connection.execute(
+        sa.select(runs.c.attempt, runs.c.world).where(runs.c.key == run)
+    ).one()
+    parts = attempts.spans(connection, run, attempt)
+    newest = attempts.newest_complete(connection, run, parts)
+    if newest is None or not world:
+        return _rows([], world or 0)
+    first, last = span
+    last = newest.step if last is None else min(last, newest.step)
+    first = last - STEPS + 1 if first is None else first
+    first = max(first, last - MOST_ROWS // world + 1)
+    step = worker_steps.c.step
+    query = (
+        sa.select(step, worker_steps.c.rank, *(worker_steps.c[name] for name in _COLUMNS))
+        .where(worker_steps.c.run == run, step.between(first, last))
+        .where(sa.or_(*(sa.and_(*part.rows()) for part in parts)))
+        .order_by(step)
+    )
+    return _rows(connection.execute(query).all(), world)
+
+
+def _rows(found: Any, world: int) -> Rows:
+    table = np.array([tuple(row) for row in found], dtype=np.float64)
+    table = table.reshape(len(found), 2 + len(_COLUMNS))  # also of no rows
+    ranks = table[:, 1].astype(np.int64)
+    steps, at = np.unique(table[:, 0], return_inverse=True)
+    # An attempt before may have had more ranks.
+    columns = np.full((len(_COLUMNS), len(steps), max(world, ranks.max(initial=-1) + 1)), np.nan)
+    columns[:, at, ranks] = table[:, 2:].T
+    return Rows(steps.astype(np.int64), **dict(zip(_COLUMNS, columns, strict=True)))
+
+
+def _answer(found: Attribution, points: int) -> dict[str, Any]:
+    step = found.step
+    return {
+        "from": int(step[0]) if len(step) else None,
+        "to": int(step[-1]) if len(step) else None,
+        "steps": len(step),
+        "se": found.se,
+        "sp_s": float(found.sp_s.mean()) if len(step) else 0.0,
+        "waste": found.waste,
+        "shares": found.shares,
+        "cause": found.cause,
+        "ranks": found.ranks,
+        "words": words(found),
+        "workers": [{**vars(one), "words": worker_words(one)} for one in found.workers],
+        "over_time": _over_time(step, found.parts, points),
+    }
+
+
+def _over_time(step: Ints, parts: Any, points: int) -> dict[str, Any]:
+    if not len(step):
+        return {"bucket": 1, "step": [], **{name: [] for name in CAUSES}}
+    bucket = bucket_of(int(step[0]), int(step[-1]), points)
+    starts = np.flatnonzero(np.diff(step // bucket, prepend=-1))
+    counts = np.diff(np.append(starts, len(step)))
+    means: dict[str, Floats] = {
+        name: np.add.reduceat(parts[name], starts) / counts for name in CAUSES
+    }
+    return {
+        "bucket": bucket,
+        "step": step[starts].tolist(),
+        **{name: values.tolist() for name, values in means.items()},
+    }

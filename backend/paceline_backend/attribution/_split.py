@@ -1,0 +1,117 @@
+"""Splits how late each rank was into causes, and the waiting among those who caused it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline_backend.attribution._model import Bools, Model, Rows
+from paceline_backend.policies._base import Floats
+
+PARTS = ("data", "node", "passing", "noise", "input")
+
+
+@dataclass(frozen=True)
+class Split:
+    """How late ranks were ready, and why. Arrays are [K, W] or [K]; a cause's [parts, K, W]."""
+
+    sp_s: Floats  # last to be ready less first, [K]
+    mean_s: Floats  # mean time until ready, [K]
+    waste: Floats  # share of the ranks' time spent waiting, [K]
+    sp_parts: Floats  # of `sp_s`, [parts, K]
+    caused: Floats  # s that others waited for each rank, by cause, [parts, K, W]
+    waited_s: float  # s that all waited in all steps
+
+
+def split(rows: Rows, took_part: Bools, model: Model) -> Split:
+    """Splits each step.
+
+    What a rank's step takes is a product of its batch, its speed and what passes. Its lateness
+    against a typical rank with the mean batch is divided among the three by their Shapley values,
+    the one division that adds up, treats causes alike and gives nothing to one without effect; a
+    slow loader's time simply adds to them. Where a rank's smaller load makes up for its slowness
+    (or a larger one for its speed) the two cancel: what balancing hides makes nobody wait. The SP
+    of a step is then the difference between its last and its first rank, cause by cause.
+
+    Waiting is caused by who still computes while others wait, by all of them equally.
+    """
+    parts = _cancelled(_lateness(rows, took_part, model))
+    ready = np.where(took_part, rows.data_s + rows.compute_s, np.nan)
+    first = np.nanargmin(ready, axis=1)
+    step = np.arange(len(ready))
+    behind = np.where(took_part, ready - ready[step, first][:, None], 0.0)
+    parts = _positive(parts - parts[:, step, first][:, :, None], behind)
+    last = np.nanargmax(ready, axis=1)
+    caused_s, waited_s = _waiting(ready, took_part)
+    share = np.divide(caused_s, behind, out=np.zeros_like(behind), where=behind > 0)
+    members = took_part.sum(axis=1)
+    longest = ready[step, last]
+    return Split(
+        sp_s=behind[step, last],
+        mean_s=np.nansum(ready, axis=1) / members,
+        waste=waited_s / (members * longest),
+        sp_parts=parts[:, step, last],
+        caused=parts * share,
+        waited_s=float(waited_s.sum()),
+    )
+
+
+def _lateness(rows: Rows, took_part: Bools, model: Model) -> Floats:
+    """Each rank's time less a typical rank's with the mean batch, by cause, [parts, K, W]."""
+    neither, both = model.equal, model.own
+    batch, speed, rest = model.typical, model.own_equal, model.rest
+    data = (2 * (batch - neither) + (both - speed)) / 6
+    data = data + rest * ((batch - neither) + 2 * (both - speed)) / 6
+    node = (2 * (speed - neither) + (both - batch)) / 6
+    node = node + rest * ((speed - neither) + 2 * (both - batch)) / 6
+    left = (rest - 1) * (2 * neither + batch + speed + 2 * both) / 6
+    loading = np.where(took_part, rows.data_s, np.nan)
+    typical = np.nanquantile(loading, 0.5, axis=1, keepdims=True, method="lower")
+    parts = [
+        data,
+        node,
+        np.where(model.passing, left, 0.0),
+        np.where(model.passing, 0.0, left),
+        loading - typical,
+    ]
+    return np.where(took_part, np.stack(parts), 0.0)
+
+
+def _cancelled(parts: Floats) -> Floats:
+    """The same sums, without what a batch makes up for."""
+    data, node, passing, noise, loading = parts
+    slowness = node + passing
+    opposite = np.sign(data) * np.sign(slowness) < 0
+    amount = np.where(opposite, np.minimum(np.abs(data), np.abs(slowness)), 0.0)
+    kept = np.divide(
+        np.abs(slowness) - amount, np.abs(slowness), out=np.ones_like(data), where=opposite
+    )
+    data = data - np.sign(data) * amount
+    return np.stack([data, node * kept, passing * kept, noise, loading])
+
+
+def _positive(parts: Floats, total: Floats) -> Floats:
+    """Parts ≥ 0 with the same sum: what made a rank earlier is taken off what made it later."""
+    later = np.maximum(parts, 0.0)
+    whole = later.sum(axis=0)
+    scale = np.divide(total, whole, out=np.zeros_like(total), where=whole > 0)
+    return np.asarray(later * scale)
+
+
+def _waiting(ready: Floats, took_part: Bools) -> tuple[Floats, Floats]:
+    """Seconds that others waited for each rank, [K, W], and all waiting of each step, [K].
+
+    From one rank's being ready to the next one's, those who are ready wait for all who are not:
+    the Shapley value of a cost game like that of an airport's runway.
+    """
+    order = np.argsort(ready, axis=1)  # NaN last
+    in_order = np.take_along_axis(ready, order, axis=1)
+    gaps = np.nan_to_num(np.diff(in_order, axis=1))
+    waiting = np.arange(1, ready.shape[1])
+    computing = np.maximum(took_part.sum(axis=1, keepdims=True) - waiting, 1)
+    waits = gaps * waiting
+    caused = np.zeros_like(ready)
+    by_order = np.cumsum(waits / computing, axis=1)
+    np.put_along_axis(caused, order[:, 1:], by_order, axis=1)
+    return np.where(took_part, caused, 0.0), waits.sum(axis=1)

@@ -1,0 +1,201 @@
+"""Names the cause, overall and of each rank."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from paceline_backend.attribution._model import FEW, Bools, Model, Rows, fit
+from paceline_backend.attribution._split import PARTS, Split, split
+from paceline_backend.policies._base import Floats, Ints
+
+CAUSES = ("data", "node", "transient", "input")
+
+# A cause counts from an SE of so much on: below, LBB (Alg. 2, FT) tunes nothing either.
+LEAST_SE = 0.05
+# Something that passes is large in few steps: it counts when it lasts so many, and in the mean of
+# all steps makes an SE of so much. It is told from noise step by step.
+PASSING_STEPS = 3
+LEAST_PASSING_SE = 0.01
+GAP = 3  # steps of usual speed that do not end a slow span
+MOST_SPANS = 50  # of a rank, the latest
+
+
+@dataclass(frozen=True)
+class Worker:
+    """A rank, over the window. `data` … `input` add up to `caused`."""
+
+    rank: int
+    cause: str  # "data", "node", "transient", "input" or "none"; also what balancing hides
+    factor: float | None  # time at equal load ÷ the typical rank's; None: too few steps to tell
+    slow_steps: list[tuple[int, int]]  # first and last of spans in which it was slow in passing
+    slow_factor: float | None  # how slow it was in them; None: there are none
+    slow_now: bool  # the last span reaches the window's end
+    caused: float  # share of all waiting that others waited for it
+    data: float
+    node: float
+    transient: float
+    input: float
+    late_s: float  # s a step that its loader takes longer than the typical one
+    hidden: float  # s a step that it would take longer if its share of the load were equal
+
+
+@dataclass(frozen=True)
+class Attribution:
+    """Why ranks wait for each other. K steps; `parts` add up to `sp_s`.
+
+    A step's SP and SE are those of the times at which ranks are ready: data loading and computing.
+    Ranks without samples take no part.
+    """
+
+    step: Ints  # [K] those steps in which at least two ranks took part
+    sp_s: Floats  # [K]
+    parts: Mapping[str, Floats]  # cause → s, [K]
+    se: float
+    waste: float
+    noise: float  # relative standard deviation of a usual step
+    shares: Mapping[str, float]  # cause → share of the SP of all steps; all 0 without any
+    cause: str  # "data", "node", "transient", "input" or "none"
+    ranks: list[int]  # the culprits, worst first; empty: none, or all in turn
+    workers: list[Worker]
+
+
+def attribute(rows: Rows) -> Attribution:
+    """Splits each step's SP into causes and names the one that matters.
+
+    - data: what the sizes in the batches explain, if all ranks were equally fast;
+    - node: what lasting speeds explain, if all had equal loads;
+    - input: what slow data loading explains;
+    - transient: the rest, slowdowns that pass and noise.
+
+    A cause is named when it makes an SE of 0.05 (one that passes: 0.01 in the mean, over at least
+    three steps; noise never), and is the largest of those.
+    """
+    rows = rows.of(rows.took_part.sum(axis=1) >= 2)
+    world = rows.compute_s.shape[1]
+    if not len(rows.step):
+        return _nothing(rows.step, world)
+    took_part = rows.took_part
+    model = fit(rows, took_part)
+    made = split(rows, took_part, model)
+    se = {name: float((made.sp_parts[at] / made.mean_s).mean()) for at, name in enumerate(PARTS)}
+    workers = [_worker(rows, took_part, model, made, rank) for rank in range(world)]
+    cause = _cause(se, workers)
+    if cause == "data":
+        least = 0.5 / world
+        workers = [
+            replace(one, cause="data")
+            if one.cause == "none" and one.caused >= least and one.data >= 0.5 * one.caused
+            else one
+            for one in workers
+        ]
+    data, node, passing, noise, loading = made.sp_parts
+    parts = dict(zip(CAUSES, (data, node, passing + noise, loading), strict=True))
+    total = float(made.sp_s.sum())
+    return Attribution(
+        step=rows.step,
+        sp_s=made.sp_s,
+        parts=parts,
+        se=float((made.sp_s / made.mean_s).mean()),
+        waste=float(made.waste.mean()),
+        noise=model.noise,
+        shares={name: float(part.sum()) / total if total else 0.0 for name, part in parts.items()},
+        cause=cause,
+        ranks=_culprits(cause, workers),
+        workers=workers,
+    )
+
+
+def _nothing(step: Ints, world: int) -> Attribution:
+    none = {name: np.empty(0) for name in CAUSES}
+    worker = Worker(0, "none", None, [], None, False, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    return Attribution(
+        step=step,
+        sp_s=np.empty(0),
+        parts=none,
+        se=0.0,
+        waste=0.0,
+        noise=0.0,
+        shares=dict.fromkeys(CAUSES, 0.0),
+        cause="none",
+        ranks=[],
+        workers=[replace(worker, rank=rank) for rank in range(world)],
+    )
+
+
+def _worker(rows: Rows, took_part: Bools, model: Model, made: Split, rank: int) -> Worker:
+    """A rank's own slowness, whether others wait for it or its smaller load hides it."""
+    mine = took_part[:, rank]
+    data, node, passing, noise, loading = (
+        float(caused[:, rank].sum()) / made.waited_s if made.waited_s else 0.0
+        for caused in made.caused
+    )
+    slow = model.passing[:, rank] & (model.rest[:, rank] > 1)
+    rest = np.where(model.passing[:, rank], model.rest[:, rank], 1.0)
+    equal_s, own_equal_s = model.equal[:, 0], model.own_equal[:, rank]
+    median = np.nanquantile(np.where(took_part, rows.data_s, np.nan), 0.5, axis=1, method="lower")
+    steps_s = made.mean_s.mean()
+    late_s = float(np.median((rows.data_s[:, rank] - median)[mine])) if mine.any() else 0.0
+    effects = {
+        "node": float((own_equal_s - equal_s)[mine].sum()) / len(mine) / steps_s,
+        "transient": float((own_equal_s * (rest - 1))[slow].sum()) / len(mine) / steps_s,
+        "input": late_s / steps_s,
+    }
+    longer_s = ((own_equal_s - model.own[:, rank]) * rest)[mine & (own_equal_s * rest > equal_s)]
+    factor = float(model.factor[rank])
+    return Worker(
+        rank=rank,
+        cause=_own_cause(effects, int(slow.sum())),
+        factor=None if np.isnan(factor) else factor,
+        slow_steps=_spans(rows.step, slow),
+        slow_factor=float(np.median(rest[slow])) if slow.any() else None,
+        slow_now=bool(slow[-GAP:].any()),
+        caused=data + node + passing + noise + loading,
+        data=data,
+        node=node,
+        transient=passing + noise,
+        input=loading,
+        late_s=late_s,
+        hidden=max(float(longer_s.sum()) / len(mine), 0.0),
+    )
+
+
+def _own_cause(effects: Mapping[str, float], slow_steps: int) -> str:
+    counting = {name: se for name, se in effects.items() if se >= LEAST_SE}
+    if slow_steps >= PASSING_STEPS and effects["transient"] >= LEAST_PASSING_SE:
+        counting["transient"] = effects["transient"]
+    elif "transient" in counting:
+        del counting["transient"]
+    return max(counting, key=counting.__getitem__, default="none")
+
+
+def _cause(se: Mapping[str, float], workers: list[Worker]) -> str:
+    counting = {name: se[name] for name in ("data", "node", "input") if se[name] >= LEAST_SE}
+    lasting = max((sum(b - a + 1 for a, b in one.slow_steps) for one in workers), default=0)
+    if se["passing"] >= LEAST_PASSING_SE and lasting >= PASSING_STEPS:
+        counting["transient"] = se["passing"]
+    return max(counting, key=counting.__getitem__, default="none")
+
+
+def _culprits(cause: str, workers: list[Worker]) -> list[int]:
+    """Ranks of that cause, the worst first; none if data makes all of them slow in turn."""
+    guilty = [one for one in workers if one.cause == cause != "none"]
+    if cause == "data":
+        guilty = [one for one in guilty if one.caused > 2 / len(workers)]
+    return [one.rank for one in sorted(guilty, key=lambda one: -one.caused)]
+
+
+def _spans(step: Ints, slow: Bools) -> list[tuple[int, int]]:
+    """First and last step of each time of slowness, short gaps left out."""
+    found: list[tuple[int, int]] = []
+    for at in step[slow].tolist():
+        if found and at - found[-1][1] <= GAP:
+            found[-1] = (found[-1][0], at)
+        else:
+            found.append((at, at))
+    return found[-MOST_SPANS:]
+
+
+__all__ = ["CAUSES", "FEW", "Attribution", "Worker", "attribute"]

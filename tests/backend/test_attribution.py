@@ -1,0 +1,76 @@
+"""Who is slow, and why: by hand, from scripted scenarios, over REST."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from paceline.wire import StepBatch
+from paceline_backend.store import Store, telemetry
+from support.records import add_run, hello, record
+from support.web import serving
+
+URL = "/api/v1/runs/r/attribution"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def client(store: Store, bus_url: str) -> Iterator[httpx.Client]:
+    with serving(store, bus_url) as opened:
+        yield opened
+
+
+def write(store: Store, steps: range, slow: float = 2.0, world: int = 4) -> None:
+    rows = [
+        record(step, rank, load=40.0, compute_s=0.1 * (slow if rank == 3 else 1.0))
+        for step in steps
+        for rank in range(world)
+    ]
+    telemetry.write(store, [("r", hello(world)), ("r", StepBatch(rows))])
+
+
+def test_rest_names_the_slow_rank(store: Store, client: httpx.Client) -> None:
+    add_run(store, "r", nproc=4)
+    write(store, range(150))
+    found = client.get(URL).json()
+    assert (found["from"], found["to"], found["steps"]) == (50, 149, 100)
+    assert (found["cause"], found["ranks"]) == ("node", [3])
+    assert found["se"] == pytest.approx(0.1 / 0.126, rel=1e-3)
+    assert found["sp_s"] == pytest.approx(0.1)
+    assert found["waste"] == pytest.approx(0.3 / (4 * 0.201), rel=1e-3)
+    assert found["shares"] == pytest.approx({"data": 0, "node": 1, "transient": 0, "input": 0})
+    worker = found["workers"][3]
+    assert (worker["cause"], worker["caused"]) == ("node", pytest.approx(1.0))
+    assert worker["factor"] == pytest.approx(2.0)
+    assert found["words"] == (
+        "Rank 3 computes 2× slower than the median at equal load: a slow machine. "
+        "It causes 100 % of the waiting."
+    )
+
+
+def test_rest_range_and_buckets(store: Store, client: httpx.Client) -> None:
+    add_run(store, "r", nproc=4)
+    write(store, range(150))
+    found = client.get(URL, params={"from": 10, "to": 129, "points": 13}).json()
+    assert (found["from"], found["to"], found["steps"]) == (10, 129, 120)
+    over_time = found["over_time"]
+    assert over_time["bucket"] == 10
+    assert over_time["step"] == list(range(10, 130, 10))
+    assert over_time["node"] == pytest.approx([0.1] * 12)
+    assert over_time["data"] == pytest.approx([0.0] * 12)
+
+
+def test_rest_without_steps(store: Store, client: httpx.Client) -> None:
+    assert client.get(URL).status_code == 404
+    add_run(store, "r", nproc=4)
+    found = client.get(URL).json()
+    assert (found["from"], found["steps"], found["cause"]) == (None, 0, "none")
+    assert found["over_time"]["step"] == []
