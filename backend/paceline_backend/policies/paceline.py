@@ -1,0 +1,96 @@
+"""`paceline`, the project's own: what each sample costs and how fast each worker is, together.
+
+In exact mode every global batch is that of plain DDP with the same seed; only who computes which
+of its samples differs. In free mode the batches are composed too (`_compose`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paceline_backend.policies._balance import partition
+from paceline_backend.policies._base import (
+    Batches,
+    Ints,
+    KeepPlacement,
+    Models,
+    Policy,
+    Preset,
+    Problem,
+)
+from paceline_backend.policies.linear import COST, WINDOW, LinearPredictor
+from paceline_backend.policies.order import remaining_in_order
+
+
+@dataclass(frozen=True)
+class PacelineScheduler:
+    """Divides each global batch such that its slowest worker ends as early as can be.
+
+    While speeds are unknown all workers get as many samples as under `bsp`, but levelled.
+
+    Args:
+        free: compose the batches as well.
+    """
+
+    free: bool = False
+
+    def compose(self, problem: Problem, models: Models) -> Ints:
+        """See `Scheduler.compose`."""
+        return remaining_in_order(
+            len(problem.sizes), problem.seed, problem.epoch, problem.remaining
+        )
+
+    def schedule(self, problem: Problem, models: Models) -> Batches:
+        """See `Scheduler.schedule`."""
+        world, start, counts, samples = problem.world, 0, [], []
+        for count in problem.batch_sizes():
+            batch = problem.order[start : start + count]
+            start += count
+            equal = None if models.known else _equal(count, problem)
+            ranks = partition(problem.sizes[batch], models, equal, problem.limits)
+            counts.append(np.bincount(ranks, minlength=world))
+            samples.append(batch[np.argsort(ranks, kind="stable")])
+        if not counts:
+            return Batches(np.empty((0, world), np.int64), np.empty(0, np.int64))
+        return Batches(np.array(counts, np.int64), np.concatenate(samples))
+
+
+def _equal(count: int, problem: Problem) -> Ints | None:
+    """As many samples as each worker gets under `bsp`; None: some memory has no room for them."""
+    counts = -((np.arange(problem.world) - count) // problem.world)
+    if problem.limits is not None and (counts > problem.limits).any():
+        return None
+    return counts
+
+
+def make(parameters: Mapping[str, Any]) -> Policy:
+    """The policy."""
+    return Policy(
+        name="paceline",
+        predictor=LinearPredictor(parameters["window"], parameters["cost"]),
+        scheduler=PacelineScheduler(free=parameters["mode"] == "free"),
+        shuffler=KeepPlacement(),
+    )
+
+
+preset = Preset(
+    name="paceline",
+    summary="Each global batch divided such that all workers end together, to within a sample.",
+    source="Paceline",
+    make=make,
+    parameters={
+        "mode": {
+            "type": "string",
+            "enum": ["exact", "free"],
+            "default": "exact",
+            "description": "exact: every global batch holds the samples that plain DDP with the "
+            "same seed gives it. free: batches are composed such that they divide well.",
+        },
+        "cost": COST,
+        "window": WINDOW,
+    },
+)
