@@ -1,0 +1,209 @@
+"""What every policy must keep, as a test for whoever writes one.
+
+    from paceline_backend.policies.testing import check_policy
+
+    def test_contract() -> None:
+        check_policy(preset)
+
+Needs nothing but Paceline. docs/writing-a-policy.md tells the rules in words.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from paceline.emulation import Emulation
+from paceline.wire import Hello
+from paceline_backend.policies import bsp
+from paceline_backend.policies._base import Feedback, Plan, Policy, Preset, Problem, plan
+from paceline_backend.policies._registry import _validated as validated
+from paceline_backend.simulator import Simulation
+
+_SIZES = (0.0, 1.0, 1.0, 2.5, 40.0, 900.0)
+_EPOCHS = 3
+
+
+@dataclass(frozen=True)
+class _Case:
+    """One small training with one set of legal parameters."""
+
+    hello: Hello
+    devices: Emulation
+    parameters: Mapping[str, Any]
+    foreign: int  # before this step another policy plans
+
+    def __str__(self) -> str:
+        hello = self.hello
+        return (
+            f"{len(hello.sizes_array())} samples, {hello.world} ranks, global batch "
+            f"{hello.global_batch}, drop_last {hello.drop_last}, parameters {self.parameters}"
+        )
+
+
+def check_policy(preset: Preset, *, cases: int = 40, seed: int = 0) -> None:
+    """Trains small virtual clusters under a policy and checks each plan against the contract.
+
+    The clusters are drawn at random: few samples and odd batches, sizes of zero, one rank, more
+    ranks than samples, uneven and noisy devices, every parameter's legal values, a policy before.
+
+    Args:
+        preset: the policy.
+        cases: how many clusters.
+        seed: of the draw.
+
+    Raises:
+        AssertionError: it breaks the contract; the message says how, and in which case.
+    """
+    _check_preset(preset)
+    rng = np.random.default_rng(seed)
+    for number in range(cases):
+        case = _draw(preset, rng)
+        try:
+            _check_training(preset, case)
+        except Exception as error:
+            raise AssertionError(f"{preset.name}, case {number} ({case}): {error}") from error
+
+
+def _check_preset(preset: Preset) -> None:
+    for field in ("name", "summary", "source"):
+        assert getattr(preset, field), f"preset.{field} is empty"
+    for name, schema in preset.parameters.items():
+        for field in ("type", "default", "description"):
+            assert field in schema, f"parameters.{name}.{field} is missing"
+    defaults = {name: schema["default"] for name, schema in preset.parameters.items()}
+    made = preset.make(validated(preset, defaults))
+    assert isinstance(made, Policy), "preset.make(parameters) does not return a Policy"
+    assert made.name == preset.name, f"the policy calls itself {made.name!r}, not {preset.name!r}"
+
+
+def _draw(preset: Preset, rng: np.random.Generator) -> _Case:
+    world, samples = int(rng.integers(1, 7)), int(rng.integers(1, 61))
+    drop_last = bool(rng.integers(2))
+    sizes = rng.choice(_SIZES, samples)
+    hello = Hello(
+        attempt=0,
+        world=world,
+        global_batch=int(rng.integers(1, min(samples, 20) + 1 if drop_last else 21)),
+        seed=int(rng.integers(2**33)),
+        sizes=sizes.astype("<f8").tobytes(),
+        loss_mean="samples",
+        drop_last=drop_last,
+        epochs=_EPOCHS,
+        lookahead=2,
+        started_at=0.0,
+        paceline="",
+        torch="",
+        device="cpu",
+    )
+    devices = Emulation(
+        a_s=rng.uniform(1e-4, 1e-2, world).tolist(),
+        b_s=[float(rng.choice([0.0, 0.05]))] * world,
+        noise=float(rng.choice([0.0, 0.1])),
+        seed=int(rng.integers(2**31)),
+    )
+    parameters = {name: _choose(schema, rng) for name, schema in preset.parameters.items()}
+    return _Case(hello, devices, parameters, foreign=int(rng.choice([0, 0, 3])))
+
+
+def _choose(schema: Mapping[str, Any], rng: np.random.Generator) -> Any:
+    """Some legal value of a parameter."""
+    if "enum" in schema:
+        return schema["enum"][int(rng.integers(len(schema["enum"])))]
+    if schema["type"] == "boolean":
+        return bool(rng.integers(2))
+    if "minimum" in schema and "maximum" in schema:
+        if schema["type"] == "integer":
+            return int(rng.integers(schema["minimum"], schema["maximum"] + 1))
+        return float(rng.uniform(schema["minimum"], schema["maximum"]))
+    return schema["default"]
+
+
+def _check_training(preset: Preset, case: _Case) -> None:
+    policy = preset.make(validated(preset, case.parameters))
+    plain = bsp.make(validated(bsp.preset, {}))
+    simulation = Simulation(case.hello, case.devices, plain if case.foreign else policy)
+    samples, batch = len(case.hello.sizes_array()), case.hello.global_batch
+    used: list[set[int]] = [set() for _ in range(_EPOCHS)]
+    while not simulation.finished:
+        if simulation.policy is plain and simulation.step >= case.foreign:
+            simulation.switch(policy)
+        if simulation.policy is policy:
+            _check_plan(simulation)
+        segment = simulation.advance().segment
+        given = np.frombuffer(segment.indices, "<u4").tolist()
+        assert len(set(given)) == len(given), "a sample twice in a segment"
+        again = used[segment.epoch].intersection(given)
+        assert not again, f"samples {sorted(again)} again in epoch {segment.epoch}"
+        used[segment.epoch].update(given)
+    whole = samples - samples % batch if case.hello.drop_last else samples
+    for epoch, seen in enumerate(used):
+        assert len(seen) == whole, f"epoch {epoch} used {len(seen)} samples of {whole}"
+
+
+def _check_plan(simulation: Simulation) -> None:
+    """That the next plan is legal, repeatable, and leaves its arguments as they were."""
+    shuffle = simulation.history.must_shuffle(simulation.version)
+    problem = simulation.history.problem(3, simulation.version, shuffle=shuffle)
+    feedback = simulation.window.feedback()
+    before = _arrays(problem, feedback)
+    made = plan(simulation.policy, problem, feedback, shuffle=shuffle)
+    for name, array in _arrays(problem, feedback).items():
+        assert np.array_equal(array, before[name]), f"{name} was changed in place"
+    again = plan(simulation.policy, problem, feedback, shuffle=shuffle)
+    for name, value in _values(made).items():
+        same = np.array_equal(value, _values(again)[name])
+        assert same, f"{name} differs when planned again from the same arguments"
+    _check_legal(made, problem)
+
+
+def _check_legal(made: Plan, problem: Problem) -> None:
+    counts, world = made.batches.counts, problem.world
+    assert counts.shape[1:] == (world,), f"batches.counts: shape {counts.shape}, not [S, {world}]"
+    assert (counts >= 0).all(), "batches.counts: below 0"
+    totals = counts.sum(axis=1).tolist()
+    assert totals == problem.batch_sizes(), f"steps of {totals}, not {problem.batch_sizes()}"
+    unknown = np.setdiff1d(made.batches.samples, problem.remaining)
+    assert not len(unknown), f"samples {unknown.tolist()} do not remain in this epoch"
+    assert sorted(made.order.tolist()) == problem.remaining.tolist(), (
+        "compose() does not return what remains, each sample once"
+    )
+    outside = np.setdiff1d(np.arange(len(problem.sizes)), problem.remaining)
+    assert np.array_equal(made.placement[outside], problem.placement[outside]), (
+        "shuffle() moved samples that do not remain"
+    )
+    assert ((made.placement >= 0) & (made.placement < world)).all(), "shuffle() names no such rank"
+    if made.ett_s:
+        assert np.shape(made.ett_s) == counts.shape, "ETT: not [S, W]"
+        assert np.isfinite(made.ett_s).all(), "ETT: not finite"
+    if made.shares:
+        assert len(made.shares) == world, f"shares: {len(made.shares)}, not {world}"
+        assert min(made.shares) >= 0, "shares: below 0"
+        assert math.isclose(sum(made.shares), 1.0, rel_tol=1e-6), "shares: their sum is not 1"
+
+
+def _arrays(problem: Problem, feedback: Feedback) -> dict[str, Any]:
+    """Copies of all arrays that a policy is given."""
+    return {
+        f"{type(owner).__name__}.{field.name}": np.copy(value)
+        for owner in (problem, feedback)
+        for field in fields(owner)
+        if isinstance(value := getattr(owner, field.name), np.ndarray)
+    }
+
+
+def _values(made: Plan) -> dict[str, Any]:
+    return {
+        "batches.counts": made.batches.counts,
+        "batches.samples": made.batches.samples,
+        "placement": made.placement,
+        "order": made.order,
+        "ETT": made.ett_s,
+        "shares": made.shares,
+        "memory": str(made.memory),
+        "threads": made.threads,
+    }

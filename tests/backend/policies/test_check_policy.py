@@ -1,0 +1,101 @@
+"""`check_policy`, which third parties test with, notices each way to break the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline_backend import policies
+from paceline_backend.policies import Batches, Models, Policy, Preset, Problem, bsp
+from paceline_backend.policies._base import Ints
+from paceline_backend.policies.testing import check_policy
+
+_calls = count()
+
+
+@dataclass(frozen=True)
+class Broken(bsp.EqualCounts):
+    """Equal counts, but for one thing."""
+
+    after: Callable[[Problem, Batches], Batches]
+
+    def schedule(self, problem: Problem, models: Models) -> Batches:
+        return self.after(problem, super().schedule(problem, models))
+
+
+@dataclass(frozen=True)
+class Forgets(bsp.EqualCounts):
+    def compose(self, problem: Problem, models: Models) -> Ints:
+        return np.maximum(super().compose(problem, models), problem.remaining[:1])[:-1]
+
+
+@dataclass(frozen=True)
+class Misplaces:
+    def shuffle(self, problem: Problem, models: Models) -> Ints:
+        return problem.placement + 1
+
+
+def writes(problem: Problem, made: Batches) -> Batches:
+    problem.placement[:] = 0
+    return made
+
+
+def remembers(problem: Problem, made: Batches) -> Batches:
+    turn = next(_calls) % problem.world
+    return replace(made, counts=np.roll(made.counts, turn, axis=1))
+
+
+def repeats(problem: Problem, made: Batches) -> Batches:
+    return replace(made, samples=np.full_like(made.samples, problem.remaining[0]))
+
+
+def shortens(problem: Problem, made: Batches) -> Batches:
+    counts = made.counts.copy()
+    counts[-1] = 0
+    return Batches(counts, made.samples[: counts.sum()])
+
+
+def preset_of(policy: Policy, **changes: Any) -> Preset:
+    return replace(Preset("broken", "s", "s", lambda _: policy), **changes)
+
+
+def policy_of(**changes: Any) -> Policy:
+    return replace(policies.make("bsp"), name="broken", **changes)
+
+
+@pytest.mark.parametrize(
+    ("preset", "says"),
+    [
+        (preset_of(policy_of(scheduler=Broken(writes))), "Problem.placement was changed in place"),
+        (preset_of(policy_of(scheduler=Broken(remembers))), "batches.counts differs when planned"),
+        (preset_of(policy_of(scheduler=Broken(repeats))), "a sample twice in a segment"),
+        (preset_of(policy_of(scheduler=Broken(shortens))), r"steps of \[.*0\], not "),
+        (preset_of(policy_of(scheduler=Forgets())), "compose.. does not return what remains"),
+        (preset_of(policy_of(shuffler=Misplaces())), "shuffle.. "),
+        (preset_of(policies.make("bsp")), "calls itself 'bsp', not 'broken'"),
+        (preset_of(policy_of(), source=""), "preset.source is empty"),
+        (
+            preset_of(policy_of(), parameters={"k": {"type": "integer", "description": "d"}}),
+            "parameters.k.default is missing",
+        ),
+    ],
+)
+def test_breaches_are_named(preset: Preset, says: str) -> None:
+    with pytest.raises(AssertionError, match=says):
+        check_policy(preset, cases=10)
+
+
+def test_a_default_must_be_legal() -> None:
+    schema = {"type": "integer", "minimum": 1, "default": 0, "description": "d"}
+    with pytest.raises(policies.PolicyParameterError, match=r"parameters\.k: 0 is not legal"):
+        check_policy(preset_of(policy_of(), parameters={"k": schema}))
+
+
+@pytest.mark.parametrize("name", ["bsp", "chronica"])
+def test_what_keeps_it_passes(name: str) -> None:
+    check_policy(policies.get(name), cases=10)
