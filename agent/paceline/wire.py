@@ -21,6 +21,7 @@ stream                    writer → reader            messages
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -264,6 +265,16 @@ def encode(message: Message, run: str = "") -> dict[bytes, bytes]:
         b"v": b"%d" % PROTOCOL_VERSION,
         b"run": run.encode(),
         b"data": _encoder.encode(message),
+    }
+
+
+def encode_steps(columns: Mapping[str, Sequence[Any]], run: str) -> dict[bytes, bytes]:
+    """What `encode` gives for a `StepBatch`, from its records' fields as columns: far sooner."""
+    records = list(zip(*(columns[name] for name in StepRecord.__struct_fields__), strict=True))
+    return {
+        b"v": b"%d" % PROTOCOL_VERSION,
+        b"run": run.encode(),
+        b"data": _encoder.encode({"type": "steps", "records": records}),
     }
 
 

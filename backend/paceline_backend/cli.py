@@ -1,4 +1,4 @@
-"""`paceline server` and `paceline replay`."""
+"""`paceline server`, `paceline replay` and `paceline simulate`."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _ENVIRONMENT = 3  # exit code, docs/internals.md
 
 
 def register(app: typer.Typer) -> None:
-    """Adds `server` and `replay` to the command line."""
+    """Adds `server`, `replay` and `simulate` to the command line."""
     app.command("server")(server)
     app.command("replay")(replay)
+    app.command("simulate")(simulate)
 
 
 def server(
@@ -93,6 +94,37 @@ def replay(
     from paceline_backend.server import embedded_database
 
     raise typer.Exit(replay_command(database or embedded_database(data), run, as_json))
+
+
+def simulate(
+    scenario: Annotated[Path, typer.Argument(help="YAML file; docs/simulator.md.")],
+    server: Annotated[
+        str | None,
+        typer.Option(help="URL of a server that shall show the run; default: simulate just here."),
+    ] = None,
+    policy: Annotated[
+        str | None, typer.Option(help="From start to end, instead of the scenario's.")
+    ] = None,
+    compare: Annotated[
+        str | None, typer.Option(metavar="bsp,chronica", help="Simulate under each, and tabulate.")
+    ] = None,
+    warmup: Annotated[
+        int, typer.Option(min=0, help="Steps after each policy's start that figures leave out.")
+    ] = 0,
+    token: Annotated[
+        str | None, typer.Option(envvar="PACELINE_TOKEN", help="The server's, beyond loopback.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+) -> None:
+    """Simulates training on a virtual cluster: what each policy would make of it."""
+    from paceline_backend.simulator import command
+
+    if compare is not None and (policy is not None or server is not None):
+        raise typer.BadParameter("goes with neither --policy nor --server", param_hint="--compare")
+    names = compare.split(",") if compare else [policy] if policy else []
+    if server is None:
+        raise typer.Exit(command.in_memory(scenario, names, warmup, as_json))
+    raise typer.Exit(command.on_server(scenario, policy, server, token, warmup, as_json))
 
 
 def _all(

@@ -30,6 +30,7 @@ from paceline_backend.api import models
 from paceline_backend.api.errors import ProblemError, documented
 from paceline_backend.bus import streams
 from paceline_backend.settings import Settings
+from paceline_backend.simulator.scenario import Scenario, ScenarioError
 from paceline_backend.store import Store
 from paceline_backend.store import runs as runs_store
 
@@ -119,6 +120,7 @@ def list_nodes(request: Request) -> Any:
 def create_run(request: Request, body: models.RunCreate) -> Any:
     """Records a run and, with `launch`, tells a node's agent to start it."""
     _checked(body.policy, body.parameters)
+    _check_scenario(body)
     store = store_of(request)
     with _bus(request) as bus:
         with store.write() as connection:
@@ -142,6 +144,27 @@ def create_run(request: Request, body: models.RunCreate) -> Any:
                     streams.tell_end(bus, run)
                 raise
     return runs_store.get(store, run)
+
+
+def _check_scenario(body: models.RunCreate) -> None:
+    def refuse(field: str, message: str) -> ProblemError:
+        errors = [{"field": field, "message": message}]
+        return ProblemError(_INVALID, f"{field}: {message}", errors=errors)
+
+    if body.backend != "simulated":
+        if body.scenario is not None:
+            raise refuse("scenario", 'only for backend "simulated"')
+        return
+    if body.launch:
+        raise refuse("launch", "give false and run `paceline simulate SCENARIO --server URL`")
+    if body.scenario is None:
+        raise refuse("scenario", "give what to simulate; docs/simulator.md tells how")
+    try:
+        scenario = Scenario.of(body.scenario)
+    except ScenarioError as error:
+        raise refuse("scenario", str(error)) from error
+    if scenario.workers != body.nproc:
+        raise refuse("nproc", f"{body.nproc}, but the scenario has {scenario.workers} workers")
 
 
 def _node_for(connection: sa.Connection, body: models.RunCreate) -> str:
@@ -187,6 +210,13 @@ def list_runs(
         errors = [{"field": "cursor", "message": str(error)}]
         raise ProblemError(_INVALID, str(error), errors=errors) from error
     return {"items": items, "next_cursor": following}
+
+
+@router.get("/runs/{run}/scenario", responses=documented(_NOT_FOUND))
+def get_scenario(request: Request, run: str) -> dict[str, Any] | None:
+    """What a simulated run simulates; null of another."""
+    with store_of(request).read() as connection:
+        return runs_store.scenario(connection, run)
 
 
 @router.get("/runs/{run}", response_model=models.Run, responses=documented(_NOT_FOUND))

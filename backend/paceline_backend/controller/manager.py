@@ -84,7 +84,9 @@ class ControllerManager:
     def _scan(self) -> None:
         """Ends controllers of runs that are over, starts those of runs that have none."""
         query = sa.select(runs.c.key, runs.c.id).where(
-            runs.c.state.in_(("starting", "running")), runs.c.hello.is_not(None)
+            runs.c.state.in_(("starting", "running")),
+            runs.c.hello.is_not(None),
+            runs.c.backend != "simulated",  # the simulator plans those itself
         )
         with self._store.read() as connection:
             active = {int(row.key): str(row.id) for row in connection.execute(query)}

@@ -39,6 +39,7 @@ class Ran:
     wait_s: Floats  # from the end of computing until the slowest rank is ready
     communication_s: Floats
     started_at: Floats  # [S] virtual time
+    begins_at: float = 0.0  # virtual time, also where no step was trained
     attempt: int = 0
     plan_s: float = 0.0  # what planning took here: real time, which `segment.plan_s` leaves out
 
@@ -138,10 +139,10 @@ class Simulation:
         """The next step."""
         return self.history.step
 
-    def switch(self, policy: Policy) -> None:
-        """Another policy from the next segment on."""
+    def switch(self, policy: Policy, version: int | None = None) -> None:
+        """Another policy from the next segment on; its version, if it has one already."""
         self.policy = policy
-        self.version += 1
+        self.version = self.version + 1 if version is None else version
 
     def advance(self) -> Ran:
         """Plans the next segment and trains it, or as much of it as a failure lets."""
@@ -197,6 +198,7 @@ class Simulation:
             wait_s,
             communication_s,
             started_at[:-1],
+            float(started_at[0]),
             self.hello.attempt,
         )
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import typer
 
+from paceline.bus import connect
+from paceline.client import Client
 from paceline.errors import InputError
 from paceline_backend.simulator import summary
 from paceline_backend.simulator._simulation import Simulation
+from paceline_backend.simulator.broadcast import Broadcast
 from paceline_backend.simulator.scenario import Scenario
-from paceline_backend.simulator.summary import Summary
+from paceline_backend.simulator.summary import Summary, Tally
 
 _COLUMNS = (
     ("policy", "policy"),
@@ -43,6 +47,70 @@ def in_memory(path: Path, names: list[str], warmup: int, as_json: bool) -> int:
         raise InputError(str(error)) from error
     show(scenario, found, as_json)
     return 0
+
+
+def on_server(
+    path: Path,
+    policy: str | None,
+    server: str,
+    token: str | None,
+    warmup: int,
+    as_json: bool,
+) -> int:
+    """Simulates a scenario as a run of a server, where it is shown and may be switched.
+
+    Raises:
+        InputError: the scenario cannot be simulated, or the server refused it.
+        PacelineError: the server does not answer or speaks another protocol version.
+    """
+    scenario = Scenario.load(path)
+    if policy is not None:
+        scenario = _under(scenario, policy)
+    simulation = Simulation.of(scenario)
+    with Client(server, token) as client:
+        found = client.version()
+        run = client.call(
+            "POST",
+            "/runs",
+            {
+                "name": scenario.name,
+                "script": str(path),
+                "nproc": scenario.workers,
+                "policy": scenario.policy,
+                "parameters": scenario.parameters,
+                "launch": False,
+                "backend": "simulated",
+                "scenario": scenario.as_dict(),
+            },
+        )["id"]
+        typer.echo(f"watch it on {client.server}/runs/{run}", err=True)
+        with connect(found["bus"]) as bus:
+            broadcast = Broadcast(simulation, run, bus, client, time.time())
+            presets = _follow(broadcast, warmup)
+    show(scenario, presets, as_json, run=run, state=broadcast.state)
+    return 0 if broadcast.state == "finished" else 1
+
+
+def _follow(broadcast: Broadcast, warmup: int) -> dict[str, Summary]:
+    """Runs it to its end, and tells an end that is none of its own."""
+    tally = Tally(warmup)
+    try:
+        for ran, devices in broadcast.segments():
+            tally.add(ran, devices)
+    except KeyboardInterrupt:
+        broadcast.end("stopped", "interrupted")
+        raise
+    except Exception as error:
+        broadcast.end("failed", f"{type(error).__name__}: {error}")
+        raise
+    return summary.with_speedups(tally.summaries())
+
+
+def _under(scenario: Scenario, policy: str) -> Scenario:
+    try:
+        return summary.under(scenario, policy)
+    except ValueError as error:
+        raise InputError(str(error)) from error
 
 
 def show(scenario: Scenario, found: dict[str, Summary], as_json: bool, **more: Any) -> None:

@@ -1,4 +1,4 @@
-"""What a simulated run simulates: read from YAML, checked, and made into what a simulation takes."""
+"""What a run of a virtual cluster simulates: read from YAML and checked."""
 
 from __future__ import annotations
 

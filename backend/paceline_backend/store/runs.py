@@ -17,7 +17,7 @@ from paceline.errors import PacelineError
 from paceline.wire import ENDED, Hello
 from paceline_backend.store import attempts
 from paceline_backend.store._store import Store
-from paceline_backend.store.schema import leases, nodes, runs, switches
+from paceline_backend.store.schema import leases, nodes, runs, scenarios, switches
 
 STATES = ("pending", "starting", "running", *ENDED)
 NODE_ALIVE_S = 10.0  # a node without a heartbeat for longer gets no new runs
@@ -52,6 +52,7 @@ class NewRun:
     max_restarts: int = 0
     node: str | None = None
     backend: str = "local"
+    scenario: Mapping[str, Any] | None = None  # what a simulated run simulates
 
 
 @dataclass(frozen=True)
@@ -111,6 +112,8 @@ def create(connection: sa.Connection, new: NewRun, by: str) -> str:
             requested_by=by,
         )
     )
+    if new.scenario is not None:
+        connection.execute(sa.insert(scenarios).values(run=key, body=dict(new.scenario)))
     return run
 
 
@@ -237,6 +240,17 @@ def hello(connection: sa.Connection, key: int) -> Hello | None:
     """The latest Hello of a run's leader."""
     data = connection.execute(sa.select(runs.c.hello).where(runs.c.key == key)).scalar()
     return None if data is None else msgspec.msgpack.decode(data, type=Hello)
+
+
+def scenario(connection: sa.Connection, run: str) -> dict[str, Any] | None:
+    """What a simulated run simulates; None of another.
+
+    Raises:
+        UnknownRunError: no such run.
+    """
+    query = sa.select(scenarios.c.body).where(scenarios.c.run == key_of(connection, run))
+    found: dict[str, Any] | None = connection.execute(query).scalar()
+    return found
 
 
 def lost(store: Store, silent_s: float) -> list[tuple[str, str]]:

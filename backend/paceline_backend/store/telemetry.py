@@ -40,6 +40,7 @@ _RUN = [
     "node",
     "seen_at",
     "lost",
+    "backend",
 ]  # as in `_Run`
 _SEEN_EVERY_S = 1.0  # not at every batch: each would write the run's row again
 
@@ -126,6 +127,7 @@ class Written:
     rows: int  # records of worker steps, repeated ones included
     unknown: frozenset[str]  # runs that the store does not have: nothing of theirs was written
     ended: frozenset[str]  # runs that are over
+    simulated: frozenset[str] = frozenset()  # runs that no controller plans
 
 
 @dataclass
@@ -143,6 +145,7 @@ class _Run:
     node: str | None
     seen_at: float | None
     lost: bool | None
+    backend: str
     changes: dict[str, Any] = field(default_factory=dict)
     touched: set[int] = field(default_factory=set)  # steps with new rows
     repeated: bool = False  # some of those rows are of a later attempt
@@ -189,6 +192,7 @@ def write(store: Store, messages: Sequence[tuple[str, Message]]) -> Written:
         rows,
         unknown=frozenset(r for r, m in messages if r not in runs and not isinstance(m, NodeState)),
         ended=frozenset(run.id for run in runs.values() if run.state in ENDED),
+        simulated=frozenset(run.id for run in runs.values() if run.backend == "simulated"),
     )
 
 
