@@ -29,6 +29,7 @@ from paceline_backend.policies._base import (
 from paceline_backend.policies._minmax import minmax
 
 _USUAL = 0.3  # share of a step's time that does not depend on the batch: what to expect, about
+_FEW = 3  # rows that a line fits too well to tell the noise
 _NOISE = 0.01  # relative noise of a step's time at least
 _NO_SIZE = 1e-12  # of the time: what a size unit costs, to a model that knows of none
 
@@ -62,9 +63,13 @@ class BatchSizePredictor:
 def line(samples: Floats, compute_s: Floats) -> tuple[float, float]:
     """(c, b) of T = c·n + b, both ≥ 0 and one above, from F ≥ 1 rows."""
     n, t = samples / samples.mean(), compute_s / compute_s.mean()
-    noise = max(float(np.std(t - n)), _NOISE)
-    rows = np.vstack([np.stack([n, np.ones_like(n)], axis=1), [0.0, noise / _USUAL]])
-    slope, start = nnls(rows, np.append(t, 0.0))[0]
+    rows = np.stack([n, np.ones_like(n)], axis=1)
+    if len(t) > _FEW:
+        noise = float(nnls(rows, t)[1]) / (len(t) - 2) ** 0.5
+    else:
+        noise = float(np.std(t - n))
+    prior = [0.0, max(noise, _NOISE) / _USUAL]
+    slope, start = nnls(np.vstack([rows, prior]), np.append(t, 0.0))[0]
     return float(slope * compute_s.mean() / samples.mean()), float(start * compute_s.mean())
 
 

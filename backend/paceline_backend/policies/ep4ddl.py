@@ -114,10 +114,12 @@ def _learned(history: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
         predicted: torch.Tensor = head(out[:, -1])[:, 0]
         return predicted
 
+    loss = torch.nn.SmoothL1Loss(beta=0.1)
     learn = torch.optim.Adam([*gru.parameters(), *head.parameters()], _RATE)
     for _ in range(_ROUNDS):
         learn.zero_grad()
-        error: Any = torch.nn.functional.mse_loss(forecast(history[:, :-1]), history[:, -1])
+        # One change of speed is no habit: errors above a tenth count linearly.
+        error: Any = loss(forecast(history[:, :-1]), history[:, -1])
         error.backward()
         learn.step()
     return forecast

@@ -1,0 +1,165 @@
+"""EP4DDL: what its GRU foresees, which threads it picks, and what it learns of them."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from paceline.emulation import Emulation
+from paceline_backend import policies
+from paceline_backend.policies._base import Feedback, Floats, Ints
+from paceline_backend.policies.ep4ddl import (
+    GruPredictor,
+    least_variance,
+    serial_share,
+    shortened,
+)
+from paceline_backend.simulator import Simulation
+from support.cluster import Cluster
+
+from .test_boa import hello
+
+
+def feedback(times: Floats) -> Feedback:
+    """Of times [steps, W]."""
+    steps, world = times.shape
+    step, rank = np.repeat(np.arange(steps), world), np.tile(np.arange(world), steps)
+    ones = np.ones(steps * world)
+    return Feedback(step, rank, ones.astype(np.int64), ones, times.ravel(), ones, ones)
+
+
+def test_foresees_a_rhythm() -> None:
+    """Which a mean, or a line on load, cannot."""
+    times = np.tile([[1.0, 0.5], [2.0, 0.5]], (32, 1))
+    models = GruPredictor().fit(feedback(times), world=2)
+    assert models.b == pytest.approx([1.0, 0.5], rel=0.15)
+
+
+def test_follows_the_last_steps() -> None:
+    """A worker that slowed down: not the mean of the window."""
+    models = GruPredictor().fit(feedback(np.repeat([[1.0], [3.0]], [40, 9], axis=0)), world=1)
+    assert models.b == pytest.approx([3.0], rel=0.1)
+    few = GruPredictor().fit(feedback(np.array([[1.0], [2.0]])), world=1)
+    assert few.b == pytest.approx([1.5])
+
+
+def test_the_same_times_give_the_same_forecast_and_leave_torch_alone() -> None:
+    rows = feedback(np.random.default_rng(0).uniform(1, 2, (64, 4)))
+    torch.manual_seed(1)
+    threads, random = torch.get_num_threads(), torch.random.get_rng_state()
+    with torch.no_grad():
+        first = GruPredictor().fit(rows, world=4).b
+    assert torch.equal(torch.random.get_rng_state(), random)
+    assert torch.get_num_threads() == threads
+    np.testing.assert_array_equal(first, GruPredictor().fit(rows, world=4).b)
+
+
+def test_unknown_until_every_rank_has_a_row() -> None:
+    assert not GruPredictor().fit(Feedback.empty(), world=2).known
+    assert not GruPredictor().fit(feedback(np.array([[1.0, 0.0]])), world=2).known
+
+
+@settings(max_examples=60)
+@given(data=st.data())
+def test_no_other_threads_vary_less(data: st.DataObject) -> None:
+    world, most = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4))
+    seconds = st.sampled_from([0.0, 0.5, 1.0, 1.0, 1.7, 3.0, 12.0])
+    times = np.array(data.draw(st.lists(seconds, min_size=world, max_size=world)))
+    cores = data.draw(st.integers(0, world * most + 1))
+    serial = data.draw(st.sampled_from([0.0, 0.1, 0.6, 1.0]))
+    threads = least_variance(times, most, cores, serial)
+
+    def variance(threads: Ints) -> float:
+        return float(np.var(times * shortened(threads, serial)))
+
+    allowed = [
+        np.array(c)
+        for c in itertools.product(range(1, most + 1), repeat=world)
+        if not cores or sum(c) <= max(cores, world)
+    ]
+    least = min(map(variance, allowed))
+    slack = 1e-9 * variance(np.ones(world, np.int64)) + 1e-18
+    assert any(np.array_equal(threads, c) for c in allowed)
+    assert variance(threads) <= least + slack
+
+
+def test_of_equally_good_choices_fewer_threads() -> None:
+    assert least_variance(np.ones(6), 4, 0, 0.1).tolist() == [1] * 6
+    assert least_variance(np.array([1.0, 2.0, 5.0]), 4, 0, 1.0).tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("world", [64, 1024])
+def test_many_workers_are_nearly_level(world: int) -> None:
+    times = np.random.default_rng(0).uniform(1, 3, world)
+    threads = least_variance(times, 8, 3 * world, 0.1)
+    assert threads.sum() <= 3 * world
+    left = (times * shortened(threads, 0.1)).std()
+    assert left < 0.35 * times.std()
+
+
+def test_learns_what_threads_do_not_shorten() -> None:
+    threads = np.array([1, 2, 4, 3])
+    assert serial_share(shortened(threads, 0.3), threads) == pytest.approx(0.3)
+    assert serial_share(np.array([1, 30.0, 30.0, 30.0]), threads) == 1.0  # slower with threads
+
+
+def simulate(serial: float, slowness: list[float], **parameters: float) -> list[Simulation]:
+    """A run under ep4ddl, and the same under bsp."""
+    devices = Emulation([1e-3 * s for s in slowness], [0.0] * len(slowness), serial=serial)
+    start = hello(np.ones(2_048), len(slowness), 64)
+    made = policies.make("ep4ddl", parameters)
+    return [Simulation(start, devices, made), Simulation(start, devices, policies.make("bsp"))]
+
+
+def test_gives_slow_ranks_threads_and_keeps_batches_equal() -> None:
+    run, plain = simulate(0.3, [1, 1, 1.5, 3])
+    seen = []
+    while run.step < 80:
+        ran = run.advance()
+        before = plain.advance()
+        seen.append((ran.segment.first_step, ran.segment.threads))
+        assert ran.segment.counts == [[16] * 4] * ran.segment.steps
+        if ran.segment.ett_s and ran.segment.first_step > 40:
+            assert np.array(ran.segment.ett_s) == pytest.approx(ran.compute_s, rel=0.02)
+    # The best by brute force with the true share: 16, 16, 15.6 and 22.8 ms.
+    assert ran.segment.threads == [1, 1, 2, 4]
+    assert ran.segment.memory["serial"] == pytest.approx(0.3, abs=0.02)
+    assert ran.step_s.mean() < 0.6 * before.step_s.mean()
+    changes = [b[0] for a, b in itertools.pairwise(seen) if a[1] != b[1]]
+    assert 1 <= len(changes) <= 3
+    assert changes[0] >= 8
+    assert all(after - before >= 8 for before, after in itertools.pairwise(changes))
+    # Nothing else than the segment's own record is needed to plan on.
+    assert set(ran.segment.memory) == {"counts", "threads", "since", "serial", "one"}
+
+
+def test_gives_threads_up_that_do_not_help() -> None:
+    """As on CHRONICA's GPUs, where EP4DDL took TensorFlow's time (Table IV)."""
+    run, plain = simulate(1.0, [1, 1, 1.5, 3])
+    while run.step < 60:
+        ran = run.advance()
+        before = plain.advance()
+    assert ran.segment.threads == []
+    assert ran.segment.memory["serial"] == pytest.approx(1.0)
+    assert ran.step_s.mean() == pytest.approx(before.step_s.mean())
+
+
+def test_a_node_has_only_so_many_cores() -> None:
+    run, _ = simulate(0.1, [1, 1, 2, 4], cores=5)
+    while run.step < 60:
+        ran = run.advance()
+    assert sum(ran.segment.threads) <= 5
+    assert ran.segment.threads[3] == 2
+
+
+def test_another_batch_or_world_begins_anew() -> None:
+    """A memory that does not fit, say of another release, is no reason to fail."""
+    training = Cluster(np.ones(60), np.ones(3), np.zeros(3), 6)
+    policy = policies.make("ep4ddl")
+    training.memory = (policy, {"counts": [3, 3], "threads": "many"})
+    assert training.run(policy).memory["threads"] == [1, 1, 1]
