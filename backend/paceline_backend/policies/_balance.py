@@ -15,13 +15,19 @@ from paceline_backend.policies._padded import partition_padded
 
 _CLOSE = 1e-3  # of a bound on the best: nearer is not tried for, with more than `_FEW_RANKS`
 _CLOSER = 1e-5  # and with fewer
+_HALVINGS = 30
 _FEW_RANKS = 64  # up to so many every exchange with the slowest is looked at
 _FEW_SAMPLES = 20  # up to so many the search runs
 _NODES = 30_000  # of the search: 2 ms
 
 
 def partition(
-    sizes: Floats, models: Models, counts: Ints | None = None, limits: Ints | None = None
+    sizes: Floats,
+    models: Models,
+    counts: Ints | None = None,
+    limits: Ints | None = None,
+    *,
+    laid_out: bool = False,
 ) -> Ints:
     """The rank of each sample of a global batch, [n]; max_j T_j is as small as was found.
 
@@ -33,6 +39,7 @@ def partition(
         counts: how many samples each worker gets, [W]; their sum is n. None: as is best.
         limits: the most samples that fit into each worker's memory, [W]; kept while the batch fits
             into all of them together.
+        laid_out: begin with the best cut of the samples as they come: first those of rank 0, ….
 
     Raises:
         ValueError: the counts' sum is not n.
@@ -47,10 +54,49 @@ def partition(
     order = np.argsort(-effective, kind="stable")
     descending = effective[order]
     ranks = np.empty(samples, np.int64)
+    start = np.empty(0, np.int64)
+    if laid_out and counts is None:
+        start = _cut(effective, models.a, models.c, models.b, most)[order]
     ranks[order] = _partition(
-        descending, models.a, models.c, models.b, most, counts is not None, np.empty(0, np.int64)
+        descending, models.a, models.c, models.b, most, counts is not None, start
     )
     return ranks
+
+
+@compiled
+def _cut(sizes: Floats, a: Floats, c: Floats, b: Floats, most: Ints) -> Ints:
+    """The ranks of samples that go to rank 0, 1, … as they come; the best such cut."""
+    low, high = 0.0, 0.0
+    for j in range(len(a)):
+        if most[j]:
+            high = max(high, a[j] * sizes.sum() + c[j] * len(sizes) + b[j])
+    best = _cut_at(sizes, a, c, b, most, high * (1 + 1e-9))[0]
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        ranks, fits = _cut_at(sizes, a, c, b, most, middle)
+        if fits:
+            best, high = ranks, middle
+        else:
+            low = middle
+    return best
+
+
+@compiled
+def _cut_at(
+    sizes: Floats, a: Floats, c: Floats, b: Floats, most: Ints, time_s: float
+) -> tuple[Ints, bool]:
+    ranks = np.empty(len(sizes), np.int64)
+    i = 0
+    for j in range(len(a)):
+        done, count = b[j], 0
+        while i < len(sizes) and count < most[j]:
+            done += a[j] * sizes[i] + c[j]
+            if done > time_s:
+                break
+            ranks[i] = j
+            i += 1
+            count += 1
+    return ranks, i == len(sizes)
 
 
 def most_of(limits: Ints | None, samples: int, world: int) -> Ints:
@@ -193,7 +239,8 @@ def _lists(ranks: Ints, world: int) -> tuple[Ints, Ints]:
 
 
 @compiled
-def _hand_over(first: Ints, following: Ints, sample: int, giver: int, taker: int) -> None:
+def hand_over(first: Ints, following: Ints, sample: int, giver: int, taker: int) -> None:
+    """Moves a sample from one linked list to another; see `_lists`."""
     if first[giver] == sample:
         first[giver] = following[sample]
     else:
@@ -261,10 +308,10 @@ def _apply(
     c: Floats,
     b: Floats,
 ) -> None:
-    _hand_over(first, following, give, p, q)
+    hand_over(first, following, give, p, q)
     ranks[give] = q
     if get >= 0:
-        _hand_over(first, following, get, q, p)
+        hand_over(first, following, get, q, p)
         ranks[get] = p
     else:
         count[p] -= 1

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline_backend.policies._balance import partition
+from paceline_backend.policies._balance import most_of, partition
 from paceline_backend.policies._base import (
     Batches,
     Ints,
@@ -22,6 +22,7 @@ from paceline_backend.policies._base import (
     Preset,
     Problem,
 )
+from paceline_backend.policies._compose import compose
 from paceline_backend.policies.linear import COST, WINDOW, LinearPredictor
 from paceline_backend.policies.order import remaining_in_order
 
@@ -40,9 +41,17 @@ class PacelineScheduler:
 
     def compose(self, problem: Problem, models: Models) -> Ints:
         """See `Scheduler.compose`."""
-        return remaining_in_order(
+        order = remaining_in_order(
             len(problem.sizes), problem.seed, problem.epoch, problem.remaining
         )
+        if not self.free:
+            return order
+        samples, world = len(order), problem.world
+        used = samples - samples % problem.global_batch if problem.drop_last else samples
+        effective = models.cost.sizes(problem.sizes[order[:used]])
+        most = most_of(problem.limits, problem.global_batch, world)
+        composed = compose(effective, models, problem.global_batch, most, problem.rng())
+        return np.concatenate([order[:used][composed], order[used:]])
 
     def schedule(self, problem: Problem, models: Models) -> Batches:
         """See `Scheduler.schedule`."""
@@ -51,7 +60,9 @@ class PacelineScheduler:
             batch = problem.order[start : start + count]
             start += count
             equal = None if models.known else _equal(count, problem)
-            ranks = partition(problem.sizes[batch], models, equal, problem.limits)
+            ranks = partition(
+                problem.sizes[batch], models, equal, problem.limits, laid_out=self.free
+            )
             counts.append(np.bincount(ranks, minlength=world))
             samples.append(batch[np.argsort(ranks, kind="stable")])
         if not counts:
