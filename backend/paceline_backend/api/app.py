@@ -9,7 +9,16 @@ from fastapi import APIRouter, FastAPI, Request
 from fastapi_offline import FastAPIOffline
 
 from paceline import __version__
-from paceline_backend.api import attribution, errors, events, health, metrics, runs, telemetry
+from paceline_backend.api import (
+    attribution,
+    errors,
+    events,
+    health,
+    metrics,
+    runs,
+    telemetry,
+    whatif,
+)
 from paceline_backend.api.auth import Guard
 from paceline_backend.api.errors import ProblemError
 from paceline_backend.settings import Settings
@@ -39,7 +48,8 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     # Pages first: Dash registers a catch-all for what nobody else answers.
     for entry in entry_points(group="paceline.web"):
         entry.load()(app)
-    for router in (runs.router, telemetry.router, attribution.router, events.router):
+    reads = (telemetry.router, attribution.router, whatif.router)
+    for router in (runs.router, *reads, events.router):
         app.include_router(router, prefix="/api/v1")
     app.include_router(health.router)
     app.include_router(metrics.router)

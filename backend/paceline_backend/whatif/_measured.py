@@ -64,7 +64,12 @@ class Measured:
         return replace(
             self,
             step=self.step[first:],
-            features=Features(*(column[first:] for column in self.features)),
+            features=Features(
+                samples=self.features.samples[first:],
+                load=self.features.load[first:],
+                squares=self.features.squares[first:],
+                longest=self.features.longest[first:],
+            ),
             compute_s=self.compute_s[first:],
             data_s=self.data_s[first:],
             step_s=self.step_s[first:],

@@ -18,12 +18,18 @@ from paceline_backend.policies.linear import LinearPredictor
 from paceline_backend.report import WARMUP_STEPS
 from paceline_backend.simulator import Simulation
 from paceline_backend.store import Store, runs
-from paceline_backend.whatif._answer import Current, Forecast, LeftOut, PresetForecast, words
 from paceline_backend.whatif._measured import Measured, State, read, same_speeds, steady_time
 from paceline_backend.whatif._resampled import Resampled, blocks, filled, ratios, resampled
+from paceline_backend.whatif.answer import (
+    FEWEST,
+    STEPS,
+    Current,
+    Forecast,
+    LeftOut,
+    PresetForecast,
+    words,
+)
 
-STEPS = 64  # newest complete steps that a forecast rests on,
-FEWEST = 16  # and how many it takes at least
 REPLICATES = 8  # simulations of each preset, with other speeds and errors each, at most
 BUDGET_S = 4.0  # of CPU time, after which no further replicate is begun
 
@@ -120,7 +126,7 @@ def _basis(state: State) -> _Basis | str:
     if len(measured) < FEWEST:
         return f"too few steps: {len(measured)} are complete, {FEWEST} are needed"
     world = state.history.hello.world
-    predictor = LinearPredictor(window=len(measured))
+    predictor = LinearPredictor(window=len(measured), cost="auto")
     models = predictor.fit(measured.feedback, world)
     if not models.known and state.window is not None:  # older steps may tell of idle ranks
         models = predictor.fit(state.window.feedback(), world)
@@ -169,7 +175,7 @@ def _simulate(
     assert state.history is not None
     count = _SAMPLES // state.history.hello.global_batch
     count = max(_FEWEST_SIMULATED, min(_SIMULATED, count))
-    began = time.process_time()
+    spent_s = 0.0  # on what is not left out
     for replicate in range(replicates):
         devices = resampled(
             basis.models,
@@ -181,12 +187,17 @@ def _simulate(
         )
         for name in list(found):
             version = state.version + (name != state.policy)
+            began = time.process_time()
             try:
                 _once(found[name], state, devices, made[name], version, count, replicate)
+                spent_s += time.process_time() - began
+            except _NotSimulatedError as error:
+                left_out[name] = str(error)
+                del found[name]
             except Exception as error:  # of a policy from elsewhere: it costs its own forecast only
                 left_out[name] = f"{type(error).__name__}: {error}"
                 del found[name]
-        if time.process_time() - began > budget_s * (replicate + 1) / (replicate + 2):
+        if spent_s > budget_s * (replicate + 1) / (replicate + 2):
             break
     return found, left_out
 
@@ -319,4 +330,5 @@ def _speeds(basis: _Basis, load: float, samples: float) -> list[float]:
         np.full(world, load * like),
         np.full(world, float(np.median(of.longest[of.samples > 0]))),
     )
-    return np.asarray(basis.models.ett(share) * np.median(basis.ratio, axis=0) / load).tolist()
+    speeds = basis.models.ett(share) * np.median(basis.ratio, axis=0) / load
+    return [float(speed) for speed in speeds]

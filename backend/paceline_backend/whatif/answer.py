@@ -6,6 +6,9 @@ from typing import Any, Literal
 
 import msgspec
 
+STEPS = 64  # newest complete steps that a forecast rests on,
+FEWEST = 16  # and how many it takes at least
+
 Decided = Literal["stay", "wait", "recommend", "switch", "back"]
 
 

@@ -1,0 +1,110 @@
+"""REST: what other policies would take, and what `auto` may do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, FastAPI, Query, Request
+from fastapi.concurrency import run_in_threadpool
+
+from paceline_backend.api import models
+from paceline_backend.api.errors import documented
+from paceline_backend.api.runs import store_of
+from paceline_backend.settings import Settings
+from paceline_backend.store import Store, forecasts, runs
+from paceline_backend.whatif.answer import FEWEST, STEPS, Forecast
+from paceline_backend.whatif.child import Forecaster
+
+_FRESH_STEPS = 100  # a forecast holds for so many steps,
+_FRESH_S = 60.0  # or for so long
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    settings: Settings = app.state.settings
+    app.state.forecasting = asyncio.Lock()
+    with Forecaster(settings.database) as app.state.forecaster:
+        yield
+
+
+router = APIRouter(
+    prefix="/runs/{run}", responses=documented(HTTPStatus.NOT_FOUND), lifespan=_lifespan
+)
+
+
+@router.get("/whatif", response_model=models.WhatIf)
+async def what_if(
+    request: Request,
+    run: str,
+    steps: Annotated[
+        int, Query(ge=FEWEST, le=1024, description="newest complete steps to rest on")
+    ] = STEPS,
+    refresh: Annotated[bool, Query(description="also if a fresh one is kept")] = False,
+) -> Any:
+    """What each preset would take. The first answer takes seconds, the next ones are kept."""
+    store = store_of(request)
+    asked = time.time()
+    found = await run_in_threadpool(_kept, store, run, steps, 0.0)
+    if found is None or refresh:
+        async with request.app.state.forecasting:
+            # While this call waited for its turn, another may have made it.
+            found = await run_in_threadpool(_kept, store, run, steps, asked)
+            if found is None:
+                forecaster: Forecaster = request.app.state.forecaster
+                found = await asyncio.wrap_future(forecaster.submit(run, steps))
+                if found.step is not None and steps == STEPS:
+                    await run_in_threadpool(_keep, store, found)
+    return msgspec.to_builtins(found)
+
+
+def _kept(store: Store, run: str, steps: int, made_since: float) -> Forecast | None:
+    """The newest forecast, if it was made since then and is fresh; it rests on `STEPS` steps."""
+    with store.read() as connection:
+        key = runs.key_of(connection, run)
+        bodies = forecasts.bodies(connection, key, limit=1)
+        newest = forecasts.newest_step(connection, key)
+        version = forecasts.version(connection, key)
+    if not bodies or steps != STEPS:
+        return None
+    found = msgspec.convert(bodies[0], Forecast)
+    assert found.step is not None
+    near = newest - _FRESH_STEPS <= found.step <= newest
+    fresh = near or time.time() - found.made_at <= _FRESH_S
+    same = found.current.version == version
+    return found if fresh and same and found.made_at >= made_since else None
+
+
+def _keep(store: Store, forecast: Forecast) -> None:
+    with store.write() as connection:
+        key = runs.key_of(connection, forecast.run)
+        forecasts.add(connection, key, msgspec.to_builtins(forecast))
+
+
+@router.get("/auto", response_model=models.Auto)
+def get_auto(request: Request, run: str) -> Any:
+    """What `auto` may do with the run, and what it decided last."""
+    with store_of(request).read() as connection:
+        key = runs.key_of(connection, run)
+        auto = forecasts.auto(connection, key)
+        decided = forecasts.decided(connection, key)
+    if decided is None:
+        return {**auto, "last": None}
+    return {**auto, "last": {**decided["decision"], "at": decided["made_at"]}}
+
+
+@router.put(
+    "/auto",
+    response_model=models.Auto,
+    responses=documented(HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
+)
+def set_auto(request: Request, run: str, body: models.AutoMode) -> Any:
+    """Whether the run's forecasts are only shown, recommended, or acted upon."""
+    with store_of(request).write() as connection:
+        forecasts.set_auto(connection, run, body.mode, body.by, time.time())
+    return get_auto(request, run)

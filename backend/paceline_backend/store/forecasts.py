@@ -1,0 +1,117 @@
+"""Forecasts of runs, and what `auto` may do with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from paceline.wire import ENDED
+from paceline_backend.store import attempts, runs
+from paceline_backend.store.schema import autos, forecasts, leases
+from paceline_backend.store.schema import runs as runs_table
+
+KEPT = 50  # of a run; and all that led to a switch
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A run that `auto` looks at."""
+
+    key: int
+    id: str
+    mode: str  # recommend switch
+
+
+def add(connection: sa.Connection, run: int, body: Mapping[str, Any]) -> None:
+    """Keeps a forecast; old ones go, but those whose decision changed the policy.
+
+    Args:
+        connection: to write with.
+        run: key of the run.
+        body: of a `whatif.answer.Forecast` with steps.
+    """
+    c = forecasts.c
+    row = {"run": run, "made_at": body["made_at"], "step": body["step"], "body": dict(body)}
+    connection.execute(sa.insert(forecasts).values(row))
+    old = sa.select(c.made_at, c.body).where(c.run == run).order_by(c.made_at.desc()).offset(KEPT)
+    gone = [made_at for made_at, kept in connection.execute(old) if not _acted(kept)]
+    if gone:
+        connection.execute(sa.delete(forecasts).where(c.run == run, c.made_at.in_(gone)))
+
+
+def _acted(body: Mapping[str, Any]) -> bool:
+    return (body.get("decision") or {}).get("decided") in ("switch", "back")
+
+
+def bodies(connection: sa.Connection, run: int, limit: int = -1) -> list[dict[str, Any]]:
+    """The newest forecasts, oldest first."""
+    query = sa.select(forecasts.c.body).where(forecasts.c.run == run)
+    query = query.order_by(forecasts.c.made_at.desc())
+    if limit >= 0:
+        query = query.limit(limit)
+    return list(connection.scalars(query))[::-1]
+
+
+def decided(connection: sa.Connection, run: int) -> dict[str, Any] | None:
+    """The newest forecast that `auto` decided upon."""
+    found = [body for body in bodies(connection, run) if body.get("decision")]
+    return found[-1] if found else None
+
+
+def version(connection: sa.Connection, run: int) -> int:
+    """Of the policy that was asked for last."""
+    query = sa.select(runs_table.c.version).where(runs_table.c.key == run)
+    return int(connection.execute(query).scalar_one())
+
+
+def auto(connection: sa.Connection, run: int) -> dict[str, Any]:
+    """`mode`, `requested_at` and `requested_by`; off where nobody asked."""
+    c = autos.c
+    query = sa.select(c.mode, c.requested_at, c.requested_by).where(c.run == run)
+    row = connection.execute(query).one_or_none()
+    if row is None:
+        return {"mode": "off", "requested_at": None, "requested_by": None}
+    return {str(name): value for name, value in row._mapping.items()}
+
+
+def set_auto(connection: sa.Connection, run: str, mode: str, by: str, at: float) -> None:
+    """What `auto` may do with a run from now on.
+
+    Raises:
+        UnknownRunError: no such run.
+        RunEndedError: too late.
+    """
+    key = runs.key_of(connection, run)
+    state = connection.scalar(sa.select(runs_table.c.state).where(runs_table.c.key == key))
+    if state in ENDED:
+        raise runs.RunEndedError(f"run {run} has ended: nothing about it can change any more")
+    connection.execute(sa.delete(autos).where(autos.c.run == key))
+    row = {"run": key, "mode": mode, "requested_at": at, "requested_by": by}
+    connection.execute(sa.insert(autos).values(row))
+
+
+def watched(connection: sa.Connection, owner: str, now: float) -> list[Watched]:
+    """Active runs that `auto` looks at, but those that another worker plans."""
+    query = (
+        sa.select(runs_table.c.key, runs_table.c.id, autos.c.mode)
+        .join(autos, autos.c.run == runs_table.c.key)
+        .outerjoin(leases, leases.c.run == runs_table.c.key)
+        .where(
+            runs_table.c.state == "running",
+            autos.c.mode != "off",
+            sa.or_(leases.c.owner.is_(None), leases.c.owner == owner, leases.c.expires_at <= now),
+        )
+        .order_by(runs_table.c.key)
+    )
+    return [Watched(int(key), run, mode) for key, run, mode in connection.execute(query)]
+
+
+def newest_step(connection: sa.Connection, run: int) -> int:
+    """The newest complete step that counts; -1: none."""
+    attempt = connection.scalar(sa.select(runs_table.c.attempt).where(runs_table.c.key == run))
+    spans = attempts.spans(connection, run, attempt)
+    last = attempts.newest_complete(connection, run, spans)
+    return -1 if last is None else int(last.step)
