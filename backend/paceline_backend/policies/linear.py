@@ -41,7 +41,8 @@ _CAP = 0.3  # residual that a row counts with at most when costs are compared
 
 _RANKS = 16  # whose rows decide what a batch costs: the same model on all
 _CURVES = 2.0 ** np.arange(-3, 7)  # κ to try, over one by the typical long size
-_MARGIN = 8.0  # what a cost other than the sum must gain in log-likelihood, and κ as much again
+_FINER = 2.0 ** (0.5 ** np.arange(1, 6))  # and then around the best of them
+_MARGIN = 12.0  # what a cost other than the sum must gain in log-likelihood, and κ as much again
 _EXACT = 0.003  # residuals so small tell nothing
 
 
@@ -81,34 +82,57 @@ class LinearPredictor:
 
 
 def _fit(rows: Feedback, cost: Cost, window: int) -> tuple[Floats, Floats]:
-    """(a, c, b) of each rank, [W, 3], a = 0 where there is no row; (loss, rows), [W, 2]."""
+    """(a, c, b) of each rank, a = 0 where there is no row; its loss, rows, and unlikeliness."""
     world = rows.load.shape[1]
-    fits, losses = np.zeros((world, 3)), np.zeros((world, 2))
+    fits, losses = np.zeros((world, 3)), np.zeros((world, 3))
     load = np.ascontiguousarray(cost.load(rows.features), np.float64)
     _fit_ranks(load, rows.samples, rows.compute_s, window, fits, losses)
     return fits, losses
 
 
 def _choose(rows: Feedback, window: int) -> Cost:
-    """What a batch costs, from how well each cost would have forecast the steps so far."""
+    """What a batch costs: how well would each cost have forecast the steps so far?"""
     told = usable(rows.samples, rows.load, rows.compute_s)
-    known = rows.longest[told] > 0
-    if not len(known) or not known.all():  # recorded before sizes' squares and maxima were
+    if not told.any() or (rows.longest[told] <= 0).any():  # recorded before longest and squares
         return SUM
-    world = rows.load.shape[1]
-    some = np.unique(np.linspace(0, world - 1, min(world, _RANKS)).astype(np.int64))
+    some = np.unique(np.linspace(0, rows.load.shape[1] - 1, _RANKS).astype(np.int64))
     part = Feedback(*(np.ascontiguousarray(getattr(rows, name)[:, some]) for name in _FIELDS))
     typical = float(rows.squares[told].sum() / rows.load[told].sum())
-    best, least = SUM, math.inf
+    expected = _grouped(rows.samples[told], rows.load[told], rows.squares[told])
+
+    def score(cost: Cost) -> float:
+        loss, count, unlikely = _fit(part, cost, window)[1].sum(axis=0)
+        likelihood = 0.5 * count * math.log(loss / max(count, 1) + _EXACT**2)
+        return float(
+            likelihood + unlikely + _MARGIN * ((cost.padded != expected) + (cost.kappa > 0))
+        )
+
+    tried = {}
     for padded in (False, True):
         for kappa in (0.0, *(_CURVES / typical)):
             cost = Cost(float(kappa), padded)
-            loss, count = _fit(part, cost, window)[1].sum(axis=0)
-            likelihood = 0.5 * count * math.log(loss / max(count, 1) + _EXACT**2)
-            score = likelihood + _MARGIN * (padded + (kappa > 0))
-            if score < least - 1e-9:
-                best, least = cost, score
-    return best
+            tried[cost.padded, cost.kappa] = score(cost)
+    best = min(tried, key=lambda key: tried[key])
+    for step in _FINER if best[1] > 0 else ():
+        for factor in (step, 1 / step):
+            key = (best[0], best[1] * factor)
+            tried[key] = score(Cost(key[1], key[0]))
+        best = min(tried, key=lambda key: tried[key])
+    return Cost(best[1], best[0])
+
+
+def _grouped(samples: Ints, load: Floats, squares: Floats) -> bool:
+    """Whether samples of a batch are more alike than batches are.
+
+    Then the scheduler has grouped them by size, believing that they are padded, and its batches
+    hardly tell any more whether that is so: it is believed until they say otherwise.
+    """
+    several = samples > 1
+    if not several.any():
+        return False
+    n, mean = samples[several], load[several] / samples[several]
+    within = (squares[several] / n - mean**2) * n / (n - 1)
+    return bool(mean.var() > within.mean())
 
 
 _FIELDS = ("step", "rank", "samples", "load", "compute_s", "squares", "longest")
@@ -118,7 +142,7 @@ _FIELDS = ("step", "rank", "samples", "load", "compute_s", "squares", "longest")
 def _fit_ranks(
     load: Floats, samples: Ints, compute_s: Floats, window: int, fits: Floats, losses: Floats
 ) -> None:
-    """Fits each rank's rows of [S, W] arrays; fills `fits`, [W, 3], and `losses`, [W, 2].
+    """Fits each rank's rows of [S, W] arrays; fills `fits` and `losses`, [W, 3].
 
     `beta` is (a, c, b) for load and samples over their means: what each costs in a typical step.
     """
@@ -171,6 +195,8 @@ def _fit_ranks(
             fits[rank, 2] = beta[2]
             losses[rank, 0] = loss
             losses[rank, 1] = count
+            shares = (beta[1] ** 2 + beta[2] ** 2) / (beta[0] + beta[1] + beta[2]) ** 2
+            losses[rank, 2] = 0.5 * shares / _SHARE**2
 
 
 @compiled
