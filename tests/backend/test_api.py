@@ -169,6 +169,17 @@ def test_a_misspelt_policy_gets_a_suggestion(client: httpx.Client) -> None:
     assert "suggestion" not in create(client, launch=False, policy="zzzzzz").json()
 
 
+def test_a_parameter_of_ranks_has_a_value_for_each(client: httpx.Client) -> None:
+    wrong = {"policy": "static-batching", "parameters": {"capacity": [1, 2, 3]}}
+    right = {"policy": "static-batching", "parameters": {"capacity": [1, 2]}}
+    assert create(client, launch=False, nproc=2, **wrong).status_code == 422
+    run = create(client, launch=False, nproc=2, **right).json()["id"]
+    refused = client.post(f"{V1}/runs/{run}/policy", json=wrong)
+    assert refused.status_code == 422
+    assert refused.json()["detail"].startswith("parameters.capacity: 3 values given, but the run")
+    assert client.post(f"{V1}/runs/{run}/policy", json=right).status_code == 202
+
+
 @pytest.mark.parametrize(
     ("method", "path"),
     [

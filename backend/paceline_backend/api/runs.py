@@ -66,9 +66,9 @@ def _bus(request: Request) -> Iterator[redis.Redis]:
         yield client
 
 
-def _checked(policy: str, parameters: Mapping[str, Any]) -> None:
+def _checked(policy: str, parameters: Mapping[str, Any], world: int) -> None:
     try:
-        policies.make(policy, parameters)
+        policies.make(policy, parameters, world)
     except policies.UnknownPolicyError as error:
         extra = {"suggestion": error.suggestion} if error.suggestion else {}
         errors = [{"field": "policy", "message": str(error)}]
@@ -119,7 +119,7 @@ def list_nodes(request: Request) -> Any:
 )
 def create_run(request: Request, body: models.RunCreate) -> Any:
     """Records a run and, with `launch`, tells a node's agent to start it."""
-    _checked(body.policy, body.parameters)
+    _checked(body.policy, body.parameters, body.nproc)
     _check_scenario(body)
     store = store_of(request)
     with _bus(request) as bus:
@@ -263,8 +263,9 @@ def stop_run(request: Request, run: str, body: models.Stop | None = None) -> Any
 )
 def switch_policy(request: Request, run: str, body: models.PolicySwitch) -> Any:
     """Requests another policy; it plans from the next segment on."""
-    _checked(body.policy, body.parameters)
     with _bus(request) as bus:
+        known = runs_store.get(store_of(request), run)
+        _checked(body.policy, body.parameters, known["world"] or known["nproc"])
         with store_of(request).write() as connection:
             made = runs_store.switch(connection, run, body.policy, body.parameters, body.by)
         message = SwitchRequested(made["version"], body.policy, made["requested_at"])

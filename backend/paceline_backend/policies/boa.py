@@ -112,7 +112,7 @@ def make(parameters: Mapping[str, Any]) -> Policy:
     return Policy(
         name="boa",
         predictor=BatchSizePredictor(parameters["window"]),
-        scheduler=counted.CountedScheduler(),
+        scheduler=counted.scheduler(parameters),
         shuffler=KeepPlacement(),
         allocator=MinMaxAllocator(),
     )

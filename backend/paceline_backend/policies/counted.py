@@ -12,6 +12,8 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
+from paceline.cost import Cost
+from paceline_backend.policies._balance import partition
 from paceline_backend.policies._base import (
     Allocation,
     Allocator,
@@ -29,7 +31,16 @@ from paceline_backend.policies.linear import WINDOW, LinearPredictor
 from paceline_backend.policies.order import remaining_in_order
 
 # What every preset of counts takes, beside its own.
-PARAMETERS: Mapping[str, Mapping[str, Any]] = {"window": WINDOW}
+PARAMETERS: Mapping[str, Mapping[str, Any]] = {
+    "which": {
+        "type": "string",
+        "enum": ["order", "levelled"],
+        "default": "order",
+        "description": "Which samples of a global batch each rank gets: in the epoch's order, or "
+        "such that loads come out in proportion to the counts.",
+    },
+    "window": WINDOW,
+}
 
 # What a capacity or another list with a number for each rank is.
 PER_RANK: Mapping[str, Any] = {
@@ -170,10 +181,15 @@ def told(feedback: Feedback, world: int, first: int) -> Told:
 
 @dataclass(frozen=True)
 class CountedScheduler:
-    """Global batches in the epoch's order, dealt to ranks in turn until each has its count.
+    """The epoch's global batches, in DistributedSampler's order, divided by counts.
 
-    With equal counts these are ``DistributedSampler``'s batches, as under `bsp`.
+    Args:
+        levelled: which samples go where is chosen such that loads come out in proportion to counts.
+            Otherwise they are dealt to ranks in turn until each has its count: with equal counts as
+            under `bsp`.
     """
+
+    levelled: bool = False
 
     def compose(self, problem: Problem, models: Models) -> Ints:
         """See `Scheduler.compose`."""
@@ -187,7 +203,11 @@ class CountedScheduler:
         parts, start = [], 0
         for size in problem.batch_sizes():
             counts = scaled(whole, size)
-            parts.append(deal(problem.order[start : start + size], counts))
+            batch = problem.order[start : start + size]
+            if self.levelled:
+                parts.append(level(batch, problem.sizes[batch], counts, models.cost))
+            else:
+                parts.append(deal(batch, counts))
             start += size
         return Batches.of(parts, problem.world)
 
@@ -200,6 +220,25 @@ def deal(batch: Ints, counts: Ints) -> list[Ints]:
     return [batch[owner == rank] for rank in range(len(counts))]
 
 
+def level(batch: Ints, sizes: Floats, counts: Ints, cost: Cost) -> list[Ints]:
+    """Gives samples to ranks such that loads come out in proportion to counts.
+
+    Args:
+        batch: samples, [n].
+        sizes: theirs, [n].
+        counts: of each rank, [W].
+        cost: how sizes add up to a load.
+    """
+    nothing = np.zeros(len(counts))
+    owner = partition(sizes, Models(1 / np.maximum(counts, 1), nothing, nothing, cost=cost), counts)
+    return [batch[owner == rank] for rank in range(len(counts))]
+
+
+def scheduler(parameters: Mapping[str, Any]) -> CountedScheduler:
+    """The scheduler, with the values of `PARAMETERS`."""
+    return CountedScheduler(levelled=parameters["which"] == "levelled")
+
+
 def policy(name: str, allocator: Allocator, parameters: Mapping[str, Any]) -> Policy:
     """The policy of an allocator, with the values of `PARAMETERS`.
 
@@ -208,7 +247,7 @@ def policy(name: str, allocator: Allocator, parameters: Mapping[str, Any]) -> Po
     return Policy(
         name=name,
         predictor=LinearPredictor(window=parameters["window"]),
-        scheduler=CountedScheduler(),
+        scheduler=scheduler(parameters),
         shuffler=KeepPlacement(),
         allocator=allocator,
     )

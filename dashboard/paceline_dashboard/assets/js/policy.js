@@ -4,6 +4,8 @@ import { byId, make, text } from "./dom.js";
 import { mean, moment, seconds } from "./format.js";
 import { ENDED } from "./summary.js";
 
+const NUMBERS = "[\\d\\s,.e+]*"; // as an input's pattern; the server tells what else is wrong
+
 export class PolicyPanel {
   constructor(run, data, effects) {
     this.id = run;
@@ -156,6 +158,10 @@ function controlOf(schema, value) {
     input.value = value;
     return input;
   }
+  if (schema.type === "array") {
+    const title = "Numbers with commas between them";
+    return make("input", { type: "text", value: value.join(", "), placeholder: "4, 4, 2", pattern: NUMBERS, title });
+  }
   return make("input", { type: "text", value: value ?? "" });
 }
 
@@ -164,5 +170,6 @@ function valueOf(name, schema) {
   if (schema.enum) return JSON.parse(control.value);
   if (schema.type === "boolean") return control.checked;
   if (schema.type === "integer" || schema.type === "number") return Number(control.value);
+  if (schema.type === "array") return (control.value.match(/[^\s,]+/g) ?? []).map(Number);
   return control.value;
 }
