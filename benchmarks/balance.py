@@ -15,16 +15,21 @@ import time
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from harness import Check, finish, parser
 from peers import PEERS, Peer, Steps
-from virtual import MEAN, Floats, draw_sizes, introduction, train
+from virtual import Floats, train
 
 from paceline.cost import Cost, Features, features
 from paceline.emulation import Emulation
+from paceline.wire import Hello
 from paceline_backend import policies
+from paceline_backend.simulator import Simulation
+from paceline_backend.simulator.sizes import Sizes
+
+MEAN = 45.0  # frames: CHRONICA's data sets
 
 SPEED_S = 1e-3  # a of the fast workers, s per size unit
 OVERHEAD = 0.02  # b as a share of a mean step
@@ -57,7 +62,7 @@ class Setting:
     local_batch: int
     uneven: bool  # half of the workers half as fast
     padded: bool
-    distribution: str = "lognormal"
+    distribution: Literal["lognormal", "gamma"] = "lognormal"
 
     @property
     def global_batch(self) -> int:
@@ -66,8 +71,33 @@ class Setting:
 
     @property
     def sizes(self) -> Floats:
-        """λ, [N]."""
-        return draw_sizes(self.dif, STEPS * self.global_batch, self.distribution)
+        """λ, [N], whole numbers: frames, or tokens."""
+        drawn = Sizes(
+            distribution=self.distribution,
+            samples=STEPS * self.global_batch,
+            mean=MEAN,
+            dif=float(self.dif),
+        ).draw(seed=self.dif)
+        return np.maximum(np.round(drawn), 1.0)
+
+    @property
+    def hello(self) -> Hello:
+        """What the leader would introduce such a run with."""
+        return Hello(
+            attempt=0,
+            world=self.world,
+            global_batch=self.global_batch,
+            seed=0,
+            sizes=self.sizes.astype("<f8").tobytes(),
+            loss_mean="samples",
+            drop_last=False,
+            epochs=EPOCHS,
+            lookahead=2,
+            started_at=0.0,
+            paceline="",
+            torch="",
+            device="",
+        )
 
     @property
     def devices(self) -> Emulation:
@@ -96,8 +126,8 @@ def over_limit(batches: Features, devices: Emulation) -> float:
 
 def ours(setting: Setting, policy: str, parameters: dict[str, Any]) -> dict[str, float]:
     """One of Paceline's policies: time over limit, and planning time a step."""
-    hello = introduction(setting.sizes, setting.world, setting.global_batch, EPOCHS)
-    trained = train(hello, setting.devices, policy, parameters).since(1)
+    made = policies.make(policy, parameters)
+    trained = train(Simulation(setting.hello, setting.devices, made)).since(1)
     return {
         "over_limit": over_limit(trained.features, setting.devices),
         "plan_s": trained.plan_s,
