@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -38,6 +40,14 @@ class Slowdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.every:
             since %= self.every
         return self.steps is None or since < self.steps
+
+    def hits(self, rank: int | None, world: int, drawn: Any) -> Any:
+        """Whether it applies to a rank, or to each of them, that drew a number from 0 to 1."""
+        if rank is not None:
+            return rank in self.ranks and drawn < self.chance
+        among = np.zeros(world, bool)
+        among[self.ranks] = True
+        return among & (drawn < self.chance)
 
 
 class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -106,18 +116,6 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 return f"{where}.chance = {slow.chance}: give a number from 0 to 1"
         return None
 
-    def factors(self, step: int) -> Floats:
-        """By how much slowdowns stretch each rank's computing in a step, [W]."""
-        factor = np.ones(len(self.a_s))
-        for k, slow in enumerate(self.slowdowns):
-            if slow.covers(step):
-                hit = np.zeros(len(factor), bool)
-                hit[slow.ranks] = True
-                if slow.chance < 1:
-                    hit &= self._rng(step, 1 + k).random(len(factor)) < slow.chance
-                factor[hit] *= slow.factor
-        return factor
-
     def compute_s(self, step: int, batch: Features, threads: Any = 1) -> Floats:
         """How long each rank's forward and backward of a step shall take, [W].
 
@@ -126,24 +124,59 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             batch: of each rank, [W].
             threads: CPU threads, a number or [W].
         """
-        world = len(self.a_s)
-        work = np.asarray(self.a_s) * self.cost.load(batch)
+        return np.asarray(self._compute_s(None, step, batch, threads))
+
+    def rank_s(self, rank: int, step: int, batch: Features, threads: int = 1) -> float:
+        """The same number for one rank, some times faster: a rank needs it before each step.
+
+        Args:
+            rank: whose.
+            step: of the run.
+            batch: of that rank: numbers.
+            threads: CPU threads; 0 counts as 1.
+        """
+        return float(self._compute_s(rank, step, batch, threads))
+
+    def factors(self, step: int) -> Floats:
+        """By how much slowdowns stretch each rank's computing in a step, [W]."""
+        factor = self._factor(None, step, self._draw(step))
+        return np.asarray(np.broadcast_to(factor, len(self.a_s)))
+
+    def _compute_s(self, rank: int | None, step: int, batch: Features, threads: Any) -> Any:
+        time_s = _of(self.a_s, rank) * self.cost.load(batch)
         if self.c_s:
-            work = work + np.asarray(self.c_s) * batch.samples
-        work = work * (self.serial + (1 - self.serial) / np.maximum(threads, 1))
-        time_s = (work + np.asarray(self.b_s)) * self.factors(step)
+            time_s = time_s + _of(self.c_s, rank) * batch.samples
+        if self.serial < 1:
+            time_s = time_s * (self.serial + (1 - self.serial) / np.maximum(threads, 1))
+        time_s = time_s + _of(self.b_s, rank)
+        draw = self._draw(step)
+        time_s = time_s * self._factor(rank, step, draw)
         if self.delay_s[1]:
-            time_s = time_s + self._rng(step, 0).uniform(*self.delay_s, world)
+            time_s = time_s + _of(draw().uniform(*self.delay_s, len(self.a_s)), rank)
         if self.noise:
-            draw = self._rng(step, -1).standard_normal(world)
-            time_s = time_s * np.maximum(1 + self.noise * draw, 0.1)
+            normal = _of(draw().standard_normal(len(self.a_s)), rank)
+            time_s = time_s * np.maximum(1 + self.noise * normal, 0.1)
         return np.where(batch.samples > 0, time_s, 0.0)
 
-    def _rng(self, step: int, salt: int) -> np.random.Generator:
-        return np.random.default_rng([self.seed, step, salt + 1])
+    def _factor(self, rank: int | None, step: int, draw: Callable[[], np.random.Generator]) -> Any:
+        factor: Any = 1.0
+        world = len(self.a_s)
+        for slow in self.slowdowns:
+            if slow.covers(step):
+                drawn = _of(draw().random(world), rank) if slow.chance < 1 else 0.0
+                factor = factor * np.where(slow.hits(rank, world, drawn), slow.factor, 1.0)
+        return factor
+
+    def _draw(self, step: int) -> Callable[[], np.random.Generator]:
+        """A stream of all ranks' numbers of a step, the same for whoever asks for one of them."""
+        return cache(lambda: np.random.default_rng([self.seed, step]))
 
     def as_dict(self) -> dict[str, Any]:
         """For `wire.Hello.emulated`: what differs from the defaults."""
         made = msgspec.to_builtins(self)
         plain = msgspec.to_builtins(Emulation(a_s=[], b_s=[]))
         return {k: v for k, v in made.items() if k in ("a_s", "b_s") or v != plain[k]}
+
+
+def _of(values: Any, rank: int | None) -> Any:
+    return np.asarray(values) if rank is None else values[rank]
