@@ -1,4 +1,4 @@
-"""`paceline server`, `paceline replay` and `paceline simulate`."""
+"""`paceline server`, `replay`, `simulate` and `whatif`."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from paceline.cli import DEFAULT_SERVER
 from paceline.errors import PacelineError
 from paceline_backend.settings import Settings
 
@@ -19,10 +20,11 @@ _ENVIRONMENT = 3  # exit code, docs/internals.md
 
 
 def register(app: typer.Typer) -> None:
-    """Adds `server`, `replay` and `simulate` to the command line."""
+    """Adds `server`, `replay`, `simulate` and `whatif` to the command line."""
     app.command("server")(server)
     app.command("replay")(replay)
     app.command("simulate")(simulate)
+    app.command("whatif")(whatif)
 
 
 def server(
@@ -125,6 +127,30 @@ def simulate(
     if server is None:
         raise typer.Exit(command.in_memory(scenario, names, warmup, as_json))
     raise typer.Exit(command.on_server(scenario, policy, server, token, warmup, as_json))
+
+
+def whatif(
+    run: Annotated[str, typer.Argument(help="Public id of a run.")],
+    server: Annotated[
+        str | None,
+        typer.Option(
+            envvar="PACELINE_SERVER", help="URL of the server.", show_default=DEFAULT_SERVER
+        ),
+    ] = None,
+    token: Annotated[
+        str | None, typer.Option(envvar="PACELINE_TOKEN", help="The server's, beyond loopback.")
+    ] = None,
+    database: Annotated[
+        str | None, typer.Option(help="SQLAlchemy URL to compute from, without a server.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
+) -> None:
+    """Forecasts what each policy would save of a run's time, from what its ranks measured."""
+    from paceline_backend.whatif import command
+
+    if database is not None:
+        raise typer.Exit(command.from_database(database, run, as_json))
+    raise typer.Exit(command.from_server(server or DEFAULT_SERVER, token, run, as_json))
 
 
 def _all(

@@ -1,4 +1,4 @@
-"""The worker process: ingest, controllers, and the sweep for runs that nobody speaks for."""
+"""The worker process: ingest, controllers, `auto`, and a sweep for runs that nobody speaks for."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import redis
 from paceline.bus import connect
 from paceline.wire import TELEMETRY
 from paceline_backend import heartbeat
+from paceline_backend.advisor import Advisor
 from paceline_backend.bus import streams
 from paceline_backend.controller import ControllerManager
 from paceline_backend.ingest import Ingest, IngestStats
@@ -50,6 +51,7 @@ def run(settings: Settings, owner: str) -> int:
         parts: dict[str, Callable[[threading.Event], None]] = {
             "ingest": ingest.run,
             "controllers": controllers.run,
+            "auto": Advisor(store, settings.bus, owner).run,
             "heartbeat": lambda event: _beat(settings.bus, owner, ingest.stats, event),
             "sweep": lambda event: _sweep(store, settings.bus, event),
         }

@@ -67,6 +67,12 @@ def version(connection: sa.Connection, run: int) -> int:
     return int(connection.execute(query).scalar_one())
 
 
+def state(connection: sa.Connection, run: int) -> str:
+    """Of the run."""
+    query = sa.select(runs_table.c.state).where(runs_table.c.key == run)
+    return str(connection.execute(query).scalar_one())
+
+
 def auto(connection: sa.Connection, run: int) -> dict[str, Any]:
     """`mode`, `requested_at` and `requested_by`; off where nobody asked."""
     c = autos.c
@@ -85,8 +91,7 @@ def set_auto(connection: sa.Connection, run: str, mode: str, by: str, at: float)
         RunEndedError: too late.
     """
     key = runs.key_of(connection, run)
-    state = connection.scalar(sa.select(runs_table.c.state).where(runs_table.c.key == key))
-    if state in ENDED:
+    if state(connection, key) in ENDED:
         raise runs.RunEndedError(f"run {run} has ended: nothing about it can change any more")
     connection.execute(sa.delete(autos).where(autos.c.run == key))
     row = {"run": key, "mode": mode, "requested_at": at, "requested_by": by}

@@ -79,6 +79,18 @@ def forecast(
         policies.get(name)
     with store.read() as connection:
         state = read(connection, runs.key_of(connection, run_id), steps, _CELLS)
+    return of_state(run_id, state, wanted, replicates=replicates, budget_s=budget_s)
+
+
+def of_state(
+    run_id: str,
+    state: State,
+    wanted: Sequence[str],
+    *,
+    replicates: int = REPLICATES,
+    budget_s: float = BUDGET_S,
+) -> Forecast:
+    """`forecast` from where a run stands, wherever that was read."""
     made_at = time.time()
     current = Current(state.policy, state.parameters, state.version)
     basis = _basis(state)
