@@ -88,19 +88,23 @@ def snapshot(
     with store.read() as connection:
         key = runs_store.key_of(connection, run)
         found = runs_store.get(store, run)
+        world = found["world"]
         span: reads.Range = (None, None)
         worker_span = span
         if last is not None:
             newest = -1 if found["step"] is None else found["step"]
             span = (max(0, newest - last + 1), newest)
-            worker_span = (max(0, newest - (worker_last or last) + 1), newest)
+            cells = reads.shown_steps(world, worker_last or last)
+            worker_span = (max(0, newest - cells + 1), newest)
             points = 5001  # more than either has steps
         return {
             "since": since,
             "run": found,
             "begins": reads.first_step(connection, key),
             "steps": reads.step_columns(connection, key, span, points),
-            "worker_steps": reads.worker_step_columns(connection, key, worker_span, points),
+            "worker_steps": reads.worker_step_columns(
+                connection, key, worker_span, points, every=reads.shown_every(world)
+            ),
             "switches": runs_store.switches_of(store, run),
             "segments": reads.segment_rows(connection, key, (span[0], None), _SEGMENTS),
         }
@@ -135,7 +139,7 @@ async def events(
     ended = found["state"] in ENDED
     if ended and _number(position) >= _number(newest):
         return Response(status_code=HTTPStatus.NO_CONTENT)
-    feed = _Feed(request, store, bus, run, position, ended)
+    feed = _Feed(request, store, bus, run, position, ended, found["world"])
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     return StreamingResponse(feed.stream(), media_type="text/event-stream", headers=headers)
 
@@ -147,7 +151,14 @@ class _Feed:
     """
 
     def __init__(
-        self, request: Request, store: Store, bus: str, run: str, position: str, ended: bool
+        self,
+        request: Request,
+        store: Store,
+        bus: str,
+        run: str,
+        position: str,
+        ended: bool,
+        world: int | None,
     ) -> None:
         self.state = request.app.state
         self.store = store
@@ -155,6 +166,7 @@ class _Feed:
         self.run = run
         self.position = position
         self.ended = ended
+        self.world = world
         self.version: int | None = None  # of the last segment seen
         self.sent: dict[int, float] = {}  # step → its end: a later attempt may run it again
 
@@ -227,7 +239,7 @@ class _Feed:
             happened += [{"type": "switch", **row} for row in rows]
         if any(not isinstance(message, StepBatch | Adopted) for message in messages):
             found = runs_store.get(self.store, self.run)
-            self.ended = found["state"] in ENDED
+            self.ended, self.world = found["state"] in ENDED, found["world"]
             happened.append({"type": "run", **found})
         return happened
 
@@ -241,9 +253,11 @@ class _Feed:
             for record in message.records
         }
         order = sorted(named)
-        for i in range(0, len(order), _STEPS_PER_EVENT):
-            wanted = order[i : i + _STEPS_PER_EVENT]
-            complete, cells = reads.new_steps(connection, key, wanted, self.sent)
+        at_once = reads.shown_steps(self.world, _STEPS_PER_EVENT)
+        every = reads.shown_every(self.world)
+        for i in range(0, len(order), at_once):
+            wanted = order[i : i + at_once]
+            complete, cells = reads.new_steps(connection, key, wanted, self.sent, every)
             if complete["step"]:
                 self.sent.update(zip(complete["step"], complete["ended_at"], strict=True))
                 yield {"type": "steps", **complete}

@@ -77,11 +77,14 @@ def list_worker_steps(
         Query(pattern=r"^\d{1,9}(,\d{1,9})*$", description="only these", examples=["0,3"]),
     ] = None,
 ) -> Any:
-    """Each rank's steps as columns."""
+    """Each rank's steps as columns. Of more than 1,024 ranks each k-th, unless some are named."""
     only = None if ranks is None else [int(rank) for rank in ranks.split(",")]
-    with store_of(request).read() as connection:
+    store = store_of(request)
+    world = runs_store.get(store, run)["world"]
+    with store.read() as connection:
         key = runs_store.key_of(connection, run)
-        return reads.worker_step_columns(connection, key, (first, to), points, only)
+        every = reads.shown_every(world)
+        return reads.worker_step_columns(connection, key, (first, to), points, only, every)
 
 
 @router.get("/segments", response_model=list[models.SegmentInfo])

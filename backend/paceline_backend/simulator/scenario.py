@@ -189,7 +189,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             *((f"switches[{k}].", c.policy, c.parameters) for k, c in enumerate(self.switches)),
         ):
             try:
-                policies.make(name, parameters)
+                policies.make(name, parameters, self.workers)
             except ValueError as error:
                 raise ScenarioError(f"{where}{error}") from error
 

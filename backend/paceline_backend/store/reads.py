@@ -40,6 +40,9 @@ _joined = worker_steps.outerjoin(
     steps, (steps.c.run == worker_steps.c.run) & (steps.c.step == worker_steps.c.step)
 )
 
+_SHOWN_RANKS = 1_024  # of a larger world every k-th: more than anybody can tell apart
+_SHOWN_CELLS = 250_000  # ranks × steps of such a world at once
+
 Range = tuple[int | None, int | None]  # first and last step, both included; None: open
 
 
@@ -90,6 +93,7 @@ def worker_step_columns(
     span: Range,
     points: int,
     ranks: Sequence[int] | None = None,
+    every: int = 1,
 ) -> dict[str, Any]:
     """What each rank did, as ``name[rank][step]`` (None: no record), thinned out as `step_columns`.
 
@@ -99,12 +103,15 @@ def worker_step_columns(
         span: first and last step.
         points: at most so many steps or buckets.
         ranks: only these.
+        every: only each so many-th of them; `shown_every`.
     """
     first, last = _bounds(connection, worker_steps, run, span)
     bucket = bucket_of(first, last, points)
     where = [worker_steps.c.run == run, *_within(worker_steps.c.step, span)]
     if ranks is not None:
         where.append(worker_steps.c.rank.in_(ranks))
+    elif every > 1:
+        where.append(worker_steps.c.rank % every == 0)
     names = [*_CELLS]
     cells = list(_CELLS.values())
     query: sa.Select[Any]
@@ -137,8 +144,25 @@ def worker_step_columns(
     }
 
 
+def shown_every(world: int | None) -> int:
+    """Of so many ranks, each how many-th is shown where nobody asked for certain ones."""
+    return max(1, -(-(world or 1) // _SHOWN_RANKS))
+
+
+def shown_steps(world: int | None, most: int) -> int:
+    """How many steps of the ranks shown are one answer, at least 2; `most` in all but huge worlds.
+
+    Reading goes through all ranks, whether they are shown or not.
+    """
+    return most if shown_every(world) == 1 else max(2, min(most, _SHOWN_CELLS // (world or 1)))
+
+
 def new_steps(
-    connection: sa.Connection, run: int, wanted: Sequence[int], known: Mapping[int, float]
+    connection: sa.Connection,
+    run: int,
+    wanted: Sequence[int],
+    known: Mapping[int, float],
+    every: int = 1,
 ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
     """Those of some steps that are complete: columns as `step_columns`, and flat ones per rank.
 
@@ -147,6 +171,7 @@ def new_steps(
         run: key of the run.
         wanted: the steps.
         known: step → its end: of these only what has another end by now.
+        every: of the ranks only each so many-th; `shown_every`.
     """
     base = (steps.c.step, steps.c.epoch, steps.c.ended_at)
     complete = connection.execute(
@@ -162,6 +187,7 @@ def new_steps(
             worker_steps.c.run == run,
             worker_steps.c.step.in_([row.step for row in complete]),
             steps.c.step.is_not(None),
+            *([worker_steps.c.rank % every == 0] if every > 1 else []),
         )
         .order_by(worker_steps.c.step, worker_steps.c.rank)
     ).all()

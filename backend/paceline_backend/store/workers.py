@@ -14,6 +14,9 @@ from paceline_backend.store.schema import runs, worker_steps
 
 Floats = npt.NDArray[np.float64]
 
+_MOST_ROWS = 100_000  # read at once: fewer steps of thousands of ranks,
+_FEWEST = 8  # but not fewer than that
+
 _READ = (
     "step",
     "rank",
@@ -41,7 +44,7 @@ def summary(
     Args:
         connection: to read from.
         run: key of the run.
-        last: over so many steps.
+        last: over so many steps; fewer of thousands of ranks.
         predictor: the run's; None: it has none that is known here.
     """
     about = sa.select(runs.c.attempt, runs.c.world).where(runs.c.key == run)
@@ -50,6 +53,7 @@ def summary(
     newest = attempts.newest(connection, run, parts)
     if newest is None:
         return []
+    last = min(last, max(_FEWEST, _MOST_ROWS // (world or 1)))
     rows = connection.execute(
         sa.select(*(worker_steps.c[name] for name in _READ))
         .where(worker_steps.c.run == run)
@@ -60,20 +64,17 @@ def summary(
     # NULL (no ETT yet) becomes NaN.
     table = dict(zip(_READ, np.array(rows, dtype=np.float64).T, strict=True))
     table |= _against_others(table)
-    ranks = [int(rank) for rank in np.unique(table["rank"])]
-    world = world or ranks[-1] + 1
+    ranks, at = np.unique(table["rank"].astype(np.int64), return_inverse=True)
+    world = world or int(ranks[-1]) + 1
     models = Models.unknown(0)
     if predictor is not None:
         models = predictor.fit(_feedback(table, world), world)
+    columns = {"rank": ranks.tolist(), **_by_rank(table, at, len(ranks))}
+    for name in ("a", "c", "b"):
+        fitted = getattr(models, name)[ranks].tolist() if models.known else [None] * len(ranks)
+        columns[name] = fitted
     return [
-        {
-            "rank": rank,
-            **_of_rank(table, table["rank"] == rank),
-            "a": float(models.a[rank]) if models.known else None,
-            "c": float(models.c[rank]) if models.known else None,
-            "b": float(models.b[rank]) if models.known else None,
-        }
-        for rank in ranks
+        dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
     ]
 
 
@@ -111,29 +112,31 @@ def _against_others(table: dict[str, Floats]) -> dict[str, Floats]:
     }
 
 
-def _of_rank(table: dict[str, Floats], mine: npt.NDArray[np.bool_]) -> dict[str, Any]:
-    means = {
-        name: _mean(table[name][mine])
-        for name in ("samples", "load", "share", "compute_s", "ett_s", "data_s", "wait_s", "sync_s")
-    }
+def _by_rank(
+    table: dict[str, Floats], at: npt.NDArray[np.int64], count: int
+) -> dict[str, list[Any]]:
+    """Means over each of `count` ranks' rows, which `at` tells; None where nothing is known."""
+    steps = np.bincount(at, minlength=count)
+    last = np.full(count, -1.0)
+    np.maximum.at(last, at, table["step"])
+    memory = np.zeros(count)
+    np.maximum.at(memory, at, table["memory_bytes"])
+    # Of which steps up to its last one there is no record of a rank: lost on the way.
+    missing = last - table["step"].min() + 1 - steps
+    means = ("samples", "load", "share", "compute_s", "ett_s", "data_s", "wait_s", "sync_s")
     return {
-        "steps": int(mine.sum()),
-        "missing": _missing(table["step"], mine),
-        **means,
-        "memory_bytes": int(table["memory_bytes"][mine].max()) if mine.any() else None,
-        "ett_error": _mean(table["ett_error"][mine]),
-        "slowest_share": _mean(table["slowest"][mine]),
-        "last_step": int(table["step"][mine].max()) if mine.any() else None,
+        "steps": steps.tolist(),
+        "missing": missing.astype(np.int64).tolist(),
+        **{name: _means(table[name], at, count) for name in means},
+        "memory_bytes": memory.astype(np.int64).tolist(),
+        "ett_error": _means(table["ett_error"], at, count),
+        "slowest_share": _means(table["slowest"], at, count),
+        "last_step": last.astype(np.int64).tolist(),
     }
 
 
-def _mean(values: Floats) -> float | None:
-    known = values[~np.isnan(values)]
-    return float(known.mean()) if len(known) else None
-
-
-def _missing(steps: Floats, mine: npt.NDArray[np.bool_]) -> int:
-    """Of which steps up to its last one there is no record of a rank: lost on the way."""
-    if not mine.any():
-        return 0
-    return int(steps[mine].max() - steps.min()) + 1 - int(mine.sum())
+def _means(values: Floats, at: npt.NDArray[np.int64], count: int) -> list[float | None]:
+    known = ~np.isnan(values)
+    total = np.bincount(at[known], weights=values[known], minlength=count)
+    rows = np.bincount(at[known], minlength=count)
+    return [t / n if n else None for t, n in zip(total.tolist(), rows.tolist(), strict=True)]
