@@ -62,7 +62,7 @@ def compose(
 
 def _descending(effective: Floats, step_s: float, models: Models, rng: np.random.Generator) -> Ints:
     """Largest first, but ordinary ones only about so: else the same ones would always meet."""
-    ordinary = effective < 0.5 * step_s / models.a.min()
+    ordinary = effective < 0.5 * step_s / models.a.max()
     noise = np.exp(rng.uniform(-_JITTER, _JITTER, len(effective)))
     return np.argsort(-np.where(ordinary, effective * noise, effective), kind="stable")
 
@@ -98,7 +98,7 @@ def _proportional(mean: float, a: Floats, c: Floats, b: Floats, samples: int, mo
     """Each of the samples, all of mean size, where it ends first."""
     counts = np.zeros(len(a), np.int64)
     each = a * mean + c
-    done = each + b
+    done = each / 2 + b
     for j in range(len(a)):
         if most[j] == 0:
             done[j] = np.inf
@@ -243,6 +243,17 @@ def _speed(counts: Ints, a: Floats, c: Floats, b: Floats) -> tuple[float, float]
 
 
 @compiled
+def _alone(size: float, small: float, counts: Ints, a: Floats, c: Floats, b: Floats) -> float:
+    """The least time of a step with this sample, if small ones take the other places."""
+    time_s = np.inf
+    for j in range(len(a)):
+        if counts[j]:
+            load = size + (counts[j] - 1) * small
+            time_s = min(time_s, a[j] * load + c[j] * counts[j] + b[j])
+    return time_s
+
+
+@compiled
 def _deal(
     sizes: Floats, a: Floats, c: Floats, b: Floats, counts: Ints, last: Ints, steps: int
 ) -> tuple[Ints, Floats]:
@@ -275,23 +286,21 @@ def _deal(
     opened = 0
     for i in range(samples):
         while opened < steps:
-            alone = np.inf  # the time of a step with this sample on its best worker
-            for j in range(world):
-                if counts[j]:
-                    load = sizes[i] + (counts[j] - 1) * small
-                    alone = min(alone, a[j] * load + c[j] * counts[j] + b[j])
             time_s = uncommitted / (speed * (steps - opened))
-            until = steps
-            if alone > time_s:
-                if _fullest(ends, heaps, gap, small)[1] >= sizes[i]:
-                    break
-                time_s, until = alone, opened + 1
+            alone = _alone(sizes[i], small, counts, a, c, b)
+            if alone <= time_s:
+                for step in range(opened, steps):
+                    _open(step, time_s, counts, a, c, b, gap, heaps, ends)
+                opened = steps
+            elif _fullest(ends, heaps, gap, small)[1] < sizes[i] * (1 - 1e-9):
+                _open(opened, alone, counts, a, c, b, gap, heaps, ends)
+                opened += 1
                 uncommitted -= alone * speed
-            for step in range(opened, until):
-                _open(step, time_s, counts, a, c, b, gap, heaps, ends)
-            opened = until
+            else:
+                break
         rest -= sizes[i]
-        each = rest / max(samples - i - 1, 1) if opened == steps else small
+        part = i / samples if opened == steps else 0.0
+        each = part * rest / max(samples - i - 1, 1) + (1 - part) * small
         places = _fullest(ends, heaps, gap, each)[0]
         at = _pop(heaps[places], ends[places], gap)
         ends[places] -= 1
