@@ -1,0 +1,161 @@
+"""Dynamic batching: Eqs. 4–5, dead band, smoothing, bounds, and convergence."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.emulation import Emulation, Slowdown
+from paceline_backend import policies
+from paceline_backend.policies import counted
+from paceline_backend.policies._base import Feedback, Floats, Models
+from paceline_backend.policies.dynamic_batching import DynamicAllocator, proportional
+from support.cluster import Cluster
+from support.simulated import simulate
+
+
+def told(times: list[list[float]], samples: list[int], first: int = 0) -> Feedback:
+    """Feedback of steps with such compute times, [steps][W]."""
+    steps, world = np.shape(times)
+    n = np.tile(samples, steps)
+    return Feedback(
+        step=np.repeat(np.arange(first, first + steps), world),
+        rank=np.tile(np.arange(world), steps),
+        samples=n,
+        load=n.astype(float),
+        compute_s=np.array(times).ravel(),
+        squares=n.astype(float),
+        longest=np.ones(len(n)),
+    )
+
+
+class Loop:
+    """An allocator, called as for one segment after the other."""
+
+    def __init__(self, world: int, batch: int, allocator: DynamicAllocator) -> None:
+        self.training = Cluster(np.ones(batch), np.ones(world), np.zeros(world), batch)
+        self.allocator = allocator
+        self.memory: dict[str, Any] = {}
+        self.counts = self({})
+
+    def __call__(self, feedback: Feedback | dict[str, Any]) -> list[int]:
+        problem = self.training.problem(1, shuffle=False)
+        object.__setattr__(problem, "memory", self.memory)
+        rows = feedback if isinstance(feedback, Feedback) else Feedback.empty()
+        made = self.allocator.allocate(problem, Models.unknown(problem.world), rows)
+        self.memory, self.counts = dict(made.memory), made.counts.tolist()
+        return self.counts
+
+    def trained(self, times: list[list[float]]) -> list[int]:
+        """What comes of steps with such times, of the counts in force."""
+        first = self.training.step
+        self.training.step += len(times)
+        return self(told(times, self.counts, first))
+
+
+def test_worked_example() -> None:
+    """b = (1, 1), t = (1, 3) → (2, ⅔), rescaled to the batch → (1.5, 0.5)."""
+    raw = proportional(np.array([1, 1]), np.array([1.0, 3.0]))
+    assert raw == pytest.approx([2, 2 / 3])
+    low, high = np.zeros(2, np.int64), np.full(2, 2)
+    assert counted.spread(raw, 2, low, high) == pytest.approx([1.5, 0.5])
+
+
+def test_equations_4_and_5_as_printed() -> None:
+    counts, mean_s = np.array([12, 20, 7]), np.array([0.3, 0.1, 0.2])
+    rate: Floats = counts / mean_s
+    printed = counts - rate * (mean_s - mean_s.mean())
+    assert proportional(counts, mean_s) == pytest.approx(printed)
+
+
+def test_times_are_smoothed_and_begin_anew_after_a_change() -> None:
+    loop = Loop(2, 100, DynamicAllocator(smoothing=0.5, every_steps=2))
+    assert loop.trained([[1.0, 1.0]]) == [50, 50]
+    assert loop.memory["mean_s"] == [1.0, 1.0]
+    assert loop.trained([[1.0, 3.0]]) == [67, 33]  # μ = (1, 2)
+    assert loop.memory["mean_s"] == [0.0, 0.0]
+    loop.trained([[4.0, 4.0]])
+    assert loop.memory["mean_s"] == [4.0, 4.0]
+
+
+def test_steps_of_earlier_counts_are_not_looked_at_after_a_change() -> None:
+    loop = Loop(2, 100, DynamicAllocator(every_steps=1))
+    assert loop.trained([[1.0, 3.0]]) == [75, 25]
+    late = told([[9.0, 1.0]], [50, 50], first=0)
+    assert loop(late) == [75, 25]
+    assert loop.memory["steps"] == 0
+
+
+def test_dead_band() -> None:
+    """Nothing below 5 %; then all change, also those by less."""
+    loop = Loop(3, 300, DynamicAllocator(every_steps=1))
+    assert loop.trained([[1.0, 1.0, 1.04]]) == [100, 100, 100]
+    loop.memory = {}
+    assert loop.trained([[1.0, 1.0, 1.1]]) == [103, 103, 94]
+
+
+@pytest.mark.parametrize("slower", [1.0, 1.25])
+def test_rounding_does_not_swing_with_noise(slower: float) -> None:
+    """Batches of 4 and 5: one sample is more than the dead band, but what it came from is not."""
+    devices = Emulation(a_s=[1e-3, slower * 1e-3], b_s=[0.0] * 2, noise=0.02)
+    ran = simulate(policies.make("dynamic-batching"), devices, np.ones(900), 9, 900)
+    assert len(ran.changes()) <= 1
+
+
+def test_bounds_of_the_user() -> None:
+    loop = Loop(3, 90, DynamicAllocator(every_steps=1, b_min=20, b_max=40))
+    assert loop.trained([[0.1, 1.0, 9.0]]) == [40, 30, 20]
+
+
+def test_a_batch_that_made_a_worker_slower_becomes_its_bound() -> None:
+    loop = Loop(2, 100, DynamicAllocator(every_steps=1, forget_steps=50))
+    assert loop.trained([[1.0, 3.0]]) == [75, 25]
+    # Rank 0 did 50 samples/s with 50, and 45 with 75: by the times alone it would get 73.
+    assert loop.trained([[75 / 45, 1.5]]) == [50, 50]
+    assert loop.memory["most"] == [50, 100]
+    assert loop.trained([[1.0, 3.0]]) == [50, 50]
+    loop.training.step += 50
+    assert loop.trained([[1.0, 3.0]]) == [75, 25]
+
+
+def test_a_bound_is_learned_from_a_raise_alone() -> None:
+    """Slower with fewer samples, or long after the change, says nothing of larger batches."""
+    loop = Loop(2, 100, DynamicAllocator(every_steps=1))
+    assert loop.trained([[1.0, 3.0]]) == [75, 25]
+    assert loop.trained([[1.5, 3.0]])[1] < 25
+    loop.trained([[1.5, 1.5]])
+    loop.trained([[9.0, 1.5]])
+    assert loop.memory["most"] == [100, 100]
+
+
+@pytest.mark.parametrize("level", range(1, 11))
+def test_converges_within_two_adjustments(level: int) -> None:
+    """Heterogeneity levels 1–10 of the paper: 39 cores on three workers, slowest : fastest."""
+    small, large = 2 * 39 / (3 * (1 + level)), 2 * 39 * level / (3 * (1 + level))
+    cores = np.array([small, 39 - small - large, large])
+    devices = Emulation(a_s=(0.1 / cores).tolist(), b_s=[0.0] * 3)
+    ran = simulate(policies.make("dynamic-batching"), devices, np.ones(3_900), 390, 40)
+    bsp = simulate(policies.make("bsp"), devices, np.ones(3_900), 390, 40)
+    assert len(ran.changes()) <= 2
+    assert ran.counts[-1] == pytest.approx(390 * cores / 39, abs=1)
+    # What the paper reaches too, up to its network: uniform batches last (1 + level) / 2 times.
+    assert bsp.step_s[-1] / ran.step_s[-1] == pytest.approx((1 + level) / 2, rel=0.03)
+
+
+def test_starts_from_capacities() -> None:
+    devices = Emulation(a_s=[1e-3, 3e-3], b_s=[0.0] * 2)
+    policy = policies.make("dynamic-batching", {"capacity": [3, 1]})
+    ran = simulate(policy, devices, np.ones(400), 40, 20)
+    assert ran.counts.tolist() == [[30, 10]] * 20
+
+
+def test_follows_a_change_of_speed_and_a_cost_per_step() -> None:
+    slow = Slowdown(ranks=[0], factor=3.0, first_step=60)
+    devices = Emulation(a_s=[1e-2] * 4, b_s=[0.1] * 4, slowdowns=[slow], noise=0.01)
+    ran = simulate(policies.make("dynamic-batching"), devices, np.ones(6_400), 64, 120)
+    assert ran.changes()[0] > 60
+    assert ran.effect(52, 60) < 0.03
+    assert ran.effect(60, 63) > 1
+    assert ran.effect(-10, -1) < 0.2  # one of the slow rank's few samples is 8 % of its step

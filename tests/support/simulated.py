@@ -1,0 +1,52 @@
+"""Training on emulated devices under a policy, in the simulator."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paceline.emulation import Emulation
+from paceline_backend.policies._base import Floats, Ints, Policy
+from paceline_backend.simulator import Simulation
+from support.records import hello
+
+
+@dataclass(frozen=True)
+class Trained:
+    """Arrays are [S, W]."""
+
+    counts: Ints
+    loads: Floats
+    compute_s: Floats
+
+    @property
+    def step_s(self) -> Floats:
+        return np.asarray(self.compute_s.max(axis=1))
+
+    def effect(self, first: int, last: int) -> float:
+        """Mean SE of some steps' times, of the ranks with samples."""
+        mean_s = np.nanmean(np.where(self.counts > 0, self.compute_s, np.nan)[first:last], axis=0)
+        return float((np.nanmax(mean_s) - np.nanmin(mean_s)) / np.nanmean(mean_s))
+
+    def changes(self) -> list[int]:
+        """The steps from which on counts are others."""
+        return [int(k) + 1 for k in np.flatnonzero((np.diff(self.counts, axis=0) != 0).any(axis=1))]
+
+
+def simulate(
+    policy: Policy, devices: Emulation, sizes: Floats, global_batch: int, steps: int, **fields: Any
+) -> Trained:
+    """Trains at least so many steps, for ever the same epochs."""
+    fields = {"epochs": None, "sizes": np.asarray(sizes, "<f8").tobytes(), **fields}
+    world = len(devices.a_s)
+    run = Simulation(hello(world, global_batch=global_batch, **fields), devices, policy)
+    ran = []
+    while run.step < steps and not run.finished:
+        ran.append(run.advance())
+    return Trained(
+        np.concatenate([r.features.samples for r in ran])[:steps],
+        np.concatenate([r.features.load for r in ran])[:steps],
+        np.concatenate([r.compute_s for r in ran])[:steps],
+    )
