@@ -27,17 +27,42 @@ from paceline.wire import (
 )
 from paceline_backend import policies
 from paceline_backend.simulator._simulation import Ran, Simulation
+from paceline_backend.simulator.scenario import Scenario
 
 log = logging.getLogger(__name__)
 
 EMULATED_SHOWN = 1_024  # workers: with more, the devices' numbers are too long for a run's page
 _RECORDS = 10_000  # in a message: whole steps, or at least one of them
-_WAITING = 100_000  # records on the bus that ingest has not stored: more must wait
 _SIGN_S = 3.0  # of life
 _POLL_S = 0.25  # how often the server is asked what an operator wants
 _RETRY_S = 0.2
 
 T = TypeVar("T")
+
+
+def register(server: Client, scenario: Scenario, script: str) -> str:
+    """Tells a control plane of a simulated run; its public id.
+
+    Args:
+        server: the control plane's REST.
+        scenario: what will be simulated.
+        script: where that is from: shown as the run's script.
+
+    Raises:
+        InputError: the server refused it.
+        PacelineError: the server does not answer, or failed.
+    """
+    body = {
+        "name": scenario.name,
+        "script": script,
+        "nproc": scenario.workers,
+        "policy": scenario.policy,
+        "parameters": scenario.parameters,
+        "launch": False,
+        "backend": "simulated",
+        "scenario": scenario.as_dict(),
+    }
+    return str(server.call("POST", "/runs", body)["id"])
 
 
 class Broadcast:
@@ -53,6 +78,7 @@ class Broadcast:
         bus: client of the control plane's bus.
         server: the control plane's REST.
         started_at: Unix time.
+        waiting: records that may be on the bus and not stored before more are made.
     """
 
     def __init__(
@@ -62,6 +88,7 @@ class Broadcast:
         bus: redis.Redis,
         server: Client,
         started_at: float,
+        waiting: int = 100_000,
     ) -> None:
         self.state = "starting"
         self._simulation = simulation
@@ -73,7 +100,7 @@ class Broadcast:
         self._attempt = -1  # the last that was introduced,
         self._first_step = 0  # and its first step
         self._signed = self._polled = 0.0  # monotonic
-        self._room = max(4, min(400, _WAITING // max(simulation.hello.world, 100)))
+        self._room = max(4, min(400, waiting // max(simulation.hello.world, 100)))
 
     def segments(self) -> Iterator[tuple[Ran, Emulation]]:
         """Trains to the end, or until it is stopped; each segment with the devices it ran on."""

@@ -15,7 +15,7 @@ from paceline.client import Client
 from paceline.errors import InputError
 from paceline_backend.simulator import summary
 from paceline_backend.simulator._simulation import Simulation
-from paceline_backend.simulator.broadcast import Broadcast
+from paceline_backend.simulator.broadcast import Broadcast, register
 from paceline_backend.simulator.scenario import Scenario
 from paceline_backend.simulator.summary import Summary, Tally
 
@@ -69,20 +69,7 @@ def on_server(
     simulation = Simulation.of(scenario)
     with Client(server, token) as client:
         found = client.version()
-        run = client.call(
-            "POST",
-            "/runs",
-            {
-                "name": scenario.name,
-                "script": str(path),
-                "nproc": scenario.workers,
-                "policy": scenario.policy,
-                "parameters": scenario.parameters,
-                "launch": False,
-                "backend": "simulated",
-                "scenario": scenario.as_dict(),
-            },
-        )["id"]
+        run = register(client, scenario, str(path))
         typer.echo(f"watch it on {client.server}/runs/{run}", err=True)
         with connect(found["bus"]) as bus:
             broadcast = Broadcast(simulation, run, bus, client, time.time())

@@ -1,0 +1,242 @@
+"""The virtual cluster: repeatable, true to its devices, and each sample once whatever happens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from paceline.cost import Features
+from paceline.emulation import Emulation, Slowdown
+from paceline.wire import StepBatch, encode, encode_steps
+from paceline_backend import cli
+from paceline_backend.simulator import Ran, Scenario, Simulation, summary
+from paceline_backend.simulator._simulation import remaining
+from paceline_backend.simulator.broadcast import records
+from support.records import record
+
+EXAMPLES = Path(__file__).parents[3] / "examples" / "scenarios"
+
+
+def scenario(**fields: Any) -> Scenario:
+    plain = {
+        "name": "small",
+        "workers": 4,
+        "global_batch": 16,
+        "epochs": 2,
+        "sizes": {"distribution": "lognormal", "mean": 45, "dif": 30, "samples": 500},
+        "devices": {"unit_s": 1e-3, "step_s": 0.01, "noise": 0.05, "factors": [1, 1, 2, 3]},
+        "policy": "chronica",
+    }
+    return Scenario.of({**plain, **fields})
+
+
+def train(simulation: Simulation) -> list[Ran]:
+    ran = []
+    while not simulation.finished:
+        ran.append(simulation.advance())
+    return ran
+
+
+def told(ran: Iterable[Ran]) -> list[bytes]:
+    return [
+        msgspec.msgpack.encode((r.segment, r.attempt, records(r, slice(0, len(r.step_s)), 0, 0.0)))
+        for r in ran
+    ]
+
+
+EVENTFUL: dict[str, Any] = {
+    "devices": {
+        "unit_s": 1e-3,
+        "noise": 0.05,
+        "delay_s": [0, 0.01],
+        "slowdowns": [{"ranks": [0, 1], "factor": 3, "chance": 0.2}],
+    },
+    "failures": [{"rank": 1, "step": 13}, {"rank": 0, "step": 40, "world": 3}],
+    "switches": [{"step": 20, "policy": "bsp"}],
+    "communication": {"latency_s": 1e-4, "bytes": 1e6, "bandwidth": 1e9},
+}
+
+
+def test_the_same_scenario_gives_the_same_bytes() -> None:
+    one, two = (train(Simulation.of(scenario(**EVENTFUL))) for _ in range(2))
+    assert told(one) == told(two)
+    other = train(Simulation.of(scenario(**EVENTFUL, seed=1)))
+    assert told(other) != told(one)
+
+
+def test_each_sample_once_in_each_epoch_with_failures() -> None:
+    """What was trained before a failure is not trained again, and the lost step's samples are."""
+    simulation = Simulation.of(scenario(**EVENTFUL))
+    uses = np.zeros((2, 500), int)
+    step, attempts, now = 0, [], 0.0
+    for ran in train(simulation):
+        trained = len(ran.step_s)
+        assert (ran.segment.first_step, ran.begins_at >= now) == (step, True)
+        np.add.at(
+            uses[ran.segment.epoch], ran.plan.batches.samples[: ran.features.samples.sum()], 1
+        )
+        step, now = step + trained, ran.begins_at + float(ran.step_s.sum())
+        attempts.append((ran.attempt, ran.compute_s.shape[1]))
+    assert (uses == 1).all()
+    assert sorted(set(attempts)) == [(0, 4), (1, 4), (2, 3)]
+    assert (simulation.hello.attempt, simulation.hello.step, simulation.hello.world) == (2, 40, 3)
+    assert simulation.hello.epoch == 1
+    assert simulation.now == pytest.approx(now)
+
+
+def test_an_attempt_ends_in_the_step_that_failed() -> None:
+    simulation = Simulation.of(scenario(failures=[{"rank": 1, "step": 13, "restart_s": 7.5}]))
+    before = [ran for ran in train(simulation) if ran.attempt == 0]
+    last = before[-1]
+    assert last.segment.first_step + len(last.step_s) == 13
+    assert len(last.step_s) < last.segment.steps
+    assert simulation.hello.started_at == pytest.approx(
+        last.begins_at + float(last.step_s.sum()) + 7.5
+    )
+    assert len(simulation.hello.used) == 4 * 13 * 16
+
+
+def test_devices_that_remain_keep_their_own() -> None:
+    slow = [Slowdown([0, 2], 5.0), Slowdown([1], 2.0)]
+    devices = Emulation([1, 2, 3, 4], [5, 6, 7, 8], data_s=[0, 0, 1, 0], slowdowns=slow)
+    left = remaining(devices, [0, 2, 3])
+    assert (left.a_s, left.b_s, left.data_s, left.c_s) == ([1, 3, 4], [5, 7, 8], [0, 1, 0], [])
+    assert [s.ranks for s in left.slowdowns] == [[0, 1], []]
+    assert left.factors(0).tolist() == [5.0, 5.0, 1.0]
+
+
+def test_ends_at_its_last_step() -> None:
+    """Also in the middle of a segment: what it had planned beyond is not trained."""
+    simulation = Simulation.of(scenario(steps=7, epochs=None))
+    ran = train(simulation)
+    assert sum(len(one.step_s) for one in ran) == 7
+    assert ran[-1].segment.first_step + ran[-1].segment.steps >= 7
+
+
+def test_switches_at_the_first_segment_from_their_step_on() -> None:
+    simulation = Simulation.of(
+        scenario(
+            policy="bsp",
+            switches=[
+                {"step": 9, "policy": "chronica", "parameters": {"window": 8}},
+                {"step": 30, "policy": "bsp"},
+            ],
+        )
+    )
+    begun: dict[tuple[int, str], int] = {}
+    ends = set()
+    for ran in train(simulation):
+        begun.setdefault((ran.segment.version, ran.segment.policy), ran.segment.first_step)
+        ends.add(ran.segment.first_step)
+    assert list(begun) == [(0, "bsp"), (1, "chronica"), (2, "bsp")]
+    for (version, _), wanted in zip(begun, (0, 9, 30), strict=True):
+        (first,) = (step for (v, _), step in begun.items() if v == version)
+        assert first == min(step for step in ends if step >= wanted)
+
+
+def test_waits_and_times_are_of_one_clock() -> None:
+    """All ranks of a step end together, after the slowest and the all-reduce."""
+    simulation = Simulation.of(
+        scenario(
+            devices={"unit_s": 1e-3, "data_s": [0, 0.5, 0, 0]}, communication={"fixed_s": 0.25}
+        )
+    )
+    one, two = simulation.advance(), simulation.advance()
+    whole = one.data_s + one.compute_s + one.wait_s + one.communication_s
+    assert whole == pytest.approx(np.repeat(one.step_s[:, None], 4, axis=1))
+    slowest = (one.data_s + one.compute_s).max(axis=1) + 0.25
+    assert one.step_s == pytest.approx(slowest)
+    assert two.begins_at == pytest.approx(float(one.step_s.sum()))
+    assert one.started_at[1] == pytest.approx(one.step_s[0])
+
+
+def test_records_are_encoded_as_ranks_encode_theirs() -> None:
+    batch = StepBatch([record(3, 0), record(3, 1, ett_s=None, loss=None, squares=2.5)])
+    columns = {
+        name: [getattr(one, name) for one in batch.records]
+        for name in batch.records[0].__struct_fields__
+    }
+    assert encode_steps(columns, "r") == encode(batch, "r")
+
+
+def test_lbb_table_2() -> None:
+    """128 samples on each: as slow as the GTX 750; balanced: within a per cent of Table 3."""
+    plain = Scenario.load(EXAMPLES / "lbb-table2.yaml").as_dict()
+    plain["devices"]["noise"] = 0.0
+    devices = Scenario.of(plain).emulation()
+
+    def times(counts: list[int]) -> list[float]:
+        n = np.array(counts)
+        return devices.compute_s(0, Features(n, n * 1.0, n * 1.0, np.ones(4))).tolist()
+
+    assert times([128] * 4) == pytest.approx([0.08181, 0.08149, 0.08539, 0.39292], rel=1e-3)
+    assert times([167, 167, 158, 20]) == pytest.approx([0.10494, 0.10414, 0.10346, 0.10441], 1e-3)
+
+
+def test_fluid_limit() -> None:
+    devices = Emulation(a_s=[1.0, 2.0], b_s=[0.5, 0.5])
+    batch = Features(np.array([3, 1]), np.array([10.0, 5.0]), np.zeros(2), np.zeros(2))
+    assert summary.fluid_s(devices, 0, batch) == pytest.approx(15 / 1.5 + 0.5)
+    # A rank whose overhead alone is longer than the step takes no part.
+    late = Emulation(a_s=[1.0, 2.0], b_s=[0.5, 99.0])
+    assert summary.fluid_s(late, 0, batch) == pytest.approx(15.5)
+    slowed = Emulation(a_s=[1.0, 2.0], b_s=[0.0, 0.0], slowdowns=[Slowdown([0], 2.0, steps=1)])
+    assert summary.fluid_s(slowed, 0, batch) == pytest.approx(15.0)
+    assert summary.fluid_s(slowed, 1, batch) == pytest.approx(10.0)
+    per_sample = Emulation(a_s=[1.0, 1.0], b_s=[0.0, 0.0], c_s=[0.5, 0.5])
+    assert summary.fluid_s(per_sample, 0, batch) == pytest.approx((15 + 2) / 2)
+
+
+def test_nothing_is_faster_than_the_fluid_limit() -> None:
+    calm = scenario(devices={"unit_s": 1e-3, "step_s": 0.01, "factors": [1, 1, 2, 3]})
+    found = summary.compare(calm, ["bsp", "chronica"])
+    assert found["bsp"].speedup == 1.0
+    assert found["chronica"].speedup is not None
+    assert found["chronica"].speedup > 1.5
+    for one in found.values():
+        assert one.steps == 64
+        assert one.time_over_fluid is not None
+        assert one.time_over_fluid >= 1.0
+        assert one.step_time_s == pytest.approx(one.total_s / 64)
+    limit = found["bsp"].time_over_fluid / found["chronica"].time_over_fluid  # type: ignore[operator]
+    assert found["chronica"].speedup == pytest.approx(limit, rel=1e-6)
+
+
+def simulate(*arguments: str) -> Any:
+    app = typer.Typer()
+    cli.register(app)
+    return CliRunner().invoke(app, ["simulate", *arguments], catch_exceptions=False)
+
+
+def test_the_command_tabulates(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text(json.dumps(scenario().as_dict()))
+    answer = simulate(str(path), "--compare", "bsp,chronica", "--json")
+    figures = json.loads(answer.stdout)
+    assert answer.exit_code == 0
+    assert (figures["scenario"], figures["workers"]) == ("small", 4)
+    assert list(figures["presets"]) == ["bsp", "chronica"]
+    assert figures["presets"]["chronica"]["steps"] == 64
+    table = simulate(str(path), "--policy", "bsp").stdout
+    assert "simulated workers" in table
+    assert "bsp" in table
+    assert "chronica" not in table
+
+
+def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
+    path = tmp_path / "small.yaml"
+    path.write_text("name: x\nworkers: 3\n")
+    with pytest.raises(Exception, match=r"small.yaml: .*global_batch"):
+        simulate(str(path))
+    path.write_text(json.dumps(scenario().as_dict()))
+    with pytest.raises(Exception, match="no policy 'fast'"):
+        simulate(str(path), "--policy", "fast")
+    assert simulate(str(path), "--compare", "bsp", "--policy", "bsp").exit_code == 2
