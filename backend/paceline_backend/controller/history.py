@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
@@ -42,6 +43,7 @@ class History:
         self.seq = 0  # of the next segment
         self.step = hello.step  # its first
         self.lost = False
+        self.newest: deque[Segment] = deque(maxlen=4)  # the latest that ran
         self.feedback: list[tuple[int, int]] = []  # what the last plan of a controller rested on
         self._remaining = np.ones(len(self.sizes), bool)
         self._remaining[np.frombuffer(hello.used, "<u4")] = False
@@ -116,6 +118,7 @@ class History:
             self._holder_known[:] = False
         if segment.epoch != self.epoch:  # the script left an epoch early, or a gap hid its end
             self._begin_epoch(segment.epoch)
+        self.newest.append(segment)
         samples = np.frombuffer(segment.indices, "<u4").astype(np.int64)
         batches = Batches(np.asarray(segment.counts, np.int64), samples)
         self._remaining[samples] = False

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
+
+import numpy as np
 
 from paceline.wire import Segment
 from paceline_backend import policies
 from paceline_backend.controller.history import History, Window
-from paceline_backend.policies import Plan, Policy
+from paceline_backend.policies import Feedback, Plan, Policy
 
 SEGMENT_S = 1.0  # what a segment should last,
 MOST_STEPS = 4  # but never more steps: a switch waits for the running segment's end,
 LEAST_S = 0.25  # unless so many last less than this: planning could not keep up,
 FASTEST_STEPS = 64  # nor when it has to plan more than this at once
 FIRST_STEPS = 2  # while the time of a step is unknown
+SURPRISE = math.log(1.25)  # a rank off its ETT by more may have changed its speed
 
 
 @dataclass(frozen=True)
@@ -36,8 +40,10 @@ def offer(history: History, window: Window, policy: Policy, version: int) -> Off
     """
     started = time.perf_counter()
     shuffle = history.must_shuffle(version)
-    problem = history.problem(segment_steps(window.step_s()), version, shuffle=shuffle)
-    plan = policies.plan(policy, problem, window.feedback(), shuffle=shuffle)
+    feedback = window.feedback()
+    steps = segment_steps(window.step_s(), surprised=_surprised(history, feedback))
+    problem = history.problem(steps, version, shuffle=shuffle)
+    plan = policies.plan(policy, problem, feedback, shuffle=shuffle)
     segment = Segment(
         seq=history.seq,
         epoch=history.epoch,
@@ -60,10 +66,30 @@ def offer(history: History, window: Window, policy: Policy, version: int) -> Off
     return Offer(segment, plan)
 
 
-def segment_steps(step_s: float | None) -> int:
-    """How many steps a segment should have, of which each lasts so long; None: not known yet."""
+def segment_steps(step_s: float | None, *, surprised: bool = False) -> int:
+    """How many steps a segment should have.
+
+    Args:
+        step_s: what each lasts; None: not known yet.
+        surprised: the newest step was not as expected. Then the next plan should wait for as few
+            steps as planning can keep up with.
+    """
     if step_s is None:
         return FIRST_STEPS
     step_s = max(step_s, 1e-6)
     most = max(MOST_STEPS, min(FASTEST_STEPS, round(LEAST_S / step_s)))
-    return max(1, min(most, round(SEGMENT_S / step_s)))
+    return max(1, min(most, round((LEAST_S if surprised else SEGMENT_S) / step_s)))
+
+
+def _surprised(history: History, feedback: Feedback) -> bool:
+    """Whether a rank's newest step took much more or less time than its plan expected."""
+    if not len(feedback):
+        return False
+    newest = int(feedback.step[-1])
+    segment = next((s for s in history.newest if 0 <= newest - s.first_step < s.steps), None)
+    if segment is None or not segment.ett_s:
+        return False
+    expected = np.array(segment.ett_s[newest - segment.first_step])
+    took = feedback.compute_s[-len(expected) :]
+    told = (expected > 0) & (took > 0)
+    return bool((np.abs(np.log(took[told] / expected[told])) > SURPRISE).any())

@@ -1,0 +1,206 @@
+"""How well the time of each rank's step is foretold, and how soon after a change of speed again.
+
+Real training (PLAID, 4 emulated ranks with 2 % noise, of which one becomes three times as slow) on
+the embedded stack, then simulated clusters: 8 to 64 workers, noise of 0 to 5 %, batches that cost
+the sum of their sizes, are padded, or cost more the longer their samples are. `--simulated` leaves
+the real training out.
+
+The ETT error is |ETT / T − 1|. "Noticed after": the mean error of the changed rank's next five
+steps is under 10 % again so many steps after the change: of the run, in which plans made before are
+still in force, and for the predictor alone, which is told each step at once.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+from harness import Check, finish, parser
+
+from paceline.cost import SUM, Cost, Features
+from paceline.emulation import Emulation, Slowdown
+from paceline.wire import Hello
+from paceline_backend import policies
+from paceline_backend.demo import emulation, example
+from paceline_backend.policies import Feedback
+from paceline_backend.policies.linear import LinearPredictor
+from paceline_backend.simulator import Simulation
+from paceline_backend.stack import Stack
+
+Floats = npt.NDArray[np.float64]
+
+SPEEDS = [1.0, 1.0, 1.5, 3.0]
+FACTOR = 3.0
+NOISE = 0.02
+BEGUN = 20  # steps after which a steady state may be expected,
+SETTLED = 15  # and after a change
+ONCE_MORE = 5  # steps whose mean error shows that a change was noticed
+MEAN_SIZE = 45.0
+
+
+@dataclass
+class Run:
+    """What ranks did and what they were expected to, arrays [steps, W]; who changed, and when."""
+
+    batches: Features
+    compute_s: Floats
+    ett_s: Floats  # NaN: no forecast
+    changed: int
+    at: int
+
+    def steady(self) -> float:
+        """Mean error outside the change."""
+        error = self.errors(self.ett_s)
+        return float(
+            np.nanmean(np.concatenate([error[BEGUN : self.at], error[self.at + SETTLED :]]))
+        )
+
+    def noticed(self) -> int:
+        """After how many steps of the run."""
+        return _noticed(self.errors(self.ett_s)[self.at :, self.changed])
+
+    def noticed_alone(self, cost: str) -> int:
+        """After how many steps that the predictor was told."""
+        steps, world = self.compute_s.shape
+        ett_s = np.full_like(self.compute_s, np.nan)
+        for step in range(self.at, min(self.at + SETTLED, steps)):
+            past = slice(max(0, step - 64), step)
+            told = _feedback(Features(*(c[past] for c in self.batches)), self.compute_s[past])
+            models = LinearPredictor(cost=cost).fit(told, world)
+            ett_s[step] = models.ett(Features(*(c[step] for c in self.batches)))
+        return _noticed(self.errors(ett_s)[self.at : self.at + SETTLED, self.changed])
+
+    def errors(self, ett_s: Floats) -> Floats:
+        """|ETT / T − 1| of each step; NaN where there is none."""
+        time_s = np.where(self.compute_s > 0, self.compute_s, np.nan)
+        return np.asarray(np.abs(np.where(ett_s > 0, ett_s, np.nan) / time_s - 1))
+
+
+def _noticed(errors: Floats) -> int:
+    for step in range(len(errors) - ONCE_MORE + 1):
+        if np.nanmean(errors[step : step + ONCE_MORE]) < 0.1:
+            return step
+    return len(errors)
+
+
+def _feedback(batches: Features, compute_s: Floats) -> Feedback:
+    steps, world = compute_s.shape
+    columns = (np.ravel(c) for c in (batches.samples, batches.load, compute_s))
+    step, rank = np.repeat(np.arange(steps), world), np.tile(np.arange(world), steps)
+    return Feedback(step, rank, *columns, np.ravel(batches.squares), np.ravel(batches.longest))
+
+
+def real(stack: Stack, policy: str, at: int, steps: int) -> Run:
+    """Trains for so many steps; rank 0 changes its speed at one of them."""
+    slow = Slowdown(ranks=[0], factor=FACTOR, first_step=at)
+    emulate = {**emulation(SPEEDS), "noise": NOISE, "slowdowns": [msgspec.to_builtins(slow)]}
+    body = {
+        "name": "ett-benchmark",
+        "script": str(example("plaid") / "train.py"),
+        "args": ["--epochs", "1000"],
+        "nproc": len(SPEEDS),
+        "policy": policy,
+        "env": {"PACELINE_EMULATE": json.dumps(emulate)},
+    }
+    run = stack.api("POST", "/runs", body)["id"]
+    deadline = time.monotonic() + 300
+    while (now := stack.api("GET", f"/runs/{run}"))["step"] is None or now["step"] < steps:
+        if time.monotonic() > deadline or now["state"] == "failed":
+            raise RuntimeError(f"run {run} is {now['state']} at {now['step']}: {now['message']}")
+        time.sleep(0.2)
+    rows = stack.api("GET", f"/runs/{run}/worker-steps?from=0&to={steps - 1}&points=10000")
+    stack.api("POST", f"/runs/{run}/stop", {"force": True})
+    table = {
+        name: np.array(rows[name], np.float64).T
+        for name in ("samples", "load", "compute_s", "ett_s")
+    }
+    none = np.zeros_like(table["load"])
+    batches = Features(table["samples"].astype(np.int64), table["load"], none, none)
+    return Run(batches, table["compute_s"], table["ett_s"], 0, at)
+
+
+def simulated(world: int, noise: float, cost: Cost, at: int, steps: int) -> Run:
+    """The same on a virtual cluster; the predictor finds out what batches cost."""
+    rng = np.random.default_rng(world)
+    batch = 16 * world
+    sizes = MEAN_SIZE * rng.lognormal(-0.125, 0.5, 50 * batch)
+    load = 16 * MEAN_SIZE * (1 + cost.kappa * MEAN_SIZE) * (2 if cost.padded else 1)
+    hello = Hello(
+        attempt=0,
+        world=world,
+        global_batch=batch,
+        seed=0,
+        sizes=sizes.astype("<f8").tobytes(),
+        loss_mean="samples",
+        drop_last=False,
+        epochs=None,
+        lookahead=0,
+        started_at=0.0,
+        paceline="",
+        torch="",
+        device="cpu",
+    )
+    devices = Emulation(
+        a_s=(0.25 / load * np.resize(SPEEDS, world)).tolist(),
+        b_s=[0.01] * world,
+        cost=cost,
+        noise=noise,
+        slowdowns=[Slowdown(ranks=[0], factor=FACTOR, first_step=at)],
+    )
+    policy = replace(policies.make("chronica"), predictor=LinearPredictor(cost="auto"))
+    run = Simulation(hello, devices, policy)
+    ran = []
+    while run.step < steps:
+        ran.append(run.advance())
+    batches = Features(*(np.concatenate(c) for c in zip(*(r.features for r in ran), strict=True)))
+    expected = [np.array(r.segment.ett_s or np.full(r.compute_s.shape, np.nan)) for r in ran]
+    return Run(batches, np.concatenate([r.compute_s for r in ran]), np.concatenate(expected), 0, at)
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    options = parser(__doc__)
+    options.add_argument("--simulated", action="store_true", help="no real training")
+    options.add_argument("--policy", default="chronica", help="of the real training")
+    given = options.parse_args()
+    runs: dict[str, tuple[Run, str]] = {}
+    if not given.simulated:
+        at, steps = (40, 70) if given.quick else (80, 140)
+        with tempfile.TemporaryDirectory() as folder, Stack(Path(folder), 0) as stack:
+            # Where in a segment the change comes decides how many steps are planned already.
+            for k in range(1 if given.quick else 3):
+                name = f"4 real ranks, {given.policy}, change at step {at + k}"
+                runs[name] = real(stack, given.policy, at + k, steps), "sum"
+    kinds = {"sum": SUM, "padded": Cost(padded=True), "quadratic": Cost(kappa=1 / MEAN_SIZE)}
+    for world in (8,) if given.quick else (8, 64):
+        for noise in (0.0, 0.02, 0.05):
+            for kind, cost in kinds.items():
+                name = f"{world} simulated, noise {noise:.0%}, {kind}"
+                runs[name] = simulated(world, noise, cost, 80, 160), "auto"
+    lines = [f"{'':48} {'steady':>8} {'noticed after':>14} {'alone':>6}"]
+    results, checks = {}, []
+    for name, (run, cost_kind) in runs.items():
+        found = {
+            "steady": run.steady(),
+            "noticed": run.noticed(),
+            "noticed_alone": run.noticed_alone(cost_kind),
+        }
+        results[name] = found
+        lines.append(
+            f"{name:48} {found['steady']:8.2%} {found['noticed']:>14} {found['noticed_alone']:>6}"
+        )
+        noisy = "noise 5%" in name  # 5 % noise by itself is an error of 4 %
+        checks.append(Check(f"{name}: steady error", run.steady(), 0.045 if noisy else 0.03, "<="))
+        checks.append(Check(f"{name}: noticed after, steps", found["noticed"], 5, "<="))
+    config = {"speeds": SPEEDS, "factor": FACTOR, "noise": NOISE, "policy": given.policy}
+    finish(given, config, results, checks, "\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
