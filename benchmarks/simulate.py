@@ -1,0 +1,182 @@
+"""10,000 simulated workers through the whole control plane: how long, and does the run open?
+
+A server with the embedded bus and SQLite, and a simulation as another process, as `paceline
+simulate --server` starts it. Then what the run's page asks for is asked for.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+from harness import Check, finish, parser
+
+from paceline.client import Client
+from paceline_backend.simulator import Scenario
+from paceline_backend.stack import Stack
+
+WHOLE_S = 600.0
+OPEN_S = 5.0  # each of what the page asks for first
+
+
+def scenario(workers: int, steps: int, policy: str) -> Scenario:
+    """Sizes and speeds as uneven as CHRONICA's heterogeneous cluster."""
+    plain = {
+        "name": f"{workers}-workers",
+        "workers": workers,
+        "global_batch": 4 * workers,
+        "steps": steps,
+        "sizes": {
+            "distribution": "gamma",
+            "mean": 45,
+            "dif": 16,
+            "samples": 100 * workers,
+        },
+        "devices": {
+            "unit_s": 1.2e-3,
+            "step_s": 0.005,
+            "factors": [
+                {"workers": workers // 2, "factor": 1},
+                {"workers": workers - workers // 2, "factor": 2},
+            ],
+            "noise": 0.02,
+        },
+        "communication": {"latency_s": 1e-6, "bytes": 1e8, "bandwidth": 1.25e10},
+        "policy": policy,
+    }
+    return Scenario.of(plain)
+
+
+def simulate(stack: Stack, path: Path) -> dict[str, Any]:
+    """Runs the simulation in a process of its own; what it printed, time and memory."""
+    command = [sys.executable, "-m", "paceline", "simulate", str(path), "--server", stack.url]
+    began = time.perf_counter()
+    assert stack.server is not None
+    server = psutil.Process(stack.server.pid)
+    peaks: dict[str, int] = {}
+    with subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE) as process:
+        child = psutil.Process(process.pid)
+        while process.poll() is None:
+            note(peaks, "simulator", child)
+            for at, part in enumerate([server, *server.children(recursive=True)]):
+                note(peaks, f"server-{at}-{name_of(part)}", part)
+            time.sleep(0.5)
+        assert process.stdout is not None
+        told = process.stdout.read()
+    if process.returncode:
+        raise RuntimeError(f"paceline simulate ended with code {process.returncode}")
+    return {
+        **json.loads(told),
+        "simulated_s": time.perf_counter() - began,
+        "peak_bytes": peaks,
+    }
+
+
+def note(peaks: dict[str, int], name: str, process: psutil.Process) -> None:
+    """Keeps the most resident memory that a process was seen with."""
+    try:
+        peaks[name] = max(peaks.get(name, 0), process.memory_info().rss)
+    except psutil.NoSuchProcess:
+        return
+
+
+def name_of(process: psutil.Process) -> str:
+    """Which part of the server it is."""
+    try:
+        words = process.cmdline()
+    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+        return "ended"
+    parts = [word for word in ("web", "worker") if word in words]
+    return parts[0] if parts else Path(words[0]).name if words else "?"
+
+
+def page(stack: Stack, run: str, world: int) -> dict[str, float]:
+    """Seconds that each of the page's questions takes."""
+    ranks = ",".join(str(rank) for rank in range(0, world, -(-world // 2048)))
+    questions = {
+        "run": "",
+        "snapshot": "/snapshot?last=2000&worker_last=50",
+        "workers": "/workers?last=50",
+        "steps": "/steps?points=1000",
+        "worker-steps": f"/worker-steps?points=50&ranks={ranks}",
+        "segments": "/segments",
+        "coasts": "/coasts",
+    }
+    times = {}
+    with Client(stack.url, timeout_s=120.0) as client:
+        for name, path in questions.items():
+            began = time.perf_counter()
+            client.call("GET", f"/runs/{run}{path}")
+            times[name] = time.perf_counter() - began
+        began = time.perf_counter()
+        covered = client.call("GET", f"/runs/{run}/coverage")
+        times["coverage"] = time.perf_counter() - began
+    if any(epoch["duplicated"] for epoch in covered["epochs"]):
+        raise RuntimeError(f"coverage: {covered}")
+    return times
+
+
+def wait_stored(stack: Stack, run: str) -> float:
+    """Seconds until the server shows the run's end."""
+    began = time.perf_counter()
+    while stack.api("GET", f"/runs/{run}")["state"] != "finished":
+        time.sleep(0.1)
+    return time.perf_counter() - began
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    made = parser(__doc__)
+    made.add_argument("--policy", default="bsp")
+    made.add_argument("--workers", type=int)
+    made.add_argument("--steps", type=int)
+    options = made.parse_args()
+    workers = options.workers or (1_000 if options.quick else 10_000)
+    steps = options.steps or (100 if options.quick else 1_000)
+    with tempfile.TemporaryDirectory() as directory:
+        path = Path(directory) / "scenario.yaml"
+        path.write_text(json.dumps(scenario(workers, steps, options.policy).as_dict()))
+        stack = Stack(Path(directory) / "data", 0)
+        stack.data.mkdir()
+        (stack.data / "server.log").touch()
+        try:
+            stack.start_server()
+            results = simulate(stack, path)
+            results["stored_s"] = results["simulated_s"] + wait_stored(stack, results["run"])
+            rows = workers * steps
+            results["rows_per_s"] = rows / results["stored_s"]
+            results["database_bytes"] = sum(
+                file.stat().st_size for file in stack.data.glob("*.db*")
+            )
+            results["page_s"] = page(stack, results["run"], workers)
+        finally:
+            stack.stop()
+    opened = {k: v for k, v in results["page_s"].items() if k != "coverage"}
+    checks = [
+        Check("simulated and stored, s", results["stored_s"], WHOLE_S, "<="),
+        Check("slowest answer to the page, s", max(opened.values()), OPEN_S, "<="),
+    ]
+    config = {"workers": workers, "steps": steps, "policy": options.policy}
+    finish(options, config, results, checks, table(results, workers * steps))
+
+
+def table(results: dict[str, Any], rows: int) -> str:
+    """The figures for people."""
+    lines = [
+        f"{rows:,} rows in {results['stored_s']:.1f} s, {results['rows_per_s']:,.0f} a second; "
+        f"database {results['database_bytes'] / 2**20:,.0f} MiB",
+        "peak memory, MiB: "
+        + ", ".join(f"{k} {v / 2**20:,.0f}" for k, v in results["peak_bytes"].items()),
+        "answers, s: " + ", ".join(f"{k} {v:.2f}" for k, v in results["page_s"].items()),
+    ]
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

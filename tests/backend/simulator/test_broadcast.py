@@ -1,0 +1,219 @@
+"""Simulations as runs of a control plane: real REST, bus, ingest and databases."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import httpx
+import msgspec
+import pytest
+import redis
+import sqlalchemy as sa
+
+from paceline.bus import connect
+from paceline.client import Client
+from paceline.wire import TELEMETRY, Adopted, Hello, Segment, StepBatch, control, decode, live
+from paceline_backend.controller import ControllerManager
+from paceline_backend.replay import replay
+from paceline_backend.simulator import Scenario, Simulation
+from paceline_backend.simulator.broadcast import Broadcast, records, register
+from paceline_backend.store import Store, coverage, schema
+from paceline_backend.store import runs as runs_store
+from support.leading import ingest, working
+from support.node import until
+from support.web import serving
+
+STARTED = 1_800_000_000.0
+PLAIN: dict[str, Any] = {
+    "name": "small",
+    "workers": 4,
+    "global_batch": 16,
+    "epochs": 2,
+    "sizes": {"distribution": "lognormal", "mean": 45, "dif": 30, "samples": 300},
+    "devices": {"unit_s": 1e-3, "step_s": 0.01, "noise": 0.05, "factors": [1, 1, 2, 3]},
+    "communication": {"fixed_s": 0.02},
+    "policy": "chronica",
+    "failures": [{"rank": 3, "step": 7, "restart_s": 4}],
+    "switches": [{"step": 20, "policy": "bsp"}],
+}
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    with Store.open(database_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def sqlite(tmp_path: Any) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path / 'one.db'}") as opened:
+        yield opened
+
+
+@contextmanager
+def broadcasting(store: Store, bus_url: str, scenario: Scenario, **more: Any) -> Iterator[Any]:
+    """The run's id, its broadcast, and a client of the server."""
+    with ExitStack() as held:
+        http: httpx.Client = held.enter_context(serving(store, bus_url))
+        server = held.enter_context(Client(str(http.base_url)))
+        bus: redis.Redis = held.enter_context(connect(bus_url))
+        run = register(server, scenario, "small.yaml")
+        yield run, Broadcast(Simulation.of(scenario), run, bus, server, STARTED, **more), server
+
+
+def stored_segments(store: Store, run: str) -> list[bytes]:
+    with store.read() as connection:
+        key = runs_store.key_of(connection, run)
+        c = schema.segments.c
+        query = sa.select(c.body).where(c.run == key).order_by(c.attempt, c.seq)
+        return list(connection.scalars(query))
+
+
+def test_is_stored_as_it_was_simulated(store: Store, bus_url: str) -> None:
+    """Byte by byte, with a failure and a switch; nobody else plans it; every sample once."""
+    scenario = Scenario.of(PLAIN)
+    alone = Simulation.of(scenario)
+    expected = []
+    while not alone.finished:
+        expected.append(alone.advance())
+    manager = ControllerManager(store, bus_url, "one")
+    with (
+        working(ingest(store, bus_url), manager.run),
+        broadcasting(store, bus_url, scenario) as (run, broadcast, server),
+    ):
+        ran = [one for one, _ in broadcast.segments()]
+        until(lambda: runs_store.get(store, run)["state"] == "finished", "its end in the database")
+        shown = server.call("GET", f"/runs/{run}/scenario")
+        with connect(bus_url) as bus:
+            assert bus.xlen(control(run)) == 0, "a controller planned it"
+            outline = [decode(fields)[1] for _, fields in bus.xrange(live(run))]  # type: ignore[union-attr]
+    assert [msgspec.msgpack.encode(one.segment) for one in expected] == stored_segments(store, run)
+    found = runs_store.get(store, run)
+    assert (found["backend"], found["attempt"], found["world"]) == ("simulated", 1, 4)
+    assert (found["started_at"], found["controller"]) == (STARTED, None)
+    assert found["ended_at"] == pytest.approx(STARTED + alone.now)
+    assert found["emulated"]["a_s"] == pytest.approx([1e-3, 1e-3, 2e-3, 3e-3])
+    assert Scenario.of(shown) == scenario
+    assert rows_of(store, run) == [row for one in ran for row in rows_expected(one)]
+    with store.read() as connection:
+        covered = coverage.coverage(connection, runs_store.key_of(connection, run))
+    assert covered["exact"]
+    assert [epoch["used"] for epoch in covered["epochs"]] == [300, 300]
+    assert [(s["policy"], s["requested_by"]) for s in runs_store.switches_of(store, run)] == [
+        ("chronica", "api"),
+        ("bsp", "scenario"),
+    ]
+    assert replay(store, run).exact
+    # Who watches gets one record of each step, and segments without what is in them.
+    batches = [m for m in outline if isinstance(m, StepBatch)]
+    steps = [record.step for batch in batches for record in batch.records]
+    assert steps == list(range(38))
+    segments = [m.segment for m in outline if isinstance(m, Adopted)]
+    assert [s.first_step for s in segments] == [one.segment.first_step for one in expected]
+    assert all(s.indices == b"" and s.steps for s in segments)
+    assert sum(isinstance(m, Hello) for m in outline) == 2
+
+
+def rows_of(store: Store, run: str) -> list[tuple[Any, ...]]:
+    c = schema.worker_steps.c
+    names = ("step", "rank", "attempt", "seq", "compute_s", "sync_s", "ended_at", "ett_s")
+    with store.read() as connection:
+        key = runs_store.key_of(connection, run)
+        query = sa.select(*(c[name] for name in names)).where(c.run == key)
+        return [tuple(row) for row in connection.execute(query.order_by(c.step, c.rank))]
+
+
+def rows_expected(ran: Any) -> list[tuple[Any, ...]]:
+    first_step = 7 if ran.attempt else 0
+    table = records(ran, slice(0, len(ran.step_s)), first_step, STARTED)
+    names = ("step", "rank", "attempt", "seq", "compute_s", "sync_s", "ended_at", "ett_s")
+    return list(zip(*(table[name] for name in names), strict=True))
+
+
+def test_obeys_an_operator(sqlite: Store, bus_url: str) -> None:
+    """A switch with parameters takes effect, another one too, then a stop ends it."""
+    long = {**PLAIN, "epochs": 100_000, "failures": [], "switches": [], "policy": "bsp"}
+    with (
+        working(ingest(sqlite, bus_url)),
+        broadcasting(sqlite, bus_url, Scenario.of(long)) as (run, broadcast, server),
+    ):
+        segments = (ran.segment for ran, _ in broadcast.segments())
+
+        def follow(wanted: tuple[str, int]) -> Segment:
+            return until(
+                lambda: next(
+                    (s for s in [next(segments)] if (s.policy, s.version) == wanted), None
+                ),
+                f"a segment of {wanted}",
+            )
+
+        follow(("bsp", 0))
+        switch = {"policy": "chronica", "parameters": {"window": 16}, "by": "test"}
+        server.call("POST", f"/runs/{run}/policy", switch)
+        segment = follow(("chronica", 1))
+        assert segment.shuffled
+        server.call("POST", f"/runs/{run}/policy", {"policy": "bsp"})
+        follow(("bsp", 2))
+        until(lambda: runs_store.get(sqlite, run)["state"] == "running", "it runs")
+        server.call("POST", f"/runs/{run}/stop")
+        for _ in segments:
+            pass
+        assert broadcast.state == "stopped"
+        until(lambda: runs_store.get(sqlite, run)["state"] == "stopped", "it is stopped")
+    effective = [s["effective_step"] for s in runs_store.switches_of(sqlite, run)]
+    assert effective[:2] == [0, segment.first_step]
+
+
+def test_never_outruns_ingest(sqlite: Store, bus_url: str) -> None:
+    """Without ingest it waits, at a bounded length of the stream, and goes on with it."""
+    room, per_segment = 10, 3
+    scenario = Scenario.of({**PLAIN, "epochs": 10})
+    with (
+        broadcasting(sqlite, bus_url, scenario, waiting=1_000) as (run, broadcast, _),
+        connect(bus_url) as bus,
+    ):
+        done = threading.Event()
+        lengths = []
+
+        def work() -> None:
+            for _ in broadcast.segments():
+                lengths.append(int(bus.xlen(TELEMETRY)))  # type: ignore[arg-type]
+            done.set()
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        with connect(bus_url) as watch:
+            until(lambda: int(watch.xlen(TELEMETRY)) > room, "enough waits")  # type: ignore[arg-type]
+        with working(ingest(sqlite, bus_url)):
+            until(done.is_set, "it goes on")
+            until(lambda: runs_store.get(sqlite, run)["state"] == "finished", "all is stored")
+        thread.join()
+    assert max(lengths) <= room + per_segment
+    assert len(lengths) > 3 * room
+
+
+def test_rest_refuses(sqlite: Store, bus_url: str) -> None:
+    """What cannot be simulated leaves no run behind; the answer names the field."""
+    body = {
+        "script": "small.yaml",
+        "nproc": 4,
+        "launch": False,
+        "backend": "simulated",
+        "scenario": PLAIN,
+    }
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"scenario": None}, "scenario: give what"),
+        ({"scenario": {**PLAIN, "workers": -1}}, "scenario: workers"),
+        ({"nproc": 3}, "nproc: 3, but the scenario has 4"),
+        ({"launch": True}, "launch: give false"),
+        ({"backend": "local"}, "scenario: only for"),
+    ]
+    with serving(sqlite, bus_url) as client:
+        for change, field in cases:
+            answer = client.post("/api/v1/runs", json={**body, **change})
+            assert answer.status_code == 422
+            assert field in answer.json()["detail"]
+        assert client.get("/api/v1/runs").json()["items"] == []
