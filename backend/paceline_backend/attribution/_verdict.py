@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from paceline_backend.attribution._model import FEW, Bools, Model, Rows, fit
-from paceline_backend.attribution._split import PARTS, Split, split
+from paceline_backend.attribution._split import Split, split
 from paceline_backend.policies._base import Floats, Ints
 
 CAUSES = ("data", "node", "transient", "input")
@@ -21,6 +21,7 @@ PASSING_STEPS = 3
 LEAST_PASSING_SE = 0.01
 GAP = 3  # steps of usual speed that do not end a slow span
 MOST_SPANS = 50  # of a rank, the latest
+_CUT = 0.3  # of what slowness costs is hidden: more than the luck of the draw
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,7 @@ class Worker:
     input: float
     late_s: float  # s a step that its loader takes longer than the typical one
     hidden: float  # s a step that it would take longer if its share of the load were equal
+    cut: bool  # that makes up for much of its slowness
 
 
 @dataclass(frozen=True)
@@ -56,6 +58,7 @@ class Attribution:
     se: float
     waste: float
     noise: float  # relative standard deviation of a usual step
+    counted: float  # share of the data part that is from numbers of samples, not from sizes
     shares: Mapping[str, float]  # cause → share of the SP of all steps; all 0 without any
     cause: str  # "data", "node", "transient", "input" or "none"
     ranks: list[int]  # the culprits, worst first; empty: none, or all in turn
@@ -80,17 +83,15 @@ def attribute(rows: Rows) -> Attribution:
     took_part = rows.took_part
     model = fit(rows, took_part)
     made = split(rows, took_part, model)
-    se = {name: float((made.sp_parts[at] / made.mean_s).mean()) for at, name in enumerate(PARTS)}
-    workers = [_worker(rows, took_part, model, made, rank) for rank in range(world)]
-    cause = _cause(se, workers)
+    slow = model.passing & (model.rest > 1)
+    workers = [_worker(rows.step, took_part, model, made, rank) for rank in range(world)]
+    cause = "none"
+    if len(rows.step) >= FEW:
+        data, node, passing, _, loading = (made.sp_parts / made.mean_s).mean(axis=1)
+        se = dict(zip(CAUSES, (data, node, passing, loading), strict=True))
+        cause = _worst(se, int(slow.sum(axis=0).max()))
     if cause == "data":
-        least = 0.5 / world
-        workers = [
-            replace(one, cause="data")
-            if one.cause == "none" and one.caused >= least and one.data >= 0.5 * one.caused
-            else one
-            for one in workers
-        ]
+        workers = [_with_data(one, world) for one in workers]
     data, node, passing, noise, loading = made.sp_parts
     parts = dict(zip(CAUSES, (data, node, passing + noise, loading), strict=True))
     total = float(made.sp_s.sum())
@@ -101,6 +102,7 @@ def attribute(rows: Rows) -> Attribution:
         se=float((made.sp_s / made.mean_s).mean()),
         waste=float(made.waste.mean()),
         noise=model.noise,
+        counted=made.counted,
         shares={name: float(part.sum()) / total if total else 0.0 for name, part in parts.items()},
         cause=cause,
         ranks=_culprits(cause, workers),
@@ -109,47 +111,64 @@ def attribute(rows: Rows) -> Attribution:
 
 
 def _nothing(step: Ints, world: int) -> Attribution:
-    none = {name: np.empty(0) for name in CAUSES}
-    worker = Worker(0, "none", None, [], None, False, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
+    causes = dict.fromkeys(CAUSES, 0.0)
+    workers = [
+        Worker(
+            rank=rank,
+            cause="none",
+            factor=None,
+            slow_steps=[],
+            slow_factor=None,
+            slow_now=False,
+            caused=0.0,
+            **causes,
+            late_s=0.0,
+            hidden=0.0,
+            cut=False,
+        )
+        for rank in range(world)
+    ]
     return Attribution(
         step=step,
         sp_s=np.empty(0),
-        parts=none,
+        parts={name: np.empty(0) for name in CAUSES},
         se=0.0,
         waste=0.0,
         noise=0.0,
-        shares=dict.fromkeys(CAUSES, 0.0),
+        counted=0.0,
+        shares=causes,
         cause="none",
         ranks=[],
-        workers=[replace(worker, rank=rank) for rank in range(world)],
+        workers=workers,
     )
 
 
-def _worker(rows: Rows, took_part: Bools, model: Model, made: Split, rank: int) -> Worker:
+def _worker(step: Ints, took_part: Bools, model: Model, made: Split, rank: int) -> Worker:
     """A rank's own slowness, whether others wait for it or its smaller load hides it."""
     mine = took_part[:, rank]
-    data, node, passing, noise, loading = (
-        float(caused[:, rank].sum()) / made.waited_s if made.waited_s else 0.0
-        for caused in made.caused
-    )
-    slow = model.passing[:, rank] & (model.rest[:, rank] > 1)
     rest = np.where(model.passing[:, rank], model.rest[:, rank], 1.0)
+    slow = rest > 1
     equal_s, own_equal_s = model.equal[:, 0], model.own_equal[:, rank]
-    median = np.nanquantile(np.where(took_part, rows.data_s, np.nan), 0.5, axis=1, method="lower")
-    steps_s = made.mean_s.mean()
-    late_s = float(np.median((rows.data_s[:, rank] - median)[mine])) if mine.any() else 0.0
-    effects = {
-        "node": float((own_equal_s - equal_s)[mine].sum()) / len(mine) / steps_s,
-        "transient": float((own_equal_s * (rest - 1))[slow].sum()) / len(mine) / steps_s,
-        "input": late_s / steps_s,
+    extra_s = np.where(mine, np.maximum(own_equal_s * rest - equal_s, 0.0), 0.0)
+    longer_s = np.where(extra_s > 0, (own_equal_s - model.own[:, rank]) * rest, 0.0)
+    hidden_s = max(float(longer_s.mean()), 0.0)
+    late_s = float(np.median(made.late_s[mine, rank])) if mine.any() else 0.0
+    step_s = float(made.mean_s.mean())
+    se = {
+        "node": float(np.where(mine, own_equal_s - equal_s, 0.0).mean()) / step_s,
+        "transient": float(np.where(slow, own_equal_s * (rest - 1), 0.0).mean()) / step_s,
+        "input": late_s / step_s,
     }
-    longer_s = ((own_equal_s - model.own[:, rank]) * rest)[mine & (own_equal_s * rest > equal_s)]
+    caused = made.caused[:, :, rank].sum(axis=1)
+    data, node, passing, noise, loading = (
+        caused / made.waited_s if made.waited_s else np.zeros_like(caused)
+    ).tolist()
     factor = float(model.factor[rank])
     return Worker(
         rank=rank,
-        cause=_own_cause(effects, int(slow.sum())),
+        cause=_worst(se, int(slow.sum())) if len(step) >= FEW else "none",
         factor=None if np.isnan(factor) else factor,
-        slow_steps=_spans(rows.step, slow),
+        slow_steps=_spans(step, slow),
         slow_factor=float(np.median(rest[slow])) if slow.any() else None,
         slow_now=bool(slow[-GAP:].any()),
         caused=data + node + passing + noise + loading,
@@ -158,24 +177,22 @@ def _worker(rows: Rows, took_part: Bools, model: Model, made: Split, rank: int) 
         transient=passing + noise,
         input=loading,
         late_s=late_s,
-        hidden=max(float(longer_s.sum()) / len(mine), 0.0),
+        hidden=hidden_s,
+        cut=hidden_s > _CUT * float(extra_s.mean()),
     )
 
 
-def _own_cause(effects: Mapping[str, float], slow_steps: int) -> str:
-    counting = {name: se for name, se in effects.items() if se >= LEAST_SE}
-    if slow_steps >= PASSING_STEPS and effects["transient"] >= LEAST_PASSING_SE:
-        counting["transient"] = effects["transient"]
-    elif "transient" in counting:
-        del counting["transient"]
-    return max(counting, key=counting.__getitem__, default="none")
+def _with_data(one: Worker, world: int) -> Worker:
+    """A rank that nothing else ails, where data is the cause: does it take part in that?"""
+    guilty = one.caused >= 0.5 / world and one.data >= 0.5 * one.caused
+    return replace(one, cause="data") if one.cause == "none" and guilty else one
 
 
-def _cause(se: Mapping[str, float], workers: list[Worker]) -> str:
-    counting = {name: se[name] for name in ("data", "node", "input") if se[name] >= LEAST_SE}
-    lasting = max((sum(b - a + 1 for a, b in one.slow_steps) for one in workers), default=0)
-    if se["passing"] >= LEAST_PASSING_SE and lasting >= PASSING_STEPS:
-        counting["transient"] = se["passing"]
+def _worst(se: Mapping[str, float], slow_steps: int) -> str:
+    """The cause with the largest effect, of those that count."""
+    least = dict.fromkeys(CAUSES, LEAST_SE)
+    least["transient"] = LEAST_PASSING_SE if slow_steps >= PASSING_STEPS else np.inf
+    counting = {name: value for name, value in se.items() if value >= least[name]}
     return max(counting, key=counting.__getitem__, default="none")
 
 
@@ -196,6 +213,3 @@ def _spans(step: Ints, slow: Bools) -> list[tuple[int, int]]:
         else:
             found.append((at, at))
     return found[-MOST_SPANS:]
-
-
-__all__ = ["CAUSES", "FEW", "Attribution", "Worker", "attribute"]

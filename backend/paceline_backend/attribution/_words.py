@@ -11,14 +11,16 @@ _MOST_NAMED = 3  # ranks in a sentence
 
 
 def words(found: Attribution) -> str:
-    """The verdict of all ranks: cause, culprits, and what balancing hides."""
+    """The verdict of all ranks: cause, culprits, who else is slow, and what balancing hides."""
     if len(found.step) < FEW:
         count = len(found.step)
         return f"{count} steps with at least two ranks are too few to tell; {FEW} are needed."
-    hidden = [one for one in found.workers if one.hidden > 0 and one.rank not in found.ranks]
-    hidden = [one for one in hidden if one.cause in ("node", "transient")]
-    sentences = [_VERDICTS[found.cause](found)]
-    sentences += [worker_words(one) for one in _worst(hidden)]
+    others = [
+        one
+        for one in found.workers
+        if one.cause in ("node", "transient", "input") and one.rank not in found.ranks
+    ]
+    sentences = [_VERDICTS[found.cause](found), *map(worker_words, _worst(others))]
     return " ".join(sentences)
 
 
@@ -55,16 +57,23 @@ def _by_node(found: Attribution) -> str:
         return " ".join(map(_node, _worst(guilty)))
     fast = [one for one in found.workers if one.factor and one.factor < 1 / (1 + LEAST_SE)]
     names = _ranks([one.rank for one in fast])
-    return f"{names} compute faster than the others and wait: {_share(found, 'node')} of the SP."
+    verbs = "is faster than the others and waits" if len(fast) == 1 else "are faster and wait"
+    return f"{names} {verbs}: {_share(found, 'node')} of the SP."
 
 
 def _by_data(found: Attribution) -> str:
-    text = (
-        f"Batches differ in size: balancing by size would remove {_share(found, 'data')} of the "
-        f"straggler effect (SE {found.se:.2f})."
-    )
+    if found.counted > 0.5:
+        text = (
+            f"Ranks that are equally fast get different numbers of samples: "
+            f"{_share(found, 'data')} of the straggler effect (SE {found.se:.2f})."
+        )
+    else:
+        text = (
+            f"Batches differ in size: balancing by size would remove {_share(found, 'data')} of "
+            f"the straggler effect (SE {found.se:.2f})."
+        )
     if found.ranks:
-        text += f" {_ranks(found.ranks)} get the largest."
+        text += f" The largest go to {_ranks(found.ranks).lower()}."
     return text
 
 
@@ -95,26 +104,23 @@ _VERDICTS = {
 
 def _node(one: Worker) -> str:
     text = f"Rank {one.rank} computes {one.factor:.2g}× slower than the median at equal load: "
-    if one.hidden > 0 and one.caused < 0.5:
+    if one.cut:
         return text + f"a slow machine, whose share of the load was cut.{_causes(one)}"
     return text + f"a slow machine.{_causes(one)}"
 
 
 def _transient(one: Worker) -> str:
-    slow = f"Rank {one.rank} was {one.slow_factor:.2g}× slower in "
-    if len(one.slow_steps) == 1:
-        first, last = one.slow_steps[0]
-        slow += f"steps {first}–{last} only"
-    else:
-        count = sum(last - first + 1 for first, last in one.slow_steps)
-        slow += f"{len(one.slow_steps)} spans, {count} steps in all, the last {_span(one)}"
-    state = "and still is" if one.slow_now else "and is fine since"
-    return f"{slow}, {state}.{_causes(one)}"
-
-
-def _span(one: Worker) -> str:
     first, last = one.slow_steps[-1]
-    return f"{first}–{last}" if last > first else str(first)
+    slower = f"{one.slow_factor:.2g}× slower"
+    count = sum(end - start + 1 for start, end in one.slow_steps)
+    if len(one.slow_steps) > 1:
+        state = "now too" if one.slow_now else f"last in step {last}"
+        text = f"was {slower} in {count} steps, {len(one.slow_steps)} times, {state}"
+    elif one.slow_now:
+        text = f"is {slower} since step {first}"
+    else:
+        text = f"was {slower} in steps {first}–{last} only, and is fine since"
+    return f"Rank {one.rank} {text}.{_causes(one)}"
 
 
 def _causes(one: Worker) -> str:
