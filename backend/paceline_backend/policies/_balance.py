@@ -15,9 +15,10 @@ from paceline_backend.policies._padded import partition_padded
 
 _CLOSE = 1e-3  # of a bound on the best: nearer is not tried for, with more than `_FEW_RANKS`
 _CLOSER = 1e-5  # and with fewer
-_HALVINGS = 30
+_HALVINGS = 6
 _FEW_RANKS = 64  # up to so many every exchange with the slowest is looked at
 _FEW_SAMPLES = 20  # up to so many the search runs
+_EFFORT = 1_000_000  # exchanges that are looked at for one batch: 2 ms; an eighth with many ranks
 _NODES = 30_000  # of the search: 2 ms
 
 
@@ -65,12 +66,17 @@ def partition(
 
 @compiled
 def _cut(sizes: Floats, a: Floats, c: Floats, b: Floats, most: Ints) -> Ints:
-    """The ranks of samples that go to rank 0, 1, … as they come; the best such cut."""
-    low, high = 0.0, 0.0
-    for j in range(len(a)):
-        if most[j]:
-            high = max(high, a[j] * sizes.sum() + c[j] * len(sizes) + b[j])
-    best = _cut_at(sizes, a, c, b, most, high * (1 + 1e-9))[0]
+    """The ranks of samples that go to rank 0, 1, … as they come; the best such cut; empty: none."""
+    low = level(sizes, a, c, b, False)
+    step, best, found = _CLOSE / 16 * low, np.empty(0, np.int64), False
+    high = low + step
+    while low > 0 and not found and step < 64 * low:  # composed samples are cut well: begin near
+        best, found = _cut_at(sizes, a, c, b, most, high)
+        if not found:
+            low, step = high, 2 * step
+            high = low + step
+    if not found:
+        return np.empty(0, np.int64)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         ranks, fits = _cut_at(sizes, a, c, b, most, middle)
@@ -372,10 +378,12 @@ def _descend(
     world = len(a)
     time_s, count = _times(sizes, ranks, a, c, b)
     first, following = _lists(ranks, world)
-    for _ in range(4 * len(sizes)):
+    effort = _EFFORT // (8 if world > _FEW_RANKS else 1)
+    while effort > 0:
         p = int(np.argmax(time_s))
         if time_s[p] <= enough:
             break
+        effort -= (count[p] + 1) * len(sizes) + world
         best, give, get, taker = time_s[p] * (1 - 1e-12), -1, -1, -1
         for q in range(world):
             if q != p and time_s[q] < best and most[q] > 0:

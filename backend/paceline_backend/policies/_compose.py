@@ -47,10 +47,9 @@ def compose(
     if steps == 0 or global_batch < 2:
         return rng.permutation(len(effective))
     a, c, b = models.a, models.c, models.b
-    counts = step_counts(effective, models, global_batch, most)
-    last = np.zeros_like(counts)
-    if rest:
-        last = step_counts(effective, models, rest, most)
+    smallest = np.concatenate([[0.0], np.cumsum(np.sort(effective))])
+    counts = step_counts(smallest, models, global_batch, most)
+    last = step_counts(smallest, models, rest, most) if rest else np.zeros_like(counts)
     step_s = level(effective, a, c, b, False) * global_batch / len(effective)
     order = _descending(effective, step_s, models, rng)
     sizes = effective[order]
@@ -67,7 +66,7 @@ def _descending(effective: Floats, step_s: float, models: Models, rng: np.random
     return np.argsort(-np.where(ordinary, effective * noise, effective), kind="stable")
 
 
-def step_counts(effective: Floats, models: Models, samples: int, most: Ints) -> Ints:
+def step_counts(smallest: Floats, models: Models, samples: int, most: Ints) -> Ints:
     """How many of a step's samples each worker gets, [W], the same in all steps.
 
     The least time that such counts allow is that of the worst group of workers: whichever samples
@@ -75,22 +74,17 @@ def step_counts(effective: Floats, models: Models, samples: int, most: Ints) -> 
     proportion to speed, one sample at a time goes to another worker while that lowers this time.
 
     Args:
-        effective: f(λ) of all samples, [R].
+        smallest: Σ f(λ) of the k smallest of all samples, [R + 1].
         models: of the workers.
         samples: of a step.
         most: samples that each worker may get, [W].
     """
-    total = np.concatenate([[0.0], np.cumsum(np.sort(effective))])
-    marks = np.round(np.arange(samples + 1) * len(effective) / samples).astype(np.int64)
-    smallest = total[marks] * samples / len(effective)  # [samples + 1] the n smallest of a step
-    counts = _proportional(smallest[-1] / samples, models.a, models.c, models.b, samples, most)
-    _improve(counts, smallest, models.a, models.c, models.b, most)
+    part = samples / (len(smallest) - 1)
+    marks = np.round(np.arange(samples + 1) / part).astype(np.int64)
+    of_step = smallest[marks] * part  # [samples + 1]
+    counts = _proportional(of_step[-1] / samples, models.a, models.c, models.b, samples, most)
+    _improve(counts, of_step, models.a, models.c, models.b, most)
     return counts
-
-
-def counts_bound(smallest: Floats, counts: Ints, models: Models) -> float:
-    """The least time of a step with these counts; see `step_counts`."""
-    return _bound(smallest, counts, models.a, models.c, models.b)[0]
 
 
 @compiled
@@ -321,14 +315,14 @@ def _close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, enough_s: float) -
     for i in range(len(bins) - 1, -1, -1):
         following[i] = first[bins[i]]
         first[bins[i]] = i
+    off = np.arange(len(gap))  # bins that are not near enough to their target
     for _ in range(_ROUNDS):
-        order = np.argsort(gap)
+        off = off[np.abs(gap[off]) * a[off % world] > enough_s]
+        off = off[np.argsort(gap[off])]
         changed = 0
-        for k in range(len(order) // 2):
-            p, q = order[k], order[len(order) - 1 - k]  # p has too much
+        for k in range(len(off) // 2):
+            p, q = off[k], off[len(off) - 1 - k]  # p has too much
             a_p, a_q = a[p % world], a[q % world]
-            if -gap[p] * a_p <= enough_s and gap[q] * a_q <= enough_s:
-                continue
             best = (gap[p] * a_p) ** 2 + (gap[q] * a_q) ** 2
             before, give, get = best, -1, -1
             i = first[p]
@@ -349,7 +343,7 @@ def _close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, enough_s: float) -
                 hand_over(first, following, get, q, p)
                 bins[give], bins[get] = q, p
                 changed += 1
-        if changed == 0:
+        if changed <= len(off) // 16:
             break
 
 

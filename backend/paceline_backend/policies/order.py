@@ -7,6 +7,7 @@ from functools import lru_cache
 import numpy as np
 
 from paceline_backend.policies._base import Ints
+from paceline_backend.policies._jit import compiled
 
 _LONGEST = (2**32 - 1) // 20  # from here on torch.randperm draws 64 bits for each swap
 
@@ -36,12 +37,18 @@ def epoch_order(n: int, seed: int, epoch: int) -> Ints:
     generator._legacy_seeding((seed + epoch) & 0xFFFFFFFF)
     here = np.arange(swaps)
     there = generator.random_raw(swaps).astype(np.int64) % (n - here) + here
-    order = list(range(n))
-    for i, j in enumerate(there.tolist()):
-        order[i], order[j] = order[j], order[i]
-    result = np.array(order, np.int64)
+    result = _swapped(there, n)
     result.setflags(write=False)
     return result
+
+
+@compiled
+def _swapped(there: Ints, n: int) -> Ints:
+    """0 … n-1 after each i in turn changed places with what is at `there` of it."""
+    order = np.arange(n)
+    for i in range(len(there)):
+        order[i], order[there[i]] = order[there[i]], order[i]
+    return order
 
 
 def remaining_in_order(n: int, seed: int, epoch: int, remaining: Ints) -> Ints:
