@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
+from bounds import fluid_s, indivisible_s
 from harness import Check, finish, parser
 from peers import PEERS, Peer, Steps
 from virtual import Floats, train
@@ -119,9 +120,19 @@ class Setting:
 def over_limit(batches: Features, devices: Emulation) -> float:
     """Time of these steps over the fluid limit of the samples that they use; batches are [S, W]."""
     step_s = devices.compute_s(0, batches).max(axis=1)
-    speed = float(np.sum(1 / np.array(devices.a_s)))
-    limit_s = float(batches.load.sum()) / speed + len(step_s) * devices.b_s[0]
-    return float(step_s.sum()) / limit_s
+    return float(step_s.sum()) / fluid_s(
+        float(batches.load.sum()), len(step_s), np.array(devices.a_s), devices.b_s[0]
+    )
+
+
+def bound_over_limit(setting: Setting) -> float | None:
+    """What no planner can beat, over the fluid limit; None where the cost is padded."""
+    if setting.padded:
+        return None
+    sizes, devices = setting.sizes, setting.devices
+    a_s, b_s = np.array(devices.a_s), devices.b_s[0]
+    limit_s = fluid_s(float(sizes.sum()), STEPS, a_s, b_s)
+    return indivisible_s(sizes, STEPS, a_s, b_s) / limit_s
 
 
 def ours(setting: Setting, policy: str, parameters: dict[str, Any]) -> dict[str, float]:
@@ -170,6 +181,7 @@ def measure(setting: Setting, *, quick: bool) -> dict[str, Any]:
     return {
         **asdict(setting),
         "dif_drawn": float(np.std(setting.sizes, ddof=1)),
+        "bound_over_limit": bound_over_limit(setting),
         "contenders": row,
     }
 
@@ -224,6 +236,16 @@ def checks_of(rows: list[dict[str, Any]]) -> list[Check]:
             1.02,
             "<=",
         ),
+        Check(
+            "free, half of them slow, DIF 0 and 4: time over the bound",
+            max(
+                row["contenders"][FREE]["over_limit"] / row["bound_over_limit"]
+                for row in rows
+                if row["dif"] not in big and row["uneven"] and not row["padded"]
+            ),
+            1.005,
+            "<=",
+        ),
         Check("free, 8 equal workers: epoch at DIF 64 over DIF 0, same load", flat, 1.01, "<="),
         Check("free over the best peer", against(rows, FREE, everyone, padded=False), 1.0, "<="),
         Check(
@@ -252,6 +274,9 @@ def table_of(rows: list[dict[str, Any]]) -> str:
             cells = [r["contenders"][name] for r in shown]
             texts = [f"{c['over_limit']:.3f}" if c else "-" for c in cells]
             lines.append(f"{name:<30}" + "".join(f"{text:>9}" for text in texts))
+        if not padded:
+            bounds = "".join(f"{r['bound_over_limit']:>9.3f}" for r in shown)
+            lines.append(f"{'lower bound of all planners':<30}{bounds}")
     missing = [peer.name for peer in PEERS if not peer.version]
     if missing:
         lines.append(f"\nnot installed: {', '.join(missing)}")
