@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from http import HTTPStatus
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -140,9 +142,10 @@ def read_rows(connection: sa.Connection, run: int, span: Range) -> Rows:
     return _rows(connection.execute(query).all(), world)
 
 
-def _rows(found: Any, world: int) -> Rows:
-    table = np.array([tuple(row) for row in found], dtype=np.float64)
-    table = table.reshape(len(found), 2 + len(_COLUMNS))  # also of no rows
+def _rows(found: Sequence[sa.Row[Any]], world: int) -> Rows:
+    width = 2 + len(_COLUMNS)
+    table = np.fromiter(chain.from_iterable(found), np.float64, len(found) * width)
+    table = table.reshape(len(found), width)
     ranks = table[:, 1].astype(np.int64)
     steps, at = np.unique(table[:, 0], return_inverse=True)
     # An attempt before may have had more ranks.

@@ -76,14 +76,15 @@ def _lateness(rows: Rows, took_part: Bools, model: Model) -> Floats:
     node = (2 * (speed - neither) + (both - batch)) / 6
     node = node + rest * ((speed - neither) + 2 * (both - batch)) / 6
     left = (rest - 1) * (2 * neither + batch + speed + 2 * both) / 6
-    loading = np.where(took_part, rows.data_s, np.nan)
-    typical = np.nanquantile(loading, 0.5, axis=1, keepdims=True, method="lower")
+    loading = np.where(took_part, rows.data_s, np.inf)
+    middle = (took_part.sum(axis=1, keepdims=True) - 1) // 2
+    typical = np.take_along_axis(np.sort(loading, axis=1), middle, axis=1)
     parts = [
         data,
         node,
         np.where(model.passing, left, 0.0),
         np.where(model.passing, 0.0, left),
-        loading - typical,
+        np.where(took_part, rows.data_s - typical, 0.0),
     ]
     return np.where(took_part, np.stack(parts), 0.0)
 
