@@ -60,12 +60,13 @@ def simulate(stack: Stack, path: Path) -> dict[str, Any]:
     assert stack.server is not None
     server = psutil.Process(stack.server.pid)
     peaks: dict[str, int] = {}
+    used: dict[str, float] = {}
     with subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE) as process:
         child = psutil.Process(process.pid)
         while process.poll() is None:
-            note(peaks, "simulator", child)
-            for at, part in enumerate([server, *server.children(recursive=True)]):
-                note(peaks, f"server-{at}-{name_of(part)}", part)
+            note(peaks, used, "simulator", child)
+            for part in server.children(recursive=True):
+                note(peaks, used, name_of(part), part)
             time.sleep(0.5)
         assert process.stdout is not None
         told = process.stdout.read()
@@ -75,13 +76,15 @@ def simulate(stack: Stack, path: Path) -> dict[str, Any]:
         **json.loads(told),
         "simulated_s": time.perf_counter() - began,
         "peak_bytes": peaks,
+        "cpu_s": used,
     }
 
 
-def note(peaks: dict[str, int], name: str, process: psutil.Process) -> None:
-    """Keeps the most resident memory that a process was seen with."""
+def note(peaks: dict[str, int], used: dict[str, float], name: str, process: psutil.Process) -> None:
+    """Keeps the most resident memory that a process was seen with, and its processor time."""
     try:
         peaks[name] = max(peaks.get(name, 0), process.memory_info().rss)
+        used[name] = sum(process.cpu_times()[:2])
     except psutil.NoSuchProcess:
         return
 
@@ -90,10 +93,10 @@ def name_of(process: psutil.Process) -> str:
     """Which part of the server it is."""
     try:
         words = process.cmdline()
-    except (psutil.NoSuchProcess, psutil.ZombieProcess):
+    except psutil.NoSuchProcess:
         return "ended"
     parts = [word for word in ("web", "worker") if word in words]
-    return parts[0] if parts else Path(words[0]).name if words else "?"
+    return parts[0] if parts else Path(words[0]).name if words else "ended"
 
 
 def page(stack: Stack, run: str, world: int) -> dict[str, float]:
@@ -171,6 +174,7 @@ def table(results: dict[str, Any], rows: int) -> str:
     lines = [
         f"{rows:,} rows in {results['stored_s']:.1f} s, {results['rows_per_s']:,.0f} a second; "
         f"database {results['database_bytes'] / 2**20:,.0f} MiB",
+        "processor, s: " + ", ".join(f"{k} {v:.0f}" for k, v in results["cpu_s"].items()),
         "peak memory, MiB: "
         + ", ".join(f"{k} {v / 2**20:,.0f}" for k, v in results["peak_bytes"].items()),
         "answers, s: " + ", ".join(f"{k} {v:.2f}" for k, v in results["page_s"].items()),
