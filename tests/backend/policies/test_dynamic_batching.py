@@ -81,11 +81,20 @@ def test_times_are_smoothed_and_begin_anew_after_a_change() -> None:
 
 
 def test_steps_of_earlier_counts_are_not_looked_at_after_a_change() -> None:
+    """What was on its way while the counts changed: a planner sees steps late."""
     loop = Loop(2, 100, DynamicAllocator(every_steps=1))
-    assert loop.trained([[1.0, 3.0]]) == [75, 25]
-    late = told([[9.0, 1.0]], [50, 50], first=0)
-    assert loop(late) == [75, 25]
+    loop.training.step = 3
+    assert loop(told([[1.0, 3.0]], [50, 50])) == [75, 25]
+    assert loop(told([[9.0, 1.0]] * 2, [50, 50], first=1)) == [75, 25]
     assert loop.memory["steps"] == 0
+
+
+def test_times_of_other_counts_are_put_in_proportion() -> None:
+    """An epoch's last step, or coasted ones."""
+    loop = Loop(2, 100, DynamicAllocator(every_steps=1))
+    loop.training.step = 1
+    assert loop(told([[0.2, 0.6]], [20, 60])) == [50, 50]
+    assert loop.memory["mean_s"] == [0.5, 0.5]
 
 
 def test_dead_band() -> None:

@@ -1,0 +1,248 @@
+"""LBB: its models, its three tunings, workers that are left out, and the paper's tables."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.emulation import Emulation, Slowdown
+from paceline_backend import policies
+from paceline_backend.policies._base import Feedback, Floats, Models
+from paceline_backend.policies.lbb import (
+    Cubic,
+    LbbAllocator,
+    Line,
+    fit_profile,
+    powers,
+)
+from support.cluster import Cluster
+from support.simulated import simulate
+
+# Table 2, ms: four GPUs, ResNet-18, B = 512; and the lines through its two points of each.
+EQUAL_S = np.array([81.81, 81.49, 85.39, 392.92]) / 1e3
+BALANCED = np.array([167, 167, 158, 20])
+BALANCED_S = np.array([104.94, 104.14, 103.46, 104.41]) / 1e3
+SLOPE = (BALANCED_S - EQUAL_S) / (BALANCED - 128)
+FIXED = EQUAL_S - SLOPE * 128
+GPUS = Emulation(a_s=SLOPE.tolist(), b_s=FIXED.tolist())
+PROFILES = [
+    [(2**p, float(slope * 2**p + fixed)) for p in range(1, 9)]
+    for slope, fixed in zip(SLOPE, FIXED, strict=True)
+]
+
+
+def told(times: list[Floats], samples: Any, first: int = 0) -> Feedback:
+    """Feedback of steps with such compute times, [steps][W]."""
+    steps, world = np.shape(times)
+    n = np.tile(samples, steps)
+    return Feedback(
+        step=np.repeat(np.arange(first, first + steps), world),
+        rank=np.tile(np.arange(world), steps),
+        samples=n,
+        load=n.astype(float),
+        compute_s=np.where(n > 0, np.array(times).ravel(), 0.0),
+        squares=n.astype(float),
+        longest=np.ones(len(n)),
+    )
+
+
+class Loop:
+    """An allocator, called as for one segment after the other, on devices that are lines."""
+
+    def __init__(self, allocator: LbbAllocator, line: Line, batch: int, **fields: Any) -> None:
+        world = len(line.slope)
+        self.training = Cluster(np.ones(batch), np.ones(world), np.zeros(world), batch)
+        self.allocator, self.line, self.fields = allocator, line, fields
+        self.memory: dict[str, Any] = {}
+        self.counts = self.call(Feedback.empty())
+
+    def call(self, feedback: Feedback) -> list[int]:
+        problem = self.training.problem(1, shuffle=False)
+        problem = replace(problem, memory=self.memory, **self.fields)
+        models = replace(Models.unknown(problem.world), b=self.line.fixed)
+        made = self.allocator.allocate(problem, models, feedback)
+        self.memory, self.counts = dict(made.memory), made.counts.tolist()
+        assert sum(self.counts) == problem.global_batch
+        return self.counts
+
+    def run(self, steps: int = 1) -> list[int]:
+        """Trains steps with the counts in force, and gives those of the next."""
+        first = self.training.step
+        self.training.step += steps
+        times = self.line(np.array(self.counts))
+        return self.call(told([times] * steps, self.counts, first))
+
+
+def line(*slope: float, fixed: float = 0.0) -> Line:
+    return Line(np.array(slope), np.full(len(slope), fixed))
+
+
+def effect(times: Floats) -> float:
+    return float((times.max() - times.min()) / times.mean())
+
+
+def test_profiles_are_cubics() -> None:
+    true = np.array([0.02, 1e-3, 2e-6, 5e-9])
+    points = [(2**p, float(powers(2**p) @ true)) for p in range(1, 10)]
+    assert powers(300) @ fit_profile(points) == pytest.approx(powers(300) @ true, rel=1e-6)
+
+
+def test_a_profile_never_promises_that_more_samples_take_less() -> None:
+    """The last point was a bit too fast: beyond it, a plain cubic turns down."""
+    points = [(2**p, 1e-3 * 2**p) for p in range(1, 8)] + [(256, 0.2)]
+    plain = np.polynomial.Polynomial.fit(*np.array(points).T, 3)
+    assert plain(600) < plain(300)
+    times = Cubic(np.tile(fit_profile(points), (1_000, 1)))(np.arange(1_000))
+    assert (np.diff(times) >= 0).all()
+    assert times[0] == 0
+
+
+def test_tables_2_and_3_by_profile() -> None:
+    """The paper: 166/166/160/20 from its profiles, 167/167/158/20 in the end."""
+    loop = Loop(LbbAllocator(), Line(SLOPE, FIXED), 512, profiles=PROFILES)
+    assert loop.counts == pytest.approx(BALANCED, abs=1)
+    times = loop.line(np.array(loop.counts))
+    assert effect(times) < 0.01
+    assert times == pytest.approx(BALANCED_S, rel=0.02)
+
+
+def test_tables_2_and_3_by_one_rapid_tuning() -> None:
+    """From equal batches: SE = 1.94 falls below 0.1, with the profiles' a0 as start-up costs."""
+    loop = Loop(LbbAllocator(), Line(SLOPE, FIXED), 512, profiles=PROFILES)
+    loop.memory = {}
+    loop.training.step = 1
+    assert effect(EQUAL_S) > 1.9
+    counts = loop.call(told([EQUAL_S], [128] * 4))
+    assert counts == pytest.approx(BALANCED, abs=1)
+    assert effect(loop.line(np.array(counts))) < 0.1
+
+
+def test_the_papers_gpus_without_a_profile() -> None:
+    """Start-up costs are not known then: rapid tuning comes near, fine tuning does the rest."""
+    bsp = simulate(policies.make("bsp"), GPUS, np.ones(5_120), 512, 80)
+    lbb = simulate(policies.make("lbb"), GPUS, np.ones(5_120), 512, 80)
+    assert bsp.step_s[-1] == pytest.approx(0.39292)
+    assert lbb.step_s[2] < 0.4 * bsp.step_s[2]
+    assert lbb.step_s[-1] == pytest.approx(0.10494, rel=0.03)
+    assert lbb.effect(-8, -1) < 0.05
+
+
+def test_solves_equation_3() -> None:
+    """Against brute force: no other counts have a lower makespan, nor of those a higher minimum."""
+    rng = np.random.default_rng(0)
+    every = np.array([c for c in itertools.product(range(13), repeat=3) if sum(c) == 12])
+    for _ in range(20):
+        devices = Line(rng.uniform(0.1, 3, 3), rng.uniform(0, 2, 3))
+        loop = Loop(LbbAllocator(rapid_threshold=0), devices, 12)
+        counts = np.array(loop.run())
+        times = np.array([devices(c) for c in every])
+        best = times.max(axis=1).min()
+        assert devices(counts).max() == pytest.approx(best)
+        as_good = times[times.max(axis=1) <= best * (1 + 1e-9)]
+        least = np.where(as_good > 0, as_good, np.inf).min(axis=1).max()
+        active = devices(counts)[counts > 0]
+        assert active.min() == pytest.approx(least) or effect(active) < 0.05
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_fine_tuning_moves_as_many_as_it_takes(step: int) -> None:
+    """The paper's lines 12–13 would change the global batch where `step` is odd."""
+    loop = Loop(LbbAllocator(step=step), line(1.0, 1.0, 1.2), 300)
+    assert loop.run() == [100 + step, 100, 100 - step]
+    assert loop.run() == [100 + step, 100 + step, 100 - 2 * step]
+
+
+def test_small_effects_change_nothing() -> None:
+    loop = Loop(LbbAllocator(), line(1.0, 1.0, 1.04), 300)
+    assert loop.run() == [100, 100, 100]
+    loop.line = line(1.0, 1.0, 1.06)
+    assert loop.run() == [101, 100, 99]
+
+
+def test_fine_tuning_stops_where_whole_samples_cannot_do_better() -> None:
+    loop = Loop(LbbAllocator(), line(1.0, 1.0), 9)
+    assert loop.counts == [5, 4]
+    assert [loop.run() for _ in range(4)] == [[5, 4]] * 4
+
+
+def test_after_a_rapid_tuning_there_is_only_fine_tuning_for_a_while() -> None:
+    loop = Loop(LbbAllocator(window_steps=6), line(1.0, 1.0, 3.0), 700)
+    assert loop.run() == [300, 300, 100]
+    loop.line = line(3.0, 1.0, 3.0)
+    assert [loop.run()[0] for _ in range(5)] == [299, 298, 297, 296, 295]
+    assert loop.run() == [140, 420, 140]
+
+
+def test_steps_of_earlier_counts_are_not_looked_at() -> None:
+    """What was on its way while the counts changed: a planner sees steps late."""
+    loop = Loop(LbbAllocator(window_steps=0), line(1.0, 3.0), 100)
+    loop.training.step = 3
+    assert loop.call(told([np.array([50.0, 150.0])], [50, 50])) == [75, 25]
+    assert loop.call(told([np.array([50.0, 50.0])] * 2, [50, 50], first=1)) == [75, 25]
+
+
+def test_other_counts_than_those_in_force_are_put_in_proportion() -> None:
+    """An epoch's last step, or coasted ones."""
+    loop = Loop(LbbAllocator(), line(1.0, 1.0), 100)
+    loop.training.step += 1
+    assert loop.call(told([np.array([10.0, 30.0])], [10, 30])) == [50, 50]
+
+
+def test_goes_on_from_what_ran_before() -> None:
+    training = Cluster(np.ones(3_000), np.array([1e-3, 1e-3, 4e-3]), np.zeros(3), 90)
+    for _ in range(6):
+        training.run(policies.make("dynamic-batching"))
+    policy = policies.make("lbb")
+    counts = training.run(policy).batches.counts[0]
+    assert counts == pytest.approx([40, 40, 10], abs=4)
+
+
+def test_limits_hold() -> None:
+    loop = Loop(LbbAllocator(), line(1.0, 1.0, 3.0), 700, limits=np.array([250, 700, 700]))
+    assert loop.counts == pytest.approx([233, 233, 233], abs=1)
+    assert loop.run() == pytest.approx([250, 337, 113], abs=1)
+    for _ in range(20):
+        assert loop.run()[0] <= 250
+
+
+def test_a_worker_left_out_is_tried_again() -> None:
+    allocator = LbbAllocator(retry_steps=20, window_steps=2)
+    slow, recovered = line(1.0, 1.0, 99.0), line(1.0, 1.0, 1.0)
+    loop = Loop(allocator, slow, 12)
+    assert loop.run() == [6, 6, 0]
+    left = [loop.run() for _ in range(19)]
+    assert left == [[6, 6, 0]] * 19
+    assert loop.run() == [5, 6, 1]  # as slow as ever:
+    assert loop.run()[2] == 0
+    loop.line = recovered
+    for _ in range(19):
+        loop.run()
+    assert loop.counts[2] == 0
+    assert loop.run()[2] == 1
+    for _ in range(6):
+        loop.run()
+    assert loop.counts == [4, 4, 4]
+
+
+def test_follows_disturbances() -> None:
+    """Fig. 7: a GPU's steps take 50 ms longer for a while; SE rises, and falls within few steps."""
+    slow = Slowdown(ranks=[2], factor=1.5, first_step=40, steps=60)
+    devices = Emulation(a_s=SLOPE.tolist(), b_s=FIXED.tolist(), slowdowns=[slow], noise=0.01)
+    ran = simulate(policies.make("lbb"), devices, np.ones(5_120), 512, 160, profiles=PROFILES)
+    assert ran.effect(30, 40) < 0.1
+    assert ran.effect(40, 43) > 0.3
+    assert ran.effect(50, 100) < 0.1
+    assert ran.effect(100, 103) > 0.3
+    assert ran.effect(115, 160) < 0.1
+    still = simulate(
+        policies.make("static-batching", {"capacity": ran.counts[0].tolist()}),
+        devices,
+        np.ones(5_120),
+        512,
+        160,
+    )
+    assert ran.step_s.sum() < 0.95 * still.step_s.sum()
