@@ -248,6 +248,7 @@ class Leader:
             epoch_end=self._epoch.over_with(self._epoch.left - len(indices) // 4),
             shares=shares,
             plan_s=time.perf_counter() - started,
+            threads=list(last.threads) if last is not None else [],
         )
 
     def _adopt(self, segment: Segment) -> None:

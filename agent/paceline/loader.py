@@ -66,7 +66,7 @@ class Loader:
             return
         self._steps.clear()
         ran_out = False
-        longer_s = session.emulated_loading_s()
+        longer_s = session.emulated_loading_s
         try:
             batches = iter(self._loader)
             while True:

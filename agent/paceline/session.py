@@ -7,26 +7,25 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
-import psutil
 import torch
 from torch import nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from paceline import __version__, ddp
-from paceline.cost import Features
-from paceline.emulation import Emulation
+from paceline.checkpoint import Position
+from paceline.device import Device, memory_gauge, name_of
 from paceline.environment import Environment
 from paceline.errors import PacelineError
 from paceline.leader import Control, Leader
 from paceline.loader import Loader
 from paceline.meeting import meet
 from paceline.plan import Plan, Step, left_key
+from paceline.profile import Profile, gather, limits_of, measure, shared_moments, spread_limits
 from paceline.sizes import Sizes, resolve
 from paceline.spool import Spool
 from paceline.telemetry import Emitter, Reporter
@@ -56,15 +55,6 @@ class Batch:
         return self.samples == 0
 
 
-@dataclass(frozen=True)
-class _Start:
-    """Where training begins: at zero, or where a checkpoint was taken."""
-
-    epoch: int = 0
-    step: int = 0
-    used: npt.NDArray[np.int64] | None = None  # samples of that epoch, on rank 0
-
-
 class Session:
     """Plans the batches of data-parallel training, weighs gradients accordingly and reports times.
 
@@ -80,6 +70,8 @@ class Session:
         drop_last: leave out an epoch's incomplete last step.
         loss_mean: what your loss is a mean over: "samples", or "size" units (frames, tokens).
         coast_steps: steps that rank 0 plans at once where no control plane does, 1 … 4.
+        limits: the most samples that fit into a rank's memory, of each rank, or one number for all;
+            policies that choose batch sizes keep to them. None: as `profile` finds.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -96,30 +88,31 @@ class Session:
         drop_last: bool = False,
         loss_mean: str = "samples",
         coast_steps: int = 2,
+        limits: int | Sequence[int] | None = None,
     ) -> None:
         samples = length(dataset)
         self._terms = Terms(samples, global_batch, seed, drop_last, loss_mean, coast_steps)
         self._environment = Environment.read(os.environ)
-        meeting = meet(asdict(self._terms), lambda: resolve(sizes, dataset))
+        given = {"limits": [limits] if isinstance(limits, int) else list(limits or [])}
+        meeting = meet(asdict(self._terms) | given, lambda: resolve(sizes, dataset))
         self.rank, self.world, self.filler = meeting.rank, meeting.world, meeting.filler
         self._sizes = meeting.sizes  # on rank 0
         self._store: Store | None = meeting.store
         self._dataset = dataset
-        self._emulation: Emulation | None = None
-        if self._environment.emulate is not None:
-            self._emulation = Emulation.parse(self._environment.emulate, self.world)
-            if self.rank == 0:
-                logger.warning("device speeds are emulated: %s", self._environment.emulate)
+        self._computing = Device(self._environment.emulate, self.rank, self.world)
+        self._profiles: list[Profile] = []
+        self._given_limits = spread_limits(given["limits"], self.world)
+        self._limits = limits_of(self._given_limits, [], global_batch)
 
         self._now = ddp.Now(self.world)
         self._models: list[ddp.WeightedDDP] = []
         self._clock: Clock = CpuClock()
         self._device = torch.device("cpu")
-        # Not the loader itself: in a reference cycle its worker processes would be ended late, by
-        # garbage collection, which may run in a fork and hang there.
+        # Not the loader itself: in a cycle its processes would be ended late, by garbage
+        # collection, which may run in a fork and hang there.
         self._has_loader = False
 
-        self._start = _Start()
+        self._start = Position()
         self._plan: Plan | None = None  # from the first iteration on, and so are:
         self._leader: Leader | None = None  # on rank 0
         self._control: Control | None = None  # on rank 0, with a bus
@@ -178,6 +171,39 @@ class Session:
         self._models.append(wrapped)
         return wrapped
 
+    def profile(self, run_batch: Callable[[int], object], *, most: int | None = None) -> Profile:
+        """Measures what batches of 2, 4, 8, … samples take on this rank, until memory runs out.
+
+        LBB's profiling phase (Alg. 1), for policies that choose batch sizes. Call it once on every
+        rank, before the first epoch. Wrapped models do not reduce gradients, and end without any.
+
+        Args:
+            run_batch: runs forward and backward on made-up data, of so many samples; steps no
+                optimiser.
+            most: samples at most; None: the global batch, more than a rank ever gets.
+
+        Raises:
+            PacelineError: training has begun; nothing fits into memory, or not a global batch into
+                all ranks'; or it failed on another rank, which the message names.
+            whatever `run_batch` raises, unless it tells that memory ran out.
+        """
+        if self._plan is not None or self._profiles:
+            raise PacelineError("profile: once, and before the loader's first iteration")
+        self._refuse_closed()
+        assert self._store is not None
+        batch = self._terms.global_batch
+        most = batch if most is None else whole("most", most, 1)
+        with contextlib.ExitStack() as local:
+            for model in self._models:
+                local.enter_context(model.no_sync())
+            hold = self._computing.trial(self.step + 1, shared_moments(self._store, self._sizes))
+            trial = partial(measure, run_batch, most, hold)
+            self._profiles = gather(self._store, self.rank, self.world, trial)
+        for model in self._models:
+            model.zero_grad()
+        self._limits = limits_of(self._given_limits, self._profiles, batch)
+        return self._profiles[self.rank]
+
     def epochs(self, total: int) -> Iterator[int]:
         """Numbers of the epochs left of `total`: fewer after a checkpoint, none after a stop.
 
@@ -234,15 +260,15 @@ class Session:
         The batch in hand counts as used. Only rank 0 knows what the others used: save rank 0's.
         """
         self._refuse_closed()
-        state: dict[str, Any] = {"samples": self._terms.samples, "rank": self.rank}
         # A stop leaves an epoch in its middle: what is left of it is for whoever goes on from here.
         if self._in_epoch or self.stopped:
             used = self._leader.used(self.step) if self._leader is not None else None
-            return state | {"epoch": self.epoch, "step": self.step + 1, "used": _tensor(used)}
-        if self._plan is None:
-            start = self._start
-            return state | {"epoch": start.epoch, "step": start.step, "used": _tensor(start.used)}
-        return state | {"epoch": self._next_epoch, "step": self.step + 1, "used": _tensor(None)}
+            at = Position(self.epoch, self.step + 1, used)
+        elif self._plan is None:
+            at = self._start
+        else:
+            at = Position(self._next_epoch, self.step + 1)
+        return at.as_state(self._terms.samples, self.rank)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Goes on where `state_dict` was taken, on every rank, also if their number is another.
@@ -253,23 +279,12 @@ class Session:
         """
         if self._plan is not None:
             raise PacelineError("load the session's state before the loader's first iteration")
-        if state["samples"] != self._terms.samples:
-            raise ValueError(
-                f"the checkpoint is of a data set of {state['samples']} samples, "
-                f"this one has {self._terms.samples}: give the Session the same data"
-            )
-        if state["rank"] != 0:
-            raise ValueError(
-                f"the checkpoint's session state is rank {state['rank']}'s: save rank 0's"
-            )
-        used = state["used"].numpy().astype(np.int64)
-        self._next_epoch = self.epoch = state["epoch"]
-        self.step = state["step"] - 1
-        self._skip_epoch = self._terms.epoch_over(self._terms.samples - len(used))
-        if self._skip_epoch:
-            self._start = _Start(state["epoch"] + 1, state["step"])
-        else:
-            self._start = _Start(state["epoch"], state["step"], used)
+        at = Position.of_state(state, self._terms.samples)
+        assert at.used is not None
+        self._next_epoch = self.epoch = at.epoch
+        self.step = at.step - 1
+        self._skip_epoch = self._terms.epoch_over(self._terms.samples - len(at.used))
+        self._start = Position(at.epoch + 1, at.step) if self._skip_epoch else at
 
     def close(self) -> None:
         """Ends the background threads, delivering what they hold, in a few seconds at most.
@@ -333,28 +348,16 @@ class Session:
     def begin_step(self, plan: Step, data_s: float) -> None:
         """A batch is loaded and goes to the loop's body."""
         self._finish_step()
-        hold_s = self._emulated_s(plan)
+        hold_s = self._computing.begin(plan)
         self.step = plan.step
         if self._leader is not None:
             self._leader.reached(plan.step)
         self._now.step = RunningStep(plan, self._clock, data_s, hold_s)
 
-    def _emulated_s(self, plan: Step) -> float | None:
-        """How long the step's computing shall take; sets the CPU threads that the plan wants."""
-        emulation = self._emulation
-        real = emulation is None or emulation.serial == 1
-        if real and plan.threads not in (0, torch.get_num_threads()):
-            torch.set_num_threads(plan.threads)
-        if emulation is None or not plan.samples:
-            return None
-        mine = (plan.samples, plan.load, plan.squares, plan.longest)
-        of = Features(*(np.full(self.world, value) for value in mine))
-        return float(emulation.compute_s(plan.step, of, plan.threads)[self.rank])
-
+    @property
     def emulated_loading_s(self) -> float:
         """How much longer loading a batch shall take."""
-        emulation = self._emulation
-        return emulation.data_s[self.rank] if emulation is not None and emulation.data_s else 0.0
+        return self._computing.loading_s
 
     def end_body(self) -> None:
         """The loop's body is through with the batch."""
@@ -401,19 +404,11 @@ class Session:
         return Plan(store, self.rank, self._leader)
 
     def _make_emitter(self, run: str) -> Emitter:
-        environment, device = self._environment, self._device
+        environment, spool = self._environment, None
         name = f"attempt{environment.attempt}-rank{self.rank}"
-        spool = None
         if environment.spool is not None:
             spool = Spool(environment.spool, name, environment.spool_bytes)
-        process = psutil.Process()
-
-        def memory() -> int:
-            if device.type == "cuda":
-                return int(torch.cuda.max_memory_allocated(device))
-            return int(process.memory_info().rss)
-
-        return Emitter(run, environment.bus, spool, memory)
+        return Emitter(run, environment.bus, spool, memory_gauge(self._device))
 
     def _make_leader(self, store: Store) -> Leader:
         assert self._sizes is not None
@@ -434,7 +429,6 @@ class Session:
     def _hello(self, lookahead: int) -> Hello:
         terms, start = self._terms, self._start
         assert self._sizes is not None
-        cuda = self._device.type == "cuda"
         return Hello(
             attempt=self._environment.attempt,
             world=self.world,
@@ -448,14 +442,11 @@ class Session:
             started_at=time.time(),
             paceline=__version__,
             torch=str(torch.__version__),
-            device=torch.cuda.get_device_name(self._device) if cuda else "cpu",
+            device=name_of(self._device),
             epoch=start.epoch,
             step=start.step,
             used=b"" if start.used is None else start.used.astype("<u4").tobytes(),
-            emulated=self._emulation.as_dict() if self._emulation is not None else None,
+            emulated=self._computing.emulated,
+            profiles=[profile.times for profile in self._profiles],
+            limits=self._limits,
         )
-
-
-def _tensor(used: npt.NDArray[np.int64] | None) -> torch.Tensor:
-    """A tensor: checkpoints with it load under ``torch.load(weights_only=True)``."""
-    return torch.from_numpy(np.empty(0, np.int64) if used is None else used)

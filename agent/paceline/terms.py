@@ -54,8 +54,8 @@ def epoch_over(left: int, global_batch: int, drop_last: bool) -> bool:
     return left == 0 or (drop_last and left < global_batch)
 
 
-def whole(name: str, value: Any, least: int) -> None:
-    """Refuses what is not a whole number ≥ `least`.
+def whole(name: str, value: Any, least: int) -> int:
+    """The value, refusing what is not a whole number ≥ `least`.
 
     Raises:
         TypeError, ValueError: the message names it.
@@ -64,6 +64,7 @@ def whole(name: str, value: Any, least: int) -> None:
         raise TypeError(f"{name} is {value!r}: it must be a whole number")
     if value < least:
         raise ValueError(f"{name} is {value}: it must be at least {least}")
+    return value
 
 
 def length(dataset: Sized) -> int:

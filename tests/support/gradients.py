@@ -118,7 +118,18 @@ def weight(parts: list[list[Sample]], rank: int, loss_mean: str) -> float:
 def running(parts: list[list[Sample]], rank: int, loss_mean: str = "samples") -> RunningStep:
     """The step in which each rank gets its part."""
     count = len(parts[rank])
-    plan = Step(0, 0, 0, list(range(count)), 0.0, weight(parts, rank, loss_mean), None)
+    plan = Step(
+        epoch=0,
+        step=0,
+        segment=0,
+        indices=list(range(count)),
+        load=0.0,
+        squares=0.0,
+        longest=0.0,
+        weight=weight(parts, rank, loss_mean),
+        ett_s=None,
+        threads=0,
+    )
     return RunningStep(plan, CpuClock(), 0.0, None)
 
 

@@ -1,0 +1,48 @@
+"""Where training is, as it lies in a checkpoint."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+
+@dataclass(frozen=True)
+class Position:
+    """Where training begins, or is: at zero, or in or after some epoch."""
+
+    epoch: int = 0
+    step: int = 0  # the next one
+    used: npt.NDArray[np.int64] | None = None  # samples of that epoch, on rank 0
+
+    def as_state(self, samples: int, rank: int) -> dict[str, Any]:
+        """As values that ``torch.load(weights_only=True)`` takes."""
+        used = np.empty(0, np.int64) if self.used is None else self.used
+        return {
+            "samples": samples,
+            "rank": rank,
+            "epoch": self.epoch,
+            "step": self.step,
+            "used": torch.from_numpy(used),
+        }
+
+    @staticmethod
+    def of_state(state: dict[str, Any], samples: int) -> Position:
+        """From what `as_state` gave.
+
+        Raises:
+            ValueError: the state is of other data than these samples, or not rank 0's.
+        """
+        if state["samples"] != samples:
+            raise ValueError(
+                f"the checkpoint is of a data set of {state['samples']} samples, "
+                f"this one has {samples}: give the Session the same data"
+            )
+        if state["rank"] != 0:
+            raise ValueError(
+                f"the checkpoint's session state is rank {state['rank']}'s: save rank 0's"
+            )
+        return Position(state["epoch"], state["step"], state["used"].numpy().astype(np.int64))

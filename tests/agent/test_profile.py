@@ -1,0 +1,181 @@
+"""The profiling phase: what it measures, where memory ends, and what the control plane hears."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from paceline.device import Device
+from paceline.errors import PacelineError
+from paceline.plan import Step
+from paceline.profile import Profile, limits_of, measure, spread_limits
+from support import profiling
+from support.ranks import RankError, Ranks
+
+
+def at_once(samples: int, began: float) -> None:
+    """A real device: nothing to wait for."""
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"),
+    [(1, [1]), (2, [2]), (3, [2, 3]), (8, [2, 4, 8]), (20, [2, 4, 8, 16, 20])],
+)
+def test_batches_double_up_to_the_most(most: int, sizes: list[int]) -> None:
+    seen: list[int] = []
+    profile = measure(seen.append, most, at_once)
+    assert [samples for samples, _ in profile.times] == sizes
+    assert seen == [sizes[0]] + [n for n in sizes for _ in range(3)]  # one to warm up
+    assert profile.limit is None
+
+
+def test_the_median_of_three_counts() -> None:
+    """One disturbed timing of each size does not."""
+    held: list[int] = []
+
+    def hold(samples: int, began: float) -> None:
+        held.append(samples)
+        disturbed = len(held) % 3 == 2
+        time.sleep(0.2 if disturbed else 0.001 * samples)
+
+    profile = measure(lambda samples: None, 16, hold)
+    assert all(seconds < 0.15 for _, seconds in profile.times)
+    assert all(seconds >= 0.001 * samples for samples, seconds in profile.times)
+
+
+def gigantic(samples: int) -> None:
+    torch.empty(2**58, dtype=torch.uint8)
+
+
+def lists(samples: int) -> None:
+    raise MemoryError
+
+
+def accelerator(samples: int) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.parametrize("allocate", [gigantic, lists, accelerator])
+def test_memory_ends_it(allocate: object) -> None:
+    """PyTorch's CPU allocator, Python's own, an accelerator's."""
+
+    def run_batch(samples: int) -> None:
+        if samples > 8:
+            assert callable(allocate)
+            allocate(samples)
+
+    profile = measure(run_batch, 64, at_once)
+    assert profile.limit == 8
+    assert [samples for samples, _ in profile.times] == [2, 4, 8]
+    with pytest.raises(PacelineError, match="at the first batch, of 2 samples"):
+        measure(gigantic, 64, at_once)
+
+
+def test_another_error_is_the_user_s() -> None:
+    def run_batch(samples: int) -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        measure(run_batch, 64, at_once)
+
+
+def test_limits() -> None:
+    met, unmet = Profile([(2, 0.1)], limit=8), Profile([(2, 0.1)])
+    assert limits_of([], [], 20) == []
+    assert limits_of([], [unmet, unmet], 20) == []
+    assert limits_of([], [met, unmet], 20) == [8, 20]
+    assert limits_of([30, 5], [met, unmet], 10) == [8, 5]
+    assert limits_of(spread_limits([16], 2), [], 20) == [16, 16]
+    with pytest.raises(PacelineError, match=r"\[8, 8\] samples fit .* global batch of 20"):
+        limits_of([], [met, met], 20)
+    with pytest.raises(ValueError, match="each of 3 ranks"):
+        spread_limits([1, 2], 3)
+    with pytest.raises(ValueError, match="limits is -1"):
+        spread_limits([-1], 3)
+
+
+def step(threads: int, samples: int = 4) -> Step:
+    return Step(0, 3, 0, list(range(samples)), 40.0, 400.0, 10.0, 1.0, None, threads)
+
+
+@pytest.fixture
+def own_threads() -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield 1
+    torch.set_num_threads(before)
+
+
+def test_threads_are_the_plan_s_and_then_the_script_s_again(own_threads: int) -> None:
+    device = Device(None, 0, 1)
+    seen = []
+    for wanted in (0, 2, 3, 0, 0, 2):
+        assert device.begin(step(wanted)) is None
+        seen.append(torch.get_num_threads())
+    assert seen == [own_threads, 2, 3, own_threads, own_threads, 2]
+
+
+def test_threads_of_an_emulated_device_shorten_its_time_alone(own_threads: int) -> None:
+    device = Device('{"a_s": [0.1], "b_s": [1], "serial": 0.5}', 0, 1)
+    assert device.begin(step(threads=0)) == pytest.approx(5.0)
+    assert device.begin(step(threads=4)) == pytest.approx(0.1 * 40 * 0.625 + 1)
+    assert device.begin(step(threads=4, samples=0)) is None
+    assert torch.get_num_threads() == own_threads
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    pool = Ranks(2)
+    yield pool
+    pool.stop()
+
+
+@pytest.mark.ranks
+def test_profiles_reach_the_control_plane(ranks: Ranks) -> None:
+    """Emulated devices hold, one rank's memory ends, and training goes on as without."""
+    # λ is 2 in the mean, λ² 14/3: 2 samples take 2·(2 + 0.5·14/3)·a + 2·c + b.
+    emulate = (
+        '{"a_s": [0.001, 0.003], "b_s": [0.005, 0], "c_s": [0, 0.001], "cost": {"kappa": 0.5}}'
+    )
+    every = ranks.run(profiling.train, 8, env={"PACELINE_EMULATE": emulate, "PACELINE_RUN": "r"})
+    for rank, (profile, hello, _, _) in enumerate(every):
+        a, b, c = [(0.001, 0.005, 0.0), (0.003, 0.0, 0.001)][rank]
+        assert [samples for samples, _ in profile.times] == (
+            [2, 4, 8, 12] if rank == 0 else [2, 4, 8]
+        )
+        for samples, seconds in profile.times:
+            assert seconds >= samples * ((2 + 0.5 * 14 / 3) * a + c) + b
+        assert profile.limit == (None if rank == 0 else 8)
+        if rank == 0:
+            assert hello.limits == [12, 8]
+            assert hello.profiles[0] == profile.times
+    assert every[0][1].profiles[1] == every[1][0].times
+    plain = ranks.run(profiling.train, None)
+    for (_, _, after, seen), (_, _, want, also) in zip(every, plain, strict=True):
+        assert seen == also
+        torch.testing.assert_close(after, want)
+
+
+@pytest.mark.ranks
+def test_a_failure_is_told_on_every_rank(ranks: Ranks) -> None:
+    said = ranks.run(profiling.fail_on, 1)
+    assert said == [
+        "PacelineError: profile: on rank 1: KeyError: 'no such layer'",
+        "KeyError: 'no such layer'",
+    ]
+
+
+@pytest.mark.ranks
+def test_only_before_training_and_only_once(ranks: Ranks) -> None:
+    for said in ranks.run(profiling.too_late):
+        assert said == ["profile: once, and before the loader's first iteration"] * 2
+
+
+@pytest.mark.ranks
+def test_limits_must_hold_a_global_batch(ranks: Ranks) -> None:
+    with pytest.raises(RankError, match=r"\[4, 4\] samples fit into the ranks' memory"):
+        ranks.run(profiling.limited, 4)
+    assert ranks.run(profiling.limited, [4, 8]) == [[4, 8], [4, 8]]

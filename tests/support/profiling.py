@@ -1,0 +1,82 @@
+"""Cases for ranks: the profiling phase, and training after it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.nn.functional import mse_loss
+
+from paceline.profile import Profile
+from paceline.wire import Hello
+from support.sessions import WIDTH, network, parameters, session
+
+Answer = tuple[Profile | None, Hello, torch.Tensor, list[list[int]]]
+
+
+def train(fits_on_rank_1: int | None) -> Answer:
+    """One epoch after a profiling phase, or None: without; the profile, Hello, parameters, samples.
+
+    Args:
+        fits_on_rank_1: samples; None: no profiling phase.
+    """
+    with session(24, {"global_batch": 12}) as run:
+        model: Any = run.wrap(network())
+
+        def run_batch(samples: int) -> None:
+            model(torch.randn(samples, WIDTH)).sum().backward()
+            if run.rank == 1 and fits_on_rank_1 is not None and samples > fits_on_rank_1:
+                raise MemoryError
+
+        profile = None if fits_on_rank_1 is None else run.profile(run_batch)
+        assert all(p.grad is None for p in model.parameters())
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        seen = []
+        for indices, x, y in run.loader():
+            optimizer.zero_grad()
+            mse_loss(model(x), y).backward()
+            optimizer.step()
+            seen.append(indices.tolist())
+        hello = run._hello(0) if run.rank == 0 else None
+        return profile, hello, parameters(model), seen  # type: ignore[return-value]
+
+
+def fail_on(rank: int) -> str:
+    """What each rank raises when the callable raises on one."""
+    with session(24, {"global_batch": 12}) as run:
+
+        def run_batch(samples: int) -> None:
+            if run.rank == rank and samples > 4:
+                raise KeyError("no such layer")
+
+        try:
+            run.profile(run_batch)
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def too_late() -> list[str]:
+    """What a second call says, and one in the loop."""
+    said = []
+
+    def again(run: Any) -> None:
+        try:
+            run.profile(lambda samples: None)
+        except RuntimeError as error:
+            said.append(str(error))
+
+    with session(24, {"global_batch": 12}) as run:
+        run.profile(lambda samples: None)
+        again(run)
+    with session(24, {"global_batch": 12}) as run:
+        for _ in run.loader():
+            again(run)
+            break
+    return said
+
+
+def limited(limits: Any) -> list[int]:
+    """The limits of a session that is told them."""
+    with session(24, {"global_batch": 12, "limits": limits}) as run:
+        return run._limits
