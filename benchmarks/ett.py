@@ -114,7 +114,7 @@ def real(stack: Stack, policy: str, at: int, steps: int) -> Run:
         if time.monotonic() > deadline or now["state"] == "failed":
             raise RuntimeError(f"run {run} is {now['state']} at {now['step']}: {now['message']}")
         time.sleep(0.2)
-    rows = stack.api("GET", f"/runs/{run}/worker-steps?from=0&to={steps - 1}&points=10000")
+    rows = stack.api("GET", f"/runs/{run}/worker-steps?from=0&to={steps - 1}&points=5000")
     stack.api("POST", f"/runs/{run}/stop", {"force": True})
     table = {
         name: np.array(rows[name], np.float64).T

@@ -37,11 +37,13 @@ _SHARE = 0.25  # how much of a step's time may well be c·n, and b: the prior's 
 _LEAST = 1e-3  # share of the time that load must explain
 _FAST = 0.2  # weight of the newest in the mean of residuals, which tells a drift,
 _DRIFT = 2.0  # and of its standard deviations: from so many on
-_CAP = 0.3  # residual that a row counts with at most when costs are compared
+_ROUND = 1e-10  # relative to the terms of a difference: less is rounding
+_CAP = 0.3  # residual that a row counts with at most when costs are compared,
+_BLIND = 8  # a rank's first rows not at all: what they are off tells little of the cost
 
 _RANKS = 16  # whose rows decide what a batch costs: the same model on all
 _CURVES = 2.0 ** np.arange(-3, 7)  # κ to try, over one by the typical long size
-_FINER = 2.0 ** (0.5 ** np.arange(1, 6))  # and then around the best of them
+_FINER = (2.0 ** (0.5 ** np.arange(1, 6))).tolist()  # and then around the best of them
 _MARGIN = 12.0  # what a cost other than the sum must gain in log-likelihood, and κ as much again
 _EXACT = 0.003  # residuals so small tell nothing
 
@@ -102,23 +104,22 @@ def _choose(rows: Feedback, window: int) -> Cost:
 
     def score(cost: Cost) -> float:
         loss, count, unlikely = _fit(part, cost, window)[1].sum(axis=0)
-        likelihood = 0.5 * count * math.log(loss / max(count, 1) + _EXACT**2)
-        return float(
-            likelihood + unlikely + _MARGIN * ((cost.padded != expected) + (cost.kappa > 0))
-        )
+        score = 0.5 * count * math.log(loss / max(count, 1) + _EXACT**2) + unlikely
+        if cost.padded != expected:
+            score += _MARGIN
+        if cost.kappa > 0:
+            score += _MARGIN + 0.5 * math.log(cost.kappa * typical) ** 2
+        return float(score)
 
-    tried = {}
-    for padded in (False, True):
-        for kappa in (0.0, *(_CURVES / typical)):
-            cost = Cost(float(kappa), padded)
-            tried[cost.padded, cost.kappa] = score(cost)
-    best = min(tried, key=lambda key: tried[key])
-    for step in _FINER if best[1] > 0 else ():
-        for factor in (step, 1 / step):
-            key = (best[0], best[1] * factor)
-            tried[key] = score(Cost(key[1], key[0]))
-        best = min(tried, key=lambda key: tried[key])
-    return Cost(best[1], best[0])
+    costs = [Cost(k, p) for p in (False, True) for k in (0.0, *(_CURVES / typical).tolist())]
+    tried = {cost: score(cost) for cost in costs}
+    best = min(tried, key=lambda cost: tried[cost])
+    for factor in _FINER if best.kappa > 0 else ():
+        for kappa in (best.kappa * factor, best.kappa / factor):
+            near = Cost(kappa, best.padded)
+            tried[near] = score(near)
+        best = min(tried, key=lambda cost: tried[cost])
+    return best
 
 
 def _grouped(samples: Ints, load: Floats, squares: Floats) -> bool:
@@ -157,7 +158,8 @@ def _fit_ranks(
                 mean_u += (load[first, rank] - mean_u) / count
                 mean_v += (samples[first, rank] - mean_v) / count
         g[:], h[:], beta[:], usual[:] = 0.0, 0.0, 0.0, 0.0
-        squares, seen, loss, recent, drift, held = 0.0, 0, 0.0, 0.0, 0.0, 0.0
+        squares, seen, recent, drift, held = 0.0, 0, 0.0, 0.0, 0.0
+        loss, judged = 0.0, 0
         for step in range(first, steps):
             if min(load[step, rank], samples[step, rank], compute_s[step, rank]) <= 0:
                 continue
@@ -167,7 +169,9 @@ def _fit_ranks(
                 beta[0] = time_s / u
             variance = (_NOISE**2 * _BELIEF + squares) / (_BELIEF + seen)
             off = math.log(time_s / (beta[0] * u + beta[1] * v + beta[2])) - drift
-            loss += min(off * off, _CAP**2)
+            if seen >= _BLIND:
+                loss += min(off * off, _CAP**2)
+                judged += 1
             if abs(off) <= max(_CHANGED, _WILD * math.sqrt(variance)):
                 squares += off * off
             elif seen == 1 or off * held > 0:  # a first step is often slow: the second is believed
@@ -194,7 +198,7 @@ def _fit_ranks(
             fits[rank, 1] = beta[1] / mean_v
             fits[rank, 2] = beta[2]
             losses[rank, 0] = loss
-            losses[rank, 1] = count
+            losses[rank, 1] = judged
             shares = (beta[1] ** 2 + beta[2] ** 2) / (beta[0] + beta[1] + beta[2]) ** 2
             losses[rank, 2] = 0.5 * shares / _SHARE**2
 
@@ -234,23 +238,24 @@ def _scale(g: Floats, h: Floats, usual: Floats, beta: Floats, factor: float) -> 
 def _solve(g: Floats, h: Floats, ridge: float, usual: Floats, beta: Floats) -> None:
     """The least squares with c, b ≥ 0 and a ridge to the usual ones, as shares of a step's time."""
     aa, ac, ab = g[0, 0], g[0, 1], g[0, 2]
+    if aa <= 0:  # too small for a float: what was known will do
+        return
     ridge /= (beta[0] + beta[1] + beta[2]) ** 2
-    # With a eliminated, which is free.
-    cc, cb, bb = (
-        g[1, 1] + ridge - ac * ac / aa,
-        g[1, 2] - ac * ab / aa,
-        g[2, 2] + ridge - ab * ab / aa,
-    )
+    # With a, which is free, eliminated.
+    cc, cb, bb = g[1, 1] + ridge, g[1, 2] - ac * ab / aa, g[2, 2] + ridge
+    left_c, left_b = cc - ac * ac / aa, bb - ab * ab / aa
     hc = h[1] + ridge * usual[1] - ac * h[0] / aa
     hb = h[2] + ridge * usual[2] - ab * h[0] / aa
-    det = cc * bb - cb * cb
-    c, b = (hc * bb - hb * cb) / det, (hb * cc - hc * cb) / det
-    if c < 0 or b < 0:  # the better of the two edges
-        c, b = max(hc / cc, 0.0), max(hb / bb, 0.0)
-        if hc * c > hb * b:
-            b = 0.0
-        else:
-            c = 0.0
+    det = left_c * left_b - cb * cb
+    c, b = 0.0, 0.0
+    if left_c > _ROUND * cc and left_b > _ROUND * bb and det > _ROUND * left_c * left_b:
+        c, b = (hc * left_b - hb * cb) / det, (hb * left_c - hc * cb) / det
+        if c < 0 or b < 0:  # the better of the two edges
+            c, b = max(hc / left_c, 0.0), max(hb / left_b, 0.0)
+            if hc * c > hb * b:
+                b = 0.0
+            else:
+                c = 0.0
     a = (h[0] - ac * c - ab * b) / aa
     if a <= _LEAST * (c + b):
         a, c, b = h[0] / aa, 0.0, 0.0

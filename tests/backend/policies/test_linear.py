@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass, replace
+
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
-from paceline.cost import Features
+from paceline.cost import SUM, Cost, Features, features
 from paceline_backend.policies import Feedback, Models
 from paceline_backend.policies.linear import LinearPredictor, PerSamplePredictor
 
@@ -165,3 +171,190 @@ def test_window_forgets() -> None:
     compute_s = np.where(np.arange(40) < 32, 9.0, 1.0) * load
     models = PerSamplePredictor(window=8).fit(feedback(load, compute_s), world=1)
     assert models.a[0] == pytest.approx(1.0)
+
+
+@dataclass
+class Cluster:
+    """What eight ranks of different speeds did: batches and times, [steps, W]."""
+
+    batches: Features
+    compute_s: Floats
+
+    def told(self, first: int, last: int) -> Feedback:
+        """Feedback of steps [first, last)."""
+        batches, compute_s = self.at(slice(first, last)), self.compute_s[first:last]
+        steps, world = compute_s.shape
+        samples, load, squares, longest = (np.ravel(column) for column in batches)
+        step, rank = np.repeat(np.arange(steps), world), np.tile(np.arange(world), steps)
+        return Feedback(step, rank, samples, load, np.ravel(compute_s), squares, longest)
+
+    def at(self, step: int | slice) -> Features:
+        return Features(*(column[step] for column in self.batches))
+
+    def errors(self, first: int, last: int, cost: str = "sum") -> Floats:
+        """|ETT / T − 1| of steps [first, last), each told all before it, [steps, W]."""
+        found = []
+        for step in range(first, last):
+            told = self.told(max(0, step - 64), step)
+            models = LinearPredictor(cost=cost).fit(told, world=8)
+            found.append(np.abs(models.ett(self.at(step)) / self.compute_s[step] - 1))
+        return np.array(found)
+
+
+def cluster(noise: float, cost: Cost = SUM, steps: int = 100, seed: int = 0) -> Cluster:
+    rng = np.random.default_rng(seed)
+    counts = rng.integers(8, 25, (steps, 8))
+    batches = features(45 * rng.lognormal(-0.125, 0.5, counts.sum()), counts)
+    work = rng.uniform(1e-4, 3e-4, 8) * cost.load(batches)
+    time_s = work + 0.05 * work.mean(axis=0)
+    return Cluster(batches, time_s * (1 + noise * rng.standard_normal((steps, 8))))
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
+def test_steady_forecasts_are_as_good_as_the_noise_lets_them_be(noise: float) -> None:
+    error = cluster(noise).errors(20, 100)
+    assert error.mean() <= noise * math.sqrt(2 / math.pi) * 1.06 + 1e-3
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
+@pytest.mark.parametrize("factor", [3.0, 1.3, 1 / 1.3, 1 / 3])
+def test_lasting_changes_are_noticed_and_no_others(noise: float, factor: float) -> None:
+    """After two steps; the bound asked for is five."""
+    for seed in range(4):
+        made = cluster(noise, seed=seed)
+        made.compute_s[70:, 3] *= factor
+        error = made.errors(70, 90)
+        assert error[:2, 3].mean() > 0.15, "the change was foreseen: the test tests nothing"
+        assert error[5:, 3].mean() <= 1.3 * noise + 1e-3
+        assert np.delete(error, 3, axis=1).mean() <= 0.9 * noise + 1e-3
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
+@pytest.mark.parametrize("at", [63, 62, 40, 5, 0])
+def test_one_outlier_moves_no_forecast_by_3_percent(noise: float, at: int) -> None:
+    made = cluster(noise, steps=65)
+    usual = LinearPredictor().fit(made.told(0, 64), world=8).ett(made.at(64))
+    made.compute_s[at, 3] *= 10
+    got = LinearPredictor().fit(made.told(0, 64), world=8).ett(made.at(64))
+    assert got == pytest.approx(usual, rel=0.03)
+
+
+def test_a_slow_drift_is_followed() -> None:
+    """Half a percent a step: the window's mean would be 15 % behind."""
+    for noise in (0.0, 0.02):
+        made = cluster(noise)
+        made.compute_s[:, 3] *= 1.005 ** np.arange(100)
+        assert made.errors(40, 100)[:, 3].mean() < 0.05
+
+
+def test_periodic_slowdowns_cost_the_steps_in_which_they_come_and_go() -> None:
+    made = cluster(0.02)
+    made.compute_s[np.arange(100) % 20 < 10, 3] *= 2
+    error = made.errors(40, 100)[:, 3]
+    since = np.arange(40, 100) % 10
+    assert error[since >= 2].mean() < 0.04
+    assert error[since < 2].mean() > 0.3
+
+
+def test_a_new_speed_keeps_the_shape_that_was_learned() -> None:
+    """Slower by three, and with a third of the load: b must not be taken for load, nor lost."""
+    rng = np.random.default_rng(5)
+    samples = rng.integers(10, 31, 64)
+    load = samples * rng.uniform(300, 500, 64)
+    time_s = 2e-5 * load + 0.1
+    time_s[-2:] *= 3
+    models = LinearPredictor().fit(feedback(load, time_s, samples), world=1)
+    assert ett(models, 2_500, 7) == pytest.approx(3 * (0.05 + 0.1), rel=0.05)
+
+
+COSTS = [SUM, Cost(padded=True), Cost(kappa=1 / 45), Cost(kappa=1 / 45, padded=True)]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.02, 0.05])
+@pytest.mark.parametrize("cost", COSTS)
+def test_finds_out_what_a_batch_costs_and_keeps_to_it(cost: Cost, noise: float) -> None:
+    made = cluster(noise, cost, steps=150)
+    for step in range(40, 150, 5):
+        found = LinearPredictor(cost="auto").fit(made.told(max(0, step - 64), step), world=8).cost
+        assert found.padded == cost.padded
+        assert found.kappa == pytest.approx(cost.kappa, rel=0.5 if noise else 0.05)
+    assert made.errors(130, 150, "auto").mean() <= 0.9 * noise + 1e-3
+
+
+def test_rows_without_squares_and_maxima_are_sums() -> None:
+    """As they were recorded before there were such columns."""
+    told = cluster(0.0, Cost(padded=True)).told(0, 64)
+    assert LinearPredictor(cost="auto").fit(told, world=8).cost.padded
+    told.longest[8 * 40 :] = 0.0
+    old = replace(told, longest=np.where(told.step < 40, 0.0, told.longest))
+    assert LinearPredictor(cost="auto").fit(old, world=8).cost == SUM
+
+
+def test_padding_is_still_believed_in_once_batches_are_grouped_by_size() -> None:
+    """Then sums and padded sizes are nearly the same, and noise hides which it is."""
+    rng = np.random.default_rng(6)
+    counts = rng.integers(8, 25, (64, 8))
+    middle = np.repeat(45 * rng.lognormal(-0.125, 0.5, (64, 8)).ravel(), counts.ravel())
+    batches = features(middle * rng.uniform(0.995, 1.005, counts.sum()), counts)
+    compute_s = 1e-4 * Cost(padded=True).load(batches) * (1 + 0.05 * rng.standard_normal((64, 8)))
+    told = Cluster(batches, compute_s).told(0, 64)
+    assert LinearPredictor(cost="auto").fit(told, world=8).cost.padded
+
+
+def test_ranks_are_independent_of_each_other() -> None:
+    """Each is fitted as if it were alone, whatever rows the others lack."""
+    told = cluster(0.02).told(0, 64)
+    idle = (told.rank == 2) & (told.step % 3 > 0)
+    told = replace(told, samples=np.where(idle, 0, told.samples))
+    together = LinearPredictor().fit(told, world=8)
+    for rank in range(8):
+        mine = replace(told.of(rank), rank=np.zeros(len(told.of(rank)), np.int64))
+        alone = LinearPredictor().fit(mine, world=1)
+        for name in ("a", "c", "b"):
+            assert getattr(together, name)[rank] == getattr(alone, name)[0]
+
+
+finite = st.one_of(st.just(0.0), st.floats(1e-9, 1e9))
+
+
+@st.composite
+def any_feedback(draw: st.DrawFn) -> Feedback:
+    """Anything that ranks could report, zeros, constants and nonsense included; two ranks."""
+    steps = draw(st.integers(1, 12))
+    shape = (2 * steps,)
+    samples = draw(arrays(np.int64, shape, elements=st.integers(0, 50)))
+    load, compute_s, longest = (
+        draw(arrays(np.float64, shape, elements=finite, fill=finite)) for _ in range(3)
+    )
+    step, rank = np.repeat(np.arange(steps), 2), np.tile(np.arange(2), steps)
+    return Feedback(step, rank, samples, load, compute_s, load * longest, longest)
+
+
+@given(any_feedback(), st.sampled_from(["sum", "padded", "auto"]))
+def test_models_are_finite_and_positive_whatever_comes(told: Feedback, cost: str) -> None:
+    models = LinearPredictor(cost=cost).fit(told, world=2)
+    assert np.isfinite([models.a, models.c, models.b]).all()
+    assert (models.a > 0).all()
+    assert (models.c >= 0).all()
+    assert (models.b >= 0).all()
+    if cost == "sum":
+        assert models.known == all(len(told.of(rank)) for rank in range(2))
+
+
+@given(st.integers(0, 10_000), st.sampled_from(COSTS), st.floats(1e-3, 1e3), st.floats(1e-3, 1e3))
+def test_units_do_not_matter(seed: int, cost: Cost, seconds: float, sizes: float) -> None:
+    told = cluster(0.02, cost, steps=30, seed=seed).told(0, 30)
+    other = replace(
+        told,
+        compute_s=told.compute_s * seconds,
+        load=told.load * sizes,
+        squares=told.squares * sizes**2,
+        longest=told.longest * sizes,
+    )
+    before = LinearPredictor(cost="auto").fit(told, world=8)
+    after = LinearPredictor(cost="auto").fit(other, world=8)
+    assert after.cost.padded == before.cost.padded
+    assert after.cost.kappa == pytest.approx(before.cost.kappa / sizes)
+    assert after.a == pytest.approx(before.a * seconds / sizes)
+    assert after.c == pytest.approx(before.c * seconds, abs=1e-9 * seconds)
+    assert after.b == pytest.approx(before.b * seconds, abs=1e-9 * seconds)
