@@ -314,6 +314,7 @@ def make(parameters: Mapping[str, Any]) -> Policy:
             parameters["most_threads"], parameters["cores"], float(parameters["serial"])
         ),
         balances=False,
+        threads=True,
     )
 
 

@@ -30,7 +30,7 @@ from paceline_backend.whatif.answer import (
     words,
 )
 
-REPLICATES = 8  # simulations of each preset, with other speeds and errors each, at most
+REPLICATES = 4  # simulations of each preset, with other speeds and errors each, at most
 BUDGET_S = 4.0  # of CPU time, after which no further replicate is begun
 
 _SIMULATED = 100  # steps of each that count
@@ -230,6 +230,8 @@ def _once(
     """
     if policy.synchroniser != "allreduce":
         raise _NotSimulatedError(f"its synchroniser, {policy.synchroniser}, is not simulated")
+    if policy.threads and version != state.version:
+        raise _NotSimulatedError("what other CPU threads would do shows in no telemetry")
     assert state.history is not None
     simulation = Simulation(
         state.history.hello, devices, policy, communication=devices.communication_s
@@ -241,8 +243,6 @@ def _once(
     end = simulation.step + WARMUP_STEPS + count
     while simulation.step < end:
         ran.append(simulation.advance())
-        if ran[-1].segment.threads and version != state.version:
-            raise _NotSimulatedError("what other CPU threads would do shows in no telemetry")
     counted = slice(WARMUP_STEPS, WARMUP_STEPS + count)
     step_s = np.concatenate([one.step_s for one in ran])[counted]
     load = np.concatenate([one.features.load.sum(axis=1) for one in ran])[counted]

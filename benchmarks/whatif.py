@@ -1,0 +1,168 @@
+"""Whether a forecast tells what a switch then gives: 12 real runs of 4 emulated ranks each.
+
+Four sets of speeds times three data sets (PLAID, and two whose sizes are drawn). Each run starts
+under bsp; its presets are forecast; it switches to one of them, in each run another; what its steps
+then take per unit of load, without the first ones, is compared with the forecast.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from harness import Check, finish, parser
+
+from paceline.client import Client
+from paceline_backend.demo import example
+from paceline_backend.report import WARMUP_STEPS
+from paceline_backend.server import embedded_database
+from paceline_backend.stack import Stack
+from paceline_backend.store import Store, runs
+
+HERE = Path(__file__).resolve().parent
+SPEEDS = {
+    "equal": [1.0, 1.0, 1.0, 1.0],
+    "one slow": [1.0, 1.0, 1.0, 3.0],
+    "half slow": [1.0, 1.0, 2.0, 2.0],
+    "all differ": [1.0, 1.3, 1.7, 2.2],
+}
+# Script, arguments, seconds per size unit: a step of equal ranks takes 0.2 s (PLAID's ranks compute
+# in earnest, on few cores) or 0.1 s if balanced.
+DATA = {
+    "plaid": (str(example("plaid") / "train.py"), ["--epochs", "10000"], 36e-6),
+    "lognormal": (str(HERE / "sized.py"), ["--spread", "1.0"], 16e-6),
+    "alike": (str(HERE / "sized.py"), ["--spread", "0.15", "--seed", "1"], 16e-6),
+}
+PRESETS = ("chronica", "paceline", "sata", "lbb", "boa", "dynamic-batching")
+PER_STEP_S = 5e-3
+BEFORE = 56  # steps under bsp,
+AFTER = 50  # and under the other after its warm-up
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    options = parser(__doc__).parse_args()
+    cases = [(speeds, data) for data in DATA for speeds in SPEEDS]
+    if options.quick:
+        cases = [("one slow", "lognormal"), ("half slow", "alike")]
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, Stack(Path(folder), 0) as stack:
+        for turn, (speeds, data) in enumerate(cases):
+            # Each set of speeds meets each half of the presets.
+            policy = PRESETS[(turn + turn // len(SPEEDS)) % len(PRESETS)]
+            rows.append({"speeds": speeds, "data": data, **case(stack, speeds, data, policy)})
+            print(_line(rows[-1]), file=sys.stderr, flush=True)
+    errors = [abs(row["error"]) for row in rows]
+    inside = sum(row["low_s"] <= row["measured_s"] <= row["high_s"] for row in rows)
+    results = {"runs": rows, "median_error": statistics.median(errors), "inside": inside}
+    table = "\n".join(
+        [
+            *(_line(row) for row in rows),
+            f"median error {100 * results['median_error']:.1f} %; {inside} of {len(rows)} within "
+            "the interval",
+        ]
+    )
+    checks = [Check("largest error of a forecast step time", max(errors), 0.05, "<=")]
+    config = {"before": BEFORE, "warmup": WARMUP_STEPS, "after": AFTER, "speeds": SPEEDS}
+    finish(options, config, results, checks, table)
+
+
+def case(stack: Stack, speeds: str, data: str, policy: str) -> dict[str, Any]:
+    """One run: forecast and measurement of a preset."""
+    script, arguments, unit_s = DATA[data]
+    factors = SPEEDS[speeds]
+    emulated = {"a_s": [unit_s * f for f in factors], "b_s": [PER_STEP_S] * len(factors)}
+    body = {
+        "name": f"{data}, {speeds}",
+        "script": script,
+        "args": arguments,
+        "nproc": len(factors),
+        "policy": "bsp",
+        "env": {"PACELINE_EMULATE": json.dumps(emulated)},
+    }
+    run = stack.api("POST", "/runs", body)["id"]
+    wait(stack, run, lambda now: (now["step"] or 0) >= BEFORE)
+    began = time.monotonic()
+    with Client(stack.url, timeout_s=300.0) as client:  # its process starts with the first
+        answer = client.call("GET", f"/runs/{run}/whatif?refresh=true")
+    took_s = time.monotonic() - began
+    if answer["reason"] is not None:
+        raise RuntimeError(f"no forecast: {answer['reason']}")
+    forecast = next(one for one in answer["forecasts"] if one["policy"] == policy)
+    asked = stack.api("POST", f"/runs/{run}/policy", {"policy": policy, "by": "benchmark"})
+    first = effective(stack, run, asked["version"]) + WARMUP_STEPS
+    wait(stack, run, lambda now: now["step"] >= first + AFTER)
+    span = f"from={first}&to={first + AFTER - 1}"
+    step_s = stack.api("GET", f"/runs/{run}/steps?{span}")["step_s"]
+    load = np.sum(stack.api("GET", f"/runs/{run}/worker-steps?{span}")["load"])
+    stack.api("POST", f"/runs/{run}/stop", {"force": True})
+    wait(stack, run, lambda now: now["state"] == "stopped")
+    measured_s = sum(step_s) / load * mean_load(stack, run)
+    return {
+        "policy": policy,
+        "bsp_s": answer["current"]["step_time_s"],
+        "forecast_s": forecast["step_time_s"],
+        "low_s": forecast["low_s"],
+        "high_s": forecast["high_s"],
+        "measured_s": measured_s,
+        "error": forecast["step_time_s"] / measured_s - 1,
+        "fit_error": answer["fit_error"],
+        "replicates": answer["replicates"],
+        "took_s": took_s,
+    }
+
+
+def effective(stack: Stack, run: str, version: int) -> int:
+    """The first step that a version planned, once there is one."""
+
+    def there() -> int | None:
+        step: int | None = stack.api("GET", f"/runs/{run}/switches")[version]["effective_step"]
+        return step
+
+    wait(stack, run, lambda _: there() is not None)
+    step = there()
+    assert step is not None
+    return step
+
+
+def mean_load(stack: Stack, run: str) -> float:
+    """Of a step of a whole epoch."""
+    with Store.open(embedded_database(stack.data)) as store, store.read() as connection:
+        hello = runs.hello(connection, runs.key_of(connection, run))
+    assert hello is not None
+    sizes = hello.sizes_array()
+    return float(sizes.sum()) / -(-len(sizes) // hello.global_batch)
+
+
+def wait(
+    stack: Stack, run: str, until: Callable[[dict[str, Any]], bool], timeout_s: float = 180.0
+) -> None:
+    """Polls a run until a condition holds."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
+        now = stack.api("GET", f"/runs/{run}")
+        if until(now):
+            return
+        if now["state"] == "failed":
+            raise RuntimeError(f"run {run} failed: {now['message']}")
+        time.sleep(0.2)
+    raise TimeoutError(f"run {run} is {now['state']} at step {now['step']}: {now['message']}")
+
+
+def _line(row: dict[str, Any]) -> str:
+    return (
+        f"{row['data']:10} {row['speeds']:11} {row['policy']:17} bsp {row['bsp_s']:.3f} s, "
+        f"forecast {row['forecast_s']:.3f} ({row['low_s']:.3f} to {row['high_s']:.3f}), "
+        f"then {row['measured_s']:.3f}: {100 * row['error']:+.1f} %"
+    )
+
+
+if __name__ == "__main__":
+    main()

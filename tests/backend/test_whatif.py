@@ -1,0 +1,355 @@
+"""Forecasts: against what a switch then gives, what they rest on, and when there is none."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import numpy as np
+import psutil
+import pytest
+import sqlalchemy as sa
+
+from paceline.emulation import Emulation, Slowdown
+from paceline_backend import policies
+from paceline_backend.api.whatif import _kept
+from paceline_backend.policies import Policy, Problem, UnknownPolicyError
+from paceline_backend.store import Store, forecasts, runs, schema
+from paceline_backend.store.runs import UnknownRunError
+from paceline_backend.whatif.answer import STEPS, Forecast
+from paceline_backend.whatif.command import from_database
+from paceline_backend.whatif.forecast import forecast, of_state
+from support.forecasts import Training, drawn
+from support.leading import new_run
+from support.node import until
+from support.records import add_run
+from support.web import serving
+
+PRESETS = ("bsp", "chronica", "paceline", "sata")
+UNEVEN = [2e-5, 1e-5, 1e-5, 1.5e-5]
+
+
+def devices(a_s: list[float] = UNEVEN, **more: Any) -> Emulation:
+    return Emulation(a_s=a_s, b_s=[0.005] * len(a_s), **more)
+
+
+def of(training: Training, *presets: str) -> Forecast:
+    return of_state("run", training.state(), presets or PRESETS, replicates=3, budget_s=1e9)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "emulation"),
+    [
+        (drawn(6_000, 1.0), devices(noise=0.03)),
+        (drawn(6_000, 0.2), devices(noise=0.05, data_s=[0.0, 0.0, 0.004, 0.0])),
+        (drawn(1_000, 1.0), devices(c_s=[1e-4] * 4, noise=0.02)),
+    ],
+    ids=["uneven sizes", "a slow loader", "short epochs"],
+)
+def test_it_is_what_the_switch_then_gives(sizes: Any, emulation: Emulation) -> None:
+    before = Training(sizes, emulation)
+    before.train(100)
+    found = of(before)
+    assert found.reason is None
+    assert (found.left_out, found.replicates, found.steps) == ([], 3, 64)
+    assert found.fit_error is not None
+    assert found.fit_error < 0.03
+    for one in found.forecasts:
+        then = Training(sizes, emulation)
+        then.train(before.step)
+        if one.policy != "bsp":
+            then.switch(one.policy)
+        began = then.step
+        then.train(began + 220)
+        measured = then.time(began + 20, began + 220)
+        assert one.step_time_s == pytest.approx(measured, rel=0.035), one.policy
+        assert one.low_s < one.step_time_s < one.high_s
+        assert one.saving_low <= one.saving <= one.saving_high
+    savings = [one.saving for one in found.forecasts]
+    assert savings == sorted(savings, reverse=True)
+    in_force = found.of("bsp")
+    assert in_force is not None
+    assert (in_force.saving, in_force.saving_low, in_force.saving_high) == (0.0, 0.0, 0.0)
+    assert in_force.words == "bsp is in force"
+    best = found.forecasts[0]
+    assert best.words.startswith(f"{best.policy} would save {100 * best.saving:.0f} % ±")
+
+
+def test_parameters_of_the_policy_in_force_are_the_runs_own() -> None:
+    training = Training(drawn(3_000, 1.0), devices(noise=0.02))
+    training.train(80)
+    training.parameters = {"window": 8}
+    found = of(training, "chronica")
+    bsp, chronica = found.of("bsp"), found.of("chronica")
+    assert bsp is not None
+    assert chronica is not None
+    assert (bsp.parameters, chronica.parameters) == ({"window": 8}, {})
+    assert found.current.parameters == {"window": 8}
+
+
+def test_a_rank_that_turned_slow_counts_as_it_is_now() -> None:
+    slow = Slowdown(ranks=[0], factor=3.0, first_step=80)
+    training = Training(drawn(6_000, 0.3), devices([1e-5] * 4, slowdowns=[slow], noise=0.03))
+    training.train(112)
+    found = of(training, "chronica")
+    assert found.reason is None
+    assert found.first_step is not None
+    assert 76 <= found.first_step <= 88
+    assert found.speeds[0] / found.speeds[1] == pytest.approx(2.6, rel=0.15)  # b does not scale so
+    saving = found.forecasts[0].saving
+    assert found.forecasts[0].policy == "chronica"
+    assert 0.3 < saving < 0.65
+    early = Training(drawn(6_000, 0.3), devices([1e-5] * 4, slowdowns=[slow], noise=0.03))
+    early.train(86)
+    assert of(early).reason is not None
+    assert "since a rank's speed changed" in str(of(early).reason)
+
+
+def test_passing_slowdowns_stay_in_the_forecast() -> None:
+    """A rank that is slow in every fifth step or so: no policy saves that, none is blamed."""
+    passing = Slowdown(ranks=[0, 1, 2, 3], factor=2.0, chance=0.06)
+    training = Training(drawn(6_000, 0.05), devices([1e-5] * 4, slowdowns=[passing]))
+    training.train(100)
+    found = of(training, "chronica")
+    assert found.first_step is not None
+    assert found.steps == 64
+    began = training.step
+    training.train(began + 200)
+    bsp = found.of("bsp")
+    assert bsp is not None
+    assert bsp.step_time_s == pytest.approx(training.time(began, began + 200), rel=0.08)
+    chronica = found.of("chronica")
+    assert chronica is not None
+    assert abs(chronica.saving) < 0.05
+
+
+def test_noise_makes_no_saving() -> None:
+    """Equal ranks, sizes alike, 5 % noise: no lower bound above the margin of `auto`, ever."""
+    for seed in range(100):
+        training = Training(
+            drawn(640, 0.02, seed), devices([1e-5] * 4, noise=0.05, seed=seed), global_batch=16
+        )
+        training.train(64)
+        preset = ("chronica", "paceline")[seed % 2]
+        found = of_state("run", training.state(), (preset,), replicates=1)
+        assert found.reason is None
+        assert max(one.saving_low for one in found.forecasts) < 0.02, seed
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (lambda: Training(drawn(500, 1.0), devices([1e-5])), "one rank only"),
+        (lambda: Training(drawn(500, 1.0), devices()), "complete, 16 are needed"),
+    ],
+)
+def test_why_there_is_none(make: Any, reason: str) -> None:
+    training = make()
+    training.train(8)
+    found = of(training)
+    assert reason in str(found.reason)
+    assert (found.forecasts, found.current.step_time_s) == ([], None)
+
+
+def test_unknown_speeds_and_policies() -> None:
+    training = Training(drawn(500, 1.0), devices())
+    training.train(40)
+    state = training.state()
+    assert state.measured is not None
+    assert state.window is not None
+    idle = state.measured.features.samples.copy()
+    idle[:, 2] = 0
+    features = state.measured.features._replace(samples=idle)
+    empty = Training(drawn(500, 1.0), devices()).simulation.window
+    unknown = replace(state, measured=replace(state.measured, features=features), window=empty)
+    assert "ranks [2] is unknown" in str(of_state("run", unknown, PRESETS).reason)
+    elsewhere = replace(state, policy="elsewhere")
+    assert "no policy 'elsewhere'" in str(of_state("run", elsewhere, PRESETS).reason)
+
+
+def test_a_preset_that_cannot_be_simulated_costs_only_its_own_forecast(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Broken:
+        def compose(self, problem: Problem, models: Any) -> Any:
+            raise ZeroDivisionError("of nothing")
+
+        def schedule(self, problem: Problem, models: Any) -> Any:
+            raise AssertionError
+
+    training = Training(drawn(500, 1.0), devices())
+    training.train(40)
+    real = policies.make
+
+    def make(name: str, parameters: Any = None) -> Policy:
+        policy = real(name, parameters)
+        if name == "sata":
+            return replace(policy, synchroniser="ad-psgd")
+        return replace(policy, scheduler=Broken()) if name == "chronica" else policy
+
+    monkeypatch.setattr(policies, "make", make)
+    found = of(training)
+    assert {one.policy for one in found.forecasts} == {"bsp", "paceline"}
+    assert {one.policy: one.reason for one in found.left_out} == {
+        "sata": "its synchroniser, ad-psgd, is not simulated",
+        "chronica": "ZeroDivisionError: of nothing",
+    }
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
+        yield opened
+
+
+def trained(store: Store, steps: int = 80) -> tuple[str, Training]:
+    run = new_run(store)
+    training = Training(drawn(2_000, 1.0), devices(noise=0.02))
+    training.train(steps)
+    training.store(store, run)
+    return run, training
+
+
+def test_the_database_tells_what_memory_does(
+    database_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with Store.open(database_url) as store:
+        run, training = trained(store)
+        found = forecast(store, run, presets=PRESETS, replicates=3, budget_s=1e9)
+        same = of(training)
+        assert (found.step, found.first_step) == (same.step, same.first_step)
+        for one, other in zip(found.forecasts, same.forecasts, strict=True):
+            assert one.policy == other.policy
+            assert one.step_time_s == pytest.approx(other.step_time_s, rel=0.01)
+        assert found.current.measured_s == pytest.approx(training.time(20, 84), rel=0.02)
+        assert msgspec.convert(msgspec.to_builtins(found), Forecast) == found
+
+        add_run(store, "young")
+        with pytest.raises(UnknownRunError, match="nobody"):
+            forecast(store, "nobody")
+        with pytest.raises(UnknownPolicyError, match="nopolicy"):
+            forecast(store, run, presets=["nopolicy"])
+        with pytest.raises(ValueError, match="steps: 3"):
+            forecast(store, run, steps=3)
+        empty = new_run(store)
+        assert "not begun to train" in str(forecast(store, empty).reason)
+        assert from_database(database_url, empty, as_json=False) == 0
+        assert "no forecast: the run has not begun" in capsys.readouterr().out
+        assert from_database(database_url, empty, as_json=True) == 0
+        assert json.loads(capsys.readouterr().out)["forecasts"] == []
+
+
+def test_old_forecasts_go_but_those_that_switched_stay(database_url: str) -> None:
+    with Store.open(database_url) as store, store.write() as connection:
+        key = runs.key_of(connection, new_run_in(connection))
+        for at in range(forecasts.KEPT + 5):
+            decided = {"decided": "switch" if at == 1 else "stay"}
+            body = {"made_at": float(at), "step": at, "decision": decided}
+            forecasts.add(connection, key, body)
+        kept = [body["step"] for body in forecasts.bodies(connection, key)]
+        assert kept == [1, *range(5, forecasts.KEPT + 5)]
+        last = forecasts.decided(connection, key)
+        assert last is not None
+        assert last["step"] == forecasts.KEPT + 4
+
+
+def new_run_in(connection: Any) -> str:
+    return runs.create(connection, runs.NewRun("test", "train.py", 4, "bsp"), by="test")
+
+
+def test_over_rest(store: Store, bus_url: str) -> None:
+    """In a child process, which goes with the server; kept while nothing is new."""
+    before = set(multiprocessing.active_children())
+    run, training = trained(store)
+    empty = new_run(store)
+    with serving(store, bus_url) as client:
+        client.timeout = httpx.Timeout(120)
+
+        def get(query: str = "") -> Any:
+            return client.get(f"/api/v1/runs/{run}/whatif{query}")
+
+        first = get().json()
+        assert first["reason"] is None
+        assert first["step"] == training.step - 1
+        assert {"bsp", "chronica", "paceline"} <= {one["policy"] for one in first["forecasts"]}
+        assert first["current"]["policy"] == "bsp"
+        (child,) = set(multiprocessing.active_children()) - before
+        assert psutil.Process(child.pid).nice() >= 10
+
+        with store.read() as connection:
+            (kept,) = forecasts.bodies(connection, runs.key_of(connection, run))
+        assert kept["made_at"] == first["made_at"]
+        assert get().json() == first
+        fresh = get("?refresh=true&steps=16").json()
+        assert fresh["made_at"] > first["made_at"]
+        assert fresh["steps"] == 16
+        assert get().json() == first, "one of another length is not kept"
+
+        young = client.get(f"/api/v1/runs/{empty}/whatif").json()
+        assert young["reason"] == "the run has not begun to train"
+        assert client.get("/api/v1/runs/nobody/whatif").status_code == 404
+        refused = get("?steps=3")
+        assert refused.status_code == 422
+        assert refused.json()["errors"][0]["field"] == "steps"
+    until(lambda: not set(multiprocessing.active_children()) - before, "the child to be gone")
+
+
+def test_when_a_kept_forecast_holds(store: Store) -> None:
+    run, training = trained(store)
+    made = of(training)
+    now = time.time()
+
+    def kept(age_s: float, since: float = 0.0) -> bool:
+        with store.write() as connection:
+            key = runs.key_of(connection, run)
+            body = msgspec.structs.replace(made, made_at=now - age_s)
+            connection.execute(sa.delete(schema.forecasts))
+            forecasts.add(connection, key, msgspec.to_builtins(body))
+        return _kept(store, run, STEPS, since) is not None
+
+    assert kept(500.0), "for 100 steps, however slow they are"
+    assert not kept(500.0, since=now - 499.0), "asked for a newer one"
+    training.train(training.step + 105)
+    training.store(store, run)
+    assert kept(50.0), "or for a minute, however fast they are"
+    assert not kept(70.0)
+    assert _kept(store, run, 32, 0.0) is None
+    with store.write() as connection:
+        runs.switch(connection, run, "chronica", {}, "test")
+    assert not kept(1.0), "another policy is in force"
+
+
+def test_auto_over_rest(store: Store, bus_url: str) -> None:
+    run = new_run(store)
+    with serving(store, bus_url, token="secret") as client:
+        path = f"/api/v1/runs/{run}/auto"
+        assert client.put(path, json={"mode": "switch"}).status_code == 401
+        client.headers["Authorization"] = "Bearer secret"
+        off = {"mode": "off", "requested_at": None, "requested_by": None, "last": None}
+        assert client.get(path).json() == off
+        made = client.put(path, json={"mode": "switch", "by": "me"}).json()
+        assert (made["mode"], made["requested_by"]) == ("switch", "me")
+        assert client.put(path, json={"mode": "recommend"}).json()["mode"] == "recommend"
+        decision = {"decided": "stay", "reason": "why", "policy": None, "parameters": {}}
+        decision |= {"saving": None, "low": None, "high": None}
+        with store.write() as connection:
+            key = runs.key_of(connection, run)
+            body = {"made_at": 5.0, "step": 3, "decision": decision}
+            forecasts.add(connection, key, body)
+        assert client.get(path).json()["last"] == {**decision, "at": 5.0}
+
+        refused = client.put(path, json={"mode": "on"})
+        assert refused.status_code == 422
+        assert "'off', 'recommend' or 'switch'" in refused.json()["detail"]
+        assert client.put("/api/v1/runs/nobody/auto", json={"mode": "off"}).status_code == 404
+        with store.write() as connection:
+            runs.end(connection, run, "stopped", "test")
+        assert client.put(path, json={"mode": "off"}).status_code == 409
+        assert np.isclose(made["requested_at"], client.get(path).json()["requested_at"], atol=60)

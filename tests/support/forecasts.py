@@ -1,0 +1,138 @@
+"""Simulated training as a forecast sees it: in memory, or stored as ranks would report it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.cost import Features
+from paceline.emulation import Emulation
+from paceline.wire import Adopted, Hello, StepBatch, StepRecord
+from paceline_backend import policies
+from paceline_backend.report import WARMUP_STEPS
+from paceline_backend.simulator import Ran, Simulation
+from paceline_backend.store import Store, telemetry
+from paceline_backend.whatif._measured import Measured, State
+from support.records import hello
+
+Floats = npt.NDArray[np.float64]
+
+COMMUNICATION_S = 0.004
+
+
+def drawn(samples: int, spread: float, seed: int = 0) -> Floats:
+    """Lognormal sizes of mean 150 or so."""
+    return np.clip(np.random.default_rng(seed).lognormal(5.0, spread, samples), 1.0, 8192.0)
+
+
+class Training:
+    """A simulated run, and all that its ranks did.
+
+    Args:
+        sizes: [N].
+        devices: the ranks'.
+        global_batch: samples a step.
+    """
+
+    def __init__(
+        self, sizes: Floats, devices: Emulation, global_batch: int = 64, policy: str = "bsp"
+    ) -> None:
+        self.hello: Hello = hello(
+            len(devices.a_s), sizes=sizes.tobytes(), global_batch=global_batch, epochs=None
+        )
+        self.policy, self.parameters = policy, dict[str, Any]()
+        self.simulation = Simulation(
+            self.hello, devices, policies.make(policy), communication=_communication
+        )
+        self.effective = [0]
+        self.ran: list[Ran] = []
+        self.stored = 0  # of those
+
+    @property
+    def step(self) -> int:
+        return self.simulation.step
+
+    def train(self, upto: int) -> None:
+        while self.step < upto:
+            self.ran.append(self.simulation.advance())
+
+    def switch(self, policy: str) -> None:
+        self.policy, self.parameters = policy, {}
+        self.simulation.switch(policies.make(policy))
+        self.effective.append(self.step)
+
+    def time(self, first: int, end: int) -> float:
+        """What a mean step takes, over the steps from `first` on, from their time per load."""
+        at = slice(first, end)
+        step_s = np.concatenate([one.step_s for one in self.ran])[at]
+        load = np.concatenate([one.features.load.sum(axis=1) for one in self.ran])[at]
+        sizes = self.hello.sizes_array()
+        mean = sizes.sum() / -(-len(sizes) // self.hello.global_batch)
+        return float(step_s.sum() / load.sum() * mean)
+
+    def state(self, steps: int = 64) -> State:
+        """What `read` would give."""
+        ran = self.ran[-steps:]
+        step = np.concatenate([one.segment.first_step + np.arange(len(one.step_s)) for one in ran])
+
+        def column(get: Any) -> Any:
+            return np.concatenate([get(one) for one in ran])[-steps:]
+
+        features = Features(*(column(lambda r, k=k: r.features[k]) for k in range(4)))
+        measured = Measured(
+            step=step[-steps:],
+            features=features,
+            compute_s=column(lambda r: r.compute_s),
+            data_s=column(lambda r: r.data_s),
+            step_s=column(lambda r: r.step_s),
+            load=features.load.sum(axis=1),
+        )
+        return State(
+            self.simulation.version,
+            self.policy,
+            self.parameters,
+            self.simulation.history,
+            self.simulation.window,
+            measured,
+            measured.step >= self.effective[-1] + WARMUP_STEPS,
+        )
+
+    def store(self, store: Store, run: str) -> None:
+        """What ranks would have reported since the last call."""
+        messages: list[Any] = [] if self.stored else [(run, self.hello)]
+        for ran in self.ran[self.stored :]:
+            messages.append((run, Adopted(0, ran.segment, 1.0)))
+            messages += [(run, StepBatch(_records(ran, r))) for r in range(self.hello.world)]
+        telemetry.write(store, messages)
+        self.stored = len(self.ran)
+
+
+def _communication(step: int, batch: Features) -> Floats:
+    return np.full(len(batch.samples), COMMUNICATION_S)
+
+
+def _records(ran: Ran, rank: int) -> list[StepRecord]:
+    first = ran.segment.first_step
+    of = [[column[k, rank] for column in ran.features] for k in range(len(ran.step_s))]
+    return [
+        StepRecord(
+            attempt=0,
+            rank=rank,
+            seq=first + k,
+            step=first + k,
+            epoch=ran.segment.epoch,
+            segment=ran.segment.seq,
+            samples=int(of[k][0]),
+            load=float(of[k][1]),
+            data_s=float(ran.data_s[k, rank]),
+            compute_s=float(ran.compute_s[k, rank]),
+            sync_s=float(ran.wait_s[k, rank] + ran.communication_s[k, rank]),
+            step_s=float(ran.step_s[k]),
+            ended_at=1_000.0 + first + k,
+            squares=float(of[k][2]),
+            longest=float(of[k][3]),
+        )
+        for k in range(len(ran.step_s))
+    ]
