@@ -242,11 +242,11 @@ def scheduler(parameters: Mapping[str, Any]) -> CountedScheduler:
 def policy(name: str, allocator: Allocator, parameters: Mapping[str, Any]) -> Policy:
     """The policy of an allocator, with the values of `PARAMETERS`.
 
-    Its predictor serves to show ETT, and allocators that ask for it.
+    Its predictor serves to show ETT, to level what batches really cost, and allocators that ask it.
     """
     return Policy(
         name=name,
-        predictor=LinearPredictor(window=parameters["window"]),
+        predictor=LinearPredictor(window=parameters["window"], cost="auto"),
         scheduler=scheduler(parameters),
         shuffler=KeepPlacement(),
         allocator=allocator,

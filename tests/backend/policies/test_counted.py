@@ -12,10 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.cost import Cost
+from paceline.emulation import Emulation
 from paceline_backend import policies
 from paceline_backend.policies import PolicyParameterError, counted, plan
 from paceline_backend.policies._base import Feedback, Floats, Ints, Problem
 from support.cluster import Cluster, plaid_like
+from support.simulated import simulate
 
 PRESETS = ["sata", "lbb", "static-batching", "dynamic-batching"]
 
@@ -125,6 +128,16 @@ def test_levelled_loads_are_in_proportion_to_the_counts() -> None:
 
     assert error("levelled") < 0.02
     assert error("order") > 0.2
+
+
+def test_levelled_by_what_batches_cost() -> None:
+    """Quadratic in length, which is learned: until then by the sum of the sizes."""
+    devices = Emulation(a_s=[1e-6, 1e-6, 2e-6], b_s=[0.0] * 3, cost=Cost(kappa=0.01))
+    policy = policies.make("static-batching", {"capacity": [2, 2, 1], "which": "levelled"})
+    ran = simulate(policy, devices, plaid_like(960), 40, 48)
+    spread = np.ptp(ran.compute_s, axis=1) / ran.compute_s.mean(axis=1)
+    assert spread[:2].max() > 0.05
+    assert spread[-24:].max() < 0.01
 
 
 @pytest.mark.parametrize("name", PRESETS)
