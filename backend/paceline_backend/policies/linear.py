@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
@@ -88,22 +88,23 @@ def _fit(rows: Feedback, cost: Cost, window: int) -> tuple[Floats, Floats]:
     world = rows.load.shape[1]
     fits, losses = np.zeros((world, 3)), np.zeros((world, 3))
     load = np.ascontiguousarray(cost.load(rows.features), np.float64)
-    _fit_ranks(load, rows.samples, rows.compute_s, window, fits, losses)
+    samples, compute_s = np.ascontiguousarray(rows.samples), np.ascontiguousarray(rows.compute_s)
+    _fit_ranks(load, samples, compute_s, window, fits, losses)
     return fits, losses
 
 
 def _choose(rows: Feedback, window: int) -> Cost:
     """What a batch costs: how well would each cost have forecast the steps so far?"""
+    some = np.unique(np.linspace(0, rows.load.shape[1] - 1, _RANKS).astype(np.int64))
+    rows = Feedback(*(getattr(rows, field.name)[:, some] for field in fields(rows)))
     told = usable(rows.samples, rows.load, rows.compute_s)
     if not told.any() or (rows.longest[told] <= 0).any():  # recorded before longest and squares
         return SUM
-    some = np.unique(np.linspace(0, rows.load.shape[1] - 1, _RANKS).astype(np.int64))
-    part = Feedback(*(np.ascontiguousarray(getattr(rows, name)[:, some]) for name in _FIELDS))
     typical = float(rows.squares[told].sum() / rows.load[told].sum())
     expected = _grouped(rows.samples[told], rows.load[told], rows.squares[told])
 
     def score(cost: Cost) -> float:
-        loss, count, unlikely = _fit(part, cost, window)[1].sum(axis=0)
+        loss, count, unlikely = _fit(rows, cost, window)[1].sum(axis=0)
         score = 0.5 * count * math.log(loss / max(count, 1) + _EXACT**2) + unlikely
         if cost.padded != expected:
             score += _MARGIN
@@ -136,9 +137,6 @@ def _grouped(samples: Ints, load: Floats, squares: Floats) -> bool:
     return bool(mean.var() > within.mean())
 
 
-_FIELDS = ("step", "rank", "samples", "load", "compute_s", "squares", "longest")
-
-
 @compiled
 def _fit_ranks(
     load: Floats, samples: Ints, compute_s: Floats, window: int, fits: Floats, losses: Floats
@@ -148,7 +146,7 @@ def _fit_ranks(
     `beta` is (a, c, b) for load and samples over their means: what each costs in a typical step.
     """
     steps, world = load.shape
-    g, h, beta, usual = np.zeros((3, 3)), np.zeros(3), np.zeros(3), np.zeros(3)
+    g, h, beta, usual = np.zeros(6), np.zeros(3), np.zeros(3), np.zeros(3)
     for rank in range(world):
         first, count, mean_u, mean_v = steps, 0, 0.0, 0.0
         while first > 0 and count < window:
@@ -157,7 +155,8 @@ def _fit_ranks(
                 count += 1
                 mean_u += (load[first, rank] - mean_u) / count
                 mean_v += (samples[first, rank] - mean_v) / count
-        g[:], h[:], beta[:], usual[:] = 0.0, 0.0, 0.0, 0.0
+        for values in (g, h, beta, usual):
+            values.fill(0.0)
         squares, seen, recent, drift, held = 0.0, 0, 0.0, 0.0, 0.0
         loss, judged = 0.0, 0
         for step in range(first, steps):
@@ -175,9 +174,12 @@ def _fit_ranks(
             if abs(off) <= max(_CHANGED, _WILD * math.sqrt(variance)):
                 squares += off * off
             elif seen == 1 or off * held > 0:  # a first step is often slow: the second is believed
-                beta *= math.exp(off + drift)
-                usual[:] = beta
-                g[:], h[:], recent, drift = 0.0, 0.0, 0.0, 0.0
+                _multiply(beta, math.exp(off + drift))
+                for values in (g, h):
+                    values.fill(0.0)
+                for k in range(3):
+                    usual[k] = beta[k]
+                recent, drift = 0.0, 0.0
             else:
                 held = off
                 continue
@@ -190,10 +192,14 @@ def _fit_ranks(
             drift = _significant(recent, variance)
             if drift != 0:  # what was learned is, little by little, taken to the new speed
                 recent -= _FAST * drift
-                _scale(g, h, usual, beta, math.exp(_FAST * drift))
+                factor = math.exp(_FAST * drift)
+                _multiply(g, 1 / factor**2)
+                _multiply(h, 1 / factor)
+                _multiply(usual, factor)
+                _multiply(beta, factor)
                 drift -= _FAST * drift
         if count > 0:
-            beta *= math.exp(drift)
+            _multiply(beta, math.exp(drift))
             fits[rank, 0] = beta[0] / mean_u
             fits[rank, 1] = beta[1] / mean_v
             fits[rank, 2] = beta[2]
@@ -212,37 +218,38 @@ def _significant(mean: float, variance: float) -> float:
 
 @compiled
 def _learn(g: Floats, h: Floats, u: float, v: float, time_s: float) -> None:
-    """Adds a row to the normal equations of Σ (forecast / time − 1)²; the upper half of `g`."""
+    """Adds a row to the normal equations of Σ (forecast / time − 1)².
+
+    `g` holds their matrix as aa, ac, ab, cc, cb, bb.
+    """
     x, y, z = u / time_s, v / time_s, 1 / time_s
-    g[0, 0] += x * x
-    g[0, 1] += x * y
-    g[0, 2] += x * z
-    g[1, 1] += y * y
-    g[1, 2] += y * z
-    g[2, 2] += z * z
+    g[0] += x * x
+    g[1] += x * y
+    g[2] += x * z
+    g[3] += y * y
+    g[4] += y * z
+    g[5] += z * z
     h[0] += x
     h[1] += y
     h[2] += z
 
 
 @compiled
-def _scale(g: Floats, h: Floats, usual: Floats, beta: Floats, factor: float) -> None:
-    """As if all rows so far had taken `factor` times as long."""
-    g /= factor**2
-    h /= factor
-    usual *= factor
-    beta *= factor
+def _multiply(values: Floats, factor: float) -> None:
+    """In place. Array expressions would take seconds to compile."""
+    for k in range(len(values)):
+        values[k] *= factor
 
 
 @compiled
 def _solve(g: Floats, h: Floats, ridge: float, usual: Floats, beta: Floats) -> None:
     """The least squares with c, b ≥ 0 and a ridge to the usual ones, as shares of a step's time."""
-    aa, ac, ab = g[0, 0], g[0, 1], g[0, 2]
+    aa, ac, ab = g[0], g[1], g[2]
     if aa <= 0:  # too small for a float: what was known will do
         return
     ridge /= (beta[0] + beta[1] + beta[2]) ** 2
     # With a, which is free, eliminated.
-    cc, cb, bb = g[1, 1] + ridge, g[1, 2] - ac * ab / aa, g[2, 2] + ridge
+    cc, cb, bb = g[3] + ridge, g[4] - ac * ab / aa, g[5] + ridge
     left_c, left_b = cc - ac * ac / aa, bb - ab * ab / aa
     hc = h[1] + ridge * usual[1] - ac * h[0] / aa
     hb = h[2] + ridge * usual[2] - ab * h[0] / aa
