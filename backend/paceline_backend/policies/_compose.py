@@ -138,7 +138,9 @@ def _improve(counts: Ints, smallest: Floats, a: Floats, c: Floats, b: Floats, mo
     world = len(a)
     best, order, binding = _bound(smallest, counts, a, c, b)
     stride = max(1, world // 32)  # of many workers some stand for the others
-    for _ in range(world):
+    for _ in range(64):
+        if binding == (counts > 0).sum():
+            break  # as fast as all together are
         giver, taker = -1, -1
         for k in range(0, binding, stride):
             p = order[k]

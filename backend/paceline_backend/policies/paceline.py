@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline_backend.policies._balance import most_of, partition
+from paceline_backend.policies._balance import grouped, most_of, partition
 from paceline_backend.policies._base import (
     Batches,
     Ints,
@@ -63,8 +63,9 @@ class PacelineScheduler:
             ranks = partition(
                 problem.sizes[batch], models, equal, problem.limits, laid_out=self.free
             )
-            counts.append(np.bincount(ranks, minlength=world))
-            samples.append(batch[np.argsort(ranks, kind="stable")])
+            by_rank, of_rank = grouped(ranks, world)
+            counts.append(of_rank)
+            samples.append(batch[by_rank])
         if not counts:
             return Batches(np.empty((0, world), np.int64), np.empty(0, np.int64))
         return Batches(np.array(counts, np.int64), np.concatenate(samples))
