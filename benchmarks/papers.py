@@ -360,7 +360,7 @@ def main() -> None:
         results["chronica_heterogeneous"] = chronica_heterogeneous()
     if options.real:
         results["real"] = real_clusters()
-    config = {"scenarios": str(SCENARIOS.relative_to(Path(__file__).parents[1]))}
+    config = {"scenarios": SCENARIOS.name, "quick": options.quick, "real": options.real}
     finish(options, config, results, checks_of(results), table_of(results))
 
 

@@ -37,12 +37,14 @@ class Peer:
         package: that must be installed.
         licence: of that package, as its metadata says.
         plan: sizes [N], ranks, global batch, seed, epoch → [step][rank] samples.
+        same_batches: each global batch has the samples that it has in plain DDP.
     """
 
     name: str
     package: str
     licence: str
     plan: Planner
+    same_batches: bool = False
 
     @property
     def version(self) -> str | None:
@@ -240,12 +242,30 @@ def _lhotse(sizes: Ints, world: int, global_batch: int, seed: int, epoch: int) -
 
 
 PEERS = (
-    Peer("torch DistributedSampler", "torch", "BSD-3-Clause", torch_sampler),
-    Peer("flatflow sched", "flatflow", "Apache-2.0", _flatflow("sched")),
+    Peer("torch DistributedSampler", "torch", "BSD-3-Clause", torch_sampler, same_batches=True),
+    Peer("flatflow sched", "flatflow", "Apache-2.0", _flatflow("sched"), same_batches=True),
     Peer("flatflow sched_unstable", "flatflow", "Apache-2.0", _flatflow("sched_unstable")),
-    Peer("HF BatchRebalanceSampler", "transformers", "Apache-2.0", _batch_rebalance),
+    Peer(
+        "HF BatchRebalanceSampler",
+        "transformers",
+        "Apache-2.0",
+        _batch_rebalance,
+        same_batches=True,
+    ),
     Peer("HF length-grouped", "transformers", "Apache-2.0", _length_grouped),
-    Peer("verl Karmarkar-Karp, equal", "verl", "Apache-2.0", _karmarkar_karp(equal=True)),
-    Peer("verl Karmarkar-Karp, unequal", "verl", "Apache-2.0", _karmarkar_karp(equal=False)),
+    Peer(
+        "verl Karmarkar-Karp, equal",
+        "verl",
+        "Apache-2.0",
+        _karmarkar_karp(equal=True),
+        same_batches=True,
+    ),
+    Peer(
+        "verl Karmarkar-Karp, unequal",
+        "verl",
+        "Apache-2.0",
+        _karmarkar_karp(equal=False),
+        same_batches=True,
+    ),
     Peer("lhotse DynamicBucketing", "lhotse", "Apache-2.0", _lhotse),
 )

@@ -1,0 +1,156 @@
+"""The balance and papers benchmarks: their form, where peers are missing too, and their bound."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+
+BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def program(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Imports one of the programs."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    return importlib.import_module
+
+
+def run(
+    module: ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    *options: str,
+) -> tuple[int, str]:
+    """Exit status and standard output of a program."""
+    monkeypatch.setattr("sys.argv", [f"{module.__name__}.py", *options])
+    with pytest.raises(SystemExit) as ended:
+        module.main()
+    assert isinstance(ended.value.code, int)
+    return ended.value.code, capsys.readouterr().out
+
+
+def keeps_conventions(code: int, said: str) -> dict[str, Any]:
+    """One JSON object with checks that say whether they hold; the exit status says it of all."""
+    whole: dict[str, Any] = json.loads(said)
+    assert set(whole) == {"machine", "config", "results", "checks"}
+    for check in whole["checks"]:
+        assert set(check) == {"name", "value", "bound", "op", "ok"}
+        holds = check["value"] <= check["bound"]
+        assert check["ok"] == (holds if check["op"] == "<=" else not holds)
+    assert code == (0 if all(check["ok"] for check in whole["checks"]) else 1)
+    return whole
+
+
+def test_balance_names_the_peers_that_are_missing(
+    program: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    balance, peers = program("balance"), program("peers")
+    monkeypatch.setattr(balance, "STEPS", 4)
+    missing = peers.Peer("somebody's", "no-such-package", "MIT", peers.torch_sampler)
+    monkeypatch.setattr(balance, "PEERS", (peers.PEERS[0], missing))
+    page = tmp_path / "page.html"
+    whole = keeps_conventions(
+        *run(balance, monkeypatch, capsys, "--quick", "--json", "--plot", str(page))
+    )
+    rows = whole["results"]["settings"]
+    assert {row["dif"] for row in rows} == {0, 16, 64}
+    assert whole["config"]["peers"]["somebody's"]["version"] is None
+    for row in rows:
+        assert row["contenders"]["somebody's"] is None
+        least = row["bound_over_limit"] or 1.0
+        for name, found in row["contenders"].items():
+            assert found is None or found["over_limit"] >= least - 1e-9, name
+    assert "somebody" in page.read_text()
+    assert "not installed: somebody's" in balance.table_of(rows)
+
+
+def test_torch_is_bsp(program: Any) -> None:
+    """Called as its users do, and planned by Paceline: one order, one time."""
+    balance, peers = program("balance"), program("peers")
+    setting = balance.Setting(16, 4, 4, uneven=True, padded=False)
+    sampler = balance.theirs(setting, peers.PEERS[0])
+    assert sampler["over_limit"] == pytest.approx(balance.ours(setting, "bsp", {})["over_limit"])
+
+
+def least_s(sizes: Any, steps: int, a_s: Any) -> float:
+    """The best of all assignments of samples to steps and workers."""
+    batch, best = len(sizes) // steps, np.inf
+    load, count = np.zeros((steps, len(a_s))), [0] * steps
+
+    def assign(sample: int) -> None:
+        nonlocal best
+        time_s = float((load * a_s).max(axis=1).sum())
+        if time_s >= best or sample == len(sizes):
+            best = min(best, time_s)
+            return
+        for step in range(steps):
+            if count[step] < batch:
+                count[step] += 1
+                for rank in range(len(a_s)):
+                    load[step, rank] += sizes[sample]
+                    assign(sample + 1)
+                    load[step, rank] -= sizes[sample]
+                count[step] -= 1
+
+    assign(0)
+    return float(best)
+
+
+@pytest.mark.parametrize("dif", [0, 4, 16])
+@pytest.mark.parametrize(
+    ("steps", "batch", "a_s"),
+    [(1, 4, [1, 1, 2]), (2, 2, [1, 2]), (2, 3, [1, 2]), (2, 3, [1, 1]), (1, 5, [2, 2, 1])],
+)
+def test_nothing_is_faster_than_the_bound(
+    program: Any, dif: int, steps: int, batch: int, a_s: list[float]
+) -> None:
+    bounds, a = program("bounds"), np.array(a_s, float)
+    sizes = np.maximum(np.round(np.random.default_rng(dif).normal(45, dif, steps * batch)), 1)
+    bound = bounds.indivisible_s(sizes, steps, a, 0.0)
+    least = least_s(sizes, steps, a)
+    assert bounds.fluid_s(sizes.sum(), steps, a, 0.0) <= bound <= least * (1 + 1e-9)
+    if dif == 0:
+        assert bound == pytest.approx(least)
+    with pytest.raises(ValueError, match="a_s: more than two values"):
+        bounds.indivisible_s(sizes, steps, np.array([1.0, 2.0, 3.0]), 0.0)
+
+
+def test_papers_prints_each_figure_beside_ours(
+    program: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    papers = program("papers")
+    for path in papers.SCENARIOS.glob("*.yaml"):  # the same testbeds with smaller data sets
+        small = re.sub(r"samples: \d+", "samples: 4096", path.read_text())
+        if path.name.startswith("chronica"):
+            small = small.replace("samples: 4096", "samples: 640")
+        (tmp_path / path.name).write_text(small)
+    monkeypatch.setattr(papers, "SCENARIOS", tmp_path)
+    few = {label: papers.SYSTEMS[label] for label in ("TensorFlow", "CHRONICA")}
+    monkeypatch.setattr(papers, "SYSTEMS", few)
+    whole = keeps_conventions(*run(papers, monkeypatch, capsys, "--quick", "--json"))
+    results = whole["results"]
+    even = results["chronica_table_4"][0]
+    assert even["dif"] == 0
+    assert even["ours_s"]["TensorFlow"] == pytest.approx(even["paper_s"]["TensorFlow"], rel=1e-3)
+    fitted = results["chronica_table_5"][0]
+    assert fitted["ours_s"] == pytest.approx(
+        {label: fitted["paper_s"][label] for label in few}, rel=1e-6
+    )
+    equal = results["lbb_table_2"]["ours"]["SSGD"]
+    assert equal["step_ms"] == pytest.approx(max(papers.LBB_SSGD_MS), rel=0.02)
+    table = papers.table_of(results)
+    assert "578 / " in table
+    assert "paper 104.9 ms [167, 167, 158, 20]" in table
