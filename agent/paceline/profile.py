@@ -102,17 +102,26 @@ def gather(store: Store, rank: int, world: int, measured: Callable[[], Profile])
 
     try:
         mine = measured()
-    except Exception as error:  # the others wait for this rank
+    except Exception as error:
         tell(_Told(None, f"{type(error).__name__}: {error}"))
+        _part(store, rank, world)
         raise
     tell(_Told(mine))
+    told = [msgspec.json.decode(store.get(_key(other)), type=_Told) for other in range(world)]
+    _part(store, rank, world)
     every = []
-    for other in range(world):
-        told = msgspec.json.decode(store.get(_key(other)), type=_Told)
-        if told.profile is None:
-            raise PacelineError(f"profile: on rank {other}: {told.error}")
-        every.append(told.profile)
+    for other, word in enumerate(told):
+        if word.profile is None:
+            raise PacelineError(f"profile: on rank {other}: {word.error}")
+        every.append(word.profile)
     return every
+
+
+def _part(store: Store, rank: int, world: int) -> None:
+    """This rank reads no more; rank 0, with whom the store goes, waits until that is so of all."""
+    store.set(f"profile/read/{rank}", "")
+    if rank == 0:
+        store.wait([f"profile/read/{other}" for other in range(world)])
 
 
 def _key(rank: int) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch.nn.functional import mse_loss
 
+from paceline.errors import PacelineError
 from paceline.profile import Profile
 from paceline.wire import Hello
 from support.sessions import WIDTH, network, parameters, session
@@ -63,7 +64,7 @@ def too_late() -> list[str]:
     def again(run: Any) -> None:
         try:
             run.profile(lambda samples: None)
-        except RuntimeError as error:
+        except PacelineError as error:
             said.append(str(error))
 
     with session(24, {"global_batch": 12}) as run:

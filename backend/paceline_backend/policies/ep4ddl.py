@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 _PAST = 8  # steps that a prediction looks back; so many follow a change before the next
 _HIDDEN = 4
-_SEQUENCES = 256  # that the GRU learns from
+_SEQUENCES = 64  # that the GRU learns from
 _ROUNDS = 12  # of Adam, on all of them at once
 _RATE = 0.05
 _NODES = 20_000  # of branch and bound: some 30 ms
