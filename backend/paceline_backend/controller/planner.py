@@ -44,6 +44,10 @@ def offer(history: History, window: Window, policy: Policy, version: int) -> Off
     steps = segment_steps(window.step_s(), surprised=_surprised(history, feedback))
     problem = history.problem(steps, version, shuffle=shuffle)
     plan = policies.plan(policy, problem, feedback, shuffle=shuffle)
+    if policy.recomposes and not shuffle and history.outdated(plan.shares):
+        shuffle = True
+        problem = history.problem(steps, version, shuffle=True)
+        plan = policies.plan(policy, problem, feedback, shuffle=True)
     segment = Segment(
         seq=history.seq,
         epoch=history.epoch,

@@ -249,6 +249,7 @@ class Policy:
     allocator: Allocator | None = None
     synchroniser: str = "allreduce"
     balances: bool = True  # False: equal counts by design, and so when the leader coasts
+    recomposes: bool = False  # the order must fit the speeds: anew when these have changed
     threads: bool = False  # it sets CPU threads: what that would do shows in no telemetry
 
 

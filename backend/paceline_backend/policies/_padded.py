@@ -41,6 +41,19 @@ def partition_padded(effective: Floats, models: Models, most: Ints, exact: bool)
     return ranks
 
 
+def compose_padded(effective: Floats, global_batch: int, rng: np.random.Generator) -> Ints:
+    """An order of the samples in which those of a step are about equally long, [R].
+
+    Steps come in random order, but a smaller last one stays last.
+    """
+    order = np.argsort(-effective, kind="stable")
+    steps, rest = divmod(len(order), global_batch)
+    at = int(rng.integers(steps + 1)) * global_batch
+    last = order[at : at + rest]
+    full = np.concatenate([order[:at], order[at + rest :]]).reshape(steps, global_batch)
+    return np.concatenate([full[rng.permutation(steps)].ravel(), last])
+
+
 def _turns(models: Models, most: Ints) -> list[Ints]:
     """Orders of the ranks, the one with the longest samples first."""
     speed = np.lexsort((most, models.b, models.a))

@@ -7,11 +7,12 @@ of its samples differs. In free mode the batches are composed too (`_compose`).
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
+from paceline.cost import SUM, Cost
 from paceline_backend.policies._balance import grouped, most_of, partition
 from paceline_backend.policies._base import (
     Batches,
@@ -23,6 +24,7 @@ from paceline_backend.policies._base import (
     Problem,
 )
 from paceline_backend.policies._compose import compose
+from paceline_backend.policies._padded import compose_padded
 from paceline_backend.policies.linear import COST, WINDOW, LinearPredictor
 from paceline_backend.policies.order import remaining_in_order
 
@@ -50,7 +52,10 @@ class PacelineScheduler:
         used = samples - samples % problem.global_batch if problem.drop_last else samples
         effective = models.cost.sizes(problem.sizes[order[:used]])
         most = most_of(problem.limits, problem.global_batch, world)
-        composed = compose(effective, models, problem.global_batch, most, problem.rng())
+        if models.cost.padded:
+            composed = compose_padded(effective, problem.global_batch, problem.rng())
+        else:
+            composed = compose(effective, models, problem.global_batch, most, problem.rng())
         return np.concatenate([order[:used][composed], order[used:]])
 
     def schedule(self, problem: Problem, models: Models) -> Batches:
@@ -81,12 +86,27 @@ def _equal(count: int, problem: Problem) -> Ints | None:
 
 def make(parameters: Mapping[str, Any]) -> Policy:
     """The policy."""
+    free = parameters["mode"] == "free"
     return Policy(
         name="paceline",
         predictor=LinearPredictor(parameters["window"], parameters["cost"]),
-        scheduler=PacelineScheduler(free=parameters["mode"] == "free"),
+        scheduler=PacelineScheduler(free),
         shuffler=KeepPlacement(),
+        recomposes=free,
     )
+
+
+def warm_up() -> None:
+    """Has the kernels compiled, or read from the cache: seconds that no plan should wait for."""
+    none = np.empty(0, np.int64)
+    models = Models(np.array([1.0, 2.0]), np.zeros(2), np.zeros(2))
+    for cost in (SUM, Cost(padded=True)):
+        for free in (False, True):
+            scheduler = PacelineScheduler(free)
+            work = Problem(np.arange(1.0, 9.0), np.arange(8), none, none, 0, 0, 2, 4, 2, 0)
+            models = replace(models, cost=cost)
+            work = replace(work, order=scheduler.compose(work, models))
+            scheduler.schedule(work, models)
 
 
 preset = Preset(

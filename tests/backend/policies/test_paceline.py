@@ -1,0 +1,162 @@
+"""`paceline`: DDP's batches divided as well as can be, and batches made to divide well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.optimize import Bounds, LinearConstraint, milp
+
+from paceline.cost import Cost, features
+from paceline.emulation import Emulation
+from paceline.wire import Hello
+from paceline_backend import policies
+from paceline_backend.policies import Feedback, Models, Problem, plan
+from paceline_backend.policies._balance import partition
+from paceline_backend.policies._base import Floats, Ints
+from paceline_backend.simulator import Simulation
+from support.records import hello
+
+NO_LIMIT = 10**6
+
+
+def slowest(sizes: Floats, models: Models, ranks: Ints) -> float:
+    order = np.argsort(ranks, kind="stable")
+    counts = np.bincount(ranks, minlength=models.world)
+    return float(models.ett(features(sizes[order], counts)).max())
+
+
+def best(sizes: Floats, models: Models, limits: Ints) -> float:
+    """The least possible time, by an exact solver: x[i, j] whether j gets i, y[j] whether any."""
+    n, world = len(sizes), models.world
+    each = np.kron(np.eye(n), np.ones(world))
+    on = [np.kron(np.ones(n), np.eye(world)[j]) for j in range(world)]
+    cost = (models.a * sizes[:, None] + models.c).ravel()
+    rows = [np.concatenate([row, np.zeros(world + 1)]) for row in each]
+    low, high = [1.0] * n, [1.0] * n
+    for j in range(world):
+        used = np.eye(world)[j]
+        rows.append(np.concatenate([on[j] * cost, models.b * used, [-1]]))
+        rows.append(np.concatenate([on[j], -min(int(limits[j]), n) * used, [0]]))
+        low += [-np.inf, -np.inf]
+        high += [0.0, 0.0]
+    columns = n * world + world + 1
+    solved = milp(
+        np.eye(columns)[-1],
+        constraints=LinearConstraint(np.array(rows), low, high),
+        integrality=np.append(np.ones(columns - 1), 0),
+        bounds=Bounds(0, np.append(np.ones(columns - 1), np.inf)),
+        options={"mip_rel_gap": 1e-7},
+    )
+    assert solved.status == 0
+    return float(solved.fun)
+
+
+def test_a_partition_is_as_good_as_the_best() -> None:
+    rng = np.random.default_rng(0)
+    ratios = []
+    for _ in range(40):
+        world = int(rng.integers(2, 4))
+        n = int(rng.integers(world, 10))
+        models = Models(
+            rng.choice([1.0, 2.0, 3.0], world),
+            rng.choice([0.0, 5.0], world),
+            rng.choice([0.0, 20.0], world),
+        )
+        limits = rng.choice([3, NO_LIMIT], world)
+        if limits.sum() < n:
+            limits[:] = NO_LIMIT
+        sizes = rng.gamma(2, 20, n)
+        ranks = partition(sizes, models, limits=limits)
+        assert (np.bincount(ranks, minlength=world) <= limits).all()
+        ratios.append(slowest(sizes, models, ranks) / best(sizes, models, limits))
+    assert max(ratios) <= 1.005
+    assert np.mean(np.array(ratios) <= 1 + 1e-6) >= 0.95
+
+
+def test_given_counts_are_kept_and_their_loads_levelled() -> None:
+    sizes = np.random.default_rng(1).lognormal(3, 1, 64)
+    counts = np.array([24, 16, 16, 8])
+    models = Models(1 / counts, np.zeros(4), np.zeros(4))
+    ranks = partition(sizes, models, counts)
+    assert np.bincount(ranks).tolist() == counts.tolist()
+    rate = np.bincount(ranks, sizes) / counts
+    assert rate.max() <= 1.01 * sizes.mean()
+    with pytest.raises(ValueError, match="sum is 64"):
+        partition(sizes[1:], models, counts)
+
+
+def test_no_worker_is_used_that_only_holds_the_others_up() -> None:
+    models = Models(np.array([1.0, 1.0, 1.0]), np.zeros(3), np.array([0.0, 0.0, 100.0]))
+    ranks = partition(np.full(8, 5.0), models)
+    assert np.bincount(ranks, minlength=3).tolist() == [4, 4, 0]
+
+
+def test_padded_batches_of_equal_workers_are_cut_best() -> None:
+    sizes = np.array([100.0, 90, 10, 10, 10, 10, 10, 10, 10, 10])
+    models = Models(np.ones(2), np.zeros(2), np.zeros(2), cost=Cost(padded=True))
+    assert slowest(sizes, models, partition(sizes, models)) == 200
+
+
+def problem(sizes: Floats, world: int, batch: int, steps: int = 10**6) -> Problem:
+    n = len(sizes)
+    return Problem(sizes, np.arange(n), np.arange(n), np.arange(n) % world, 0, 0, steps, batch,
+                   world, seed=3)  # fmt: skip
+
+
+def test_exact_mode_keeps_the_global_batches_of_ddp() -> None:
+    sizes = np.random.default_rng(2).gamma(2, 20, 100)
+    work = problem(sizes, 4, 16)
+    ours, theirs = (
+        plan(policies.make(name), work, Feedback.empty(), shuffle=True)
+        for name in ("paceline", "bsp")
+    )
+    for mine, their in zip(ours.assignments, theirs.assignments, strict=True):
+        assert set(np.concatenate(mine)) == set(np.concatenate(their))
+        assert [len(part) for part in mine] == [len(part) for part in their]  # speeds unknown
+
+
+def training(sizes: Floats, world: int, batch: int) -> Hello:
+    return hello(world, sizes=sizes.astype("<f8").tobytes(), global_batch=batch, epochs=2)
+
+
+# With noise, speeds are learned to within some tenths of a per cent: equal workers feel that.
+@pytest.mark.parametrize(
+    ("slow", "noise", "bound"),
+    [(1.0, 0.0, 1.005), (2.0, 0.0, 1.02), (1.0, 0.02, 1.01), (2.0, 0.02, 1.02)],
+)
+def test_free_mode_reaches_the_fluid_limit_with_learned_speeds(
+    slow: float, noise: float, bound: float
+) -> None:
+    world, batch = 8, 32
+    sizes = np.random.default_rng(4).gamma(0.5, 90, batch * 100)  # mean 45, DIF 64
+    a = np.repeat([1e-3, 1e-3 * slow], world // 2)
+    devices = Emulation(a_s=a.tolist(), b_s=[0.0] * world, noise=noise)
+    policy = policies.make("paceline", {"mode": "free", "cost": "sum"})
+    simulation = Simulation(training(sizes, world, batch), devices, policy)
+    planned = fluid = 0.0
+    while not simulation.finished:
+        ran = simulation.advance()
+        if ran.segment.epoch > 0:
+            true = a * ran.features.load
+            planned += float(true.max(axis=1).sum())
+            fluid += float(ran.features.load.sum() / (1 / a).sum())
+    assert planned / fluid <= bound
+
+
+def test_steps_are_composed_anew_once_speeds_are_known() -> None:
+    sizes = np.random.default_rng(5).gamma(0.5, 90, 32 * 60)
+    devices = Emulation(a_s=[1e-3] * 4 + [2e-3] * 4, b_s=[0.0] * 8)
+    free = policies.make("paceline", {"mode": "free", "cost": "sum"})
+    simulation = Simulation(training(sizes, 8, 32), devices, free)
+    shuffled = [simulation.advance().segment.shuffled for _ in range(8)]
+    assert shuffled[0]
+    assert sum(shuffled[1:]) == 1
+
+
+@pytest.mark.parametrize("mode", ["exact", "free"])
+def test_parameters_are_those_of_the_schema(mode: str) -> None:
+    made: Any = policies.make("paceline", {"mode": mode})
+    assert made.scheduler.free is (mode == "free")
+    assert made.recomposes is (mode == "free")
