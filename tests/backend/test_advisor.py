@@ -178,7 +178,7 @@ def test_it_leaves_bsp_once_when_a_rank_turns_slow() -> None:
     slow = Slowdown(ranks=[2], factor=3.0, first_step=250)
     devices = Emulation([1e-5] * 4, [0.005] * 4, slowdowns=[slow], noise=0.05)
     training = Training(drawn(4_000, 0.02), devices, global_batch=32)
-    switches = steered(training, 1_500, ("bsp", "chronica", "paceline", "sata"))
+    switches = steered(training, 900, ("bsp", "chronica", "paceline", "sata"))
     assert [one.policy for one in switches[:1]] == ["bsp"]
     assert len(switches) == 2
     assert switches[1].policy != "bsp"
