@@ -56,7 +56,8 @@ def compose(
     bins, gap = _deal(sizes, a, c, b, counts, last, steps)
     _close(sizes, bins, gap, a, _CLOSE * step_s)
     turn = np.append(rng.permutation(steps), steps)
-    return order[_laid_out(bins, counts, last, turn)]
+    laid_out: Ints = order[_laid_out(bins, counts, last, turn)]
+    return laid_out
 
 
 def _descending(effective: Floats, step_s: float, models: Models, rng: np.random.Generator) -> Ints:
