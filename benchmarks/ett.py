@@ -54,12 +54,10 @@ class Run:
     changed: int
     at: int
 
-    def steady(self) -> float:
-        """Mean error outside the change."""
+    def steady(self) -> Floats:
+        """The errors outside the change."""
         error = self.errors(self.ett_s)
-        return float(
-            np.nanmean(np.concatenate([error[BEGUN : self.at], error[self.at + SETTLED :]]))
-        )
+        return np.concatenate([error[BEGUN : self.at], error[self.at + SETTLED :]])
 
     def noticed(self) -> int:
         """After how many steps of the run."""
@@ -179,24 +177,28 @@ def main() -> None:
                 runs[name] = real(stack, given.policy, at + k, steps), "sum"
     kinds = {"sum": SUM, "padded": Cost(padded=True), "quadratic": Cost(kappa=1 / MEAN_SIZE)}
     for world in (8,) if given.quick else (8, 64):
-        for noise in (0.0, 0.02, 0.05):
+        for noise in (0.02,) if given.quick else (0.0, 0.02, 0.05):
             for kind, cost in kinds.items():
                 name = f"{world} simulated, noise {noise:.0%}, {kind}"
                 runs[name] = simulated(world, noise, cost, 80, 160), "auto"
-    lines = [f"{'':48} {'steady':>8} {'noticed after':>14} {'alone':>6}"]
+    lines = [f"{'':48} {'steady':>8} {'median':>7} {'noticed after':>14} {'alone':>6}"]
     results, checks = {}, []
     for name, (run, cost_kind) in runs.items():
         found = {
-            "steady": run.steady(),
+            "steady": float(np.nanmean(run.steady())),
+            "steady_median": float(np.nanmedian(run.steady())),
             "noticed": run.noticed(),
             "noticed_alone": run.noticed_alone(cost_kind),
         }
         results[name] = found
         lines.append(
-            f"{name:48} {found['steady']:8.2%} {found['noticed']:>14} {found['noticed_alone']:>6}"
+            f"{name:48} {found['steady']:8.2%} {found['steady_median']:7.2%} "
+            f"{found['noticed']:>14} {found['noticed_alone']:>6}"
         )
         noisy = "noise 5%" in name  # 5 % noise by itself is an error of 4 %
-        checks.append(Check(f"{name}: steady error", run.steady(), 0.045 if noisy else 0.03, "<="))
+        checks.append(
+            Check(f"{name}: steady error", found["steady"], 0.045 if noisy else 0.03, "<=")
+        )
         checks.append(Check(f"{name}: noticed after, steps", found["noticed"], 5, "<="))
     config = {"speeds": SPEEDS, "factor": FACTOR, "noise": NOISE, "policy": given.policy}
     finish(given, config, results, checks, "\n".join(lines))

@@ -341,6 +341,15 @@ def test_models_are_finite_and_positive_whatever_comes(told: Feedback, cost: str
         assert models.known == all(len(told.of(rank)) for rank in range(2))
 
 
+@pytest.mark.parametrize(
+    "load", [[3.3954697e07, 1.0], [1.0, 3.3954697e07, 1.0, 1.0], [1e-170, 1e-170, 1.0]]
+)
+def test_what_floats_cannot_tell_apart_is_finite(load: list[float]) -> None:
+    models = LinearPredictor().fit(feedback(load, [1.0] * len(load)), world=1)
+    assert np.isfinite([models.a, models.c, models.b]).all()
+    assert models.a[0] > 0
+
+
 @given(st.integers(0, 10_000), st.sampled_from(COSTS), st.floats(1e-3, 1e3), st.floats(1e-3, 1e3))
 def test_units_do_not_matter(seed: int, cost: Cost, seconds: float, sizes: float) -> None:
     told = cluster(0.02, cost, steps=30, seed=seed).told(0, 30)
