@@ -33,6 +33,7 @@ from paceline.wire import (
 logger = logging.getLogger(__name__)
 
 GRACE_S = 0.05
+MOST_COASTED = 256  # steps at once, for a controller that plans, but too late
 _BLOCK_MS = 250
 _RETRY_S = 0.5
 
@@ -59,7 +60,8 @@ class Control:
         self._proposals: dict[int, Proposal] = {}
         self._changed = threading.Condition()
         self._closing = threading.Event()
-        self.heard = 0  # proposals for this attempt so far
+        self.heard = 0  # proposals for this attempt so far,
+        self.newest: Proposal | None = None  # the latest of them
         self.stop_reason: str | None = None
         self._thread = threading.Thread(target=self._run, name="paceline-control", daemon=True)
         self._thread.start()
@@ -105,7 +107,7 @@ class Control:
             return
         with self._changed:
             if isinstance(message, Proposal) and message.attempt == self._attempt:
-                self._proposals[message.segment.seq] = message
+                self._proposals[message.segment.seq] = self.newest = message
                 self.heard += 1
             elif isinstance(message, StopTraining):
                 self.stop_reason = message.reason
@@ -154,6 +156,7 @@ class Leader:
         self._last: Segment | None = None
         self._newest = -1  # segment in the store
         self._heard = 0  # proposals, when the last segment was chosen
+        self._coast_steps = terms.coast_steps  # more while a controller's plans come too late
         self._ahead: deque[tuple[int, Ints]] = (
             deque()
         )  # adopted steps, not reached yet, with samples
@@ -217,13 +220,24 @@ class Leader:
                 if segment.first_step != self._step:
                     refusal = f"it begins at step {segment.first_step}, not {self._step}"
                 if refusal is None:
+                    self._coast_steps = self._terms.coast_steps
                     return segment
                 logger.warning(
                     "segment %d of %s refused: %s", segment.seq, proposal.controller, refusal
                 )
+            self._consider_lateness(control)
             return None
         finally:
             self._heard = control.heard
+
+    def _consider_lateness(self, control: Control) -> None:
+        """Coasts twice as long if a plan came for a segment that is past: so a next is in time.
+
+        Otherwise a policy that plans for longer than coasting lasts would never come into force.
+        """
+        newest = control.newest
+        if newest is not None and control.heard > self._heard and newest.segment.seq < self.seq:
+            self._coast_steps = min(2 * self._coast_steps, MOST_COASTED)
 
     def _patience_s(self, control: Control) -> float:
         """Waits only for a controller that made the last plan or has spoken since: a live one."""
@@ -231,10 +245,10 @@ class Leader:
         return GRACE_S if kept_up or control.heard > self._heard else 0.0
 
     def _coasted(self) -> Segment:
-        terms, last = self._terms, self._last
+        last = self._last
         started = time.perf_counter()
         shares = list(last.shares) if last is not None else []
-        assignments = self._epoch.coast(terms.coast_steps, self._world, self._sizes, shares)
+        assignments = self._epoch.coast(self._coast_steps, self._world, self._sizes, shares)
         counts, indices = pack_indices(assignments)
         return Segment(
             seq=self.seq,

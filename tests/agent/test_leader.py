@@ -200,6 +200,30 @@ def test_the_leader_waits_only_for_a_controller_that_speaks(run: Run) -> None:
     assert run.adopted[-1].source == "coast"
 
 
+def test_a_controller_that_plans_for_many_steps_comes_in_time_in_the_end(bus_url: str) -> None:
+    """Planning takes as long as 20 steps, and coasting 2: the leader coasts for longer."""
+    run = Run(bus_url, samples=1000)
+    epoch = run.epoch()
+    next(epoch)
+    asked = run.adopted[-1]  # what the controller plans on
+    for step in range(1, 150):
+        if step == asked.first_step + 20:
+            used = set(chain(*(np.frombuffer(s.indices, "<u4").tolist() for s in run.adopted)))
+            free = [n for n in range(1000) if n not in used]
+            at = asked.first_step + asked.steps
+            run.propose(segment([[free[:3], free[3:4]]], seq=asked.seq + 1, first_step=at))
+            asked = run.adopted[-1]
+        next(epoch)
+        if run.adopted[-1].source == "controller":
+            break
+    lengths = [s.steps for s in run.adopted[:-1]]
+    assert run.adopted[-1].source == "controller"
+    assert sorted(set(lengths)) == [2, 4, 8, 16, 32]
+    next(epoch), next(epoch)
+    assert (run.adopted[-1].source, run.adopted[-1].steps) == ("coast", 2), "in time: no need"
+    run.close()
+
+
 def test_stop_ends_all_ranks_at_the_next_segment(run: Run) -> None:
     epoch = run.epoch()
     next(epoch)

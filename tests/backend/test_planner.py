@@ -35,6 +35,22 @@ def test_steps_of_a_segment(step_s: float | None, steps: int, surprised: int) ->
     assert segment_steps(step_s, surprised=True) == surprised
 
 
+@pytest.mark.parametrize(
+    ("step_s", "plan_s", "steps", "surprised"),
+    [
+        (0.1, 0.05, MOST_STEPS, 3),
+        (0.1, 0.5, 12, 12),  # 0.25 + 2 × 0.5 s
+        (1.0, 2.0, 4, 4),
+        (0.01, 60.0, FASTEST_STEPS, FASTEST_STEPS),
+    ],
+)
+def test_a_segment_lasts_until_the_next_is_planned(
+    step_s: float, plan_s: float, steps: int, surprised: int
+) -> None:
+    assert segment_steps(step_s, plan_s=plan_s) == steps
+    assert segment_steps(step_s, surprised=True, plan_s=plan_s) == surprised
+
+
 @pytest.mark.parametrize("policy", ["bsp", "chronica"])
 @pytest.mark.parametrize("factor", [3.0, 1 / 3])
 @pytest.mark.parametrize("at", range(40, 44))

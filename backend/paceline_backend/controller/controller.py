@@ -78,7 +78,7 @@ class Controller:
         self._offers: list[Offer] = []  # for the next segment, in the order they were made
         self._offered: tuple[int, ...] = ()  # what the last of them was based on
         self._offered_at = 0.0
-        self._plan_s = 0.0
+        self._plan_s = (0.0, 0.0)  # what the last two plans took
 
     def run(self, stop: threading.Event) -> None:
         """Works until the run ends, the lease is lost or `stop` is set. Waits out bus and database.
@@ -185,11 +185,12 @@ class Controller:
         if basis == self._offered:
             return
         only_feedback = basis[:-1] == self._offered[:-1]
-        if only_feedback and time.monotonic() < self._offered_at + _SPARE * self._plan_s:
+        if only_feedback and time.monotonic() < self._offered_at + _SPARE * self._plan_s[1]:
             return
         assert self._policy is not None
-        made = offer(state, self._window, self._policy, self._version)
-        self._plan_s = made.segment.plan_s
+        # The lesser: a policy's first plan may import and compile what later ones find ready.
+        made = offer(state, self._window, self._policy, self._version, min(self._plan_s))
+        self._plan_s = (self._plan_s[1], made.segment.plan_s)
         if not self._lease.held():  # planning may take long
             return
         proposal = Proposal(state.hello.attempt, made.segment, self._lease.owner)

@@ -15,7 +15,8 @@ from paceline_backend.policies import Feedback, Plan, Policy
 
 SEGMENT_S = 1.0  # what a segment should last,
 MOST_STEPS = 4  # but never more steps: a switch waits for the running segment's end,
-LEAST_S = 0.25  # unless so many last less than this: planning could not keep up,
+LEAST_S = 0.25  # unless so many last less than this and planning: it could not keep up,
+PLANNING = 2.0  # times what planning takes: the ranks need the CPU too,
 FASTEST_STEPS = 64  # nor when it has to plan more than this at once
 FIRST_STEPS = 2  # while the time of a step is unknown
 SURPRISE = math.log(1.25)  # a rank off its ETT by more may have changed its speed
@@ -29,7 +30,9 @@ class Offer:
     plan: Plan
 
 
-def offer(history: History, window: Window, policy: Policy, version: int) -> Offer:
+def offer(
+    history: History, window: Window, policy: Policy, version: int, plan_s: float = 0.0
+) -> Offer:
     """Plans the next segment.
 
     Args:
@@ -37,11 +40,12 @@ def offer(history: History, window: Window, policy: Policy, version: int) -> Off
         window: its feedback.
         policy: to plan with.
         version: of that policy in the run.
+        plan_s: what planning the segment after it may take; 0: no time, as in a simulation.
     """
     started = time.perf_counter()
     shuffle = history.must_shuffle(version)
     feedback = window.feedback()
-    steps = segment_steps(window.step_s(), surprised=_surprised(history, feedback))
+    steps = segment_steps(window.step_s(), surprised=_surprised(history, feedback), plan_s=plan_s)
     problem = history.problem(steps, version, shuffle=shuffle)
     plan = policies.plan(policy, problem, feedback, shuffle=shuffle)
     if policy.recomposes and not shuffle and history.outdated(plan.shares):
@@ -70,19 +74,21 @@ def offer(history: History, window: Window, policy: Policy, version: int) -> Off
     return Offer(segment, plan)
 
 
-def segment_steps(step_s: float | None, *, surprised: bool = False) -> int:
+def segment_steps(step_s: float | None, *, surprised: bool = False, plan_s: float = 0.0) -> int:
     """How many steps a segment should have.
 
     Args:
         step_s: what each lasts; None: not known yet.
         surprised: the newest step was not as expected. Then the next plan should wait for as few
             steps as planning can keep up with.
+        plan_s: what planning takes.
     """
     if step_s is None:
         return FIRST_STEPS
     step_s = max(step_s, 1e-6)
-    most = max(MOST_STEPS, min(FASTEST_STEPS, round(LEAST_S / step_s)))
-    return max(1, min(most, round((LEAST_S if surprised else SEGMENT_S) / step_s)))
+    least_s = LEAST_S + PLANNING * plan_s
+    most = max(MOST_STEPS, min(FASTEST_STEPS, round(least_s / step_s)))
+    return max(1, min(most, round((least_s if surprised else max(SEGMENT_S, least_s)) / step_s)))
 
 
 def _surprised(history: History, feedback: Feedback) -> bool:
