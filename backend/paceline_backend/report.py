@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
 
+from paceline.emulation import Emulation
 from paceline.wire import Hello
 from paceline_backend.store import Store, reads, runs
 from paceline_backend.store.coverage import coverage, effective
@@ -55,7 +57,7 @@ def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[st
     with store.read() as connection:
         key = runs.key_of(connection, run_id)
         hello = runs.hello(connection, key)
-        planned, coasted = _planned(connection, key, hello, warmup)
+        planned, coasted, threads = _planned(connection, key, hello, warmup)
         table = _steps(connection, key)
         covered = coverage(connection, key)
         kept = {
@@ -65,7 +67,8 @@ def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[st
         steady = np.logical_or.reduce([np.zeros(len(table["step"]), bool), *kept.values()])
         fluid = None
         if steady.any():
-            fluid = _fluid(connection, key, hello, float(table["comm_s"][steady].mean()))
+            communication_s = float(table["comm_s"][steady].mean())
+            fluid = _fluid(connection, key, hello, communication_s, threads)
     base = _time_per_load(table, kept[BASELINE]) if BASELINE in kept else None
     return {
         "presets": {policy: _preset(table, mine, fluid, base) for policy, mine in kept.items()},
@@ -86,13 +89,17 @@ def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[st
 
 def _planned(
     connection: sa.Connection, key: int, hello: Hello | None, warmup: int
-) -> tuple[dict[str, set[int]], int]:
-    """Each policy's steady steps, policies in order of their start; how many steps were coasted."""
+) -> tuple[dict[str, set[int]], int, bool]:
+    """Each policy's steady steps, policies in order of their start; how many steps were coasted.
+
+    And whether a plan set CPU threads.
+    """
     planned: dict[str, set[int]] = {}
-    coasted = 0
+    coasted, threads = 0, False
     start: tuple[int, int, int] | None = None  # attempt, version, first step
     for part in effective(connection, key, hello):
         segment = part.segment
+        threads = threads or bool(segment.threads)
         if start is None or start[:2] != (part.attempt, segment.version):
             start = (part.attempt, segment.version, segment.first_step)
         if segment.source == "coast":  # also the first ones of any run, as bsp: no preset of it
@@ -100,7 +107,7 @@ def _planned(
         else:
             mine = planned.setdefault(segment.policy, set())
             mine.update(range(max(segment.first_step, start[2] + warmup), part.end))
-    return planned, coasted
+    return planned, coasted, threads
 
 
 def _steps(connection: sa.Connection, key: int) -> dict[str, Floats]:
@@ -148,16 +155,41 @@ def _mean(values: Floats) -> float | None:
 
 
 def _fluid(
-    connection: sa.Connection, key: int, hello: Hello | None, communication_s: float
+    connection: sa.Connection,
+    key: int,
+    hello: Hello | None,
+    communication_s: float,
+    threads: bool,
 ) -> _Fluid | None:
-    """With the ranks' true speeds where they were emulated, else with fitted ones."""
+    """With the ranks' true speeds where they were emulated and lasted, else with fitted ones.
+
+    Args:
+        connection: to read from.
+        key: of the run.
+        hello: of its latest attempt.
+        communication_s: per step.
+        threads: whether a plan set CPU threads.
+    """
     if hello is not None and hello.emulated is not None:
-        a_s, b_s = hello.emulated["a_s"], hello.emulated["b_s"]
-        return _Fluid(list(a_s), list(b_s), communication_s, "emulated")
+        devices = msgspec.convert(hello.emulated, Emulation)
+        lasting = not (devices.slowdowns or devices.delay_s[1] or (threads and devices.serial < 1))
+        a_s, b_s = _true(devices, hello.sizes_array())
+        # What is padded depends on who is with whom: no load that could be divided at will.
+        if lasting and not devices.cost.padded and min(a_s) > 0:
+            return _Fluid(a_s, b_s, communication_s, "emulated")
     fitted = _fitted(connection, key)
     if not fitted:
         return None
     return _Fluid([a for a, _ in fitted], [b for _, b in fitted], communication_s, "fitted")
+
+
+def _true(devices: Emulation, sizes: Floats) -> tuple[list[float], list[float]]:
+    """What a size unit of the data set costs each rank, and a step: with c_j, κ and slow input."""
+    load = float(sizes.sum())
+    a_s = np.array(devices.a_s) * float(devices.cost.sizes(sizes).sum()) / load
+    a_s += np.array(devices.c_s or 0.0) * len(sizes) / load
+    b_s = np.array(devices.b_s) + np.array(devices.data_s or 0.0)
+    return a_s.tolist(), b_s.tolist()
 
 
 def _fitted(connection: sa.Connection, key: int) -> list[tuple[float, float]]:

@@ -38,9 +38,9 @@ def test_steps_of_a_segment(step_s: float | None, steps: int, surprised: int) ->
 @pytest.mark.parametrize(
     ("step_s", "plan_s", "steps", "surprised"),
     [
-        (0.1, 0.05, MOST_STEPS, 3),
-        (0.1, 0.5, 12, 12),  # 0.25 + 2 × 0.5 s
-        (1.0, 2.0, 4, 4),
+        (0.1, 0.05, MOST_STEPS, 2),
+        (0.1, 0.5, 15, 15),
+        (1.0, 1.0, 3, 3),
         (0.01, 60.0, FASTEST_STEPS, FASTEST_STEPS),
     ],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,9 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
-def planned(step: int, policy: str, version: int, source: str = "controller") -> Message:
+def planned(
+    step: int, policy: str, version: int, source: str = "controller", threads: Any = ()
+) -> Message:
     """A segment of one step; each uses two samples of the epoch of 40."""
     counts, indices = pack_indices([[np.array([2 * step]), np.array([2 * step + 1])]])
     return adopted(
@@ -37,6 +40,7 @@ def planned(step: int, policy: str, version: int, source: str = "controller") ->
         indices=indices,
         epoch=0,
         epoch_end=step == 19,
+        threads=list(threads),
     )
 
 
@@ -62,14 +66,20 @@ def ran(step: int, loads: tuple[float, float], step_s: float, ett_s: float | Non
     return StepBatch(rows)
 
 
-def fill(store: Store, emulated: dict[str, list[float]] | None = EMULATED) -> None:
+def fill(
+    store: Store,
+    emulated: dict[str, Any] | None = EMULATED,
+    sizes: bytes = SIZES,
+    threads: Any = (),
+) -> None:
     """Steps 0–9 under bsp (0 and 5 coasted), 10–19 under chronica, which learns in two."""
     add_run(store, "r")
-    messages: list[Message] = [hello(sizes=SIZES, emulated=emulated)]
+    messages: list[Message] = [hello(sizes=sizes, emulated=emulated)]
     for step in range(20):
         version = step // 10
         policy = ("bsp", "chronica")[version]
-        messages.append(planned(step, policy, version, "coast" if step in (0, 5) else "controller"))
+        source = "coast" if step in (0, 5) else "controller"
+        messages.append(planned(step, policy, version, source, threads))
         if version == 0:
             # Equal loads; the loads vary with the step, so that speeds can be fitted.
             messages.append(ran(step, (20.0 + 10 * (step % 2), 20.0 + 10 * (step % 2)), 1.2, None))
@@ -131,6 +141,42 @@ def test_speeds_are_fitted_where_none_are_emulated(store: Store) -> None:
     assert fluid["source"] == "fitted"
     assert fluid["a_s"] == pytest.approx(EMULATED["a_s"])
     assert fluid["b_s"] == pytest.approx(EMULATED["b_s"])
+
+
+def test_what_samples_attention_and_input_cost_is_in_the_limit(store: Store) -> None:
+    """Sizes 1 and 3 of equal number: κ·Σλ² is 2.5 κ for each unit of size, c half a sample's."""
+    device = {**EMULATED, "c_s": [0.02, 0.0], "data_s": [0.0, 0.4], "cost": {"kappa": 2.0}}
+    sizes = np.array([1.0, 3.0] * 20).tobytes()
+    fill(store, emulated=device, sizes=sizes)
+    fluid = run_report(store, "r", warmup=2)["fluid"]
+    assert fluid["source"] == "emulated"
+    assert fluid["a_s"] == pytest.approx([0.01 * 6 + 0.02 / 2, 0.03 * 6])
+    assert fluid["b_s"] == pytest.approx([0.1, 0.7])
+
+
+@pytest.mark.parametrize(
+    ("changes", "source"),
+    [
+        ({"cost": {"padded": True}}, "fitted"),
+        ({"slowdowns": [{"ranks": [0], "factor": 2.0}]}, "fitted"),
+        ({"delay_s": [0.0, 0.1]}, "fitted"),
+        ({"a_s": [0.0, 0.03]}, "fitted"),
+        ({"noise": 0.1, "serial": 0.5}, "emulated"),
+    ],
+)
+def test_no_true_speeds_where_they_do_not_last_or_are_no_limit(
+    store: Store, changes: dict[str, Any], source: str
+) -> None:
+    fill(store, emulated={**EMULATED, **changes})
+    fluid = run_report(store, "r", warmup=2)["fluid"]
+    assert fluid["source"] == source
+    assert fluid["a_s"] == pytest.approx(EMULATED["a_s"])
+
+
+@pytest.mark.parametrize(("serial", "source"), [(0.5, "fitted"), (1.0, "emulated")])
+def test_threads_that_plans_set_change_speeds(store: Store, serial: float, source: str) -> None:
+    fill(store, emulated={**EMULATED, "serial": serial}, threads=[1, 2])
+    assert run_report(store, "r", warmup=2)["fluid"]["source"] == source
 
 
 def test_a_preset_that_only_coasted_is_none(store: Store) -> None:

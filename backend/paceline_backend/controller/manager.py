@@ -55,7 +55,9 @@ class ControllerManager:
     def run(self, stop: threading.Event) -> None:
         """Works until `stop` is set; then gives the leases back. Waits out an absent database."""
         policies.names()  # imports scikit-learn: seconds that no run's first plan should wait for
-        paceline.warm_up()
+        # Kernels that no cache holds yet take half a minute; `bsp` does without.
+        warming = threading.Thread(target=paceline.warm_up, name="warm-up")
+        warming.start()
         away = reaped = False
         while not stop.is_set():
             try:
@@ -71,6 +73,7 @@ class ControllerManager:
                 away = True
             stop.wait(min(_SCAN_S, self._lease_s / 5))
         self._end_all()
+        warming.join()
 
     def _extend(self) -> None:
         now = time.monotonic()

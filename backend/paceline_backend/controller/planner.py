@@ -15,8 +15,8 @@ from paceline_backend.policies import Feedback, Plan, Policy
 
 SEGMENT_S = 1.0  # what a segment should last,
 MOST_STEPS = 4  # but never more steps: a switch waits for the running segment's end,
-LEAST_S = 0.25  # unless so many last less than this and planning: it could not keep up,
-PLANNING = 2.0  # times what planning takes: the ranks need the CPU too,
+LEAST_S = 0.25  # unless so many last less than this,
+PLANNING = 3.0  # or than planning takes, so many times: it could not keep up,
 FASTEST_STEPS = 64  # nor when it has to plan more than this at once
 FIRST_STEPS = 2  # while the time of a step is unknown
 SURPRISE = math.log(1.25)  # a rank off its ETT by more may have changed its speed
@@ -86,7 +86,7 @@ def segment_steps(step_s: float | None, *, surprised: bool = False, plan_s: floa
     if step_s is None:
         return FIRST_STEPS
     step_s = max(step_s, 1e-6)
-    least_s = LEAST_S + PLANNING * plan_s
+    least_s = max(LEAST_S, PLANNING * plan_s)
     most = max(MOST_STEPS, min(FASTEST_STEPS, round(least_s / step_s)))
     return max(1, min(most, round((least_s if surprised else max(SEGMENT_S, least_s)) / step_s)))
 
