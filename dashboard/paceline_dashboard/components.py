@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import dash_ag_grid as dag
 import dash_mantine_components as dmc
 from dash import html
 
@@ -52,6 +53,33 @@ def panel(title: str, *children: Any, labelled: str) -> html.Section:
         [html.H2(title, id=labelled), *children],
         className="panel",
         **{"aria-labelledby": labelled},
+    )
+
+
+def table(element: str, columns: list[dict[str, Any]], **options: Any) -> dag.AgGrid:
+    """A table; its page's module gives the rows, each with an `id`.
+
+    Args:
+        element: its id.
+        columns: as AG Grid's `columnDefs`.
+        options: further grid options.
+    """
+    return dag.AgGrid(
+        id=element,
+        columnDefs=columns,
+        rowData=[],
+        getRowId="params.data.id",
+        defaultColDef={"sortable": True, "resizable": True, "suppressMovable": True},
+        dashGridOptions={
+            "domLayout": "autoHeight",
+            "animateRows": False,
+            "rowHeight": 34,
+            "headerHeight": 34,
+            "theme": {"function": "paceline.gridTheme(themeQuartz)"},
+            "tooltipShowDelay": 300,
+            **options,
+        },
+        style={"height": None, "width": "100%"},
     )
 
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-import dash_ag_grid as dag
 import dash_mantine_components as dmc
 from dash import dcc, html
 from plotly.colors import qualitative
 
+from paceline_dashboard import columns
 from paceline_dashboard.components import (
     chart,
     dialog,
@@ -16,50 +16,11 @@ from paceline_dashboard.components import (
     kpi,
     option,
     panel,
+    table,
     tip,
 )
 
 RUN_STATES = ["pending", "starting", "running", "finished", "failed", "stopped"]
-
-_COLUMNS: list[dict[str, Any]] = [
-    {"field": "name", "headerName": "Run", "minWidth": 150, "flex": 2, "cellRenderer": "RunLink"},
-    {"field": "state", "width": 124, "cellRenderer": "RunState"},
-    {"field": "policy", "minWidth": 100, "flex": 1},
-    {"field": "epoch", "width": 84, "type": "rightAligned"},
-    {"field": "step", "width": 92, "type": "rightAligned"},
-    {
-        "field": "step_s",
-        "headerName": "Step time",
-        "headerTooltip": "Mean duration of the last 20 steps",
-        "width": 112,
-        "type": "rightAligned",
-        "valueFormatter": {"function": "paceline.seconds(params.value)"},
-    },
-    {
-        "field": "se",
-        "headerName": "SE",
-        "headerTooltip": "Straggler effect: (max T − min T) / mean T, last 20 steps",
-        "width": 84,
-        "type": "rightAligned",
-        "valueFormatter": {"function": "paceline.ratio(params.value)"},
-    },
-    {
-        "field": "waste",
-        "headerName": "Waste",
-        "headerTooltip": "Share of the workers' time spent waiting for the slowest, last 20 steps",
-        "width": 92,
-        "type": "rightAligned",
-        "valueFormatter": {"function": "paceline.percent(params.value)"},
-    },
-    {"field": "device", "minWidth": 170, "flex": 1, "cellRenderer": "RunDevice"},
-    {"field": "node", "minWidth": 100, "flex": 1},
-    {
-        "field": "started_at",
-        "headerName": "Started",
-        "minWidth": 132,
-        "valueFormatter": {"function": "paceline.moment(params.value)"},
-    },
-]
 
 
 def shell() -> dmc.MantineProvider:
@@ -137,23 +98,7 @@ def runs_page() -> list[Any]:
             ],
         ),
         html.Div(id="runs-problem", className="problem", role="alert", hidden=True),
-        dag.AgGrid(
-            id="runs-grid",
-            columnDefs=_COLUMNS,
-            rowData=[],
-            getRowId="params.data.id",
-            defaultColDef={"sortable": True, "resizable": True, "suppressMovable": True},
-            dashGridOptions={
-                "domLayout": "autoHeight",
-                "animateRows": False,
-                "rowHeight": 34,
-                "headerHeight": 34,
-                "theme": {"function": "paceline.gridTheme(themeQuartz)"},
-                "suppressCellFocus": False,
-                "tooltipShowDelay": 300,
-            },
-            style={"height": None, "width": "100%"},
-        ),
+        table("runs-grid", columns.RUNS),
         html.Div(
             html.Button("Older runs", id="runs-more", type="button", hidden=True), className="bar"
         ),
@@ -177,21 +122,10 @@ def run_page(run: str, plotly_url: str) -> list[Any]:
             className="columns",
             children=[
                 html.Section(_charts(), className="charts", **{"aria-label": "Charts"}),
-                html.Aside([_policy_panel(), _facts_panel()], className="side"),
+                html.Aside([_policy_panel(), _whatif_panel(), _facts_panel()], className="side"),
             ],
         ),
-        panel(
-            "Who is slow and why",
-            html.P(id="workers-words", className="words", role="status"),
-            html.Div(
-                id="workers-table",
-                className="scroll",
-                tabIndex="0",
-                role="region",
-                **{"aria-label": "Workers"},
-            ),
-            labelled="workers-title",
-        ),
+        _workers_panel(),
         _switch_dialog(),
         _stop_dialog(),
     ]
@@ -298,23 +232,48 @@ def _charts() -> list[Any]:
 
 
 def _policy_panel() -> html.Section:
+    modes = [
+        option("off", "off"),
+        option("recommend", "recommend a better one"),
+        option("switch", "switch to a better one"),
+    ]
     return panel(
         "Policy",
-        html.Form(
-            id="policy-form",
-            children=[
-                field("Preset", html.Select(id="policy-select"), "policy-select"),
-                html.P(id="policy-summary", className="muted small"),
-                html.Div(id="policy-parameters"),
-                html.Button(
-                    "Switch policy…", id="policy-apply", type="submit", className="primary",
-                    disabled=True,
-                ),
-            ],
+        html.Div(id="policy-current", className="policy-current"),
+        html.P(id="policy-summary", className="muted small"),
+        html.P(id="policy-changed", className="small wrap", hidden=True),
+        html.Button(
+            "Switch policy…", id="policy-apply", type="button", className="primary", disabled=True
         ),
         html.Div(id="switch-status", role="status", className="switch-status"),
         html.Ol(id="switch-history", className="history", **{"aria-label": "Earlier switches"}),
+        html.Div(
+            className="auto",
+            children=[
+                field("auto: look for a better policy", html.Select(modes, id="auto-mode"),
+                      "auto-mode"),
+                html.P(id="auto-last", className="small wrap", role="status"),
+                html.Button("", id="auto-accept", type="button", hidden=True),
+                html.P(id="auto-problem", className="problem", role="alert", hidden=True),
+            ],
+        ),
         labelled="policy-title",
+    )  # fmt: skip
+
+
+def _whatif_panel() -> html.Section:
+    return panel(
+        "Other policies",
+        html.Button("What would other policies save?", id="whatif-ask", type="button"),
+        html.P(id="whatif-words", className="small", role="status"),
+        html.P(
+            "Another policy is in force since then: ask again.",
+            id="whatif-old", className="small problem", hidden=True,
+        ),
+        html.P(id="whatif-problem", className="problem", role="alert", hidden=True),
+        html.Ol(id="whatif-forecasts", className="forecasts", **{"aria-label": "Forecasts"}),
+        html.P(id="whatif-note", className="muted small wrap"),
+        labelled="whatif-title",
     )  # fmt: skip
 
 
@@ -322,15 +281,50 @@ def _facts_panel() -> html.Section:
     return panel("Run", html.Dl(id="run-facts", className="facts"), labelled="facts-title")
 
 
+def _workers_panel() -> html.Section:
+    return panel(
+        "Who is slow and why",
+        html.P(id="attribution-words", className="words", role="status"),
+        chart("chart-attribution", "What ranks wait for", "SP, the time from the first rank's "
+              "being ready to the last one's, per step, divided among its causes: unequal sizes of "
+              "samples, slow nodes, slowness that passes (and noise), and slow data loading."),
+        table("workers-grid", columns.WORKERS, paginationPageSize=25,
+              paginationPageSizeSelector=False, suppressCellFocus=True),
+        labelled="workers-title",
+    )  # fmt: skip
+
+
 def _switch_dialog() -> html.Dialog:
     return dialog(
         "switch-dialog",
-        html.H2(id="switch-dialog-title"),
-        html.Div(id="switch-dialog-text"),
+        html.H2("Switch policy", id="switch-dialog-title"),
+        html.Div(
+            className="choose",
+            children=[
+                html.Div(
+                    id="policy-presets", className="presets", role="radiogroup",
+                    **{"aria-label": "Presets"},
+                ),
+                html.Div(
+                    className="chosen",
+                    children=[
+                        html.H3(id="policy-chosen"),
+                        html.Div(id="policy-parameters", className="parameters"),
+                    ],
+                ),
+            ],
+        ),
+        html.P(id="switch-when"),
+        html.P(
+            "Training does not stop. Each sample is still used exactly once per epoch, and the "
+            "global batch stays the same. You can switch back at any time.",
+            className="muted small",
+        ),
+        html.P(id="switch-problem", className="problem", role="alert", hidden=True),
         confirm=html.Button(
             "Switch policy", id="policy-confirm", type="button", className="primary"
         ),
-    )
+    )  # fmt: skip
 
 
 def _stop_dialog() -> html.Dialog:

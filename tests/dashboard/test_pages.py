@@ -54,8 +54,8 @@ def test_from_the_list_to_a_run_with_all_charts(
     expect(page.locator("#run-emulated")).to_be_visible()
     expect(page.locator("#kpi-se")).to_contain_text("1.1")
     expect(page.locator("#kpi-waste")).to_contain_text("%")
-    words = page.locator("#workers-words")
-    expect(words).to_contain_text("Rank 3 is the slowest in 100 % of steps: its device takes")
+    words = page.locator("#attribution-words")
+    expect(words).to_contain_text("Rank 3 computes 3.0× slower than the median at equal load")
     assert refused == []
     page.go_back()
     expect(page.locator("#runs-grid .ag-row")).to_have_count(2)
@@ -103,7 +103,8 @@ def test_switches_coasting_and_gaps_are_marked_on_every_chart(
     )
     assert line is None
     expect(page.locator("#kpi-speedup-note")).to_have_text("chronica, since step 50")
-    expect(page.locator("#workers-table tbody tr").first.locator("td").last).to_have_text("4")
+    lost = page.locator("#workers-grid .ag-row").first.locator("[col-id=missing]")
+    expect(lost).to_have_text("4")
 
 
 def test_switch_by_clicking(page: Page, web: httpx.Client, store: Store, bus_url: str) -> None:
@@ -111,16 +112,17 @@ def test_switch_by_clicking(page: Page, web: httpx.Client, store: Store, bus_url
     training.train(30)
     open_run(page, web, "r")
     wait_for_chart(page, "se", 29)
-    expect(page.locator("#policy-select")).to_have_value("bsp")
-    page.select_option("#policy-select", "chronica")
     page.click("#policy-apply")
+    expect(page.locator("#policy-preset-bsp")).to_be_checked()
+    page.check("#policy-preset-chronica")
     dialog = page.locator("#switch-dialog")
-    expect(dialog).to_contain_text("Switch from bsp to chronica?")
+    expect(page.locator("#policy-confirm")).to_have_text("Switch to chronica")
     expect(dialog).to_contain_text("the switch waits until one does")
     page.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
     assert runs.switches_of(store, "r") == []
     page.click("#policy-apply")
+    page.check("#policy-preset-chronica")
     page.click("#policy-confirm")
     status = page.locator("#switch-status")
     expect(status).to_contain_text("takes effect with the next segment")
@@ -133,7 +135,7 @@ def test_switch_by_clicking(page: Page, web: httpx.Client, store: Store, bus_url
     expect(status).to_contain_text("means of 20 and 20 steps")
     expect(status).to_contain_text("faster")
     expect(page.locator("#run-policy")).to_have_text("chronica")
-    expect(page.locator("#workers-words")).to_contain_text("Rank 3")
+    expect(page.locator("#policy-current")).to_have_text("chronica")
 
 
 def test_refused_switch_shows_the_servers_words(
@@ -143,17 +145,13 @@ def test_refused_switch_shows_the_servers_words(
     training.train(10)
     open_run(page, web, "r")
     wait_for_chart(page, "se", 9)
-    page.locator("#policy-parameters input").first.fill("-3")
     page.click("#policy-apply")
-    expect(page.locator("#switch-dialog")).to_be_hidden()  # the browser points at the field
-    page.select_option("#policy-select", "chronica")
+    page.check("#policy-preset-chronica")
     # The run ends without the page being told.
     with store.write() as connection:
         runs.end(connection, "r", "stopped", "from outside")
-    page.click("#policy-apply")
     page.click("#policy-confirm")
-    expect(page.locator("#switch-status")).to_contain_text("run r has ended")
-    expect(page.locator("#switch-dialog")).to_be_hidden()
+    expect(page.locator("#switch-problem")).to_contain_text("run r has ended")
 
 
 def test_lost_connection_is_shown_and_mended(
@@ -211,8 +209,8 @@ def test_many_workers_become_quantiles_and_a_heat_map(
         }"""
     )
     assert bright[1] > bright[0] + 100
-    expect(page.locator("#workers-table tbody tr")).to_have_count(24)
-    expect(page.locator("#workers-table")).to_contain_text("and 16 more")
+    expect(page.locator("#workers-grid .ag-center-cols-container .ag-row")).to_have_count(25)
+    expect(page.locator("#workers-grid .ag-paging-panel")).to_contain_text("1 to 25 of 40")
 
 
 def test_unknown_run_and_unknown_page(page: Page, web: httpx.Client) -> None:

@@ -30,8 +30,8 @@ def test_switch_by_clicking(page: Page, stack: Stack) -> None:
     before = number(page, "kpi-se")
     assert before > 0.5
 
-    page.locator("#policy-select").select_option("chronica")
     page.locator("#policy-apply").click()
+    page.locator("#policy-preset-chronica").check()
     page.locator("#policy-confirm").click()
     expect(page.locator("#switch-status")).to_contain_text(re.compile(r"took effect at step \d+"))
 

@@ -20,6 +20,8 @@
   window.dashAgGridFunctions.paceline = {
     seconds: safely("seconds"),
     ratio: safely("ratio"),
+    number: safely("number"),
+    integer: safely("integer"),
     percent: safely("percent"),
     moment: safely("moment"),
     // The grid takes its colours from the page's own variables, so that it follows the theme without a redraw.
@@ -56,6 +58,21 @@
       "span",
       null,
       data.device || "–",
-      data.emulated ? element("span", { className: "badge warn", title: "Device speeds are emulated" }, "emulated") : null,
+      data.backend === "simulated"
+        ? element("span", { className: "badge warn", title: "Workers, their times and the clock are simulated" }, "simulated")
+        : data.emulated
+          ? element("span", { className: "badge warn", title: "Device speeds are emulated" }, "emulated")
+          : null,
     );
+  components.WorkerWhy = ({ data }) => {
+    if (!data.words) return element("span", null, "–");
+    const { Tooltip } = window.dash_mantine_components;
+    const shown = data.why || "–";
+    const label = `${shown}: ${data.words}`;
+    return element(
+      Tooltip,
+      { label: data.words, multiline: true, w: 300, withArrow: true, events: { hover: true, focus: true, touch: true } },
+      element("button", { type: "button", className: "why", "aria-label": label }, shown),
+    );
+  };
 })();

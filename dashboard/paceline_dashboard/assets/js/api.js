@@ -1,45 +1,58 @@
 // The only way to the server: JSON under /api/v1, errors as RFC 9457.
 const BASE = new URL("../../", import.meta.url); // assets/js/ lies two levels below the dashboard's root
+const LONGEST_MS = 20_000;
 
 export function url(path) {
   return new URL(`api/v1/${path}`, BASE);
 }
 
 export class ApiError extends Error {
-  constructor(status, message) {
+  constructor(status, message, fields = []) {
     super(message);
     this.status = status; // 0: no answer at all, or half of one
+    this.fields = fields; // [{field, message}]: what is wrong with what was sent
   }
 }
 
 /** The JSON answer; throws ApiError with the server's own words, or with status 0 when it is away. */
-export async function get(path, params = {}) {
+export async function get(path, params = {}, longestMs = LONGEST_MS) {
   const target = url(path);
   for (const [name, value] of Object.entries(params)) {
     if (value !== undefined && value !== null && value !== "") target.searchParams.set(name, value);
   }
-  return request(target, {});
+  return request(target, {}, longestMs);
 }
 
 export async function post(path, body) {
+  return send("POST", path, body);
+}
+
+export async function put(path, body) {
+  return send("PUT", path, body);
+}
+
+function send(method, path, body) {
   return request(url(path), {
-    method: "POST",
+    method,
     headers: { "Content-Type": "application/json" },
     body: JSON.stringify(body),
   });
 }
 
-async function request(target, options) {
+async function request(target, options, longestMs = LONGEST_MS) {
   let response;
   try {
-    response = await fetch(target, { ...options, signal: AbortSignal.timeout(20_000) });
+    response = await fetch(target, { ...options, signal: AbortSignal.timeout(longestMs) });
   } catch (error) {
     throw new ApiError(0, `The server does not answer (${error.message}).`);
   }
   if (response.status === 401) {
     location.assign(new URL("login", BASE)); // the session ended: sign in again
   }
-  if (!response.ok) throw new ApiError(response.status, await reason(response));
+  if (!response.ok) {
+    const problem = await problemOf(response);
+    throw new ApiError(response.status, problem.detail, problem.errors ?? []);
+  }
   try {
     return await response.json();
   } catch (error) {
@@ -47,10 +60,10 @@ async function request(target, options) {
   }
 }
 
-/** What a problem document says, with the fields at fault; the status line where there is none. */
-async function reason(response) {
+/** The problem document; the status line where there is none. */
+async function problemOf(response) {
   const type = response.headers.get("Content-Type") || "";
-  if (!type.includes("json")) return `${response.status} ${response.statusText}`;
-  const problem = await response.json().catch(() => ({}));
-  return typeof problem.detail === "string" ? problem.detail : problem.title || `${response.status} ${response.statusText}`;
+  const problem = type.includes("json") ? await response.json().catch(() => ({})) : {};
+  if (typeof problem.detail === "string") return problem;
+  return { detail: problem.title || `${response.status} ${response.statusText}` };
 }

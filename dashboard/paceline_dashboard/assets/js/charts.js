@@ -1,12 +1,12 @@
 // The run page's line charts, drawn by Plotly.
-import { quantile } from "./format.js";
+import { integer, quantile } from "./format.js";
 import { gaps, marks } from "./marks.js";
 
 export const MOST_LINES = 16; // beyond, quantiles
 const UNSEEN_MS = 1500; // a chart that is scrolled out of sight is drawn no more often than this
 const MOST_POINTS = 6000; // per chart: what SVG draws in a few milliseconds
 const SYMBOLS = ["circle", "square", "diamond", "cross", "triangle-up", "x", "star", "pentagon", "triangle-down"];
-const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false };
+export const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false };
 
 const METRIC_CHARTS = [
   { id: "chart-se", metric: "se", hover: ".3f", tick: "~g" },
@@ -103,7 +103,8 @@ export class Charts {
   }
 }
 
-function layout(from, to, colours, { shapes, annotations, tick, suffix = "", top, legend = false }) {
+/** What all charts look like, over the steps [from, to]. */
+export function layout(from, to, colours, { shapes, annotations, tick, suffix = "", top, legend = false }) {
   const axis = { gridcolor: colours.line, zerolinecolor: colours.line, linecolor: colours.line, automargin: false };
   return {
     shapes,
@@ -181,7 +182,7 @@ function quantileLines(view, name, levels, colours, hovertemplate) {
     const y = view.cells.map((cell) => quantileOf(cell, name, q));
     return {
       ...thin(...broken(view.cellStep, y, view.cellBucket), MOST_POINTS / levels.length),
-      type: "scatter", mode: "lines", name: `${label} of ${view.ranks.length} workers`, connectgaps: false,
+      type: "scatter", mode: "lines", name: `${label} of ${view.ranks.length < view.world ? `${integer(view.ranks.length)} of ` : ""}${integer(view.world)} workers`, connectgaps: false,
       line: { color: colours.ranks[at], dash, width }, hovertemplate,
     };
   });

@@ -22,7 +22,8 @@ export class RunData {
   clear() {
     this.steps = new Map(); // step → row of `GET steps`
     this.cells = new Map(); // step → {compute_s, ett_s, share}: arrays by rank, NaN where unknown
-    this.world = 0;
+    this.known = new Set();
+    this.ranks = []; // whose cells are here: of very many workers, only some; ascending
     this.switches = [];
     this.coasts = []; // [first step, one past the last): planned by no controller; disjoint, ascending; none older than `steps`
     this.segment = null; // the newest
@@ -58,7 +59,7 @@ export class RunData {
   /** Tables name[rank][step], as `GET worker-steps` answers. */
   addTable(table) {
     for (const [step, cell] of cellsOf(table)) this.cells.set(step, cell);
-    this.world = Math.max(this.world, 1 + Math.max(-1, ...table.ranks));
+    this.#know(table.ranks);
     this.#forget(this.cells, this.#mostCells());
   }
 
@@ -92,8 +93,8 @@ export class RunData {
     );
   }
 
-  /** What charts draw, of steps [from, to]. */
-  view(from, to) {
+  /** What charts draw, of steps [from, to] of a run of `world` workers. */
+  view(from, to, world) {
     const found = this.rowsBetween(from, to);
     const metrics = {};
     for (const name of found.length ? Object.keys(found[0]) : []) metrics[name] = found.map((row) => row[name]);
@@ -105,27 +106,34 @@ export class RunData {
       metrics,
       cellStep,
       cells: cellStep.map((step) => this.cells.get(step)),
-      ranks: Array.from({ length: this.world }, (_, rank) => rank),
+      ranks: this.ranks,
+      world,
       coasts: this.coasts,
     };
   }
 
   #mostCells() {
-    return Math.max(100, Math.min(MOST_STEPS, Math.floor(MOST_CELLS / Math.max(1, this.world))));
+    return Math.max(100, Math.min(MOST_STEPS, Math.floor(MOST_CELLS / Math.max(1, this.ranks.length))));
   }
 
   #cell(step, rank) {
-    if (rank >= this.world) this.world = rank + 1;
+    this.#know([rank]);
     let cell = this.cells.get(step);
     if (!cell) this.cells.set(step, (cell = {}));
     for (const name of CELLS) {
       if (cell[name]?.length > rank) continue;
-      const wider = new Float32Array(this.world).fill(NaN);
+      const wider = new Float32Array(this.ranks.at(-1) + 1).fill(NaN);
       if (cell[name]) wider.set(cell[name]);
       cell[name] = wider;
     }
     cell.quantiles = undefined;
     return cell;
+  }
+
+  #know(ranks) {
+    if (ranks.every((rank) => this.known.has(rank))) return;
+    for (const rank of ranks) this.known.add(rank);
+    this.ranks = [...this.known].sort((x, y) => x - y);
   }
 
   #forget(map, most) {
@@ -157,7 +165,7 @@ function cellsOf(table) {
 }
 
 /** What charts draw, from the answers of `GET steps`, `GET worker-steps` and `GET coasts`. */
-export function historyView(steps, table, coasts) {
+export function historyView(steps, table, coasts, world) {
   const cells = cellsOf(table);
   return {
     bucket: steps.bucket,
@@ -167,6 +175,7 @@ export function historyView(steps, table, coasts) {
     cellStep: table.step,
     cells: table.step.map((step) => cells.get(step)),
     ranks: table.ranks,
+    world,
     coasts: coasts.map(([first, last]) => [first, last + 1]),
   };
 }

@@ -1,5 +1,5 @@
 // Compute time of every worker at every step, on a canvas: Plotly's heat map takes thirty times as long.
-import { seconds } from "./format.js";
+import { integer, seconds } from "./format.js";
 import { byId, text } from "./dom.js";
 
 const MOST_ROWS = 256; // more workers share rows, each showing its slowest
@@ -89,7 +89,8 @@ export class HeatMap {
   }
 
   #caption() {
-    const { ranks } = this.view;
-    text("heatmap-readout", `from rank ${ranks[0]} (top) to rank ${ranks.at(-1)} (bottom); steps as in the chart above`);
+    const { ranks, world } = this.view;
+    const some = ranks.length < world ? `, ${integer(ranks.length)} of ${integer(world)} workers` : "";
+    text("heatmap-readout", `from rank ${ranks[0]} (top) to rank ${ranks.at(-1)} (bottom)${some}; steps as in the chart above`);
   }
 }

@@ -4,7 +4,7 @@ import { historyView } from "./data.js";
 
 const POINTS = 1000;
 const MOST_CELLS = 60_000; // workers × points in one answer
-const MOST_RANKS = 2048; // of more workers, as many at even distances
+const MOST_RANKS = 1024; // of more workers, the server gives so many at most
 const LEAST_PAUSE_MS = 2000; // between an answer and asking again,
 const PAUSE_PER_MS = 4; // and so many times what the answer took: it may be a heavy one
 const LONGEST_PAUSE_MS = 30_000; // while the server is away
@@ -46,18 +46,15 @@ export class History {
     this.busy = true;
     const { round } = this;
     const began = performance.now();
-    const every = Math.ceil(world / MOST_RANKS);
-    const shown = Math.ceil(world / every);
-    const points = Math.max(50, Math.min(POINTS, Math.floor(MOST_CELLS / Math.max(1, shown))));
-    const ranks = every > 1 ? Array.from({ length: shown }, (_, i) => i * every).join(",") : undefined;
+    const points = Math.max(50, Math.min(POINTS, Math.floor(MOST_CELLS / Math.min(world, MOST_RANKS))));
     try {
       const [steps, table, coasts] = await Promise.all([
         get(`${this.path}/steps`, { from, to, points: POINTS }),
-        get(`${this.path}/worker-steps`, { from, to, points, ranks }),
+        get(`${this.path}/worker-steps`, { from, to, points }),
         get(`${this.path}/coasts`, { from, to, points: POINTS }),
       ]);
       if (round !== this.round) return; // something else is being looked at by now
-      this.found = historyView(steps, table, coasts);
+      this.found = historyView(steps, table, coasts, world);
       this.end = to;
       this.failures = 0;
       this.#pause(Math.max(LEAST_PAUSE_MS, PAUSE_PER_MS * (performance.now() - began)));

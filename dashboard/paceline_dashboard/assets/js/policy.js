@@ -1,10 +1,11 @@
 // Choosing another policy: preset, parameters, confirmation, and what came of it.
 import { get, post } from "./api.js";
-import { byId, make, text } from "./dom.js";
+import { byId, make, problem, show, text } from "./dom.js";
+import { blame, fieldOf, FieldError, valueOf } from "./fields.js";
 import { mean, moment, seconds } from "./format.js";
-import { ENDED } from "./summary.js";
+import { ENDED, simulated } from "./summary.js";
 
-const NUMBERS = "[\\d\\s,.e+]*"; // as an input's pattern; the server tells what else is wrong
+const AT_PARAMETER = /^parameters\.(\w+): (.*)$/s; // how the server names the parameter at fault
 
 export class PolicyPanel {
   constructor(run, data, effects) {
@@ -13,38 +14,50 @@ export class PolicyPanel {
     this.effects = effects;
     this.run = null;
     this.presets = [];
-    this.problem = "";
-    byId("policy-select").addEventListener("change", () => this.#chosen());
-    byId("policy-form").addEventListener("submit", (event) => {
-      event.preventDefault();
-      if (byId("policy-form").reportValidity()) this.#ask();
+    byId("policy-apply").addEventListener("click", () => this.propose());
+    byId("policy-presets").addEventListener("change", () => this.#chosen({}));
+    byId("policy-parameters").addEventListener("keydown", (event) => {
+      if (event.key !== "Enter") return;
+      event.preventDefault(); // else the form's first button, Cancel, would be pressed
+      this.#apply();
     });
     byId("policy-confirm").addEventListener("click", () => this.#apply());
   }
 
   async load() {
     this.presets = await get("policies");
-    const select = byId("policy-select");
-    select.replaceChildren(...this.presets.map((preset) => make("option", { value: preset.name }, preset.name)));
-    if (this.run) this.#select(this.run.policy);
   }
 
   /** Takes the run's newest state. */
   update(run) {
-    const first = this.run === null;
     this.run = run;
-    if (first && this.presets.length) this.#select(run.policy);
     const ended = ENDED.includes(run.state);
     byId("policy-apply").disabled = ended || !this.presets.length;
     byId("policy-apply").title = ended ? `The run has ${run.state === "finished" ? "finished" : "ended"}` : "";
   }
 
-  /** The newest switch in words, the earlier ones below it. */
+  /** Opens the dialog, with a preset chosen: the one in force unless another is named. */
+  propose(policy = this.run.policy, parameters = {}) {
+    const options = this.presets.map((preset) => optionOf(preset, preset.name === this.run.policy));
+    byId("policy-presets").replaceChildren(...options);
+    byId("switch-dialog").showModal();
+    const radio = byId(`policy-preset-${policy}`) ?? options[0].querySelector("input");
+    radio.checked = true;
+    radio.focus();
+    radio.closest("label").scrollIntoView({ block: "nearest" });
+    this.#chosen(parameters);
+  }
+
+  /** The policy in force, the newest switch in words, the earlier ones below it. */
   draw() {
+    const preset = this.presets.find((known) => known.name === this.run.policy);
+    text("policy-current", this.run.policy);
+    text("policy-summary", preset?.summary ?? "");
+    const set = Object.entries(this.#inForce).filter(([name, value]) => !same(value, preset?.parameters[name]?.default));
+    text("policy-changed", set.map(([name, value]) => `${name} = ${brief(value)}`).join(", "));
+    show("policy-changed", set.length > 0);
     const [newest, ...earlier] = this.data.switches.filter((change) => change.version > 0).reverse();
-    const status = byId("switch-status");
-    status.classList.toggle("problem", this.problem !== "");
-    text("switch-status", this.problem || (newest ? this.#words(newest) : "No switch yet."));
+    text("switch-status", newest ? this.#words(newest) : "No switch yet.");
     const history = earlier.map((change) => this.#words(change));
     const list = byId("switch-history");
     if (list.dataset.shown === JSON.stringify(history)) return;
@@ -52,69 +65,72 @@ export class PolicyPanel {
     list.replaceChildren(...history.map((words) => make("li", {}, words)));
   }
 
-  #select(name) {
-    byId("policy-select").value = name;
-    this.#chosen();
-  }
-
   get #preset() {
-    return this.presets.find((preset) => preset.name === byId("policy-select").value);
+    const name = byId("policy-presets").querySelector("input:checked").value;
+    return this.presets.find((preset) => preset.name === name);
   }
 
-  /** Parameters in force, where the chosen preset is the run's. */
-  get #current() {
-    const last = this.data.switches.at(-1);
-    return last && last.policy === this.#preset?.name ? last.parameters : {};
+  /** Parameters of the policy in force. */
+  get #inForce() {
+    return this.data.switches.at(-1)?.parameters ?? {};
   }
 
-  #chosen() {
+  #chosen(parameters) {
     const preset = this.#preset;
-    text("policy-summary", preset ? [preset.summary, preset.source].filter(Boolean).join(" – ") : "");
-    const fields = Object.entries(preset?.parameters ?? {}).map(([name, schema]) =>
-      fieldOf(name, schema, this.#current[name] ?? schema.default),
-    );
+    const again = preset.name === this.run.policy;
+    const values = { ...(again ? this.#inForce : {}), ...parameters };
+    const fields = Object.entries(preset.parameters).map(([name, schema]) => fieldOf(name, schema, values[name] ?? schema.default));
+    text("policy-chosen", fields.length ? `Parameters of ${preset.name}` : `${preset.name} has no parameters`);
     byId("policy-parameters").replaceChildren(...fields);
+    byId("policy-parameters").scrollTop = 0;
+    text("policy-confirm", again ? `Restart ${preset.name} with these parameters` : `Switch to ${preset.name}`);
+    text("switch-when", this.#when());
+    problem("switch-problem", "");
   }
 
-  #parameters() {
-    const schemas = this.#preset.parameters ?? {};
-    return Object.fromEntries(Object.keys(schemas).map((name) => [name, valueOf(name, schemas[name])]));
-  }
-
-  #ask() {
-    const { policy } = this.run;
-    const name = this.#preset.name;
-    text("switch-dialog-title", name === policy ? `Restart ${name} with these parameters?` : `Switch from ${policy} to ${name}?`);
+  #when() {
+    if (!simulated(this.run) && !this.run.controller?.alive) return "No controller plans this run now: the switch waits until one does.";
     const recent = this.data.rowsBetween(this.data.latest - 19, this.data.latest);
     const step = mean(recent.map((row) => row.step_s));
     const steps = this.data.segment?.steps ?? 4;
-    const when = this.run.controller?.alive
-      ? `It takes effect when the running plan segment ends: within about ${steps} steps${step === null ? "" : ` (${seconds(steps * step)})`}.`
-      : "No controller plans this run now: the switch waits until one does.";
-    const parameters = Object.entries(this.#parameters()).map(([key, value]) => make("li", {}, `${key} = ${JSON.stringify(value)}`));
-    byId("switch-dialog-text").replaceChildren(
-      make("p", {}, when),
-      make("p", {}, "Training does not stop. Each sample is still used exactly once per epoch, and the global batch stays the same. You can switch back at any time."),
-      ...(parameters.length ? [make("p", {}, "Parameters:"), make("ul", {}, ...parameters)] : []),
-    );
-    byId("switch-dialog").showModal();
+    return `It takes effect when the running plan segment ends: within about ${steps} steps${step === null ? "" : ` (${seconds(steps * step)})`}.`;
+  }
+
+  /** The chosen preset's parameters, or null where one is not legal: then its field says so. */
+  #parameters() {
+    const world = this.run.world ?? this.run.nproc;
+    try {
+      const schemas = Object.entries(this.#preset.parameters);
+      return Object.fromEntries(schemas.map(([name, schema]) => [name, valueOf(name, schema, world)]));
+    } catch (error) {
+      if (!(error instanceof FieldError)) throw error;
+      blame(error.field, error.message);
+      return null;
+    }
   }
 
   async #apply() {
+    const parameters = this.#parameters();
     const button = byId("policy-confirm");
+    if (parameters === null || button.disabled) return;
     button.disabled = true; // a double click must not switch twice
     try {
-      const body = { policy: this.#preset.name, parameters: this.#parameters(), by: "dashboard" };
+      const body = { policy: this.#preset.name, parameters, by: "dashboard" };
       this.data.addSwitch(await post(`runs/${encodeURIComponent(this.id)}/policy`, body));
-      this.problem = "";
+      byId("switch-dialog").close();
     } catch (error) {
       if (error.status === undefined) throw error;
-      this.problem = error.message;
+      this.#refused(error);
     } finally {
       button.disabled = false;
-      byId("switch-dialog").close();
-      this.draw();
     }
+    this.draw();
+  }
+
+  /** The server's words: at the field that they are about, else below all. */
+  #refused(error) {
+    const [, name, words] = error.fields[0]?.message.match(AT_PARAMETER) ?? [];
+    if (!name || !blame(name, `${name}: ${words}`)) problem("switch-problem", error.message);
   }
 
   #words(change) {
@@ -125,51 +141,33 @@ export class PolicyPanel {
       if (ENDED.includes(this.run?.state)) return `${asked} → the run ended before.`;
       return `${asked} → takes effect with the next segment…`;
     }
-    const after = Math.max(0, change.effective_at - change.requested_at);
+    // A simulated run's own clock says nothing about how long an operator waited.
+    const after = simulated(this.run) ? "" : ` (after ${seconds(Math.max(0, change.effective_at - change.requested_at))})`;
     const effect = this.effects.words(change);
-    return `${asked} → took effect at step ${change.effective_step} (after ${seconds(after)}).${effect ? ` ${effect}.` : ""}`;
+    return `${asked} → took effect at step ${change.effective_step}${after}.${effect ? ` ${effect}.` : ""}`;
   }
 }
 
-const inputId = (name) => `policy-parameter-${name}`;
-
-/** A labelled control for one JSON-Schema property. */
-function fieldOf(name, schema, value) {
-  const id = inputId(name);
-  const help = schema.description ? [make("div", { className: "muted small", id: `${id}-help` }, schema.description)] : [];
-  const label = make("label", { for: id }, schema.title ?? name);
-  const control = controlOf(schema, value);
-  control.id = id;
-  if (help.length) control.setAttribute("aria-describedby", `${id}-help`);
-  return make("div", { className: "field" }, label, control, ...help);
+function optionOf(preset, inForce) {
+  const id = `policy-preset-${preset.name}`;
+  const mark = inForce ? [make("span", { className: "badge" }, "in force")] : [];
+  return make(
+    "label",
+    { className: "preset", for: id },
+    make("input", { type: "radio", name: "policy", id, value: preset.name, "aria-describedby": `${id}-about` }),
+    make(
+      "span",
+      {},
+      make("span", { className: "preset-name" }, preset.name, ...mark),
+      make("span", { id: `${id}-about` }, preset.summary, make("span", { className: "muted" }, preset.source)),
+    ),
+  );
 }
 
-function controlOf(schema, value) {
-  if (schema.enum) {
-    const select = make("select", {}, ...schema.enum.map((entry) => make("option", { value: JSON.stringify(entry) }, String(entry))));
-    select.value = JSON.stringify(value);
-    return select;
-  }
-  if (schema.type === "boolean") return make("input", { type: "checkbox", checked: Boolean(value) });
-  if (schema.type === "integer" || schema.type === "number") {
-    const input = make("input", { type: "number", required: true, step: schema.type === "integer" ? "1" : "any" });
-    if (schema.minimum !== undefined) input.min = schema.minimum;
-    if (schema.maximum !== undefined) input.max = schema.maximum;
-    input.value = value;
-    return input;
-  }
-  if (schema.type === "array") {
-    const title = "Numbers with commas between them";
-    return make("input", { type: "text", value: value.join(", "), placeholder: "4, 4, 2", pattern: NUMBERS, title });
-  }
-  return make("input", { type: "text", value: value ?? "" });
-}
+const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
 
-function valueOf(name, schema) {
-  const control = byId(inputId(name));
-  if (schema.enum) return JSON.parse(control.value);
-  if (schema.type === "boolean") return control.checked;
-  if (schema.type === "integer" || schema.type === "number") return Number(control.value);
-  if (schema.type === "array") return (control.value.match(/[^\s,]+/g) ?? []).map(Number);
-  return control.value;
+/** A value in a few words; of a long list its beginning. */
+function brief(value) {
+  if (!Array.isArray(value)) return String(value);
+  return value.length > 8 ? `${value.slice(0, 6).join(" ")} … (${value.length})` : value.join(" ");
 }

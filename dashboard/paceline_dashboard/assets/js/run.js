@@ -1,5 +1,7 @@
 // The page of one run: keeps its parts fed and drawn.
 import { ApiError, get, post } from "./api.js";
+import { AttributionChart } from "./attribution.js";
+import { Auto } from "./auto.js";
 import { Charts, MOST_LINES } from "./charts.js";
 import { MOST_STEPS, RunData } from "./data.js";
 import { byId, connection, crumbs, make, poll, problem, show, text, whenThere } from "./dom.js";
@@ -11,10 +13,14 @@ import { Painter } from "./painter.js";
 import { PolicyPanel } from "./policy.js";
 import { drawFacts, drawHeader, drawKpis, ENDED } from "./summary.js";
 import { onTheme, theme } from "./theme.js";
-import { drawWorkers } from "./workers.js";
+import { WhatIf } from "./whatif.js";
+import { WorkersTable } from "./workers.js";
 
 const LOADED_CELLS = 60_000; // workers × steps at once: a second of the server's time
 const POLL_S = 2; // what events do not carry: workers' fits, the controller's lease
+const WHY_S = 5; // why ranks wait, what `auto` decided
+const MANY = 1024; // workers whose table is megabytes: asked for more seldom
+const MANY_S = 15;
 const LEAST_SPAN = 20; // steps on the axis from the first one on, so that it does not jump
 
 /** Opens the page; returns how to close it. @param page {run, palette, plotly}: id, colours, where Plotly is. */
@@ -43,6 +49,9 @@ class RunPage {
       seen: () => this.painter.request(),
     });
     this.heatmap = new HeatMap();
+    this.attribution = new AttributionChart();
+    this.workers = new WorkersTable();
+    this.told = {}; // table → the last step that it is about, once the run has ended
     this.endings = [];
   }
 
@@ -52,12 +61,18 @@ class RunPage {
     await whenThere("stop-dialog");
     await this.#insist(() => plotly(this.plotlyUrl));
     if (this.closed) return;
+    await this.workers.open();
+    if (this.closed) return;
     this.policy = new PolicyPanel(this.id, this.data, this.effects);
+    const propose = (policy, parameters) => this.policy.propose(policy, parameters);
+    this.whatif = new WhatIf(this.path, propose);
+    this.auto = new Auto(this.path, propose);
     this.#controls();
     this.colours = theme(this.palette);
     this.endings.push(
       onTheme(() => {
         this.colours = theme(this.palette);
+        this.attribution.draw(this.colours);
         this.painter.request();
       }),
     );
@@ -70,7 +85,13 @@ class RunPage {
       ended: () => ENDED.includes(this.run.state),
     });
     this.live.open();
-    this.endings.push(poll(() => this.#poll(), POLL_S));
+    const many = (first.world ?? first.nproc) > MANY;
+    this.endings.push(
+      poll(() => this.#bearing(() => this.#look()), POLL_S),
+      poll(() => this.#bearing(() => this.#compare()), many ? MANY_S : POLL_S),
+      poll(() => this.#bearing(() => this.#explain()), many ? MANY_S : WHY_S),
+      poll(() => this.#bearing(() => this.auto.refresh(this.run)), WHY_S),
+    );
   }
 
   close() {
@@ -78,6 +99,7 @@ class RunPage {
     this.live?.close();
     this.painter.close();
     this.charts.close();
+    this.attribution.close();
     for (const end of this.endings) end();
     document.title = "Paceline";
   }
@@ -134,20 +156,47 @@ class RunPage {
   #take(run) {
     this.run = run;
     this.policy.update(run);
+    this.whatif.update(run);
     problem("run-problem", run.state === "failed" ? `The run failed: ${run.message ?? `exit code ${run.exit_code}`}` : "");
   }
 
-  async #poll() {
+  /** Does without an answer where the server gives none: the stream notices and says so. */
+  async #bearing(task) {
     try {
-      const [run, workers] = await Promise.all([get(this.path), get(`${this.path}/workers`, { last: 50 })]);
-      if (this.closed) return;
-      this.#take(run);
-      drawWorkers(workers);
-      if (run.step > this.data.latest && ENDED.includes(run.state)) this.live.reopen(); // late telemetry
-      this.painter.request();
+      await task();
     } catch (error) {
-      if (error.status === undefined) throw error; // the stream notices and says that the server is away
+      if (error.status === undefined) throw error;
     }
+  }
+
+  async #look() {
+    const run = await get(this.path);
+    if (this.closed) return;
+    this.#take(run);
+    if (run.step > this.data.latest && ENDED.includes(run.state)) this.live.reopen(); // late telemetry
+    this.painter.request();
+  }
+
+  async #compare() {
+    const workers = await this.#news("workers", { last: 50 });
+    if (workers && !this.closed) this.workers.update(workers);
+  }
+
+  async #explain() {
+    const found = await this.#news("attribution");
+    if (!found || this.closed) return;
+    this.attribution.update(found, this.colours);
+    this.workers.explain(found.workers);
+  }
+
+  /** An answer about the newest steps; null where the run has ended and it is known. */
+  async #news(name, parameters) {
+    const { state, step } = this.run;
+    const key = `${state} ${step}`;
+    if (ENDED.includes(state) && this.told[name] === key) return null;
+    const found = await get(`${this.path}/${name}`, parameters);
+    this.told[name] = key;
+    return found;
   }
 
   #controls() {
@@ -184,7 +233,8 @@ class RunPage {
 
   /** The steps to draw, [from, to], and the view that holds them. */
   #shown() {
-    const { latest, begins, world } = this.data;
+    const { latest, begins } = this.data;
+    const world = this.run.world ?? this.run.nproc;
     const choice = byId("chart-window").value;
     const first = choice === "all" ? begins : Math.max(begins, latest - Number(choice) + 1);
     const [from, to] = this.zoom ?? [first, Math.max(latest, first + LEAST_SPAN - 1)];
@@ -193,7 +243,7 @@ class RunPage {
     const here = live || latest < 0 || this.data.reachesBackTo(from, true);
     const key = this.zoom?.join("–") ?? choice;
     const older = here ? null : this.history.view(key, from, to, latest, world);
-    return [from, to, older ?? this.data.view(from, to)];
+    return [from, to, older ?? this.data.view(from, to, world)];
   }
 
   #draw() {

@@ -4,6 +4,10 @@ import { SIDE } from "./effect.js";
 import { factor, integer, mean, moment, number, percent, plural, ratio, seconds } from "./format.js";
 
 export const ENDED = ["finished", "failed", "stopped"];
+const MOST_NAMED = 16; // of more workers, how far apart they are
+
+/** Whether its workers are made up, and its clock too. */
+export const simulated = (run) => run.backend === "simulated";
 
 export function drawHeader(run, row) {
   text("run-name", run.name || run.id);
@@ -15,8 +19,8 @@ export function drawHeader(run, row) {
   const ofEpochs = run.epochs ? ` of ${run.epochs}` : "";
   text("run-progress", step === null || step === undefined ? "no step yet" : `epoch ${epoch}${ofEpochs} · step ${integer(step)}`);
   text("run-device", `${plural(run.world ?? run.nproc, "worker")}${run.device ? ` · ${run.device}` : ""}`);
-  show("run-emulated", Boolean(run.emulated));
-  text("run-emulated", "device speeds are emulated");
+  show("run-emulated", simulated(run) || Boolean(run.emulated));
+  text("run-emulated", simulated(run) ? "simulated" : "device speeds are emulated");
   byId("run-emulated").title = emulation(run.emulated);
   drawController(run);
   byId("stop-run").disabled = ENDED.includes(run.state);
@@ -24,7 +28,7 @@ export function drawHeader(run, row) {
 
 function drawController(run) {
   const ended = ENDED.includes(run.state);
-  show("run-controller", !ended && run.state !== "pending");
+  show("run-controller", !ended && run.state !== "pending" && !simulated(run)); // it plans by itself
   const alive = Boolean(run.controller?.alive);
   text("run-controller", alive ? "controller planning" : "no controller: coasting");
   byId("run-controller").className = alive ? "badge" : "badge warn";
@@ -37,6 +41,8 @@ function drawController(run) {
 function emulation(emulated) {
   if (!emulated?.a_s?.length) return "";
   const least = Math.min(...emulated.a_s);
+  const most = Math.max(...emulated.a_s);
+  if (emulated.a_s.length > MOST_NAMED) return `Ranks' times per unit: 1.0× to ${(most / least).toFixed(1)}×`;
   return `Ranks' times per unit: ${emulated.a_s.map((a) => `${(a / least).toFixed(1)}×`).join(", ")}`;
 }
 

@@ -1,0 +1,50 @@
+// Why ranks wait: in words, and over time.
+import { CONFIG, layout } from "./charts.js";
+import { byId, text } from "./dom.js";
+import { percent } from "./format.js";
+
+/** Cause → its name, and a pattern that tells it from the others without colour. */
+const CAUSES = {
+  data: ["sizes of samples", ""],
+  node: ["slow nodes", "/"],
+  transient: ["passing slowness", "."],
+  input: ["data loading", "x"],
+};
+
+const ID = "chart-attribution";
+
+export class AttributionChart {
+  constructor() {
+    this.found = null;
+  }
+
+  /** Takes an answer of `GET attribution`. */
+  update(found, colours) {
+    this.found = found;
+    text("attribution-words", found.words);
+    this.draw(colours);
+  }
+
+  draw(colours) {
+    const element = byId(ID);
+    if (!element || !this.found) return;
+    const { over_time: over, shares, from, to } = this.found;
+    const traces = Object.entries(CAUSES).map(([cause, [name, shape]], at) => {
+      const color = colours.ranks[at];
+      return {
+        type: "bar", name: `${name} ${percent(shares[cause])}`, y: over[cause],
+        x: over.step.map((step) => step + (over.bucket - 1) / 2), width: over.bucket,
+        marker: { color, line: { width: 0 }, pattern: { shape, fillmode: "overlay", fgcolor: colours.panel, size: 5, solidity: 0.35 } },
+        hovertemplate: "%{y:.3~s}s",
+      };
+    });
+    const options = { shapes: [], annotations: [], tick: "~s", suffix: "s", legend: true };
+    const base = layout(from ?? 0, to ?? 1, colours, options);
+    window.Plotly.react(element, traces, { ...base, barmode: "relative", bargap: 0, dragmode: false }, CONFIG);
+    this.drawn = element;
+  }
+
+  close() {
+    if (this.drawn) window.Plotly.purge(this.drawn);
+  }
+}

@@ -1,0 +1,106 @@
+// A preset's parameters as form fields: made, read and checked by their JSON Schema.
+import { byId, make, problem } from "./dom.js";
+import { integer } from "./format.js";
+
+const inputId = (name) => `policy-parameter-${name}`;
+
+/** A parameter's value is not legal. */
+export class FieldError extends Error {
+  constructor(field, message) {
+    super(`${field}: ${message}`);
+    this.field = field;
+  }
+}
+
+/** A labelled control for one parameter, with a place for what is wrong with it. */
+export function fieldOf(name, schema, value) {
+  const id = inputId(name);
+  const control = controlOf(schema, value);
+  control.id = id;
+  control.setAttribute("aria-describedby", `${id}-help ${id}-problem`);
+  control.addEventListener("input", () => blame(name, ""));
+  const range = bounds(schema.items ?? schema);
+  const help = [schema.description, range && `${schema.items ? "Each " : ""}${range}.`, `Default: ${shown(schema)}.`];
+  return make(
+    "div",
+    { className: "field" },
+    make("label", { for: id }, schema.title ?? name),
+    control,
+    make("div", { className: "muted small", id: `${id}-help` }, help.filter(Boolean).join(" ")),
+    make("p", { className: "problem small", id: `${id}-problem`, hidden: true }),
+  );
+}
+
+/** The value of a parameter's field. Throws FieldError. @param world ranks of the run */
+export function valueOf(name, schema, world) {
+  const control = byId(inputId(name));
+  if (schema.enum) return JSON.parse(control.value);
+  if (schema.type === "boolean") return control.checked;
+  if (schema.type === "array") return listOf(name, schema, control.value, world);
+  if (schema.type === "string") return control.value;
+  // A number field's value is empty for what is no number.
+  return checked(name, schema, control.value.trim() === "" ? NaN : Number(control.value));
+}
+
+/** Says at a parameter's field what is wrong with it; "" takes it back. Whether there is such a field. */
+export function blame(name, message) {
+  const control = byId(inputId(name));
+  if (!control) return false;
+  problem(`${inputId(name)}-problem`, message);
+  control.setAttribute("aria-invalid", String(message !== ""));
+  if (message) control.focus();
+  return true;
+}
+
+function controlOf(schema, value) {
+  if (schema.enum) {
+    const select = make("select", {}, ...schema.enum.map((entry) => make("option", { value: JSON.stringify(entry) }, String(entry))));
+    select.value = JSON.stringify(value);
+    return select;
+  }
+  if (schema.type === "boolean") return make("input", { type: "checkbox", role: "switch", checked: Boolean(value) });
+  if (schema.type === "array") {
+    return make("input", { type: "text", value: value.join(", "), placeholder: "such as 4, 4, 2", autocomplete: "off", spellcheck: false });
+  }
+  if (schema.type === "string") return make("input", { type: "text", value });
+  const input = make("input", { type: "number", step: schema.type === "integer" ? "1" : "any", value });
+  if (schema.minimum !== undefined) input.min = schema.minimum;
+  if (schema.maximum !== undefined) input.max = schema.maximum;
+  return input;
+}
+
+function listOf(name, schema, given, world) {
+  const parts = given.match(/[^\s,;]+/g) ?? [];
+  const values = parts.map((part) => {
+    if (Number.isNaN(Number(part))) throw new FieldError(name, `“${part}” is no number. Write numbers with commas between them.`);
+    return checked(name, schema.items, Number(part));
+  });
+  if (schema.perRank && values.length && values.length !== world) {
+    const ranks = `the run has ${integer(world)} ranks. Give one for each rank, or none.`;
+    throw new FieldError(name, `${integer(values.length)} given, but ${ranks}`);
+  }
+  return values;
+}
+
+function checked(name, schema, value) {
+  const { minimum = -Infinity, exclusiveMinimum = -Infinity, maximum = Infinity } = schema;
+  const whole = schema.type !== "integer" || Number.isInteger(value);
+  if (Number.isFinite(value) && whole && value >= minimum && value > exclusiveMinimum && value <= maximum) return value;
+  throw new FieldError(name, `must be a ${bounds(schema) || "number"}.`);
+}
+
+/** "whole number, at least 4, at most 64". */
+function bounds(schema) {
+  if (schema.type !== "integer" && schema.type !== "number") return "";
+  const words = [["above", "exclusiveMinimum"], ["at least", "minimum"], ["at most", "maximum"]];
+  const limits = words.filter(([, key]) => key in schema).map(([word, key]) => `${word} ${limit(schema[key])}`);
+  return [schema.type === "integer" ? "whole number" : "number", ...limits].join(", ");
+}
+
+const limit = (value) => (Math.abs(value) < 1e9 ? value.toLocaleString("en", { maximumFractionDigits: 9 }) : String(value));
+
+function shown(schema) {
+  if (schema.type === "array") return schema.default.length ? schema.default.join(", ") : "none";
+  if (schema.type === "boolean") return schema.default ? "on" : "off";
+  return typeof schema.default === "number" ? limit(schema.default) : schema.default;
+}

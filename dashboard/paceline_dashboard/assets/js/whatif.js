@@ -1,0 +1,86 @@
+// What other policies would save, asked for by a click.
+import { get } from "./api.js";
+import { byId, make, problem, show, text } from "./dom.js";
+import { integer, moment, percent, plural, seconds } from "./format.js";
+import { ENDED } from "./summary.js";
+
+const LONGEST_MS = 120_000; // it simulates: seconds, more on a busy machine
+
+export class WhatIf {
+  /** @param propose opens the dialog for (policy, parameters). */
+  constructor(path, propose) {
+    this.path = `${path}/whatif`;
+    this.propose = propose;
+    this.run = null;
+    this.found = null;
+    byId("whatif-ask").addEventListener("click", () => this.#ask());
+  }
+
+  /** Takes the run's newest state. */
+  update(run) {
+    this.run = run;
+    for (const button of byId("whatif-forecasts").querySelectorAll("button")) button.disabled = this.#blocked(button.value);
+    show("whatif-old", this.found !== null && this.found.current.version !== run.version);
+  }
+
+  async #ask() {
+    const button = byId("whatif-ask");
+    if (button.getAttribute("aria-disabled") === "true") return;
+    button.setAttribute("aria-disabled", "true"); // unlike `disabled`, it keeps the keyboard's focus
+    problem("whatif-problem", "");
+    text("whatif-words", "Simulating the next steps under each preset…");
+    try {
+      this.found = await get(this.path, { refresh: this.found !== null }, LONGEST_MS);
+      if (byId("whatif-forecasts")) this.#draw();
+    } catch (error) {
+      if (error.status === undefined) throw error;
+      text("whatif-words", "");
+      problem("whatif-problem", error.message);
+    } finally {
+      button.setAttribute("aria-disabled", "false");
+    }
+  }
+
+  #draw() {
+    const { forecasts, left_out: leftOut, reason, fit_error: error, current } = this.found;
+    text("whatif-ask", "Ask again");
+    text("whatif-words", reason ?? `${current.policy} takes ${seconds(current.step_time_s)} a step.`);
+    const others = forecasts.filter((one) => one.policy !== current.policy);
+    const least = Math.min(0, ...others.map((one) => one.saving_low));
+    const most = Math.max(0.01, ...others.map((one) => one.saving_high));
+    byId("whatif-forecasts").replaceChildren(...others.map((one) => this.#row(one, least, most)));
+    const left = leftOut.map((one) => `${one.policy}: ${one.reason}`);
+    const rest = reason
+      ? []
+      : [`From steps ${integer(this.found.first_step)}–${integer(this.found.step)}, ${moment(this.found.made_at)}.`,
+          `Bars: expected saving of time; whiskers: 95 % of cases.`, `The models are off by ${percent(error)}.`];
+    text("whatif-note", [...rest, ...(left.length ? [`Left out: ${plural(left.length, "preset")} (${left.join("; ")}).`] : [])].join(" "));
+    this.update(this.run);
+  }
+
+  #row(one, least, most) {
+    const at = (saving) => `${(100 * (saving - least)) / (most - least)}%`;
+    const part = (className, from, to) => {
+      const element = make("span", { className });
+      element.style.left = at(from);
+      element.style.width = `calc(${at(to)} - ${at(from)})`;
+      return element;
+    };
+    const [low, high] = [Math.min(0, one.saving), Math.max(0, one.saving)];
+    const bar = make(
+      "span",
+      { className: "saving", "aria-hidden": "true" }, // the words say the same
+      part(one.saving < 0 ? "saving-bar worse" : "saving-bar", low, high),
+      part("saving-zero", 0, 0),
+      part("saving-whisker", one.saving_low, one.saving_high),
+    );
+    const button = make("button", { type: "button", value: one.policy, "aria-label": `Switch to ${one.policy}…` }, "Switch to it…");
+    button.addEventListener("click", () => this.propose(one.policy, one.parameters));
+    const words = make("span", { className: "saving-words", title: `${seconds(one.step_time_s)} a step` }, one.words);
+    return make("li", {}, words, bar, button);
+  }
+
+  #blocked(policy) {
+    return ENDED.includes(this.run.state) || policy === this.run.policy;
+  }
+}

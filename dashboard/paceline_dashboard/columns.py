@@ -1,0 +1,89 @@
+"""Columns of the tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+RUNS: list[dict[str, Any]] = [
+    {"field": "name", "headerName": "Run", "minWidth": 150, "flex": 2, "cellRenderer": "RunLink"},
+    {"field": "state", "width": 124, "cellRenderer": "RunState"},
+    {"field": "policy", "minWidth": 100, "flex": 1},
+    {"field": "epoch", "width": 84, "type": "rightAligned"},
+    {"field": "step", "width": 92, "type": "rightAligned"},
+    {
+        "field": "step_s",
+        "headerName": "Step time",
+        "headerTooltip": "Mean duration of the last 20 steps",
+        "width": 112,
+        "type": "rightAligned",
+        "valueFormatter": {"function": "paceline.seconds(params.value)"},
+    },
+    {
+        "field": "se",
+        "headerName": "SE",
+        "headerTooltip": "Straggler effect: (max T − min T) / mean T, last 20 steps",
+        "width": 84,
+        "type": "rightAligned",
+        "valueFormatter": {"function": "paceline.ratio(params.value)"},
+    },
+    {
+        "field": "waste",
+        "headerName": "Waste",
+        "headerTooltip": "Share of the workers' time spent waiting for the slowest, last 20 steps",
+        "width": 92,
+        "type": "rightAligned",
+        "valueFormatter": {"function": "paceline.percent(params.value)"},
+    },
+    {"field": "device", "minWidth": 170, "flex": 1, "cellRenderer": "RunDevice"},
+    {"field": "node", "minWidth": 100, "flex": 1},
+    {
+        "field": "started_at",
+        "headerName": "Started",
+        "minWidth": 132,
+        "valueFormatter": {"function": "paceline.moment(params.value)"},
+    },
+]
+
+
+def _figure(
+    field: str, name: str, meaning: str, unit: str, width: int = 86, **options: Any
+) -> dict[str, Any]:
+    """A column of numbers; `unit` is a function of ``format.js``."""
+    return {
+        "field": field,
+        "headerName": name,
+        "headerTooltip": meaning,
+        "minWidth": width,
+        "flex": 1,
+        "type": "rightAligned",
+        "valueFormatter": {"function": f"paceline.{unit}(params.value)"},
+        **options,
+    }
+
+
+WORKERS: list[dict[str, Any]] = [
+    {"field": "rank", "headerName": "Rank", "width": 72, "pinned": "left"},
+    {
+        "field": "why",
+        "headerName": "Why",
+        "headerTooltip": "Why others wait for this rank; point at it or focus it for more",
+        "minWidth": 146,
+        "flex": 2,
+        "cellRenderer": "WorkerWhy",
+    },
+    _figure("caused", "Causes", "Share of all waiting that is for this rank", "percent"),
+    _figure("slowest_share", "Slowest in", "Share of the last steps in which this rank was the "
+            "slowest", "percent", 98),
+    _figure("compute_s", "Compute", "Forward + backward of a step, without waiting or "
+            "communication", "seconds"),
+    _figure("ett_s", "ETT", "Estimated training time of a step: what the plan expected", "seconds"),
+    _figure("ett_error", "ETT error", "Mean of |ETT − T| / T", "percent", 94),
+    _figure("wait_s", "Wait", "Time spent waiting for the others in a step", "seconds"),
+    _figure("samples", "Samples", "Of the local batch, per step", "number"),
+    _figure("load", "Load", "Sum of the sizes of a step's samples, in the data set's unit",
+            "number"),
+    _figure("share", "Share", "Of each step's load", "percent", 88),
+    _figure("a", "Per unit", "Fitted time per size unit", "seconds"),
+    _figure("missing", "Missing", "Records that were sent but never arrived", "integer",
+            cellClassRules={"lost": "params.value > 0"}),
+]  # fmt: skip
