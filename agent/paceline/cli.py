@@ -63,7 +63,7 @@ def run(
     script: Annotated[str, typer.Argument(help="Python script to train with.")],
     args: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
     nproc: Annotated[
-        int | None, typer.Option(min=1, help="Ranks.", show_default="1, or one per --slowdown")
+        int | None, typer.Option(min=1, help="Ranks.", show_default="1, or one per emulated device")
     ] = None,
     policy: Annotated[str, typer.Option(help="To begin with; `paceline policies`.")] = "bsp",
     param: Parameters = None,
@@ -81,6 +81,12 @@ def run(
     seconds_per_step: Annotated[
         float, typer.Option(help="Emulated time of one step besides, at any factor.")
     ] = 0.005,
+    emulate: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON|FILE", help="Emulate devices in full: docs/training-scripts.md."
+        ),
+    ] = None,
     server: Server = None,
     node: Node = None,
     data: Data = None,
@@ -90,11 +96,16 @@ def run(
     from paceline import foreground
     from paceline.wire import Launch
 
-    env = {}
-    if slowdown is not None:
-        emulate = foreground.emulation(slowdown, seconds_per_unit, seconds_per_step, nproc)
-        nproc = len(emulate["a_s"])
-        env["PACELINE_EMULATE"] = json.dumps(emulate)
+    env, devices = {}, None
+    if emulate is not None and slowdown is not None:
+        raise InputError("--emulate and --slowdown: give one of them")
+    if emulate is not None:
+        devices = foreground.whole_emulation(emulate, nproc)
+    elif slowdown is not None:
+        devices = foreground.emulation(slowdown, seconds_per_unit, seconds_per_step, nproc)
+    if devices is not None:
+        nproc = len(devices["a_s"])
+        env["PACELINE_EMULATE"] = json.dumps(devices)
     launch = Launch(script, args or [], nproc or 1, env, str(Path.cwd()), max_restarts)
     code = foreground.train(
         launch,

@@ -17,6 +17,7 @@ import msgspec
 
 from paceline import rundir
 from paceline.client import Client
+from paceline.emulation import Emulation
 from paceline.errors import InputError, PacelineError
 from paceline.link import Commands, Link
 from paceline.rundir import Record
@@ -52,6 +53,33 @@ def emulation(
         "a_s": [seconds_per_unit * factor for factor in factors],
         "b_s": [seconds_per_step] * len(factors),
     }
+
+
+def whole_emulation(given: str, nproc: int | None) -> dict[str, Any]:
+    """``PACELINE_EMULATE``'s value: all of an `Emulation`.
+
+    Args:
+        given: the JSON object, or the path of a file that holds it.
+        nproc: ranks; None: as many as `a_s` has numbers.
+
+    Raises:
+        InputError: no such file, not JSON of that form, or a value out of range: it is named.
+    """
+    text = given
+    if not given.lstrip().startswith("{"):
+        try:
+            text = Path(given).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(
+                f"--emulate {given}: {error}; give a JSON object, or a file that holds one"
+            ) from error
+    try:
+        made = msgspec.json.decode(text, type=Emulation)
+    except msgspec.DecodeError as error:
+        raise InputError(f'--emulate: {error}; give {{"a_s": [W], "b_s": [W], …}}') from error
+    if problem := made.problem(nproc or max(1, len(made.a_s))):
+        raise InputError(f"--emulate: {problem}")
+    return made.as_dict()
 
 
 def train(

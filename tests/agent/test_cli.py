@@ -170,7 +170,12 @@ def test_run_without_a_server(data: Path, tmp_path: Path) -> None:
     assert log.read_text().startswith("out 1 ")
     assert str(log.parents[2]) in err
 
+    devices = tmp_path / "devices.json"
+    devices.write_text('{"a_s": [0.5, 1], "b_s": [2, 2], "cost": {"kappa": 0.5}, "serial": 1}')
+    emulate = ("--emulate", str(devices))
     code, out, err = call("run", "--data", str(data), *emulate, path, "--fail")
+    shown = json.loads(out.splitlines()[1])
+    assert shown["cost"] == {"kappa": 0.5, "padded": False} and "serial" not in shown
     assert code == 5
     assert "rank 0 ended with code 5" in err or "rank 0 failed: err 0 (exit code 5)" in err
 
@@ -285,6 +290,18 @@ def test_run_that_ends_while_the_bus_is_away_is_delivered_by_an_agent(
         (["run", "--slowdown", "1,0", "SCRIPT"], 2, "--slowdown 1,0: give factors above 0"),
         (["run", "--slowdown", "1,2", "--nproc", "3", "SCRIPT"], 2, "2 factors for --nproc 3"),
         (["run", "--slowdown", "1", "--seconds-per-step", "-1", "SCRIPT"], 2, "--seconds-per-step"),
+        (["run", "--emulate", "nowhere.json", "SCRIPT"], 2, "--emulate nowhere.json: "),
+        (["run", "--emulate", "SCRIPT", "SCRIPT"], 2, "--emulate: JSON is malformed"),
+        (["run", "--emulate", '{"a_s": [1, "x"], "b_s": [0]}', "SCRIPT"], 2, "at `$.a_s[1]`"),
+        (["run", "--emulate", '{"a_s": [1], "b": [0]}', "SCRIPT"], 2, "`b`"),
+        (["run", "--emulate", '{"a_s": [], "b_s": []}', "SCRIPT"], 2, "--emulate: a_s"),
+        (["run", "--emulate", '{"a_s": [1], "b_s": [0], "noise": 2}', "SCRIPT"], 2, "noise = 2"),
+        (
+            ["run", "--emulate", '{"a_s": [1], "b_s": [0]}', "--nproc", "2", "SCRIPT"],
+            2,
+            "for each of 2 ranks",
+        ),
+        (["run", "--emulate", "{}", "--slowdown", "1", "SCRIPT"], 2, "give one of them"),
         (["run", "--server", NOBODY, "SCRIPT"], 3, f"no server answers at {NOBODY}"),
         (["run", "--data", "SCRIPT", "SCRIPT"], 3, "cannot be written"),
         (["agent", "--data", "/proc/paceline", "--bus", "redis://h"], 3, "cannot be written"),
