@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 import numpy as np
-from sklearn.linear_model import LinearRegression
 
 from paceline.cost import SUM, Cost
 from paceline_backend.policies._base import Feedback, Floats, Ints, Models, usable
@@ -37,6 +36,7 @@ _SHARE = 0.25  # how much of a step's time may well be c·n, and b: the prior's 
 _LEAST = 1e-3  # share of the time that load must explain
 _FAST = 0.2  # weight of the newest in the mean of residuals, which tells a drift,
 _DRIFT = 2.0  # and of its standard deviations: from so many on
+_RARE = 8.0  # −log-likelihood of a change of speed, or of a row that tells nothing
 _ROUND = 1e-10  # relative to the terms of a difference: less is rounding
 _CAP = 0.3  # residual that a row counts with at most when costs are compared,
 _BLIND = 8  # a rank's first rows not at all: what they are off tells little of the cost
@@ -46,6 +46,8 @@ _CURVES = 2.0 ** np.arange(-3, 7)  # κ to try, over one by the typical long siz
 _FINER = (2.0 ** (0.5 ** np.arange(1, 6))).tolist()  # and then around the best of them
 _MARGIN = 12.0  # what a cost other than the sum must gain in log-likelihood, and κ as much again
 _EXACT = 0.003  # residuals so small tell nothing
+
+_ROWS, _BETA, _USUAL = 9, 10, 13  # where in a fit: see `_fit_rows`
 
 
 @dataclass(frozen=True)
@@ -141,72 +143,134 @@ def _grouped(samples: Ints, load: Floats, squares: Floats) -> bool:
 def _fit_ranks(
     load: Floats, samples: Ints, compute_s: Floats, window: int, fits: Floats, losses: Floats
 ) -> None:
-    """Fits each rank's rows of [S, W] arrays; fills `fits` and `losses`, [W, 3].
-
-    `beta` is (a, c, b) for load and samples over their means: what each costs in a typical step.
-    """
+    """Fits each rank's rows of [S, W] arrays; fills `fits` and `losses`, [W, 3]."""
     steps, world = load.shape
-    g, h, beta, usual = np.zeros(6), np.zeros(3), np.zeros(3), np.zeros(3)
+    rows, now, before, trial = np.zeros((window, 3)), np.zeros(16), np.zeros(16), np.zeros(16)
     for rank in range(world):
-        first, count, mean_u, mean_v = steps, 0, 0.0, 0.0
-        while first > 0 and count < window:
-            first -= 1
-            if min(load[first, rank], samples[first, rank], compute_s[first, rank]) > 0:
-                count += 1
-                mean_u += (load[first, rank] - mean_u) / count
-                mean_v += (samples[first, rank] - mean_v) / count
-        for values in (g, h, beta, usual):
-            values.fill(0.0)
-        squares, seen, recent, drift, held = 0.0, 0, 0.0, 0.0, 0.0
-        loss, judged = 0.0, 0
-        for step in range(first, steps):
-            if min(load[step, rank], samples[step, rank], compute_s[step, rank]) <= 0:
-                continue
-            u, v = load[step, rank] / mean_u, samples[step, rank] / mean_v
-            time_s = compute_s[step, rank]
-            if seen == 0:
-                beta[0] = time_s / u
-            variance = (_NOISE**2 * _BELIEF + squares) / (_BELIEF + seen)
-            off = math.log(time_s / (beta[0] * u + beta[1] * v + beta[2])) - drift
-            if seen >= _BLIND:
-                loss += min(off * off, _CAP**2)
-                judged += 1
-            if abs(off) <= max(_CHANGED, _WILD * math.sqrt(variance)):
-                squares += off * off
-            elif seen == 1 or off * held > 0:  # a first step is often slow: the second is believed
-                _multiply(beta, math.exp(off + drift))
-                for values in (g, h):
-                    values.fill(0.0)
-                for k in range(3):
-                    usual[k] = beta[k]
-                recent, drift = 0.0, 0.0
+        step, first, mean_u, mean_v = steps, window, 0.0, 0.0
+        while step > 0 and first > 0:
+            step -= 1
+            u, v, time_s = load[step, rank], float(samples[step, rank]), compute_s[step, rank]
+            if min(u, v, time_s) > 0:
+                first -= 1
+                rows[first, 0], rows[first, 1], rows[first, 2] = u, v, time_s
+                mean_u += (u - mean_u) / (window - first)
+                mean_v += (v - mean_v) / (window - first)
+        if first == window:
+            continue
+        for k in range(first, window):
+            rows[k, 0] /= mean_u
+            rows[k, 1] /= mean_v
+        losses[rank, 0], losses[rank, 1] = _fit_rows(rows[first:], now, before, trial)
+        a, c, b = now[_BETA], now[_BETA + 1], now[_BETA + 2]
+        losses[rank, 2] = 0.5 * (c**2 + b**2) / (a + c + b) ** 2 / _SHARE**2
+        fits[rank, 0], fits[rank, 1], fits[rank, 2] = a / mean_u, c / mean_v, b
+
+
+@compiled
+def _fit_rows(rows: Floats, now: Floats, before: Floats, trial: Floats) -> tuple[float, int]:
+    """Fits one rank's rows, [F, 3] of (u, v, time_s): its loss, and of how many of them.
+
+    u and v are load and samples over their means. The result is in `now`; `before` holds what it
+    was before the last change of speed, `trial` is for `_reshaped`. Such a fit is an array of
+    normal equations, how many rows they are of, beta, and the beta to which they are drawn.
+    """
+    for fit in (now, before, trial):
+        fit.fill(0.0)
+    now[_BETA] = rows[0, 2] / rows[0, 0]
+    squares, seen, recent, drift, held, held_off = 0.0, 0, 0.0, 0.0, -1, 0.0
+    loss, judged = 0.0, 0
+    for k in range(len(rows)):
+        variance = (_NOISE**2 * _BELIEF + squares) / (_BELIEF + seen)
+        off = _off(now, rows[k]) - drift
+        if seen >= _BLIND:
+            loss += min(off * off, _CAP**2)
+            judged += 1
+        if abs(off) <= max(_CHANGED, _WILD * math.sqrt(variance)):
+            squares += off * off
+            _learn(now, rows[k])
+            _solve(now, variance)
+        else:  # a first step is often slow: the second is believed
+            changed = seen == 1 or (held == k - 1 and off * held_off > 0)
+            if _reshaped(rows, held, k, changed, variance, now, before, trial):
+                _copy(trial, now)
+                squares += _off(now, rows[k]) ** 2
+            elif changed:
+                _copy(now, before)
+                _multiply(now[_BETA:_USUAL], math.exp(off + drift))
+                now[:_BETA].fill(0.0)
+                _copy(now[_BETA:_USUAL], now[_USUAL:])
+                _learn(now, rows[k])
+                _solve(now, variance)
             else:
-                held = off
+                held, held_off = k, off
                 continue
-            held = 0.0
-            seen += 1
-            _learn(g, h, u, v, time_s)
-            _solve(g, h, variance / _SHARE**2, usual, beta)
-            rest = math.log(time_s / (beta[0] * u + beta[1] * v + beta[2]))
-            recent += _FAST * (rest - recent)
-            drift = _significant(recent, variance)
-            if drift != 0:  # what was learned is, little by little, taken to the new speed
-                recent -= _FAST * drift
-                factor = math.exp(_FAST * drift)
-                _multiply(g, 1 / factor**2)
-                _multiply(h, 1 / factor)
-                _multiply(usual, factor)
-                _multiply(beta, factor)
-                drift -= _FAST * drift
-        if count > 0:
-            _multiply(beta, math.exp(drift))
-            fits[rank, 0] = beta[0] / mean_u
-            fits[rank, 1] = beta[1] / mean_v
-            fits[rank, 2] = beta[2]
-            losses[rank, 0] = loss
-            losses[rank, 1] = judged
-            shares = (beta[1] ** 2 + beta[2] ** 2) / (beta[0] + beta[1] + beta[2]) ** 2
-            losses[rank, 2] = 0.5 * shares / _SHARE**2
+            held, recent, drift = -1, 0.0, 0.0
+        seen += 1
+        recent += _FAST * (_off(now, rows[k]) - recent)
+        drift = _significant(recent, variance)
+        if drift != 0:  # what was learned is, little by little, taken to the new speed
+            recent -= _FAST * drift
+            _slow_down(now, math.exp(_FAST * drift))
+            drift -= _FAST * drift
+    _multiply(now[_BETA:_USUAL], math.exp(drift))
+    return loss, judged
+
+
+@compiled
+def _reshaped(
+    rows: Floats,
+    held: int,
+    at: int,
+    changed: bool,
+    variance: float,
+    now: Floats,
+    before: Floats,
+    trial: Floats,
+) -> bool:
+    """Whether other costs at the same speed explain a surprising row better; these are in `trial`.
+
+    Rows of a new load say what b is, and are as far off as those of a new speed. So compared are
+    likelihoods of all rows: of those before the last change and since as of one speed; else of
+    those since and the two surprising ones, with a rank that changed its speed or did two odd ones.
+    """
+    likely = _unlikely(now, variance)
+    if before[_ROWS] > 0:
+        _copy(before, trial)
+        for k in range(_BETA):
+            trial[k] += now[k]
+        _learn(trial, rows[at])
+        _solve(trial, variance)
+        if _unlikely(trial, variance) < _unlikely(before, variance) + likely + 2 * _RARE:
+            before.fill(0.0)
+            return True
+    if held < 0:
+        return False
+    odd = _RARE
+    if changed:
+        odd = min(odd, 0.5 * (_off(now, rows[held]) - _off(now, rows[at])) ** 2 / variance)
+    _copy(now, trial)
+    _learn(trial, rows[held])
+    _learn(trial, rows[at])
+    _solve(trial, variance)
+    return _unlikely(trial, variance) < likely + _RARE + odd
+
+
+@compiled
+def _unlikely(fit: Floats, variance: float) -> float:
+    """−log-likelihood of a fit's rows and of its c and b."""
+    a, c, b = fit[_BETA], fit[_BETA + 1], fit[_BETA + 2]
+    rest = a * (a * fit[0] + 2 * (c * fit[1] + b * fit[2] - fit[6])) + fit[_ROWS]
+    rest += c * (c * fit[3] + 2 * (b * fit[4] - fit[7])) + b * (b * fit[5] - 2 * fit[8])
+    drawn = ((c - fit[_USUAL + 1]) ** 2 + (b - fit[_USUAL + 2]) ** 2) / (a + c + b) ** 2
+    return 0.5 * (max(rest, 0.0) / variance + drawn / _SHARE**2)
+
+
+@compiled
+def _off(fit: Floats, row: Floats) -> float:
+    """A row's residual."""
+    a, c, b = fit[_BETA], fit[_BETA + 1], fit[_BETA + 2]
+    return math.log(row[2] / (a * row[0] + c * row[1] + b))
 
 
 @compiled
@@ -217,42 +281,58 @@ def _significant(mean: float, variance: float) -> float:
 
 
 @compiled
-def _learn(g: Floats, h: Floats, u: float, v: float, time_s: float) -> None:
+def _learn(fit: Floats, row: Floats) -> None:
     """Adds a row to the normal equations of Σ (forecast / time − 1)².
 
-    `g` holds their matrix as aa, ac, ab, cc, cb, bb.
+    They are kept as aa, ac, ab, cc, cb, bb, and a, c, b of the right side.
     """
-    x, y, z = u / time_s, v / time_s, 1 / time_s
-    g[0] += x * x
-    g[1] += x * y
-    g[2] += x * z
-    g[3] += y * y
-    g[4] += y * z
-    g[5] += z * z
-    h[0] += x
-    h[1] += y
-    h[2] += z
+    x, y, z = row[0] / row[2], row[1] / row[2], 1 / row[2]
+    fit[0] += x * x
+    fit[1] += x * y
+    fit[2] += x * z
+    fit[3] += y * y
+    fit[4] += y * z
+    fit[5] += z * z
+    fit[6] += x
+    fit[7] += y
+    fit[8] += z
+    fit[_ROWS] += 1
 
 
 @compiled
+def _slow_down(fit: Floats, factor: float) -> None:
+    """As if each row had taken so many times as long."""
+    _multiply(fit[:6], 1 / factor**2)
+    _multiply(fit[6:_ROWS], 1 / factor)
+    _multiply(fit[_BETA:], factor)
+
+
+# Array expressions would take seconds to compile.
+@compiled
 def _multiply(values: Floats, factor: float) -> None:
-    """In place. Array expressions would take seconds to compile."""
+    """In place."""
     for k in range(len(values)):
         values[k] *= factor
 
 
 @compiled
-def _solve(g: Floats, h: Floats, ridge: float, usual: Floats, beta: Floats) -> None:
+def _copy(source: Floats, target: Floats) -> None:
+    for k in range(len(target)):
+        target[k] = source[k]
+
+
+@compiled
+def _solve(fit: Floats, variance: float) -> None:
     """The least squares with c, b ≥ 0 and a ridge to the usual ones, as shares of a step's time."""
-    aa, ac, ab = g[0], g[1], g[2]
+    aa, ac, ab = fit[0], fit[1], fit[2]
     if aa <= 0:  # too small for a float: what was known will do
         return
-    ridge /= (beta[0] + beta[1] + beta[2]) ** 2
+    ridge = variance / _SHARE**2 / (fit[_BETA] + fit[_BETA + 1] + fit[_BETA + 2]) ** 2
     # With a, which is free, eliminated.
-    cc, cb, bb = g[3] + ridge, g[4] - ac * ab / aa, g[5] + ridge
+    cc, cb, bb = fit[3] + ridge, fit[4] - ac * ab / aa, fit[5] + ridge
     left_c, left_b = cc - ac * ac / aa, bb - ab * ab / aa
-    hc = h[1] + ridge * usual[1] - ac * h[0] / aa
-    hb = h[2] + ridge * usual[2] - ab * h[0] / aa
+    hc = fit[7] + ridge * fit[_USUAL + 1] - ac * fit[6] / aa
+    hb = fit[8] + ridge * fit[_USUAL + 2] - ab * fit[6] / aa
     det = left_c * left_b - cb * cb
     c, b = 0.0, 0.0
     if left_c > _ROUND * cc and left_b > _ROUND * bb and det > _ROUND * left_c * left_b:
@@ -263,10 +343,10 @@ def _solve(g: Floats, h: Floats, ridge: float, usual: Floats, beta: Floats) -> N
                 b = 0.0
             else:
                 c = 0.0
-    a = (h[0] - ac * c - ab * b) / aa
+    a = (fit[6] - ac * c - ab * b) / aa
     if a <= _LEAST * (c + b):
-        a, c, b = h[0] / aa, 0.0, 0.0
-    beta[0], beta[1], beta[2] = a, c, b
+        a, c, b = fit[6] / aa, 0.0, 0.0
+    fit[_BETA], fit[_BETA + 1], fit[_BETA + 2] = a, c, b
 
 
 @dataclass(frozen=True)
@@ -283,20 +363,24 @@ class PerSamplePredictor:
 
     def fit(self, feedback: Feedback, world: int) -> Models:
         """See `Predictor.fit`. With fewer than two distinct Λ, a is the mean of T/Λ and b is 0."""
-        fits = []
-        for rank in range(world):
-            rows = feedback.of(rank)
-            if not len(rows):
-                return Models.unknown(world)
-            load, compute_s = rows.load[-self.window :], rows.compute_s[-self.window :]
-            ratio = float(compute_s.mean() / load.mean())
-            if len(np.unique(load)) < 2:
-                fits.append((ratio, 0.0))
-                continue
-            line = LinearRegression().fit(load[:, None], compute_s)
-            if line.coef_[0] > 0:
-                fits.append((float(line.coef_[0]), float(line.intercept_)))
-            else:
-                fits.append((ratio, 0.0))
-        a, c = np.array(fits).T
-        return Models(a, c, np.zeros(world))
+        rows = feedback.by_step(world)
+        told = usable(rows.samples, rows.load, rows.compute_s)
+        if not told.any(axis=0).all():
+            return Models.unknown(world)
+        later = np.cumsum(told[::-1], axis=0)[::-1]  # usable rows from each on
+        weight = (told & (later <= self.window)) / np.minimum(later[0], self.window)
+        load, compute_s = (weight * rows.load).sum(axis=0), (weight * rows.compute_s).sum(axis=0)
+        x, y = rows.load - load, rows.compute_s - compute_s
+        with np.errstate(divide="ignore", invalid="ignore"):
+            a = (weight * x * y).sum(axis=0) / (weight * x**2).sum(axis=0)
+        most = np.where(weight > 0, rows.load, 0.0).max(axis=0)
+        least = np.where(weight > 0, rows.load, np.inf).min(axis=0)
+        told_apart = (most > least) & (a > 0)
+        a = np.where(told_apart, a, compute_s / load)
+        return Models(a, np.where(told_apart, compute_s - a * load, 0.0), np.zeros(world))
+
+
+def warm_up() -> None:
+    """Has the kernel compiled, or read from the cache: seconds that no plan should wait for."""
+    rows = Feedback.empty().by_step(1)
+    _fit(rows, SUM, 1)
