@@ -13,7 +13,7 @@ from paceline.wire import PROTOCOL_VERSION
 
 
 class ServerUnreachable(PacelineError):  # noqa: N818 - reads as what happened
-    """No Paceline server answers at the address."""
+    """No Paceline server that can work now answers at the address."""
 
 
 class Client:
@@ -51,7 +51,8 @@ class Client:
 
         Raises:
             InputError: the server refused what was asked for; with its reason.
-            ServerUnreachable: nothing answers, or something that is no Paceline server.
+            ServerUnreachable: nothing answers, or something that is no Paceline server, or its
+                database or bus is away.
             PacelineError: it wants a token, or failed.
         """
         try:
@@ -76,6 +77,8 @@ class Client:
             ) from error
         if answer.is_client_error:
             raise InputError(_reason(content))
+        if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            raise ServerUnreachable(f"the server {self.server} cannot work now: {_reason(content)}")
         if answer.is_error:
             raise PacelineError(f"the server failed: {_reason(content)}")
         return content

@@ -92,8 +92,11 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             values = getattr(self, name)
             if not values and name in ("c_s", "data_s"):
                 continue
-            if len(values) != world or not all(0 <= value < math.inf for value in values):
-                return f"{name} = {values}: give one number ≥ 0 for each of {world} ranks"
+            if len(values) != world:
+                return f"{name} = {len(values)} numbers: give one for each of {world} ranks"
+            for rank, value in enumerate(values):
+                if not 0 <= value < math.inf:
+                    return f"{name}[{rank}] = {value}: give numbers ≥ 0"
         low, high = self.delay_s
         if not 0 <= low <= high < math.inf:
             return f"delay_s = {[low, high]}: give two numbers, 0 ≤ low ≤ high"
@@ -104,10 +107,13 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ):
             if not 0 <= value <= most or value == math.inf:
                 return f"{name} = {value}: give a number from 0 to {most:g}"
+        if self.seed < 0:
+            return f"seed = {self.seed}: give a whole number ≥ 0"
         for k, slow in enumerate(self.slowdowns):
             where = f"slowdowns[{k}]"
-            if not all(0 <= rank < world for rank in slow.ranks):
-                return f"{where}.ranks = {slow.ranks}: ranks are 0 … {world - 1}"
+            for rank in slow.ranks:
+                if not 0 <= rank < world:
+                    return f"{where}.ranks holds {rank}: ranks are 0 … {world - 1}"
             if not 0 < slow.factor < math.inf:
                 return f"{where}.factor = {slow.factor}: give a number above 0"
             if slow.first_step < 0 or slow.every < 0 or (slow.steps is not None and slow.steps < 1):

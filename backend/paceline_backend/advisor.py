@@ -18,7 +18,7 @@ from paceline_backend.bus import streams
 from paceline_backend.store import Store, StoreUnavailableError, forecasts, runs
 from paceline_backend.store.forecasts import Watched
 from paceline_backend.store.schema import switches
-from paceline_backend.whatif.answer import STEPS, Decision, Forecast
+from paceline_backend.whatif.answer import STEPS, Decision, Forecast, kept
 from paceline_backend.whatif.auto import AUTO_STEPS, BY, Mode, Switched, decide
 from paceline_backend.whatif.child import Forecaster
 
@@ -73,22 +73,24 @@ class Advisor:
             # Fewer steps than before: another attempt.
             if step >= 0 and not before <= step < before + AUTO_STEPS and now >= at + self._pause_s:
                 self._looked[run.key] = (step, now)
-                self._look(run, forecaster, stop)
+                self._advise(run, forecaster, stop)
             if stop.is_set():
                 return
+
+    def _advise(self, run: Watched, forecaster: Forecaster, stop: threading.Event) -> None:
+        try:
+            self._look(run, forecaster, stop)
+        except (StoreUnavailableError, redis.RedisError):
+            raise
+        except Exception:  # advice is not worth a worker, which plans runs
+            logger.exception("run %s: no advice", run.id)
 
     def _look(self, run: Watched, forecaster: Forecaster, stop: threading.Event) -> None:
         future = forecaster.submit(run.id, STEPS)
         while not concurrent.futures.wait([future], _POLL_S).done:
             if stop.is_set():
                 return
-        try:
-            made = future.result()
-        except StoreUnavailableError:
-            raise
-        except Exception:  # advice is not worth a worker, which plans runs
-            logger.exception("run %s: no forecast", run.id)
-            return
+        made = future.result()
         if made.step is not None:
             self._decide(run, made)
 
@@ -96,8 +98,7 @@ class Advisor:
         with self._store.read() as connection:
             asked = _switches(connection, run.key)
             bodies = forecasts.bodies(connection, run.key)
-        earlier = [msgspec.convert(body, Forecast) for body in bodies]
-        earlier = [one for one in earlier if one.decision is not None]
+        earlier = [one for one in kept(bodies) if one.decision is not None]
         if asked[-1].version != made.current.version:
             return  # switched meanwhile
         decision = decide(made, earlier, asked, cast(Mode, run.mode))

@@ -235,6 +235,22 @@ def test_random_delays_of_all_ranks_are_no_noise() -> None:
     assert "Something else uses their machines" in words(found)
 
 
+def test_every_rank_slow_a_few_times_and_none_of_them_guilty() -> None:
+    speed = np.ones((100, 64))
+    for rank in range(64):
+        speed[np.random.default_rng(rank).choice(100, 3, replace=False), rank] = 1.25
+    found = attribute(made(64, speed=speed, noise=0.01))
+    assert (found.cause, found.ranks) == ("transient", [])
+    assert words(found).startswith("64 of 64 ranks are slow in passing, in turn: ")
+
+
+def test_ranks_that_all_differ_a_little() -> None:
+    found = attribute(made(64, speed=np.linspace(0.97, 1.03, 64)))
+    assert (found.cause, found.ranks) == ("node", [])
+    said = words(found)
+    assert said.startswith("Ranks differ in speed by 6 %: rank 63 is the slowest, rank 0 the")
+
+
 def test_slow_input() -> None:
     found = attribute(made(noise=0.03, data_s=0.001 + 0.08 * (slow(1, 2.0) - 1)))
     assert (found.cause, found.ranks) == ("input", [1])

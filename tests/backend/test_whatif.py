@@ -21,8 +21,9 @@ from paceline.emulation import Emulation, Slowdown
 from paceline_backend import policies
 from paceline_backend.api.whatif import _kept
 from paceline_backend.policies import Policy, Problem, UnknownPolicyError
-from paceline_backend.store import Store, forecasts, runs, schema
+from paceline_backend.store import Store, forecasts, runs, schema, telemetry
 from paceline_backend.store.runs import UnknownRunError
+from paceline_backend.whatif._measured import same_speeds
 from paceline_backend.whatif.answer import STEPS, Forecast
 from paceline_backend.whatif.command import from_database
 from paceline_backend.whatif.forecast import forecast, of_state
@@ -130,9 +131,29 @@ def test_passing_slowdowns_stay_in_the_forecast() -> None:
     assert abs(chronica.saving) < 0.05
 
 
+def test_random_delays_are_no_change_of_speed() -> None:
+    """As in RNA, up to 50 ms on 43: the medians of some of many ranks' blocks are far apart."""
+    for seed in range(4):
+        emulation = Emulation([1e-5] * 32, [0.04] * 32, delay_s=(0.0, 0.05), seed=seed)
+        training = Training(drawn(2_000, 0.02, seed), emulation)
+        training.train(64)
+        found = of_state("run", training.state(), (), replicates=1)
+        assert found.reason is None
+        assert found.steps >= 56, seed
+
+
+def test_a_change_of_speed_shows_among_delays() -> None:
+    ratio = np.random.default_rng(0).uniform(0.6, 1.4, (64, 32))
+    assert same_speeds(ratio) == 0
+    ratio[:24, 5] /= 3
+    assert same_speeds(ratio) == 24
+    ratio[:, 7] = np.nan  # it had no samples
+    assert same_speeds(ratio) == 24
+
+
 def test_noise_makes_no_saving() -> None:
     """Equal ranks, sizes alike, 5 % noise: no lower bound above the margin of `auto`, ever."""
-    for seed in range(100):
+    for seed in range(20):  # benchmarks/whatif.py --noise has more
         training = Training(
             drawn(640, 0.02, seed), devices([1e-5] * 4, noise=0.05, seed=seed), global_batch=16
         )
@@ -189,17 +210,20 @@ def test_a_preset_that_cannot_be_simulated_costs_only_its_own_forecast(
     real = policies.make
 
     def make(name: str, parameters: Any = None) -> Policy:
+        if name == "lbb":
+            raise ImportError("a library is missing")
         policy = real(name, parameters)
         if name == "sata":
             return replace(policy, synchroniser="ad-psgd")
         return replace(policy, scheduler=Broken()) if name == "chronica" else policy
 
     monkeypatch.setattr(policies, "make", make)
-    found = of(training)
+    found = of(training, *PRESETS, "lbb")
     assert {one.policy for one in found.forecasts} == {"bsp", "paceline"}
     assert {one.policy: one.reason for one in found.left_out} == {
         "sata": "its synchroniser, ad-psgd, is not simulated",
         "chronica": "ZeroDivisionError: of nothing",
+        "lbb": "ImportError: a library is missing",
     }
 
 
@@ -244,6 +268,8 @@ def test_the_database_tells_what_memory_does(
         assert "no forecast: the run has not begun" in capsys.readouterr().out
         assert from_database(database_url, empty, as_json=True) == 0
         assert json.loads(capsys.readouterr().out)["forecasts"] == []
+        telemetry.write(store, [(empty, training.hello)])
+        assert "too few steps: 0 are complete" in str(forecast(store, empty).reason)
 
 
 def test_old_forecasts_go_but_those_that_switched_stay(database_url: str) -> None:
@@ -324,6 +350,10 @@ def test_when_a_kept_forecast_holds(store: Store) -> None:
     with store.write() as connection:
         runs.switch(connection, run, "chronica", {}, "test")
     assert not kept(1.0), "another policy is in force"
+    with store.write() as connection:
+        another = {"made_at": now + 1, "step": 1, "forecasts": "of another release"}
+        forecasts.add(connection, runs.key_of(connection, run), another)
+    assert _kept(store, run, STEPS, 0.0) is None
 
 
 def test_auto_over_rest(store: Store, bus_url: str) -> None:

@@ -77,13 +77,18 @@ def list_worker_steps(
         Query(pattern=r"^\d{1,9}(,\d{1,9})*$", description="only these", examples=["0,3"]),
     ] = None,
 ) -> Any:
-    """Each rank's steps as columns. Of more than 1,024 ranks each k-th, unless some are named."""
+    """Each rank's steps as columns.
+
+    Of more than 1,024 ranks each k-th and fewer points, unless some ranks are named.
+    """
     only = None if ranks is None else [int(rank) for rank in ranks.split(",")]
     store = store_of(request)
     world = runs_store.get(store, run)["world"]
     with store.read() as connection:
         key = runs_store.key_of(connection, run)
         every = reads.shown_every(world)
+        if only is None:
+            points = reads.shown_steps(world, points)
         return reads.worker_step_columns(connection, key, (first, to), points, only, every)
 
 

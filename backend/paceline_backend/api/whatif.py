@@ -18,7 +18,7 @@ from paceline_backend.api.errors import documented
 from paceline_backend.api.runs import store_of
 from paceline_backend.settings import Settings
 from paceline_backend.store import Store, forecasts, runs
-from paceline_backend.whatif.answer import FEWEST, STEPS, Forecast
+from paceline_backend.whatif.answer import FEWEST, STEPS, Forecast, kept
 from paceline_backend.whatif.child import Forecaster
 
 _FRESH_STEPS = 100  # a forecast holds for so many steps,
@@ -54,7 +54,8 @@ async def what_if(
     if found is None or refresh:
         async with request.app.state.forecasting:
             # While this call waited for its turn, another may have made it.
-            found = await run_in_threadpool(_kept, store, run, steps, asked)
+            since = asked if refresh else 0.0
+            found = await run_in_threadpool(_kept, store, run, steps, since)
             if found is None:
                 forecaster: Forecaster = request.app.state.forecaster
                 found = await asyncio.wrap_future(forecaster.submit(run, steps))
@@ -70,9 +71,10 @@ def _kept(store: Store, run: str, steps: int, made_since: float) -> Forecast | N
         bodies = forecasts.bodies(connection, key, limit=1)
         newest = forecasts.newest_step(connection, key)
         version = forecasts.version(connection, key)
-    if not bodies or steps != STEPS:
+    readable = kept(bodies)
+    if not readable or steps != STEPS:
         return None
-    found = msgspec.convert(bodies[0], Forecast)
+    (found,) = readable
     assert found.step is not None
     near = newest - _FRESH_STEPS <= found.step <= newest
     fresh = near or time.time() - found.made_at <= _FRESH_S

@@ -56,9 +56,21 @@ def _by_node(found: Attribution) -> str:
     if guilty := _guilty(found):
         return " ".join(map(_node, _worst(guilty)))
     fast = [one for one in found.workers if one.factor and one.factor < 1 / (1 + LEAST_SE)]
+    if not fast:
+        return _spread(found)
     names = _ranks([one.rank for one in fast])
     verbs = "is faster than the others and waits" if len(fast) == 1 else "are faster and wait"
     return f"{names} {verbs}: {_share(found, 'node')} of the SP."
+
+
+def _spread(found: Attribution) -> str:
+    """Many small differences in speed, none of which counts by itself."""
+    known = [(one.factor, one.rank) for one in found.workers if one.factor]
+    (least, fastest), (most, slowest) = min(known), max(known)
+    return (
+        f"Ranks differ in speed by {100 * (most / least - 1):.0f} %: rank {slowest} is the "
+        f"slowest, rank {fastest} the fastest. That is {_share(found, 'node')} of the SP."
+    )
 
 
 def _by_data(found: Attribution) -> str:
@@ -85,9 +97,10 @@ def _by_input(found: Attribution) -> str:
 
 def _by_transient(found: Attribution) -> str:
     guilty = _guilty(found)
-    if 2 * len(guilty) > len(found.workers):
+    slow = guilty or [one for one in found.workers if one.slow_steps]
+    if not guilty or 2 * len(guilty) > len(found.workers):
         return (
-            f"{len(guilty)} of {len(found.workers)} ranks are slow in passing, in turn: "
+            f"{len(slow)} of {len(found.workers)} ranks are slow in passing, in turn: "
             f"{_share(found, 'transient')} of the SP. Something else uses their machines."
         )
     return " ".join(map(_transient, _worst(guilty)))

@@ -44,11 +44,12 @@ class History:
         self.seq = 0  # of the next segment
         self.step = hello.step  # its first
         self.lost = False
-        self.newest: deque[Segment] = deque(maxlen=4)  # the latest that ran
+        self.newest: deque[Segment] = deque(maxlen=8)  # the latest that ran
         self.feedback: list[tuple[int, int]] = []  # what the last plan of a controller rested on
         self._remaining = np.ones(len(self.sizes), bool)
         self._remaining[np.frombuffer(hello.used, "<u4")] = False
         self._holder: Ints = np.arange(len(self.sizes), dtype=np.int64) % hello.world
+        self._holder_lent = False  # to a problem
         self._epoch_known = True  # what remains of it,
         self._holder_known = np.ones(len(self.sizes), bool)  # and of which samples the holder
         self._placement: Ints | None = None  # what the shuffler returned last,
@@ -83,6 +84,7 @@ class History:
         hello = self.hello
         placed = self._placement is not None and not shuffle
         remaining = np.flatnonzero(self._remaining)
+        self._holder_lent = True
         return Problem(
             sizes=self.sizes,
             remaining=remaining,
@@ -132,8 +134,9 @@ class History:
         samples = np.frombuffer(segment.indices, "<u4").astype(np.int64)
         batches = Batches(np.asarray(segment.counts, np.int64), samples)
         self._remaining[samples] = False
-        # A new array: problems made before, and what was planned on them, keep theirs.
-        self._holder = self._holder.copy()
+        if self._holder_lent:  # problems made before, and what was planned on them, keep theirs
+            self._holder = self._holder.copy()
+            self._holder_lent = False
         self._holder[samples] = batches.ranks()
         self._holder_known[samples] = True
         self._use_up(samples)

@@ -214,16 +214,15 @@ class Simulation:
 
     def _restart(self, failure: Failure, ran: Ran) -> None:
         """The next attempt, from the step in which a rank died: as from a checkpoint before it."""
-        old, world = self.hello, failure.world or self.hello.world
+        old = self.hello
+        alive = failure.alive(old.world)
         trained = ran.plan.batches.samples[: ran.features.samples.sum()]
         used = np.concatenate([self.history.used, trained]).astype("<u4")
-        alive = [rank for rank in range(old.world) if rank != failure.rank or world == old.world]
-        alive = alive[:world]
         self.now += failure.restart_s
         hello = msgspec.structs.replace(
             old,
             attempt=old.attempt + 1,
-            world=world,
+            world=len(alive),
             epoch=self.history.epoch,
             step=ran.segment.first_step + len(ran.started_at),
             used=used.tobytes(),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
@@ -33,6 +34,7 @@ log = logging.getLogger(__name__)
 
 EMULATED_SHOWN = 1_024  # workers: with more, the devices' numbers are too long for a run's page
 _RECORDS = 10_000  # in a message: whole steps, or at least one of them
+_AS_RECORDS = 250  # what a message counts at least while it waits: it takes memory too
 _SIGN_S = 3.0  # of life
 _POLL_S = 0.25  # how often the server is asked what an operator wants
 _RETRY_S = 0.2
@@ -100,7 +102,8 @@ class Broadcast:
         self._attempt = -1  # the last that was introduced,
         self._first_step = 0  # and its first step
         self._signed = self._polled = 0.0  # monotonic
-        self._room = max(4, min(400, waiting // max(simulation.hello.world, 100)))
+        self._waiting = waiting
+        self._sent: deque[int] = deque()  # records in each message that may be on the bus
 
     def segments(self) -> Iterator[tuple[Ran, Emulation]]:
         """Trains to the end, or until it is stopped; each segment with the devices it ran on."""
@@ -155,13 +158,20 @@ class Broadcast:
         for first in range(0, steps, at_once):
             part = slice(first, min(first + at_once, steps))
             columns = records(ran, part, self._first_step, self._started_at)
-            self._add(encode_steps(columns, self._run))
+            self._add(encode_steps(columns, self._run), len(columns["step"]))
 
     def _wait_for_room(self) -> None:
         """Until ingest has stored most of what was sent."""
-        while self._patiently(lambda: int(self._bus.xlen(TELEMETRY))) > self._room:
+        while self._on_the_bus() > self._waiting:
             self._sign(self.state)
             time.sleep(0.005)
+
+    def _on_the_bus(self) -> int:
+        """Records of ours that are there at most: ingest takes messages in their order."""
+        length = self._patiently(lambda: int(self._bus.xlen(TELEMETRY)))
+        while len(self._sent) > length:
+            self._sent.popleft()
+        return sum(self._sent)
 
     def _obey(self) -> None:
         """Notes that somebody wants it to stop."""
@@ -201,9 +211,10 @@ class Broadcast:
     def _send(self, message: Message) -> None:
         self._add(encode(message, self._run))
 
-    def _add(self, entry: dict[bytes, bytes]) -> None:
+    def _add(self, entry: dict[bytes, bytes], rows: int = 0) -> None:
         fields: dict[Any, Any] = {**entry}
         self._patiently(lambda: self._bus.xadd(TELEMETRY, fields))
+        self._sent.append(max(rows, _AS_RECORDS))
 
     def _patiently(self, call: Callable[[], T]) -> T:
         """What `call` returns, as soon as bus or server answer."""

@@ -12,7 +12,6 @@ import typer
 
 from paceline.bus import connect
 from paceline.client import Client
-from paceline.errors import InputError
 from paceline_backend.simulator import summary
 from paceline_backend.simulator._simulation import Simulation
 from paceline_backend.simulator.broadcast import Broadcast, register
@@ -35,16 +34,14 @@ def in_memory(path: Path, names: list[str], warmup: int, as_json: bool) -> int:
     """Simulates a scenario here, under each of some policies or as it says; prints a table.
 
     Raises:
-        InputError: the scenario cannot be simulated, or a policy does not exist.
+        ScenarioError: the scenario cannot be simulated, a policy does not exist, or the warm-up
+            leaves no steps.
     """
     scenario = Scenario.load(path)
-    try:
-        if names:
-            found = summary.compare(scenario, names, warmup)
-        else:
-            found = summary.with_speedups(summary.run(Simulation.of(scenario), warmup))
-    except ValueError as error:  # a policy or its parameters
-        raise InputError(str(error)) from error
+    if names:
+        found = summary.compare(scenario, names, warmup)
+    else:
+        found = summary.with_speedups(summary.run(Simulation.of(scenario), warmup))
     show(scenario, found, as_json)
     return 0
 
@@ -65,7 +62,7 @@ def on_server(
     """
     scenario = Scenario.load(path)
     if policy is not None:
-        scenario = _under(scenario, policy)
+        scenario = summary.under(scenario, policy)
     simulation = Simulation.of(scenario)
     with Client(server, token) as client:
         found = client.version()
@@ -90,14 +87,8 @@ def _follow(broadcast: Broadcast, warmup: int) -> dict[str, Summary]:
     except Exception as error:
         broadcast.end("failed", f"{type(error).__name__}: {error}")
         raise
-    return summary.with_speedups(tally.summaries())
-
-
-def _under(scenario: Scenario, policy: str) -> Scenario:
-    try:
-        return summary.under(scenario, policy)
-    except ValueError as error:
-        raise InputError(str(error)) from error
+    finished = broadcast.state == "finished"
+    return summary.with_speedups(summary.counted(tally) if finished else tally.summaries())
 
 
 def show(scenario: Scenario, found: dict[str, Summary], as_json: bool, **more: Any) -> None:

@@ -63,6 +63,12 @@ class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     restart_s: float = 5.0  # from the failure to the next attempt's first step
     world: int | None = None  # workers from then on: without the failed one and the last ones
 
+    def alive(self, world: int) -> list[int]:
+        """Which of so many workers go on."""
+        if self.world is None or self.world == world:
+            return list(range(world))
+        return [rank for rank in range(world) if rank != self.rank][: self.world]
+
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Another policy from the first segment on that begins at this step or later."""
@@ -171,19 +177,51 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if problem := self.sizes.problem() or self.communication.problem():
             raise ScenarioError(problem)
         self._check_policies()
-        self._check_failures()
+        self._check_numbers()
         if problem := self.emulation().problem(self.workers):
             raise ScenarioError(f"devices.{problem}")
         room = self.memory_limits()
-        if room and (min(room) < 0 or sum(room) < self.global_batch):
+        if room and min(room) < 0:
+            raise ScenarioError(f"limits: {min(room)}; give each worker 0 samples or more")
+        self._check_room("limits", room)
+        self._check_failures()
+
+    def _check_numbers(self) -> None:
+        """Of devices: what times are made of, before they are multiplied."""
+        devices = self.devices
+        for name in ("unit_s", "step_s", "sample_s", "data_s", "factors"):
+            value = getattr(devices, name)
+            for k, one in enumerate(value if isinstance(value, list) else [value]):
+                where = f"devices.{name}[{k}]" if isinstance(value, list) else f"devices.{name}"
+                if isinstance(one, Group):
+                    if one.workers < 1:
+                        raise ScenarioError(f"{where}.workers: {one.workers}; give 1 or more")
+                    where, one = f"{where}.factor", one.factor
+                if not 0 <= one < math.inf:
+                    raise ScenarioError(f"{where}: {one}; give a number, 0 or more")
+
+    def _check_room(self, where: str, room: list[int]) -> None:
+        if room and sum(room) < self.global_batch:
             raise ScenarioError(
-                f"limits: {sum(room)} samples fit in all; at least global_batch must, and 0 each"
+                f"{where}: {sum(room)} samples fit in all, by limits; "
+                f"at least global_batch, {self.global_batch}, must"
             )
+
+    def _check_step(self, where: str, step: int) -> None:
+        """Whether it comes before the end, as far as that is known without a file of sizes."""
+        end = math.inf if self.steps is None else self.steps
+        if self.epochs is not None and self.sizes.file is None:
+            whole, rest = divmod(self.sizes.samples, self.global_batch)
+            end = min(end, self.epochs * (whole + (rest > 0 and not self.drop_last)))
+        if step >= end:
+            raise ScenarioError(f"{where}.step: {step}; the run ends before it, after {end} steps")
 
     def _check_policies(self) -> None:
         steps = [change.step for change in self.switches]
         if steps != sorted(steps) or any(step < 0 for step in steps):
             raise ScenarioError("switches: give them in the order of their steps, from 0 on")
+        for k, step in enumerate(steps):
+            self._check_step(f"switches[{k}]", step)
         for where, name, parameters in (
             ("", self.policy, self.parameters),
             *((f"switches[{k}].", c.policy, c.parameters) for k, c in enumerate(self.switches)),
@@ -194,18 +232,21 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 raise ScenarioError(f"{where}{error}") from error
 
     def _check_failures(self) -> None:
-        world, step = self.workers, 0
+        world, step, room = self.workers, 0, self.memory_limits()
         for k, failure in enumerate(self.failures):
             where = f"failures[{k}]"
             if not 0 <= failure.rank < world:
                 raise ScenarioError(f"{where}.rank: {failure.rank}; ranks are 0 … {world - 1} then")
             if failure.step < step:
                 raise ScenarioError(f"{where}.step: {failure.step}; give them in order, from 0 on")
+            self._check_step(where, failure.step)
             if not 0 <= failure.restart_s < math.inf:
                 raise ScenarioError(f"{where}.restart_s: {failure.restart_s}; give seconds, ≥ 0")
             after = world if failure.world is None else failure.world
             if not 1 <= after <= world:
                 raise ScenarioError(f"{where}.world: {after}; give 1 … {world} workers")
+            room = [room[rank] for rank in failure.alive(world)] if room else []
+            self._check_room(f"{where}.world", room)
             world, step = after, failure.step
 
     def emulation(self) -> Emulation:
@@ -283,10 +324,15 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return trials
 
     def _factors(self) -> list[float]:
+        given = sum(part.workers if isinstance(part, Group) else 1 for part in self.devices.factors)
+        if given not in (0, self.workers):  # before a list of so many is made
+            raise ScenarioError(
+                f"devices.factors: {given} for {self.workers} workers; give one each"
+            )
         factors: list[float] = []
         for part in self.devices.factors:
             factors += [part.factor] * part.workers if isinstance(part, Group) else [part]
-        return self._each("devices.factors", factors or 1.0)
+        return factors or [1.0] * self.workers
 
     def _each(self, name: str, value: T | list[T]) -> list[T]:
         """One value for each worker."""

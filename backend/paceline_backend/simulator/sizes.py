@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import csv
 import math
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 import numpy as np
@@ -88,15 +89,31 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def _read(self, path: Path) -> Floats:
         try:
             sizes = _READERS[path.suffix](path, self.column)
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, TypeError, EOFError, csv.Error) as error:
             raise SizesError(f"sizes.file: {path}: {error}") from error
-        if sizes.ndim != 1 or not len(sizes) or not (np.isfinite(sizes) & (sizes > 0)).all():
+        if sizes.ndim != 1 or not len(sizes):
             raise SizesError(f"sizes.file: {path}: give one number above 0 for each sample")
+        wrong = np.flatnonzero(~(np.isfinite(sizes) & (sizes > 0)))
+        if len(wrong):
+            at = int(wrong[0])
+            raise SizesError(
+                f"sizes.file: {path}: row {at + 1}: {sizes[at]:g}; give numbers above 0"
+            )
         return sizes
 
 
+def _numbers(values: Iterable[Any]) -> Floats:
+    found = []
+    for row, value in enumerate(values, 1):
+        try:
+            found.append(float(value))
+        except (TypeError, ValueError) as error:
+            raise ValueError(f"row {row}: {value!r}; give numbers above 0") from error
+    return np.array(found)
+
+
 def _text(path: Path, column: str | None) -> Floats:
-    return np.array([float(line) for line in path.read_text().split()])
+    return _numbers(path.read_text().split())
 
 
 def _csv(path: Path, column: str | None) -> Floats:
@@ -106,7 +123,7 @@ def _csv(path: Path, column: str | None) -> Floats:
     name = column or (names[0] if len(names) == 1 else None)
     if name not in names:
         raise ValueError(f"sizes.column: give the column that holds the sizes, of {names}")
-    return np.array([float(row[name]) for row in rows])
+    return _numbers(row[name] for row in rows)
 
 
 def _npy(path: Path, column: str | None) -> Floats:

@@ -13,7 +13,7 @@ from paceline.emulation import Emulation
 from paceline_backend import policies
 from paceline_backend.policies._base import Floats
 from paceline_backend.simulator._simulation import Ran, Simulation
-from paceline_backend.simulator.scenario import Scenario
+from paceline_backend.simulator.scenario import Scenario, ScenarioError
 
 BASELINE = "bsp"
 
@@ -148,22 +148,41 @@ def _mape(ett_s: Floats, compute_s: Floats) -> float:
 
 
 def run(simulation: Simulation, warmup: int = 0) -> dict[str, Summary]:
-    """Trains to the end; per policy, in the order of their start."""
+    """Trains to the end; per policy, in the order of their start.
+
+    Raises:
+        ScenarioError: the warm-up leaves no steps.
+    """
     tally = Tally(warmup)
     while not simulation.finished:
         devices = simulation.devices  # a failure may leave others
         tally.add(simulation.advance(), devices)
-    return tally.summaries()
+    return counted(tally)
+
+
+def counted(tally: Tally) -> dict[str, Summary]:
+    """The summaries of a simulation that came to its end.
+
+    Raises:
+        ScenarioError: the warm-up leaves no steps.
+    """
+    found = tally.summaries()
+    if not found:
+        raise ScenarioError(f"--warmup: {tally.warmup} steps leave none of the run; give fewer")
+    return found
 
 
 def under(scenario: Scenario, policy: str) -> Scenario:
     """The same under one policy from start to end; with its defaults, if it is another.
 
     Raises:
-        UnknownPolicyError: there is no such policy.
+        ScenarioError: there is no such policy, or it needs parameters.
     """
-    policies.get(policy)
     parameters = scenario.parameters if policy == scenario.policy else {}
+    try:
+        policies.make(policy, parameters, scenario.workers)
+    except ValueError as error:
+        raise ScenarioError(str(error)) from error
     return msgspec.structs.replace(scenario, policy=policy, parameters=parameters, switches=[])
 
 
@@ -171,7 +190,7 @@ def compare(scenario: Scenario, names: list[str], warmup: int = 0) -> dict[str, 
     """The scenario under each of some policies; `speedup` is that over `bsp`, if it is among them.
 
     Raises:
-        UnknownPolicyError: there is no such policy.
+        ScenarioError: there is no such policy, or the warm-up leaves no steps.
     """
     runs = [under(scenario, name) for name in names]
     found = {one.policy: run(Simulation.of(one), warmup)[one.policy] for one in runs}

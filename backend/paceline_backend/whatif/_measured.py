@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -20,7 +21,9 @@ from paceline_backend.store.schema import segments, switches, worker_steps
 
 _FEWEST = 16  # steady steps that say what the policy in force takes
 _BLOCK = 8  # steps whose median tells the speed of a rank
-_CHANGED = 0.15  # off by more: another speed
+_CHANGED = 0.15  # off by more, and by more than chance explains: another speed
+_BY_CHANCE = 0.001  # how often chance alone shall look like another speed
+_SIGMA = 1.4826  # σ of a normal distribution ÷ its median absolute deviation
 
 _COLUMNS = ("samples", "load", "squares", "longest", "compute_s", "data_s", "step_s")
 
@@ -141,7 +144,7 @@ def _read_steps(
     table = np.array([tuple(row) for row in found], np.float64).reshape(-1, 2 + len(_COLUMNS))
     at, count = np.unique(table[:, 0], return_counts=True)
     newest = at[count == world][-steps:]
-    rows = table[np.isin(table[:, 0], newest)].reshape(len(newest), world, -1)
+    rows = table[np.isin(table[:, 0], newest)].reshape(len(newest), world, table.shape[1])
     column = dict(zip(_COLUMNS, np.moveaxis(rows[:, :, 2:], 2, 0), strict=True))
     return Measured(
         step=newest.astype(np.int64),
@@ -198,10 +201,25 @@ def same_speeds(ratio: Floats) -> int:
         ratio: measured over modelled compute time by a model of the present speeds, [S, W]; NaN
             where a rank had no samples.
     """
-    for first in range(len(ratio) % _BLOCK, len(ratio), _BLOCK):
-        block = ratio[first : first + _BLOCK]
-        known = ~np.isnan(block).all(axis=0)
-        median = np.nanmedian(block[:, known], axis=0)
-        if (np.abs(np.log(median)) <= np.log(1 + _CHANGED)).all():
-            return 0 if first < _BLOCK else first
-    return max(0, len(ratio) - _BLOCK)
+    first = len(ratio) % _BLOCK
+    blocks = np.log(np.maximum(ratio[first:], 1e-9)).reshape(-1, _BLOCK, ratio.shape[1])
+    known = np.asarray(~np.isnan(blocks).all(axis=1), bool)  # [blocks, W]
+    median = np.nanmedian(np.where(known[:, None], blocks, 0.0), axis=1)
+    alike = np.flatnonzero((np.abs(median) <= _by_chance(blocks, median, known)).all(axis=1))
+    if not len(alike):
+        return max(0, len(ratio) - _BLOCK)
+    return 0 if alike[0] == 0 else first + _BLOCK * int(alike[0])
+
+
+def _by_chance(blocks: Floats, median: Floats, known: npt.NDArray[np.bool_]) -> Floats:
+    """How far off a block's median may be that means no other speed, [W].
+
+    Each rank's spread is that within blocks, which a lasting change of speed does not widen.
+    """
+    within = np.abs(np.where(known[:, None], blocks - median[:, None], np.nan))
+    sigma = np.zeros(blocks.shape[2])
+    ever = known.any(axis=0)
+    sigma[ever] = _SIGMA * np.nanmedian(within[:, :, ever], axis=(0, 1))
+    z = NormalDist().inv_cdf(1 - _BY_CHANCE / 2 / median.size)
+    # 1.25: a median's standard deviation over a mean's.
+    return np.asarray(np.maximum(np.log(1 + _CHANGED), z * 1.25 * sigma / np.sqrt(_BLOCK)))

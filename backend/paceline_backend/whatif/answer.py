@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import msgspec
+
+log = logging.getLogger(__name__)
 
 STEPS = 64  # newest complete steps that a forecast rests on,
 FEWEST = 16  # and how many it takes at least
@@ -76,6 +80,17 @@ class Forecast(msgspec.Struct, frozen=True):
     def of(self, policy: str) -> PresetForecast | None:
         """A preset's forecast."""
         return next((one for one in self.forecasts if one.policy == policy), None)
+
+
+def kept(bodies: Iterable[Mapping[str, Any]]) -> list[Forecast]:
+    """Forecasts from the database; another release's that this one cannot read are left out."""
+    found = []
+    for body in bodies:
+        try:
+            found.append(msgspec.convert(body, Forecast))
+        except msgspec.ValidationError as error:
+            log.info("a forecast of another release is left out: %s", error)
+    return found
 
 
 def words(policy: str, saving: float, low: float, high: float) -> str:

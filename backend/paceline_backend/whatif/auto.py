@@ -12,7 +12,7 @@ from paceline_backend.whatif.answer import Decision, Forecast, PresetForecast
 
 BY = "auto"  # who requests its switches
 MARGIN = 0.05  # what a switch must save at least: the lower bound of the interval,
-AUTO_STEPS = 100  # in two forecasts in a row, so many steps apart,
+AUTO_STEPS = 100  # in forecasts so many steps apart, and those between them,
 HOLD_STEPS = 100  # and not within so many steps of another switch
 CHANGED = 0.25  # a rank's speed is off by more than this: what was learned about presets is void
 
@@ -35,11 +35,12 @@ def decide(
 ) -> Decision:
     """Stays, recommends or switches, or goes back.
 
-    A preset is chosen when the lower bounds of its saving in this forecast and the one before are
-    above `MARGIN`. After a switch by `auto`, what the policy takes is compared with what was
-    promised: where it takes longer than the interval allowed and saves less than `MARGIN`, the
-    policy before comes back. What `auto` left, and what somebody left for good after `auto` chose
-    it, is not chosen again until a rank's speed has changed: so it never goes back and forth.
+    A preset is chosen when the lower bounds of its saving in this forecast and all back to one at
+    least `AUTO_STEPS` before are above `MARGIN`. After a switch by `auto`, what the policy takes is
+    compared with what was promised: where it takes longer than the interval allowed and saves less
+    than `MARGIN`, the policy before comes back. What `auto` left, and what somebody left for good
+    after `auto` chose it, is not chosen again until a rank's speed has changed: so it never goes
+    back and forth.
 
     Args:
         forecast: the newest, made under the newest of `switches`.
@@ -83,15 +84,26 @@ def _with(best: PresetForecast, decided: Literal["stay", "wait"] | Mode, why: st
 
 
 def _promised_before(policy: str, forecast: Forecast, earlier: Sequence[Forecast]) -> bool:
-    """Whether the forecast before, of the same policy in force and like speeds, said so too."""
-    if not earlier or earlier[-1].current.version != forecast.current.version:
-        return False
-    promised = earlier[-1].of(policy)
-    return (
-        promised is not None
-        and promised.saving_low > MARGIN
-        and same_conditions(earlier[-1], forecast)
-    )
+    """Whether all forecasts back to one `AUTO_STEPS` before say so too.
+
+    Of the same policy in force, and like speeds. They may be closer to each other than that: a
+    worker that takes over looks at once, and so does one whose `auto` is turned on again.
+    """
+    assert forecast.step is not None
+    for one in reversed(earlier):
+        promised = one.of(policy)
+        if (
+            one.current.version != forecast.current.version
+            or promised is None
+            or promised.saving_low <= MARGIN
+            or not same_conditions(one, forecast)
+        ):
+            return False
+        assert one.step is not None
+        # A later step than this one's is an attempt before.
+        if not forecast.step - AUTO_STEPS < one.step <= forecast.step:
+            return True
+    return False
 
 
 def _verdict(
@@ -148,6 +160,6 @@ def _newest(earlier: Sequence[Forecast], version: int) -> Forecast | None:
 def same_conditions(one: Forecast, other: Forecast) -> bool:
     """Whether all ranks were about as fast."""
     return len(one.speeds) == len(other.speeds) and all(
-        abs(math.log(a / b)) <= math.log(1 + CHANGED)
+        min(a, b) > 0 and abs(math.log(a / b)) <= math.log(1 + CHANGED)
         for a, b in zip(one.speeds, other.speeds, strict=True)
     )

@@ -181,10 +181,15 @@ def _simulate(
     found = {state.policy: _Simulated(state.parameters)}
     made = {state.policy: in_force}
     left_out: dict[str, str] = {}
+    assert state.history is not None
     for name in wanted:
         if name != state.policy:
-            found[name], made[name] = _Simulated({}), policies.make(name, {})
-    assert state.history is not None
+            try:
+                made[name] = policies.make(name, {})
+            except Exception as error:  # likewise
+                left_out[name] = f"{type(error).__name__}: {error}"
+            else:
+                found[name] = _Simulated({})
     count = _SAMPLES // state.history.hello.global_batch
     count = max(_FEWEST_SIMULATED, min(_SIMULATED, count))
     spent_s = 0.0  # on what is not left out

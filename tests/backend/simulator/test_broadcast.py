@@ -26,6 +26,7 @@ from support.leading import ingest, working
 from support.node import until
 from support.web import serving
 
+PROBLEM = "application/problem+json"
 STARTED = 1_800_000_000.0
 PLAIN: dict[str, Any] = {
     "name": "small",
@@ -169,10 +170,10 @@ def test_obeys_an_operator(sqlite: Store, bus_url: str) -> None:
 
 def test_never_outruns_ingest(sqlite: Store, bus_url: str) -> None:
     """Without ingest it waits, at a bounded length of the stream, and goes on with it."""
-    room, per_segment = 10, 3
+    room, per_segment = 10, 3  # messages
     scenario = Scenario.of({**PLAIN, "epochs": 10})
     with (
-        broadcasting(sqlite, bus_url, scenario, waiting=1_000) as (run, broadcast, _),
+        broadcasting(sqlite, bus_url, scenario, waiting=2_500) as (run, broadcast, _),
         connect(bus_url) as bus,
     ):
         done = threading.Event()
@@ -193,6 +194,50 @@ def test_never_outruns_ingest(sqlite: Store, bus_url: str) -> None:
         thread.join()
     assert max(lengths) <= room + per_segment
     assert len(lengths) > 3 * room
+
+
+def test_counts_records_that_wait(sqlite: Store, bus_url: str) -> None:
+    """However many are in a message."""
+    wide = {**PLAIN, "workers": 400, "global_batch": 400, "devices": {"unit_s": 1e-3}}
+    scenario = Scenario.of({**wide, "epochs": 30, "failures": [], "switches": []})
+    with broadcasting(sqlite, bus_url, scenario) as (_, broadcast, _), connect(bus_url) as bus:
+        segments = broadcast.segments()
+        trained = [next(segments)[0] for _ in range(3)]
+        records = 400 * sum(len(ran.step_s) for ran in trained)
+        others = int(bus.xlen(TELEMETRY)) - len(trained)  # type: ignore[arg-type]
+        assert broadcast._on_the_bus() == records + 250 * others
+        bus.xtrim(TELEMETRY, maxlen=1)
+        assert broadcast._on_the_bus() == 400 * len(trained[-1].step_s)
+
+
+class Away(httpx.HTTPTransport):
+    """A server whose database is away at first."""
+
+    def __init__(self, times: int) -> None:
+        super().__init__()
+        self.left = times
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if not self.left:
+            return super().handle_request(request)
+        self.left -= 1
+        problem = {"status": 503, "detail": "the database does not answer; try again"}
+        return httpx.Response(503, json=problem, headers={"content-type": PROBLEM})
+
+
+def test_waits_out_a_server_that_cannot_work(sqlite: Store, bus_url: str) -> None:
+    scenario = Scenario.of({**PLAIN, "failures": []})
+    with (
+        working(ingest(sqlite, bus_url)),
+        broadcasting(sqlite, bus_url, scenario) as (run, broadcast, server),
+    ):
+        server.close()
+        away = Away(2)
+        with httpx.Client(base_url=server.server, transport=away) as server._http:
+            for _ in broadcast.segments():
+                pass
+        assert away.left == 0
+        until(lambda: runs_store.get(sqlite, run)["state"] == "finished", "all is stored")
 
 
 def test_rest_refuses(sqlite: Store, bus_url: str) -> None:

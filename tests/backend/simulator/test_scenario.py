@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +98,34 @@ def test_everything_reaches_devices_and_hello() -> None:
         ({"failures": [{"rank": 0, "step": 2, "world": 5}]}, "failures[0].world: 5"),
         ({"failures": [{"rank": 0, "step": 2, "restart_s": -1}]}, "failures[0].restart_s"),
         ({"limits": 3}, "limits: 12 samples fit in all"),
+        ({"limits": [-1, 8, 8, 8]}, "limits: -1"),
+        (
+            {"limits": [2, 2, 12, 2], "failures": [{"rank": 2, "step": 1, "world": 3}]},
+            "failures[0].world: 6 samples fit in all, by limits; at least global_batch, 16",
+        ),
+        ({"failures": [{"rank": 0, "step": 13}]}, "failures[0].step: 13; the run ends before it"),
+        ({"steps": 9, "switches": [{"step": 9, "policy": "bsp"}]}, "switches[0].step: 9; the run"),
         ({"limits": [8, 8]}, "limits: 2 for 4 workers"),
         ({"communication": {"bytes": 1e6}}, "communication.bandwidth"),
         ({"communication": {"latency_s": -1}}, "communication.latency_s"),
-        ({"devices": {"unit_s": -1}}, "devices.a_s"),
+        ({"devices": {"unit_s": -1}}, "devices.unit_s: -1"),
+        ({"devices": {"unit_s": [1, 1, -2, 1]}}, "devices.unit_s[2]: -2"),
+        ({"devices": {"unit_s": 1, "step_s": [0, math.nan, 0, 0]}}, "devices.step_s[1]: nan"),
+        ({"devices": {"unit_s": 1, "sample_s": -3}}, "devices.sample_s: -3"),
+        ({"devices": {"unit_s": 1, "data_s": math.inf}}, "devices.data_s: inf"),
+        ({"devices": {"unit_s": 1, "factors": [1, 1, -1, 1]}}, "devices.factors[2]: -1"),
+        (
+            {"devices": {"unit_s": 1, "factors": [{"workers": 4, "factor": -2}]}},
+            "devices.factors[0].factor: -2",
+        ),
+        (
+            {"devices": {"unit_s": 1, "factors": [1] * 6 + [{"workers": -2, "factor": 1}]}},
+            "devices.factors[6].workers: -2",
+        ),
+        (
+            {"devices": {"unit_s": 1, "factors": [{"workers": 10**15, "factor": 1}]}},
+            "devices.factors: 1000000000000000 for 4 workers",
+        ),
         ({"devices": {"unit_s": [1, 2]}}, "devices.unit_s: 2 for 4 workers"),
         ({"devices": {"unit_s": 1, "factors": [{"workers": 3, "factor": 1}]}}, "devices.factors"),
         ({"devices": {"unit_s": 1, "noise": 2}}, "devices.noise"),
@@ -159,8 +184,12 @@ def test_sizes_from_files(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "what"),
     [
-        ("a.txt", "3\nthree\n", "three"),
-        ("a.txt", "3\n-1\n", "above 0"),
+        ("a.txt", "3\nthree\n", "row 2: 'three'"),
+        ("a.txt", "3\n-1\n", "row 2: -1; give numbers above 0"),
+        ("b.csv", "x\n1\nmany\n", "row 2: 'many'"),
+        ("c.csv", "y,x\n1,2\n3\n", "row 2: None"),
+        ("d.csv", "x\n1\n" + "9" * 200_000, "field larger than field limit"),
+        ("e.npy", "", "No data left in file"),
         ("a.txt", "", "above 0"),
         ("a.csv", "x,y\n1,2\n", "sizes.column"),
         ("b.txt", None, "No such file"),
@@ -169,7 +198,8 @@ def test_sizes_from_files(tmp_path: Path) -> None:
 def test_bad_files_of_sizes(tmp_path: Path, name: str, content: str | None, what: str) -> None:
     if content is not None:
         (tmp_path / name).write_text(content)
-    scenario = Scenario.of({**PLAIN, "sizes": {"file": name}}).at(tmp_path)
+    sizes = {"file": name, "column": "x" if name == "c.csv" else None}
+    scenario = Scenario.of({**PLAIN, "sizes": sizes}).at(tmp_path)
     with pytest.raises(ScenarioError, match=f"sizes.file.*{what}"):
         scenario.hello()
 
@@ -186,6 +216,16 @@ def test_groups_of_factors() -> None:
     factors = [Group(3, 2.0), 1.5]
     plain = {**PLAIN, "devices": {"unit_s": 1.0, "factors": msgspec.to_builtins(factors)}}
     assert Scenario.of(plain).emulation().a_s == [2.0, 2.0, 2.0, 1.5]
+
+
+def test_chronica_takes_what_table_4_says() -> None:
+    """An epoch of equal samples under plain data parallelism: 231 s."""
+    scenario = Scenario.load(EXAMPLES / "chronica-homogeneous.yaml")
+    sizes = msgspec.structs.replace(scenario.sizes, dif=0.0)
+    simulation = Simulation.of(msgspec.structs.replace(scenario, sizes=sizes))
+    while not simulation.finished:
+        simulation.advance()
+    assert simulation.now == pytest.approx(231, rel=0.005)
 
 
 @pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.yaml")), ids=lambda path: path.stem)

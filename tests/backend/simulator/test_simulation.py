@@ -17,7 +17,7 @@ from paceline.cost import Features
 from paceline.emulation import Emulation, Slowdown
 from paceline.wire import StepBatch, encode, encode_steps
 from paceline_backend import cli
-from paceline_backend.simulator import Ran, Scenario, Simulation, summary
+from paceline_backend.simulator import Ran, Scenario, ScenarioError, Simulation, summary
 from paceline_backend.simulator._simulation import remaining
 from paceline_backend.simulator.broadcast import records
 from support.records import record
@@ -240,3 +240,6 @@ def test_the_command_says_what_is_wrong(tmp_path: Path) -> None:
     with pytest.raises(Exception, match="no policy 'fast'"):
         simulate(str(path), "--policy", "fast")
     assert simulate(str(path), "--compare", "bsp", "--policy", "bsp").exit_code == 2
+    for how in ([], ["--policy", "bsp"], ["--compare", "bsp,chronica"]):
+        with pytest.raises(ScenarioError, match="--warmup: 64 steps leave none"):
+            simulate(str(path), "--warmup", "64", *how)
