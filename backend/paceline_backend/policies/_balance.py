@@ -7,11 +7,14 @@ until none helps, then, for a few samples, a search of what is left to try.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from paceline_backend.policies._base import Floats, Ints, Models
 from paceline_backend.policies._jit import compiled
 from paceline_backend.policies._padded import partition_padded
+from paceline_backend.policies._workers import Workers, least, level, most_of
 
 _CLOSE = 1e-3  # of a bound on the best: nearer is not tried for, with more than `_FEW_RANKS`
 _CLOSER = 1e-5  # and with fewer
@@ -48,207 +51,63 @@ def partition(
     samples, world = len(sizes), models.world
     if counts is not None and int(np.sum(counts)) != samples:
         raise ValueError(f"counts: their sum is {int(np.sum(counts))}; give {samples}, one a size")
-    most = most_of(counts if counts is not None else limits, samples, world)
+    workers = Workers.of(models, most_of(limits if counts is None else counts, samples, world))
+    effective = np.array(models.cost.sizes(sizes), np.float64)
+    if samples == 0:
+        return np.empty(0, np.int64)
     if models.cost.padded:
-        return partition_padded(models.cost.sizes(sizes), models, most, counts is not None)
-    effective = models.cost.sizes(sizes)
+        return partition_padded(effective, workers, laid_out=laid_out)
     order = np.argsort(-effective, kind="stable")
-    descending = effective[order]
-    ranks = np.empty(samples, np.int64)
-    start = np.empty(0, np.int64)
+    start = None
     if laid_out and counts is None:
-        start = _cut(effective, models.a, models.c, models.b, most)[order]
-    ranks[order] = _partition(
-        descending, models.a, models.c, models.b, most, counts is not None, start
-    )
-    return ranks
-
-
-@compiled
-def _cut(sizes: Floats, a: Floats, c: Floats, b: Floats, most: Ints) -> Ints:
-    """The ranks of samples that go to rank 0, 1, … as they come; the best such cut; empty: none."""
-    low = level(sizes, a, c, b, False)
-    step, best, found = _CLOSE / 16 * low, np.empty(0, np.int64), False
-    high = low + step
-    while low > 0 and not found and step < 64 * low:  # composed samples are cut well: begin near
-        best, found = _cut_at(sizes, a, c, b, most, high)
-        if not found:
-            low, step = high, 2 * step
-            high = low + step
-    if not found:
-        return np.empty(0, np.int64)
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2
-        ranks, fits = _cut_at(sizes, a, c, b, most, middle)
-        if fits:
-            best, high = ranks, middle
-        else:
-            low = middle
-    return best
-
-
-@compiled
-def _cut_at(
-    sizes: Floats, a: Floats, c: Floats, b: Floats, most: Ints, time_s: float
-) -> tuple[Ints, bool]:
-    ranks = np.empty(len(sizes), np.int64)
-    i = 0
-    for j in range(len(a)):
-        done, count = b[j], 0
-        while i < len(sizes) and count < most[j]:
-            done += a[j] * sizes[i] + c[j]
-            if done > time_s:
-                break
-            ranks[i] = j
-            i += 1
-            count += 1
-    return ranks, i == len(sizes)
-
-
-@compiled
-def grouped(ranks: Ints, world: int) -> tuple[Ints, Ints]:
-    """Positions rank by rank, in each ascending, [n]; and how many each has, [W]."""
-    counts = np.zeros(world, np.int64)
-    for rank in ranks:
-        counts[rank] += 1
-    at = np.cumsum(counts) - counts
-    order = np.empty(len(ranks), np.int64)
-    for i in range(len(ranks)):
-        order[at[ranks[i]]] = i
-        at[ranks[i]] += 1
-    return order, counts
-
-
-def most_of(limits: Ints | None, samples: int, world: int) -> Ints:
-    """The most samples that each worker may get, [W]; without effect where they are too few."""
-    if limits is None or int(np.sum(limits)) < samples:
-        return np.full(world, samples, np.int64)
-    return np.asarray(limits, np.int64)
-
-
-@compiled
-def level(sizes: Floats, a: Floats, c: Floats, b: Floats, least: bool) -> float:
-    """The time at which all would end if samples could be divided at will, memory no matter.
-
-    Workers whose b alone takes longer take no part.
-
-    Args:
-        sizes: f(λ), [n].
-        a: see `Models`; and so `c`, `b`.
-        least: a proven bound on what any partition takes; otherwise all samples count as average
-            ones, which is the same unless samples have costs that differ by worker (c/a).
-    """
-    samples = len(sizes)
-    if samples == 0:
-        return 0.0
-    rate = 1.0 / np.maximum(a * sizes.mean() + c, 1e-300)
-    work = float(samples)
-    if least and (c > 0).any():  # each sample where it is cheapest, at these prices of time
-        work = 0.0
-        for i in range(samples):
-            work += (rate * (a * sizes[i] + c)).min()
-    speed, due, time_s = 0.0, 0.0, np.inf
-    for j in np.argsort(b):
-        if b[j] >= time_s:
-            break
-        speed += rate[j]
-        due += rate[j] * b[j]
-        time_s = (work + due) / speed
-    return time_s
-
-
-@compiled
-def _partition(
-    sizes: Floats, a: Floats, c: Floats, b: Floats, most: Ints, exact: bool, hint: Ints
-) -> Ints:
-    """`partition` of samples in descending order of size; `hint`: ranks to begin with, or empty."""
-    samples, world = len(sizes), len(a)
-    if samples == 0:
-        return np.empty(0, np.int64)
-    alone = np.inf
-    for j in range(world):
-        if most[j] > 0:
-            alone = min(alone, a[j] * sizes[0] + c[j] + b[j])
-    few = world <= _FEW_RANKS
-    goal = max(level(sizes, a, c, b, False), alone)
-    bound = max(level(sizes, a, c, b, True), alone) if few else goal
-    ranks = hint.copy() if len(hint) else _largest_gap(sizes, a, c, b, most, exact, goal)
-    enough = bound * (1 + (_CLOSER if few else _CLOSE))
-    if not few:
-        _pairs(sizes, ranks, a, c, b, most, exact, enough)
-    _descend(sizes, ranks, a, c, b, most, exact, enough)
-    if samples <= _FEW_SAMPLES:
-        _search(sizes, ranks, a, c, b, most, exact, bound)
-    return ranks
-
-
-@compiled
-def _sift(heap: Ints, key: Floats, at: int, end: int) -> None:
-    """Restores a heap of ranks, the largest key first, whose entry `at` got smaller."""
-    item = heap[at]
-    while True:
-        child = 2 * at + 1
-        if child >= end:
-            break
-        if child + 1 < end and key[heap[child + 1]] > key[heap[child]]:
-            child += 1
-        if key[heap[child]] <= key[item]:
-            break
-        heap[at] = heap[child]
-        at = child
-    heap[at] = item
-
-
-@compiled
-def _largest_gap(
-    sizes: Floats, a: Floats, c: Floats, b: Floats, most: Ints, exact: bool, goal: float
-) -> Ints:
-    """Each sample, largest first, to the rank that can take most until all have reached `goal`.
-
-    With exact counts a rank keeps room for average ones in its other places.
-    """
-    samples, world = len(sizes), len(a)
-    mean = sizes.mean()
-    gap = np.empty(world)
-    left = most.copy()
-    for j in range(world):
-        gap[j] = (goal - b[j] - c[j]) / a[j]
-        if exact:
-            gap[j] = (goal - b[j] - c[j] * most[j]) / a[j] - mean * (most[j] - 1)
-    heap = np.argsort(-gap)
-    end = 0
-    for j in heap:
-        if left[j] > 0:
-            heap[end] = j
-            end += 1
+        cut, fits = _cut(effective, workers, level(effective, workers))
+        start = cut[order] if fits else None
     ranks = np.empty(samples, np.int64)
-    for i in range(samples):
-        j = heap[0]
-        ranks[i] = j
-        gap[j] -= sizes[i] - mean if exact else sizes[i] + c[j] / a[j]
-        left[j] -= 1
-        if left[j] == 0:
-            end -= 1
-            heap[0] = heap[end]
-        if end:
-            _sift(heap, gap, 0, end)
+    ranks[order] = _partition(effective[order], workers, start)
     return ranks
 
 
-@compiled
-def _times(sizes: Floats, ranks: Ints, a: Floats, c: Floats, b: Floats) -> tuple[Floats, Ints]:
-    """T and n of each rank."""
-    time_s = np.zeros(len(a))
-    count = np.zeros(len(a), np.int64)
-    for i in range(len(sizes)):
-        j = ranks[i]
-        time_s[j] += a[j] * sizes[i] + c[j] + (b[j] if count[j] == 0 else 0.0)
-        count[j] += 1
-    return time_s, count
+def _partition(sizes: Floats, workers: Workers, start: Ints | None) -> Ints:
+    """`partition` of samples in descending order of size, beginning with ranks, if given."""
+    world = len(workers.a)
+    few = world <= _FEW_RANKS
+    alone = (workers.a * sizes[0] + workers.c + workers.b)[workers.most > 0].min()
+    goal = float(max(level(sizes, workers), alone))
+    bound = float(max(least(sizes, workers), alone)) if few else goal
+    ranks = _largest_gap(sizes, workers, goal) if start is None else start
+    enough = bound * (1 + (_CLOSER if few else _CLOSE))
+    state = _State.of(sizes, ranks, workers)
+    if not few:
+        _pairs(sizes, workers, state, enough)
+    _descend(sizes, workers, state, enough, _EFFORT // (1 + world // _FEW_RANKS))
+    if len(sizes) <= _FEW_SAMPLES and state.time_s.max() > bound * (1 + 1e-12):
+        rest = np.append(np.cumsum(sizes[::-1])[::-1], 0.0)
+        _search(sizes, rest, workers, bound, float(state.time_s.max()), ranks)
+    return ranks
+
+
+class _State(NamedTuple):
+    """A partition in the making; the samples of each rank as linked lists, -1 ends one."""
+
+    ranks: Ints  # [n]
+    first: Ints  # [W] of each rank's samples,
+    following: Ints  # [n] the next after each
+    time_s: Floats  # [W]
+    number: Ints  # [W] samples
+
+    @staticmethod
+    def of(sizes: Floats, ranks: Ints, workers: Workers) -> _State:
+        """Of these ranks, which then change in place."""
+        world = len(workers.a)
+        count = np.bincount(ranks, minlength=world)
+        load = np.bincount(ranks, sizes, minlength=world)
+        time_s = workers.a * load + workers.c * count + workers.b
+        first, following = linked(ranks, world)
+        return _State(ranks, first, following, np.where(count > 0, time_s, 0.0), count)
 
 
 @compiled
-def _lists(ranks: Ints, world: int) -> tuple[Ints, Ints]:
+def linked(ranks: Ints, world: int) -> tuple[Ints, Ints]:
     """The samples of each rank as linked lists: the first of each, and each one's next; -1 ends."""
     first = np.full(world, -1)
     following = np.full(len(ranks), -1)
@@ -259,8 +118,105 @@ def _lists(ranks: Ints, world: int) -> tuple[Ints, Ints]:
 
 
 @compiled
+def _cut(sizes: Floats, w: Workers, low: float) -> tuple[Ints, bool]:
+    """The ranks of samples that go to rank 0, 1, … as they come: the best such cut, if any fits.
+
+    `low` is a time that no cut beats. Composed samples are cut well, so the search begins there.
+    """
+    ranks, best, fits = np.empty(len(sizes), np.int64), np.empty(len(sizes), np.int64), False
+    step = _CLOSE / 16 * low
+    high, halvings = low + step, 0
+    while halvings < _HALVINGS and 0 < step < 64 * low:
+        time_s = (low + high) / 2 if fits else high
+        i = 0
+        for j in range(len(w.a)):
+            done, end = w.b[j], min(i + w.most[j], len(sizes))
+            while i < end:
+                done += w.a[j] * sizes[i] + w.c[j]
+                if done > time_s:
+                    break
+                ranks[i] = j
+                i += 1
+        if fits:
+            halvings += 1
+        if i == len(sizes):
+            ranks, best, fits, high = best, ranks, True, time_s
+        elif fits:
+            low = time_s
+        else:
+            low, step = high, 2 * step
+            high = low + step
+    return best, fits
+
+
+@compiled
+def grouped(ranks: Ints, world: int) -> tuple[Ints, Ints]:
+    """Positions rank by rank, in each ascending, [n]; and how many each has, [W]."""
+    counts = np.zeros(world, np.int64)
+    for i in range(len(ranks)):
+        counts[ranks[i]] += 1
+    at = np.empty(world, np.int64)
+    total = 0
+    for j in range(world):
+        at[j] = total
+        total += counts[j]
+    order = np.empty(len(ranks), np.int64)
+    for i in range(len(ranks)):
+        order[at[ranks[i]]] = i
+        at[ranks[i]] += 1
+    return order, counts
+
+
+def _largest_gap(sizes: Floats, workers: Workers, goal: float) -> Ints:
+    """Each sample, largest first, to the rank that can take most until all have reached `goal`.
+
+    Where counts are given, a rank keeps room for average ones in its other places.
+    """
+    a, c, b, most = workers
+    mean = float(sizes.mean())
+    if int(most.sum()) == len(sizes):
+        gap = (goal - b - c * most) / a - mean * (most - 1)
+        return _gaps(sizes - mean, gap, np.zeros(len(a)), most)
+    return _gaps(sizes, (goal - b - c) / a, c / a, most)
+
+
+def _gaps(sizes: Floats, gap: Floats, each: Floats, most: Ints) -> Ints:
+    heap = np.argsort(-gap, kind="stable")
+    heap = heap[most[heap] > 0]
+    return _largest_first(sizes, gap, each, most.copy(), heap)
+
+
+@compiled
+def _largest_first(sizes: Floats, gap: Floats, each: Floats, left: Ints, heap: Ints) -> Ints:
+    """Each sample to the rank with the largest gap, which it narrows by size and `each`."""
+    end = len(heap)
+    ranks = np.empty(len(sizes), np.int64)
+    for i in range(len(sizes)):
+        j = heap[0]
+        ranks[i] = j
+        gap[j] -= sizes[i] + each[j]
+        left[j] -= 1
+        if left[j] == 0:
+            end -= 1
+            heap[0] = heap[end]
+        item, at = heap[0], 0
+        while True:
+            child = 2 * at + 1
+            if child >= end:
+                break
+            if child + 1 < end and gap[heap[child + 1]] > gap[heap[child]]:
+                child += 1
+            if gap[heap[child]] <= gap[item]:
+                break
+            heap[at] = heap[child]
+            at = child
+        heap[at] = item
+    return ranks
+
+
+@compiled
 def hand_over(first: Ints, following: Ints, sample: int, giver: int, taker: int) -> None:
-    """Moves a sample from one linked list to another; see `_lists`."""
+    """Moves a sample from one linked list to another; see `linked`."""
     if first[giver] == sample:
         first[giver] = following[sample]
     else:
@@ -274,18 +230,7 @@ def hand_over(first: Ints, following: Ints, sample: int, giver: int, taker: int)
 
 @compiled
 def _exchange(
-    p: int,
-    q: int,
-    sizes: Floats,
-    first: Ints,
-    following: Ints,
-    time_s: Floats,
-    count: Ints,
-    a: Floats,
-    c: Floats,
-    b: Floats,
-    may_move: bool,
-    best: float,
+    p: int, q: int, sizes: Floats, w: Workers, state: _State, best: float
 ) -> tuple[float, int, int]:
     """What p may give q, and get for it, such that the slower of both takes less than `best`.
 
@@ -293,146 +238,105 @@ def _exchange(
         What the slower then takes, p's sample (-1: nothing helps), q's sample (-1: none).
     """
     give, get = -1, -1
-    i = first[p]
+    p_s, q_s, a_p, a_q = state.time_s[p], state.time_s[q], w.a[p], w.a[q]
+    may_move = state.number[q] < w.most[q]
+    more_p = w.c[p] + (w.b[p] if state.number[p] == 1 else 0.0)
+    more_q = w.c[q] + (w.b[q] if state.number[q] == 0 else 0.0)
+    i = state.first[p]
     while i >= 0:
         if may_move:
-            p_s = time_s[p] - a[p] * sizes[i] - c[p] if count[p] > 1 else 0.0
-            q_s = time_s[q] + a[q] * sizes[i] + c[q] + (b[q] if count[q] == 0 else 0.0)
-            if max(p_s, q_s) < best:
-                best, give, get = max(p_s, q_s), i, -1
-        k = first[q]
+            slower = max(p_s - a_p * sizes[i] - more_p, q_s + a_q * sizes[i] + more_q)
+            if slower < best:
+                best, give, get = slower, i, -1
+        k = state.first[q]
         while k >= 0:
             more = sizes[i] - sizes[k]
             if more > 0:
-                slower = max(time_s[p] - a[p] * more, time_s[q] + a[q] * more)
+                slower = max(p_s - a_p * more, q_s + a_q * more)
                 if slower < best:
                     best, give, get = slower, i, k
-            k = following[k]
-        i = following[i]
+            k = state.following[k]
+        i = state.following[i]
     return best, give, get
 
 
 @compiled
-def _apply(
-    p: int,
-    q: int,
-    give: int,
-    get: int,
-    sizes: Floats,
-    ranks: Ints,
-    first: Ints,
-    following: Ints,
-    time_s: Floats,
-    count: Ints,
-    a: Floats,
-    c: Floats,
-    b: Floats,
-) -> None:
-    hand_over(first, following, give, p, q)
-    ranks[give] = q
+def _apply(p: int, q: int, give: int, get: int, sizes: Floats, w: Workers, state: _State) -> None:
+    hand_over(state.first, state.following, give, p, q)
+    state.ranks[give] = q
     if get >= 0:
-        hand_over(first, following, get, q, p)
-        ranks[get] = p
+        hand_over(state.first, state.following, get, q, p)
+        state.ranks[get] = p
     else:
-        count[p] -= 1
-        count[q] += 1
+        state.number[p] -= 1
+        state.number[q] += 1
     for j in (p, q):  # anew: differences would add up rounding errors
-        total, i = 0.0, first[j]
+        total, i = 0.0, state.first[j]
         while i >= 0:
             total += sizes[i]
-            i = following[i]
-        time_s[j] = a[j] * total + c[j] * count[j] + b[j] if count[j] else 0.0
+            i = state.following[i]
+        count = state.number[j]
+        state.time_s[j] = w.a[j] * total + w.c[j] * count + w.b[j] if count else 0.0
 
 
-@compiled
-def _pairs(
-    sizes: Floats,
-    ranks: Ints,
-    a: Floats,
-    c: Floats,
-    b: Floats,
-    most: Ints,
-    exact: bool,
-    enough: float,
-) -> None:
+def _pairs(sizes: Floats, workers: Workers, state: _State, enough: float) -> None:
     """Slowest with fastest, next slowest with next fastest, …: one exchange each, while it pays."""
-    world = len(a)
-    time_s, count = _times(sizes, ranks, a, c, b)
-    first, following = _lists(ranks, world)
     slowest = np.inf
     while True:
-        order = np.argsort(time_s)
-        most_s = time_s[order[world - 1]]
+        order = np.argsort(state.time_s)
+        most_s = float(state.time_s[order[-1]])
         if most_s <= enough or most_s - enough > 0.9 * (slowest - enough):
             break
         slowest = most_s
-        for k in range(world // 2):
-            p, q = order[world - 1 - k], order[k]
-            if time_s[p] <= enough:
-                break
-            may_move = not exact and count[q] < most[q]
-            _, give, get = _exchange(
-                p, q, sizes, first, following, time_s, count, a, c, b, may_move, time_s[p]
-            )
-            if give >= 0:
-                _apply(p, q, give, get, sizes, ranks, first, following, time_s, count, a, c, b)
+        _paired(order, sizes, workers, state, enough)
 
 
 @compiled
-def _descend(
-    sizes: Floats,
-    ranks: Ints,
-    a: Floats,
-    c: Floats,
-    b: Floats,
-    most: Ints,
-    exact: bool,
-    enough: float,
-) -> None:
-    """The slowest rank's best exchange with any other, again and again, until none helps."""
-    world = len(a)
-    time_s, count = _times(sizes, ranks, a, c, b)
-    first, following = _lists(ranks, world)
-    effort = _EFFORT // (1 + world // _FEW_RANKS)
-    while effort > 0:
-        p = int(np.argmax(time_s))
-        if time_s[p] <= enough:
+def _paired(order: Ints, sizes: Floats, w: Workers, state: _State, enough: float) -> None:
+    for k in range(len(order) // 2):
+        p, q = order[len(order) - 1 - k], order[k]
+        if state.time_s[p] <= enough:
             break
-        effort -= (count[p] + 1) * len(sizes) + world
-        best, give, get, taker = time_s[p] * (1 - 1e-12), -1, -1, -1
+        _, give, get = _exchange(p, q, sizes, w, state, state.time_s[p])
+        if give >= 0:
+            _apply(p, q, give, get, sizes, w, state)
+
+
+@compiled
+def _descend(sizes: Floats, w: Workers, state: _State, enough: float, effort: int) -> None:
+    """The slowest rank's best exchange with any other, again and again, until none helps."""
+    world = len(w.a)
+    while effort > 0:
+        p = int(np.argmax(state.time_s))
+        if state.time_s[p] <= enough:
+            break
+        effort -= (state.number[p] + 1) * len(sizes) + world
+        best = state.time_s[p] * (1 - 1e-12)
+        give, get, taker = p, p, p
         for q in range(world):
-            if q != p and time_s[q] < best and most[q] > 0:
-                may_move = not exact and count[q] < most[q]
-                found, x, y = _exchange(
-                    p, q, sizes, first, following, time_s, count, a, c, b, may_move, best
-                )
+            if q != p and state.time_s[q] < best and w.most[q] > 0:
+                found, x, y = _exchange(p, q, sizes, w, state, best)
                 if x >= 0:
                     best, give, get, taker = found, x, y, q
-        if give < 0:
+        if taker == p:
             break
-        _apply(p, taker, give, get, sizes, ranks, first, following, time_s, count, a, c, b)
+        _apply(p, taker, give, get, sizes, w, state)
 
 
 @compiled
-def _search(
-    sizes: Floats,
-    ranks: Ints,
-    a: Floats,
-    c: Floats,
-    b: Floats,
-    most: Ints,
-    exact: bool,
-    goal: float,
-) -> None:
-    """Branch and bound, depth first, largest sample first, at most `_NODES` nodes."""
-    samples, world = len(sizes), len(a)
-    time_s, _ = _times(sizes, ranks, a, c, b)
-    best = time_s.max()
-    time_s[:] = 0.0
-    count = np.zeros(world, np.int64)
-    rest = np.zeros(samples + 1)  # load of a sample and all after it
-    for i in range(samples - 1, -1, -1):
-        rest[i] = rest[i + 1] + sizes[i]
+def _search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, ranks: Ints) -> None:
+    """Branch and bound, depth first, largest sample first, at most `_NODES` nodes.
+
+    Args:
+        sizes: descending, [n].
+        rest: load of a sample and all after it, [n + 1].
+        w: the workers.
+        goal: a bound; what reaches it ends the search.
+        best: what `ranks` take; these are replaced by better ones.
+        ranks: see there.
+    """
+    samples, world = len(sizes), len(w.a)
+    time_s, count = np.zeros(world), np.zeros(world, np.int64)
     chosen = np.full(samples, -1)
     before = np.zeros(samples)  # the chosen rank's time without the sample
     i, nodes = 0, 0
@@ -443,45 +347,42 @@ def _search(
             tried_s = time_s[last]
             time_s[last] = before[i]
             count[last] -= 1
-        least, rank = best * (1 - 1e-12), -1
+        least_s, rank = best * (1 - 1e-12), -1
         for j in range(world):  # the next one in order of (time, rank)
-            if count[j] < most[j]:
-                then = time_s[j] + a[j] * sizes[i] + c[j] + (b[j] if count[j] == 0 else 0.0)
+            if count[j] < w.most[j]:
+                then = time_s[j] + w.a[j] * sizes[i] + w.c[j] + (w.b[j] if count[j] == 0 else 0.0)
                 after = then > tried_s or (then == tried_s and j > last)
-                if after and then < least and not _twin(j, time_s, count, a, c, b, most):
-                    least, rank = then, j
+                if after and then < least_s and not _twin(j, time_s, count, w):
+                    least_s, rank = then, j
         chosen[i] = rank
         if rank < 0:
             i -= 1
             continue
         nodes += 1
         before[i] = time_s[rank]
-        time_s[rank] = least
+        time_s[rank] = least_s
         count[rank] += 1
         room = 0.0
         for j in range(world):
-            if count[j] < most[j]:
-                room += max(best - time_s[j], 0.0) / a[j]
+            if count[j] < w.most[j]:
+                room += max(best - time_s[j], 0.0) / w.a[j]
         if room < rest[i + 1]:
             continue
         if i == samples - 1:
-            best = time_s.max()
-            ranks[:] = chosen
+            best = 0.0
+            for j in range(world):
+                best = max(best, time_s[j])
+            for k in range(samples):
+                ranks[k] = chosen[k]
         else:
             i += 1
 
 
 @compiled
-def _twin(j: int, time_s: Floats, count: Ints, a: Floats, c: Floats, b: Floats, most: Ints) -> bool:
+def _twin(j: int, time_s: Floats, count: Ints, w: Workers) -> bool:
     """Whether an earlier rank is in the same state: then trying both is in vain."""
     for k in range(j):
-        if (
-            time_s[k] == time_s[j]
-            and count[k] == count[j]
-            and most[k] == most[j]
-            and a[k] == a[j]
-            and c[k] == c[j]
-            and b[k] == b[j]
-        ):
+        same = time_s[k] == time_s[j] and count[k] == count[j] and w.most[k] == w.most[j]
+        if same and w.a[k] == w.a[j] and w.c[k] == w.c[j] and w.b[k] == w.b[j]:
             return True
     return False

@@ -9,11 +9,18 @@ about one size meet, is random.
 
 from __future__ import annotations
 
-import numpy as np
+from typing import NamedTuple
 
-from paceline_backend.policies._balance import hand_over, level
-from paceline_backend.policies._base import Floats, Ints, Models
+import numpy as np
+import numpy.typing as npt
+
+from paceline_backend.policies._balance import hand_over, linked
+from paceline_backend.policies._base import Floats, Ints
 from paceline_backend.policies._jit import compiled
+from paceline_backend.policies._padded import proportional
+from paceline_backend.policies._workers import Workers, level
+
+Bools = npt.NDArray[np.bool_]
 
 _JITTER = 0.3  # of sizes' logarithms when ordinary samples are put in order
 _ROUNDS = 12  # of exchanges between bins
@@ -22,11 +29,7 @@ _FILLERS = 0.2  # the smallest part of the samples, with which the largest share
 
 
 def compose(
-    effective: Floats,
-    models: Models,
-    global_batch: int,
-    most: Ints,
-    rng: np.random.Generator,
+    effective: Floats, workers: Workers, global_batch: int, rng: np.random.Generator
 ) -> Ints:
     """An order of the samples in which each `global_batch` of them divides well.
 
@@ -35,9 +38,8 @@ def compose(
 
     Args:
         effective: f(λ) of each sample, [R].
-        models: of the workers.
+        workers: that share them.
         global_batch: samples of a step.
-        most: samples of a step that fit into each worker's memory, [W].
         rng: what is left to chance.
 
     Returns:
@@ -46,29 +48,41 @@ def compose(
     steps, rest = divmod(len(effective), global_batch)
     if steps == 0 or global_batch < 2:
         return rng.permutation(len(effective))
-    a, c, b = models.a, models.c, models.b
     smallest = np.concatenate([[0.0], np.cumsum(np.sort(effective))])
-    counts = step_counts(smallest, models, global_batch, most)
-    last = step_counts(smallest, models, rest, most) if rest else np.zeros_like(counts)
-    step_s = level(effective, a, c, b, False) * global_batch / len(effective)
-    order = _descending(effective, step_s, models, rng)
+    counts, bind = step_counts(smallest, workers, global_batch)
+    last = step_counts(smallest, workers, rest)[0] if rest else np.zeros_like(counts)
+    step_s = level(effective, workers) * global_batch / len(effective)
+    order = _descending(effective, step_s, workers, rng)
     sizes = effective[order]
-    bins, gap = _deal(sizes, a, c, b, counts, last, steps)
-    _close(sizes, bins, gap, a, _CLOSE * step_s)
+    # Workers that even the smallest samples keep longer than the others get just these.
+    small = np.zeros(len(sizes), bool)
+    few = int(steps * counts[bind].sum() + last[bind].sum())
+    small[np.argsort(sizes, kind="stable")[:few]] = True
+    world = len(counts)
+    bins = np.empty(len(sizes), np.int64)
+    for chosen, among in ((~small, ~bind), (small, bind)):
+        if among.any():
+            part, some = sizes[chosen], workers.only(among)
+            dealt = _dealt(part, some, counts[among], last[among], steps)
+            _close(part, dealt.of, dealt.gap, some.a, _CLOSE * step_s)
+            step, member = np.divmod(dealt.of, len(some.a))
+            bins[chosen] = step * world + np.flatnonzero(among)[member]
     turn = np.append(rng.permutation(steps), steps)
     laid_out: Ints = order[_laid_out(bins, counts, last, turn)]
     return laid_out
 
 
-def _descending(effective: Floats, step_s: float, models: Models, rng: np.random.Generator) -> Ints:
+def _descending(
+    effective: Floats, step_s: float, workers: Workers, rng: np.random.Generator
+) -> Ints:
     """Largest first, but ordinary ones only about so: else the same ones would always meet."""
-    ordinary = effective < 0.5 * step_s / models.a.max()
+    ordinary = effective < 0.5 * step_s / workers.a.max()
     noise = np.exp(rng.uniform(-_JITTER, _JITTER, len(effective)))
     return np.argsort(-np.where(ordinary, effective * noise, effective), kind="stable")
 
 
-def step_counts(smallest: Floats, models: Models, samples: int, most: Ints) -> Ints:
-    """How many of a step's samples each worker gets, [W], the same in all steps.
+def step_counts(smallest: Floats, workers: Workers, samples: int) -> tuple[Ints, Bools]:
+    """How many of a step's samples each worker gets, [W], the same in all steps; and who binds.
 
     The least time that such counts allow is that of the worst group of workers: whichever samples
     they get, they are at least as large together as the smallest of all. Beginning with counts in
@@ -76,95 +90,110 @@ def step_counts(smallest: Floats, models: Models, samples: int, most: Ints) -> I
 
     Args:
         smallest: Σ f(λ) of the k smallest of all samples, [R + 1].
-        models: of the workers.
+        workers: that share them.
         samples: of a step.
-        most: samples that each worker may get, [W].
+
+    Returns:
+        The counts, and which workers are in the worst group unless that is all of them, [W].
     """
     part = samples / (len(smallest) - 1)
     marks = np.round(np.arange(samples + 1) / part).astype(np.int64)
     of_step = smallest[marks] * part  # [samples + 1]
-    counts = _proportional(of_step[-1] / samples, models.a, models.c, models.b, samples, most)
-    _improve(counts, of_step, models.a, models.c, models.b, most)
-    return counts
+    counts = proportional(float(of_step[-1]) / samples, workers, samples)
+    order = np.argsort(-workers.a * counts)
+    _improve(counts, of_step, workers, order)
+    _, binding = _bound(of_step, counts, workers, order)
+    bind = np.zeros(len(counts), bool)
+    if binding < (counts > 0).sum():
+        bind[order[:binding]] = True
+    return counts, bind
 
 
 @compiled
-def _proportional(mean: float, a: Floats, c: Floats, b: Floats, samples: int, most: Ints) -> Ints:
-    """Each of the samples, all of mean size, where it ends first."""
-    counts = np.zeros(len(a), np.int64)
-    each = a * mean + c
-    done = each / 2 + b
-    for j in range(len(a)):
-        if most[j] == 0:
-            done[j] = np.inf
-    for _ in range(samples):
-        j = int(np.argmin(done))
-        counts[j] += 1
-        done[j] += each[j]
-        if counts[j] >= most[j]:
-            done[j] = np.inf
-    return counts
+def _bound(smallest: Floats, counts: Ints, w: Workers, order: Ints) -> tuple[float, int]:
+    """Least time with these counts, and how many of the workers in `order` bind.
 
-
-@compiled
-def _bound(
-    smallest: Floats, counts: Ints, a: Floats, c: Floats, b: Floats
-) -> tuple[float, Ints, int]:
-    """Least time with these counts; workers from the least load a sample on; how many of them bind.
-
-    A worker's load a sample depends on the time; the one without overhead gives the order.
+    `order` is put in order of the load a sample that the time allows. That depends on the time; the
+    one without overhead decides.
     """
-    world = len(a)
-    need = np.full(world, np.inf)
-    for j in range(world):
-        if counts[j]:
-            need[j] = 1.0 / (a[j] * counts[j])
-    order = np.argsort(need)
+    for k in range(1, len(order)):  # usually in order but for two
+        j, at = order[k], k
+        need = w.a[j] * counts[j]
+        while at > 0 and w.a[order[at - 1]] * counts[order[at - 1]] < need:
+            order[at] = order[at - 1]
+            at -= 1
+        order[at] = j
     speed, due, number, worst, binding = 0.0, 0.0, 0, 0.0, 0
-    for k in range(world):
+    for k in range(len(order)):
         j = order[k]
         if counts[j] == 0:
             break
-        speed += 1.0 / a[j]
-        due += (b[j] + c[j] * counts[j]) / a[j]
+        speed += 1.0 / w.a[j]
+        due += (w.b[j] + w.c[j] * counts[j]) / w.a[j]
         number += counts[j]
         time_s = (smallest[number] + due) / speed
         if time_s > worst:
             worst, binding = time_s, k + 1
-    return worst, order, binding
+    return worst, binding
 
 
 @compiled
-def _improve(counts: Ints, smallest: Floats, a: Floats, c: Floats, b: Floats, most: Ints) -> None:
-    world = len(a)
-    best, order, binding = _bound(smallest, counts, a, c, b)
+def _improve(counts: Ints, smallest: Floats, w: Workers, order: Ints) -> None:
+    world = len(order)
+    best, binding = _bound(smallest, counts, w, order)
     stride = max(1, world // 32)  # of many workers some stand for the others
+    tried = order.copy()
     for _ in range(64):
-        if binding == (counts > 0).sum():
+        if binding == world or counts[order[binding]] == 0:
             break  # as fast as all together are
-        giver, taker = -1, -1
+        giver, taker = 0, 0
         for k in range(0, binding, stride):
             p = order[k]
             for q in range(0, world, stride):
-                if q != p and counts[q] < most[q]:
+                if q != p and counts[q] < w.most[q]:
                     counts[p] -= 1
                     counts[q] += 1
-                    time_s = _bound(smallest, counts, a, c, b)[0]
+                    time_s, _ = _bound(smallest, counts, w, tried)
                     counts[p] += 1
                     counts[q] -= 1
                     if time_s < best * (1 - 1e-9):
                         best, giver, taker = time_s, p, q
-        if giver < 0:
+        if giver == taker:
             break
         counts[giver] -= 1
         counts[taker] += 1
-        best, order, binding = _bound(smallest, counts, a, c, b)
+        best, binding = _bound(smallest, counts, w, order)
+
+
+class _Bins(NamedTuple):
+    """The bins, step · W + worker, in the making; those of the smaller last step come last."""
+
+    of: Ints  # [R] the bin of each sample
+    gap: Floats  # [bins] the load that each lacks
+    heaps: Ints  # [places + 1, bins] bins with so many places free, the largest gap first
+    ends: Ints  # [places + 1] how many there are
+
+
+def _dealt(sizes: Floats, workers: Workers, counts: Ints, last: Ints, steps: int) -> _Bins:
+    """See `_deal`."""
+    number, places = (steps + 1) * len(counts), int(max(counts.max(), last.max()))
+    bins = _Bins(
+        np.empty(len(sizes), np.int64),
+        np.zeros(number),
+        np.empty((places + 1, number), np.int64),
+        np.zeros(places + 1, np.int64),
+    )
+    fillers = max(1, int(len(sizes) * _FILLERS))
+    _deal(sizes, float(sizes.sum()), float(sizes[-fillers:].mean()), workers, counts, last, bins)
+    return bins
 
 
 @compiled
-def _push(heap: Ints, end: int, key: Floats, item: int) -> None:
-    """Adds to a heap of `end` bins, the largest key first."""
-    at = end
+def _push(places: int, item: int, bins: _Bins) -> None:
+    """Adds a bin to those with so many places free."""
+    heap, key = bins.heaps[places], bins.gap
+    at = bins.ends[places]
+    bins.ends[places] += 1
     while at > 0:
         parent = (at - 1) // 2
         if key[heap[parent]] >= key[item]:
@@ -175,11 +204,12 @@ def _push(heap: Ints, end: int, key: Floats, item: int) -> None:
 
 
 @compiled
-def _pop(heap: Ints, end: int, key: Floats) -> int:
-    """Takes the first out of a heap of `end` bins."""
-    result = heap[0]
-    item = heap[end - 1]
-    at, end = 0, end - 1
+def _pop(places: int, bins: _Bins) -> int:
+    """Takes the one with the largest gap out of them."""
+    heap, key = bins.heaps[places], bins.gap
+    bins.ends[places] -= 1
+    end = bins.ends[places]
+    result, item, at = heap[0], heap[end], 0
     while True:
         child = 2 * at + 1
         if child >= end:
@@ -195,159 +225,138 @@ def _pop(heap: Ints, end: int, key: Floats) -> int:
 
 
 @compiled
-def _fullest(ends: Ints, heaps: Ints, gap: Floats, each: float) -> tuple[int, float]:
+def _fullest(bins: _Bins, each: float) -> tuple[int, float]:
     """The bin with most room for its next sample, if its others are of size `each`: (places, room).
 
     Of bins with as many places the fullest is known: one heap for each number of places.
     """
     places, room = 0, -np.inf
-    for free in range(1, len(ends)):
-        if ends[free] and gap[heaps[free, 0]] - (free - 1) * each > room:
-            places, room = free, gap[heaps[free, 0]] - (free - 1) * each
+    for free in range(1, len(bins.ends)):
+        if bins.ends[free]:
+            of_free = bins.gap[bins.heaps[free, 0]] - (free - 1) * each
+            if of_free > room:
+                places, room = free, of_free
     return places, room
 
 
 @compiled
-def _open(
-    step: int,
-    time_s: float,
-    counts: Ints,
-    a: Floats,
-    c: Floats,
-    b: Floats,
-    gap: Floats,
-    heaps: Ints,
-    ends: Ints,
-) -> None:
+def _open(step: int, time_s: float, counts: Ints, w: Workers, bins: _Bins) -> None:
     """Lets the bins of a step take samples."""
-    for j in range(len(a)):
+    for j in range(len(counts)):
         if counts[j]:
-            at = step * len(a) + j
-            gap[at] = (time_s - b[j] - c[j] * counts[j]) / a[j]
-            _push(heaps[counts[j]], ends[counts[j]], gap, at)
-            ends[counts[j]] += 1
+            at = step * len(counts) + j
+            bins.gap[at] = (time_s - w.b[j] - w.c[j] * counts[j]) / w.a[j]
+            _push(counts[j], at, bins)
 
 
 @compiled
-def _speed(counts: Ints, a: Floats, c: Floats, b: Floats) -> tuple[float, float]:
+def _speed(counts: Ints, w: Workers) -> tuple[float, float]:
     """Of the workers that get samples: Σ 1/a, and Σ of what each could do while it has overhead."""
     speed, due = 0.0, 0.0
-    for j in range(len(a)):
+    for j in range(len(counts)):
         if counts[j]:
-            speed += 1.0 / a[j]
-            due += (b[j] + c[j] * counts[j]) / a[j]
+            speed += 1.0 / w.a[j]
+            due += (w.b[j] + w.c[j] * counts[j]) / w.a[j]
     return speed, due
 
 
 @compiled
-def _alone(size: float, small: float, counts: Ints, a: Floats, c: Floats, b: Floats) -> float:
-    """The least time of a step with this sample, if small ones take the other places."""
-    time_s = np.inf
-    for j in range(len(a)):
-        if counts[j]:
-            load = size + (counts[j] - 1) * small
-            time_s = min(time_s, a[j] * load + c[j] * counts[j] + b[j])
-    return time_s
-
-
-@compiled
 def _deal(
-    sizes: Floats, a: Floats, c: Floats, b: Floats, counts: Ints, last: Ints, steps: int
-) -> tuple[Ints, Floats]:
+    sizes: Floats, total: float, small: float, w: Workers, counts: Ints, last: Ints, bins: _Bins
+) -> None:
     """Largest first, each sample to the bin with most room, its other places accounted for.
 
     Args:
         sizes: in about descending order.
-        a: see `Models`; and so `c`, `b`.
+        total: their sum.
+        small: the mean of the smallest.
+        w: the workers.
         counts: of each worker in a step.
         last: the same in the smaller last step.
-        steps: not counting that.
-
-    Returns:
-        The bin, step · W + worker, of each sample, and the load that each bin then lacks.
+        bins: to be filled.
     """
-    world, samples = len(a), len(sizes)
-    bins = np.empty(samples, np.int64)
-    gap = np.zeros((steps + 1) * world)
-    heaps = np.empty((max(counts.max(), last.max()) + 1, (steps + 1) * world), np.int64)
-    ends = np.zeros(len(heaps), np.int64)
-    fillers = max(1, int(samples * _FILLERS))
-    small = sizes[samples - fillers :].mean()
-    rest = sizes.sum()
-    share = last.sum() / samples
-    if share > 0:
-        speed, due = _speed(last, a, c, b)
-        _open(steps, (rest * share + due) / speed, last, a, c, b, gap, heaps, ends)
-    speed, due = _speed(counts, a, c, b)
+    world, samples = len(counts), len(sizes)
+    steps = len(bins.gap) // world - 1
+    of_last, rest = 0, total
+    for j in range(world):
+        of_last += last[j]
+    share = of_last / samples
+    if of_last > 0:
+        speed, due = _speed(last, w)
+        for step in range(steps, steps + 1):
+            _open(step, (rest * share + due) / speed, last, w, bins)
+    speed, due = _speed(counts, w)
     uncommitted = rest * (1 - share) + due * steps
     opened = 0
     for i in range(samples):
         while opened < steps:
             time_s = uncommitted / (speed * (steps - opened))
-            alone = _alone(sizes[i], small, counts, a, c, b)
-            if alone <= time_s:
-                for step in range(opened, steps):
-                    _open(step, time_s, counts, a, c, b, gap, heaps, ends)
-                opened = steps
-            elif _fullest(ends, heaps, gap, small)[1] < sizes[i] * (1 - 1e-9):
-                _open(opened, alone, counts, a, c, b, gap, heaps, ends)
-                opened += 1
-                uncommitted -= alone * speed
-            else:
-                break
+            alone = np.inf  # the least time of a step with it, if small ones take the other places
+            for j in range(world):
+                if counts[j]:
+                    load = sizes[i] + (counts[j] - 1) * small
+                    alone = min(alone, w.a[j] * load + w.c[j] * counts[j] + w.b[j])
+            until = steps
+            if alone > time_s:
+                if _fullest(bins, small)[1] >= sizes[i] * (1 - 1e-9):
+                    break
+                until, time_s = opened + 1, alone
+            for step in range(opened, until):
+                _open(step, time_s, counts, w, bins)
+            uncommitted -= time_s * speed * (until - opened)
+            opened = until
         rest -= sizes[i]
         part = i / samples if opened == steps else 0.0
         each = part * rest / max(samples - i - 1, 1) + (1 - part) * small
-        places = _fullest(ends, heaps, gap, each)[0]
-        at = _pop(heaps[places], ends[places], gap)
-        ends[places] -= 1
-        bins[i] = at
-        gap[at] -= sizes[i]
+        places, _ = _fullest(bins, each)
+        at = _pop(places, bins)
+        bins.of[i] = at
+        bins.gap[at] -= sizes[i]
         if places > 1:
-            _push(heaps[places - 1], ends[places - 1], gap, at)
-            ends[places - 1] += 1
-    return bins, gap
+            _push(places - 1, at, bins)
+
+
+def _close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, enough_s: float) -> None:
+    """Bins with too much exchange a sample with bins with too little, the worst with the worst."""
+    first, following = linked(bins, len(gap))
+    a = np.tile(a, len(gap) // len(a))
+    off = np.arange(len(gap))
+    for _ in range(_ROUNDS):
+        off = off[np.abs(gap[off]) * a[off] > enough_s]  # not near enough to their target
+        off = off[np.argsort(gap[off])]
+        if _exchanged(off, sizes, gap, a, bins, first, following) <= len(off) // 16:
+            break
 
 
 @compiled
-def _close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, enough_s: float) -> None:
-    """Bins with too much exchange a sample with bins with too little, the worst with the worst."""
-    world = len(a)
-    first = np.full(len(gap), -1)
-    following = np.full(len(bins), -1)
-    for i in range(len(bins) - 1, -1, -1):
-        following[i] = first[bins[i]]
-        first[bins[i]] = i
-    off = np.arange(len(gap))  # bins that are not near enough to their target
-    for _ in range(_ROUNDS):
-        off = off[np.abs(gap[off]) * a[off % world] > enough_s]
-        off = off[np.argsort(gap[off])]
-        changed = 0
-        for k in range(len(off) // 2):
-            p, q = off[k], off[len(off) - 1 - k]  # p has too much
-            a_p, a_q = a[p % world], a[q % world]
-            best = (gap[p] * a_p) ** 2 + (gap[q] * a_q) ** 2
-            before, give, get = best, -1, -1
-            i = first[p]
-            while i >= 0:
-                m = first[q]
-                while m >= 0:
-                    more = sizes[i] - sizes[m]
-                    left = ((gap[p] + more) * a_p) ** 2 + ((gap[q] - more) * a_q) ** 2
-                    if left < best:
-                        best, give, get = left, i, m
-                    m = following[m]
-                i = following[i]
-            if best < 0.99 * before:
-                more = sizes[give] - sizes[get]
-                gap[p] += more
-                gap[q] -= more
-                hand_over(first, following, give, p, q)
-                hand_over(first, following, get, q, p)
-                bins[give], bins[get] = q, p
-                changed += 1
-        if changed <= len(off) // 16:
-            break
+def _exchanged(
+    off: Ints, sizes: Floats, gap: Floats, a: Floats, bins: Ints, first: Ints, following: Ints
+) -> int:
+    """Has the first of the bins exchange with the last, and so on; how many did."""
+    changed = 0
+    for k in range(len(off) // 2):
+        p, q = off[k], off[len(off) - 1 - k]  # p has too much
+        before = (gap[p] * a[p]) ** 2 + (gap[q] * a[q]) ** 2
+        best, give, get = before, first[p], first[q]
+        i = first[p]
+        while i >= 0:
+            m = first[q]
+            while m >= 0:
+                more = sizes[i] - sizes[m]
+                left = ((gap[p] + more) * a[p]) ** 2 + ((gap[q] - more) * a[q]) ** 2
+                if left < best:
+                    best, give, get = left, i, m
+                m = following[m]
+            i = following[i]
+        if best < 0.99 * before:
+            more = sizes[give] - sizes[get]
+            gap[p] += more
+            gap[q] -= more
+            hand_over(first, following, give, p, q)
+            hand_over(first, following, get, q, p)
+            bins[give], bins[get] = q, p
+            changed += 1
+    return changed
 
 
 @compiled

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from paceline.cost import SUM, Cost
-from paceline_backend.policies._balance import grouped, most_of, partition
+from paceline_backend.policies._balance import grouped, partition
 from paceline_backend.policies._base import (
     Batches,
     Ints,
@@ -25,6 +25,7 @@ from paceline_backend.policies._base import (
 )
 from paceline_backend.policies._compose import compose
 from paceline_backend.policies._padded import compose_padded
+from paceline_backend.policies._workers import Workers, most_of
 from paceline_backend.policies.linear import COST, WINDOW, LinearPredictor
 from paceline_backend.policies.order import remaining_in_order
 
@@ -48,14 +49,13 @@ class PacelineScheduler:
         )
         if not self.free:
             return order
-        samples, world = len(order), problem.world
+        samples = len(order)
         used = samples - samples % problem.global_batch if problem.drop_last else samples
         effective = models.cost.sizes(problem.sizes[order[:used]])
-        most = most_of(problem.limits, problem.global_batch, world)
-        if models.cost.padded:
-            composed = compose_padded(effective, problem.global_batch, problem.rng())
-        else:
-            composed = compose(effective, models, problem.global_batch, most, problem.rng())
+        batch = problem.global_batch
+        workers = Workers.of(models, most_of(problem.limits, batch, problem.world))
+        composer = compose_padded if models.cost.padded else compose
+        composed = composer(effective, workers, batch, problem.rng())
         return np.concatenate([order[:used][composed], order[used:]])
 
     def schedule(self, problem: Problem, models: Models) -> Batches:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -15,6 +17,7 @@ from paceline_backend import policies
 from paceline_backend.policies import Feedback, Models, Problem, plan
 from paceline_backend.policies._balance import partition
 from paceline_backend.policies._base import Floats, Ints
+from paceline_backend.policies.paceline import PacelineScheduler
 from paceline_backend.simulator import Simulation
 from support.records import hello
 
@@ -115,6 +118,49 @@ def test_exact_mode_keeps_the_global_batches_of_ddp() -> None:
     for mine, their in zip(ours.assignments, theirs.assignments, strict=True):
         assert set(np.concatenate(mine)) == set(np.concatenate(their))
         assert [len(part) for part in mine] == [len(part) for part in their]  # speeds unknown
+
+
+def best_padded(sizes: Floats, models: Models) -> float:
+    """The least possible time of padded batches, by trying all."""
+    ranks = np.array(list(product(range(models.world), repeat=len(sizes))))
+    time_s = np.zeros(len(ranks))
+    for j in range(models.world):
+        own = ranks == j
+        n, longest = own.sum(axis=1), np.where(own, sizes, 0.0).max(axis=1)
+        took = models.a[j] * n * longest + models.c[j] * n + models.b[j]
+        time_s = np.maximum(time_s, np.where(n > 0, took, 0.0))
+    return float(time_s.min())
+
+
+def test_padded_batches_are_cut_as_well_as_can_be_on_any_workers() -> None:
+    rng = np.random.default_rng(6)
+    for _ in range(40):
+        world = int(rng.integers(2, 5))
+        models = Models(
+            rng.choice([1.0, 1.5, 3.0], world),
+            rng.choice([0.0, 5.0], world),
+            np.full(world, 20.0),
+            cost=Cost(padded=True),
+        )
+        sizes = rng.lognormal(3, 1, 7)
+        assert slowest(sizes, models, partition(sizes, models)) <= 1.0002 * best_padded(
+            sizes, models
+        )
+
+
+@pytest.mark.parametrize(("dif", "bound"), [(4.0, 1.04), (64.0, 1.08)])
+def test_free_mode_composes_padded_batches_for_uneven_workers(dif: float, bound: float) -> None:
+    world, batch = 8, 32
+    sizes = np.random.default_rng(7).gamma((45 / dif) ** 2, dif**2 / 45, batch * 64)
+    a = np.repeat([1e-3, 2e-3], world // 2)
+    models = Models(a, np.zeros(world), np.zeros(world), cost=Cost(padded=True))
+    scheduler = PacelineScheduler(free=True)
+    work = problem(sizes, world, batch)
+    order = scheduler.compose(work, models)
+    assert np.array_equal(np.sort(order), work.remaining)
+    made = scheduler.schedule(replace(work, order=order), models)
+    step_s = models.ett(features(sizes[made.samples], made.counts)).max(axis=1)
+    assert step_s.sum() <= bound * sizes.sum() / (1 / a).sum()
 
 
 def training(sizes: Floats, world: int, batch: int) -> Hello:
