@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 import sqlalchemy as sa
 
+from paceline.cost import SUM
 from paceline.wire import Hello, Segment, StepRecord
 from paceline_backend.policies import Batches, Feedback, Plan, Problem
 from paceline_backend.policies._base import Floats, Ints, usable
@@ -20,6 +21,7 @@ from paceline_backend.store.schema import segments, worker_steps
 WINDOW = 64  # complete steps of feedback that a plan may use,
 USABLE = 8  # and older ones for ranks that had samples in fewer steps than this since,
 CHANGED = 0.1  # a rank's share of the load by so much another than when the steps were composed
+CURVED = 2.0  # or κ by so many times,
 OLDEST = 1024  # up to so old: a rank whose speed is known no more is tried again
 
 # Of a record: what is kept of each rank's step.
@@ -55,6 +57,7 @@ class History:
         self._placement: Ints | None = None  # what the shuffler returned last,
         self._order: Ints | None = None  # the scheduler's order, without what was used since,
         self._shuffled_for: tuple[int, int] | None = None  # and for which epoch and version
+        self._cost = SUM  # of a batch, as believed then
         self._shares: Floats = np.empty(0)  # of the load, as believed then; empty: unknown
         self._memory: tuple[int, dict[str, Any]] = (-1, {})  # version; of its last segment
         self._profiles = [[(n, s) for n, s in rank] for rank in hello.profiles]
@@ -108,11 +111,15 @@ class History:
         To be called before that segment is adopted.
         """
         self._placement, self._order = plan.placement, plan.order
-        self._shares = np.array(plan.shares)
+        self._shares, self._cost = np.array(plan.shares), plan.cost
         self._shuffled_for = (self.epoch, version)
 
-    def outdated(self, shares: list[float]) -> bool:
-        """Whether the shuffler ran, and steps were composed, for other speeds than these shares."""
+    def outdated(self, plan: Plan) -> bool:
+        """Whether the shuffler ran, and steps were composed, for other speeds or another cost."""
+        shares, cost, then = plan.shares, plan.cost, self._cost
+        low, high = sorted((cost.kappa, then.kappa))
+        if cost.padded != then.padded or high > CURVED * low:
+            return True
         if not shares or not len(self._shares):
             return len(shares) != len(self._shares)
         change = np.abs(np.array(shares) - self._shares)

@@ -48,7 +48,7 @@ def offer(
     steps = segment_steps(window.step_s(), surprised=_surprised(history, feedback), plan_s=plan_s)
     problem = history.problem(steps, version, shuffle=shuffle)
     plan = policies.plan(policy, problem, feedback, shuffle=shuffle)
-    if policy.recomposes and not shuffle and history.outdated(plan.shares):
+    if policy.recomposes and not shuffle and history.outdated(plan):
         shuffle = True
         problem = history.problem(steps, version, shuffle=True)
         plan = policies.plan(policy, problem, feedback, shuffle=True)

@@ -283,6 +283,7 @@ class Plan:
     epoch_end: bool
     memory: Mapping[str, Any]  # the allocator's
     threads: list[int]  # CPU threads of each rank; empty: as they are
+    cost: Cost = SUM  # what batches were believed to cost
 
     @property
     def assignments(self) -> list[list[Ints]]:
@@ -330,6 +331,7 @@ def plan(policy: Policy, problem: Problem, feedback: Feedback, *, shuffle: bool)
         problem.reaches_epoch_end,
         memory,
         threads,
+        models.cost,
     )
 
 

@@ -206,3 +206,16 @@ def test_parameters_are_those_of_the_schema(mode: str) -> None:
     made: Any = policies.make("paceline", {"mode": mode})
     assert made.scheduler.free is (mode == "free")
     assert made.recomposes is (mode == "free")
+
+
+@pytest.mark.parametrize("mode", ["exact", "free"])
+def test_padding_is_noticed_and_steps_are_composed_for_it(mode: str) -> None:
+    sizes = np.random.default_rng(8).gamma(0.5, 90, 32 * 60) + 1
+    devices = Emulation(a_s=[1e-3] * 4 + [2e-3] * 4, b_s=[0.0] * 8, cost=Cost(padded=True))
+    simulation = Simulation(
+        training(sizes, 8, 32), devices, policies.make("paceline", {"mode": mode})
+    )
+    ran = [simulation.advance() for _ in range(16)]
+    composed = [part.plan.cost.padded for part in ran if part.segment.shuffled]
+    assert composed[-1] is (mode == "free")
+    assert ran[-1].plan.cost.padded
