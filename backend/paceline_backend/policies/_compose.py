@@ -67,6 +67,7 @@ def compose(
             _close(part, dealt.of, dealt.gap, some.a, _CLOSE * step_s)
             step, member = np.divmod(dealt.of, len(some.a))
             bins[chosen] = step * world + np.flatnonzero(among)[member]
+    bins = _matched(bins, sizes, steps, world)
     turn = np.append(rng.permutation(steps), steps)
     laid_out: Ints = order[_laid_out(bins, counts, last, turn)]
     return laid_out
@@ -357,6 +358,18 @@ def _exchanged(
             bins[give], bins[get] = q, p
             changed += 1
     return changed
+
+
+def _matched(bins: Ints, sizes: Floats, steps: int, world: int) -> Ints:
+    """Bins of such steps that each worker's fullest meet, then the next ones, ….
+
+    A worker's bins hold as many samples in all steps, so any of them may meet; like this the steps'
+    slowest take least in total.
+    """
+    load = np.bincount(bins, sizes, minlength=(steps + 1) * world).reshape(-1, world)
+    load[steps] = -1.0  # the smaller last step stays last
+    step = np.argsort(np.argsort(-load, axis=0), axis=0)
+    return np.asarray((step * world + np.arange(world)).ravel()[bins])
 
 
 @compiled
