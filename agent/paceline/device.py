@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from itertools import count
 from typing import Any
 
 import psutil
@@ -63,15 +64,16 @@ class Device:
         """What waits until a trial batch is done, where the device is emulated.
 
         Args:
-            step: of which slowdowns count.
+            step: of which slowdowns and noise count; each later timing is of the next step.
             moments: λ and λ² that its samples have in the mean.
         """
         mean, square = moments
+        steps = count(step)
 
         def hold(samples: int, began: float) -> None:
             if self._emulation is not None:
                 load, squares = samples * mean, samples * square
-                seconds = self._seconds(step, samples, load, squares, mean, threads=1)
+                seconds = self._seconds(next(steps), samples, load, squares, mean, threads=1)
                 time.sleep(max(0.0, began + seconds - time.perf_counter()))
 
         return hold

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline.dealing import dealt, equal_counts
 from paceline.terms import epoch_over
 from paceline.wire import Segment
 
@@ -23,6 +24,8 @@ class Epoch:
         global_batch: samples per step.
         drop_last: leave out an incomplete last step.
         used: samples that a resumed epoch has used already.
+        limits: the most samples of each rank in a step, [W], together at least a global batch;
+            None: there are none.
     """
 
     def __init__(
@@ -33,6 +36,7 @@ class Epoch:
         global_batch: int,
         drop_last: bool,
         used: Ints | None = None,
+        limits: Ints | None = None,
     ) -> None:
         generator = torch.Generator().manual_seed(seed + number)
         self.number = number
@@ -41,6 +45,7 @@ class Epoch:
         self._head = 0  # all of the order before it is used
         self._global_batch = global_batch
         self._drop_last = drop_last
+        self._limits = limits
         self.left = samples
         if used is not None:
             self.use(used)
@@ -82,6 +87,9 @@ class Epoch:
         totals = [sum(row) for row in segment.counts]
         if totals != self.batch_sizes(len(totals)):
             return f"its steps have {totals} samples, not {self.batch_sizes(len(totals))}"
+        if self._limits is not None and (np.asarray(segment.counts) > self._limits).any():
+            most = np.max(segment.counts, axis=0).tolist()
+            return f"ranks get up to {most} samples a step; {self._limits.tolist()} fit in memory"
         if len(segment.indices) != 4 * sum(totals):
             return f"{len(segment.indices)} bytes of indices for {sum(totals)} samples"
         indices = np.frombuffer(segment.indices, dtype="<u4").astype(np.int64)
@@ -99,6 +107,8 @@ class Epoch:
         shares = np.asarray(segment.shares)
         if len(shares) and not (len(shares) == world and (shares >= 0).all() and shares.sum() > 0):
             return f"shares {segment.shares} are not those of {world} ranks"
+        if segment.threads and (len(segment.threads) != world or min(segment.threads) < 1):
+            return f"threads {segment.threads} are not those of {world} ranks, each 1 or more"
         return None
 
     def coast(self, steps: int, world: int, sizes: Floats, shares: list[float]) -> list[list[Ints]]:
@@ -106,7 +116,7 @@ class Epoch:
 
         With `shares` each sample goes, largest first, to the rank that then has the least
         load/share; without, rank r takes positions r, r + W, … of each global batch as
-        DistributedSampler does.
+        DistributedSampler does. Either way past ranks that have as many as their limit.
 
         Args:
             steps: at most so many.
@@ -117,9 +127,10 @@ class Epoch:
         batches = self.batch_sizes(steps)
         samples = self._next(sum(batches))
         parts = np.split(samples, np.cumsum(batches)[:-1])
+        limits = np.full(world, self._global_batch) if self._limits is None else self._limits
         if shares:
-            return [_deal(part, sizes[part], np.asarray(shares)) for part in parts]
-        return [[part[rank::world] for rank in range(world)] for part in parts]
+            return [_deal(part, sizes[part], np.asarray(shares), limits) for part in parts]
+        return [_deal_in_turn(part, limits) for part in parts]
 
     def _next(self, count: int) -> Ints:
         """The first `count` unused samples of the order."""
@@ -134,13 +145,25 @@ class Epoch:
             window *= 2
 
 
-def _deal(samples: Ints, sizes: Floats, shares: Floats) -> list[Ints]:
+def _deal_in_turn(samples: Ints, limits: Ints) -> list[Ints]:
+    counts = equal_counts(len(samples), limits)
+    return np.split(samples[dealt(counts)], np.cumsum(counts)[:-1])
+
+
+def _deal(samples: Ints, sizes: Floats, shares: Floats, limits: Ints) -> list[Ints]:
     """Samples to ranks: longest processing time first, on ranks of unequal speed."""
+    shares = np.where(limits > 0, shares, 0.0)
+    if limits[shares > 0].sum() < len(samples):  # those without a share must help
+        least = shares[shares > 0].min(initial=1.0)
+        shares = np.where(limits > 0, np.maximum(shares, least), 0.0)
     able = np.flatnonzero(shares)  # the others get nothing
     load, pace = np.zeros(len(able)), 1.0 / shares[able]
     parts: list[list[int]] = [[] for _ in shares]
     for position in np.argsort(-sizes, kind="stable"):
         first = int(np.argmin((load + sizes[position]) * pace))
         load[first] += sizes[position]
-        parts[able[first]].append(int(samples[position]))
+        part = parts[able[first]]
+        part.append(int(samples[position]))
+        if len(part) == limits[able[first]]:
+            load[first] = np.inf
     return [np.asarray(part, dtype=np.int64) for part in parts]

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -128,6 +128,8 @@ class Leader:
         epoch: where to begin: the epoch's number,
         step: the first step,
         used: and the samples used in that epoch before.
+        limits: the most samples of each rank in a step, [W], together at least a global batch;
+            empty: there are none.
     """
 
     def __init__(
@@ -143,6 +145,7 @@ class Leader:
         epoch: int = 0,
         step: int = 0,
         used: Ints | None = None,
+        limits: Sequence[int] = (),
     ) -> None:
         self._terms = terms
         self._world = world
@@ -151,6 +154,7 @@ class Leader:
         self._control = control
         self._attempt = attempt
         self._announce = announce
+        self._limits: Ints | None = np.array(limits) if limits else None
         self._epoch = self._begin(epoch, used)
         self._step = step  # the next segment's first
         self._last: Segment | None = None
@@ -163,7 +167,15 @@ class Leader:
 
     def _begin(self, epoch: int, used: Ints | None = None) -> Epoch:
         terms = self._terms
-        return Epoch(epoch, terms.samples, terms.seed, terms.global_batch, terms.drop_last, used)
+        return Epoch(
+            epoch,
+            terms.samples,
+            terms.seed,
+            terms.global_batch,
+            terms.drop_last,
+            used,
+            self._limits,
+        )
 
     @property
     def seq(self) -> int:

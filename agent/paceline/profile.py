@@ -6,17 +6,19 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch.distributed import Store  # type: ignore[attr-defined]
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
 from paceline.errors import PacelineError
 from paceline.terms import whole
 
 _TIMINGS = 3  # of each batch size, whose median counts
+_MEMORY_RAN_OUT = ("out of memory", "not enough memory", "defaultcpuallocator", "alloc_failed")
 
 Floats = npt.NDArray[np.float64]
 Hold = Callable[[int, float], None]  # samples, and when it began
@@ -80,8 +82,9 @@ def _finish() -> None:
 def _out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    # PyTorch's CPU allocator raises a plain RuntimeError.
-    return "DefaultCPUAllocator" in str(error) or "not enough memory" in str(error)
+    # A plain RuntimeError: of PyTorch's CPU allocator, of cuDNN and cuBLAS, of CUDA, of MPS.
+    said = str(error).lower()
+    return any(words in said for words in _MEMORY_RAN_OUT)
 
 
 class _Told(msgspec.Struct, frozen=True):
@@ -90,15 +93,19 @@ class _Told(msgspec.Struct, frozen=True):
 
 
 def gather(store: Store, rank: int, world: int, measured: Callable[[], Profile]) -> list[Profile]:
-    """Measures on each rank; what all of them measured. Each calls it.
+    """Measures on each rank; what all of them measured. Each calls it, as often as the others.
 
     Raises:
         PacelineError: it failed on another rank; the message names it.
         whatever `measured` raises: on this rank.
     """
 
+    # What an earlier call left, which may have failed, must not be read.
+    call = store.add(f"profile/calls/{rank}", 1)
+    store = PrefixStore(f"profile/{call}", store)
+
     def tell(told: _Told) -> None:
-        store.set(_key(rank), msgspec.json.encode(told).decode())
+        store.set(str(rank), msgspec.json.encode(told).decode())
 
     try:
         mine = measured()
@@ -107,7 +114,7 @@ def gather(store: Store, rank: int, world: int, measured: Callable[[], Profile])
         _part(store, rank, world)
         raise
     tell(_Told(mine))
-    told = [msgspec.json.decode(store.get(_key(other)), type=_Told) for other in range(world)]
+    told = [msgspec.json.decode(store.get(str(other)), type=_Told) for other in range(world)]
     _part(store, rank, world)
     every = []
     for other, word in enumerate(told):
@@ -119,13 +126,9 @@ def gather(store: Store, rank: int, world: int, measured: Callable[[], Profile])
 
 def _part(store: Store, rank: int, world: int) -> None:
     """This rank reads no more; rank 0, with whom the store goes, waits until that is so of all."""
-    store.set(f"profile/read/{rank}", "")
+    store.set(f"read/{rank}", "")
     if rank == 0:
-        store.wait([f"profile/read/{other}" for other in range(world)])
-
-
-def _key(rank: int) -> str:
-    return f"profile/{rank}"
+        store.wait([f"read/{other}" for other in range(world)])
 
 
 def shared_moments(store: Store, sizes: Floats | None) -> tuple[float, float]:
@@ -136,28 +139,41 @@ def shared_moments(store: Store, sizes: Floats | None) -> tuple[float, float]:
     return mean, square
 
 
-def spread_limits(given: list[int], world: int) -> list[int]:
-    """The user's limits for each rank; one number counts for all.
+def listed_limits(limits: Any) -> list[int]:
+    """What the user gave as limits: a number, several in any kind of sequence, or None.
 
     Raises:
-        TypeError, ValueError: not whole numbers ≥ 0, or not one for each rank.
+        TypeError, ValueError: not whole numbers ≥ 0.
     """
-    limits = given * world if len(given) == 1 else given
-    if limits and len(limits) != world:
-        raise ValueError(f"limits is {given}: give one number, or one for each of {world} ranks")
-    return [whole("limits", limit, 0) for limit in limits]
+    if limits is None:
+        return []
+    each = np.atleast_1d(np.asarray(limits, object)).tolist()
+    plain = [n.item() if isinstance(n, np.generic) else n for n in each]
+    return [whole("limits", limit, 0) for limit in plain]
 
 
-def limits_of(given: list[int], profiles: list[Profile], global_batch: int) -> list[int]:
+def limits_of(
+    given: list[int], profiles: list[Profile], global_batch: int, world: int
+) -> list[int]:
     """The most samples of each rank, from the user and from profiles; empty: none is known.
 
+    Args:
+        given: by the user: of each rank, or one number for all; empty: nothing.
+        profiles: of each rank; empty: there was no profiling phase.
+        global_batch: samples of a step.
+        world: W.
+
     Raises:
+        ValueError: the user did not give one for each rank.
         PacelineError: they do not hold a global batch.
     """
+    if len(given) not in (0, 1, world):
+        raise ValueError(f"limits is {given}: give one number, or one for each of {world} ranks")
+    given = given * world if len(given) == 1 else given
     measured = [p.limit for p in profiles]
     if not given and not any(limit is not None for limit in measured):
         return []
-    known = [given or [global_batch] * len(profiles)]
+    known = [given or [global_batch] * world]
     if profiles:
         known.append([global_batch if limit is None else limit for limit in measured])
     limits = [min(of_rank) for of_rank in zip(*known, strict=True)]

@@ -25,7 +25,7 @@ from paceline.leader import Control, Leader
 from paceline.loader import Loader
 from paceline.meeting import meet
 from paceline.plan import Plan, Step, left_key
-from paceline.profile import Profile, gather, limits_of, measure, shared_moments, spread_limits
+from paceline.profile import Profile, gather, limits_of, listed_limits, measure, shared_moments
 from paceline.sizes import Sizes, resolve
 from paceline.spool import Spool
 from paceline.telemetry import Emitter, Reporter
@@ -71,7 +71,7 @@ class Session:
         loss_mean: what your loss is a mean over: "samples", or "size" units (frames, tokens).
         coast_steps: steps that rank 0 plans at once where no control plane does, 1 … 4.
         limits: the most samples that fit into a rank's memory, of each rank, or one number for all;
-            policies that choose batch sizes keep to them. None: as `profile` finds.
+            no rank gets more. None: as `profile` finds.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -93,7 +93,7 @@ class Session:
         samples = length(dataset)
         self._terms = Terms(samples, global_batch, seed, drop_last, loss_mean, coast_steps)
         self._environment = Environment.read(os.environ)
-        given = {"limits": [limits] if isinstance(limits, int) else list(limits or [])}
+        given = {"limits": listed_limits(limits)}
         meeting = meet(asdict(self._terms) | given, lambda: resolve(sizes, dataset))
         self.rank, self.world, self.filler = meeting.rank, meeting.world, meeting.filler
         self._sizes = meeting.sizes  # on rank 0
@@ -101,8 +101,8 @@ class Session:
         self._dataset = dataset
         self._computing = Device(self._environment.emulate, self.rank, self.world)
         self._profiles: list[Profile] = []
-        self._given_limits = spread_limits(given["limits"], self.world)
-        self._limits = limits_of(self._given_limits, [], global_batch)
+        self._given_limits = given["limits"]
+        self._limits = limits_of(self._given_limits, [], global_batch, self.world)
 
         self._now = ddp.Now(self.world)
         self._models: list[ddp.WeightedDDP] = []
@@ -175,7 +175,8 @@ class Session:
         """Measures what batches of 2, 4, 8, … samples take on this rank, until memory runs out.
 
         LBB's profiling phase (Alg. 1), for policies that choose batch sizes. Call it once on every
-        rank, before the first epoch. Wrapped models do not reduce gradients, and end without any.
+        rank, before the first epoch; again on each if it raised. Wrapped models do not reduce
+        gradients, and end without any. What an optimiser allocates in its first step is missed.
 
         Args:
             run_batch: runs forward and backward on made-up data, of so many samples; steps no
@@ -198,10 +199,11 @@ class Session:
                 local.enter_context(model.no_sync())
             hold = self._computing.trial(self.step + 1, shared_moments(self._store, self._sizes))
             trial = partial(measure, run_batch, most, hold)
-            self._profiles = gather(self._store, self.rank, self.world, trial)
+            profiles = gather(self._store, self.rank, self.world, trial)
         for model in self._models:
             model.zero_grad()
-        self._limits = limits_of(self._given_limits, self._profiles, batch)
+        self._limits = limits_of(self._given_limits, profiles, batch, self.world)
+        self._profiles = profiles
         return self._profiles[self.rank]
 
     def epochs(self, total: int) -> Iterator[int]:
@@ -424,6 +426,7 @@ class Session:
             epoch=self._start.epoch,
             step=self._start.step,
             used=self._start.used,
+            limits=self._limits,
         )
 
     def _hello(self, lookahead: int) -> Hello:

@@ -149,6 +149,7 @@ def test_another_seed_gives_other_times() -> None:
         ('{"a_s": [1, 1, 1], "b_s": [0, 0, 0], "delay_s": [2, 1]}', "delay_s"),
         ('{"a_s": [1, 1, 1], "b_s": [0, 0, 0], "noise": 2}', "noise"),
         ('{"a_s": [1, 1, 1], "b_s": [0, 0, 0], "serial": -1}', "serial"),
+        ('{"a_s": [1, 1, 1], "b_s": [0, 0, 0], "seed": -1}', "seed = -1"),
         ('{"a_s": [1, 1, 1], "b_s": [0, 0, 0], "cost": {"kappa": -1}}', "kappa"),
         (
             '{"a_s": [1, 1, 1], "b_s": [0, 0, 0], "slowdowns": [{"ranks": [3], "factor": 2}]}',

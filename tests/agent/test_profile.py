@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
+import numpy as np
 import pytest
 import torch
 
 from paceline.device import Device
 from paceline.errors import PacelineError
 from paceline.plan import Step
-from paceline.profile import Profile, limits_of, measure, spread_limits
+from paceline.profile import Profile, limits_of, listed_limits, measure
 from support import profiling
 from support.ranks import RankError, Ranks
 
@@ -58,9 +59,27 @@ def accelerator(samples: int) -> None:
     raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-@pytest.mark.parametrize("allocate", [gigantic, lists, accelerator])
+def saying(words: str) -> Callable[[int], None]:
+    def fail(samples: int) -> None:
+        raise RuntimeError(words)
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    "allocate",
+    [
+        gigantic,
+        lists,
+        accelerator,
+        saying("CUDA error: out of memory"),
+        saying("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        saying("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        saying("MPS backend out of memory (MPS allocated: 9.1 GB, max allowed: 9.1 GB)"),
+    ],
+)
 def test_memory_ends_it(allocate: object) -> None:
-    """PyTorch's CPU allocator, Python's own, an accelerator's."""
+    """PyTorch's CPU allocator, Python's own, an accelerator's and its libraries'."""
 
     def run_batch(samples: int) -> None:
         if samples > 8:
@@ -84,17 +103,37 @@ def test_another_error_is_the_user_s() -> None:
 
 def test_limits() -> None:
     met, unmet = Profile([(2, 0.1)], limit=8), Profile([(2, 0.1)])
-    assert limits_of([], [], 20) == []
-    assert limits_of([], [unmet, unmet], 20) == []
-    assert limits_of([], [met, unmet], 20) == [8, 20]
-    assert limits_of([30, 5], [met, unmet], 10) == [8, 5]
-    assert limits_of(spread_limits([16], 2), [], 20) == [16, 16]
+    assert limits_of([], [], 20, 2) == []
+    assert limits_of([], [unmet, unmet], 20, 2) == []
+    assert limits_of([], [met, unmet], 20, 2) == [8, 20]
+    assert limits_of([30, 5], [met, unmet], 10, 2) == [8, 5]
+    assert limits_of([16], [], 20, 2) == [16, 16]
     with pytest.raises(PacelineError, match=r"\[8, 8\] samples fit .* global batch of 20"):
-        limits_of([], [met, met], 20)
+        limits_of([], [met, met], 20, 2)
     with pytest.raises(ValueError, match="each of 3 ranks"):
-        spread_limits([1, 2], 3)
-    with pytest.raises(ValueError, match="limits is -1"):
-        spread_limits([-1], 3)
+        limits_of([1, 2], [], 20, 3)
+
+
+@pytest.mark.parametrize(
+    ("limits", "listed"),
+    [
+        (None, []),
+        (3, [3]),
+        (np.int64(3), [3]),
+        ((3, np.int32(4)), [3, 4]),
+        (np.array([3, 4]), [3, 4]),
+        (torch.tensor([3, 4]), [3, 4]),
+    ],
+)
+def test_limits_may_come_in_any_form(limits: object, listed: list[int]) -> None:
+    assert listed_limits(limits) == listed
+    assert all(type(limit) is int for limit in listed_limits(limits))
+
+
+@pytest.mark.parametrize("limits", [-1, 3.5, [3, 4.5], np.array([1.5]), True, "12", [[1, 2], [3]]])
+def test_what_is_no_limit_is_refused_by_name(limits: object) -> None:
+    with pytest.raises((TypeError, ValueError), match="limits is "):
+        listed_limits(limits)
 
 
 def step(threads: int, samples: int = 4) -> Step:
@@ -124,6 +163,15 @@ def test_threads_of_an_emulated_device_shorten_its_time_alone(own_threads: int) 
     assert device.begin(step(threads=4)) == pytest.approx(0.1 * 40 * 0.625 + 1)
     assert device.begin(step(threads=4, samples=0)) is None
     assert torch.get_num_threads() == own_threads
+
+
+def test_each_timing_has_its_own_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("paceline.device.time.sleep", slept.append)
+    hold = Device('{"a_s": [100], "b_s": [0], "noise": 0.2}', 0, 1).trial(5, (1.0, 1.0))
+    for _ in range(3):
+        hold(10, time.perf_counter())
+    assert len({round(seconds) for seconds in slept}) == 3
 
 
 @pytest.fixture(scope="module")
@@ -160,12 +208,13 @@ def test_profiles_reach_the_control_plane(ranks: Ranks) -> None:
 
 
 @pytest.mark.ranks
-def test_a_failure_is_told_on_every_rank(ranks: Ranks) -> None:
+def test_a_failure_is_told_on_every_rank_and_another_try_succeeds(ranks: Ranks) -> None:
     said = ranks.run(profiling.fail_on, 1)
-    assert said == [
+    assert [words for words, _ in said] == [
         "PacelineError: profile: on rank 1: KeyError: 'no such layer'",
         "KeyError: 'no such layer'",
     ]
+    assert [[n for n, _ in again.times] for _, again in said] == [[2, 4, 8, 12]] * 2
 
 
 @pytest.mark.ranks

@@ -116,6 +116,12 @@ class Batches:
         samples = np.concatenate(flat) if flat else np.empty(0, np.int64)
         return Batches(counts.reshape(-1, world), samples)
 
+    @staticmethod
+    def joined(counts: list[Ints], samples: list[Ints], world: int) -> Batches:
+        """From each step's counts, [W], and samples, rank by rank."""
+        flat = np.concatenate(samples) if samples else np.empty(0, np.int64)
+        return Batches(np.array(counts, np.int64).reshape(-1, world), flat)
+
     @cached_property
     def parts(self) -> list[list[Ints]]:
         """As [step][rank] arrays."""

@@ -36,16 +36,18 @@ def minmax(times: Times, total: int, limits: Ints) -> Ints:
             f"fewer than the {total} of a step"
         )
     counts = _fill(times, total, limits)
-    ahead = times(np.minimum(counts + 1, limits))
-    heap = [(float(ahead[j]), j) for j in np.flatnonzero(counts < limits).tolist()]
+    filled = counts.copy()
+    ahead = [times(np.minimum(filled + 1, limits))]  # with 1, 2, … samples more, all workers' times
+    heap = [(float(ahead[0][j]), j) for j in np.flatnonzero(counts < limits).tolist()]
     heapq.heapify(heap)
     for _ in range(total - int(counts.sum())):
         j = heap[0][1]
         counts[j] += 1
         if counts[j] < limits[j]:
-            more = counts.copy()
-            more[j] += 1
-            heapq.heapreplace(heap, (float(times(more)[j]), j))
+            more = int(counts[j] - filled[j])
+            if more == len(ahead):
+                ahead.append(times(np.minimum(filled + more + 1, limits)))
+            heapq.heapreplace(heap, (float(ahead[more][j]), j))
         else:
             heapq.heappop(heap)
     return counts

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import difflib
+import logging
 from collections.abc import Mapping
 from functools import cache
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from paceline_backend.policies._base import Policy, Preset
+
+logger = logging.getLogger(__name__)
 
 GROUP = "paceline.policies"
 
@@ -78,14 +81,25 @@ def make(
 @cache
 def _presets() -> dict[str, Preset]:
     presets: dict[str, Preset] = {}
-    for entry in entry_points(group=GROUP):
-        preset = entry.load()
-        if not isinstance(preset, Preset) or preset.name != entry.name:
-            raise TypeError(
-                f"entry point {entry.name} = {entry.value}: not a Preset called {entry.name!r}"
-            )
-        presets[entry.name] = preset
+    for entry in sorted(entry_points(group=GROUP), key=_is_foreign):
+        what = f"policy {entry.name} = {entry.value} left out"
+        if entry.name in presets:
+            logger.error("%s: there is another of this name", what)
+            continue
+        try:
+            preset = entry.load()
+        except Exception:  # one broken package must not stop every run
+            logger.exception("%s: it does not load", what)
+            continue
+        if isinstance(preset, Preset) and preset.name == entry.name:
+            presets[entry.name] = preset
+        else:
+            logger.error("%s: it is not a Preset of this name", what)
     return presets
+
+
+def _is_foreign(entry: EntryPoint) -> bool:
+    return not entry.module.startswith("paceline_backend.")
 
 
 def _validated(preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:

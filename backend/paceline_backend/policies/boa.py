@@ -25,6 +25,7 @@ from paceline_backend.policies._base import (
     Policy,
     Preset,
     Problem,
+    usable,
 )
 from paceline_backend.policies._minmax import minmax
 
@@ -49,13 +50,15 @@ class BatchSizePredictor:
 
     def fit(self, feedback: Feedback, world: int) -> Models:
         """See `Predictor.fit`. Known as soon as each rank has one usable row."""
+        rows = feedback.by_step(world)
+        told = usable(rows.samples, rows.load, rows.compute_s)
+        if not told.any(axis=0).all():
+            return Models.unknown(world)
         fits = []
         for rank in range(world):
-            rows = feedback.of(rank)
-            if not len(rows):
-                return Models.unknown(world)
-            recent = slice(-self.window, None)
-            fits.append(line(rows.samples[recent].astype(np.float64), rows.compute_s[recent]))
+            recent = np.flatnonzero(told[:, rank])[-self.window :]
+            samples = rows.samples[recent, rank].astype(np.float64)
+            fits.append(line(samples, rows.compute_s[recent, rank]))
         c, b = np.array(fits).T
         return Models(_NO_SIZE * (c + b), c, b)
 
@@ -64,10 +67,7 @@ def line(samples: Floats, compute_s: Floats) -> tuple[float, float]:
     """(c, b) of T = c·n + b, both ≥ 0 and one above, from F ≥ 1 rows."""
     n, t = samples / samples.mean(), compute_s / compute_s.mean()
     rows = np.stack([n, np.ones_like(n)], axis=1)
-    if len(t) > _FEW:
-        noise = float(nnls(rows, t)[1]) / (len(t) - 2) ** 0.5
-    else:
-        noise = float(np.std(t - n))
+    noise = float(nnls(rows, t)[1]) / (len(t) - 2) ** 0.5 if len(t) > _FEW else np.std(t - n)
     prior = [0.0, max(noise, _NOISE) / _USUAL]
     slope, start = nnls(np.vstack([rows, prior]), np.append(t, 0.0))[0]
     return float(slope * compute_s.mean() / samples.mean()), float(start * compute_s.mean())

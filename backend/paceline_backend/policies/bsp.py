@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from paceline.dealing import dealt, equal_counts
 from paceline_backend.policies._base import (
     Batches,
     Ints,
@@ -14,6 +15,7 @@ from paceline_backend.policies._base import (
     Preset,
     Problem,
 )
+from paceline_backend.policies.counted import bounds
 from paceline_backend.policies.linear import WINDOW, LinearPredictor
 from paceline_backend.policies.order import remaining_in_order
 
@@ -21,7 +23,8 @@ from paceline_backend.policies.order import remaining_in_order
 class EqualCounts:
     """Global batches in ``DistributedSampler``'s order; rank r gets positions r, r + W, … of each.
 
-    After a switch in mid-epoch what remains keeps the epoch's order. Models are not looked at.
+    A rank at its memory limit gets no more; the others go on in turn. After a switch in mid-epoch
+    what remains keeps the epoch's order. Models are not looked at.
     """
 
     def compose(self, problem: Problem, models: Models) -> Ints:
@@ -32,12 +35,13 @@ class EqualCounts:
 
     def schedule(self, problem: Problem, models: Models) -> Batches:
         """See `Scheduler.schedule`."""
-        parts, start, world = [], 0, problem.world
-        for count in problem.batch_sizes():
-            batch = problem.order[start : start + count]
-            parts.append([batch[rank::world] for rank in range(world)])
-            start += count
-        return Batches.of(parts, world)
+        _, most = bounds(problem)
+        counts, samples, start = [], [], 0
+        for size in problem.batch_sizes():
+            counts.append(equal_counts(size, most))
+            samples.append(problem.order[start : start + size][dealt(counts[-1])])
+            start += size
+        return Batches.joined(counts, samples, problem.world)
 
 
 def make(parameters: Mapping[str, Any]) -> Policy:

@@ -26,6 +26,7 @@ from paceline_backend.policies._base import (
     Problem,
 )
 from paceline_backend.policies._holdings import Holdings, split
+from paceline_backend.policies.counted import bounds
 from paceline_backend.policies.linear import WINDOW, LinearPredictor, PerSamplePredictor
 
 _ROUNDS = 2  # of levelling a step: a third gains less than 0.1 ‰
@@ -34,7 +35,8 @@ _ROUNDS = 2  # of levelling a step: a third gains less than 0.1 ‰
 class _Step:
     """One global batch in the making. Plain lists: NumPy scalars would make each pick slow."""
 
-    def __init__(self, models: Models) -> None:
+    def __init__(self, models: Models, most: Ints) -> None:
+        self.most: list[int] = most.tolist()
         self.a: list[float] = models.a.tolist()
         self.c: list[float] = models.c.tolist()
         self.ett: list[float] = models.b.tolist()
@@ -43,6 +45,10 @@ class _Step:
     def add(self, rank: int, sample: int, size: float) -> None:
         self.batches[rank].append((sample, size))
         self.ett[rank] += self.a[rank] * size + self.c[rank]
+
+    def full(self, rank: int) -> bool:
+        """Whether no more samples fit into its memory."""
+        return len(self.batches[rank]) >= self.most[rank]
 
     def assignments(self) -> list[Ints]:
         return [np.array([sample for sample, _ in batch], np.int64) for batch in self.batches]
@@ -80,22 +86,27 @@ class PaperScheduler:
         """See `Scheduler.schedule`."""
         holdings = split(problem.remaining, problem.placement, problem.sizes, problem.world)
         rng = problem.rng()
+        _, most = bounds(problem)
         plan = []
         for count in problem.batch_sizes():
-            step = _Step(models)
+            step = _Step(models, most)
             held = np.array([len(h) for h in holdings])
             rank = int(rng.choice(problem.world, p=held / held.sum()))
-            step.add(rank, *holdings[rank].take(int(rng.integers(held[rank]))))
-            least = [(ett, rank) for rank, ett in enumerate(step.ett)]
+            able = rank if most[rank] else int(most.argmax())
+            step.add(able, *holdings[rank].take(int(rng.integers(held[rank]))))
+            least = [(ett, rank) for rank, ett in enumerate(step.ett) if not step.full(rank)]
             heapq.heapify(least)
-            most = max(step.ett)
+            longest = max(step.ett)
             for _ in range(count - 1):
                 rank = least[0][1]
                 source = _source(rank, holdings, step)
-                gap = (most - step.ett[rank] - step.c[rank]) / step.a[rank]
+                gap = (longest - step.ett[rank] - step.c[rank]) / step.a[rank]
                 step.add(rank, *source.take(source.fitting(gap)))
-                most = max(most, step.ett[rank])
-                heapq.heapreplace(least, (step.ett[rank], rank))
+                longest = max(longest, step.ett[rank])
+                if step.full(rank):
+                    heapq.heappop(least)
+                else:
+                    heapq.heapreplace(least, (step.ett[rank], rank))
             plan.append(step.assignments())
         return Batches.of(plan, problem.world)
 
@@ -118,9 +129,10 @@ class LevelledScheduler:
         """See `Scheduler.schedule`."""
         holdings = split(problem.remaining, problem.placement, problem.sizes, problem.world)
         rng = problem.rng()
+        _, most = bounds(problem)
         plan = []
         for count in problem.batch_sizes():
-            step = _Step(models)
+            step = _Step(models, most)
             if count == sum(map(len, holdings)):
                 _largest_first(step, holdings)
             else:
@@ -137,13 +149,16 @@ def _fill(step: _Step, holdings: list[Holdings], draws: list[float]) -> None:
         typical = held.load / len(held) if held else 0.0
         return step.ett[rank] + step.a[rank] * typical + step.c[rank]
 
-    first = [(done(rank), rank) for rank in range(len(holdings))]
+    first = [(done(rank), rank) for rank in range(len(holdings)) if not step.full(rank)]
     heapq.heapify(first)
     for draw in draws:
         rank = first[0][1]
         source = _source(rank, holdings, step)
         step.add(rank, *source.take(int(draw * len(source))))
-        heapq.heapreplace(first, (done(rank), rank))
+        if step.full(rank):
+            heapq.heappop(first)
+        else:
+            heapq.heapreplace(first, (done(rank), rank))
 
 
 def _level(step: _Step, holdings: list[Holdings]) -> None:
@@ -175,7 +190,8 @@ def _largest_first(step: _Step, holdings: list[Holdings]) -> None:
     )
     for size, sample in rest:
         done = [e + a * -size + c for e, a, c in zip(step.ett, step.a, step.c, strict=True)]
-        step.add(done.index(min(done)), sample, -size)
+        able = [rank for rank in range(len(done)) if not step.full(rank)]
+        step.add(min(able, key=done.__getitem__), sample, -size)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import msgspec
 import numpy as np
 
 from paceline.cost import Cost
+from paceline.dealing import dealt
 from paceline_backend.policies._balance import partition
 from paceline_backend.policies._base import (
     Allocation,
@@ -93,7 +94,10 @@ def rounded(target: Floats) -> Ints:
 
 
 def scaled(counts: Ints, size: int) -> Ints:
-    """Counts of a whole global batch for one of another size, at most that, [W]."""
+    """Counts of a whole global batch for one of another size, at most that, [W].
+
+    None is above what it was.
+    """
     return rounded(counts * (size / counts.sum()))
 
 
@@ -198,40 +202,40 @@ class CountedScheduler:
         )
 
     def schedule(self, problem: Problem, models: Models) -> Batches:
-        """See `Scheduler.schedule`."""
+        """See `Scheduler.schedule`.
+
+        Raises:
+            ValueError: the counts' sum is not the global batch.
+        """
         whole = equal(problem) if problem.counts is None else problem.counts
-        parts, start = [], 0
+        if whole.sum() != problem.global_batch:
+            raise ValueError(f"counts: {whole.sum()} in all; the batch has {problem.global_batch}")
+        counts, samples, start = [], [], 0
         for size in problem.batch_sizes():
-            counts = scaled(whole, size)
+            counts.append(scaled(whole, size))
             batch = problem.order[start : start + size]
             if self.levelled:
-                parts.append(level(batch, problem.sizes[batch], counts, models.cost))
+                places = levelled(problem.sizes[batch], counts[-1], models.cost)
             else:
-                parts.append(deal(batch, counts))
+                places = dealt(counts[-1])
+            samples.append(batch[places])
             start += size
-        return Batches.of(parts, problem.world)
+        return Batches.joined(counts, samples, problem.world)
 
 
-def deal(batch: Ints, counts: Ints) -> list[Ints]:
-    """Gives samples to ranks in turn, past those that have their count."""
-    ranks = np.repeat(np.arange(len(counts)), counts)
-    turn = np.arange(len(batch)) - np.repeat(np.cumsum(counts) - counts, counts)
-    owner = ranks[np.argsort(turn, kind="stable")]
-    return [batch[owner == rank] for rank in range(len(counts))]
+def levelled(sizes: Floats, counts: Ints, cost: Cost) -> Ints:
+    """Places of the first rank's samples in a batch, of the second's, …, [n].
 
-
-def level(batch: Ints, sizes: Floats, counts: Ints, cost: Cost) -> list[Ints]:
-    """Gives samples to ranks such that loads come out in proportion to counts.
+    Such that loads come out in proportion to counts.
 
     Args:
-        batch: samples, [n].
-        sizes: theirs, [n].
+        sizes: of the samples, [n].
         counts: of each rank, [W].
         cost: how sizes add up to a load.
     """
     nothing = np.zeros(len(counts))
     owner = partition(sizes, Models(1 / np.maximum(counts, 1), nothing, nothing, cost=cost), counts)
-    return [batch[owner == rank] for rank in range(len(counts))]
+    return np.argsort(owner, kind="stable")
 
 
 def scheduler(parameters: Mapping[str, Any]) -> CountedScheduler:

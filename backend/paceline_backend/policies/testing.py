@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from paceline.emulation import Emulation
@@ -41,7 +42,8 @@ class _Case:
         hello = self.hello
         return (
             f"{len(hello.sizes_array())} samples, {hello.world} ranks, global batch "
-            f"{hello.global_batch}, drop_last {hello.drop_last}, parameters {self.parameters}"
+            f"{hello.global_batch}, drop_last {hello.drop_last}, limits {hello.limits}, "
+            f"parameters {self.parameters}"
         )
 
 
@@ -49,7 +51,8 @@ def check_policy(preset: Preset, *, cases: int = 40, seed: int = 0) -> None:
     """Trains small virtual clusters under a policy and checks each plan against the contract.
 
     The clusters are drawn at random: few samples and odd batches, sizes of zero, one rank, more
-    ranks than samples, uneven and noisy devices, every parameter's legal values, a policy before.
+    ranks than samples, uneven and noisy devices, memory limits and profiles, every parameter's
+    legal values, a policy before.
 
     Args:
         preset: the policy.
@@ -84,11 +87,18 @@ def _check_preset(preset: Preset) -> None:
 def _draw(preset: Preset, rng: np.random.Generator) -> _Case:
     world, samples = int(rng.integers(1, 7)), int(rng.integers(1, 61))
     drop_last = bool(rng.integers(2))
+    global_batch = int(rng.integers(1, min(samples, 20) + 1 if drop_last else 21))
     sizes = rng.choice(_SIZES, samples)
+    devices = Emulation(
+        a_s=rng.uniform(1e-4, 1e-2, world).tolist(),
+        b_s=[float(rng.choice([0.0, 0.05]))] * world,
+        noise=float(rng.choice([0.0, 0.1])),
+        seed=int(rng.integers(2**31)),
+    )
     hello = Hello(
         attempt=0,
         world=world,
-        global_batch=int(rng.integers(1, min(samples, 20) + 1 if drop_last else 21)),
+        global_batch=global_batch,
         seed=int(rng.integers(2**33)),
         sizes=sizes.astype("<f8").tobytes(),
         loss_mean="samples",
@@ -99,15 +109,23 @@ def _draw(preset: Preset, rng: np.random.Generator) -> _Case:
         paceline="",
         torch="",
         device="cpu",
-    )
-    devices = Emulation(
-        a_s=rng.uniform(1e-4, 1e-2, world).tolist(),
-        b_s=[float(rng.choice([0.0, 0.05]))] * world,
-        noise=float(rng.choice([0.0, 0.1])),
-        seed=int(rng.integers(2**31)),
+        limits=_limits(world, global_batch, rng) if rng.integers(2) else [],
+        profiles=_profiles(devices) if rng.integers(2) else [],
     )
     parameters = {name: _choose(schema, rng) for name, schema in preset.parameters.items()}
     return _Case(hello, devices, parameters, foreign=int(rng.choice([0, 0, 3])))
+
+
+def _limits(world: int, global_batch: int, rng: np.random.Generator) -> list[int]:
+    """Limits that together hold a global batch, some of them just so."""
+    limits = rng.integers(0, global_batch + 1, world)
+    limits[rng.integers(world)] += max(0, global_batch - limits.sum())
+    return [int(limit) for limit in limits]
+
+
+def _profiles(devices: Emulation) -> list[list[tuple[int, float]]]:
+    speeds = zip(devices.a_s, devices.b_s, strict=True)
+    return [[(n, a * n + b) for n in (2, 4, 8)] for a, b in speeds]
 
 
 def _choose(schema: Mapping[str, Any], rng: np.random.Generator) -> Any:
@@ -167,6 +185,11 @@ def _check_legal(made: Plan, problem: Problem) -> None:
     assert (counts >= 0).all(), "batches.counts: below 0"
     totals = counts.sum(axis=1).tolist()
     assert totals == problem.batch_sizes(), f"steps of {totals}, not {problem.batch_sizes()}"
+    if problem.limits is not None:
+        most = counts.max(axis=0, initial=0)
+        assert (most <= problem.limits).all(), (
+            f"up to {most.tolist()} samples a step, but memory limits are {problem.limits.tolist()}"
+        )
     unknown = np.setdiff1d(made.batches.samples, problem.remaining)
     assert not len(unknown), f"samples {unknown.tolist()} do not remain in this epoch"
     assert sorted(made.order.tolist()) == problem.remaining.tolist(), (
@@ -184,6 +207,13 @@ def _check_legal(made: Plan, problem: Problem) -> None:
         assert len(made.shares) == world, f"shares: {len(made.shares)}, not {world}"
         assert min(made.shares) >= 0, "shares: below 0"
         assert math.isclose(sum(made.shares), 1.0, rel_tol=1e-6), "shares: their sum is not 1"
+    legal = all(type(n) is int and n >= 1 for n in made.threads)
+    assert legal and len(made.threads) in (0, world), (
+        f"threads: {made.threads}; give none, or a whole number from 1 on for each of {world} ranks"
+    )
+    packed = msgspec.msgpack.encode(made.memory)
+    travelled = msgspec.msgpack.decode(packed, type=dict[str, Any])
+    assert travelled == made.memory, "memory is not the same after its way in a segment"
 
 
 def _arrays(problem: Problem, feedback: Feedback) -> dict[str, Any]:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
+from paceline.epoch import Epoch
 from paceline_backend import policies
 from support.cluster import Cluster, plaid_like
 
@@ -35,6 +38,19 @@ def test_counts_are_equal_whatever_the_speeds() -> None:
     assert counts == [[16] * 4] * 3 + [[2] * 4]
     assert plans[-1].epoch_end
     assert all(plan.shares == [] for plan in plans)
+
+
+def test_limits_are_kept_as_in_coasting() -> None:
+    """A controller's plan and what the leader does without one are the same training."""
+    limits = np.array([2, 16, 5, 16])
+    training = Cluster(plaid_like(104), np.ones(WORLD), np.zeros(WORLD), BATCH, seed=7)
+    problem = replace(training.problem(9, shuffle=True), limits=limits)
+    made = policies.plan(policies.make("bsp"), problem, training.feedback(), shuffle=True)
+    assert made.batches.counts.tolist() == [[2, 5, 5, 4]] * 6 + [[2, 2, 2, 2]]
+    coasted = Epoch(0, 104, 7, BATCH, False, limits=limits).coast(9, WORLD, problem.sizes, [])
+    assert [[p.tolist() for p in s] for s in made.assignments] == [
+        [p.tolist() for p in s] for s in coasted
+    ]
 
 
 def test_what_a_switch_leaves_keeps_the_epochs_order() -> None:

@@ -11,8 +11,17 @@ import numpy as np
 import pytest
 
 from paceline_backend import policies
-from paceline_backend.policies import Batches, Models, Policy, Preset, Problem, bsp
-from paceline_backend.policies._base import Ints
+from paceline_backend.policies import (
+    Batches,
+    Feedback,
+    Models,
+    Policy,
+    Preset,
+    Problem,
+    bsp,
+    counted,
+)
+from paceline_backend.policies._base import Allocation, Ints
 from paceline_backend.policies.testing import check_policy
 
 _calls = count()
@@ -38,6 +47,27 @@ class Forgets(bsp.EqualCounts):
 class Misplaces:
     def shuffle(self, problem: Problem, models: Models) -> Ints:
         return problem.placement + 1
+
+
+@dataclass(frozen=True)
+class Allocates:
+    """Equal counts, but for one thing."""
+
+    changes: Callable[[Problem], dict[str, Any]]
+
+    def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
+        return replace(Allocation(counted.equal(problem), {}), **self.changes(problem))
+
+
+def allocating(changes: Callable[[Problem], dict[str, Any]]) -> Preset:
+    scheduler = counted.CountedScheduler()
+    return preset_of(policy_of(scheduler=scheduler, allocator=Allocates(changes)))
+
+
+def all_to_one(problem: Problem) -> Ints:
+    counts = np.zeros(problem.world, np.int64)
+    counts[0] = problem.global_batch
+    return counts
 
 
 def writes(problem: Problem, made: Batches) -> Batches:
@@ -77,6 +107,15 @@ def policy_of(**changes: Any) -> Policy:
         (preset_of(policy_of(scheduler=Broken(shortens))), r"steps of \[.*0\], not "),
         (preset_of(policy_of(scheduler=Forgets())), "compose.. does not return what remains"),
         (preset_of(policy_of(shuffler=Misplaces())), "shuffle.. "),
+        (
+            allocating(lambda problem: {"counts": counted.equal(problem) * 2}),
+            r"counts: \d+ in all; the batch has",
+        ),
+        (allocating(lambda problem: {"counts": all_to_one(problem)}), "but memory limits are"),
+        (allocating(lambda problem: {"threads": (2,) * (problem.world + 1)}), "threads: .* none"),
+        (allocating(lambda problem: {"threads": (0,) * problem.world}), "threads: .*from 1 on"),
+        (allocating(lambda problem: {"memory": {"seen": float("nan")}}), "memory is not the same"),
+        (allocating(lambda problem: {"memory": {1: "x"}}), "Expected `str`, got `int`"),
         (preset_of(policies.make("bsp")), "calls itself 'bsp', not 'broken'"),
         (preset_of(policy_of(), source=""), "preset.source is empty"),
         (

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
 
 from paceline_backend import policies
-from paceline_backend.policies import PolicyParameterError, UnknownPolicyError
+from paceline_backend.policies import PolicyParameterError, UnknownPolicyError, _registry
 
 
 def test_presets_come_from_entry_points() -> None:
@@ -51,6 +52,29 @@ def test_illegal_parameters_name_the_field_and_what_is_legal(
 ) -> None:
     with pytest.raises(PolicyParameterError, match=says):
         policies.make("chronica", parameters)
+
+
+def test_a_package_that_is_broken_or_takes_a_name_is_left_out(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    group = _registry.GROUP
+    found = [
+        EntryPoint("bsp", "json:dumps", group),
+        EntryPoint("missing", "no_such_package:preset", group),
+        EntryPoint("other", "paceline_backend.policies.sata:preset", group),
+        EntryPoint("bsp", "paceline_backend.policies.bsp:preset", group),
+    ]
+    monkeypatch.setattr(_registry, "entry_points", lambda group: found)
+    _registry._presets.cache_clear()
+    try:
+        assert policies.names() == ["bsp"]
+        assert policies.make("bsp").name == "bsp"
+    finally:
+        _registry._presets.cache_clear()
+    assert "bsp = json:dumps left out: there is another of this name" in caplog.text
+    assert "missing = no_such_package:preset left out: it does not load" in caplog.text
+    assert "No module named 'no_such_package'" in caplog.text
+    assert "other = paceline_backend.policies.sata:preset left out: it is not" in caplog.text
 
 
 def test_defaults_are_legal_and_described() -> None:

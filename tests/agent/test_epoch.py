@@ -1,0 +1,102 @@
+"""Memory limits where the leader plans: what it coasts, and what it refuses."""
+
+from __future__ import annotations
+
+import re
+from itertools import chain
+from typing import Any
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed import HashStore
+
+from paceline import wire
+from paceline.dealing import dealt, equal_counts
+from paceline.epoch import Epoch
+from paceline.leader import Leader
+from paceline.terms import Terms
+from paceline.wire import Adopted, Segment
+
+
+@given(data=st.data())
+def test_coasting_keeps_limits(data: st.DataObject) -> None:
+    """With shares and without, in a smaller last step, also where limits leave no choice."""
+    world, batch = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 20))
+    samples = data.draw(st.integers(batch, 60))
+    some = st.lists(st.integers(0, batch), min_size=world, max_size=world)
+    limits = np.array(data.draw(some))
+    limits[data.draw(st.integers(0, world - 1))] += max(0, batch - limits.sum())
+    share = st.lists(st.sampled_from([0.0, 0.1, 1.0]), min_size=world, max_size=world)
+    shares = data.draw(share.filter(any) | st.just([]))
+    sizes = np.random.default_rng(1).lognormal(size=samples)
+    epoch = Epoch(1, samples, 5, batch, False, limits=limits)
+    seen = []
+    while not epoch.over:
+        counts, indices = wire.pack_indices(epoch.coast(2, world, sizes, shares))
+        assert (np.array(counts) <= limits).all()
+        flat = np.frombuffer(indices, "<u4").astype(np.int64)
+        over = len(flat) == epoch.left
+        made = Segment(0, 1, 0, counts, indices, "bsp", 0, "coast", over, shares=shares)
+        assert epoch.refusal(made, world) is None
+        epoch.use(flat)
+        seen += flat.tolist()
+    assert sorted(seen) == list(range(samples))
+
+
+@given(data=st.data())
+def test_limits_that_do_not_bind_change_nothing(data: st.DataObject) -> None:
+    world, batch = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 20))
+    shares = data.draw(st.sampled_from([[], [1.0 + j for j in range(world)]]))
+    sizes = np.random.default_rng(1).lognormal(size=50)
+    ample = np.full(world, batch)
+    parts = [
+        Epoch(1, 50, 5, batch, False, limits=limits).coast(4, world, sizes, shares)
+        for limits in (None, ample)
+    ]
+    for one, other in zip(chain(*parts[0]), chain(*parts[1]), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_dealing_goes_on_past_ranks_at_their_limit() -> None:
+    assert equal_counts(7, np.array([9, 9, 9])).tolist() == [3, 2, 2]
+    counts = equal_counts(8, np.array([5, 0, 1, 9]))
+    assert counts.tolist() == [4, 0, 1, 3]
+    assert dealt(counts).tolist() == [0, 3, 5, 7, 1, 2, 4, 6]
+    assert equal_counts(6, np.array([2, 4])).tolist() == [2, 4]
+
+
+def test_the_leader_keeps_limits_from_the_first_step_on() -> None:
+    adopted: list[Adopted] = []
+    terms = Terms(200, 60, 0, False, "samples", 2)
+    leader = Leader(terms, 2, np.ones(200), HashStore(), announce=adopted.append, limits=[8, 60])
+    leader.advance(0)
+    leader.advance(0)
+    leader.advance(1)
+    counts = [row for a in adopted for row in a.segment.counts]
+    assert counts == [[8, 52], [8, 52], [8, 52], [8, 12], [8, 52], [8, 52]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"counts": [[5, 7]]}, r"up to \[5, 7\] samples a step; \[4, 12\] fit"),
+        ({"threads": [2]}, r"threads \[2\] are not those of 2 ranks"),
+        ({"threads": [1, 2, 3]}, "threads"),
+        ({"threads": [2, 0]}, "each 1 or more"),
+        ({"threads": [-1, 4]}, "each 1 or more"),
+        ({"threads": [2, 6], "counts": [[4, 8]]}, None),
+    ],
+)
+def test_what_ranks_cannot_do_is_refused(changes: dict[str, Any], why: str | None) -> None:
+    indices = np.arange(12).astype("<u4").tobytes()
+    made = Segment(0, 0, 0, [[0, 12]], indices, "lbb", 0, "controller", False)
+    made = msgspec.structs.replace(made, **changes)
+    said = Epoch(0, 40, 0, 12, False, limits=np.array([4, 12])).refusal(made, 2)
+    if why is None:
+        assert said is None
+    else:
+        assert said is not None
+        assert re.search(why, said)
