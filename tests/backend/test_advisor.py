@@ -218,7 +218,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
 def test_it_switches_a_run_that_allows_it(store: Store, bus_url: str) -> None:
     run = new_run(store)
     devices = Emulation([2e-5, 1e-5, 1e-5, 1e-5], [0.005] * 4, noise=0.02)
-    training = Training(drawn(2_000, 1.0), devices)
+    training = Training(drawn(640, 1.0), devices, global_batch=16)
     training.train(150)
     training.store(store, run)
     with store.write() as connection:

@@ -293,7 +293,10 @@ def new_run_in(connection: Any) -> str:
 def test_over_rest(store: Store, bus_url: str) -> None:
     """In a child process, which goes with the server; kept while nothing is new."""
     before = set(multiprocessing.active_children())
-    run, training = trained(store)
+    run = new_run(store)
+    training = Training(drawn(320, 1.0), devices([2e-5, 1e-5], noise=0.02), global_batch=16)
+    training.train(80)
+    training.store(store, run)
     empty = new_run(store)
     with serving(store, bus_url) as client:
         client.timeout = httpx.Timeout(120)
