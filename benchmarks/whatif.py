@@ -7,6 +7,7 @@ then take per unit of load, without the first ones, is compared with the forecas
 
 from __future__ import annotations
 
+import argparse
 import json
 import statistics
 import sys
@@ -20,11 +21,15 @@ import numpy as np
 from harness import Check, finish, parser
 
 from paceline.client import Client
+from paceline.cost import Features
 from paceline_backend.demo import example
 from paceline_backend.report import WARMUP_STEPS
 from paceline_backend.server import embedded_database
+from paceline_backend.simulator import Scenario, Simulation
 from paceline_backend.stack import Stack
 from paceline_backend.store import Store, runs
+from paceline_backend.whatif._measured import Measured, State
+from paceline_backend.whatif.forecast import of_state
 
 HERE = Path(__file__).resolve().parent
 SPEEDS = {
@@ -48,7 +53,15 @@ AFTER = 50  # and under the other after its warm-up
 
 def main() -> None:
     """Runs the benchmark."""
-    options = parser(__doc__).parse_args()
+    arguments = parser(__doc__)
+    arguments.add_argument(
+        "--noise",
+        action="store_true",
+        help="instead: forecasts of 100 simulated runs that have nothing to save",
+    )
+    options = arguments.parse_args()
+    if options.noise:
+        noise(options)
     cases = [(speeds, data) for data in DATA for speeds in SPEEDS]
     if options.quick:
         cases = [("one slow", "lognormal"), ("half slow", "alike")]
@@ -72,6 +85,52 @@ def main() -> None:
     checks = [Check("largest error of a forecast step time", max(errors), 0.05, "<=")]
     config = {"before": BEFORE, "warmup": WARMUP_STEPS, "after": AFTER, "speeds": SPEEDS}
     finish(options, config, results, checks, table)
+
+
+def noise(options: argparse.Namespace) -> None:
+    """Equal ranks, sizes alike, 5 % noise: no lower bound of a saving near the margin of `auto`."""
+    seeds = 10 if options.quick else 100
+    bounds = [saving_low(seed, ("chronica", "paceline")[seed % 2]) for seed in range(seeds)]
+    checks = [Check("highest lower bound of a saving", max(bounds), 0.02, "<=")]
+    table = f"{seeds} runs: lower bounds of savings from {min(bounds):+.3f} to {max(bounds):+.3f}"
+    finish(options, {"seeds": seeds}, {"bounds": bounds}, checks, table)
+
+
+def saving_low(seed: int, preset: str) -> float:
+    """What a preset would save at least, after 64 steps of a simulated run."""
+    scenario = Scenario.of(
+        {
+            "name": "noise",
+            "workers": 4,
+            "global_batch": 16,
+            "steps": 64,
+            "seed": seed,
+            "sizes": {"distribution": "lognormal", "mean": 150, "dif": 3, "samples": 640},
+            "devices": {"unit_s": 1e-5, "step_s": 0.005, "noise": 0.05},
+            "communication": {"fixed_s": 0.004},
+        }
+    )
+    simulation = Simulation.of(scenario)
+    ran = []
+    while not simulation.finished:
+        ran.append(simulation.advance())
+    features = Features(
+        *(np.concatenate(column) for column in zip(*(one.features for one in ran), strict=True))
+    )
+    measured = Measured(
+        step=np.arange(len(features.load)),
+        features=features,
+        compute_s=np.concatenate([one.compute_s for one in ran]),
+        data_s=np.concatenate([one.data_s for one in ran]),
+        step_s=np.concatenate([one.step_s for one in ran]),
+        load=features.load.sum(axis=1),
+    )
+    steady = measured.step >= WARMUP_STEPS
+    state = State(0, "bsp", {}, simulation.history, simulation.window, measured, steady)
+    found = of_state("run", state, [preset], replicates=1)
+    if found.reason is not None:
+        raise RuntimeError(f"seed {seed}: no forecast: {found.reason}")
+    return max(one.saving_low for one in found.forecasts)
 
 
 def case(stack: Stack, speeds: str, data: str, policy: str) -> dict[str, Any]:
