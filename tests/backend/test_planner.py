@@ -5,12 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from paceline.cost import Cost
 from paceline.emulation import Emulation, Slowdown
 from paceline_backend import policies
 from paceline_backend.controller.planner import (
     FASTEST_STEPS,
     FIRST_STEPS,
     MOST_STEPS,
+    SURPRISE,
     segment_steps,
 )
 from paceline_backend.simulator import Simulation
@@ -74,3 +76,19 @@ def test_plans_know_of_a_new_speed_within_five_steps(at: int, factor: float, pol
     assert errors[at] > 0.5
     assert max(errors[at + 5 :]) < 0.1
     assert max(steps[at + 8 :]) > 1, "segments stay short for ever"
+
+
+def test_segments_stay_long_where_the_models_do_not_fit() -> None:
+    """Padded batches, taken for sums of their sizes: every other step is a surprise."""
+    sizes = np.random.default_rng(0).lognormal(3, 1.2, 1600)
+    start = hello(world=4, global_batch=16, sizes=sizes.astype("<f8").tobytes(), epochs=None)
+    devices = Emulation(a_s=[5e-4] * 4, b_s=[0.005] * 4, cost=Cost(padded=True), noise=0.02)
+    run = Simulation(start, devices, policies.make("bsp"))
+    steps, surprises = [], []
+    while run.step < 160:
+        ran = run.advance()
+        if run.step > 40 and ran.ett_s is not None:
+            surprises += (np.abs(np.log(ran.ett_s / ran.compute_s)) > SURPRISE).any(axis=1).tolist()
+            steps.append(ran.segment.steps)
+    assert np.mean(surprises) > 0.5, "the models fit: the test tests nothing"
+    assert np.mean(steps) > 2.5, "cut to single steps"

@@ -13,7 +13,6 @@ from paceline_backend import policies
 from paceline_backend.controller import leases
 from paceline_backend.controller.controller import Controller
 from paceline_backend.controller.leases import Lease
-from paceline_backend.policies import paceline
 from paceline_backend.store import Store, StoreUnavailableError
 from paceline_backend.store.schema import runs
 
@@ -54,9 +53,9 @@ class ControllerManager:
 
     def run(self, stop: threading.Event) -> None:
         """Works until `stop` is set; then gives the leases back. Waits out an absent database."""
-        policies.names()  # imports scikit-learn: seconds that no run's first plan should wait for
+        policies.names()  # imports all presets: seconds that no run's first plan should wait for
         # Kernels that no cache holds yet take half a minute; `bsp` does without.
-        warming = threading.Thread(target=paceline.warm_up, name="warm-up")
+        warming = threading.Thread(target=policies.warm_up, name="warm-up")
         warming.start()
         away = reaped = False
         while not stop.is_set():

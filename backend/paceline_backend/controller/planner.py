@@ -12,6 +12,7 @@ from paceline.wire import Segment
 from paceline_backend import policies
 from paceline_backend.controller.history import History, Window
 from paceline_backend.policies import Feedback, Plan, Policy
+from paceline_backend.policies._base import Floats
 
 SEGMENT_S = 1.0  # what a segment should last,
 MOST_STEPS = 4  # but never more steps: a switch waits for the running segment's end,
@@ -19,7 +20,8 @@ LEAST_S = 0.25  # unless so many last less than this,
 PLANNING = 3.0  # or than planning takes, so many times: it could not keep up,
 FASTEST_STEPS = 64  # nor when it has to plan more than this at once
 FIRST_STEPS = 2  # while the time of a step is unknown
-SURPRISE = math.log(1.25)  # a rank off its ETT by more may have changed its speed
+SURPRISE = math.log(1.25)  # a rank off its ETT by more may have changed its speed,
+NOTICED = 3  # which is learned within so many segments: more of the newest tell of a bad model
 
 
 @dataclass(frozen=True)
@@ -92,14 +94,27 @@ def segment_steps(step_s: float | None, *, surprised: bool = False, plan_s: floa
 
 
 def _surprised(history: History, feedback: Feedback) -> bool:
-    """Whether a rank's newest step took much more or less time than its plan expected."""
+    """Whether a rank seems to have changed its speed just now.
+
+    The newest step took it much more or less time than its plan expected, and that is not so of
+    most segments: else time is lost for nothing on what the predictor cannot learn.
+    """
     if not len(feedback):
         return False
-    newest = int(feedback.step[-1])
-    segment = next((s for s in history.newest if 0 <= newest - s.first_step < s.steps), None)
-    if segment is None or not segment.ett_s:
+    rows = feedback.by_step(history.hello.world)
+    steps = rows.step[:, 0]
+    off = []
+    for segment in history.newest:
+        told = np.searchsorted(steps, segment.first_step + segment.steps) - 1
+        if told >= 0 and steps[told] >= segment.first_step:
+            off.append(_off(segment, int(steps[told]), rows.compute_s[told]))
+    return bool(off) and off[-1] and sum(off) <= NOTICED
+
+
+def _off(segment: Segment, step: int, compute_s: Floats) -> bool:
+    """Whether a rank's step was a surprise; `compute_s` is that of all, [W]."""
+    if not segment.ett_s:
         return False
-    expected = np.array(segment.ett_s[newest - segment.first_step])
-    took = feedback.compute_s[-len(expected) :]
-    told = (expected > 0) & (took > 0)
-    return bool((np.abs(np.log(took[told] / expected[told])) > SURPRISE).any())
+    expected = np.array(segment.ett_s[step - segment.first_step])
+    told = (expected > 0) & (compute_s > 0)
+    return bool((np.abs(np.log(compute_s[told] / expected[told])) > SURPRISE).any())

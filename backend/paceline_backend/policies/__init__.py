@@ -44,4 +44,16 @@ __all__ = [
     "make",
     "names",
     "plan",
+    "warm_up",
 ]
+
+
+def warm_up() -> None:
+    """Has the kernels of predictors and schedulers compiled: seconds that no plan should wait for.
+
+    Where a cache holds them, they are read from there.
+    """
+    from paceline_backend.policies import linear, paceline
+
+    linear.warm_up()
+    paceline.warm_up()

@@ -263,7 +263,8 @@ def _unlikely(fit: Floats, variance: float) -> float:
     rest = a * (a * fit[0] + 2 * (c * fit[1] + b * fit[2] - fit[6])) + fit[_ROWS]
     rest += c * (c * fit[3] + 2 * (b * fit[4] - fit[7])) + b * (b * fit[5] - 2 * fit[8])
     drawn = ((c - fit[_USUAL + 1]) ** 2 + (b - fit[_USUAL + 2]) ** 2) / (a + c + b) ** 2
-    return 0.5 * (max(rest, 0.0) / variance + drawn / _SHARE**2)
+    unlikely: float = 0.5 * (max(rest, 0.0) / variance + drawn / _SHARE**2)
+    return unlikely
 
 
 @compiled

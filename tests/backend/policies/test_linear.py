@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,8 +14,12 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from paceline.cost import SUM, Cost, Features, features
+from paceline.emulation import Emulation
+from paceline_backend import policies
 from paceline_backend.policies import Feedback, Models
 from paceline_backend.policies.linear import LinearPredictor, PerSamplePredictor
+from paceline_backend.simulator import Simulation
+from support.records import hello
 
 Floats = npt.NDArray[np.float64]
 
@@ -137,6 +142,88 @@ def test_a_rank_that_slowed_down_and_got_less_load_is_not_thought_flat(since: in
     models = LinearPredictor().fit(feedback(np.concatenate([old, new]), compute_s), world=1)
     assert ett(models, 8000, 1) == pytest.approx(2.4, rel=0.1)
     assert ett(models, 2000, 1) == pytest.approx(0.6, rel=0.1)
+
+
+def random_levels(rng: np.random.Generator) -> tuple[Floats, npt.NDArray[np.int64]]:
+    return rng.choice([50.0, 150.0], 84), np.ones(84, np.int64)
+
+
+def alternating_levels(rng: np.random.Generator) -> tuple[Floats, npt.NDArray[np.int64]]:
+    return np.tile([50.0, 150.0], 42), np.ones(84, np.int64)
+
+
+def levels_in_blocks(rng: np.random.Generator) -> tuple[Floats, npt.NDArray[np.int64]]:
+    return np.resize(np.repeat([50.0, 150.0], 5), 84), np.ones(84, np.int64)
+
+
+def few_counts(rng: np.random.Generator) -> tuple[Floats, npt.NDArray[np.int64]]:
+    samples = rng.integers(1, 4, 84)
+    return samples * 100.0, samples
+
+
+LEVELS = [random_levels, alternating_levels, levels_in_blocks, few_counts]
+Levels = Callable[[np.random.Generator], tuple[Floats, npt.NDArray[np.int64]]]
+
+
+def with_share(
+    share: float, levels: Levels, seed: int
+) -> tuple[Floats, npt.NDArray[np.int64], Floats]:
+    """Loads, samples and times of one rank, of which b has that share; noise 1 %."""
+    rng = np.random.default_rng(seed)
+    load, samples = levels(rng)
+    time_s = 1e-3 * (load + share / (1 - share) * load.mean())
+    return load, samples, time_s * (1 + 0.01 * rng.standard_normal(len(load)))
+
+
+@pytest.mark.parametrize("share", [0.3, 0.5, 0.7, 0.9])
+@pytest.mark.parametrize("levels", LEVELS)
+def test_rows_of_another_load_are_not_taken_for_another_speed(levels: Levels, share: float) -> None:
+    """As far off as at a change of speed, until b is known."""
+    for seed in range(5):
+        load, samples, time_s = with_share(share, levels, seed)
+        errors = []
+        for at in range(12, 84):
+            past = slice(max(0, at - 64), at)
+            told = feedback(load[past], time_s[past], samples[past])
+            models = LinearPredictor().fit(told, world=1)
+            errors.append(abs(ett(models, load[at], int(samples[at])) / time_s[at] - 1))
+        assert np.mean(errors) < 0.012
+        assert max(errors[20:]) < 0.06
+
+
+@pytest.mark.parametrize("factor", [3.0, 1.5, 1 / 3])
+@pytest.mark.parametrize("share", [0.5, 0.9])
+@pytest.mark.parametrize("levels", LEVELS)
+def test_a_change_of_speed_is_noticed_at_the_second_step_whatever_b(
+    levels: Levels, share: float, factor: float
+) -> None:
+    for seed, since in enumerate((2, 3, 10)):
+        load, samples, time_s = with_share(share, levels, seed)
+        time_s[64 - since :] *= factor
+        told = feedback(load[:64], time_s[:64], samples[:64])
+        models = LinearPredictor().fit(told, world=1)
+        expected = [ett(models, at, int(n)) for at, n in zip(load[64:], samples[64:], strict=True)]
+        assert expected == pytest.approx(time_s[64:], rel=0.12)
+
+
+@pytest.mark.parametrize("policy", ["bsp", "paceline"])
+@pytest.mark.parametrize("local", [1, 2])
+def test_batches_of_few_samples_of_two_sizes(policy: str, local: int) -> None:
+    """b about what the load takes: the ETT error asked for, and segments as long as usual."""
+    sizes = np.random.default_rng(0).choice([20.0, 180.0], 200 * local)
+    start = hello(world=4, global_batch=4 * local, sizes=sizes.astype("<f8").tobytes(), epochs=None)
+    a_s = [0.02 / (100 * local) * speed for speed in (1, 1, 1.5, 3)]
+    devices = Emulation(a_s=a_s, b_s=[0.02] * 4, noise=0.01)
+    run = Simulation(start, devices, policies.make(policy))
+    errors, steps = [], []
+    while run.step < 100:
+        ran = run.advance()
+        if run.step > 24 and ran.ett_s is not None:
+            computed = ran.compute_s > 0
+            errors += (np.abs(ran.ett_s[computed] / ran.compute_s[computed] - 1)).tolist()
+            steps.append(ran.segment.steps)
+    assert np.mean(errors) < 0.015
+    assert np.mean(steps) > 3.5, "of 4: every step seemed to tell of a new speed"
 
 
 @pytest.mark.parametrize("at", range(0, 20, 3))
