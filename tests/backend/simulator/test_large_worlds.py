@@ -15,7 +15,7 @@ from paceline.bus import connect
 from paceline.client import Client
 from paceline_backend.simulator import Scenario, Simulation
 from paceline_backend.simulator.broadcast import Broadcast, register
-from paceline_backend.store import Store, runs
+from paceline_backend.store import Store, reads, runs
 from support.leading import ingest, working
 from support.node import until
 from support.web import serving
@@ -51,7 +51,9 @@ def client(tmp_path: Path, bus_url: str) -> Iterator[tuple[httpx.Client, str]]:
         yield http, f"{V1}/runs/{run}"
 
 
-def test_shows_each_third_rank(client: tuple[httpx.Client, str]) -> None:
+def test_shows_each_third_rank(
+    client: tuple[httpx.Client, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     http, path = client
     shown = list(range(0, WORLD, EVERY))
     run = http.get(path).json()
@@ -81,6 +83,12 @@ def test_shows_each_third_rank(client: tuple[httpx.Client, str]) -> None:
     ranks = {rank for event in cells for rank in event["rank"]}
     steps = {step for event in cells for step in event["step"]}
     assert (sorted(ranks), sorted(steps)) == (shown, list(range(STEPS)))
+
+    monkeypatch.setattr(reads, "_SHOWN_CELLS", 4 * WORLD)
+    table = http.get(f"{path}/worker-steps").json()
+    assert (table["ranks"], table["step"]) == (shown, [0, 4, 8])
+    asked = http.get(f"{path}/worker-steps", params={"ranks": "1"}).json()
+    assert asked["step"] == list(range(STEPS)), "named: all steps"
 
 
 def told(http: httpx.Client, path: str) -> list[dict[str, Any]]:
