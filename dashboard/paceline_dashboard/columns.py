@@ -70,6 +70,8 @@ WORKERS: list[dict[str, Any]] = [
         "minWidth": 146,
         "flex": 2,
         "cellRenderer": "WorkerWhy",
+        # Its buttons take the focus one after the other, as elsewhere on the page.
+        "suppressKeyboardEvent": {"function": "params.event.key === 'Tab'"},
     },
     _figure("caused", "Causes", "Share of all waiting that is for this rank", "percent"),
     _figure("slowest_share", "Slowest in", "Share of the last steps in which this rank was the "

@@ -25,6 +25,7 @@ class Training:
         run: public id.
         slowness: time per size unit of each rank's device, relative.
         emulated: the run says that device speeds are emulated.
+        backend: the run's.
     """
 
     def __init__(
@@ -36,6 +37,7 @@ class Training:
         *,
         name: str | None = None,
         emulated: bool = True,
+        backend: str = "local",
     ) -> None:
         self.store, self.bus_url, self.run = store, bus_url, run
         self.slowness = np.array(slowness, float)
@@ -45,7 +47,8 @@ class Training:
         self.policy = "bsp"
         world = len(self.slowness)
         began = time.time() - 600
-        add_run(store, run, nproc=world, name=name or run, created_at=began, node="node-1")
+        columns = {"created_at": began, "node": "node-1", "backend": backend}
+        add_run(store, run, nproc=world, name=name or run, **columns)
         emulation = {"a_s": (self.slowness * 1e-5).tolist(), "b_s": [0.003] * world}
         self.report(
             RunState("running", began, "node-1"),

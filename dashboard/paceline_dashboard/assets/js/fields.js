@@ -20,7 +20,8 @@ export function fieldOf(name, schema, value) {
   control.setAttribute("aria-describedby", `${id}-help ${id}-problem`);
   control.addEventListener("input", () => blame(name, ""));
   const range = bounds(schema.items ?? schema);
-  const help = [schema.description, range && `${schema.items ? "Each " : ""}${range}.`, `Default: ${shown(schema)}.`];
+  const legal = schema.items ? `Each is ${range}.` : range && `${range[0].toUpperCase()}${range.slice(1)}.`;
+  const help = [schema.description, legal, `Default: ${shown(schema)}.`];
   return make(
     "div",
     { className: "field" },
@@ -86,15 +87,15 @@ function checked(name, schema, value) {
   const { minimum = -Infinity, exclusiveMinimum = -Infinity, maximum = Infinity } = schema;
   const whole = schema.type !== "integer" || Number.isInteger(value);
   if (Number.isFinite(value) && whole && value >= minimum && value > exclusiveMinimum && value <= maximum) return value;
-  throw new FieldError(name, `must be a ${bounds(schema) || "number"}.`);
+  throw new FieldError(name, `must be ${bounds(schema)}.`);
 }
 
-/** "whole number, at least 4, at most 64". */
+/** "a whole number, at least 4, at most 64"; "" for what is no number. */
 function bounds(schema) {
   if (schema.type !== "integer" && schema.type !== "number") return "";
   const words = [["above", "exclusiveMinimum"], ["at least", "minimum"], ["at most", "maximum"]];
   const limits = words.filter(([, key]) => key in schema).map(([word, key]) => `${word} ${limit(schema[key])}`);
-  return [schema.type === "integer" ? "whole number" : "number", ...limits].join(", ");
+  return [schema.type === "integer" ? "a whole number" : "a number", ...limits].join(", ");
 }
 
 const limit = (value) => (Math.abs(value) < 1e9 ? value.toLocaleString("en", { maximumFractionDigits: 9 }) : String(value));

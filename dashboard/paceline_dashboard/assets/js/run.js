@@ -61,8 +61,7 @@ class RunPage {
     await whenThere("stop-dialog");
     await this.#insist(() => plotly(this.plotlyUrl));
     if (this.closed) return;
-    await this.workers.open();
-    if (this.closed) return;
+    this.workers.open();
     this.policy = new PolicyPanel(this.id, this.data, this.effects);
     const propose = (policy, parameters) => this.policy.propose(policy, parameters);
     this.whatif = new WhatIf(this.path, propose);

@@ -1,5 +1,7 @@
 // The table of workers: what they did in the last steps, and why others wait for them.
-const PAGE = 25;
+import { whenThere } from "./dom.js";
+
+const PAGE = 25; // as layout.py has it
 
 const WHY = {
   data: () => "large samples",
@@ -10,19 +12,22 @@ const WHY = {
 };
 
 export class WorkersTable {
-  async open() {
-    this.grid = await window.dash_ag_grid.getApiAsync("workers-grid");
+  constructor() {
+    this.grid = null;
     this.causes = new Map(); // rank → of `GET attribution`
     this.workers = [];
+    this.many = false;
+  }
+
+  /** Shows what there is, as soon as the grid's own code is loaded: the page does not wait for it. */
+  async open() {
+    await whenThere("workers-grid");
+    this.grid = await window.dash_ag_grid.getApiAsync("workers-grid");
+    this.#draw();
   }
 
   /** Takes an answer of `GET workers`. */
   update(workers) {
-    if (workers.length > PAGE && this.workers.length <= PAGE) {
-      // Of many workers, first those for which others wait most.
-      this.grid.applyColumnState({ state: [{ colId: "slowest_share", sort: "desc" }], defaultState: { sort: null } });
-    }
-    this.grid.setGridOption("pagination", workers.length > PAGE);
     this.workers = workers;
     this.#draw();
   }
@@ -34,6 +39,13 @@ export class WorkersTable {
   }
 
   #draw() {
+    if (!this.grid || this.grid.isDestroyed()) return;
+    if (this.workers.length > PAGE && !this.many) {
+      this.many = true;
+      this.grid.setGridOption("pagination", true);
+      // Of many workers, first those that were the slowest most often.
+      this.grid.applyColumnState({ state: [{ colId: "slowest_share", sort: "desc" }], defaultState: { sort: null } });
+    }
     const rows = this.workers.map((worker) => {
       const cause = this.causes.get(worker.rank);
       const why = cause && { why: WHY[cause.cause](cause), words: cause.words, caused: cause.caused };

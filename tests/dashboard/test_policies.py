@@ -1,0 +1,247 @@
+"""Choosing a policy: the dialog of all presets, what they would save, and `auto`."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+
+from paceline_backend import policies
+from paceline_backend.store import Store, forecasts, runs
+from support.pages import open_run, wait_for_chart
+from support.training import Training
+
+pytestmark = pytest.mark.browser
+
+
+def opened(page: Page, web: httpx.Client, store: Store, bus_url: str) -> Training:
+    """The page of a run of 40 steps under bsp."""
+    training = Training(store, bus_url, "r")
+    training.train(40)
+    open_run(page, web, "r")
+    wait_for_chart(page, "se", 39)
+    return training
+
+
+def preset(policy: str, saving: float, half: float, **parameters: Any) -> dict[str, Any]:
+    """A preset's forecast; bsp takes 0.4 s."""
+    step_s = 0.4 * (1 - saving)
+    return {
+        "policy": policy,
+        "parameters": parameters,
+        "step_time_s": step_s,
+        "low_s": step_s - 0.4 * half,
+        "high_s": step_s + 0.4 * half,
+        "saving": saving,
+        "saving_low": saving - half,
+        "saving_high": saving + half,
+        "words": f"{policy} would save {100 * saving:.0f} % ± {100 * half:.0f} of the time",
+    }
+
+
+def keep_forecast(store: Store, run: str) -> None:
+    """A forecast as `GET whatif` and `auto` leave it."""
+    current = {"policy": "bsp", "parameters": {}, "version": 0, "step_time_s": 0.4}
+    decision = {
+        "decided": "recommend",
+        "reason": "it would save 50 %",
+        "policy": "chronica",
+        "parameters": {"window": 32},
+        "saving": 0.5,
+        "low": 0.4,
+        "high": 0.6,
+    }
+    body = {
+        "run": run,
+        "made_at": time.time(),
+        "step": 39,
+        "first_step": 0,
+        "steps": 40,
+        "current": current,
+        "fit_error": 0.012,
+        "forecasts": [
+            preset("chronica", 0.5, 0.1, window=32),
+            preset("bsp", 0.0, 0.0),
+            preset("boa", -0.25, 0.05),
+        ],
+        "left_out": [{"policy": "ep4ddl", "reason": "threads are not recorded"}],
+        "decision": decision,
+    }
+    with store.write() as connection:
+        forecasts.add(connection, runs.key_of(connection, run), body)
+
+
+def test_the_dialog_lists_every_preset_with_all_its_parameters(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    opened(page, web, store, bus_url)
+    page.click("#policy-apply")
+    expect(page.locator("#policy-presets .preset")).to_have_count(len(policies.names()))
+    expect(page.locator(".preset", has_text="in force")).to_contain_text("bsp")
+    for name in policies.names():
+        known = policies.get(name)
+        page.check(f"#policy-preset-{name}")
+        card = page.locator(".preset", has=page.locator(f"#policy-preset-{name}"))
+        expect(card).to_contain_text(known.summary)
+        expect(card).to_contain_text(known.source)
+        for parameter, schema in known.parameters.items():
+            control = page.locator(f"#policy-parameter-{parameter}")
+            value = schema["default"]
+            if schema["type"] == "array":
+                expect(control).to_have_value(", ".join(map(str, value)))
+            elif schema["type"] == "string":
+                expect(control).to_have_value(f'"{value}"')
+            else:
+                expect(control).to_have_value(str(value))
+    page.click("#policy-confirm")
+    expect(page.locator("#switch-dialog")).to_be_hidden()
+    [made] = runs.switches_of(store, "r")
+    defaults = {key: schema["default"] for key, schema in known.parameters.items()}
+    assert (made["policy"], made["parameters"]) == (name, defaults)
+
+
+def test_illegal_values_are_refused_at_their_field(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    opened(page, web, store, bus_url)
+    sent: list[str] = []
+    page.on("request", lambda r: sent.append(r.url) if r.method == "POST" else None)
+    page.click("#policy-apply")
+    page.check("#policy-preset-dynamic-batching")
+    for parameter, given, words, legal in [
+        ("capacity", "4, x", "“x” is no number", "4 2; 1,1"),
+        ("capacity", "4, 2", "2 given, but the run has 4 ranks", "4 2; 1,1"),
+        ("capacity", "4, 2, 0, 1", "must be a number, above 0", "4 2; 1,1"),
+        ("dead_band", "2", "must be a number, at least 0, at most 1", "0.1"),
+        ("every_steps", "1.5", "must be a whole number, at least 1, at most 10,000", "7"),
+        ("every_steps", "", "must be a whole number", "7"),
+    ]:
+        field = page.locator(f"#policy-parameter-{parameter}")
+        field.fill(given)
+        page.click("#policy-confirm")
+        problem = page.locator(f"#policy-parameter-{parameter}-problem")
+        expect(problem).to_contain_text(f"{parameter}: {words}")
+        expect(field).to_be_focused()
+        expect(field).to_have_attribute("aria-invalid", "true")
+        field.fill(legal)
+        expect(problem).to_be_hidden()
+        assert sent == []
+    page.locator("#policy-parameter-dead_band").press("Enter")
+    expect(page.locator("#switch-dialog")).to_be_hidden()
+    [made] = runs.switches_of(store, "r")
+    kept = made["parameters"]
+    assert [kept[name] for name in ("capacity", "dead_band", "every_steps")] == [
+        [4, 2, 1, 1],
+        0.1,
+        7,
+    ]
+    assert len(sent) == 1
+
+
+def test_what_the_server_refuses_is_said_at_the_field(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    opened(page, web, store, bus_url)
+    # A page of another release, which knows of no upper bound.
+    page.evaluate(
+        """() => {
+          const send = window.fetch;
+          window.fetch = (target, options) => send(target, {
+            ...options, body: options.body?.replace('"dead_band":0.5', '"dead_band":7'),
+          });
+        }"""
+    )
+    page.click("#policy-apply")
+    page.check("#policy-preset-dynamic-batching")
+    page.fill("#policy-parameter-dead_band", "0.5")
+    page.click("#policy-confirm")
+    problem = page.locator("#policy-parameter-dead_band-problem")
+    expect(problem).to_contain_text("dead_band: 7 is not legal for dynamic-batching")
+    expect(page.locator("#switch-dialog")).to_be_visible()
+    assert runs.switches_of(store, "r") == []
+
+
+def test_parameters_in_force_are_shown_and_kept(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    training = opened(page, web, store, bus_url)
+    page.click("#policy-apply")
+    page.check("#policy-preset-chronica")
+    page.fill("#policy-parameter-window", "16")
+    page.select_option("#policy-parameter-picks", label="paper")
+    page.click("#policy-confirm")
+    training.adopt(1, "chronica")
+    training.train(4)
+    expect(page.locator("#policy-changed")).to_contain_text("window = 16")
+    expect(page.locator("#policy-changed")).to_contain_text("picks = paper")
+    page.click("#policy-apply")
+    expect(page.locator("#policy-parameter-window")).to_have_value("16")
+    page.check("#policy-preset-bsp")
+    expect(page.locator("#policy-parameter-window")).to_have_value("64")
+
+
+def test_what_others_would_save_and_switching_to_one(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    opened(page, web, store, bus_url)
+    keep_forecast(store, "r")
+    expect(page.locator("#whatif-forecasts li")).to_have_count(0)
+    page.click("#whatif-ask")
+    rows = page.locator("#whatif-forecasts li")
+    expect(rows).to_have_count(2)  # the one in force is no other
+    expect(rows.first).to_contain_text("chronica would save 50 % ± 10 of the time")
+    expect(page.locator("#whatif-words")).to_have_text("bsp takes 400 ms a step.")
+    expect(page.locator("#whatif-note")).to_contain_text("ep4ddl: threads are not recorded")
+    # From -30 % to 60 %: zero is at a third, the bars end at 50 % and -25 %.
+    edges = page.evaluate(
+        """() => [...document.querySelectorAll('.saving')].map((track) => {
+          const whole = track.getBoundingClientRect();
+          return ['.saving-bar', '.saving-whisker'].flatMap((name) => {
+            const {left, right} = track.querySelector(name).getBoundingClientRect();
+            return [left, right].map((x) => (x - whole.left) / whole.width * 0.9 - 0.3);
+          });
+        })"""
+    )
+    assert edges[0] == pytest.approx([0.0, 0.5, 0.4, 0.6], abs=0.01)
+    assert edges[1] == pytest.approx([-0.25, 0.0, -0.3, -0.2], abs=0.01)
+    page.get_by_role("button", name="Switch to chronica…").first.click()
+    expect(page.locator("#policy-preset-chronica")).to_be_checked()
+    expect(page.locator("#policy-parameter-window")).to_have_value("32")
+    page.click("#policy-confirm")
+    expect(page.locator("#switch-dialog")).to_be_hidden()
+    expect(page.locator("#whatif-old")).to_be_visible()
+    [made] = runs.switches_of(store, "r")
+    assert (made["policy"], made["parameters"]["window"]) == ("chronica", 32)
+
+
+def test_a_run_of_which_nothing_can_be_said(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    opened(page, web, store, bus_url)
+    page.route("**/whatif?*", lambda route: route.fulfill(status=503, json={"detail": "try again"}))
+    page.click("#whatif-ask")
+    expect(page.locator("#whatif-problem")).to_have_text("try again")
+    expect(page.locator("#whatif-words")).to_have_text("")
+
+
+def test_auto_is_set_and_tells_what_it_decided(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    training = opened(page, web, store, bus_url)
+    expect(page.locator("#auto-mode")).to_have_value("off")
+    with page.expect_response("**/auto"):
+        page.select_option("#auto-mode", "recommend")
+    expect(page.locator("#auto-last")).to_have_text("No decision yet.")
+    auto = web.get("/api/v1/runs/r/auto").json()
+    assert (auto["mode"], auto["requested_by"]) == ("recommend", "dashboard")
+    keep_forecast(store, "r")
+    expect(page.locator("#auto-last")).to_contain_text("recommends chronica. it would save 50 %")
+    page.click("#auto-accept")
+    expect(page.locator("#policy-preset-chronica")).to_be_checked()
+    page.keyboard.press("Escape")
+    training.end()
+    expect(page.locator("#auto-mode")).to_be_disabled()
+    expect(page.locator("#auto-accept")).to_be_hidden()
