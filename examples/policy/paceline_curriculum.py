@@ -39,16 +39,19 @@ class Curriculum:
         """Each sample, longest first, to the rank that would be done with it first."""
         parts, start = [], 0
         for count in problem.batch_sizes():
-            parts.append(_deal(problem.order[start : start + count], problem.sizes, models))
+            parts.append(_deal(problem.order[start : start + count], problem, models))
             start += count
         return Batches.of(parts, problem.world)
 
 
-def _deal(batch: Ints, sizes: npt.NDArray[np.float64], models: Models) -> list[Ints]:
+def _deal(batch: Ints, problem: Problem, models: Models) -> list[Ints]:
+    sizes = problem.sizes
     ready = models.b.copy()
     given: list[list[int]] = [[] for _ in range(models.world)]
     for sample in batch[np.argsort(-sizes[batch], kind="stable")]:
         done = ready + models.a * sizes[sample] + models.c
+        if problem.limits is not None:  # a rank whose memory is full is never done
+            done[problem.limits <= [len(part) for part in given]] = np.inf
         rank = int(np.argmin(done))
         given[rank].append(int(sample))
         ready[rank] = done[rank]
