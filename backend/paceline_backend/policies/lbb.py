@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 from msgspec.structs import replace
-from scipy.optimize import nnls
+from sklearn.linear_model import LinearRegression
 
 from paceline_backend.policies import counted
 from paceline_backend.policies._base import (
@@ -76,8 +76,10 @@ def fit_profile(points: list[tuple[int, float]]) -> Floats:
     """
     samples, time_s = np.array(points, np.float64).T
     scale = powers(samples.max())
-    terms, _ = nnls(powers(samples) / scale / time_s[:, None], np.ones(len(time_s)))
-    return np.asarray(terms / scale)
+    # Weights of 1/T² make errors relative. The intercept is a0, which must not be negative either.
+    cubic = LinearRegression(positive=True, fit_intercept=False)
+    cubic.fit(powers(samples) / scale, time_s, sample_weight=time_s**-2.0)
+    return np.asarray(cubic.coef_ / scale)
 
 
 @dataclass(frozen=True)
