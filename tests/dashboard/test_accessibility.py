@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 
 from paceline.wire import NodeState
 from paceline_backend.store import Store, telemetry
-from support.pages import open_run, wait_for_chart
+from support.pages import keep_forecast, open_run, wait_for_chart
 from support.training import Training
 
 pytestmark = pytest.mark.browser
@@ -33,6 +33,7 @@ def test_no_rule_is_violated(
     Training(store, bus_url, "old").end()
     node = NodeState("node-1", "node-1.example.org", 16, 2**36, [], 1e12, "0.1.0", ["r"])
     telemetry.write(store, [("", node)])
+    keep_forecast(store, "r")
     open_run(page, web, "r")
     toggle = page.get_by_role("button", name="Switch between light and dark")
     current = "document.documentElement.dataset.mantineColorScheme"
@@ -41,6 +42,8 @@ def test_no_rule_is_violated(
         page.wait_for_function(f"{current} === '{scheme}'")
     wait_for_chart(page, "share", 59)
     expect(page.locator("#workers-grid .ag-row .why")).to_have_count(4)
+    page.click("#whatif-ask")
+    expect(page.locator("#whatif-forecasts li")).to_have_count(2)
     check(page)
     page.click("#policy-apply")
     page.check("#policy-preset-dynamic-batching")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import httpx
 from playwright.sync_api import Page, expect
+
+from paceline_backend.store import Store, forecasts, runs
 
 
 def open_run(page: Page, web: httpx.Client, run: str) -> None:
@@ -33,3 +36,53 @@ def layout_of(page: Page, chart: str) -> dict[str, Any]:
         f"chart-{chart}",
     )
     return found
+
+
+def preset(policy: str, saving: float, half: float, **parameters: Any) -> dict[str, Any]:
+    """A preset's forecast; bsp takes 0.4 s."""
+    step_s = 0.4 * (1 - saving)
+    return {
+        "policy": policy,
+        "parameters": parameters,
+        "step_time_s": step_s,
+        "low_s": step_s - 0.4 * half,
+        "high_s": step_s + 0.4 * half,
+        "saving": saving,
+        "saving_low": saving - half,
+        "saving_high": saving + half,
+        "words": f"{policy} would save {100 * saving:.0f} % ± {100 * half:.0f} of the time",
+    }
+
+
+def keep_forecast(store: Store, run: str) -> None:
+    """A forecast as `GET whatif` and `auto` leave it."""
+    with store.read() as connection:
+        version = forecasts.version(connection, runs.key_of(connection, run))
+    current = {"policy": "bsp", "parameters": {}, "version": version, "step_time_s": 0.4}
+    decision = {
+        "decided": "recommend",
+        "reason": "it would save 50 %",
+        "policy": "chronica",
+        "parameters": {"window": 32},
+        "saving": 0.5,
+        "low": 0.4,
+        "high": 0.6,
+    }
+    body = {
+        "run": run,
+        "made_at": time.time(),
+        "step": 39,
+        "first_step": 0,
+        "steps": 40,
+        "current": current,
+        "fit_error": 0.012,
+        "forecasts": [
+            preset("chronica", 0.5, 0.1, window=32),
+            preset("bsp", 0.0, 0.0),
+            preset("boa", -0.25, 0.05),
+        ],
+        "left_out": [{"policy": "ep4ddl", "reason": "threads are not recorded"}],
+        "decision": decision,
+    }
+    with store.write() as connection:
+        forecasts.add(connection, runs.key_of(connection, run), body)
