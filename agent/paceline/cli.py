@@ -65,7 +65,10 @@ def run(
     nproc: Annotated[
         int | None, typer.Option(min=1, help="Ranks.", show_default="1, or one per emulated device")
     ] = None,
-    policy: Annotated[str, typer.Option(help="To begin with; `paceline policies`.")] = "bsp",
+    policy: Annotated[
+        str | None,
+        typer.Option(help="To begin with; `paceline policies`.", show_default="the server's"),
+    ] = None,
     param: Parameters = None,
     name: Annotated[str | None, typer.Option(help="Of the run.", show_default="the script")] = None,
     max_restarts: Annotated[

@@ -90,7 +90,7 @@ def train(
     server: str | None,
     default_server: str,
     token: str | None,
-    policy: str,
+    policy: str | None,
     parameters: dict[str, Any],
     name: str,
 ) -> int:
@@ -103,7 +103,7 @@ def train(
         server: that must know of the run; None: `default_server`, if one answers there.
         default_server: see `server`.
         token: for the server.
-        policy: the run's first.
+        policy: the run's first; None: the server's default.
         parameters: the policy's.
         name: the run's.
 
@@ -124,7 +124,9 @@ def train(
                 raise
             _say(f"{error}: training without a control plane, in plain DDP's order")
         else:
-            choice = {"policy": policy, "parameters": parameters, "name": name, "node": node}
+            choice = {"parameters": parameters, "name": name, "node": node}
+            if policy is not None:
+                choice["policy"] = policy
             body = {**msgspec.structs.asdict(launch), **choice, "launch": False}
             record.run = client.call("POST", "/runs", body)["id"]
             record.control = found["id"]

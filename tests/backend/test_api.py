@@ -107,6 +107,10 @@ def test_create_without_launch(client: httpx.Client, bus_url: str) -> None:
     assert entries(bus_url, commands("here")) == []
 
 
+def test_a_run_begins_with_our_own_policy_unless_told(client: httpx.Client) -> None:
+    assert create(client, launch=False).json()["policy"] == "paceline"
+
+
 def test_launch_goes_to_the_least_busy_live_node(
     client: httpx.Client, store: Store, bus_url: str
 ) -> None:

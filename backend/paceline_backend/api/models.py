@@ -90,7 +90,7 @@ class RunCreate(_In):
     )
     args: list[Text] = []
     nproc: int = Field(ge=1, le=10_000, description="ranks")
-    policy: str = "bsp"
+    policy: str = "paceline"
     parameters: dict[str, Any] = {}
     name: Name | None = Field(default=None, description="default: the script's")
     node: Text | None = Field(default=None, description="default: the least busy one alive")
