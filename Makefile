@@ -23,8 +23,9 @@ check: setup-dev ## lint and types
 	.venv/bin/hadolint docker/*.Dockerfile
 	.venv/bin/compose-lint docker/compose.yaml >/dev/null
 
+# Two at once, each with servers of its own: most tests wait for processes, not for the CPU.
 test: check ## every test: real Redis protocol, SQLite, Postgres, TorchElastic, Chromium
-	.venv/bin/pytest $(ARGS)
+	.venv/bin/pytest --numprocesses 2 --dist loadfile $(ARGS)
 
 setup-bench:
 	@bash scripts/setup.sh bench

@@ -33,7 +33,7 @@ from paceline.wire import (
 logger = logging.getLogger(__name__)
 
 GRACE_S = 0.05
-MOST_COASTED = 256  # steps at once, for a controller that plans, but too late
+MOST_COASTED = 16  # steps at once, for a controller that plans too late: a switch waits for them
 _BLOCK_MS = 250
 _RETRY_S = 0.5
 
