@@ -23,9 +23,15 @@ check: setup-dev ## lint and types
 	.venv/bin/hadolint docker/*.Dockerfile
 	.venv/bin/compose-lint docker/compose.yaml >/dev/null
 
-# Two at once, each with servers of its own: most tests wait for processes, not for the CPU.
+# Two files at once, each with servers of its own: most tests wait for processes, not for the CPU. Whole
+# installations that train with real ranks come after them, one by one: they need both cores.
 test: check ## every test: real Redis protocol, SQLite, Postgres, TorchElastic, Chromium
-	.venv/bin/pytest --numprocesses 2 --dist loadfile $(ARGS)
+ifdef ARGS
+	.venv/bin/pytest $(ARGS)
+else
+	.venv/bin/pytest --numprocesses 2 --dist loadfile --ignore tests/e2e
+	.venv/bin/pytest tests/e2e
+endif
 
 setup-bench:
 	@bash scripts/setup.sh bench

@@ -54,8 +54,10 @@ def test_migrated_sqlite_is_the_declared_schema_in_all_details(tmp_path: Path) -
             for (name,) in run("SELECT name FROM sqlite_master WHERE type = 'table'").all():
                 found[name] = [
                     run(f"PRAGMA {what}({name})").all()
-                    for what in ("table_list", "table_xinfo", "foreign_key_list", "index_list")
+                    for what in ("table_list", "table_xinfo", "foreign_key_list")
                 ]
+                indexes = run(f"PRAGMA index_list({name})").all()
+                found[name].append(sorted(tuple(index)[1:] for index in indexes))  # of any order
             indexes = run("SELECT name, sql FROM sqlite_master WHERE type = 'index'").all()
         found.pop("alembic_version", None)
         return found | {name: [sql] for name, sql in indexes if "alembic" not in name}
