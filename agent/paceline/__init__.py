@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 from paceline.errors import PacelineError
 
 if TYPE_CHECKING:
-    from paceline.session import Batch, Session
+    from paceline.plan import Batch
+    from paceline.session import Session
 
 __version__ = version("paceline")
 __all__ = ["Batch", "PacelineError", "Session", "__version__"]
@@ -14,8 +15,12 @@ __all__ = ["Batch", "PacelineError", "Session", "__version__"]
 
 def __getattr__(name: str) -> Any:
     # What needs torch loads when first used: agents and servers import paceline without it.
-    if name in ("Batch", "Session"):
-        from paceline import session
+    if name == "Batch":
+        from paceline.plan import Batch
 
-        return getattr(session, name)
+        return Batch
+    if name == "Session":
+        from paceline.session import Session
+
+        return Session
     raise AttributeError(f"module 'paceline' has no attribute {name!r}")

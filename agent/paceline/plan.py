@@ -38,6 +38,22 @@ class Step:
         return len(self.indices)
 
 
+@dataclass(frozen=True)
+class Batch:
+    """This rank's part of the step in hand."""
+
+    epoch: int
+    step: int  # of the run, from 0, across epochs
+    samples: int  # n_j; 0: the batch is a filler
+    load: float  # Λ_j, the sum of their sizes
+    weight: float  # of this rank's mean gradient in the update
+
+    @property
+    def empty(self) -> bool:
+        """Whether the batch is a filler: leave it out of your own metrics."""
+        return self.samples == 0
+
+
 class Part(msgspec.Struct, frozen=True, array_like=True):
     """One rank's part of a segment."""
 

@@ -8,7 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,7 @@ from paceline.errors import PacelineError
 from paceline.leader import Control, Leader
 from paceline.loader import Loader
 from paceline.meeting import meet
-from paceline.plan import Plan, Step, left_key
+from paceline.plan import Batch, Plan, Step, left_key
 from paceline.profile import Profile, gather, limits_of, listed_limits, measure, shared_moments
 from paceline.sizes import Sizes, resolve
 from paceline.spool import Spool
@@ -37,22 +37,6 @@ logger = logging.getLogger(__name__)
 
 _FAREWELL_S = 2.0  # for ranks that may have left the loop with this one, or be waiting for it
 _FAREWELL_TO_END_S = 600.0  # for ranks that are still at work and will read how it ends
-
-
-@dataclass(frozen=True)
-class Batch:
-    """This rank's part of the step in hand."""
-
-    epoch: int
-    step: int  # of the run, from 0, across epochs
-    samples: int  # n_j; 0: the batch is a filler
-    load: float  # Λ_j, the sum of their sizes
-    weight: float  # of this rank's mean gradient in the update
-
-    @property
-    def empty(self) -> bool:
-        """Whether the batch is a filler: leave it out of your own metrics."""
-        return self.samples == 0
 
 
 class Session:

@@ -9,7 +9,7 @@ import pytest
 
 from paceline_backend import policies
 from paceline_backend.stack import Stack
-from support import chain
+from support import chain_script
 from support.chains import random_chain, run_chain
 
 pytestmark = pytest.mark.ranks
@@ -29,7 +29,7 @@ def test_switches_among_all_presets(stack: Stack, tmp_path: Path) -> None:
     assert all(ran.planned.values()), "a policy without a plan"
 
     assert ran.coverage["exact"] is True
-    assert all(epoch["used"] == chain.SAMPLES for epoch in ran.coverage["epochs"])
+    assert all(epoch["used"] == chain_script.SAMPLES for epoch in ran.coverage["epochs"])
 
     # Of each step, so also on both sides of each switch; float32.
     assert sorted(ran.errors) == list(range(len(ran.errors)))

@@ -13,7 +13,7 @@ from paceline_backend import policies
 from paceline_backend.replay import ReplayReport, replay
 from paceline_backend.stack import Stack
 from paceline_backend.store import Store
-from support import chain
+from support import chain_script
 from support.e2e import wait_for, wait_for_end, wait_for_step
 
 STEPS = 6  # that each policy has at least
@@ -57,7 +57,7 @@ def run_chain(stack: Stack, names: list[str], directory: Path) -> Chained:
         "POST",
         "/runs",
         {
-            "script": chain.__file__,
+            "script": chain_script.__file__,
             "args": [str(directory)],
             "nproc": 4,
             "policy": names[0],

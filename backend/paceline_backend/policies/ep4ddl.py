@@ -8,6 +8,7 @@ filled in here as simply as will do; docs/policies.md tells how.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,8 @@ _LEVELS = 256
 _WORTH = 0.05  # of the mean time: a smaller gain in standard deviation changes nothing
 _NO_SIZE = 1e-12  # of the time: what a size unit costs, to a model that knows of none
 
+_alone = threading.Lock()  # torch's number of threads is the process's, which plans several runs
+
 
 @dataclass(frozen=True)
 class GruPredictor:
@@ -68,7 +71,7 @@ class GruPredictor:
         if long_:
             windows = [sliding_window_view(times[rank], _PAST + 1) for rank in long_]
             history = np.concatenate(windows)
-            # The latest ones of each worker, evenly: the order is by worker.
+            # From all of the window and all workers, evenly.
             history = history[np.linspace(0, len(history) - 1, _SEQUENCES).astype(int)]
             last = np.stack([times[rank][-_PAST:] for rank in long_])
             mean = history[:, :_PAST].mean(axis=1, keepdims=True)
@@ -85,15 +88,16 @@ def _predict(history: Floats, last: Floats) -> Floats:
     """
     import torch
 
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # with two, it takes ten times as long
-    try:
-        with torch.enable_grad():
-            forecast = _learned(torch.from_numpy(history))
-        with torch.no_grad():
-            return forecast(torch.from_numpy(last)).numpy()
-    finally:
-        torch.set_num_threads(threads)
+    with _alone:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # with two, it takes ten times as long
+        try:
+            with torch.enable_grad():
+                forecast = _learned(torch.from_numpy(history))
+            with torch.no_grad():
+                return forecast(torch.from_numpy(last)).numpy()
+        finally:
+            torch.set_num_threads(threads)
 
 
 def _learned(history: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
@@ -300,8 +304,9 @@ class ThreadAllocator:
 
     @staticmethod
     def _told(memory: _Memory, models: Models) -> Allocation:
-        threads = tuple(memory.threads) if max(memory.threads) > 1 else ()
-        return Allocation(np.array(memory.counts), msgspec.structs.asdict(memory), threads, models)
+        # Also all ones: else ranks would keep the script's number, and times tell of that.
+        counts, threads = np.array(memory.counts), tuple(memory.threads)
+        return Allocation(counts, msgspec.structs.asdict(memory), threads, models)
 
 
 def serial_share(ratio: Floats, threads: Ints) -> float:

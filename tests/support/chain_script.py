@@ -1,7 +1,7 @@
 """A training script that compares each step's gradient with that of a single process.
 
-python chain.py DIRECTORY: trains until DIRECTORY/enough exists, then to its epoch's end. Rank 0
-writes a line of JSON for each step to DIRECTORY/errors-0: [step, relative error].
+python chain_script.py DIRECTORY: trains until DIRECTORY/enough exists, then to its epoch's end.
+Rank 0 writes a line of JSON for each step to DIRECTORY/errors-0: [step, relative error].
 """
 
 from __future__ import annotations
