@@ -110,30 +110,42 @@ def _flatflow_graph() -> bytes:
     return made
 
 
+def flatflow_rank(
+    mode: str, order: Ints, sizes: Ints, world: int, rank: int, global_batch: int
+) -> Ints:
+    """What one rank of flatflow trains in an epoch; each rank plans for all and keeps its own.
+
+    Args:
+        mode: of its scheduler: ``sched`` keeps global batches, ``sched_unstable`` does not.
+        order: of the epoch, [N]; not changed.
+        sizes: [N].
+        world: ranks.
+        rank: which of them.
+        global_batch: samples of a step.
+    """
+    schedule = getattr(importlib.import_module("flatflow.ffi"), mode)
+    made = schedule(
+        order.astype(np.uintp),  # it sorts its arguments in place
+        sizes.copy(),
+        _flatflow_graph(),
+        1,
+        1,
+        world,
+        rank,
+        global_batch,
+        global_batch // world,
+        "fast",
+    )
+    return np.asarray(made).astype(np.int64)
+
+
 def _flatflow(mode: str) -> Planner:
     def plan(sizes: Ints, world: int, global_batch: int, seed: int, epoch: int) -> Steps:
-        schedule = getattr(importlib.import_module("flatflow.ffi"), mode)
-        order = _order(len(sizes), seed, epoch).astype(np.uintp)
-        local = global_batch // world
+        order = _order(len(sizes), seed, epoch)
         ranks = [
-            # It sorts its arguments in place.
-            np.asarray(
-                schedule(
-                    order.copy(),
-                    sizes.copy(),
-                    _flatflow_graph(),
-                    1,
-                    1,
-                    world,
-                    rank,
-                    global_batch,
-                    local,
-                    "fast",
-                )
-            ).astype(np.int64)
-            for rank in range(world)
+            flatflow_rank(mode, order, sizes, world, rank, global_batch) for rank in range(world)
         ]
-        return _per_rank(ranks, local)
+        return _per_rank(ranks, global_batch // world)
 
     return plan
 

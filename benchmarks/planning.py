@@ -1,7 +1,7 @@
 """Planning an epoch of 1,133,158 samples (Sports-1M's count) on 1,024 workers, CPU seconds.
 
 Models are given; a segment is four steps through `policies.plan`. A fit of the models is not in it.
-The peer flatflow is not measured here.
+The peer is flatflow, whose planner is compiled too: what one of its ranks takes for an epoch.
 """
 
 from __future__ import annotations
@@ -9,9 +9,12 @@ from __future__ import annotations
 import resource
 import time
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
+from typing import Any
 
 import numpy as np
 from harness import Check, finish, parser
+from peers import flatflow_rank
 
 from paceline_backend.policies import Feedback, KeepPlacement, Models, Policy, Problem, plan
 from paceline_backend.policies.order import epoch_order
@@ -19,6 +22,9 @@ from paceline_backend.policies.paceline import PacelineScheduler, warm_up
 
 WORLD, SAMPLES, MEAN, DIF = 1024, 1_133_158, 300.0, 540.0
 LOCAL_BATCH = 4
+REPEATS = 3
+MODES = {"exact": (False, False), "free": (True, False), "free, uneven": (True, True)}
+PEERS = {"exact": "sched", "free": "sched_unstable"}  # what flatflow calls them
 
 
 @dataclass(frozen=True)
@@ -32,15 +38,12 @@ class Known:
         return self.models
 
 
-def measure(free: bool, uneven: bool) -> dict[str, float]:
+def measure(sizes: Any, free: bool, uneven: bool) -> dict[str, float]:
     """Seconds of one core for an epoch, and of its median segment."""
-    rng = np.random.default_rng(0)
-    variance = np.log(1 + (DIF / MEAN) ** 2)
-    sizes = rng.lognormal(np.log(MEAN) - variance / 2, np.sqrt(variance), SAMPLES)
     a = np.repeat([1e-3, 2e-3 if uneven else 1e-3], WORLD // 2)
     models = Models(a, np.zeros(WORLD), np.zeros(WORLD))
     policy = Policy("paceline", Known(models), PacelineScheduler(free), KeepPlacement())
-    everything = np.arange(SAMPLES)
+    everything = np.arange(len(sizes))
     work = Problem(
         sizes, everything, everything, everything % WORLD, 0, 0, 4, WORLD * LOCAL_BATCH, WORLD, 0
     )
@@ -62,24 +65,65 @@ def measure(free: bool, uneven: bool) -> dict[str, float]:
     }
 
 
+def flatflow_s(sizes: Any, mode: str) -> float:
+    """Seconds of one core in which a rank of flatflow plans an epoch; its shuffle is not in it.
+
+    It wants whole numbers, and whole global batches of them.
+    """
+    samples = len(sizes) - len(sizes) % (WORLD * LOCAL_BATCH)
+    order = np.random.default_rng(1).permutation(samples)
+    whole = sizes[:samples].astype(np.int64).clip(1)
+    started = time.process_time()
+    flatflow_rank(mode, order, whole, WORLD, 0, WORLD * LOCAL_BATCH)
+    return time.process_time() - started
+
+
 def main() -> None:
     """Runs the benchmark."""
     options = parser(__doc__).parse_args()
+    samples = SAMPLES // 8 if options.quick else SAMPLES
+    rng = np.random.default_rng(0)
+    variance = np.log(1 + (DIF / MEAN) ** 2)
+    sizes = rng.lognormal(np.log(MEAN) - variance / 2, np.sqrt(variance), samples)
     warm_up()
-    modes = {"exact": (False, False), "free": (True, False), "free, uneven": (True, True)}
-    results = {name: measure(*mode) for name, mode in modes.items()}
-    peak_gib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+    peak_gib = 0.0
+    has_peer = find_spec("flatflow") is not None
+    runs: dict[str, list[dict[str, float]]] = {name: [] for name in MODES}
+    peer_s: dict[str, list[float]] = {name: [] for name in PEERS}
+    for _ in range(REPEATS):
+        for name, mode in MODES.items():
+            runs[name].append(measure(sizes, *mode))
+        peak_gib = peak_gib or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+        for name, theirs in PEERS.items() if has_peer else ():
+            peer_s[name].append(flatflow_s(sizes, theirs))
+    results: dict[str, Any] = {
+        name: {figure: float(np.median([row[figure] for row in rows])) for figure in rows[0]}
+        for name, rows in runs.items()
+    }
     checks = [Check("peak memory, GiB", peak_gib, 1.0, "<=")]
-    table = [f"{'mode':<14}{'compose s':>10}{'segment ms':>12}{'epoch s':>9}"]
+    table = [f"{'mode':<24}{'compose s':>10}{'segment ms':>12}{'epoch s':>9}{'µs a sample':>13}"]
     for name, row in results.items():
-        checks.append(Check(f"{name}: epoch, s", row["epoch_s"], 2.0, "<="))
+        if not options.quick:
+            checks.append(Check(f"{name}: epoch, s", row["epoch_s"], 2.0, "<="))
         checks.append(Check(f"{name}: segment, s", row["segment_s"], 0.005, "<="))
         table.append(
-            f"{name:<14}{row['compose_s']:>10.2f}{1e3 * row['segment_s']:>12.1f}"
-            f"{row['epoch_s']:>9.2f}"
+            f"{name:<24}{row['compose_s']:>10.2f}{1e3 * row['segment_s']:>12.1f}"
+            f"{row['epoch_s']:>9.2f}{1e6 * row['epoch_s'] / samples:>13.2f}"
         )
-    config = {"samples": SAMPLES, "world": WORLD, "local_batch": LOCAL_BATCH, "dif": DIF}
+    for name, theirs in PEERS.items():
+        if not has_peer:
+            table.append(f"{'flatflow ' + theirs:<24} not installed (make bench)")
+            continue
+        epoch_s = float(np.median(peer_s[name]))
+        results[f"flatflow {theirs}"] = {"epoch_s": epoch_s}
+        ratio = results[name]["epoch_s"] / epoch_s
+        checks.append(Check(f"{name}: epoch ÷ flatflow {theirs}", ratio, 1.0, "<="))
+        table.append(
+            f"{'flatflow ' + theirs:<24}{'':>22}{epoch_s:>9.2f}{1e6 * epoch_s / samples:>13.2f}"
+        )
+    config = {"samples": samples, "world": WORLD, "local_batch": LOCAL_BATCH, "dif": DIF}
     finish(options, config, results, checks, "\n".join(table))
 
 
-main()
+if __name__ == "__main__":
+    main()

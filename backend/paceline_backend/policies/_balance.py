@@ -14,12 +14,12 @@ import numpy as np
 from paceline_backend.policies._base import Floats, Ints, Models
 from paceline_backend.policies._jit import compiled
 from paceline_backend.policies._padded import partition_padded
-from paceline_backend.policies._workers import Workers, least, level, most_of
+from paceline_backend.policies._workers import Workers, descending, least, level, most_of
 
-_CLOSE = 1e-3  # of a bound on the best: nearer is not tried for, with more than `_FEW_RANKS`
+_CLOSE = 1e-3  # of a bound on the best: nearer is not tried for, with more than `FEW_RANKS`
 _CLOSER = 1e-5  # and with fewer
 _HALVINGS = 6
-_FEW_RANKS = 64  # up to so many every exchange with the slowest is looked at
+FEW_RANKS = 64  # up to so many every exchange with the slowest is looked at
 _FEW_SAMPLES = 20  # up to so many the search runs
 _EFFORT = 1_000_000  # exchanges that are looked at for one batch: 2 ms; less with many ranks
 _NODES = 30_000  # of the search: 2 ms
@@ -57,29 +57,31 @@ def partition(
         return np.empty(0, np.int64)
     if models.cost.padded:
         return partition_padded(effective, workers, laid_out=laid_out)
-    order = np.argsort(-effective, kind="stable")
-    start = None
+    goal = level(effective, workers)
+    cut, fits = np.empty(0, np.int64), False
     if laid_out and counts is None:
-        cut, fits = _cut(effective, workers, level(effective, workers))
-        start = cut[order] if fits else None
+        cut, fits = _cut(effective, workers, goal)
+    if fits and samples > _FEW_SAMPLES:
+        return _improved(effective, workers, goal, cut)
+    order = descending(effective)
     ranks = np.empty(samples, np.int64)
-    ranks[order] = _partition(effective[order], workers, start)
+    ranks[order] = _improved(effective[order], workers, goal, cut[order] if fits else None)
     return ranks
 
 
-def _partition(sizes: Floats, workers: Workers, start: Ints | None) -> Ints:
-    """`partition` of samples in descending order of size, beginning with ranks, if given."""
+def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) -> Ints:
+    """The ranks of samples, from those in `start`; else, or if few, they come largest first."""
     world = len(workers.a)
-    few = world <= _FEW_RANKS
-    alone = (workers.a * sizes[0] + workers.c + workers.b)[workers.most > 0].min()
-    goal = float(max(level(sizes, workers), alone))
-    bound = float(max(least(sizes, workers), alone)) if few else goal
+    few = world <= FEW_RANKS
+    alone = float((workers.a * sizes.max() + workers.c + workers.b)[workers.most > 0].min())
+    goal = max(goal, alone)
+    bound = max(least(sizes, workers), alone) if few else goal
     ranks = _largest_gap(sizes, workers, goal) if start is None else start
     enough = bound * (1 + (_CLOSER if few else _CLOSE))
     state = _State.of(sizes, ranks, workers)
     if not few:
         _pairs(sizes, workers, state, enough)
-    _descend(sizes, workers, state, enough, _EFFORT // (1 + world // _FEW_RANKS))
+    _descend(sizes, workers, state, enough, _EFFORT // (1 + world // FEW_RANKS))
     if len(sizes) <= _FEW_SAMPLES and state.time_s.max() > bound * (1 + 1e-12):
         rest = np.append(np.cumsum(sizes[::-1])[::-1], 0.0)
         _search(sizes, rest, workers, bound, float(state.time_s.max()), ranks)
@@ -283,7 +285,7 @@ def _pairs(sizes: Floats, workers: Workers, state: _State, enough: float) -> Non
     """Slowest with fastest, next slowest with next fastest, …: one exchange each, while it pays."""
     slowest = np.inf
     while True:
-        order = np.argsort(state.time_s)
+        order = np.argsort(state.time_s, kind="stable")
         most_s = float(state.time_s[order[-1]])
         if most_s <= enough or most_s - enough > 0.9 * (slowest - enough):
             break
@@ -313,11 +315,16 @@ def _descend(sizes: Floats, w: Workers, state: _State, enough: float, effort: in
         effort -= (state.number[p] + 1) * len(sizes) + world
         best = state.time_s[p] * (1 - 1e-12)
         give, get, taker = p, p, p
+        least_p = state.time_s[p] - w.c[p] - (w.b[p] if state.number[p] == 1 else 0.0)
         for q in range(world):
-            if q != p and state.time_s[q] < best and w.most[q] > 0:
+            # Nothing brings both below the time at which they would end together.
+            together = (least_p * w.a[q] + state.time_s[q] * w.a[p]) / (w.a[p] + w.a[q])
+            if q != p and together < best and w.most[q] > 0:
                 found, x, y = _exchange(p, q, sizes, w, state, best)
                 if x >= 0:
                     best, give, get, taker = found, x, y, q
+                    if best <= enough:
+                        break
         if taker == p:
             break
         _apply(p, taker, give, get, sizes, w, state)

@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paceline_backend.policies._balance import hand_over, linked
+from paceline_backend.policies._balance import grouped
 from paceline_backend.policies._base import Floats, Ints
 from paceline_backend.policies._jit import compiled
 from paceline_backend.policies._padded import proportional
-from paceline_backend.policies._workers import Workers, level
+from paceline_backend.policies._workers import Workers, descending, level
 
 Bools = npt.NDArray[np.bool_]
 
@@ -57,7 +57,8 @@ def compose(
     # Workers that even the smallest samples keep longer than the others get just these.
     small = np.zeros(len(sizes), bool)
     few = int(steps * counts[bind].sum() + last[bind].sum())
-    small[np.argsort(sizes, kind="stable")[:few]] = True
+    if few:
+        small[descending(sizes)[-few:]] = True
     world = len(counts)
     bins = np.empty(len(sizes), np.int64)
     for chosen, among in ((~small, ~bind), (small, bind)):
@@ -79,7 +80,7 @@ def _descending(
     """Largest first, but ordinary ones only about so: else the same ones would always meet."""
     ordinary = effective < 0.5 * step_s / workers.a.max()
     noise = np.exp(rng.uniform(-_JITTER, _JITTER, len(effective)))
-    return np.argsort(-np.where(ordinary, effective * noise, effective), kind="stable")
+    return descending(np.where(ordinary, effective * noise, effective))
 
 
 def step_counts(smallest: Floats, workers: Workers, samples: int) -> tuple[Ints, Bools]:
@@ -101,7 +102,7 @@ def step_counts(smallest: Floats, workers: Workers, samples: int) -> tuple[Ints,
     marks = np.round(np.arange(samples + 1) / part).astype(np.int64)
     of_step = smallest[marks] * part  # [samples + 1]
     counts = proportional(float(of_step[-1]) / samples, workers, samples)
-    order = np.argsort(-workers.a * counts)
+    order = descending(workers.a * counts)
     _improve(counts, of_step, workers, order)
     _, binding = _bound(of_step, counts, workers, order)
     bind = np.zeros(len(counts), bool)
@@ -319,43 +320,41 @@ def _deal(
 
 def _close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, enough_s: float) -> None:
     """Bins with too much exchange a sample with bins with too little, the worst with the worst."""
-    first, following = linked(bins, len(gap))
+    held, number = grouped(bins, len(gap))
+    ends = np.cumsum(number)
+    of_held = sizes[
+        held
+    ]  # a bin's samples side by side: for 1e6 of them, reading is what takes long
     a = np.tile(a, len(gap) // len(a))
     off = np.arange(len(gap))
     for _ in range(_ROUNDS):
         off = off[np.abs(gap[off]) * a[off] > enough_s]  # not near enough to their target
-        off = off[np.argsort(gap[off])]
-        if _exchanged(off, sizes, gap, a, bins, first, following) <= len(off) // 16:
+        off = off[np.argsort(gap[off], kind="stable")]
+        if _exchanged(off, of_held, held, ends, gap, a) <= len(off) // 16:
             break
+    bins[held] = np.repeat(np.arange(len(gap)), number)
 
 
 @compiled
-def _exchanged(
-    off: Ints, sizes: Floats, gap: Floats, a: Floats, bins: Ints, first: Ints, following: Ints
-) -> int:
+def _exchanged(off: Ints, sizes: Floats, held: Ints, ends: Ints, gap: Floats, a: Floats) -> int:
     """Has the first of the bins exchange with the last, and so on; how many did."""
     changed = 0
     for k in range(len(off) // 2):
         p, q = off[k], off[len(off) - 1 - k]  # p has too much
         before = (gap[p] * a[p]) ** 2 + (gap[q] * a[q]) ** 2
-        best, give, get = before, first[p], first[q]
-        i = first[p]
-        while i >= 0:
-            m = first[q]
-            while m >= 0:
+        best, give, get = before, 0, 0
+        for i in range(ends[p - 1] if p else 0, ends[p]):
+            for m in range(ends[q - 1] if q else 0, ends[q]):
                 more = sizes[i] - sizes[m]
                 left = ((gap[p] + more) * a[p]) ** 2 + ((gap[q] - more) * a[q]) ** 2
                 if left < best:
                     best, give, get = left, i, m
-                m = following[m]
-            i = following[i]
         if best < 0.99 * before:
             more = sizes[give] - sizes[get]
             gap[p] += more
             gap[q] -= more
-            hand_over(first, following, give, p, q)
-            hand_over(first, following, get, q, p)
-            bins[give], bins[get] = q, p
+            sizes[give], sizes[get] = sizes[get], sizes[give]
+            held[give], held[get] = held[get], held[give]
             changed += 1
     return changed
 
@@ -368,7 +367,7 @@ def _matched(bins: Ints, sizes: Floats, steps: int, world: int) -> Ints:
     """
     load = np.bincount(bins, sizes, minlength=(steps + 1) * world).reshape(-1, world)
     load[steps] = -1.0  # the smaller last step stays last
-    step = np.argsort(np.argsort(-load, axis=0), axis=0)
+    step = np.argsort(np.argsort(-load, axis=0, kind="stable"), axis=0)
     return np.asarray((step * world + np.arange(world)).ravel()[bins])
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from paceline.cost import SUM, Cost
-from paceline_backend.policies._balance import grouped, partition
+from paceline_backend.policies._balance import FEW_RANKS, grouped, partition
 from paceline_backend.policies._base import (
     Batches,
     Ints,
@@ -99,14 +99,18 @@ def make(parameters: Mapping[str, Any]) -> Policy:
 def warm_up() -> None:
     """Has the kernels compiled, or read from the cache: seconds that no plan should wait for."""
     none = np.empty(0, np.int64)
-    models = Models(np.array([1.0, 2.0]), np.zeros(2), np.zeros(2))
-    for cost in (SUM, Cost(padded=True)):
-        for free in (False, True):
-            scheduler = PacelineScheduler(free)
-            work = Problem(np.arange(1.0, 9.0), np.arange(8), none, none, 0, 0, 2, 4, 2, 0)
-            models = replace(models, cost=cost)
-            work = replace(work, order=scheduler.compose(work, models))
-            scheduler.schedule(work, models)
+    for world in (2, FEW_RANKS + 1):  # many are partitioned in another way
+        models = Models(np.arange(1.0, world + 1), np.zeros(world), np.zeros(world))
+        samples = np.arange(4 * world)
+        for cost in (SUM, Cost(padded=True)):
+            for free in (False, True):
+                scheduler = PacelineScheduler(free)
+                work = Problem(
+                    np.arange(1.0, 4 * world + 1), samples, none, none, 0, 0, 2, 2 * world, world, 0
+                )
+                models = replace(models, cost=cost)
+                work = replace(work, order=scheduler.compose(work, models))
+                scheduler.schedule(work, models)
 
 
 preset = Preset(
