@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from paceline_backend.simulator import Scenario
 from paceline_backend.stack import Stack
 
 WHOLE_S = 600.0
-OPEN_S = 5.0  # each of what the page asks for first
+OPEN_S = 10.0  # until a browser shows it; Chromium's own start is not in it
 
 
 def scenario(workers: int, steps: int, policy: str) -> Scenario:
@@ -99,30 +100,55 @@ def name_of(process: psutil.Process) -> str:
     return parts[0] if parts else Path(words[0]).name if words else "ended"
 
 
-def page(stack: Stack, run: str, world: int) -> dict[str, float]:
-    """Seconds that each of the page's questions takes."""
-    ranks = ",".join(str(rank) for rank in range(0, world, -(-world // 2048)))
+def answers(stack: Stack, run: str) -> dict[str, float]:
+    """Seconds that each question takes: those of the run's page, then what people ask for."""
     questions = {
         "run": "",
         "snapshot": "/snapshot?last=2000&worker_last=50",
         "workers": "/workers?last=50",
-        "steps": "/steps?points=1000",
-        "worker-steps": f"/worker-steps?points=50&ranks={ranks}",
+        "attribution": "/attribution",
+        "whole run: steps": "/steps?points=1000",
+        "whole run: worker-steps": "/worker-steps?points=58",
+        "whole run: coasts": "/coasts?points=1000",
         "segments": "/segments",
-        "coasts": "/coasts",
+        "coverage": "/coverage",
+        "report": "/report",
+        "whatif": "/whatif",
     }
     times = {}
-    with Client(stack.url, timeout_s=120.0) as client:
+    with Client(stack.url, timeout_s=300.0) as client:
         for name, path in questions.items():
             began = time.perf_counter()
-            client.call("GET", f"/runs/{run}{path}")
+            answer = client.call("GET", f"/runs/{run}{path}")
             times[name] = time.perf_counter() - began
-        began = time.perf_counter()
-        covered = client.call("GET", f"/runs/{run}/coverage")
-        times["coverage"] = time.perf_counter() - began
-    if any(epoch["duplicated"] for epoch in covered["epochs"]):
-        raise RuntimeError(f"coverage: {covered}")
+            if name == "coverage" and any(epoch["duplicated"] for epoch in answer["epochs"]):
+                raise RuntimeError(f"coverage: {answer}")
     return times
+
+
+def opened(stack: Stack, run: str, last: int) -> float | None:
+    """Seconds until a browser shows a run up to a step; None: there is no browser."""
+    finder = Path(__file__).resolve().parents[1] / "scripts" / "find_chromium.py"
+    found = subprocess.run([sys.executable, finder], capture_output=True, text=True, check=False)
+    if found.returncode or find_spec("playwright") is None:
+        return None
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(
+            executable_path=found.stdout.strip(), args=["--no-sandbox"]
+        )
+        page = browser.new_page()
+        began = time.perf_counter()
+        page.goto(f"{stack.url}/runs/{run}")
+        page.wait_for_function(
+            "last => document.getElementById('chart-compute')?.data?.[0]?.x?.at(-1) === last",
+            arg=last,
+            timeout=120_000,
+        )
+        took_s = time.perf_counter() - began
+        browser.close()
+    return took_s
 
 
 def wait_stored(stack: Stack, run: str) -> float:
@@ -136,7 +162,7 @@ def wait_stored(stack: Stack, run: str) -> float:
 def main() -> None:
     """Runs the benchmark."""
     made = parser(__doc__)
-    made.add_argument("--policy", default="bsp")
+    made.add_argument("--policy", default="paceline")
     made.add_argument("--workers", type=int)
     made.add_argument("--steps", type=int)
     options = made.parse_args()
@@ -157,14 +183,15 @@ def main() -> None:
             results["database_bytes"] = sum(
                 file.stat().st_size for file in stack.data.glob("*.db*")
             )
-            results["page_s"] = page(stack, results["run"], workers)
+            results["opened_s"] = opened(stack, results["run"], steps - 1)
+            results["answers_s"] = answers(stack, results["run"])
         finally:
             stack.stop()
-    opened = {k: v for k, v in results["page_s"].items() if k != "coverage"}
-    checks = [
-        Check("simulated and stored, s", results["stored_s"], WHOLE_S, "<="),
-        Check("slowest answer to the page, s", max(opened.values()), OPEN_S, "<="),
-    ]
+    checks = [Check("simulated and stored, s", results["stored_s"], WHOLE_S, "<=")]
+    if results["opened_s"] is not None:
+        checks.append(
+            Check("its page shows the last step after, s", results["opened_s"], OPEN_S, "<=")
+        )
     config = {"workers": workers, "steps": steps, "policy": options.policy}
     finish(options, config, results, checks, table(results, workers * steps))
 
@@ -177,7 +204,9 @@ def table(results: dict[str, Any], rows: int) -> str:
         "processor, s: " + ", ".join(f"{k} {v:.0f}" for k, v in results["cpu_s"].items()),
         "peak memory, MiB: "
         + ", ".join(f"{k} {v / 2**20:,.0f}" for k, v in results["peak_bytes"].items()),
-        "answers, s: " + ", ".join(f"{k} {v:.2f}" for k, v in results["page_s"].items()),
+        "page in a browser, s: "
+        + ("no browser" if results["opened_s"] is None else f"{results['opened_s']:.2f}"),
+        "answers, s: " + ", ".join(f"{k} {v:.2f}" for k, v in results["answers_s"].items()),
     ]
     return "\n".join(lines)
 

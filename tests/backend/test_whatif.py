@@ -23,6 +23,7 @@ from paceline_backend.api.whatif import _kept
 from paceline_backend.policies import Policy, Problem, UnknownPolicyError
 from paceline_backend.store import Store, forecasts, runs, schema, telemetry
 from paceline_backend.store.runs import UnknownRunError
+from paceline_backend.whatif import forecast as whatif_forecast
 from paceline_backend.whatif._measured import same_speeds
 from paceline_backend.whatif.answer import STEPS, Forecast
 from paceline_backend.whatif.command import from_database
@@ -225,6 +226,14 @@ def test_a_preset_that_cannot_be_simulated_costs_only_its_own_forecast(
         "chronica": "ZeroDivisionError: of nothing",
         "lbb": "ImportError: a library is missing",
     }
+
+
+def test_presets_that_plan_too_slowly_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(drawn(500, 1.0), devices())
+    training.train(40)
+    monkeypatch.setattr(whatif_forecast, "LONGEST_S", 0.0)
+    told = "the policy in force cannot be simulated: planning takes too long: 0 s for 0 steps"
+    assert of(training, "bsp", "sata").reason == told
 
 
 @pytest.fixture

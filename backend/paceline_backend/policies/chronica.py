@@ -35,12 +35,31 @@ _ROUNDS = 2  # of levelling a step: a third gains less than 0.1 ‰
 class _Step:
     """One global batch in the making. Plain lists: NumPy scalars would make each pick slow."""
 
-    def __init__(self, models: Models, most: Ints) -> None:
+    def __init__(self, models: Models, most: Ints, holdings: list[Holdings]) -> None:
         self.most: list[int] = most.tolist()
         self.a: list[float] = models.a.tolist()
         self.c: list[float] = models.c.tolist()
         self.ett: list[float] = models.b.tolist()
         self.batches: list[list[tuple[int, float]]] = [[] for _ in self.a]  # (sample, size)
+        self.holdings = holdings
+        self._left = np.array([self._left_of(rank) for rank in range(len(holdings))])
+
+    def source(self, rank: int) -> int:
+        """Of whose samples a worker's next one is: its own, else whoever has most left to do.
+
+        The paper does not say what the least loaded worker does once it holds nothing. Such a
+        sample changes its holder, and counts as moved.
+        """
+        return rank if self.holdings[rank] else int(self._left.argmax())
+
+    def give(self, rank: int, source: int, at: int) -> None:
+        """Gives a worker the sample at a place of what it, or another, holds."""
+        self.add(rank, *self.holdings[source].take(at))
+        self._left[source] = self._left_of(source)
+
+    def _left_of(self, rank: int) -> float:
+        held = self.holdings[rank]
+        return self.a[rank] * held.load + self.c[rank] * len(held) if held else -inf
 
     def add(self, rank: int, sample: int, size: float) -> None:
         self.batches[rank].append((sample, size))
@@ -52,21 +71,6 @@ class _Step:
 
     def assignments(self) -> list[Ints]:
         return [np.array([sample for sample, _ in batch], np.int64) for batch in self.batches]
-
-
-def _source(rank: int, holdings: list[Holdings], step: _Step) -> Holdings:
-    """Where a worker's next sample comes from: its own, else of whoever has most left to do.
-
-    The paper does not say what the least loaded worker does once it holds nothing. Such a sample
-    changes its holder, and counts as moved.
-    """
-    if holdings[rank]:
-        return holdings[rank]
-    left = [
-        a * h.load + c * len(h) if h else -inf
-        for a, c, h in zip(step.a, step.c, holdings, strict=True)
-    ]
-    return holdings[left.index(max(left))]
 
 
 @dataclass(frozen=True)
@@ -89,19 +93,19 @@ class PaperScheduler:
         _, most = bounds(problem)
         plan = []
         for count in problem.batch_sizes():
-            step = _Step(models, most)
+            step = _Step(models, most, holdings)
             held = np.array([len(h) for h in holdings])
             rank = int(rng.choice(problem.world, p=held / held.sum()))
             able = rank if most[rank] else int(most.argmax())
-            step.add(able, *holdings[rank].take(int(rng.integers(held[rank]))))
+            step.give(able, rank, int(rng.integers(held[rank])))
             least = [(ett, rank) for rank, ett in enumerate(step.ett) if not step.full(rank)]
             heapq.heapify(least)
             longest = max(step.ett)
             for _ in range(count - 1):
                 rank = least[0][1]
-                source = _source(rank, holdings, step)
                 gap = (longest - step.ett[rank] - step.c[rank]) / step.a[rank]
-                step.add(rank, *source.take(source.fitting(gap)))
+                source = step.source(rank)
+                step.give(rank, source, holdings[source].fitting(gap))
                 longest = max(longest, step.ett[rank])
                 if step.full(rank):
                     heapq.heappop(least)
@@ -132,42 +136,42 @@ class LevelledScheduler:
         _, most = bounds(problem)
         plan = []
         for count in problem.batch_sizes():
-            step = _Step(models, most)
+            step = _Step(models, most, holdings)
             if count == sum(map(len, holdings)):
-                _largest_first(step, holdings)
+                _largest_first(step)
             else:
-                _fill(step, holdings, rng.random(count).tolist())
+                _fill(step, rng.random(count).tolist())
                 for _ in range(_ROUNDS):
-                    _level(step, holdings)
+                    _level(step)
             plan.append(step.assignments())
         return Batches.of(plan, problem.world)
 
 
-def _fill(step: _Step, holdings: list[Holdings], draws: list[float]) -> None:
+def _fill(step: _Step, draws: list[float]) -> None:
     def done(rank: int) -> float:
-        held = holdings[rank]
+        held = step.holdings[rank]
         typical = held.load / len(held) if held else 0.0
         return step.ett[rank] + step.a[rank] * typical + step.c[rank]
 
-    first = [(done(rank), rank) for rank in range(len(holdings)) if not step.full(rank)]
+    first = [(done(rank), rank) for rank in range(len(step.a)) if not step.full(rank)]
     heapq.heapify(first)
     for draw in draws:
         rank = first[0][1]
-        source = _source(rank, holdings, step)
-        step.add(rank, *source.take(int(draw * len(source))))
+        source = step.source(rank)
+        step.give(rank, source, int(draw * len(step.holdings[source])))
         if step.full(rank):
             heapq.heappop(first)
         else:
             heapq.heapreplace(first, (done(rank), rank))
 
 
-def _level(step: _Step, holdings: list[Holdings]) -> None:
+def _level(step: _Step) -> None:
     active = [rank for rank, batch in enumerate(step.batches) if batch]
     speed = [1.0 / step.a[rank] for rank in active]
     ett = [step.ett[rank] for rank in active]
     level = sum(e * s for e, s in zip(ett, speed, strict=True)) / sum(speed)
     for rank in active:
-        held, batch = holdings[rank], step.batches[rank]
+        held, batch = step.holdings[rank], step.batches[rank]
         if not held:
             continue
         missing = (level - step.ett[rank]) / step.a[rank]
@@ -184,14 +188,20 @@ def _level(step: _Step, holdings: list[Holdings]) -> None:
             held.put(sample, size)
 
 
-def _largest_first(step: _Step, holdings: list[Holdings]) -> None:
+def _largest_first(step: _Step) -> None:
     rest = sorted(
-        (-size, sample) for h in holdings for size, sample in zip(h.sizes, h.samples, strict=True)
+        (-size, sample)
+        for held in step.holdings
+        for size, sample in zip(held.sizes, held.samples, strict=True)
     )
+    a, c, ett = np.array(step.a), np.array(step.c), np.array(step.ett)
+    for rank in range(len(a)):
+        if step.full(rank):
+            ett[rank] = inf
     for size, sample in rest:
-        done = [e + a * -size + c for e, a, c in zip(step.ett, step.a, step.c, strict=True)]
-        able = [rank for rank in range(len(done)) if not step.full(rank)]
-        step.add(min(able, key=done.__getitem__), sample, -size)
+        rank = int(np.argmin(ett + a * -size + c))
+        step.add(rank, sample, -size)
+        ett[rank] = inf if step.full(rank) else step.ett[rank]
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from paceline.wire import ENDED, Hello, Segment
 from paceline_backend.store import runs
 from paceline_backend.store.attempts import end_of
 from paceline_backend.store.schema import runs as runs_table
-from paceline_backend.store.schema import segments, worker_steps
+from paceline_backend.store.schema import segments, steps, worker_steps
 
 Ints = npt.NDArray[np.int64]
 
@@ -86,7 +86,7 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
         sa.select(runs_table.c.state).where(runs_table.c.key == run)
     ).scalar()
     told = _told(connection, run, hello)
-    reported = _reported(connection, run)
+    reported = _reported(connection, run, hello)
     resumed = False
     for part in effective(connection, run, hello):
         segment = part.segment
@@ -112,14 +112,20 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
 
 def _told(connection: sa.Connection, run: int, hello: Hello) -> int:
     """One past the step that every rank of the latest attempt has reported, or a later one."""
+    since = hello.step
+    if (
+        hello.attempt == 0
+    ):  # then a complete step is one of it: there may be millions of rows before
+        newest_complete = sa.select(sa.func.max(steps.c.step)).where(steps.c.run == run)
+        since = max(since, connection.execute(newest_complete).scalar() or 0)
     newest = connection.execute(
         sa.select(sa.func.max(worker_steps.c.step))
-        .where(worker_steps.c.run == run, worker_steps.c.step >= hello.step)
+        .where(worker_steps.c.run == run, worker_steps.c.step >= since)
         .where(worker_steps.c.attempt == hello.attempt)
         .group_by(worker_steps.c.rank)
     ).scalars()
-    steps = [int(step) for step in newest]
-    return min(steps) + 1 if len(steps) == hello.world else hello.step
+    found = [int(step) for step in newest]
+    return min(found) + 1 if len(found) == hello.world else hello.step
 
 
 def _resume(uses: dict[int, Ints], hello: Hello) -> None:
@@ -128,19 +134,23 @@ def _resume(uses: dict[int, Ints], hello: Hello) -> None:
         uses[hello.epoch][used] = np.maximum(uses[hello.epoch][used], 1)
 
 
-def _reported(connection: sa.Connection, run: int) -> dict[tuple[int, int], tuple[int, int, int]]:
+def _reported(
+    connection: sa.Connection, run: int, hello: Hello
+) -> dict[tuple[int, int], tuple[int, int, int]]:
     """(attempt, segment) → number of records, first and last step: tells mostly that all came."""
-    step = worker_steps.c.step
-    rows = connection.execute(
-        sa.select(
-            worker_steps.c.attempt,
-            worker_steps.c.segment,
-            sa.func.count(),
-            sa.func.min(step),
-            sa.func.max(step),
+    if hello.attempt == 0:  # complete steps say as much, in a row each
+        c = steps.c
+        found = connection.execute(
+            sa.select(c.segment, sa.func.sum(c.workers), sa.func.min(c.step), sa.func.max(c.step))
+            .where(c.run == run)
+            .group_by(c.segment)
         )
-        .where(worker_steps.c.run == run)
-        .group_by(worker_steps.c.attempt, worker_steps.c.segment)
+        return {(0, row[0]): (int(row[1]), row[2], row[3]) for row in found}
+    c = worker_steps.c
+    rows = connection.execute(
+        sa.select(c.attempt, c.segment, sa.func.count(), sa.func.min(c.step), sa.func.max(c.step))
+        .where(c.run == run)
+        .group_by(c.attempt, c.segment)
     )
     return {(row[0], row[1]): (row[2], row[3], row[4]) for row in rows}
 
@@ -155,11 +165,8 @@ def _used(
     segment = part.segment
     world = len(segment.counts[0])
     everything = (segment.steps * world, segment.first_step, part.end - 1)
-    found = reported.get((part.attempt, segment.seq))
-    if found is None:
-        return np.empty(0, np.int64)
     flat = np.frombuffer(segment.indices, dtype="<u4").astype(np.int64)
-    if part.whole and found == everything:
+    if part.whole and reported.get((part.attempt, segment.seq)) == everything:
         return flat
     rows = connection.execute(
         sa.select(worker_steps.c.step, worker_steps.c.rank).where(

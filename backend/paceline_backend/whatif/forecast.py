@@ -32,6 +32,7 @@ from paceline_backend.whatif.answer import (
 
 REPLICATES = 4  # simulations of each preset, with other speeds and errors each, at most
 BUDGET_S = 4.0  # of CPU time, after which no further replicate is begun
+LONGEST_S = 10.0  # of CPU time for one simulation of a preset: slower ones are left out
 
 _SIMULATED = 100  # steps of each that count
 _SAMPLES = 400_000  # or steps of so many samples in all, if those are fewer,
@@ -245,8 +246,11 @@ def _once(
     simulation.window = copy.deepcopy(state.window) or simulation.window
     simulation.version = version
     ran = []
-    end = simulation.step + WARMUP_STEPS + count
+    first, end, began = simulation.step, simulation.step + WARMUP_STEPS + count, time.process_time()
     while simulation.step < end:
+        if time.process_time() - began > LONGEST_S:
+            steps = simulation.step - first
+            raise _NotSimulatedError(f"planning takes too long: {LONGEST_S:g} s for {steps} steps")
         ran.append(simulation.advance())
     counted = slice(WARMUP_STEPS, WARMUP_STEPS + count)
     step_s = np.concatenate([one.step_s for one in ran])[counted]
