@@ -73,7 +73,7 @@ def main() -> None:
             rows.append({"speeds": speeds, "data": data, **case(stack, speeds, data, policy)})
             print(_line(rows[-1]), file=sys.stderr, flush=True)
     errors = [abs(row["error"]) for row in rows]
-    inside = sum(row["low_s"] <= row["measured_s"] <= row["high_s"] for row in rows)
+    inside = sum(bool(row["low_s"] <= row["measured_s"] <= row["high_s"]) for row in rows)
     results = {"runs": rows, "median_error": statistics.median(errors), "inside": inside}
     table = "\n".join(
         [
@@ -163,7 +163,7 @@ def case(stack: Stack, speeds: str, data: str, policy: str) -> dict[str, Any]:
     load = np.sum(stack.api("GET", f"/runs/{run}/worker-steps?{span}")["load"])
     stack.api("POST", f"/runs/{run}/stop", {"force": True})
     wait(stack, run, lambda now: now["state"] == "stopped")
-    measured_s = sum(step_s) / load * mean_load(stack, run)
+    measured_s = float(sum(step_s) / load * mean_load(stack, run))
     return {
         "policy": policy,
         "bsp_s": answer["current"]["step_time_s"],
