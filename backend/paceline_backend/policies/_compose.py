@@ -23,7 +23,9 @@ from paceline_backend.policies._workers import Workers, descending, level
 Bools = npt.NDArray[np.bool_]
 
 _JITTER = 0.3  # of sizes' logarithms when ordinary samples are put in order
-_ROUNDS = 12  # of exchanges between bins
+_ROUNDS = 64  # of exchanges between bins,
+_EVENED = 6  # how often, towards what most bins of a step take then,
+_FEW_BINS = 4096  # but of more than so many only while many change
 _CLOSE = 2e-4  # of a step's time: bins nearer to their target are left alone
 _FILLERS = 0.2  # the smallest part of the samples, with which the largest share their bins
 
@@ -69,6 +71,9 @@ def compose(
             step, member = np.divmod(dealt.of, len(some.a))
             bins[chosen] = step * world + np.flatnonzero(among)[member]
     bins = _matched(bins, sizes, steps, world)
+    of_bins = np.vstack([np.tile(counts, (steps, 1)), last])
+    for _ in range(_EVENED if of_bins.size <= _FEW_BINS else 1):
+        _even(sizes, bins, workers, of_bins, _CLOSE * step_s)
     turn = np.append(rng.permutation(steps), steps)
     laid_out: Ints = order[_laid_out(bins, counts, last, turn)]
     return laid_out
@@ -327,20 +332,26 @@ def _close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, enough_s: float) -
     ]  # a bin's samples side by side: for 1e6 of them, reading is what takes long
     a = np.tile(a, len(gap) // len(a))
     off = np.arange(len(gap))
-    for _ in range(_ROUNDS):
+    for turn in range(_ROUNDS):
         off = off[np.abs(gap[off]) * a[off] > enough_s]  # not near enough to their target
         off = off[np.argsort(gap[off], kind="stable")]
-        if _exchanged(off, of_held, held, ends, gap, a) <= len(off) // 16:
+        changed = _exchanged(off, turn, of_held, held, ends, gap, a)
+        if changed <= len(off) // 16 and len(off) > _FEW_BINS:
             break
     bins[held] = np.repeat(np.arange(len(gap)), number)
 
 
 @compiled
-def _exchanged(off: Ints, sizes: Floats, held: Ints, ends: Ints, gap: Floats, a: Floats) -> int:
-    """Has the first of the bins exchange with the last, and so on; how many did."""
-    changed = 0
-    for k in range(len(off) // 2):
-        p, q = off[k], off[len(off) - 1 - k]  # p has too much
+def _exchanged(
+    off: Ints, turn: int, sizes: Floats, held: Ints, ends: Ints, gap: Floats, a: Floats
+) -> int:
+    """Has the first of the bins exchange with the last, and so on; how many did.
+
+    In the next turn each meets another one.
+    """
+    changed, pairs = 0, len(off) // 2
+    for k in range(pairs):
+        p, q = off[k], off[len(off) - 1 - (k + turn) % pairs]  # p has too much
         before = (gap[p] * a[p]) ** 2 + (gap[q] * a[q]) ** 2
         best, give, get = before, 0, 0
         for i in range(ends[p - 1] if p else 0, ends[p]):
@@ -369,6 +380,42 @@ def _matched(bins: Ints, sizes: Floats, steps: int, world: int) -> Ints:
     load[steps] = -1.0  # the smaller last step stays last
     step = np.argsort(np.argsort(-load, axis=0, kind="stable"), axis=0)
     return np.asarray((step * world + np.arange(world)).ravel()[bins])
+
+
+def _even(sizes: Floats, bins: Ints, workers: Workers, counts: Ints, enough_s: float) -> None:
+    """Exchanges once more, now towards what most bins of the same step take.
+
+    Where few samples make a bin, and sizes are whole numbers, no bin takes what all should in the
+    mean; but those that meet can take the same.
+
+    Args:
+        sizes: of the samples.
+        bins: of each, matched; changed in place.
+        workers: that share a step.
+        counts: samples of each bin, [steps + 1, W].
+        enough_s: that a bin may be off.
+    """
+    a, c, b, _ = workers
+    load = np.bincount(bins, sizes, minlength=counts.size).reshape(counts.shape)
+    time_s = np.where(counts > 0, a * load + c * counts + b, np.nan)
+    known = np.asarray((counts > 0).any(axis=1))
+    usual = np.zeros(len(counts))
+    usual[known] = np.nanquantile(time_s[known], 0.5, axis=1, method="lower")
+    gap = np.where(counts > 0, (usual[:, None] - time_s) / a, 0.0)
+    # What does not come out even should be in few steps: these take what their slowest does, until
+    # there is room for all that is too much; or what their fastest does, while there still is.
+    left = -float(gap.sum())
+    raised = left > 0
+    for step in descending(np.maximum(-gap if raised else gap, 0.0).sum(axis=1)):
+        if not known[step]:
+            continue
+        extreme = np.nanmax(time_s[step]) if raised else np.nanmin(time_s[step])
+        other = np.where(counts[step] > 0, (extreme - time_s[step]) / a, 0.0)
+        after = left + float(gap[step].sum() - other.sum())
+        if left <= 0 if raised else after > 0:
+            break
+        gap[step], left = other, after
+    _close(sizes, bins, gap.ravel(), a, enough_s)
 
 
 @compiled

@@ -16,6 +16,7 @@ from paceline.cost import SUM, Cost
 from paceline_backend.policies._balance import FEW_RANKS, grouped, partition
 from paceline_backend.policies._base import (
     Batches,
+    Floats,
     Ints,
     KeepPlacement,
     Models,
@@ -28,6 +29,8 @@ from paceline_backend.policies._padded import compose_padded
 from paceline_backend.policies._workers import Workers, most_of
 from paceline_backend.policies.linear import COST, WINDOW, LinearPredictor
 from paceline_backend.policies.order import remaining_in_order
+
+_ALIKE = 1.005  # workers whose times are within this factor count as equally fast
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,7 @@ class PacelineScheduler:
         used = samples - samples % problem.global_batch if problem.drop_last else samples
         effective = models.cost.sizes(problem.sizes[order[:used]])
         batch = problem.global_batch
+        models = _alike(models, problem)
         workers = Workers.of(models, most_of(problem.limits, batch, problem.world))
         composer = compose_padded if models.cost.padded else compose
         composed = composer(effective, workers, batch, problem.rng())
@@ -61,6 +65,7 @@ class PacelineScheduler:
     def schedule(self, problem: Problem, models: Models) -> Batches:
         """See `Scheduler.schedule`."""
         world, start, counts, samples = problem.world, 0, [], []
+        models = _alike(models, problem)
         for count in problem.batch_sizes():
             batch = problem.order[start : start + count]
             start += count
@@ -74,6 +79,30 @@ class PacelineScheduler:
         if not counts:
             return Batches(np.empty((0, world), np.int64), np.empty(0, np.int64))
         return Batches(np.array(counts, np.int64), np.concatenate(samples))
+
+
+def _alike(models: Models, problem: Problem) -> Models:
+    """The models, with workers that can hardly be told apart given the mean of theirs.
+
+    What these differ by is noise, or what the predictor made of loads too alike. Taken at its word,
+    one of equal workers would always get the larger share that can be no smaller than a sample.
+    """
+    samples = problem.global_batch / problem.world
+    load = samples * float(models.cost.sizes(problem.sizes).mean())
+    time_s = models.a * load + models.c * samples + models.b
+    order = np.argsort(time_s, kind="stable")
+    time_s = time_s[order]
+    starts = [0]
+    while (end := int(np.searchsorted(time_s, time_s[starts[-1]] * _ALIKE, "right"))) < len(order):
+        starts.append(end)
+    number = np.diff([*starts, len(order)])
+
+    def mean(of: Floats) -> Floats:
+        made = np.empty(len(order))
+        made[order] = np.repeat(np.add.reduceat(of[order], starts) / number, number)
+        return made
+
+    return replace(models, a=mean(models.a), c=mean(models.c), b=mean(models.b))
 
 
 def _equal(count: int, problem: Problem) -> Ints | None:
