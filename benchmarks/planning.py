@@ -6,11 +6,14 @@ The peer is flatflow, whose planner is compiled too: what one of its ranks takes
 
 from __future__ import annotations
 
+import os
 import resource
 import time
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
+
+os.environ["OMP_NUM_THREADS"] = "1"  # flatflow is compared on one core, too
 
 import numpy as np
 from harness import Check, finish, parser

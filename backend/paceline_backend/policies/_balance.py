@@ -306,7 +306,10 @@ def _paired(order: Ints, sizes: Floats, w: Workers, state: _State, enough: float
 
 @compiled
 def _descend(sizes: Floats, w: Workers, state: _State, enough: float, effort: int) -> None:
-    """The slowest rank's best exchange with any other, again and again, until none helps."""
+    """The slowest rank's best exchange with any other, or the first that is good enough.
+
+    Again and again, until none helps.
+    """
     world = len(w.a)
     while effort > 0:
         p = int(np.argmax(state.time_s))
@@ -319,7 +322,7 @@ def _descend(sizes: Floats, w: Workers, state: _State, enough: float, effort: in
         for q in range(world):
             # Nothing brings both below the time at which they would end together.
             together = (least_p * w.a[q] + state.time_s[q] * w.a[p]) / (w.a[p] + w.a[q])
-            if q != p and together < best and w.most[q] > 0:
+            if q != p and state.time_s[q] < best and together < best and w.most[q] > 0:
                 found, x, y = _exchange(p, q, sizes, w, state, best)
                 if x >= 0:
                     best, give, get, taker = found, x, y, q

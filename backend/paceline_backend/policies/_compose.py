@@ -23,9 +23,11 @@ from paceline_backend.policies._workers import Workers, descending, level
 Bools = npt.NDArray[np.bool_]
 
 _JITTER = 0.3  # of sizes' logarithms when ordinary samples are put in order
-_ROUNDS = 64  # of exchanges between bins,
-_EVENED = 6  # how often, towards what most bins of a step take then,
-_FEW_BINS = 4096  # but of more than so many only while many change
+_ROUNDS = 64  # of exchanges between bins at most
+_IN_VAIN = 4  # rounds that changed nothing: no more then
+_LOOKS = 30_000_000  # pairs of samples to look at: no more rounds then, 0.1 s
+_FEW_BINS = 4096  # with more it is not worth while when few of them change,
+_EVENED = 6  # nor to make bins which meet alike in so many passes, but in one
 _CLOSE = 2e-4  # of a step's time: bins nearer to their target are left alone
 _FILLERS = 0.2  # the smallest part of the samples, with which the largest share their bins
 
@@ -70,10 +72,7 @@ def compose(
             _close(part, dealt.of, dealt.gap, some.a, _CLOSE * step_s)
             step, member = np.divmod(dealt.of, len(some.a))
             bins[chosen] = step * world + np.flatnonzero(among)[member]
-    bins = _matched(bins, sizes, steps, world)
-    of_bins = np.vstack([np.tile(counts, (steps, 1)), last])
-    for _ in range(_EVENED if of_bins.size <= _FEW_BINS else 1):
-        _even(sizes, bins, workers, of_bins, _CLOSE * step_s)
+    bins = _evened(bins, sizes, workers, np.vstack([np.tile(counts, (steps, 1)), last]), step_s)
     turn = np.append(rng.permutation(steps), steps)
     laid_out: Ints = order[_laid_out(bins, counts, last, turn)]
     return laid_out
@@ -332,11 +331,16 @@ def _close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, enough_s: float) -
     ]  # a bin's samples side by side: for 1e6 of them, reading is what takes long
     a = np.tile(a, len(gap) // len(a))
     off = np.arange(len(gap))
+    looks, in_vain = 0, 0
     for turn in range(_ROUNDS):
         off = off[np.abs(gap[off]) * a[off] > enough_s]  # not near enough to their target
         off = off[np.argsort(gap[off], kind="stable")]
+        looks += len(off) // 2 * int(number.max()) ** 2
+        if looks > _LOOKS and turn:
+            break
         changed = _exchanged(off, turn, of_held, held, ends, gap, a)
-        if changed <= len(off) // 16 and len(off) > _FEW_BINS:
+        in_vain = 0 if changed else in_vain + 1
+        if in_vain == _IN_VAIN or (len(off) > _FEW_BINS and changed <= len(off) // 16):
             break
     bins[held] = np.repeat(np.arange(len(gap)), number)
 
@@ -382,40 +386,63 @@ def _matched(bins: Ints, sizes: Floats, steps: int, world: int) -> Ints:
     return np.asarray((step * world + np.arange(world)).ravel()[bins])
 
 
-def _even(sizes: Floats, bins: Ints, workers: Workers, counts: Ints, enough_s: float) -> None:
-    """Exchanges once more, now towards what most bins of the same step take.
+def _evened(bins: Ints, sizes: Floats, workers: Workers, counts: Ints, step_s: float) -> Ints:
+    """The bins, matched, after further exchanges as long as these make steps take less in total.
 
     Where few samples make a bin, and sizes are whole numbers, no bin takes what all should in the
     mean; but those that meet can take the same.
 
     Args:
+        bins: of the samples.
         sizes: of the samples.
-        bins: of each, matched; changed in place.
         workers: that share a step.
         counts: samples of each bin, [steps + 1, W].
-        enough_s: that a bin may be off.
+        step_s: that a step takes in the mean.
     """
-    a, c, b, _ = workers
-    load = np.bincount(bins, sizes, minlength=counts.size).reshape(counts.shape)
-    time_s = np.where(counts > 0, a * load + c * counts + b, np.nan)
-    known = np.asarray((counts > 0).any(axis=1))
-    usual = np.zeros(len(counts))
-    usual[known] = np.nanquantile(time_s[known], 0.5, axis=1, method="lower")
-    gap = np.where(counts > 0, (usual[:, None] - time_s) / a, 0.0)
-    # What does not come out even should be in few steps: these take what their slowest does, until
-    # there is room for all that is too much; or what their fastest does, while there still is.
-    left = -float(gap.sum())
-    raised = left > 0
-    for step in descending(np.maximum(-gap if raised else gap, 0.0).sum(axis=1)):
-        if not known[step]:
-            continue
-        extreme = np.nanmax(time_s[step]) if raised else np.nanmin(time_s[step])
-        other = np.where(counts[step] > 0, (extreme - time_s[step]) / a, 0.0)
-        after = left + float(gap[step].sum() - other.sum())
-        if left <= 0 if raised else after > 0:
+    steps, world = len(counts) - 1, counts.shape[1]
+
+    def times(of: Ints) -> Floats:
+        load = np.bincount(of, sizes, minlength=counts.size).reshape(counts.shape)
+        time_s = workers.a * load + workers.c * counts + workers.b
+        return np.asarray(np.where(counts > 0, time_s, np.nan))
+
+    bins = _matched(bins, sizes, steps, world)
+    time_s = times(bins)
+    for _ in range(_EVENED if counts.size <= _FEW_BINS else 1):
+        other = bins.copy()
+        _close(sizes, other, _targets(time_s, workers.a), workers.a, _CLOSE * step_s)
+        other = _matched(other, sizes, steps, world)
+        then_s = times(other)
+        if _total(then_s) >= _total(time_s):
             break
-        gap[step], left = other, after
-    _close(sizes, bins, gap.ravel(), a, enough_s)
+        bins, time_s = other, then_s
+    return bins
+
+
+def _total(time_s: Floats) -> float:
+    """What steps take, each as long as its slowest bin; NaN: a bin without samples."""
+    return float(np.nan_to_num(time_s).max(axis=1).sum())
+
+
+def _targets(time_s: Floats, a: Floats) -> Floats:
+    """The load that each bin lacks to take what about half of those that it meets do, [bins].
+
+    What does not come out even should be in few steps. If there is more than room for, some steps
+    have all bins take what their slowest does; if there is less, what their fastest does, as long
+    as room is left.
+    """
+    there = np.sort(time_s, axis=1)  # NaN last
+    number = np.maximum((~np.isnan(time_s)).sum(axis=1), 1)
+    row = np.arange(len(time_s))
+    gap = np.nan_to_num((there[row, (number - 1) // 2][:, None] - time_s) / a)
+    left = -float(gap.sum())
+    extreme = there[row, number - 1] if left > 0 else there[:, 0]
+    other = np.nan_to_num((extreme[:, None] - time_s) / a)
+    order = descending(np.maximum(-gap if left > 0 else gap, 0.0).sum(axis=1))
+    after = left - np.cumsum((other - gap).sum(axis=1)[order])
+    some = order[: np.searchsorted(after <= 0, True) + 1 if left > 0 else (after <= 0).sum()]
+    gap[some] = other[some]
+    return np.asarray(gap.ravel())
 
 
 @compiled

@@ -37,15 +37,15 @@ def most_of(limits: Ints | None, samples: int, world: int) -> Ints:
 
 
 def descending(values: Floats) -> Ints:
-    """Positions, largest first; values that are equal in their first 24 bits as they come.
+    """Positions, largest first; values that share their first 24 bits as they come.
 
     A radix sort, several times as fast as a stable sort of doubles.
 
     Args:
-        values: none negative, [n].
+        values: finite, none negative, [n].
     """
     largest = float(values.max(initial=0.0)) or 1.0
-    bits = ~(values / largest).astype(np.float32).view(np.uint32)
+    bits = ~(values / largest + 0.0).astype(np.float32).view(np.uint32)
     order = np.argsort(bits.astype(np.uint16), kind="stable")
     return np.asarray(order[np.argsort((bits >> 16).astype(np.uint16)[order], kind="stable")])
 

@@ -42,7 +42,7 @@ class _Step:
         self.ett: list[float] = models.b.tolist()
         self.batches: list[list[tuple[int, float]]] = [[] for _ in self.a]  # (sample, size)
         self.holdings = holdings
-        self._left = np.array([self._left_of(rank) for rank in range(len(holdings))])
+        self._left: Floats | None = None  # what each has to do, once somebody holds nothing
 
     def source(self, rank: int) -> int:
         """Of whose samples a worker's next one is: its own, else whoever has most left to do.
@@ -50,12 +50,17 @@ class _Step:
         The paper does not say what the least loaded worker does once it holds nothing. Such a
         sample changes its holder, and counts as moved.
         """
-        return rank if self.holdings[rank] else int(self._left.argmax())
+        if self.holdings[rank]:
+            return rank
+        if self._left is None:
+            self._left = np.array([self._left_of(rank) for rank in range(len(self.holdings))])
+        return int(self._left.argmax())
 
     def give(self, rank: int, source: int, at: int) -> None:
         """Gives a worker the sample at a place of what it, or another, holds."""
         self.add(rank, *self.holdings[source].take(at))
-        self._left[source] = self._left_of(source)
+        if self._left is not None:
+            self._left[source] = self._left_of(source)
 
     def _left_of(self, rank: int) -> float:
         held = self.holdings[rank]

@@ -16,7 +16,6 @@ from paceline.cost import SUM, Cost
 from paceline_backend.policies._balance import FEW_RANKS, grouped, partition
 from paceline_backend.policies._base import (
     Batches,
-    Floats,
     Ints,
     KeepPlacement,
     Models,
@@ -56,7 +55,9 @@ class PacelineScheduler:
         used = samples - samples % problem.global_batch if problem.drop_last else samples
         effective = models.cost.sizes(problem.sizes[order[:used]])
         batch = problem.global_batch
-        models = _alike(models, problem)
+        models = _alike(
+            models, float(effective.mean()) * batch / problem.world, batch / problem.world
+        )
         workers = Workers.of(models, most_of(problem.limits, batch, problem.world))
         composer = compose_padded if models.cost.padded else compose
         composed = composer(effective, workers, batch, problem.rng())
@@ -65,7 +66,9 @@ class PacelineScheduler:
     def schedule(self, problem: Problem, models: Models) -> Batches:
         """See `Scheduler.schedule`."""
         world, start, counts, samples = problem.world, 0, [], []
-        models = _alike(models, problem)
+        sizes = models.cost.sizes(problem.sizes[problem.order[: sum(problem.batch_sizes())]])
+        share = problem.global_batch / world
+        models = _alike(models, share * float(sizes.mean()) if len(sizes) else 0.0, share)
         for count in problem.batch_sizes():
             batch = problem.order[start : start + count]
             start += count
@@ -81,28 +84,32 @@ class PacelineScheduler:
         return Batches(np.array(counts, np.int64), np.concatenate(samples))
 
 
-def _alike(models: Models, problem: Problem) -> Models:
+def _alike(models: Models, load: float, samples: float) -> Models:
     """The models, with workers that can hardly be told apart given the mean of theirs.
 
     What these differ by is noise, or what the predictor made of loads too alike. Taken at its word,
     one of equal workers would always get the larger share that can be no smaller than a sample.
+
+    Args:
+        models: of the workers.
+        load: of an equal share; workers are compared with this, half and twice of it.
+        samples: of an equal share.
     """
-    samples = problem.global_batch / problem.world
-    load = samples * float(models.cost.sizes(problem.sizes).mean())
-    time_s = models.a * load + models.c * samples + models.b
-    order = np.argsort(time_s, kind="stable")
-    time_s = time_s[order]
-    starts = [0]
-    while (end := int(np.searchsorted(time_s, time_s[starts[-1]] * _ALIKE, "right"))) < len(order):
-        starts.append(end)
-    number = np.diff([*starts, len(order)])
-
-    def mean(of: Floats) -> Floats:
-        made = np.empty(len(order))
-        made[order] = np.repeat(np.add.reduceat(of[order], starts) / number, number)
-        return made
-
-    return replace(models, a=mean(models.a), c=mean(models.c), b=mean(models.b))
+    shares = np.outer([0.5, 1.0, 2.0], [load, samples])  # [3, 2]
+    time_s = shares @ np.array([models.a, models.c]) + models.b  # [3, W]
+    left = np.argsort(time_s[1], kind="stable")
+    a, c, b = models.a.copy(), models.c.copy(), models.b.copy()
+    while len(left):
+        first = time_s[:, left[:1]]
+        end = int(np.searchsorted(time_s[1, left], first[1, 0] * _ALIKE, "right"))
+        some = left[:end]
+        near = np.maximum(time_s[:, some], first) <= _ALIKE * np.minimum(time_s[:, some], first)
+        like = near.all(axis=0)
+        like[:1] = True
+        for values in (a, c, b):
+            values[some[like]] = values[some[like]].mean()
+        left = np.concatenate([some[~like], left[max(end, 1) :]])
+    return replace(models, a=a, c=c, b=b)
 
 
 def _equal(count: int, problem: Problem) -> Ints | None:

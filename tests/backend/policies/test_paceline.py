@@ -17,6 +17,8 @@ from paceline_backend import policies
 from paceline_backend.policies import Feedback, Models, Problem, plan
 from paceline_backend.policies._balance import partition
 from paceline_backend.policies._base import Floats, Ints
+from paceline_backend.policies._compose import _evened, _matched
+from paceline_backend.policies._workers import Workers
 from paceline_backend.policies.paceline import PacelineScheduler
 from paceline_backend.simulator import Simulation
 from support.records import hello
@@ -246,3 +248,39 @@ def test_composed_steps_of_whole_numbers_come_out_even(world: int, local: int) -
     made = scheduler.schedule(replace(work, order=scheduler.compose(work, models)), models)
     load = features(sizes[made.samples], made.counts).load
     assert (load.max(axis=1) - load.mean(axis=1)).sum() <= 2
+
+
+def test_workers_that_differ_at_other_loads_do_not_count_as_equal() -> None:
+    models = Models(np.array([1.0, 0.5]), np.zeros(2), np.array([0.0, 3200.0]))
+    sizes = np.repeat([150.0, 50.0], 3200)  # at the mean share both take the same
+    work = replace(problem(sizes, 2, 128, steps=1), order=np.arange(128))
+    made = PacelineScheduler().schedule(work, models)
+    taken = models.ett(features(sizes[made.samples], made.counts))
+    assert taken.max() <= slowest(sizes[:128], models, partition(sizes[:128], models))
+
+
+def total(bins: Ints, sizes: Floats, workers: Workers, counts: Ints) -> float:
+    """What whole steps take."""
+    load = np.bincount(bins, sizes, minlength=counts.size).reshape(counts.shape)
+    return float((workers.a * load + workers.b)[:-1].max(axis=1).sum())
+
+
+def test_steps_are_never_slower_for_having_been_made_even() -> None:
+    rng = np.random.default_rng(6)
+    gained = 0
+    for _ in range(60):
+        world, local, steps = (int(rng.integers(low, 7)) for low in (2, 1, 3))
+        sizes = np.round(rng.normal(45, 4, steps * world * local))
+        some = np.full(world, world * local)
+        workers = Workers(rng.uniform(1, 3, world), np.zeros(world), rng.uniform(0, 9, world), some)
+        counts = np.vstack([np.full((steps, world), local), np.zeros((1, world), np.int64)])
+        bins = rng.permutation(np.repeat(np.arange(steps * world), local))
+
+        matched = _matched(bins, sizes, steps, world)
+        evened = _evened(
+            bins, sizes, workers, counts, total(matched, sizes, workers, counts) / steps
+        )
+        assert (np.bincount(evened, minlength=counts.size) == counts.ravel()).all()
+        assert total(evened, sizes, workers, counts) <= total(matched, sizes, workers, counts)
+        gained += total(evened, sizes, workers, counts) < total(matched, sizes, workers, counts)
+    assert gained > 30
