@@ -252,11 +252,12 @@ def test_composed_steps_of_whole_numbers_come_out_even(world: int, local: int) -
 
 def test_workers_that_differ_at_other_loads_do_not_count_as_equal() -> None:
     models = Models(np.array([1.0, 0.5]), np.zeros(2), np.array([0.0, 3200.0]))
-    sizes = np.repeat([150.0, 50.0], 3200)  # at the mean share both take the same
-    work = replace(problem(sizes, 2, 128, steps=1), order=np.arange(128))
+    sizes = np.repeat([150.0, 50.0], 128)  # at the mean share both take the same
+    work = replace(problem(sizes, 2, 128, steps=2), order=np.arange(256))
     made = PacelineScheduler().schedule(work, models)
-    taken = models.ett(features(sizes[made.samples], made.counts))
-    assert taken.max() <= slowest(sizes[:128], models, partition(sizes[:128], models))
+    taken = models.ett(features(sizes[made.samples], made.counts)).max(axis=1)
+    for step, part in enumerate((sizes[:128], sizes[128:])):
+        assert taken[step] <= slowest(part, models, partition(part, models))
 
 
 def total(bins: Ints, sizes: Floats, workers: Workers, counts: Ints) -> float:
@@ -282,5 +283,9 @@ def test_steps_are_never_slower_for_having_been_made_even() -> None:
         )
         assert (np.bincount(evened, minlength=counts.size) == counts.ravel()).all()
         assert total(evened, sizes, workers, counts) <= total(matched, sizes, workers, counts)
+        again = _evened(
+            evened, sizes, workers, counts, total(matched, sizes, workers, counts) / steps
+        )
+        assert total(again, sizes, workers, counts) <= total(evened, sizes, workers, counts)
         gained += total(evened, sizes, workers, counts) < total(matched, sizes, workers, counts)
     assert gained > 30
