@@ -36,6 +36,7 @@ class Now:
     def __init__(self, world: int) -> None:
         self.world = world
         self.step: RunningStep | None = None
+        self.weighs = True  # False: ranks step by themselves, with their own batches' means
 
     def weigh(self, gradient: torch.Tensor) -> None:
         """Scales a local gradient in place by this rank's weight."""
@@ -43,7 +44,7 @@ class Now:
             gradient.div_(self.world)
         elif self.step.plan.samples == 0:
             gradient.zero_()  # 0 · NaN is NaN, and a filler's gradient may be anything
-        else:
+        elif self.weighs:
             gradient.mul_(self.step.plan.weight)
 
 
@@ -102,6 +103,7 @@ class WeightedDDP(DistributedDataParallel):
             # They are equal at the start. Sent before every step they would blur compute times.
             self.broadcast_buffers = False
         self._now = now
+        self._reduces = True
         self._local = False  # gradients of the newest forward pass stay on this rank
         self._raw = False  # .grad holds unweighted gradients of the current step
         self._partial = False  # .grad holds this rank's weighted sum, not reduced yet
@@ -116,6 +118,20 @@ class WeightedDDP(DistributedDataParallel):
             self.settle()
             self._local = not self.require_backward_grad_sync
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
+
+    def reduce(self, reduces: bool) -> None:
+        """Whether backward passes reduce gradients; else they stay on this rank, weighted.
+
+        Between steps only; what was accumulated is lost when it changes.
+        """
+        if reduces != self._reduces:
+            self._reduces = self.require_backward_grad_sync = reduces
+            self.applied()
+
+    def applied(self) -> None:
+        """What ``.grad`` holds has been used up: the next backward pass begins anew."""
+        self._raw = self._partial = False
+        self._reduction.aside.clear()
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -20,6 +20,7 @@ from paceline.epoch import Epoch
 from paceline.plan import Part, left_key, part_key
 from paceline.terms import Terms
 from paceline.wire import (
+    ALLREDUCE,
     Adopted,
     Proposal,
     Segment,
@@ -260,7 +261,10 @@ class Leader:
         last = self._last
         started = time.perf_counter()
         shares = list(last.shares) if last is not None else []
-        assignments = self._epoch.coast(self._coast_steps, self._world, self._sizes, shares)
+        synchroniser = last.synchroniser if last is not None else ALLREDUCE
+        # All ranks meet at a segment's end; where else they would not, that should not be often.
+        steps = self._coast_steps if synchroniser == ALLREDUCE else MOST_COASTED
+        assignments = self._epoch.coast(steps, self._world, self._sizes, shares)
         counts, indices = pack_indices(assignments)
         return Segment(
             seq=self.seq,
@@ -275,6 +279,7 @@ class Leader:
             shares=shares,
             plan_s=time.perf_counter() - started,
             threads=list(last.threads) if last is not None else [],
+            synchroniser=synchroniser,
         )
 
     def _adopt(self, segment: Segment) -> None:
@@ -316,6 +321,7 @@ class Leader:
                 squares=of.squares[:, rank].tolist(),
                 longest=of.longest[:, rank].tolist(),
                 threads=segment.threads[rank] if segment.threads else 0,
+                synchroniser=segment.synchroniser,
             )
             for rank in range(self._world)
         ]

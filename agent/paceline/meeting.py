@@ -16,7 +16,7 @@ from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-de
 
 from paceline.errors import PacelineError
 
-_TIMEOUT = timedelta(minutes=30)  # as of a process group: a rank may evaluate meanwhile
+TIMEOUT = timedelta(minutes=30)  # as of a process group: a rank may evaluate meanwhile
 _KINDS: dict[str, type[Exception]] = {"TypeError": TypeError, "ValueError": ValueError}
 
 
@@ -70,7 +70,7 @@ def meet(same: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]) -> 
     except Exception as error:
         _broadcast({"kind": type(error).__name__, "error": str(error)})
         raise
-    store = TCPStore("localhost", 0, None, is_master=True, wait_for_workers=False, timeout=_TIMEOUT)
+    store = TCPStore("localhost", 0, None, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
     filler = int(array.argmin())
     _broadcast(
         {
@@ -98,7 +98,7 @@ def _join(rank: int, world: int, same: dict[str, Any]) -> Meeting:
                 "give every rank the same"
             )
     host = "127.0.0.1" if word["host"] == socket.gethostname() else word["address"]
-    store = TCPStore(host, word["port"], None, is_master=False, timeout=_TIMEOUT)
+    store = TCPStore(host, word["port"], None, is_master=False, timeout=TIMEOUT)
     return Meeting(rank, world, store, word["filler"], None)
 
 

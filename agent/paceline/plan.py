@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from paceline.errors import PacelineError
+from paceline.wire import ALLREDUCE, Synchronisation
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -31,6 +32,8 @@ class Step:
     weight: float  # of this rank's mean gradient in the update
     ett_s: float | None
     threads: int  # CPU threads to use; 0: as they are
+    synchroniser: Synchronisation = ALLREDUCE
+    last: bool = False  # of its segment
 
     @property
     def samples(self) -> int:
@@ -70,6 +73,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     longest: list[float] = []  # [steps] max λ
     threads: int = 0
     stop: bool = False
+    synchroniser: Synchronisation = ALLREDUCE
 
     def steps(self) -> Iterator[Step]:
         """Its steps in order."""
@@ -88,6 +92,8 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
                 self.weights[k],
                 self.ett_s[k] if self.ett_s else None,
                 self.threads,
+                self.synchroniser,
+                last=k == len(self.counts) - 1,
             )
 
 

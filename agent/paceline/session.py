@@ -28,6 +28,7 @@ from paceline.plan import Batch, Plan, Step, left_key
 from paceline.profile import Profile, gather, limits_of, listed_limits, measure, shared_moments
 from paceline.sizes import Sizes, resolve
 from paceline.spool import Spool
+from paceline.synchronisers.exchange import Exchange
 from paceline.telemetry import Emitter, Reporter
 from paceline.terms import Terms, length, whole
 from paceline.timing import Clock, CpuClock, CudaClock, RunningStep
@@ -90,6 +91,7 @@ class Session:
 
         self._now = ddp.Now(self.world)
         self._models: list[ddp.WeightedDDP] = []
+        self._exchange = Exchange(self._now, self._models, self._store, self.rank, seed)
         self._clock: Clock = CpuClock()
         self._device = torch.device("cpu")
         # Not the loader itself: in a cycle its processes would be ended late, by garbage
@@ -282,6 +284,7 @@ class Session:
             return
         self._closed, self._stopped = True, self.stopped
         atexit.unregister(self.close)
+        self._exchange.close()
         if self._leader is not None:
             self._let_others_read(self._leader)
         elif self.rank > 0 and self._store is not None:
@@ -334,6 +337,7 @@ class Session:
     def begin_step(self, plan: Step, data_s: float) -> None:
         """A batch is loaded and goes to the loop's body."""
         self._finish_step()
+        self._exchange.begin(plan)
         hold_s = self._computing.begin(plan)
         self.step = plan.step
         if self._leader is not None:
@@ -349,11 +353,13 @@ class Session:
         """The loop's body is through with the batch."""
         for model in self._models:
             model.settle()
+        self._exchange.body_done()
         self._running().body_done()
 
     def end_epoch(self, ran_out: bool) -> None:
         """The loop over the loader has ended: the loader ran out, or the loop was left."""
         self._finish_step()
+        self._exchange.end()
         self._in_epoch, self._ran_out = False, ran_out
         if self._reporter is not None:
             self._reporter.flush()

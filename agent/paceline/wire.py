@@ -80,6 +80,16 @@ class StepBatch(msgspec.Struct, frozen=True, tag="steps"):
     records: list[StepRecord]
 
 
+class Synchronisation(msgspec.Struct, frozen=True):
+    """How gradients meet in a segment: the name of a synchroniser and what it takes."""
+
+    name: str = "allreduce"
+    parameters: dict[str, Any] = {}
+
+
+ALLREDUCE = Synchronisation()
+
+
 class Segment(msgspec.Struct, frozen=True):
     """The plan of steps [first_step, first_step + len(counts)), all in one epoch, and its origin.
 
@@ -104,6 +114,7 @@ class Segment(msgspec.Struct, frozen=True):
     plan_s: float = 0.0  # what planning took
     memory: dict[str, Any] = {}  # what the policy wants to know when it plans the next one
     threads: list[int] = []  # CPU threads of each rank; empty: as the script set them
+    synchroniser: Synchronisation = ALLREDUCE
 
     @property
     def steps(self) -> int:

@@ -18,6 +18,7 @@ import pytest
 import sqlalchemy as sa
 
 from paceline.emulation import Emulation, Slowdown
+from paceline.wire import Synchronisation
 from paceline_backend import policies
 from paceline_backend.api.whatif import _kept
 from paceline_backend.policies import Policy, Problem, UnknownPolicyError
@@ -215,7 +216,7 @@ def test_a_preset_that_cannot_be_simulated_costs_only_its_own_forecast(
             raise ImportError("a library is missing")
         policy = real(name, parameters)
         if name == "sata":
-            return replace(policy, synchroniser="ad-psgd")
+            return replace(policy, synchroniser=Synchronisation("ad-psgd"))
         return replace(policy, scheduler=Broken()) if name == "chronica" else policy
 
     monkeypatch.setattr(policies, "make", make)

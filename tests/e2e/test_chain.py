@@ -1,4 +1,4 @@
-"""A chain of switches among all presets, on four real ranks."""
+"""A chain of switches among all synchronous presets, on four real ranks."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from paceline_backend import policies
 from paceline_backend.stack import Stack
 from support import chain_script
-from support.chains import random_chain, run_chain
+from support.chains import random_chain, run_chain, synchronous
 
 pytestmark = pytest.mark.ranks
 
@@ -18,7 +17,7 @@ pytestmark = pytest.mark.ranks
 @pytest.mark.timeout(240)
 def test_switches_among_all_presets(stack: Stack, tmp_path: Path) -> None:
     """`benchmarks/chain.py` is the same with more of them."""
-    known = policies.names()
+    known = synchronous()
     names = random_chain(len(known), seed=7)
     assert set(names) == set(known)
     assert all(one != next_ for one, next_ in itertools.pairwise(names))

@@ -34,12 +34,17 @@ class Chained:
     waits_s: list[float]  # from each request to the switch
 
 
+def synchronous() -> list[str]:
+    """The presets under which each step's gradient is that of its global batch."""
+    return [name for name in policies.names() if not policies.make(name).relaxed]
+
+
 def random_chain(switches: int, seed: int) -> list[str]:
-    """`bsp`, then each preset in random order, again and again; never the same twice in a row."""
+    """`bsp`, then each of them in random order, again and again; never the same twice in a row."""
     draw = random.Random(seed)
     found = ["bsp"]
     while len(found) <= switches:
-        names = policies.names()
+        names = synchronous()
         draw.shuffle(names)
         found += names if names[0] != found[-1] else names[::-1]
     return found[: switches + 1]
@@ -65,7 +70,7 @@ def run_chain(stack: Stack, names: list[str], directory: Path) -> Chained:
         },
     )["id"]
     wait_for_step(stack, run, STEPS)
-    waits_s = [_switch(stack, run, number, name) for number, name in enumerate(names[1:], 1)]
+    waits_s = [switch(stack, run, number, name, STEPS) for number, name in enumerate(names[1:], 1)]
     (directory / "enough").touch()
     wait_for_end(stack, run)
 
@@ -90,8 +95,8 @@ def run_chain(stack: Stack, names: list[str], directory: Path) -> Chained:
     )
 
 
-def _switch(stack: Stack, run: str, number: int, name: str) -> float:
-    """Switches, waits until it has its steps; how long the switch took."""
+def switch(stack: Stack, run: str, number: int, name: str, steps: int) -> float:
+    """Switches, waits until it has so many steps; how long the switch took."""
     asked = time.monotonic()
     stack.api("POST", f"/runs/{run}/policy", {"policy": name, "by": "test"})
 
@@ -103,5 +108,5 @@ def _switch(stack: Stack, run: str, number: int, name: str) -> float:
 
     step = wait_for(f"{name} to take effect", effective)
     waited_s = time.monotonic() - asked
-    wait_for_step(stack, run, step + STEPS - 1)
+    wait_for_step(stack, run, step + steps - 1)
     return waited_s

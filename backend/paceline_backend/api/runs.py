@@ -29,6 +29,7 @@ from paceline_backend import policies
 from paceline_backend.api import models
 from paceline_backend.api.errors import ProblemError, documented
 from paceline_backend.bus import streams
+from paceline_backend.policies import Policy
 from paceline_backend.settings import Settings
 from paceline_backend.simulator.scenario import Scenario, ScenarioError
 from paceline_backend.store import Store
@@ -66,9 +67,9 @@ def _bus(request: Request) -> Iterator[redis.Redis]:
         yield client
 
 
-def _checked(policy: str, parameters: Mapping[str, Any], world: int) -> None:
+def _checked(policy: str, parameters: Mapping[str, Any], world: int) -> Policy:
     try:
-        policies.make(policy, parameters, world)
+        return policies.make(policy, parameters, world)
     except policies.UnknownPolicyError as error:
         extra = {"suggestion": error.suggestion} if error.suggestion else {}
         errors = [{"field": "policy", "message": str(error)}]
@@ -265,7 +266,10 @@ def switch_policy(request: Request, run: str, body: models.PolicySwitch) -> Any:
     """Requests another policy; it plans from the next segment on."""
     with _bus(request) as bus:
         known = runs_store.get(store_of(request), run)
-        _checked(body.policy, body.parameters, known["world"] or known["nproc"])
+        policy = _checked(body.policy, body.parameters, known["world"] or known["nproc"])
+        if policy.relaxed and known["backend"] == "simulated":
+            why = f"policy: {body.policy}; its synchroniser is not simulated yet"
+            raise ProblemError(_INVALID, why, errors=[{"field": "policy", "message": why}])
         with store_of(request).write() as connection:
             made = runs_store.switch(connection, run, body.policy, body.parameters, body.by)
         message = SwitchRequested(made["version"], body.policy, made["requested_at"])

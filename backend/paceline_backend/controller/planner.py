@@ -19,6 +19,7 @@ MOST_STEPS = 4  # but never more steps: a switch waits for the running segment's
 LEAST_S = 0.25  # unless so many last less than this,
 PLANNING = 3.0  # or than planning takes, so many times: it could not keep up,
 FASTEST_STEPS = 64  # nor when it has to plan more than this at once
+RELAXED_S, LEAST_RELAXED = 4.0, 16  # where ranks go their own ways: seconds, and steps at least
 FIRST_STEPS = 2  # while the time of a step is unknown
 SURPRISE = math.log(1.25)  # a rank off its ETT by more may have changed its speed,
 NOTICED = 3  # which is learned within so many segments: more of the newest tell of a bad model
@@ -47,7 +48,9 @@ def offer(
     started = time.perf_counter()
     shuffle = history.must_shuffle(version)
     feedback = window.feedback()
-    steps = segment_steps(window.step_s(), surprised=_surprised(history, feedback), plan_s=plan_s)
+    surprised = _surprised(history, feedback)
+    step_s = window.step_s()
+    steps = segment_steps(step_s, surprised=surprised, plan_s=plan_s, relaxed=policy.relaxed)
     problem = history.problem(steps, version, shuffle=shuffle)
     plan = policies.plan(policy, problem, feedback, shuffle=shuffle)
     if policy.recomposes and not shuffle and history.outdated(plan):
@@ -72,11 +75,18 @@ def offer(
         plan_s=time.perf_counter() - started,
         memory=dict(plan.memory),
         threads=plan.threads,
+        synchroniser=policy.synchroniser,
     )
     return Offer(segment, plan)
 
 
-def segment_steps(step_s: float | None, *, surprised: bool = False, plan_s: float = 0.0) -> int:
+def segment_steps(
+    step_s: float | None,
+    *,
+    surprised: bool = False,
+    plan_s: float = 0.0,
+    relaxed: bool = False,
+) -> int:
     """How many steps a segment should have.
 
     Args:
@@ -84,10 +94,13 @@ def segment_steps(step_s: float | None, *, surprised: bool = False, plan_s: floa
         surprised: the newest step was not as expected. Then the next plan should wait for as few
             steps as planning can keep up with.
         plan_s: what planning takes.
+        relaxed: all ranks meet at a segment's end only, and go their own ways the longer it is.
     """
     if step_s is None:
         return FIRST_STEPS
     step_s = max(step_s, 1e-6)
+    if relaxed:
+        return max(LEAST_RELAXED, min(FASTEST_STEPS, round(RELAXED_S / step_s)))
     least_s = max(LEAST_S, PLANNING * plan_s)
     most = max(MOST_STEPS, min(FASTEST_STEPS, round(least_s / step_s)))
     return max(1, min(most, round((least_s if surprised else max(SEGMENT_S, least_s)) / step_s)))

@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.cost import SUM, Cost, Features, features
+from paceline.wire import ALLREDUCE, Synchronisation
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -255,10 +256,15 @@ class Policy:
     scheduler: Scheduler
     shuffler: Shuffler
     allocator: Allocator | None = None
-    synchroniser: str = "allreduce"
+    synchroniser: Synchronisation = ALLREDUCE
     balances: bool = True  # False: equal counts by design, and so when the leader coasts
     recomposes: bool = False  # the order must fit the speeds: anew when these have changed
     threads: bool = False  # it sets CPU threads: what that would do shows in no telemetry
+
+    @property
+    def relaxed(self) -> bool:
+        """Whether ranks do not wait for all others in each step."""
+        return self.synchroniser != ALLREDUCE
 
 
 @dataclass(frozen=True)

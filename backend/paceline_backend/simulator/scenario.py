@@ -227,9 +227,11 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             *((f"switches[{k}].", c.policy, c.parameters) for k, c in enumerate(self.switches)),
         ):
             try:
-                policies.make(name, parameters, self.workers)
+                policy = policies.make(name, parameters, self.workers)
             except ValueError as error:
                 raise ScenarioError(f"{where}{error}") from error
+            if policy.relaxed:
+                raise ScenarioError(f"{where}policy: {name}; its synchroniser is not simulated yet")
 
     def _check_failures(self) -> None:
         world, step, room = self.workers, 0, self.memory_limits()

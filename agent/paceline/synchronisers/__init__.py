@@ -1,0 +1,66 @@
+"""How gradients meet, besides the all-reduce in DDP: a synchroniser is a name and parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import nn
+
+from paceline.synchronisers._base import Ranks, Synchroniser
+from paceline.synchronisers.averaging import Averaging
+from paceline.synchronisers.partial import Partial
+from paceline.synchronisers.rounds import Call, Limits, Probes, Quorum
+from paceline.wire import Synchronisation
+
+
+def make(
+    what: Synchronisation,
+    ranks: Ranks,
+    prefix: str,
+    parameters: list[nn.Parameter],
+    groups: int,
+    seed: int,
+) -> Synchroniser:
+    """The synchroniser of a segment on one rank; each makes it.
+
+    Args:
+        what: the plan's.
+        ranks: that take part.
+        prefix: of keys in the store, new for each segment.
+        parameters: that are trained, in the same order on all ranks.
+        groups: parameter groups of the optimiser.
+        seed: of what is drawn at random, new for each segment.
+
+    Raises:
+        ValueError: no such synchroniser.
+    """
+    given: dict[str, Any] = dict(what.parameters)
+    if what.name == "averaging":
+        return Averaging(ranks, parameters, given["every"])
+    if what.name != "partial":
+        raise ValueError(f"synchroniser {what.name!r} is not known to paceline on this rank")
+    call = call_of(given, ranks, prefix, seed)
+    return Partial(ranks, prefix, parameters, groups, call, limits_of(given, ranks.world))
+
+
+def call_of(given: Mapping[str, Any], ranks: Ranks, prefix: str, seed: int) -> Call:
+    """Who calls rounds: "probes" (None: of all ranks), or else "quorum", "parts" or "spare"."""
+    if "probes" in given:
+        return Probes(ranks.rank, given["probes"] or ranks.world, seed)
+    if "parts" in given:
+        count = -(-ranks.world // int(given["parts"]))
+    elif "spare" in given:
+        count = max(1, ranks.world - int(given["spare"]))
+    else:
+        count = int(given["quorum"])
+    return Quorum(ranks.asking, prefix, count)
+
+
+def limits_of(given: Mapping[str, Any], world: int) -> Limits:
+    """How far ranks may drift apart: "staleness" (None: as far as "lead" lets), "lead", "mean"."""
+    lead, staleness = given.get("lead"), given["staleness"]
+    if staleness is None:  # each rank that is ahead may call so many rounds
+        assert lead is not None
+        staleness = (lead + 1) * world
+    return Limits(staleness, lead, given["mean"], given.get("waits", False))

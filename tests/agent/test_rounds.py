@@ -1,0 +1,78 @@
+"""Rounds of a partial all-reduce: every gradient once, or counted as dropped; nobody hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from support import rounds
+from support.ranks import Ranks
+
+pytestmark = pytest.mark.ranks
+WORLD = 4
+CALLS: dict[str, dict[str, Any]] = {
+    "rna": {"probes": 2, "staleness": 4, "mean": True},
+    "majority": {"probes": 1, "staleness": 4, "mean": False},
+    "solo": {"probes": None, "staleness": 1, "mean": False},
+    "n-soft": {"parts": 2, "staleness": 4, "mean": False},
+    "ssp": {"quorum": 1, "staleness": None, "lead": 2, "mean": False},
+    "backup": {"spare": 1, "staleness": 0, "waits": True, "mean": False},
+    "all": {"quorum": WORLD, "staleness": 4, "mean": False},
+}
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    pool = Ranks(WORLD)
+    yield pool
+    pool.stop()
+
+
+@pytest.mark.parametrize("name", CALLS)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_every_gradient_counts_once_or_as_dropped(ranks: Ranks, name: str, seed: int) -> None:
+    given = CALLS[name]
+    found = ranks.run(rounds.exchange, given, 30, seed)
+    first = found[0]
+    # The same sums in the same order on all ranks.
+    assert all(one["totals"] == first["totals"] for one in found)
+    assert first["numbers"] == list(range(len(first["numbers"])))
+    assert all(one["dropped"] == first["dropped"] for one in found)
+    offered = sum(one["offered"] for one in found)
+    went_in = np.sum(first["staleness"], axis=0)
+    assert went_in.sum() + first["dropped"] / 3 == offered
+    total = np.sum(first["totals"])
+    contributors = np.sum(first["contributors"])
+    if given["mean"]:  # what waited for the same round counts as one
+        assert total == pytest.approx(contributors)
+    else:
+        assert total == went_in.sum()
+    assert max(first["contributors"]) <= WORLD
+    if given["staleness"] is None:
+        assert first["dropped"] == 0
+        assert max(one["ahead"] for one in found) <= given["lead"]
+
+
+@pytest.mark.parametrize("name", ["rna", "n-soft", "ssp"])
+@pytest.mark.parametrize("after", [0, 7])
+def test_a_rank_that_leaves_is_named(name: str, after: int) -> None:
+    pool = Ranks(3)
+    try:
+        told = pool.run(rounds.leave, CALLS[name], 1, after, timeout_s=30)
+    finally:
+        pool.stop()
+    assert told[1] == ""
+    for text in (told[0], told[2]):
+        assert "rank 1 has left" in text
+        assert "round" in text
+
+
+def test_a_rank_that_is_silent_is_named(ranks: Ranks) -> None:
+    told = ranks.run(rounds.silent, CALLS["rna"], 2)
+    assert told[2] == "nothing"
+    for rank in (0, 1, 3):
+        assert "in round" in told[rank]
+        assert "2" in told[rank].split("for ranks", 1)[1]
