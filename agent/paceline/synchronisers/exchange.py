@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -53,7 +54,8 @@ class Exchange:
         self._plan: Step | None = None  # the step in hand, or the last one of the epoch
         self._segment = -1  # the newest one
         self._relaxed: Synchroniser | None = None  # of the segment in hand, if it is
-        self._optimisers: list[torch.optim.Optimizer] = []  # that have stepped the models
+        # That have stepped the models. Weak: a script may make a new one, and drop the old.
+        self._optimisers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
         self._refused: set[str] = set()  # synchronisers that this script cannot have
         self._made: Ranks | None = None
         self._inside = False  # a step of the optimiser that is ours
@@ -153,16 +155,16 @@ class Exchange:
         return [p for model in self._models for p in model.module.parameters() if p.requires_grad]
 
     def _mine(self, optimiser: torch.optim.Optimizer) -> bool:
-        first = next((p for group in optimiser.param_groups for p in group["params"]), None)
-        return any(first is p for p in self._parameters())
+        mine = {id(p) for p in self._parameters()}
+        return any(id(p) in mine for group in optimiser.param_groups for p in group["params"])
 
     def _stepping(self, optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._inside:
             return
-        if not any(optimiser is known for known in self._optimisers):
+        if optimiser not in self._optimisers:
             if not self._mine(optimiser):
                 return
-            self._optimisers.append(optimiser)
+            self._optimisers.add(optimiser)
         if self._relaxed is not None and len(self._optimisers) > 1:
             raise PacelineError(
                 "a relaxed synchroniser takes one optimiser, and this script has another: "

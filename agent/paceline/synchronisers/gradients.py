@@ -14,7 +14,7 @@ class Flat:
 
     A sum of such vectors tells the summed gradients, of which parameters anyone had a gradient, and
     the contributors' mean learning rates: so all replicas apply it alike, wherever their schedules
-    are. On the CPU in 32 bits (64 where a parameter has them).
+    are. On the CPU, in 32 bits.
 
     Args:
         parameters: that are trained, in the same order on all ranks.
@@ -25,8 +25,6 @@ class Flat:
         self.parameters = list(parameters)
         self._ends = torch.tensor([p.numel() for p in self.parameters]).cumsum(0).tolist()
         self._groups = groups
-        double = any(p.dtype == torch.float64 for p in self.parameters)
-        self._dtype = torch.float64 if double else torch.float32
 
     @property
     def length(self) -> int:
@@ -35,7 +33,7 @@ class Flat:
 
     def read(self, optimiser: torch.optim.Optimizer) -> torch.Tensor:
         """The vector of what is in ``.grad`` now, and of one contributor."""
-        vector = torch.zeros(self.length, dtype=self._dtype)
+        vector = torch.zeros(self.length)
         start, used = 0, self._ends[-1]
         for k, (parameter, end) in enumerate(zip(self.parameters, self._ends, strict=True)):
             if parameter.grad is not None:

@@ -51,7 +51,7 @@ class Partial:
         """See `Synchroniser.stepping`."""
         own = Gradient(self._flat.read(optimiser), plan.samples) if plan.samples else None
         self._rounds.offer(own)
-        self._left = self._rounds.take()
+        self._left = _filled(self._rounds.take())
         if self._left:
             self._put(optimiser)
         else:
@@ -68,7 +68,7 @@ class Partial:
 
     def meet(self, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.meet`."""
-        self._left = self._rounds.finish()
+        self._left = _filled(self._rounds.finish())
         self._apply(optimiser)
         no_gradient(self._flat.parameters)
 
@@ -94,3 +94,8 @@ class Partial:
         for group, rate in zip(optimiser.param_groups, self._rates, strict=False):
             group["lr"] = rate
         self._rates = []
+
+
+def _filled(rounds: list[Round]) -> list[Round]:
+    """Those that anyone gave something to."""
+    return [one for one in rounds if one.contributors]

@@ -309,7 +309,8 @@ class Rounds:
             ended - called,
         )
         if self._rank == 0 and self._round:  # nobody waits for the one before any more
-            self._own_store.delete_key(f"{self._prefix}/{self._round - 1}")
+            for key in ("", "/ready"):
+                self._own_store.delete_key(f"{self._prefix}/{self._round - 1}{key}")
         with self._changed:
             self._sums.append(found)
             self._clocks = [round(clock) for clock in clocks]
