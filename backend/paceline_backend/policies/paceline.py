@@ -53,6 +53,8 @@ class PacelineScheduler:
             return order
         samples = len(order)
         used = samples - samples % problem.global_batch if problem.drop_last else samples
+        if not used:
+            return order
         effective = models.cost.sizes(problem.sizes[order[:used]])
         batch = problem.global_batch
         models = _alike(

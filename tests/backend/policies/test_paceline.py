@@ -289,3 +289,9 @@ def test_steps_are_never_slower_for_having_been_made_even() -> None:
         assert total(again, sizes, workers, counts) <= total(evened, sizes, workers, counts)
         gained += total(evened, sizes, workers, counts) < total(matched, sizes, workers, counts)
     assert gained > 30
+
+
+def test_there_is_nothing_to_compose_where_the_last_step_is_dropped() -> None:
+    work = replace(problem(np.ones(3), world=2, batch=4), drop_last=True)
+    made = plan(policies.make("paceline", {"mode": "free"}), work, Feedback.empty(), shuffle=True)
+    assert made.batches.counts.shape == (0, 2)
