@@ -231,8 +231,8 @@ class Rounds:
             if not self._working:
                 return
             number = self._round
-        while not spoil(self._ranks, self._prefix, number, reason):
-            number += 1  # that one has been called, and runs
+            while not spoil(self._ranks, self._prefix, number, reason):
+                number += 1  # that one has been called, and runs; none ends while the lock is held
         self._thread.join(timeout=1.0)
 
     def _ahead(self) -> bool:
