@@ -17,7 +17,8 @@ from paceline_backend import policies
 from paceline_backend.policies import Feedback, Models, Problem, plan
 from paceline_backend.policies._balance import partition
 from paceline_backend.policies._base import Floats, Ints
-from paceline_backend.policies._compose import _evened, _matched
+from paceline_backend.policies._exchange import evened as even_out
+from paceline_backend.policies._exchange import matched as match
 from paceline_backend.policies._workers import Workers
 from paceline_backend.policies.paceline import PacelineScheduler
 from paceline_backend.simulator import Simulation
@@ -277,13 +278,13 @@ def test_steps_are_never_slower_for_having_been_made_even() -> None:
         counts = np.vstack([np.full((steps, world), local), np.zeros((1, world), np.int64)])
         bins = rng.permutation(np.repeat(np.arange(steps * world), local))
 
-        matched = _matched(bins, sizes, steps, world)
-        evened = _evened(
+        matched = match(bins, sizes, steps, world)
+        evened = even_out(
             bins, sizes, workers, counts, total(matched, sizes, workers, counts) / steps
         )
         assert (np.bincount(evened, minlength=counts.size) == counts.ravel()).all()
         assert total(evened, sizes, workers, counts) <= total(matched, sizes, workers, counts)
-        again = _evened(
+        again = even_out(
             evened, sizes, workers, counts, total(matched, sizes, workers, counts) / steps
         )
         assert total(again, sizes, workers, counts) <= total(evened, sizes, workers, counts)
