@@ -19,7 +19,7 @@ from paceline.link import Link
 from paceline.rundir import Record
 from paceline.supervisor import Supervisor, check
 from paceline.wire import Launch
-from support.node import SLEEP, family, ranks, script, states, until, wait_gone
+from support.node import SLEEP, command, family, ranks, script, states, until, wait_gone
 
 Train = Callable[..., Supervisor]
 
@@ -70,7 +70,7 @@ def running(supervisor: Supervisor, nproc: int, attempt: int = 0) -> dict[int, p
 def processes(supervisor: Supervisor) -> list[psutil.Process]:
     """Rendezvous, launcher and ranks."""
     marks = ("paceline.rendezvous", str(supervisor.directory.parents[1]))
-    return [p for p in family(os.getpid()) if any(a.startswith(marks) for a in p.cmdline())]
+    return [p for p in family(os.getpid()) if any(a.startswith(marks) for a in command(p))]
 
 
 def output(supervisor: Supervisor, rank: int, stream: str = "stdout", attempt: int = 0) -> str:

@@ -159,7 +159,7 @@ class Leading:
         self.unsent.append(adopted)
 
     def proposals(self) -> list[Proposal]:
-        """All that were made for this attempt, oldest first."""
+        """Those for this attempt, oldest first; of many, the latest."""
         entries: Any = self.bus.xrange(control(self.run))
         messages = [decode(fields)[1] for _, fields in entries]
         return [m for m in messages if isinstance(m, Proposal) and m.attempt == self.attempt]
@@ -172,7 +172,8 @@ class Leading:
         def found() -> Segment | None:
             offers = self.proposals()
             mine = [p.segment for p in offers if p.segment.seq == self.leader.seq]
-            heard = self.control.heard >= len(offers)
+            # Not by their number: the stream keeps the latest only.
+            heard = bool(offers) and self.control.newest == offers[-1]
             return mine[-1] if mine and heard and condition(mine[-1]) else None
 
         segment = until(found, f"a proposal for segment {self.leader.seq}", timeout_s)

@@ -48,13 +48,21 @@ def family(pid: int) -> list[psutil.Process]:
     return psutil.Process(pid).children(recursive=True)
 
 
+def command(process: psutil.Process) -> list[str]:
+    """Its command line; empty for one that has ended, also if nobody has waited for it yet."""
+    try:
+        return process.cmdline()
+    except psutil.Error:
+        return []
+
+
 def ranks(processes: Iterable[psutil.Process], name: str = "train.py") -> dict[int, psutil.Process]:
     """Those of the processes that run a script, by rank."""
     found = {}
     for process in processes:
         try:
-            command = process.cmdline()
-            if len(command) > 2 and command[1] == "-u" and command[2].endswith(name):
+            words = command(process)
+            if len(words) > 2 and words[1] == "-u" and words[2].endswith(name):
                 found[int(process.environ()["RANK"])] = process
         except psutil.Error:
             continue
