@@ -9,8 +9,8 @@ Streams, and who writes and reads each:
 ========================  =========================  ===========================================
 stream                    writer → reader            messages
 ========================  =========================  ===========================================
-``TELEMETRY``             ranks, agents → ingest     `Hello`, `StepBatch`, `Adopted`, `RunState`,
-                                                     `NodeState`
+``TELEMETRY``             ranks, agents → ingest     `Hello`, `StepBatch`, `RoundBatch`,
+                                                     `Adopted`, `RunState`, `NodeState`
 ``live(run)``             ingest → controllers, web  the same, once committed
                           web, worker → the same     `SwitchRequested`, `RunChanged`
 ``control(run)``          controller → leader        `Proposal`
@@ -78,6 +78,34 @@ class StepBatch(msgspec.Struct, frozen=True, tag="steps"):
     """What one rank's telemetry thread flushes at once."""
 
     records: list[StepRecord]
+
+
+class RoundRecord(msgspec.Struct, frozen=True, array_like=True):
+    """One exchange of a relaxed synchroniser: a partial reduction, or a mean of replicas.
+
+    One of its ranks tells it; what it tells is the same on all, but for the times.
+    """
+
+    attempt: int
+    rank: int  # that tells it
+    seq: int  # counts this rank's records of rounds of this attempt from 0
+    segment: int  # `Segment.seq`
+    number: int  # of the round in its segment, from 0
+    step: int  # that the rank was in
+    world: int  # ranks that took part, with something to give or with nothing
+    contributors: int  # that gave something: gradients, or a replica
+    staleness: list[int]  # gradients that went in, by how many rounds old; the last: or older
+    dropped: int  # samples whose gradients were too old
+    waited_s: float  # response time: from the end of the round before until this one was called
+    reduced_s: float  # from then until its sum was there
+    bytes: int  # that the rank gave to it
+    ended_at: float  # Unix time
+
+
+class RoundBatch(msgspec.Struct, frozen=True, tag="rounds"):
+    """What one rank's telemetry thread flushes at once."""
+
+    records: list[RoundRecord]
 
 
 class Synchronisation(msgspec.Struct, frozen=True):
@@ -248,6 +276,7 @@ class RunChanged(msgspec.Struct, frozen=True, tag="run_changed"):
 
 Message = (
     StepBatch
+    | RoundBatch
     | Adopted
     | Hello
     | RunState
