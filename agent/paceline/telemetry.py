@@ -13,7 +13,16 @@ import redis
 from paceline.bus import connect
 from paceline.spool import Spool
 from paceline.timing import RunningStep
-from paceline.wire import TELEMETRY, Hello, Message, StepBatch, StepRecord, encode
+from paceline.wire import (
+    TELEMETRY,
+    Hello,
+    Message,
+    RoundBatch,
+    RoundRecord,
+    StepBatch,
+    StepRecord,
+    encode,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -27,8 +36,10 @@ _TIMEOUT_S = 1.0
 class Emitter:
     """Sends messages to the bus, or to the spool while that is away; counts what fits in neither.
 
-    `record` and `send` are for one thread and never block. A message is delivered at least once, in
-    order as far as the bus was there. A `Hello` that fits in neither is kept and sent again.
+    `record` and `send` never block; the thread that trains calls them, and one that exchanges
+    gradients may call `record` too. A message is delivered at least once, in order as far as the
+    bus was there; what one thread records stays in its order, before what is sent after it. A
+    `Hello` that fits in neither is kept and sent again.
 
     Args:
         run: public run id.
@@ -44,7 +55,8 @@ class Emitter:
         self._bus = connect(bus, timeout_s=_TIMEOUT_S) if bus is not None else None
         self._spool = spool
         self._memory = memory
-        self._queue: deque[StepRecord | Message] = deque()
+        self._queue: deque[StepRecord | RoundRecord | Message] = deque()
+        self._full = threading.Lock()  # held only to count what is lost
         self._wake = threading.Event()
         self._closing = False
         self._away = False
@@ -52,7 +64,7 @@ class Emitter:
         self._noted = 0
         self._hello: dict[bytes, bytes] | None = None  # that neither bus nor spool has taken
         self.memory_bytes = 0  # as of the last flush
-        self.overflowed = 0  # records lost before the thread took them: the training thread's count
+        self.overflowed = 0  # records lost before the thread took them
         self.undelivered = 0  # records lost after: the background thread's
         self._thread = threading.Thread(target=self._work, name="paceline-telemetry", daemon=True)
         self._thread.start()
@@ -63,8 +75,8 @@ class Emitter:
         lost = self._spool.lost if self._spool is not None else 0
         return self.overflowed + self.undelivered + lost
 
-    def record(self, record: StepRecord) -> None:
-        """Sends a step's record with the next flush."""
+    def record(self, record: StepRecord | RoundRecord) -> None:
+        """Sends a step's or a round's record with the next flush."""
         self._enqueue(record)
 
     def send(self, message: Message) -> None:
@@ -72,11 +84,12 @@ class Emitter:
         self._enqueue(message)
         self._wake.set()
 
-    def _enqueue(self, item: StepRecord | Message) -> None:
+    def _enqueue(self, item: StepRecord | RoundRecord | Message) -> None:
         if len(self._queue) < QUEUE_LIMIT:
             self._queue.append(item)
         else:
-            self.overflowed += 1
+            with self._full:  # two threads may lose something at once
+                self.overflowed += 1
 
     def close(self, timeout_s: float = 3.0) -> None:
         """Delivers what is left and ends the thread, within the timeout. May be called again."""
@@ -109,24 +122,33 @@ class Emitter:
             self._bus.close()
 
     def _collect(self) -> list[Message]:
-        """What is queued, in order, with neighbouring records joined."""
+        """What is queued, with records joined: of steps and of rounds, each in their order.
+
+        None of them passes a message.
+        """
         messages: list[Message] = []
-        records: list[StepRecord] = []
+        steps: list[StepRecord] = []  # of the last batch of steps,
+        rounds: list[RoundRecord] = []  # and of rounds
         for _ in range(len(self._queue)):
             item = self._queue.popleft()
             if isinstance(item, StepRecord):
-                if not records or len(records) == BATCH_LIMIT:
-                    records = []
-                    messages.append(StepBatch(records))
-                records.append(item)
+                if not steps or len(steps) == BATCH_LIMIT:
+                    steps = []
+                    messages.append(StepBatch(steps))
+                steps.append(item)
+            elif isinstance(item, RoundRecord):
+                if not rounds or len(rounds) == BATCH_LIMIT:
+                    rounds = []
+                    messages.append(RoundBatch(rounds))
+                rounds.append(item)
             else:
-                records = []
+                steps, rounds = [], []
                 messages.append(item)
         return messages
 
     def _deliver(self, message: Message) -> None:
         fields = encode(message, self._run)
-        records = len(message.records) if isinstance(message, StepBatch) else 1
+        records = len(message.records) if isinstance(message, StepBatch | RoundBatch) else 1
         if not self._to_bus(fields) and not self._to_spool(fields, records):
             if isinstance(message, Hello):  # without it nobody ever plans: lose anything else
                 self._hello = fields
@@ -239,6 +261,57 @@ class Reporter:
                 memory_bytes=self._emitter.memory_bytes,
                 squares=plan.squares,
                 longest=plan.longest,
+            )
+        )
+        self._seq += 1
+
+
+class RoundReporter:
+    """Turns the rounds that a rank tells of into records. For one thread at a time, any.
+
+    Args:
+        emitter: takes the records.
+        attempt: of the run.
+        rank: that tells.
+    """
+
+    def __init__(self, emitter: Emitter, attempt: int, rank: int) -> None:
+        self._emitter = emitter
+        self._attempt = attempt
+        self._rank = rank
+        self._seq = 0
+
+    def over(
+        self,
+        *,
+        segment: int,
+        number: int,
+        step: int,
+        world: int,
+        contributors: int,
+        staleness: list[int],
+        dropped: int,
+        waited_s: float,
+        reduced_s: float,
+        bytes: int,  # noqa: A002 (as in the record)
+    ) -> None:
+        """Takes a round that has just ended; what the arguments are, `RoundRecord` tells."""
+        self._emitter.record(
+            RoundRecord(
+                attempt=self._attempt,
+                rank=self._rank,
+                seq=self._seq,
+                segment=segment,
+                number=number,
+                step=step,
+                world=world,
+                contributors=contributors,
+                staleness=staleness,
+                dropped=dropped,
+                waited_s=waited_s,
+                reduced_s=reduced_s,
+                bytes=bytes,
+                ended_at=time.time(),
             )
         )
         self._seq += 1
