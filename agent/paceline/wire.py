@@ -11,7 +11,7 @@ stream                    writer → reader            messages
 ========================  =========================  ===========================================
 ``TELEMETRY``             ranks, agents → ingest     `Hello`, `StepBatch`, `RoundBatch`,
                                                      `Adopted`, `RunState`, `NodeState`
-``live(run)``             ingest → controllers, web  the same, once committed
+``live(run)``             ingest → controllers, web  the same but rounds, once committed
                           web, worker → the same     `SwitchRequested`, `RunChanged`
 ``control(run)``          controller → leader        `Proposal`
                           web → leader               `StopTraining`
@@ -116,6 +116,7 @@ class Synchronisation(msgspec.Struct, frozen=True):
 
 
 ALLREDUCE = Synchronisation()
+SYNCHRONISERS = ("allreduce", "averaging", "partial")  # that ranks know
 
 
 class Segment(msgspec.Struct, frozen=True):

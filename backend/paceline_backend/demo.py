@@ -171,6 +171,10 @@ def print_report(figures: Mapping[str, Any]) -> None:
             "yes" if epoch["exact"] else "NO",
         )
     out.print(coverage)
+    if figures["coverage"]["dropped"]:
+        out.print(f"{figures['coverage']['dropped']} of the samples used were not applied")
+    for relaxed in figures["synchronisation"]:
+        out.print(relaxed["words"])
     switched = figures["switches"][-1]
     out.print(f"switched to {switched['policy']} at step {switched['effective_step']}")
     out.print(f"held-out accuracy {figures['accuracy']:.3f}")

@@ -3,8 +3,8 @@
 Commit first, then one bus transaction: publish to ``live(run)``, acknowledge, delete. A crash
 between the two repeats the batch, which changes nothing in the store and publishes it for the first
 time. So every record is stored once and appears in the live stream, there twice only when another
-ingest took over from one that was stuck, not dead. A bus or database that is away stops ingest, not
-its producers: entries wait on the bus.
+ingest took over from one that was stuck, not dead. (Not so of nodes and rounds: who shows them asks
+the store.) A bus or database that is away stops ingest, not its producers: entries wait on the bus.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from paceline.wire import (
     Hello,
     Message,
     NodeState,
+    RoundBatch,
     RunState,
     StepBatch,
     WireError,
@@ -195,7 +196,7 @@ class Ingest:
                 dead += 1
                 put_aside = {**item.fields, b"entry": item.number, b"reason": item.reason.encode()}
                 pipeline.xadd(DEAD, dict(put_aside.items()), maxlen=_DEAD_LENGTH)
-            elif not isinstance(item.message, NodeState):
+            elif not isinstance(item.message, NodeState | RoundBatch):
                 pipeline.xadd(live(item.run), item.shown(), maxlen=streams.LIVE_LENGTH)
         for run in ended:
             streams.expire(pipeline, run)
@@ -213,7 +214,7 @@ def _item(entry: Entry) -> _Item:
         run, message = decode(fields)
     except WireError as error:
         return _Item(number, fields, "", None, str(error))
-    if isinstance(message, (StepBatch, Adopted, Hello, RunState, NodeState)):
+    if isinstance(message, (StepBatch, RoundBatch, Adopted, Hello, RunState, NodeState)):
         return _Item(number, fields, run, message)
     return _Item(number, fields, run, message, f"{type(message).__name__} is not telemetry")
 

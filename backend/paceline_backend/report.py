@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from paceline.emulation import Emulation
 from paceline.wire import Hello
-from paceline_backend.store import Store, reads, runs
+from paceline_backend.store import Store, reads, rounds, runs
 from paceline_backend.store.coverage import coverage, effective
 from paceline_backend.store.schema import steps, worker_steps
 
@@ -43,7 +43,7 @@ class _Fluid:
 
 
 def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[str, Any]:
-    """Figures per preset over its steady steps, and the run's coverage.
+    """Figures per preset over its steady steps, the run's coverage, and rounds if there were any.
 
     Steps planned without a controller are left out, and the first `warmup` steps after a policy's
     or an attempt's start. `speedup` is plain data parallelism's time per unit of load over the
@@ -60,6 +60,7 @@ def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[st
         planned, coasted, threads = _planned(connection, key, hello, warmup)
         table = _steps(connection, key)
         covered = coverage(connection, key)
+        relaxed = rounds.in_force(connection, key, (None, None))
         kept = {
             policy: np.isin(table["step"], np.array(sorted(mine), dtype=np.float64))
             for policy, mine in planned.items()
@@ -84,7 +85,27 @@ def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[st
         if fluid
         else None,
         "coverage": covered,
+        "synchronisation": [one | {"words": round_words(one)} for one in relaxed],
     }
+
+
+def round_words(found: dict[str, Any]) -> str:
+    """What rounds under a policy version were like, `store.rounds.in_force`'s, in a sentence."""
+    rate = "" if found["rounds_per_s"] is None else f", {found['rounds_per_s']:,.1f} a second"
+    words = (
+        f"{found['policy']} ({found['synchroniser']}), steps {found['from']}–{found['to']}: "
+        f"{found['rounds']:,} rounds{rate}, with {found['contributors']:.1f} of {found['world']} "
+        f"ranks on average; response time {_time(found['waited_s'])} "
+        f"(95 %: up to {_time(found['waited_s_p95'])})."
+    )
+    if not found["dropped"]:
+        return words
+    share = "" if found["dropped_share"] is None else f" ({100 * found['dropped_share']:.1f} %)"
+    return f"{words} {found['dropped']:,} samples{share} were computed, but not applied: too late."
+
+
+def _time(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
 def _planned(

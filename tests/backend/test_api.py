@@ -410,7 +410,16 @@ def test_openapi_has_an_example_for_every_body(client: httpx.Client) -> None:
     paths = document["paths"]
     assert all(path.startswith(("/api/v1", "/healthz", "/readyz", "/metrics")) for path in paths)
     schemas = document["components"]["schemas"]
-    for name in ("RunCreate", "PolicySwitch", "Stop", "Run", "Switch", "Worker", "EpochCoverage"):
+    for name in (
+        "RunCreate",
+        "PolicySwitch",
+        "Stop",
+        "Run",
+        "Switch",
+        "Worker",
+        "EpochCoverage",
+        "Round",
+    ):
         schema = schemas[name]
         fields = schema["properties"].values()
         assert "examples" in schema or all("examples" in f or "$ref" in str(f) for f in fields), (

@@ -57,7 +57,7 @@ def start(store: Store, **fields: Any) -> int:
 
 def test_coverage_exact(store: Store) -> None:
     key = start(store)
-    assert covered(store, key) == {"epochs": [], "exact": False}
+    assert covered(store, key) == {"epochs": [], "exact": False, "dropped": 0}
     write(store, "r", plan(0, 0, FIRST, False), plan(1, 1, SECOND, True), two(0, 0))
     write(store, "r", plan(2, 2, SECOND, False), two(1, 1), two(2, 2))
     found = covered(store, key)
@@ -71,6 +71,7 @@ def test_coverage_exact(store: Store) -> None:
         "duplicated": 0,
         "complete": True,
         "exact": True,
+        "dropped": 0,
     }
     last = found["epochs"][1]
     assert (last["used"], last["missing"], last["complete"], last["exact"]) == (4, 4, False, True)

@@ -16,7 +16,7 @@ from alembic.runtime.migration import MigrationContext
 
 from paceline.wire import StepBatch
 from paceline_backend.store import Store, StoreError, _migrate, schema, telemetry
-from support.records import add_run, hello, record
+from support.records import add_run, adopted, hello, record
 
 OPEN = """
 import sys
@@ -72,7 +72,8 @@ def test_migrated_sqlite_is_the_declared_schema_in_all_details(tmp_path: Path) -
 def test_an_earlier_database_keeps_its_rows(database_url: str) -> None:
     with Store.open(database_url) as store:
         add_run(store, "old")
-        telemetry.write(store, [("old", hello()), ("old", StepBatch([record(0, 0), record(0, 1)]))])
+        steps = StepBatch([record(0, 0), record(0, 1)])
+        telemetry.write(store, [("old", hello()), ("old", steps), ("old", adopted(0, 0))])
         with store.write() as connection:
             command.downgrade(_migrate.config(connection), "0001")
     with Store.open(database_url) as store, store.read() as connection:
@@ -80,6 +81,8 @@ def test_an_earlier_database_keeps_its_rows(database_url: str) -> None:
         rows = connection.execute(sa.select(columns.rank, columns.samples, columns.longest)).all()
         assert [row[0] for row in rows] == [0, 1]
         assert {row[2] for row in rows} == {0.0}
+        (how,) = connection.execute(sa.select(schema.segments.c.synchroniser)).scalars()
+        assert how == "allreduce"
 
 
 def test_downgrade_and_upgrade_round_trip(database_url: str) -> None:

@@ -406,6 +406,7 @@ def test_segments_are_kept_whole_and_once(store: Store) -> None:
         "moved": 3,
         "plan_s": 0.01,
         "adopted_at": 50.0,
+        "synchroniser": "allreduce",
     }
     assert (two["seq"], two["source"]) == (1, "coast")
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import sqlalchemy as sa
 
-from paceline.wire import Adopted, Hello, Segment, StepRecord, pack_indices
+from paceline.wire import Adopted, Hello, RoundRecord, Segment, StepRecord, pack_indices
 from paceline_backend.store import Store, schema
 
 
@@ -73,6 +73,27 @@ def record(step: int, rank: int, attempt: int = 0, **fields: Any) -> StepRecord:
         "memory_bytes": 3_000_000_000,
     }
     return StepRecord(**(values | fields))
+
+
+def a_round(seq: int, **fields: Any) -> RoundRecord:
+    """Two to a segment of two steps; times in powers of two, so that sums are exact."""
+    values: dict[str, Any] = {
+        "attempt": 0,
+        "rank": 0,
+        "seq": seq,
+        "segment": seq // 2,
+        "number": seq % 2,
+        "step": seq,
+        "world": 2,
+        "contributors": 1,
+        "staleness": [1, 0, 0],
+        "dropped": 0,
+        "waited_s": 0.25,
+        "reduced_s": 0.125,
+        "bytes": 64,
+        "ended_at": 1_000.0 + seq,
+    }
+    return RoundRecord(**(values | fields))
 
 
 def adopted(seq: int, first_step: int, version: int = 0, **fields: Any) -> Adopted:

@@ -314,4 +314,5 @@ def _segment(message: Adopted) -> Event:
         "moved": segment.moved,
         "plan_s": segment.plan_s,
         "adopted_at": message.adopted_at,
+        "synchroniser": segment.synchroniser.name,
     }

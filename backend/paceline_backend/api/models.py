@@ -271,67 +271,7 @@ class SegmentInfo(BaseModel):
     moved: int = Field(description="samples that changed their holder", examples=[0])
     plan_s: float = Field(examples=[0.004])
     adopted_at: float = Field(examples=[1767225700.8])
-
-
-class EpochCoverage(BaseModel):
-    """Which samples an epoch used, counted from the records of ranks."""
-
-    epoch: int = Field(examples=[0])
-    samples: int = Field(description="in the data set", examples=[1074])
-    used: int = Field(description="uses in all", examples=[1074])
-    distinct: int = Field(description="samples used at least once", examples=[1074])
-    missing: int = Field(description="samples not used", examples=[0])
-    duplicated: int = Field(description="samples used more than once", examples=[0])
-    complete: bool = Field(description="the epoch has ended", examples=[True])
-    exact: bool = Field(
-        description="each sample exactly once; of the last, unfinished epoch: none twice",
-        examples=[True],
-    )
-
-
-class Coverage(BaseModel):
-    """Of all epochs that the run has begun."""
-
-    epochs: list[EpochCoverage]
-    exact: bool = Field(examples=[True])
-
-
-class Fluid(BaseModel):
-    """Of the fluid limit: Σλ / Σ(1/a_j) + steps · (Σ(b_j/a_j) / Σ(1/a_j) + communication)."""
-
-    a_s: list[float] = Field(description="s per size unit of each rank", examples=[[3.6e-05]])
-    b_s: list[float] = Field(description="s per step of each rank", examples=[[0.005]])
-    communication_s: float = Field(description="per step", examples=[0.003])
-    source: Literal["emulated", "fitted"] = Field(examples=["fitted"])
-
-
-class PresetReport(BaseModel):
-    """What a preset achieved, without its first steps; null where no step is left."""
-
-    steps: int = Field(examples=[100])
-    step_time_s: float | None = Field(description="mean", examples=[0.26])
-    se: float | None = Field(examples=[0.05])
-    step_dif: float | None = Field(examples=[900.0])
-    waste: float | None = Field(examples=[0.02])
-    ett_mape: float | None = Field(examples=[0.02])
-    time_over_fluid: float | None = Field(description="1 is perfect", examples=[1.04])
-    speedup: float | None = Field(
-        description="over bsp, per unit of load; null without bsp steps", examples=[2.1]
-    )
-    speedup_limit: float | None = Field(description="what the fluid limit would be", examples=[2.2])
-
-
-class Report(BaseModel):
-    """The run's presets side by side."""
-
-    presets: dict[str, PresetReport]
-    warmup: int = Field(description="steps left out after each policy's start", examples=[20])
-    coasted: int = Field(description="steps left out: planned without a controller", examples=[0])
-    overhead_s: float | None = Field(
-        description="per step: Σ(b_j/a_j) / Σ(1/a_j) + communication", examples=[0.008]
-    )
-    fluid: Fluid | None
-    coverage: Coverage
+    synchroniser: str = Field(description="how gradients met", examples=["allreduce"])
 
 
 class Snapshot(BaseModel):

@@ -10,12 +10,12 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 
 from paceline_backend import policies
-from paceline_backend.api import models
+from paceline_backend.api import models, report_models
 from paceline_backend.api.errors import documented
 from paceline_backend.api.runs import store_of
 from paceline_backend.policies import Predictor
-from paceline_backend.report import WARMUP_STEPS, run_report
-from paceline_backend.store import coverage, reads, workers
+from paceline_backend.report import WARMUP_STEPS, round_words, run_report
+from paceline_backend.store import coverage, reads, rounds, workers
 from paceline_backend.store import runs as runs_store
 
 log = logging.getLogger(__name__)
@@ -116,14 +116,41 @@ def list_coasts(
         return reads.coasts(connection, key, (first, to), points)
 
 
-@router.get("/coverage", response_model=models.Coverage)
+@router.get("/rounds", response_model=list[report_models.Round])
+def list_rounds(
+    request: Request,
+    run: str,
+    first: From = None,
+    to: To = None,
+    limit: Annotated[int, Query(ge=1, le=100_000, description="the newest so many")] = 10_000,
+) -> Any:
+    """Rounds of relaxed synchronisers, in order; of an all-reduce there are none."""
+    with store_of(request).read() as connection:
+        key = runs_store.key_of(connection, run)
+        return rounds.rows(connection, key, (first, to), limit)
+
+
+@router.get("/synchronisation", response_model=report_models.Synchronisation)
+def get_synchronisation(
+    request: Request, run: str, first: From = None, to: To = None, points: Points = 200
+) -> Any:
+    """How gradients met: by the policy in force, and over time. Nothing of an all-reduce."""
+    with store_of(request).read() as connection:
+        key = runs_store.key_of(connection, run)
+        found = rounds.summary(connection, key, (first, to), points)
+    for one in found["in_force"]:
+        one["words"] = round_words(one)
+    return found
+
+
+@router.get("/coverage", response_model=report_models.Coverage)
 def get_coverage(request: Request, run: str) -> Any:
-    """Whether each epoch used each sample once."""
+    """Whether each epoch used each sample once, and how many gradients were dropped."""
     with store_of(request).read() as connection:
         return coverage.coverage(connection, runs_store.key_of(connection, run))
 
 
-@router.get("/report", response_model=models.Report)
+@router.get("/report", response_model=report_models.Report)
 def get_report(
     request: Request,
     run: str,

@@ -10,6 +10,7 @@ from types import TracebackType
 import psycopg
 import sqlalchemy as sa
 from sqlalchemy import exc
+from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from paceline.errors import PacelineError
@@ -137,6 +138,12 @@ class Store:
         ):
             return StoreUnavailableError(text)
         return StoreError(text)
+
+
+def insert(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
+    """An INSERT of the connection's dialect, which knows ON CONFLICT."""
+    is_sqlite = connection.dialect.name == "sqlite"
+    return sqlite.insert(table) if is_sqlite else postgresql.insert(table)
 
 
 def _parse(url: str) -> sa.URL:

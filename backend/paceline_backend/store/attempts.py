@@ -26,13 +26,17 @@ class Span:
     first: int
     end: int | None  # one past the last; None: open
 
-    def rows(self) -> list[sa.ColumnElement[bool]]:
-        """The condition for rows of `worker_steps`."""
-        where = [worker_steps.c.step >= self.first]
+    def rows(
+        self,
+        step: sa.Column[Any] = worker_steps.c.step,
+        attempt: sa.Column[Any] = worker_steps.c.attempt,
+    ) -> list[sa.ColumnElement[bool]]:
+        """The condition for rows of `worker_steps`, or of what has such columns."""
+        where = [step >= self.first]
         if self.attempt is not None:
-            where.append(worker_steps.c.attempt == self.attempt)
+            where.append(attempt == self.attempt)
         if self.end is not None:
-            where.append(worker_steps.c.step < self.end)
+            where.append(step < self.end)
         return where
 
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from paceline.wire import ENDED, Hello, Segment
-from paceline_backend.store import runs
+from paceline_backend.store import rounds, runs
 from paceline_backend.store.attempts import end_of
 from paceline_backend.store.schema import runs as runs_table
 from paceline_backend.store.schema import segments, steps, worker_steps
@@ -74,10 +74,11 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
 
     A sample counts as used when the rank that was assigned it reported the step. What a checkpoint
     says was used before the latest attempt counts too: those records may have died with a rank.
+    `dropped` are those of the used samples whose gradients a relaxed synchroniser did not apply.
     """
     hello = runs.hello(connection, run)
     if hello is None:
-        return {"epochs": [], "exact": False}
+        return {"epochs": [], "exact": False, "dropped": 0}
     samples = len(hello.sizes) // 8
     uses: dict[int, Ints] = defaultdict(lambda: np.zeros(samples, np.int64))
     ended: set[int] = set()
@@ -100,14 +101,20 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
                 complete.add(segment.epoch)
     allowed = samples % hello.global_batch if hello.drop_last else 0
     if not uses:
-        return {"epochs": [], "exact": False}
+        return {"epochs": [], "exact": False, "dropped": 0}
     last = max(uses)
     unfinished = {last} if state in ENDED else {last} | ended
+    dropped = rounds.dropped(connection, run)
     epochs = [
         _epoch(epoch, uses[epoch], epoch in complete, epoch in unfinished, allowed)
+        | {"dropped": dropped.get(epoch, 0)}
         for epoch in range(min(hello.epoch, *uses), last + 1)  # also those of which nothing came
     ]
-    return {"epochs": epochs, "exact": all(epoch["exact"] for epoch in epochs)}
+    return {
+        "epochs": epochs,
+        "exact": all(epoch["exact"] for epoch in epochs),
+        "dropped": sum(epoch["dropped"] for epoch in epochs),
+    }
 
 
 def _told(connection: sa.Connection, run: int, hello: Hello) -> int:

@@ -54,7 +54,7 @@ def step_columns(connection: sa.Connection, run: int, span: Range, points: int) 
     """
     first, last = _bounds(connection, steps, run, span)
     bucket = bucket_of(first, last, points)
-    where = (steps.c.run == run, *_within(steps.c.step, span))
+    where = (steps.c.run == run, *within(steps.c.step, span))
     names = ["step", "epoch", "ended_at", *METRICS]
     query: sa.Select[Any]
     if bucket == 1:
@@ -107,7 +107,7 @@ def worker_step_columns(
     """
     first, last = _bounds(connection, worker_steps, run, span)
     bucket = bucket_of(first, last, points)
-    where = [worker_steps.c.run == run, *_within(worker_steps.c.step, span)]
+    where = [worker_steps.c.run == run, *within(worker_steps.c.step, span)]
     if ranks is not None:
         where.append(worker_steps.c.rank.in_(ranks))
     elif every > 1:
@@ -244,7 +244,8 @@ def _named(metrics: dict[str, sa.ColumnElement[Any]]) -> list[sa.Label[Any]]:
     return [value.label(name) for name, value in metrics.items()]
 
 
-def _within(column: sa.Column[Any], span: Range) -> list[sa.ColumnElement[bool]]:
+def within(column: sa.Column[Any], span: Range) -> list[sa.ColumnElement[bool]]:
+    """The condition that a column of steps is in a range."""
     first, last = span
     limits = [] if first is None else [column >= first]
     return limits if last is None else [*limits, column <= last]
@@ -257,7 +258,7 @@ def first_step(connection: sa.Connection, run: int) -> int | None:
 
 def _bounds(connection: sa.Connection, table: sa.Table, run: int, span: Range) -> Range:
     """The first and last step that there is. Two seeks in the primary key, however many rows."""
-    where = (table.c.run == run, *_within(table.c.step, span))
+    where = (table.c.run == run, *within(table.c.step, span))
     step = sa.select(table.c.step).where(*where).limit(1)
     first = connection.execute(step.order_by(table.c.step)).scalar()
     last = connection.execute(step.order_by(table.c.step.desc())).scalar()

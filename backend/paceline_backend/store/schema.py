@@ -182,6 +182,7 @@ segments = Table(
     Column("plan_s", Double, nullable=False),
     Column("adopted_at", Double, nullable=False),
     Column("body", LargeBinary, nullable=False),  # the whole Segment, MessagePack
+    Column("synchroniser", Text, nullable=False, server_default="allreduce"),  # its name
     Index("ix_segments_run_first_step", "run", "first_step"),
     Index(  # where no controller planned, without the bodies in between
         "ix_segments_coasts",
@@ -192,6 +193,29 @@ segments = Table(
         sqlite_where=text("source = 'coast'"),
         postgresql_where=text("source = 'coast'"),
     ),
+)
+
+# One row per round of a relaxed synchroniser, from the rank that tells of it.
+rounds = Table(
+    "rounds",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("attempt", SmallInteger, primary_key=True),
+    Column("rank", Integer, primary_key=True),
+    Column("seq", BigInteger, primary_key=True),
+    Column("segment", BigInteger, nullable=False),
+    Column("number", BigInteger, nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("world", Integer, nullable=False),
+    Column("contributors", Integer, nullable=False),
+    Column("staleness", LargeBinary, nullable=False),  # counts by age, MessagePack
+    Column("dropped", Integer, nullable=False),
+    Column("waited_s", Double, nullable=False),
+    Column("reduced_s", Double, nullable=False),
+    Column("bytes", BigInteger, nullable=False),
+    Column("ended_at", Double, nullable=False),
+    Index("ix_rounds_run_step", "run", "step"),
+    sqlite_with_rowid=False,
 )
 
 # What an operator allows `auto` to do with a run. No row: nothing.

@@ -4,6 +4,7 @@ Messages may come late, in any order and repeatedly; the tables end up the same:
 
 * `StepBatch` → one row of ``worker_steps`` per rank and step; of several attempts at a step the
   latest stays. Steps that all ranks reported, in one attempt, are summed up in ``steps``.
+* `RoundBatch` → one row of ``rounds`` per record.
 * `Adopted` → ``segments``; a policy version's earliest one tells when that switch took effect.
 * `Hello`, `RunState` → ``runs``: the latest attempt's Hello; states only go forward, an end is
   final unless it was only assumed. Whatever comes of a run is a sign that it lives.
@@ -20,11 +21,20 @@ from typing import Any
 import msgspec
 import psycopg
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
-from paceline.wire import ENDED, Adopted, Hello, Message, NodeState, RunState, StepBatch, StepRecord
-from paceline_backend.store import schema
-from paceline_backend.store._store import Store, StoreRefusedError
+from paceline.wire import (
+    ENDED,
+    Adopted,
+    Hello,
+    Message,
+    NodeState,
+    RoundBatch,
+    RunState,
+    StepBatch,
+    StepRecord,
+)
+from paceline_backend.store import rounds, schema
+from paceline_backend.store._store import Store, StoreRefusedError, insert
 
 _PROGRESS = {"pending": 0, "starting": 1, "running": 2} | dict.fromkeys(ENDED, 3)
 _ALL_STEPS = range(2**62)
@@ -188,6 +198,7 @@ def write(store: Store, messages: Sequence[tuple[str, Message]]) -> Written:
         _write_nodes(connection, [m for _, m in messages if isinstance(m, NodeState)])
         rows = _write_steps(connection, [(r, m) for r, m in known if isinstance(m, StepBatch)])
         _sum_up(connection, runs.values())
+        rounds.write(connection, [(r.key, m) for r, m in known if isinstance(m, RoundBatch)])
     return Written(
         rows,
         unknown=frozenset(r for r, m in messages if r not in runs and not isinstance(m, NodeState)),
@@ -272,9 +283,8 @@ def _started(run: _Run, at: float) -> None:
 def _write_segments(connection: sa.Connection, adopted: list[tuple[_Run, Adopted]]) -> None:
     if not adopted:
         return
-    insert = _insert(connection, schema.segments).on_conflict_do_nothing()
     connection.execute(
-        insert,
+        insert(connection, schema.segments).on_conflict_do_nothing(),
         [
             {
                 "run": run.key,
@@ -290,6 +300,7 @@ def _write_segments(connection: sa.Connection, adopted: list[tuple[_Run, Adopted
                 "plan_s": message.segment.plan_s,
                 "adopted_at": message.adopted_at,
                 "body": msgspec.msgpack.encode(message.segment),
+                "synchroniser": message.segment.synchroniser.name,
             }
             for run, message in adopted
         ],
@@ -320,12 +331,12 @@ def _write_nodes(connection: sa.Connection, states: list[NodeState]) -> None:
     if not states:
         return
     latest = {state.node: state for state in sorted(states, key=lambda state: state.at)}
-    insert = _insert(connection, schema.nodes)
+    rows = insert(connection, schema.nodes)
     mutable = [c.name for c in schema.nodes.c if c.name not in ("id", "registered_at")]
-    upsert = insert.on_conflict_do_update(
+    upsert = rows.on_conflict_do_update(
         index_elements=["id"],
-        set_={name: insert.excluded[name] for name in mutable},
-        where=insert.excluded.heartbeat_at >= schema.nodes.c.heartbeat_at,
+        set_={name: rows.excluded[name] for name in mutable},
+        where=rows.excluded.heartbeat_at >= schema.nodes.c.heartbeat_at,
     )
     connection.execute(
         upsert,
@@ -345,11 +356,6 @@ def _write_nodes(connection: sa.Connection, states: list[NodeState]) -> None:
             for state in latest.values()
         ],
     )
-
-
-def _insert(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgresql.Insert:
-    is_sqlite = connection.dialect.name == "sqlite"
-    return sqlite.insert(table) if is_sqlite else postgresql.insert(table)
 
 
 def _write_steps(connection: sa.Connection, batches: list[tuple[_Run, StepBatch]]) -> int:

@@ -1,0 +1,160 @@
+"""Bodies of answers: what a run achieved, what it used, how its gradients met."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Round(BaseModel):
+    """One exchange of a relaxed synchroniser: a partial reduction, or a mean of replicas."""
+
+    attempt: int = Field(examples=[0])
+    rank: int = Field(description="that told of it", examples=[0])
+    seq: int = Field(description="counts what this rank told", examples=[118])
+    segment: int = Field(examples=[5])
+    number: int = Field(description="of the round in its segment", examples=[22])
+    step: int = Field(description="that the rank was in", examples=[84])
+    world: int = Field(description="ranks that took part", examples=[4])
+    contributors: int = Field(description="of them, that gave something", examples=[3])
+    staleness: list[int] = Field(
+        description="gradients that went in, by how many rounds old; the last: or older",
+        examples=[[2, 1, 0, 0]],
+    )
+    dropped: int = Field(description="samples whose gradients were too old", examples=[0])
+    waited_s: float = Field(
+        description="response time: from the round before until this one was called",
+        examples=[0.012],
+    )
+    reduced_s: float = Field(description="from then until its sum was there", examples=[0.003])
+    bytes: int = Field(description="that the rank gave", examples=[65536])
+    ended_at: float = Field(description="Unix time", examples=[1767225604.2])
+
+
+class InForce(BaseModel):
+    """The rounds under one policy version."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    version: int = Field(description="of the policy", examples=[1])
+    policy: str = Field(examples=["rna"])
+    synchroniser: str = Field(examples=["partial"])
+    from_: int = Field(alias="from", description="step of the first round", examples=[64])
+    to: int = Field(description="step of the last round", examples=[311])
+    rounds: int = Field(examples=[1204])
+    world: int = Field(description="ranks that took part", examples=[4])
+    contributors: float = Field(description="mean of a round", examples=[3.1])
+    staleness: list[int] = Field(
+        description="gradients, by how many rounds old; the last: or older",
+        examples=[[3000, 700, 32, 0]],
+    )
+    samples: int = Field(description="of the complete steps under it", examples=[15872])
+    dropped: int = Field(description="samples whose gradients were not applied", examples=[48])
+    dropped_share: float | None = Field(description="of `samples`", examples=[0.003])
+    waited_s: float = Field(description="response time, median", examples=[0.012])
+    waited_s_p95: float = Field(description="19 of 20 are at most this", examples=[0.041])
+    reduced_s: float = Field(description="mean", examples=[0.003])
+    bytes: int = Field(description="given by the rank that told, in all", examples=[78905344])
+    rounds_per_s: float | None = Field(examples=[61.5])
+    gradients_per_s: float | None = Field(description="that were applied", examples=[190.6])
+    words: str = Field(examples=["rna (partial), steps 64–311: 1,204 rounds of 3.1 of 4 ranks"])
+
+
+class RoundsOverTime(BaseModel):
+    """Rounds by the step in which they ended; steps without any are left out."""
+
+    bucket: int = Field(description="steps per point", examples=[1])
+    step: list[int] = Field(description="of a bucket the first with a round", examples=[[64, 65]])
+    rounds: list[int] = Field(examples=[[4, 5]])
+    contributors: list[float] = Field(description="mean", examples=[[3.25, 3.0]])
+    contributors_min: list[int] = Field(examples=[[2, 1]])
+    contributors_max: list[int] = Field(examples=[[4, 4]])
+    dropped: list[int] = Field(description="samples, in all", examples=[[0, 4]])
+    waited_s: list[float] = Field(description="mean", examples=[[0.012, 0.014]])
+    waited_s_max: list[float] = Field(examples=[[0.03, 0.041]])
+    reduced_s: list[float] = Field(description="mean", examples=[[0.003, 0.003]])
+    bytes: list[int] = Field(description="in all", examples=[[262144, 327680]])
+
+
+class Synchronisation(BaseModel):
+    """How gradients met, where a relaxed synchroniser was in force."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    from_: int | None = Field(
+        alias="from", description="step of the first round in the range", examples=[64]
+    )
+    to: int | None = Field(description="step of the last one", examples=[311])
+    newest: int | None = Field(
+        description="step of the run's last round; null: it has none", examples=[311]
+    )
+    in_force: list[InForce]
+    over_time: RoundsOverTime
+
+
+class EpochCoverage(BaseModel):
+    """Which samples an epoch used, counted from the records of ranks."""
+
+    epoch: int = Field(examples=[0])
+    samples: int = Field(description="in the data set", examples=[1074])
+    used: int = Field(description="uses in all", examples=[1074])
+    distinct: int = Field(description="samples used at least once", examples=[1074])
+    missing: int = Field(description="samples not used", examples=[0])
+    duplicated: int = Field(description="samples used more than once", examples=[0])
+    complete: bool = Field(description="the epoch has ended", examples=[True])
+    exact: bool = Field(
+        description="each sample exactly once; of the last, unfinished epoch: none twice",
+        examples=[True],
+    )
+    dropped: int = Field(
+        description="samples that were used, but whose gradients came too late to be applied",
+        examples=[0],
+    )
+
+
+class Coverage(BaseModel):
+    """Of all epochs that the run has begun."""
+
+    epochs: list[EpochCoverage]
+    exact: bool = Field(examples=[True])
+    dropped: int = Field(description="of all epochs", examples=[0])
+
+
+class Fluid(BaseModel):
+    """Of the fluid limit: Σλ / Σ(1/a_j) + steps · (Σ(b_j/a_j) / Σ(1/a_j) + communication)."""
+
+    a_s: list[float] = Field(description="s per size unit of each rank", examples=[[3.6e-05]])
+    b_s: list[float] = Field(description="s per step of each rank", examples=[[0.005]])
+    communication_s: float = Field(description="per step", examples=[0.003])
+    source: Literal["emulated", "fitted"] = Field(examples=["fitted"])
+
+
+class PresetReport(BaseModel):
+    """What a preset achieved, without its first steps; null where no step is left."""
+
+    steps: int = Field(examples=[100])
+    step_time_s: float | None = Field(description="mean", examples=[0.26])
+    se: float | None = Field(examples=[0.05])
+    step_dif: float | None = Field(examples=[900.0])
+    waste: float | None = Field(examples=[0.02])
+    ett_mape: float | None = Field(examples=[0.02])
+    time_over_fluid: float | None = Field(description="1 is perfect", examples=[1.04])
+    speedup: float | None = Field(
+        description="over bsp, per unit of load; null without bsp steps", examples=[2.1]
+    )
+    speedup_limit: float | None = Field(description="what the fluid limit would be", examples=[2.2])
+
+
+class Report(BaseModel):
+    """The run's presets side by side."""
+
+    presets: dict[str, PresetReport]
+    warmup: int = Field(description="steps left out after each policy's start", examples=[20])
+    coasted: int = Field(description="steps left out: planned without a controller", examples=[0])
+    overhead_s: float | None = Field(
+        description="per step: Σ(b_j/a_j) / Σ(1/a_j) + communication", examples=[0.008]
+    )
+    fluid: Fluid | None
+    coverage: Coverage
+    synchronisation: list[InForce] = Field(description="relaxed ones; else empty")
