@@ -1,7 +1,8 @@
 """DistributedDataParallel with weighted gradients, right for uneven and for empty local batches.
 
 The update is Σ_j w_j g_j with w_j = n_j/Σn or Λ_j/ΣΛ (CHRONICA Alg. 4, Eq. 7): the mean gradient
-over the global batch, as one process would compute it.
+over the global batch, as one process would compute it. Here as the mean over ranks of M w_j g_j:
+what was reduced before, alike on all ranks, stays as it is when more is added and reduced.
 """
 
 # No `from __future__ import annotations`: DDP checks the hook's annotations and takes no strings.
@@ -38,43 +39,24 @@ class Now:
         self.step: RunningStep | None = None
         self.weighs = True  # False: ranks step by themselves, with their own batches' means
 
-    def weigh(self, gradient: torch.Tensor) -> None:
-        """Scales a local gradient in place by this rank's weight."""
+    def weighed(self, gradient: torch.Tensor) -> torch.Tensor:
+        """A local gradient times this rank's weight, relative to an equal part's."""
         if self.step is None:
-            gradient.div_(self.world)
-        elif self.step.plan.samples == 0:
-            gradient.zero_()  # 0 · NaN is NaN, and a filler's gradient may be anything
-        elif self.weighs:
-            gradient.mul_(self.step.plan.weight)
+            return gradient
+        if self.step.plan.samples == 0:  # 0 · NaN is NaN, and a filler's gradient may be anything
+            return torch.zeros_like(gradient)
+        return gradient * (self.step.plan.weight * self.world) if self.weighs else gradient
 
 
-class _Reduction:
-    """What the communication hook needs."""
-
-    def __init__(self, now: Now) -> None:
-        self.now = now
-        self.aside: dict[
-            nn.Parameter, torch.Tensor
-        ] = {}  # weighted sums of earlier backward passes
-
-
-def _reduce_weighted(
-    state: _Reduction,
+def _mean(
+    now: Now,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[torch.Tensor]:
-    """The communication hook: weighs, adds what was accumulated, sums over ranks."""
-    step = state.now.step
-    state.now.weigh(bucket.buffer())
-    if state.aside:
-        for parameter, gradient in zip(bucket.parameters(), bucket.gradients(), strict=True):
-            if parameter in state.aside:
-                gradient.add_(state.aside[parameter])
-    last = bucket.is_last()
-    if last:
-        state.aside.clear()
-        if step is not None:
-            step.gradients_ready()
-    work = dist.all_reduce(bucket.buffer(), async_op=True)
+    """The communication hook: the mean over ranks of what has been weighed, as DDP's own."""
+    step, last = now.step, bucket.is_last()
+    if last and step is not None:
+        step.gradients_ready()
+    work = dist.all_reduce(bucket.buffer().div_(now.world), async_op=True)
     assert work is not None
 
     def reduced(future: Future[list[torch.Tensor]]) -> torch.Tensor:
@@ -89,9 +71,8 @@ def _reduce_weighted(
 class WeightedDDP(DistributedDataParallel):
     """DistributedDataParallel that weighs each rank's gradient. Made by `Session.wrap`.
 
-    After `no_sync`, ``.grad`` holds this rank's *weighted* sum so far. The next backward pass must
-    not weigh it again, so it is set aside while one runs, and not sooner: until the backward pass
-    ``zero_grad`` discards it as in DDP.
+    Each parameter's gradient is weighed before it is added to ``.grad``, so what accumulates there,
+    in `no_sync` or over several steps, needs no more weighing.
     """
 
     def __init__(self, module: nn.Module, now: Now, **options: Any) -> None:
@@ -103,35 +84,21 @@ class WeightedDDP(DistributedDataParallel):
             # They are equal at the start. Sent before every step they would blur compute times.
             self.broadcast_buffers = False
         self._now = now
-        self._reduces = True
         self._local = False  # gradients of the newest forward pass stay on this rank
-        self._raw = False  # .grad holds unweighted gradients of the current step
-        self._partial = False  # .grad holds this rank's weighted sum, not reduced yet
-        self._reduction = _Reduction(now)
-        super().register_comm_hook(self._reduction, _reduce_weighted)
-        for parameter in self._parameters_with_gradient():  # hooks run before .grad changes
-            parameter.register_hook(self._arrives)  # type: ignore[no-untyped-call]
+        super().register_comm_hook(now, _mean)
+        for parameter in module.parameters():
+            if parameter.requires_grad:
+                parameter.register_hook(self._arrives)  # type: ignore[no-untyped-call]
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's forward pass."""
         if torch.is_grad_enabled():
-            self.settle()
             self._local = not self.require_backward_grad_sync
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
     def reduce(self, reduces: bool) -> None:
-        """Whether backward passes reduce gradients; else they stay on this rank, weighted.
-
-        Between steps only; what was accumulated is lost when it changes.
-        """
-        if reduces != self._reduces:
-            self._reduces = self.require_backward_grad_sync = reduces
-            self.applied()
-
-    def applied(self) -> None:
-        """What ``.grad`` holds has been used up: the next backward pass begins anew."""
-        self._raw = self._partial = False
-        self._reduction.aside.clear()
+        """Whether backward passes reduce gradients; else they stay on this rank. Between steps."""
+        self.require_backward_grad_sync = reduces
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -143,56 +110,23 @@ class WeightedDDP(DistributedDataParallel):
         if self.static_graph:
             raise ValueError("no_sync() needs static_graph=False: PyTorch's reducer takes not both")
         with super().no_sync():
-            try:
-                yield
-            finally:
-                if self._raw and self._now.step is not None:
-                    self._now.step.gradients_kept()
-                self.settle()
+            yield
 
-    def settle(self) -> None:
-        """Weighs what was accumulated in the current step; called before it changes, too."""
-        aside = self._reduction.aside
-        if not self._raw and not aside:
-            return
-        for parameter in self._parameters_with_gradient():
-            total = aside.pop(parameter, None)
-            if self._raw and parameter.grad is not None:
-                # A new tensor: the old one may be a view of DDP's bucket, which is written again.
-                gradient = parameter.grad.clone()
-                self._now.weigh(gradient)
-                total = gradient if total is None else total.add_(gradient)
-            parameter.grad = total
-        self._raw, self._partial = False, True
-
-    def _arrives(self, _: torch.Tensor) -> None:
-        """A backward pass has computed a gradient."""
-        if self._partial:
-            self._set_aside()
-        if self._local:  # also where the backward pass runs after `no_sync`: so does DDP
-            self._raw = True
-
-    def _set_aside(self) -> None:
-        for parameter in self._parameters_with_gradient():
-            if parameter.grad is not None:
-                self._reduction.aside[parameter] = parameter.grad
-                # Looking for unused parameters, DDP wants a gradient wherever it saw a use before.
-                keep = self.find_unused_parameters
-                parameter.grad = torch.zeros_like(parameter.grad) if keep else None
-        self._partial = False
-
-    def _parameters_with_gradient(self) -> list[nn.Parameter]:
-        return [p for p in self.module.parameters() if p.requires_grad]
+    def _arrives(self, gradient: torch.Tensor) -> torch.Tensor:
+        """A backward pass has computed a parameter's gradient; what is added to ``.grad``."""
+        if self._local and self._now.step is not None:
+            self._now.step.gradients_kept()
+        return self._now.weighed(gradient)
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Refused: the hook that weighs gradients is the only one.
+        """Refused: the hook that reduces gradients is the only one.
 
         Raises:
             ValueError: always.
         """
         raise ValueError(
-            "Paceline weighs gradients in DDP's communication hook, and DDP takes only one: "
-            "register none"
+            "Paceline reduces weighted gradients in DDP's communication hook, and DDP takes only "
+            "one: register none"
         )
 
     def join(self, *_: Any, **__: Any) -> Any:

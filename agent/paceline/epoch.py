@@ -8,7 +8,7 @@ import torch
 
 from paceline.dealing import dealt, equal_counts
 from paceline.terms import epoch_over
-from paceline.wire import Segment
+from paceline.wire import SYNCHRONISERS, Segment
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
@@ -109,6 +109,8 @@ class Epoch:
             return f"shares {segment.shares} are not those of {world} ranks"
         if segment.threads and (len(segment.threads) != world or min(segment.threads) < 1):
             return f"threads {segment.threads} are not those of {world} ranks, each 1 or more"
+        if segment.synchroniser.name not in SYNCHRONISERS:
+            return f"synchroniser {segment.synchroniser.name!r} is not known to paceline here"
         return None
 
     def coast(self, steps: int, world: int, sizes: Floats, shares: list[float]) -> list[list[Ints]]:

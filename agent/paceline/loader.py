@@ -79,9 +79,11 @@ class Loader:
                 if longer_s:
                     time.sleep(longer_s)
                 session.begin_step(self._steps.popleft(), time.perf_counter() - asked)
+                closing = True  # by a break, a return or an exception in the body
                 try:
                     yield batch
+                    closing = False
                 finally:
-                    session.end_body()
+                    session.end_body(closing)
         finally:
             session.end_epoch(ran_out)

@@ -33,7 +33,8 @@ class Step:
     ett_s: float | None
     threads: int  # CPU threads to use; 0: as they are
     synchroniser: Synchronisation = ALLREDUCE
-    last: bool = False  # of its segment
+    last: bool = False  # of its segment,
+    epoch_end: bool = False  # and of its epoch
 
     @property
     def samples(self) -> int:
@@ -94,6 +95,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
                 self.threads,
                 self.synchroniser,
                 last=k == len(self.counts) - 1,
+                epoch_end=self.epoch_end and k == len(self.counts) - 1,
             )
 
 

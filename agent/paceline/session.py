@@ -112,6 +112,7 @@ class Session:
         self._skip_epoch = False  # a checkpoint was taken in its last step
         self._in_epoch = False
         self._ran_out = False  # the newest loop over the loader ran to its end
+        self._failure: PacelineError | None = None  # of the meeting after one that did not
         self._stopped = self._closed = False
         self._pid = os.getpid()
         atexit.register(self.close)
@@ -199,6 +200,7 @@ class Session:
             ValueError: `total` is not a whole number ≥ 0.
         """
         whole("epochs", total, 0)
+        self._refuse_closed()
         self._epochs = total
         while self._next_epoch < total and not self.stopped:
             epoch = self._next_epoch
@@ -241,6 +243,8 @@ class Session:
     def _refuse_closed(self) -> None:
         if self._closed:
             raise PacelineError("this session is closed")
+        if self._failure is not None:
+            raise PacelineError(str(self._failure)) from self._failure
 
     def state_dict(self) -> dict[str, Any]:
         """Where training is, for a checkpoint. Call it after the optimiser's step.
@@ -336,8 +340,8 @@ class Session:
 
     def begin_step(self, plan: Step, data_s: float) -> None:
         """A batch is loaded and goes to the loop's body."""
-        self._finish_step()
         self._exchange.begin(plan)
+        self._finish_step()
         hold_s = self._computing.begin(plan)
         self.step = plan.step
         if self._leader is not None:
@@ -349,20 +353,31 @@ class Session:
         """How much longer loading a batch shall take."""
         return self._computing.loading_s
 
-    def end_body(self) -> None:
-        """The loop's body is through with the batch."""
-        for model in self._models:
-            model.settle()
-        self._exchange.body_done()
+    def end_body(self, closing: bool) -> None:
+        """The loop's body is through with the batch, or was left."""
+        with self._told_later(closing):
+            self._exchange.body_done()
         self._running().body_done()
 
     def end_epoch(self, ran_out: bool) -> None:
         """The loop over the loader has ended: the loader ran out, or the loop was left."""
+        with self._told_later(not ran_out):
+            self._exchange.end(ran_out)
         self._finish_step()
-        self._exchange.end()
         self._in_epoch, self._ran_out = False, ran_out
         if self._reporter is not None:
             self._reporter.flush()
+
+    @contextlib.contextmanager
+    def _told_later(self, closing: bool) -> Iterator[None]:
+        """While a loop is closed Python swallows what is raised: so it is when training goes on."""
+        try:
+            yield
+        except PacelineError as error:
+            if not closing:
+                raise
+            self._failure = error
+            logger.warning("%s", error)
 
     def _finish_step(self) -> None:
         if self._now.step is not None:

@@ -80,6 +80,11 @@ class RunningStep:
         self._stamps = [self._clock.stamp()]
         self._kept: Any = None  # when gradients were computed that no reduction followed yet
         self._done: Any = None
+        self._waited_s = 0.0
+
+    def waited(self, seconds: float) -> None:
+        """All ranks have met, outside of a reduction."""
+        self._waited_s += seconds
 
     def gradients_ready(self) -> None:
         """The last gradient that this rank contributes is computed, and will be reduced now."""
@@ -87,8 +92,15 @@ class RunningStep:
         self._stamps.append(self._clock.stamp())
         self._kept = None
 
+    def gradients_offered(self) -> None:
+        """The gradients kept so far are given away, for others to use when they will."""
+        kept = self._kept if self._hold_s is None else None
+        self._hold()
+        self._stamps.append(self._clock.stamp() if kept is None else kept)
+        self._kept = None
+
     def reduced(self) -> None:
-        """The reduction that `gradients_ready` announced has ended."""
+        """The exchange that `gradients_ready` or `gradients_offered` announced has ended."""
         self._stamps.append(self._clock.stamp())
 
     def gradients_kept(self) -> None:
@@ -129,7 +141,7 @@ class RunningStep:
         for k, (first, second) in enumerate(pairwise(self._stamps)):
             times[k % 2] += self._clock.between(first, second)
         loss = float(self._loss) if self._loss is not None and self.plan.samples else None
-        return times[0], times[1], loss
+        return times[0], times[1] + self._waited_s, loss
 
     def _hold(self) -> None:
         if self._hold_s is not None:

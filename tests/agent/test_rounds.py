@@ -74,5 +74,5 @@ def test_a_rank_that_is_silent_is_named(ranks: Ranks) -> None:
     told = ranks.run(rounds.silent, CALLS["rna"], 2)
     assert told[2] == "nothing"
     for rank in (0, 1, 3):
-        assert "in round" in told[rank]
+        assert f"rank {rank}, round" in told[rank]
         assert "2" in told[rank].split("for ranks", 1)[1]

@@ -1,8 +1,9 @@
-"""Relaxed synchronisers in a training script that knows nothing of them."""
+"""Relaxed synchronisers in training scripts that know nothing of them: the contract of all."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,17 +11,43 @@ import pytest
 from paceline.wire import ALLREDUCE, Synchronisation
 from support import relaxing
 from support.ranks import Ranks
+from support.relaxing import SAMPLES, STEPS
 
 pytestmark = pytest.mark.ranks
-
-RNA = Synchronisation("partial", {"probes": 2, "staleness": 4, "mean": True})
-ALL = Synchronisation("partial", {"quorum": 3, "staleness": 0, "waits": True, "mean": False})
-LOCAL = Synchronisation("averaging", {"every": 3})
+WORLD = 3
+KINDS = {
+    "rna": Synchronisation("partial", {"probes": 2, "staleness": 4, "mean": True}),
+    "majority": Synchronisation("partial", {"probes": 1, "staleness": 4, "mean": False}),
+    "n-soft": Synchronisation("partial", {"parts": 2, "staleness": 4, "mean": False}),
+    "ssp": Synchronisation("partial", {"quorum": 1, "staleness": None, "lead": 2, "mean": False}),
+    "backup": Synchronisation(
+        "partial", {"spare": 1, "staleness": 0, "waits": True, "mean": False}
+    ),
+    "local": Synchronisation("averaging", {"every": 3}),
+    "osa": Synchronisation("averaging", {"every": None}),
+}
+ALL = Synchronisation("partial", {"quorum": WORLD, "staleness": 0, "waits": True, "mean": False})
+RELAXED = 2 * SAMPLES - 4 * relaxing.BATCH  # samples after the first segment, which is all-reduced
+SCRIPTS: dict[str, dict[str, Any]] = {
+    "usual": {},
+    "adam": {"optimiser": "AdamW"},
+    "schedule": {"schedule": True, "optimiser": "AdamW"},
+    "accumulate": {"accumulate": 3},  # over segments' ends, too
+    "clip": {"clip": True},
+    "scaler": {"scaler": True, "clip": True},
+    "fused": {"scaler": True, "fused": True},
+    "frozen": {"frozen": True},
+    "late": {"late": True},
+    "workers": {"workers": 1},
+    "gather": {"gather": True, "slow": {1: 0.005}},
+    "slow": {"slow": {2: 0.01}},
+    "uneven": {"shares": [0.8, 0.2, 0.0]},
+}
 
 
 @pytest.fixture(scope="module")
 def ranks() -> Iterator[Ranks]:
-    pool = Ranks(3)
+    pool = Ranks(WORLD)
     yield pool
     pool.stop()
 
@@ -29,18 +56,69 @@ def flat(replica: list[object]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return np.concatenate([np.ravel(np.array(part, np.float64)) for part in replica])
 
 
-@pytest.mark.parametrize("chain", [[RNA], [LOCAL], [RNA, ALLREDUCE, LOCAL, ALLREDUCE, ALL]])
-def test_replicas_are_the_same_after_any_chain(ranks: Ranks, chain: list[Synchronisation]) -> None:
-    found = ranks.run(relaxing.train, chain)
+ANY = ("accumulate", "slow", "uneven", "usual", "workers")
+
+
+@pytest.mark.parametrize(
+    ("kind", "script"),
+    [(k, s) for k in KINDS for s in SCRIPTS if s in ANY or k in ("rna", "local")],
+)
+def test_replicas_are_the_same_in_the_end(ranks: Ranks, kind: str, script: str) -> None:
+    found = ranks.run(relaxing.train, [KINDS[kind]], SCRIPTS[script])
+    assert [one["error"] for one in found] == [None] * WORLD
     assert all(one["replica"] == found[0]["replica"] for one in found)
-    assert sum(one["samples"] for one in found) == 2 * relaxing.SAMPLES
+    assert sum(one["samples"] for one in found) == 2 * SAMPLES
+    assert np.isfinite(flat(found[0]["replica"])).all()
+    assert found[0]["segments"], "it was in force"
+    assert not found[1]["segments"], "one rank tells"
 
 
-def test_a_round_of_all_is_an_all_reduce(ranks: Ranks) -> None:
-    rounds, reduced = (ranks.run(relaxing.train, [one])[0] for one in (ALL, ALLREDUCE))
-    assert flat(rounds["replica"]) == pytest.approx(flat(reduced["replica"]), abs=1e-6)
+def test_a_slow_rank_is_not_waited_for(ranks: Ranks) -> None:
+    for kind in ("rna", "majority", "n-soft", "ssp", "backup"):
+        found = ranks.run(relaxing.train, [KINDS[kind]], {"slow": {2: 0.02}})
+        assert min(found[0]["contributors"]) < WORLD, kind
 
 
-def test_several_optimisers_keep_the_all_reduce(ranks: Ranks) -> None:
-    relaxed, reduced = (ranks.run(relaxing.train, [one], 2) for one in (RNA, ALLREDUCE))
+@pytest.mark.parametrize("chain", [["rna", "", "local", "", "backup"], ["ssp", "osa", "rna"]])
+def test_a_chain(ranks: Ranks, chain: list[str]) -> None:
+    found = ranks.run(relaxing.train, [KINDS.get(name, ALLREDUCE) for name in chain])
+    assert all(one["replica"] == found[0]["replica"] for one in found)
+    assert sum(one["samples"] for one in found) == 2 * SAMPLES
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, {"schedule": True}, {"accumulate": 3}, {"scaler": True}, {"shares": [0.8, 0.2, 0.0]}],
+    ids=str,
+)
+def test_a_round_of_all_is_an_all_reduce(ranks: Ranks, given: dict[str, Any]) -> None:
+    rounds, reduced = (ranks.run(relaxing.train, [one], given)[0] for one in (ALL, ALLREDUCE))
+    assert flat(rounds["replica"]) == pytest.approx(flat(reduced["replica"]), abs=2e-6)
+    assert rounds["dropped"] == 0
+
+
+@pytest.mark.parametrize("script", [{"optimisers": 2}, {"closure": True}], ids=str)
+def test_scripts_that_keep_the_all_reduce(ranks: Ranks, script: dict[str, Any]) -> None:
+    relaxed, reduced = (
+        ranks.run(relaxing.train, [one], script) for one in (KINDS["rna"], ALLREDUCE)
+    )
     assert relaxed == reduced
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("step", [6, 7, STEPS - 1])  # within a segment, at its end, at an epoch's
+def test_all_leave_early(ranks: Ranks, kind: str, step: int) -> None:
+    given = {"leave": (step, "break", -1), "slow": {1: 0.005}}
+    found = ranks.run(relaxing.train, [KINDS[kind]], given)
+    assert [one["error"] for one in found] == [None] * WORLD
+    assert all(one["replica"] == found[0]["replica"] for one in found)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("how", ["break", "raise"])
+@pytest.mark.parametrize("step", [6, 7])
+def test_a_rank_that_leaves_alone_is_named(ranks: Ranks, kind: str, how: str, step: int) -> None:
+    found = ranks.run(relaxing.train, [KINDS[kind]], {"leave": (step, how, 1)})
+    for rank in (0, 2):
+        assert f"rank 1 left its loop in step {step}" in found[rank]["error"]
+    assert ("BoomError" if how == "raise" else f"in step {step}") in found[1]["error"]

@@ -223,7 +223,6 @@ def _accumulate(
         loss_of(model, parts[rank] or [FILLER], "samples").backward()
 
     def begin(parts: list[list[Sample]]) -> None:
-        model.settle()  # as the session does between steps
         now.step = running(parts, rank)
 
     *first, last = batches
@@ -259,7 +258,6 @@ def discard_late() -> float:
     now.step = running(first, rank)
     with model.no_sync():
         loss_of(model, first[rank], "samples").backward()
-    model.settle()
     now.step = running(second, rank)
     loss = loss_of(model, second[rank], "samples")
     model.zero_grad()
@@ -278,7 +276,6 @@ def backward_outside() -> float:
     with model.no_sync():
         loss = loss_of(model, first[rank], "samples")
     loss.backward()
-    model.settle()
     now.step = running(second, rank)
     loss_of(model, second[rank], "samples").backward()
     for parts in (first, second):

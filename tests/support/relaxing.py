@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from typing import Any
 from unittest import mock
 
 import msgspec
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 import paceline
 from paceline.leader import Leader
+from paceline.plan import Step
+from paceline.synchronisers._base import Round
 from paceline.wire import ALLREDUCE, Segment, Synchronisation
 
 SAMPLES, BATCH, WIDTH = 192, 12, 5
+STEPS = SAMPLES // BATCH  # of an epoch
 
 
 class Data(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
@@ -32,45 +38,144 @@ class Data(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
 
 
 @contextmanager
-def planned(chain: list[Synchronisation]) -> Iterator[None]:
-    """Coasted segments of four steps, each with the next synchroniser; the first has none."""
+def planned(
+    chain: list[Synchronisation], shares: list[float] | None = None, steps: int = 4
+) -> Iterator[None]:
+    """Coasted segments of a few steps, each with the next synchroniser; the first has none."""
     coasted = Leader._coasted
 
     def next_one(leader: Leader) -> Segment:
-        leader._coast_steps = 4
+        leader._coast_steps = steps
         made = coasted(leader)
         what = chain[(leader.seq - 1) % len(chain)] if leader.seq else ALLREDUCE
-        return msgspec.structs.replace(made, synchroniser=what)
+        return msgspec.structs.replace(made, synchroniser=what, shares=shares or [])
 
     with (
-        mock.patch("paceline.leader.MOST_COASTED", 4),
+        mock.patch("paceline.leader.MOST_COASTED", steps),
         mock.patch.object(Leader, "_coasted", next_one),
     ):
         yield
 
 
-def train(chain: list[Synchronisation], optimisers: int = 1) -> dict[str, Any]:
-    """Two epochs; what this rank's replica is then."""
+@dataclass
+class Script:
+    """What the training does besides the usual."""
+
+    optimiser: str = "SGD"
+    optimisers: int = 1
+    late: bool = False  # a new optimiser for the second epoch
+    schedule: bool = False  # of learning rate and momentum, in each step
+    accumulate: int = 1  # steps until the optimiser steps
+    clip: bool = False
+    scaler: bool = False
+    fused: bool = False
+    closure: bool = False
+    frozen: bool = False  # the first layer
+    workers: int = 0  # of data loading
+    gather: bool = False  # a collective in the loop's body
+    slow: dict[int, float] = field(default_factory=dict)  # rank → seconds each step takes longer
+    shares: list[float] = field(default_factory=list)
+    leave: tuple[int, str, int] | None = None  # step, "break" or "raise", rank or -1: all
+
+
+class BoomError(Exception):
+    """What a script raises."""
+
+
+def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Two epochs; what this rank's replica is then, and what came of the rounds."""
+    script = Script(**(given or {}))
     torch.manual_seed(0)
-    samples = 0
-    with planned(chain):
+    told: list[tuple[int, Round]] = []
+    found: dict[str, Any] = {"samples": 0, "error": None}
+    with planned(chain, script.shares), mock.patch("paceline.session._FAREWELL_S", 20.0):
         session = paceline.Session(Data(), global_batch=BATCH, seed=3)
         network = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 1))
+        network[0].requires_grad_(not script.frozen)
         model = session.wrap(network)
-        groups = [list(network[0].parameters()), list(network[2].parameters())]
-        given = groups if optimisers == 2 else [[{"params": group} for group in groups]]
-        made = [torch.optim.SGD(params, 0.01, momentum=0.5) for params in given]
-        loader = session.loader()
-        for _ in range(2):
-            for x, y in loader:
-                for optimiser in made:
-                    optimiser.zero_grad()
-                ((model(x) - y) ** 2).mean().backward()
-                for optimiser in made:
-                    optimiser.step()
-                samples += session.batch.samples
+
+        def report(plan: Step, one: Round) -> None:
+            told.append((plan.segment, one))
+
+        session._exchange.reported = report
+        made = _optimisers(network, script)
+        scheduler = _scheduler(made[0]) if script.schedule else None
+        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=script.scaler)
+        more = {"prefetch_factor": 2} if script.workers else {}
+        loader = session.loader(num_workers=script.workers, **more)
+        try:
+            for epoch in range(2):
+                if epoch and script.late:
+                    made = _optimisers(network, script)
+                for x, y in loader:
+                    _step(session, model, made, scaler, script, x, y)
+                    found["samples"] += session.batch.samples
+                    if scheduler is not None:
+                        scheduler.step()
+                    if script.leave is not None and script.leave[0] == session.batch.step:
+                        _, how, who = script.leave
+                        if who in (-1, session.rank) and how == "break":
+                            break
+                        if who == session.rank:
+                            raise BoomError
+        except (paceline.PacelineError, BoomError) as error:
+            found["error"] = str(error) or type(error).__name__
+        found["last"] = session.step
         session.close()
     state = [*network.state_dict().values()]
     for optimiser in made:
-        state += [one["momentum_buffer"] for one in optimiser.state.values()]
-    return {"replica": [one.tolist() for one in state], "samples": samples}
+        for one in optimiser.state.values():
+            state += [value for _, value in sorted(one.items()) if torch.is_tensor(value)]
+    return found | {
+        "replica": [one.tolist() for one in state],
+        "contributors": [one.contributors for _, one in told],
+        "gradients": sum(sum(one.staleness) for _, one in told),
+        "dropped": sum(one.dropped for _, one in told),
+        "segments": sorted({segment for segment, _ in told}),
+    }
+
+
+def _optimisers(network: nn.Sequential, script: Script) -> list[torch.optim.Optimizer]:
+    groups = [list(network[0].parameters()), list(network[2].parameters())]
+    parts = groups if script.optimisers == 2 else [[{"params": group} for group in groups]]
+    if script.optimiser == "SGD":
+        return [torch.optim.SGD(p, 0.01, momentum=0.5, fused=script.fused) for p in parts]
+    return [torch.optim.AdamW(p, 0.01, fused=script.fused) for p in parts]
+
+
+def _scheduler(optimiser: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.OneCycleLR(optimiser, 0.05, total_steps=2 * STEPS)
+
+
+def _step(
+    session: paceline.Session,
+    model: nn.Module,
+    made: list[torch.optim.Optimizer],
+    scaler: torch.amp.GradScaler,
+    script: Script,
+    x: Tensor,
+    y: Tensor,
+) -> None:
+    def backward() -> Tensor:
+        loss = ((model(x) - y) ** 2).mean() / script.accumulate
+        scaler.scale(loss).backward()
+        return loss
+
+    step = session.batch.step
+    time.sleep(script.slow.get(session.rank, 0.0))
+    if step % script.accumulate == 0:
+        for optimiser in made:
+            optimiser.zero_grad()
+    if script.closure:
+        made[0].step(backward)  # type: ignore[arg-type]
+        return
+    backward()
+    if script.gather and step % 3 == 0:
+        dist.all_reduce(torch.ones(1))
+    if (step + 1) % script.accumulate == 0:
+        for optimiser in made:
+            if script.clip:
+                scaler.unscale_(optimiser)
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            scaler.step(optimiser)
+        scaler.update()

@@ -15,8 +15,8 @@ from torch.distributed import TCPStore
 
 from paceline.errors import PacelineError
 from paceline.synchronisers import call_of, limits_of
-from paceline.synchronisers._base import Ranks
-from paceline.synchronisers.rounds import Gradient, Round, Rounds
+from paceline.synchronisers._base import Ranks, Round
+from paceline.synchronisers.rounds import Gradient, Rounds, Sum
 
 
 @contextmanager
@@ -33,17 +33,19 @@ def ranks(timeout_s: float = 60.0) -> Iterator[Ranks]:
     dist.barrier()  # the store goes with rank 0
 
 
-def make(of: Ranks, given: dict[str, Any], length: int) -> Rounds:
+def make(of: Ranks, given: dict[str, Any], length: int, told: list[Round] | None = None) -> Rounds:
     call = call_of(given, of, "rounds", seed=3)
-    return Rounds(of, "rounds", length, call, limits_of(given, of.world))
+    take = None if told is None else told.append
+    return Rounds(of, "rounds", length, call, limits_of(given), take)
 
 
 def exchange(given: dict[str, Any], steps: int, seed: int) -> dict[str, Any]:
     """Each rank offers 1 in its own place, of 3 samples, at random times; some steps have none."""
     with ranks() as of:
         draw = random.Random(f"{seed} {of.rank}")
-        rounds = make(of, given, of.world)
-        offered, seen = 0, list[Round]()
+        told: list[Round] = []
+        rounds = make(of, given, of.world, told)
+        offered, seen = 0, list[Sum]()
         most_ahead = 0
         for _ in range(steps):
             time.sleep(draw.choice([0.0, 0.0, 0.001, 0.004]))
@@ -57,11 +59,11 @@ def exchange(given: dict[str, Any], steps: int, seed: int) -> dict[str, Any]:
         seen += rounds.finish()
     return {
         "offered": offered,
-        "numbers": [one.number for one in seen],
+        "numbers": [one.number for one in told],
         "totals": [one.total.tolist() for one in seen],
         "contributors": [one.contributors for one in seen],
-        "staleness": [one.staleness for one in seen],
-        "dropped": sum(one.dropped for one in seen),
+        "staleness": [one.staleness for one in told],
+        "dropped": sum(one.dropped for one in told),
         "ahead": most_ahead,
     }
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import nn
 
-from paceline.synchronisers._base import Ranks, Synchroniser
+from paceline.synchronisers._base import Ranks, Synchroniser, Told
 from paceline.synchronisers.averaging import Averaging
 from paceline.synchronisers.partial import Partial
 from paceline.synchronisers.rounds import Call, Limits, Probes, Quorum
@@ -19,29 +20,27 @@ def make(
     ranks: Ranks,
     prefix: str,
     parameters: list[nn.Parameter],
-    groups: int,
+    optimiser: torch.optim.Optimizer,
     seed: int,
+    told: Told | None = None,
 ) -> Synchroniser:
     """The synchroniser of a segment on one rank; each makes it.
 
     Args:
-        what: the plan's.
+        what: the plan's, not the all-reduce.
         ranks: that take part.
         prefix: of keys in the store, new for each segment.
         parameters: that are trained, in the same order on all ranks.
-        groups: parameter groups of the optimiser.
+        optimiser: of them.
         seed: of what is drawn at random, new for each segment.
-
-    Raises:
-        ValueError: no such synchroniser.
+        told: called with each round; on one rank.
     """
     given: dict[str, Any] = dict(what.parameters)
     if what.name == "averaging":
-        return Averaging(ranks, parameters, given["every"])
-    if what.name != "partial":
-        raise ValueError(f"synchroniser {what.name!r} is not known to paceline on this rank")
+        return Averaging(ranks, parameters, given["every"], told)
+    assert what.name == "partial", what.name
     call = call_of(given, ranks, prefix, seed)
-    return Partial(ranks, prefix, parameters, groups, call, limits_of(given, ranks.world))
+    return Partial(ranks, prefix, parameters, optimiser, call, limits_of(given), told)
 
 
 def call_of(given: Mapping[str, Any], ranks: Ranks, prefix: str, seed: int) -> Call:
@@ -57,10 +56,6 @@ def call_of(given: Mapping[str, Any], ranks: Ranks, prefix: str, seed: int) -> C
     return Quorum(ranks.asking, prefix, count)
 
 
-def limits_of(given: Mapping[str, Any], world: int) -> Limits:
-    """How far ranks may drift apart: "staleness" (None: as far as "lead" lets), "lead", "mean"."""
-    lead, staleness = given.get("lead"), given["staleness"]
-    if staleness is None:  # each rank that is ahead may call so many rounds
-        assert lead is not None
-        staleness = (lead + 1) * world
-    return Limits(staleness, lead, given["mean"], given.get("waits", False))
+def limits_of(given: Mapping[str, Any]) -> Limits:
+    """How far ranks may drift apart: "staleness", "lead", "mean", "waits"."""
+    return Limits(given["staleness"], given.get("lead"), given["mean"], given.get("waits", False))

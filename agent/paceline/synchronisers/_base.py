@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Protocol
@@ -28,30 +30,45 @@ class Ranks:
     timeout: timedelta
 
 
+@dataclass(frozen=True)
+class Round:
+    """What a round was; see `wire.RoundRecord`."""
+
+    number: int
+    world: int
+    contributors: int
+    staleness: list[int]  # gradients that went in, by how many rounds old; the last: or older
+    dropped: int  # samples whose gradients were too old
+    waited_s: float
+    reduced_s: float
+    bytes: int
+
+
+Told = Callable[[Round], None]  # may be called in another thread, never two at once
+
+
 class Synchroniser(Protocol):
     """One segment's exchange on one rank; made when it begins, over when all have met.
 
-    Methods are called in the thread that trains, around each step of the optimiser. It may take
-    gradients out of ``.grad``, put others in, and step the optimiser once more.
+    Methods are called in the thread that trains. They may take gradients out of ``.grad``, put
+    others in, and step the optimiser: such steps are not told of.
     """
 
-    goes_on: bool  # with the next segment, if that has the same one; else all ranks meet before it
-    weighs: bool  # .grad holds the rank's part of the global batch's mean; else its own batch's
+    goes_on: bool  # with the next segment, if that has the same one; else all meet at its end
+    weighs: bool  # .grad holds the rank's weight · M times its batch's mean; else the mean itself
 
     def stepping(self, plan: Step, optimiser: torch.optim.Optimizer) -> None:
-        """The optimiser is about to step."""
+        """The optimiser is about to step, in the loop's body: never, once or more often."""
         ...
 
-    def stepped(self, plan: Step, optimiser: torch.optim.Optimizer) -> None:
-        """It has."""
-        ...
-
-    def through(self) -> None:
-        """The segment's last step is done: nobody shall wait for this rank. Does not wait."""
+    def body_done(self, plan: Step, optimiser: torch.optim.Optimizer) -> None:
+        """The loop's body is through with a step."""
         ...
 
     def meet(self, optimiser: torch.optim.Optimizer) -> None:
-        """The segment is over: waits for all ranks; then replicas are equal.
+        """Waits until all ranks are here, after the same step; then replicas are equal.
+
+        Gradients that the script accumulates over steps stay in ``.grad``.
 
         Raises:
             PacelineError: a rank left or was silent for too long; the message names it.
@@ -59,7 +76,7 @@ class Synchroniser(Protocol):
         ...
 
     def abort(self, reason: str) -> None:
-        """This rank leaves in the middle of the segment."""
+        """This rank leaves in the middle of the segment: others that wait for it fail."""
         ...
 
 
@@ -67,3 +84,15 @@ def no_gradient(parameters: list[nn.Parameter]) -> None:
     """What optimisers leave alone."""
     for parameter in parameters:
         parameter.grad = None
+
+
+@contextmanager
+def kept(parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Within it gradients may be changed: afterwards they are as before."""
+    before = [parameter.grad for parameter in parameters]
+    no_gradient(parameters)
+    try:
+        yield
+    finally:
+        for parameter, gradient in zip(parameters, before, strict=True):
+            parameter.grad = gradient

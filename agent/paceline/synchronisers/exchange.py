@@ -1,38 +1,39 @@
 """How the ranks' gradients meet in the segment at hand: all-reduce in DDP, or a relaxed way.
 
 A relaxed synchroniser takes effect where the optimiser steps: a hook takes the rank's own gradient
-out of ``.grad`` and puts into it what shall be applied, if anything. So a script trains as before.
+out of ``.grad`` and applies what shall be applied, if anything. So a script trains as before.
 """
 
 from __future__ import annotations
 
-import contextlib
+import gc
 import logging
+import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline.ddp import Now, WeightedDDP
 from paceline.errors import PacelineError
 from paceline.meeting import TIMEOUT
 from paceline.plan import Step
 from paceline.synchronisers import make
-from paceline.synchronisers._base import Ranks, Synchroniser
-from paceline.synchronisers.rounds import spoil
+from paceline.synchronisers._base import Ranks, Round, Synchroniser, no_gradient
+from paceline.synchronisers.leaving import Leaving
 from paceline.wire import ALLREDUCE
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
 
 logger = logging.getLogger(__name__)
+
+Reported = Callable[[Step, Round], None]
 
 
 class Exchange:
@@ -49,145 +50,234 @@ class Exchange:
     def __init__(
         self, now: Now, models: Sequence[WeightedDDP], store: Store, rank: int, seed: int
     ) -> None:
-        self._now, self._models, self._store = now, models, store
+        self._now, self._models = now, models
+        self._store: Store | None = store
         self._rank, self._seed = rank, seed
+        self.reported: Reported | None = None  # takes rounds, of ranks that tell of them
         self._plan: Step | None = None  # the step in hand, or the last one of the epoch
-        self._segment = -1  # the newest one
+        self._able = False  # the synchroniser in force, being a relaxed one, suits the script
         self._relaxed: Synchroniser | None = None  # of the segment in hand, if it is
-        # That have stepped the models. Weak: a script may make a new one, and drop the old.
-        self._optimisers: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
-        self._refused: set[str] = set()  # synchronisers that this script cannot have
+        self._optimiser: weakref.ref[torch.optim.Optimizer] | None = None  # scripts may drop it
+        self._others: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # of other models
+        self._closures = False  # the script steps with a closure
         self._made: Ranks | None = None
+        self._leaving: Leaving | None = None  # once a relaxed synchroniser was in force
+        self._why: str | None = None  # this rank cannot go on
         self._inside = False  # a step of the optimiser that is ours
-        self._hooks = [
-            register_optimizer_step_pre_hook(self._stepping),
-            register_optimizer_step_post_hook(self._stepped),
-        ]
+        self._hook = register_optimizer_step_pre_hook(self._stepping)
 
     def begin(self, plan: Step) -> None:
-        """A step begins; between segments all ranks meet, and may go on in another way."""
-        before, self._plan, self._segment = self._plan, plan, plan.segment
+        """A step begins; where the synchroniser changes all ranks meet first.
+
+        Raises:
+            PacelineError: a rank left its loop; the message says which, and where.
+        """
+        before, self._plan = self._plan, plan
+        if self._leaving is not None and (
+            plan.synchroniser != ALLREDUCE
+            or (before is not None and before.synchroniser != ALLREDUCE)
+        ):
+            with self._ours():
+                self._leaving.begin(plan.step)
         if before is not None and before.segment == plan.segment:
             return
         same = before is not None and before.synchroniser == plan.synchroniser
-        if same and self._relaxed is not None and self._relaxed.goes_on:
+        if same and self._relaxed is not None:
             return
         self._meet()
-        relaxed = plan.synchroniser != ALLREDUCE and self._able(plan.synchroniser.name)
-        for model in self._models:
-            model.reduce(not relaxed)
-        self._now.weighs = True
-        if not relaxed:
+        if plan.synchroniser == ALLREDUCE or self._now.world == 1:
+            self._reduce(True)
             return
-        assert self._optimiser is not None
-        ranks = self._ranks()
+        if not same:
+            self._able = self._agreed(plan.synchroniser.name)
+        if not self._able:
+            return
+        optimiser = self._only()
         self._relaxed = make(
             plan.synchroniser,
-            ranks,
+            self._ranks(),
             f"rounds/{plan.segment}",
             self._parameters(),
-            len(self._optimiser.param_groups),
+            optimiser,
             self._seed + plan.segment,
+            self._told if self._rank == 0 else None,
         )
+        self._reduce(False)
         self._now.weighs = self._relaxed.weighs
 
     def body_done(self) -> None:
-        """The step is through; of a segment's last one the others learn it before all meet."""
-        if self._relaxed is not None and self._plan is not None and self._plan.last:
-            self._relaxed.through()
+        """The loop's body is through with a step: with a segment's last one, all ranks meet."""
+        if self._relaxed is None:
+            return
+        assert self._plan is not None
+        with self._ours():
+            self._relaxed.body_done(self._plan, self._only())
+        if self._plan.last and not self._relaxed.goes_on:
+            self._meet()
 
-    def end(self) -> None:
-        """The epoch is over, or its loop was left: all ranks meet."""
+    def end(self, ran_out: bool) -> None:
+        """The epoch is over, or its loop was left: all ranks meet.
+
+        Raises:
+            PacelineError: others went on where this one left; the message says which.
+        """
+        plan = self._plan
+        if self._why is not None:  # whoever waits for this rank learns it when it closes
+            return
+        if plan is not None and self._leaving is not None:
+            early = not (ran_out or plan.epoch_end)
+            if early and plan.synchroniser != ALLREDUCE:
+                with self._ours():
+                    self._leaving.leave(plan.step)
         self._meet()
+        self._reduce(True)
         self._plan = None
 
     def close(self) -> None:
         """No more steps come of this rank: in the middle of a segment, the others learn it."""
-        for hook in self._hooks:
-            hook.remove()
-        if self._relaxed is not None:
-            self._relaxed.abort("has left its loop")
-            self._relaxed = None
-        elif self._made is not None:
-            # Others that go on, as it was an error that ended this loop, are not to wait for it.
-            with contextlib.suppress(RuntimeError):  # the leader, whose store it is, has gone first
-                spoil(self._made, f"rounds/{self._segment + 1}", 0, "has left its loop")
+        self._hook.remove()
+        if self._plan is not None and self._leaving is not None:
+            why = self._why or "its session was closed"
+            self._leaving.tell(self._plan.step, why)
+            if self._relaxed is not None:
+                self._relaxed.abort(f"left its loop in step {self._plan.step}: {why}")
+        self._relaxed = self._made = self._leaving = self._store = None  # the store may go
 
     def _meet(self) -> None:
         if self._relaxed is None:
             return
-        assert self._optimiser is not None
         relaxed, self._relaxed = self._relaxed, None
+        began = time.perf_counter()
+        with self._ours():
+            relaxed.meet(self._only())
+        if self._now.step is not None:
+            self._now.step.waited(time.perf_counter() - began)
+
+    def _reduce(self, reduces: bool) -> None:
+        self._now.weighs = True
+        for model in self._models:
+            model.reduce(reduces)
+
+    @contextmanager
+    def _ours(self) -> Iterator[None]:
+        """What an exchange does, and may fail in."""
         self._inside = True
         try:
-            relaxed.meet(self._optimiser)
+            yield
+        except PacelineError as error:
+            self._why = str(error)
+            raise
+        except RuntimeError as error:  # of a collective, or of the script's own optimiser
+            left = self._leaving.why() if self._leaving is not None else None
+            if left is None:
+                raise
+            self._why = f"{left}: {error}"
+            raise PacelineError(self._why) from error
         finally:
             self._inside = False
 
-    def _able(self, name: str) -> bool:
+    def _told(self, one: Round) -> None:
+        if self.reported is not None and self._plan is not None:
+            self.reported(self._plan, one)
+
+    def _agreed(self, name: str) -> bool:
         """Whether this script can do without the all-reduce; a switch must not end its training."""
-        if not self._models:
-            return False
-        why = None
-        if len(self._optimisers) != 1:
-            why = f"{len(self._optimisers)} optimisers have stepped the model, it takes one"
-        elif any(model.static_graph for model in self._models):
-            why = "the model is wrapped with static_graph=True"
-        if why is not None and name not in self._refused:
-            self._refused.add(name)
+        ranks = self._ranks()
+        refusals: list[str | None] = [None] * ranks.world
+        dist.all_gather_object(refusals, self._refusal(), group=ranks.group)
+        why = next((one for one in refusals if one is not None), None)
+        if why is not None and self._rank == 0:
             logger.warning("%s: gradients go on being all-reduced, as %s", name, why)
         return why is None
 
-    @property
-    def _optimiser(self) -> torch.optim.Optimizer | None:
-        return next(iter(self._optimisers), None)
+    def _refusal(self) -> str | None:
+        if not self._models:
+            return "no model is wrapped"
+        if any(model.static_graph for model in self._models):
+            return "the model is wrapped with static_graph=True"
+        if self._closures:
+            return "the script steps its optimiser with a closure"
+        mine = {id(p) for p in self._parameters()}
+        # Also those that have not stepped yet: the first segment may be a relaxed one.
+        found = [o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)]
+        if sum(_has_any(o, mine) for o in found) > 1:
+            del found
+            gc.collect()  # of those that the script dropped
+            found = [o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)]
+        found = [o for o in found if _has_any(o, mine)]
+        if len(found) != 1:
+            return f"{len(found)} optimisers have the model's parameters, it takes one"
+        self._optimiser = weakref.ref(found[0])
+        return None
+
+    def _only(self) -> torch.optim.Optimizer:
+        optimiser = self._optimiser() if self._optimiser is not None else None
+        if optimiser is None:
+            raise PacelineError(
+                "the optimiser is gone in the middle of training under a relaxed synchroniser: "
+                "keep it, or switch to a policy that reduces all gradients in each step"
+            )
+        return optimiser
 
     def _ranks(self) -> Ranks:
         if self._made is None:
+            assert self._store is not None
             # Its own group: two threads on one give wrong sums. On the CPU, where the vectors are.
-            group = dist.new_group(backend="gloo")
+            group = dist.new_group(backend="gloo", timeout=TIMEOUT)
             # Made once: on a busy host, one new connection in some dozens took 5 s.
             asking, waiting = (self._store.clone() for _ in range(2))  # type: ignore[attr-defined]
             self._made = Ranks(group, asking, waiting, self._rank, dist.get_world_size(), TIMEOUT)
+            self._leaving = Leaving(self._made)
         return self._made
 
     def _parameters(self) -> list[nn.Parameter]:
         return [p for model in self._models for p in model.module.parameters() if p.requires_grad]
 
-    def _mine(self, optimiser: torch.optim.Optimizer) -> bool:
-        mine = {id(p) for p in self._parameters()}
-        return any(id(p) in mine for group in optimiser.param_groups for p in group["params"])
-
     def _stepping(self, optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._inside:
+        if self._inside or self._now.step is None:
             return
-        if optimiser not in self._optimisers:
-            if not self._mine(optimiser):
+        self._closures |= len(args) > 1 or kwargs.get("closure") is not None  # args[0]: itself
+        if self._relaxed is None or optimiser in self._others:
+            return
+        if self._optimiser is None or optimiser is not self._optimiser():
+            if not _has_any(optimiser, {id(p) for p in self._parameters()}):
+                self._others.add(optimiser)
                 return
-            self._optimisers.add(optimiser)
-        if self._relaxed is not None and len(self._optimisers) > 1:
             raise PacelineError(
                 "a relaxed synchroniser takes one optimiser, and this script has another: "
                 "switch to a policy that reduces all gradients in each step"
             )
+        if self._closures:
+            raise PacelineError(
+                "a relaxed synchroniser cannot step with a closure: switch to a policy that "
+                "reduces all gradients in each step"
+            )
         step = self._now.step
-        if self._relaxed is None or step is None:
-            return
-        for model in self._models:
-            model.settle()
-        step.gradients_ready()
-        self._relaxed.stepping(step.plan, optimiser)
+        step.gradients_offered()
+        with self._ours(), _unscaled(optimiser, self._parameters()):
+            self._relaxed.stepping(step.plan, optimiser)
         step.reduced()
 
-    def _stepped(self, optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        if self._inside or self._relaxed is None or optimiser is not self._optimiser:
-            return
-        if self._now.step is None:
-            return
-        self._inside = True
-        try:
-            self._relaxed.stepped(self._now.step.plan, optimiser)
-        finally:
-            self._inside = False
-        for model in self._models:
-            model.applied()
+
+def _has_any(optimiser: torch.optim.Optimizer, parameters: set[int]) -> bool:
+    return any(id(p) in parameters for group in optimiser.param_groups for p in group["params"])
+
+
+@contextmanager
+def _unscaled(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Within it gradients are unscaled: `GradScaler` leaves that to optimisers that can do it."""
+    given: Any = optimiser
+    scale, found_inf = getattr(given, "grad_scale", None), getattr(given, "found_inf", None)
+    if scale is None and found_inf is None:
+        yield
+        return
+    given.grad_scale = given.found_inf = None
+    for parameter in parameters:
+        if parameter.grad is not None and scale is not None:
+            parameter.grad.div_(scale.to(parameter.device))
+    if found_inf is not None and float(found_inf):
+        no_gradient(parameters)
+    try:
+        yield
+    finally:
+        given.grad_scale, given.found_inf = scale, found_inf

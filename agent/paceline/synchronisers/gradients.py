@@ -2,37 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 
 class Flat:
-    """Gradients of parameters as a vector, with which of them there are and the learning rates.
+    """Gradients as a vector, with which of them there are and the optimiser's settings.
 
     A sum of such vectors tells the summed gradients, of which parameters anyone had a gradient, and
-    the contributors' mean learning rates: so all replicas apply it alike, wherever their schedules
-    are. On the CPU, in 32 bits.
+    the contributors' mean settings (learning rate, momentum, …): so all replicas apply it alike,
+    wherever their schedules are. On the CPU, in 32 bits.
 
     Args:
         parameters: that are trained, in the same order on all ranks.
-        groups: parameter groups of the optimiser.
+        optimiser: of them.
     """
 
-    def __init__(self, parameters: Sequence[nn.Parameter], groups: int) -> None:
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], optimiser: torch.optim.Optimizer
+    ) -> None:
         self.parameters = list(parameters)
         self._ends = torch.tensor([p.numel() for p in self.parameters]).cumsum(0).tolist()
-        self._groups = groups
+        self._settings = len(_settings(optimiser))
 
     @property
     def length(self) -> int:
         """Of a vector."""
-        return (self._ends[-1] if self._ends else 0) + len(self.parameters) + 1 + self._groups
+        return int(self._ends[-1]) + len(self.parameters) + 1 + self._settings
 
-    def read(self, optimiser: torch.optim.Optimizer) -> torch.Tensor:
-        """The vector of what is in ``.grad`` now, and of one contributor."""
+    def read(self, optimiser: torch.optim.Optimizer, factor: float) -> torch.Tensor:
+        """The vector of what is in ``.grad`` now, times a factor, and of one contributor."""
         vector = torch.zeros(self.length)
         start, used = 0, self._ends[-1]
         for k, (parameter, end) in enumerate(zip(self.parameters, self._ends, strict=True)):
@@ -40,14 +44,27 @@ class Flat:
                 vector[start:end] = parameter.grad.detach().reshape(-1)
                 vector[used + k] = 1
             start = end
+        vector[:used] *= factor
         at = used + len(self.parameters)
         vector[at] = 1
-        for k, group in enumerate(optimiser.param_groups):
-            vector[at + 1 + k] = float(group["lr"])
+        vector[at + 1 :] = torch.tensor([float(value) for *_, value in _settings(optimiser)])
         return vector
 
-    def write(self, vector: torch.Tensor) -> list[float]:
-        """Puts a sum into ``.grad``: none where nobody had one. The learning rates to use."""
+    @contextmanager
+    def applying(self, optimiser: torch.optim.Optimizer, vector: torch.Tensor) -> Iterator[None]:
+        """Within it a sum is in ``.grad``, and its settings are the optimiser's."""
+        self.write(vector)
+        at = self._ends[-1] + len(self.parameters)
+        mine = _settings(optimiser)
+        means = (vector[at + 1 :] / vector[at]).tolist()
+        _set(optimiser, [(*where, mean) for (*where, _), mean in zip(mine, means, strict=True)])
+        try:
+            yield
+        finally:
+            _set(optimiser, mine)
+
+    def write(self, vector: torch.Tensor) -> None:
+        """Puts a sum into ``.grad``: none where nobody had one."""
         start, used = 0, self._ends[-1]
         there = vector[used : used + len(self.parameters)].tolist()
         for parameter, end, some in zip(self.parameters, self._ends, there, strict=True):
@@ -57,28 +74,55 @@ class Flat:
                 part = vector[start:end].view_as(parameter)
                 parameter.grad = part.to(parameter.device, parameter.dtype, copy=True)
             start = end
-        at = used + len(self.parameters)
-        rates = vector[at + 1 :] / vector[at]
-        return [float(rate) for rate in rates.tolist()]
 
 
-def averaged(tensors: Sequence[torch.Tensor], weight: float, group: Any) -> None:
+def _settings(optimiser: torch.optim.Optimizer) -> list[tuple[Any, ...]]:
+    """Numbers that steps depend on: parameter group, name, place in a tuple or None, value."""
+    found: list[tuple[Any, ...]] = []
+    for group in optimiser.param_groups:
+        for name in sorted(group.keys() - {"params"}):
+            value = group[name]
+            if isinstance(value, tuple):
+                found += [(group, name, k, one) for k, one in enumerate(value)]
+            elif isinstance(value, torch.Tensor):
+                found.append((group, name, None, float(value)))  # the tensor itself will change
+            elif isinstance(value, int | float) and not isinstance(value, bool):
+                found.append((group, name, None, value))
+    return found
+
+
+def _set(optimiser: torch.optim.Optimizer, settings: list[tuple[Any, ...]]) -> None:
+    for group, name, place, value in settings:
+        before = group[name]
+        if place is not None:
+            group[name] = (*before[:place], value, *before[place + 1 :])
+        elif isinstance(before, torch.Tensor):
+            before.fill_(value)
+        else:
+            group[name] = value
+
+
+def averaged(
+    tensors: Sequence[torch.Tensor], weight: float, group: Any, told: Sequence[float] = ()
+) -> list[float]:
     """Replaces tensors by their weighted mean over ranks, in place.
 
     Args:
         tensors: floating-point, alike on all ranks.
-        weight: of this rank; not 0 on all.
+        weight: of this rank; all 0: each keeps its own.
         group: of ranks.
-    """
-    import torch.distributed as dist
+        told: a few numbers, to be summed over ranks.
 
+    Returns:
+        the sums of `told`.
+    """
     with torch.no_grad():
         flat = torch.cat([t.detach().reshape(-1).to("cpu", torch.float32) for t in tensors])
-        vector = torch.cat([flat * weight, torch.tensor([weight])])
+        vector = torch.cat([flat * weight, torch.tensor([weight, *told])])
         dist.all_reduce(vector, group=group)
-        total = float(vector[-1])
-        start = 0
-        for tensor in tensors:
+        start, total = 0, float(vector[len(flat)])
+        for tensor in tensors if total else ():
             end = start + tensor.numel()
             tensor.copy_((vector[start:end] / total).view_as(tensor))
             start = end
+    return [float(one) for one in vector[len(flat) + 1 :].tolist()]

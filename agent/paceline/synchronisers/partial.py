@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import nn
 
 from paceline.plan import Step
-from paceline.synchronisers._base import Ranks, no_gradient
+from paceline.synchronisers._base import Ranks, Told, kept, no_gradient
 from paceline.synchronisers.gradients import Flat
-from paceline.synchronisers.rounds import Call, Gradient, Limits, Round, Rounds
+from paceline.synchronisers.rounds import Call, Gradient, Limits, Rounds, Sum
 
 
 class Partial:
@@ -24,7 +21,7 @@ class Partial:
         ranks: that take part.
         prefix: of keys in the store, new for each segment.
         parameters: that are trained, in the same order on all ranks.
-        groups: parameter groups of the optimiser.
+        optimiser: of them.
         call: who calls a round.
         limits: how far ranks may drift apart.
         told: called with each round, in another thread.
@@ -37,65 +34,57 @@ class Partial:
         ranks: Ranks,
         prefix: str,
         parameters: list[nn.Parameter],
-        groups: int,
+        optimiser: torch.optim.Optimizer,
         call: Call,
         limits: Limits,
-        told: Callable[[Round], None] | None = None,
+        told: Told | None = None,
     ) -> None:
-        self._flat = Flat(parameters, groups)
+        self._world = ranks.world
+        self._flat = Flat(parameters, optimiser)
         self._rounds = Rounds(ranks, prefix, self._flat.length, call, limits, told)
-        self._left: list[Round] = []  # taken, not applied yet
-        self._rates: list[Any] = []  # the script's learning rates, while others are in force
+        self._samples = 0  # whose gradients are in .grad
+        self._counted = self._offered = -1  # the latest steps of which samples, or gradients, were
 
     def stepping(self, plan: Step, optimiser: torch.optim.Optimizer) -> None:
-        """See `Synchroniser.stepping`."""
-        own = Gradient(self._flat.read(optimiser), plan.samples) if plan.samples else None
-        self._rounds.offer(own)
-        self._left = _filled(self._rounds.take())
-        if self._left:
-            self._put(optimiser)
-        else:
-            no_gradient(self._flat.parameters)
+        """See `Synchroniser.stepping`. All is applied here: the step itself finds no gradients."""
+        own = self._own(plan, optimiser)
+        self._rounds.offer(own, ends_step=self._offered != plan.step)
+        self._offered = plan.step
+        self._apply(self._rounds.take(), optimiser)
+        no_gradient(self._flat.parameters)
 
-    def stepped(self, plan: Step, optimiser: torch.optim.Optimizer) -> None:
-        """See `Synchroniser.stepped`."""
-        self._restore(optimiser)
-        self._apply(optimiser)
-
-    def through(self) -> None:
-        """See `Synchroniser.through`."""
-        self._rounds.through()
+    def body_done(self, plan: Step, optimiser: torch.optim.Optimizer) -> None:
+        """See `Synchroniser.body_done`. If nothing was offered, the script accumulates."""
+        self._count(plan)
+        if self._offered != plan.step:
+            self._rounds.offer(None)
+            with kept(self._flat.parameters):
+                self._apply(self._rounds.take(), optimiser)
 
     def meet(self, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.meet`."""
-        self._left = _filled(self._rounds.finish())
-        self._apply(optimiser)
-        no_gradient(self._flat.parameters)
+        with kept(self._flat.parameters):
+            self._apply(self._rounds.finish(), optimiser)
 
     def abort(self, reason: str) -> None:
         """See `Synchroniser.abort`."""
         self._rounds.abort(reason)
 
-    def _apply(self, optimiser: torch.optim.Optimizer) -> None:
-        while self._left:
-            self._put(optimiser)
-            optimiser.step()
-            self._restore(optimiser)
+    def _count(self, plan: Step) -> None:
+        if self._counted != plan.step:
+            self._counted = plan.step
+            self._samples += plan.samples
 
-    def _put(self, optimiser: torch.optim.Optimizer) -> None:
-        """The next round's gradients, and the learning rates of those who gave to it."""
-        rates = self._flat.write(self._left.pop(0).total)
-        self._rates = [group["lr"] for group in optimiser.param_groups]
-        for group, rate in zip(optimiser.param_groups, rates, strict=True):
-            if not isinstance(group["lr"], torch.Tensor):
-                group["lr"] = rate
+    def _own(self, plan: Step, optimiser: torch.optim.Optimizer) -> Gradient | None:
+        self._count(plan)
+        again = self._offered == plan.step and plan.samples > 0
+        if not (self._samples or again) or all(p.grad is None for p in self._flat.parameters):
+            return None
+        samples, self._samples = self._samples, 0
+        return Gradient(self._flat.read(optimiser, 1 / self._world), samples)
 
-    def _restore(self, optimiser: torch.optim.Optimizer) -> None:
-        for group, rate in zip(optimiser.param_groups, self._rates, strict=False):
-            group["lr"] = rate
-        self._rates = []
-
-
-def _filled(rounds: list[Round]) -> list[Round]:
-    """Those that anyone gave something to."""
-    return [one for one in rounds if one.contributors]
+    def _apply(self, sums: list[Sum], optimiser: torch.optim.Optimizer) -> None:
+        for one in sums:
+            if one.contributors:
+                with self._flat.applying(optimiser, one.total):
+                    optimiser.step()

@@ -19,12 +19,13 @@ import torch
 import torch.distributed as dist
 
 from paceline.errors import PacelineError
-from paceline.synchronisers._base import Ranks
+from paceline.synchronisers._base import Ranks, Round, Told
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
-_WAITING = 4  # gradients of a rank that wait for the same round, before it waits too
+_WAITING = 4  # gradients of a rank that wait for the same round, before it calls it itself
+_AGES = 16  # that are told apart
 _GO, _ABORT = "go", "abort "
 
 
@@ -37,16 +38,11 @@ class Gradient:
 
 
 @dataclass(frozen=True)
-class Round:
-    """What came of one: the same on all ranks, but for the times."""
+class Sum:
+    """What came of a round: the same on all ranks."""
 
-    number: int
     total: torch.Tensor  # Σ of the contributions
     contributors: int
-    staleness: list[int]  # gradients that went in, by how many rounds old they were
-    dropped: int  # samples whose gradients were too old
-    waited_s: float  # until it was called, since this rank had finished the one before
-    reduced_s: float  # from then until its sum was there
 
 
 def spoil(ranks: Ranks, prefix: str, number: int, reason: str) -> bool:
@@ -107,27 +103,34 @@ class _Pending:
 
 @dataclass(frozen=True)
 class Limits:
-    """How far ranks may drift apart.
+    """How far ranks may drift apart. A rank waits only for ranks that have done fewer steps.
+
+    So none waits for one that waits elsewhere: for its next segment, or in the script's own
+    collective.
 
     Args:
-        staleness: rounds after which a gradient is dropped.
+        staleness: rounds after which a gradient is dropped; None: never.
         lead: steps that a rank may be ahead of the slowest; None: any.
         mean: gradients that waited for the same round count as one, the newest most (RNA, Eq. 3);
             else as their sum.
-        waits: a rank goes on only with a round that it has not seen yet.
+        waits: after its k-th step a rank waits until k rounds are over.
     """
 
-    staleness: int = 4
+    staleness: int | None = 4
     lead: int | None = None
     mean: bool = True
     waits: bool = False
+
+    def fresh(self, age: int) -> bool:
+        """Whether a gradient so many rounds old goes into a round."""
+        return self.staleness is None or age <= self.staleness
 
 
 class Rounds:
     """One rank's part in the rounds of a segment.
 
     The thread that trains calls `offer`, `take`, `through` and `finish`. Sums come in the order of
-    rounds.
+    rounds. A rank that lags behind holds those that it has not taken yet.
 
     Args:
         ranks: that take part; their group is used by nobody else: two threads on one group give
@@ -146,24 +149,23 @@ class Rounds:
         length: int,
         call: Call,
         limits: Limits,
-        told: Callable[[Round], None] | None = None,
+        told: Told | None = None,
     ) -> None:
         self._group, self._rank, self._world = ranks.group, ranks.rank, ranks.world
         self._ranks, self._prefix = ranks, prefix
-        self._store, self._own_store = ranks.asking, ranks.waiting
         self._length, self._call, self._limits = length, call, limits
         self._timeout_s = ranks.timeout.total_seconds()
         self._told = told
         self._changed = threading.Condition()  # its lock is reentrant
         # All below is under the lock.
         self._pending: deque[_Pending] = deque()
-        self._sums: deque[Round] = deque()
+        self._sums: deque[Sum] = deque()
         self._taken = 0  # rounds that the training thread has
         self._round = 0  # that the communication thread is in
         self._announced = -1  # for which round the rank has said that it is ready
         self._busy = False  # a round is being reduced
         self._clock = 0  # steps that are through
-        self._idle = False  # a step without samples is through: ready, with nothing
+        self._idle = False  # a step without a gradient is through: ready, with nothing
         self._done = False  # no more will come,
         self._clocks = [0] * ranks.world  # as the last round told of all ranks,
         self._working = list(range(ranks.world))  # and who was not done
@@ -172,23 +174,27 @@ class Rounds:
         self._thread = threading.Thread(target=self._run, name="paceline-rounds", daemon=True)
         self._thread.start()
 
-    def offer(self, gradient: Gradient | None) -> None:
-        """A step is through; its gradient, or None if it had no samples, goes into a round.
+    def offer(self, gradient: Gradient | None, *, ends_step: bool = True) -> None:
+        """A gradient is to go into a round; None: a step is through that has none.
 
         Waits while this rank is too far ahead.
+
+        Args:
+            gradient: what this rank computed.
+            ends_step: it is the first of its step.
 
         Raises:
             PacelineError: a rank has left, or was silent for too long; the message names it.
         """
         with self._changed:
-            self._clock += 1
+            self._clock += ends_step
             self._idle = gradient is None
             if gradient is not None:
                 self._pending.append(_Pending(gradient, self._taken))
         self._announce()
         self._wait(lambda: not self._ahead())
 
-    def take(self) -> list[Round]:
+    def take(self) -> list[Sum]:
         """The rounds since the last call, in order.
 
         Raises:
@@ -208,19 +214,15 @@ class Rounds:
             others = [self._clocks[rank] for rank in self._working if rank != self._rank]
             return self._clock - min(others, default=self._clock)
 
-    def through(self) -> None:
-        """No more comes of this rank: the others do not wait for it any more."""
-        with self._changed:
-            self._done = True
-        self._announce()
-
-    def finish(self) -> list[Round]:
-        """Waits until all ranks are through, and gives the last sums.
+    def finish(self) -> list[Sum]:
+        """No more comes of this rank: waits until all ranks are through, and gives the last sums.
 
         Raises:
             PacelineError: see `offer`.
         """
-        self.through()
+        with self._changed:
+            self._done = True
+        self._announce()
         self._wait(lambda: not self._working)
         self._thread.join()
         return self.take()
@@ -228,7 +230,7 @@ class Rounds:
     def abort(self, reason: str) -> None:
         """This rank leaves in the middle: the others learn it at once instead of waiting."""
         with self._changed:
-            if not self._working:
+            if not self._working or self._error is not None:
                 return
             number = self._round
             while not spoil(self._ranks, self._prefix, number, reason):
@@ -236,12 +238,15 @@ class Rounds:
         self._thread.join(timeout=1.0)
 
     def _ahead(self) -> bool:
-        """Whether this rank shall wait for the others."""
-        if self._limits.waits and not self._sums:
-            return True
-        if len(self._pending) > _WAITING:
+        """Whether this rank shall wait for the others; see `Limits`."""
+        if self._overfull or (self._limits.waits and self._round < self._clock):
             return True
         return self._limits.lead is not None and self.ahead > self._limits.lead
+
+    @property
+    def _overfull(self) -> bool:
+        """Whether gradients wait for a round that nobody else may call for long."""
+        return len(self._pending) > _WAITING
 
     def _wait(self, until: Callable[[], bool]) -> None:
         with self._changed:
@@ -249,9 +254,9 @@ class Rounds:
                 lambda: self._error is not None or until(), self._timeout_s
             ):
                 slow = [rank for rank in self._working if rank != self._rank]
-                raise PacelineError(
-                    f"rank {self._rank} waited {self._timeout_s:g} s in round {self._round} for "
-                    f"ranks {slow}, of which some are stuck or gone"
+                self._error = PacelineError(
+                    f"waited {self._timeout_s:g} s for ranks {slow}, of which some are stuck or "
+                    "gone"
                 )
             self._check()
 
@@ -265,12 +270,20 @@ class Rounds:
         """Tells, once a round, that this rank is ready, and calls the round if it is to."""
         with self._changed:
             number, working = self._round, self._working
-            ready = bool(self._pending) or self._idle or (self._done and self._rank in working)
-            if self._busy or not ready or self._announced == number or not working:
+            if self._busy or not working:
                 return
-            self._announced = number
-            if self._call.ready(number, working):
-                self._store.compare_set(f"{self._prefix}/{number}", "", _GO)
+            calls = self._overfull
+            if self._announced < number and self._ready():
+                self._announced = number
+                calls |= self._call.ready(number, working)
+            if calls:
+                self._ranks.asking.compare_set(f"{self._prefix}/{number}", "", _GO)
+
+    def _ready(self) -> bool:
+        """Whether a round would be of use to this rank, or need not wait for it."""
+        if self._idle or (self._done and self._rank in self._working):
+            return True
+        return any(self._limits.fresh(self._round - one.born) for one in self._pending)
 
     def _run(self) -> None:
         try:
@@ -278,14 +291,14 @@ class Rounds:
                 self._reduce()
         except BaseException as error:
             with self._changed:
-                self._error = error
+                self._error = self._error or error
                 self._changed.notify_all()
 
     def _reduce(self) -> None:
         self._announce()
         began = time.perf_counter()
         key = f"{self._prefix}/{self._round}"
-        word = self._own_store.get(key).decode()
+        word = self._ranks.waiting.get(key).decode()
         if word.startswith(_ABORT):
             raise PacelineError(word.removeprefix(_ABORT))
         called = time.perf_counter()
@@ -294,44 +307,38 @@ class Rounds:
             vector = self._contribution()
         dist.all_reduce(vector, group=self._group)
         ended = time.perf_counter()
-        length, bins = self._length, self._limits.staleness + 1
-        head = vector[length:].tolist()
-        staleness = [round(count) for count in head[2 : 2 + bins]]
-        clocks = head[2 + bins : 2 + bins + self._world]
-        done = head[2 + bins + self._world :]
-        found = Round(
-            self._round,
-            vector[:length],
-            round(head[0]),
-            staleness,
-            round(head[1]),
-            called - began,
-            ended - called,
-        )
-        if self._rank == 0 and self._round:  # nobody waits for the one before any more
-            for key in ("", "/ready"):
-                self._own_store.delete_key(f"{self._prefix}/{self._round - 1}{key}")
+        length, world = self._length, self._world
+        head = [round(one) for one in vector[length:].tolist()]
+        ages, clocks, done = head[2 : -2 * world], head[-2 * world : -world], head[-world:]
+        last = all(done)
+        if self._rank == 0:
+            # Nobody waits for the one before any more; and who is in the last one has read its key.
+            for number in range(self._round - 1, self._round + last):
+                for part in ("", "/ready"):
+                    self._ranks.waiting.delete_key(f"{self._prefix}/{number}{part}")
         with self._changed:
-            self._sums.append(found)
-            self._clocks = [round(clock) for clock in clocks]
-            self._working = [rank for rank in range(self._world) if not round(done[rank])]
-            self._round += 1
+            self._sums.append(Sum(vector[:length], head[0]))
+            self._clocks = clocks
+            self._working = [rank for rank in range(world) if not done[rank]]
+            number, self._round = self._round, self._round + 1
             self._busy = False
             self._changed.notify_all()
         if self._told is not None:
-            self._told(found)
+            waited_s, reduced_s, size = called - began, ended - called, vector.nbytes
+            self._told(Round(number, world, head[0], ages, head[1], waited_s, reduced_s, size))
 
     def _contribution(self) -> torch.Tensor:
         """What this rank gives to the round; the lock is held."""
-        length, bins, limits = self._length, self._limits.staleness + 1, self._limits
-        vector = torch.zeros(length + 2 + bins + 2 * self._world)
+        length, world, limits = self._length, self._world, self._limits
+        bins = _AGES if limits.staleness is None else min(limits.staleness + 1, _AGES)
+        vector = torch.zeros(length + 2 + bins + 2 * world)
         head = vector[length:]
         fresh = []
         for one in self._pending:
             age = self._round - one.born
-            if age <= limits.staleness:
+            if limits.fresh(age):
                 fresh.append((one, age))
-                head[2 + age] += 1
+                head[2 + min(age, bins - 1)] += 1
             else:
                 self._dropped += one.gradient.samples
         self._pending.clear()
@@ -346,5 +353,5 @@ class Rounds:
         head[1] = self._dropped
         self._dropped = 0
         head[2 + bins + self._rank] = self._clock
-        head[2 + bins + self._world + self._rank] = self._done
+        head[2 + bins + world + self._rank] = self._done
         return vector
