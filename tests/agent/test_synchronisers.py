@@ -93,7 +93,7 @@ def test_a_chain(ranks: Ranks, chain: list[str]) -> None:
 )
 def test_a_round_of_all_is_an_all_reduce(ranks: Ranks, given: dict[str, Any]) -> None:
     rounds, reduced = (ranks.run(relaxing.train, [one], given)[0] for one in (ALL, ALLREDUCE))
-    assert flat(rounds["replica"]) == pytest.approx(flat(reduced["replica"]), abs=2e-6)
+    assert flat(rounds["replica"]) == pytest.approx(flat(reduced["replica"]), abs=1e-5)
     assert rounds["dropped"] == 0
 
 
