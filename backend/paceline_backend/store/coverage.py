@@ -88,6 +88,8 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
     ).scalar()
     told = _told(connection, run, hello)
     reported = _reported(connection, run, hello)
+    too_old = rounds.dropped(connection, run)
+    dropped: dict[int, int] = defaultdict(int)
     resumed = False
     for part in effective(connection, run, hello):
         segment = part.segment
@@ -95,6 +97,7 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
             _resume(uses, hello)
             resumed = True
         np.add.at(uses[segment.epoch], _used(connection, run, part, reported), 1)
+        dropped[segment.epoch] += too_old.get((part.attempt, segment.seq), 0)
         if segment.epoch_end and part.whole:
             ended.add(segment.epoch)
             if part.attempt < hello.attempt or part.end <= told or state == "finished":
@@ -104,10 +107,9 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
         return {"epochs": [], "exact": False, "dropped": 0}
     last = max(uses)
     unfinished = {last} if state in ENDED else {last} | ended
-    dropped = rounds.dropped(connection, run)
     epochs = [
         _epoch(epoch, uses[epoch], epoch in complete, epoch in unfinished, allowed)
-        | {"dropped": dropped.get(epoch, 0)}
+        | {"dropped": dropped[epoch]}
         for epoch in range(min(hello.epoch, *uses), last + 1)  # also those of which nothing came
     ]
     return {

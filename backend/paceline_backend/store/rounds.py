@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
@@ -25,14 +26,7 @@ _WHOLE = [
 ]
 _HUGE = 1e100  # Postgres raises where sums of finite numbers leave the range of a double
 
-_planned = rounds.join(
-    segments,
-    (segments.c.run == rounds.c.run)
-    & (segments.c.attempt == rounds.c.attempt)
-    & (segments.c.seq == rounds.c.segment),
-)
-_KEY = (segments.c.version, segments.c.policy, segments.c.synchroniser)
-_Key = tuple[int, str, str]
+_Plan = tuple[int, str, str]  # version, policy, synchroniser
 
 
 def write(connection: sa.Connection, batches: Iterable[tuple[int, RoundBatch]]) -> None:
@@ -104,22 +98,38 @@ def summary(connection: sa.Connection, run: int, span: Range, points: int) -> di
 class _Sums:
     """Of the rounds under one policy."""
 
-    first: int  # step
-    last: int
+    steps: list[int] = field(default_factory=list)  # first and last ones
     rounds: int = 0
     world: int = 0
     contributors: int = 0
-    staleness: list[int] = field(default_factory=list)
+    shapes: Counter[bytes] = field(default_factory=Counter)  # how often each `staleness` was
     dropped: int = 0
     samples: int = 0
     waited_s: list[float] = field(default_factory=list)
     reduced_s: float = 0.0
     bytes: int = 0
-    lasted_s: float = 0.0
+    began: dict[int, float] = field(default_factory=dict)  # attempt → Unix time
+    ended: dict[int, float] = field(default_factory=dict)
+
+    @property
+    def lasted_s(self) -> float:
+        """By the wall clock, as several ranks may tell; without the time between attempts."""
+        return sum(ended - self.began[attempt] for attempt, ended in self.ended.items())
+
+    @property
+    def staleness(self) -> list[int]:
+        """Gradients by age."""
+        total: list[int] = []
+        for shape, times in self.shapes.items():
+            pairs = zip_longest(total, _counts(shape), fillvalue=0)
+            total = [before + times * more for before, more in pairs]
+        return total
 
 
 def in_force(connection: sa.Connection, run: int, span: Range) -> list[dict[str, Any]]:
     """Of each policy version with rounds in a range of steps, in order: what they were like.
+
+    Rounds whose segment is not known yet are left out.
 
     Args:
         connection: to read from.
@@ -127,34 +137,37 @@ def in_force(connection: sa.Connection, run: int, span: Range) -> list[dict[str,
         span: first and last step.
     """
     where = _counting(connection, run, span)
-    found: dict[_Key, _Sums] = {}
-    _add_sums(connection, where, found)
-    if not found:
+    by_segment = connection.execute(_sums(where)).all()
+    if not by_segment:
         return []
+    # Put together here: of a join Postgres makes a bad plan while the tables are new.
+    found: dict[_Plan, _Sums] = defaultdict(_Sums)
+    of_segment = {}
+    for attempt, seq, samples, *plan in connection.execute(_segments(connection, run, span)):
+        of_segment[attempt, seq] = sums = found[tuple(plan)]
+        sums.samples += samples or 0
+    for row in by_segment:
+        if row[:2] in of_segment:
+            _add(of_segment[row[:2]], row)
     c = rounds.c
-    shapes = sa.select(*_KEY, c.staleness, sa.func.count()).select_from(_planned).where(*where)
-    for *key, staleness, count in connection.execute(shapes.group_by(*_KEY, c.staleness)):
-        sums = found[tuple(key)]
-        pairs = zip_longest(sums.staleness, _counts(staleness), fillvalue=0)
-        sums.staleness = [before + count * more for before, more in pairs]
-    times = sa.select(*_KEY, c.waited_s).select_from(_planned).where(*where)
-    for *key, waited_s in connection.execute(times):
-        found[tuple(key)].waited_s.append(waited_s)
-    for *key, samples in connection.execute(_samples(connection, run, span)):
-        if tuple(key) in found:
-            found[tuple(key)].samples = int(samples)
-    return [_answer(key, found[key]) for key in sorted(found, key=lambda key: found[key].first)]
+    each = sa.select(c.attempt, c.segment, c.staleness, c.waited_s).where(*where)
+    for *segment, staleness, waited_s in connection.execute(each):
+        if tuple(segment) in of_segment:
+            of_segment[tuple(segment)].shapes[staleness] += 1
+            of_segment[tuple(segment)].waited_s.append(waited_s)
+    told = {plan: sums for plan, sums in found.items() if sums.rounds}
+    return [_answer(plan, told[plan]) for plan in sorted(told, key=lambda plan: told[plan].steps)]
 
 
-def dropped(connection: sa.Connection, run: int) -> dict[int, int]:
-    """Epoch → samples whose gradients were not applied, as they had become too old."""
+def dropped(connection: sa.Connection, run: int) -> dict[tuple[int, int], int]:
+    """(attempt, segment) → samples whose gradients were not applied, as they were too old."""
+    c = rounds.c
     query = (
-        sa.select(segments.c.epoch, sa.func.sum(rounds.c.dropped))
-        .select_from(_planned)
+        sa.select(c.attempt, c.segment, sa.func.sum(c.dropped))
         .where(*_counting(connection, run, (None, None)))
-        .group_by(segments.c.epoch)
+        .group_by(c.attempt, c.segment)
     )
-    return {epoch: int(samples) for epoch, samples in connection.execute(query)}
+    return {(row[0], row[1]): int(row[2]) for row in connection.execute(query)}
 
 
 def _counting(connection: sa.Connection, run: int, span: Range) -> list[sa.ColumnElement[bool]]:
@@ -173,9 +186,26 @@ def _counts(staleness: bytes) -> list[int]:
     return msgspec.msgpack.decode(staleness, type=list[int])
 
 
-def _add_sums(
-    connection: sa.Connection, where: list[sa.ColumnElement[bool]], found: dict[_Key, _Sums]
-) -> None:
+def _segments(connection: sa.Connection, run: int, span: Range) -> sa.Select[Any]:
+    """Segments that touch a range of steps: attempt, seq, samples of complete steps, and plan."""
+    step, begin, end = steps.c.step, segments.c.first_step, segments.c.first_step + segments.c.steps
+    parts = [part.rows(step, segments.c.attempt) for part in _parts(connection, run)]
+    samples = (
+        sa.select(sa.func.sum(steps.c.samples))
+        .where(steps.c.run == run, step >= begin, step < end, *within(step, span))
+        .where(sa.or_(*(sa.and_(*part) for part in parts)))
+        .scalar_subquery()
+    )
+    c = segments.c
+    first, last = span
+    query = sa.select(c.attempt, c.seq, samples, c.version, c.policy, c.synchroniser)
+    query = query.where(c.run == run)
+    if first is not None:
+        query = query.where(end > first)
+    return query if last is None else query.where(begin <= last)
+
+
+def _sums(where: list[sa.ColumnElement[bool]]) -> sa.Select[Any]:
     c, func = rounds.c, sa.func
     columns = {
         "first": func.min(c.step),
@@ -186,52 +216,38 @@ def _add_sums(
         "dropped": func.sum(c.dropped),
         "reduced_s": func.sum(c.reduced_s),
         "bytes": func.sum(sa.cast(c.bytes, sa.Double)),  # integers may overflow
-        # By the wall clock, as several ranks may tell; of each attempt, as time passes between.
-        "lasted_s": func.max(c.ended_at) - func.min(c.ended_at - c.waited_s - c.reduced_s),
+        "began": func.min(c.ended_at - c.waited_s - c.reduced_s),
+        "ended": func.max(c.ended_at),
     }
-    query = (
-        sa.select(*_KEY, *(column.label(name) for name, column in columns.items()))
-        .select_from(_planned)
-        .where(*where)
-        .group_by(*_KEY, c.attempt)
-    )
-    for row in connection.execute(query):
-        sums = found.setdefault(tuple(row[:3]), _Sums(row.first, row.last))
-        sums.first, sums.last = min(sums.first, row.first), max(sums.last, row.last)
-        sums.world = max(sums.world, row.world)
-        for name in ("rounds", "contributors", "dropped", "bytes"):
-            setattr(sums, name, getattr(sums, name) + int(getattr(row, name)))
-        sums.reduced_s += row.reduced_s
-        sums.lasted_s += row.lasted_s
+    named = (column.label(name) for name, column in columns.items())
+    query = sa.select(c.attempt, c.segment, *named).where(*where)
+    return query.group_by(c.attempt, c.segment)
 
 
-def _samples(connection: sa.Connection, run: int, span: Range) -> sa.Select[Any]:
-    """Samples of complete steps under each policy, as far as they count."""
-    own = steps.c.step
-    of_segment = (own >= segments.c.first_step) & (own < segments.c.first_step + segments.c.steps)
-    parts = [part.rows(own, segments.c.attempt) for part in _parts(connection, run)]
-    return (
-        sa.select(*_KEY, sa.func.sum(steps.c.samples))
-        .select_from(segments.join(steps, (steps.c.run == segments.c.run) & of_segment))
-        .where(segments.c.run == run, *within(own, span))
-        .where(sa.or_(*(sa.and_(*part) for part in parts)))
-        .group_by(*_KEY)
-    )
+def _add(sums: _Sums, row: sa.Row[Any]) -> None:
+    """Adds those of a segment."""
+    sums.steps = [min([row.first, *sums.steps]), max([row.last, *sums.steps])]
+    sums.world = max(sums.world, row.world)
+    for name in ("rounds", "contributors", "dropped", "bytes"):
+        setattr(sums, name, getattr(sums, name) + int(getattr(row, name)))
+    sums.reduced_s += row.reduced_s
+    sums.began[row.attempt] = min(row.began, sums.began.get(row.attempt, row.began))
+    sums.ended[row.attempt] = max(row.ended, sums.ended.get(row.attempt, row.ended))
 
 
-def _answer(key: _Key, sums: _Sums) -> dict[str, Any]:
+def _answer(plan: _Plan, sums: _Sums) -> dict[str, Any]:
     median, p95 = np.quantile(sums.waited_s, (0.5, 0.95))
-    gradients = sum(sums.staleness)
+    staleness, lasted_s = sums.staleness, sums.lasted_s
     return {
-        "version": key[0],
-        "policy": key[1],
-        "synchroniser": key[2],
-        "from": sums.first,
-        "to": sums.last,
+        "version": plan[0],
+        "policy": plan[1],
+        "synchroniser": plan[2],
+        "from": sums.steps[0],
+        "to": sums.steps[1],
         "rounds": sums.rounds,
         "world": sums.world,
         "contributors": sums.contributors / sums.rounds,
-        "staleness": sums.staleness,
+        "staleness": staleness,
         "samples": sums.samples,
         "dropped": sums.dropped,
         "dropped_share": sums.dropped / sums.samples if sums.samples else None,
@@ -239,8 +255,8 @@ def _answer(key: _Key, sums: _Sums) -> dict[str, Any]:
         "waited_s_p95": float(p95),
         "reduced_s": sums.reduced_s / sums.rounds,
         "bytes": sums.bytes,
-        "rounds_per_s": sums.rounds / sums.lasted_s if sums.lasted_s > 0 else None,
-        "gradients_per_s": gradients / sums.lasted_s if sums.lasted_s > 0 else None,
+        "rounds_per_s": sums.rounds / lasted_s if lasted_s > 0 else None,
+        "gradients_per_s": sum(staleness) / lasted_s if lasted_s > 0 else None,
     }
 
 
