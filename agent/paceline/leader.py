@@ -46,6 +46,9 @@ Floats = npt.NDArray[np.float64]
 
 _encoder = msgspec.msgpack.Encoder()
 
+_FAREWELL_S = 2.0  # for ranks that may have left the loop with this one, or be waiting for it
+_FAREWELL_TO_END_S = 600.0  # for ranks that are still at work and will read how it ends
+
 
 class Control:
     """What the controller says, read by a background thread that outlives outages of the bus.
@@ -214,6 +217,23 @@ class Leader:
             check([part_key(self._newest, rank)]) and not check([left_key(rank)])
             for rank in range(self._world)
         )
+
+    def wait_for_readers(self, *, at_the_end: bool) -> None:
+        """Waits until the others have read how it ends from the store that goes with us.
+
+        Args:
+            at_the_end: they are still at work, and will read it.
+        """
+        began = time.monotonic()
+        told = False
+        while self.unread():
+            waited = time.monotonic() - began
+            if waited >= (_FAREWELL_TO_END_S if at_the_end else _FAREWELL_S):
+                return
+            if waited >= _FAREWELL_S and not told:
+                logger.warning("waiting for a rank that has not come to the end of the plan yet")
+                told = True
+            time.sleep(0.01)
 
     def _put(self, seq: int, parts: list[Part]) -> None:
         self._newest = seq

@@ -29,15 +29,12 @@ from paceline.profile import Profile, gather, limits_of, listed_limits, measure,
 from paceline.sizes import Sizes, resolve
 from paceline.spool import Spool
 from paceline.synchronisers.exchange import Exchange
-from paceline.telemetry import Emitter, Reporter
+from paceline.telemetry import Emitter, Reporter, RoundReporter
 from paceline.terms import Terms, length, whole
 from paceline.timing import Clock, CpuClock, CudaClock, RunningStep
 from paceline.wire import Hello
 
 logger = logging.getLogger(__name__)
-
-_FAREWELL_S = 2.0  # for ranks that may have left the loop with this one, or be waiting for it
-_FAREWELL_TO_END_S = 600.0  # for ranks that are still at work and will read how it ends
 
 
 class Session:
@@ -290,7 +287,7 @@ class Session:
         atexit.unregister(self.close)
         self._exchange.close()
         if self._leader is not None:
-            self._let_others_read(self._leader)
+            self._leader.wait_for_readers(at_the_end=self._ran_out)
         elif self.rank > 0 and self._store is not None:
             with contextlib.suppress(RuntimeError):  # the leader has gone first
                 self._store.set(left_key(self.rank), "")
@@ -302,19 +299,6 @@ class Session:
             self._emitter.close()
         # Loader and script may live on; the store's server and port need not.
         self._leader = self._plan = self._store = None
-
-    def _let_others_read(self, leader: Leader) -> None:
-        """Waits until the others have read how it ends from the store that goes with us."""
-        began = time.monotonic()
-        told = False
-        while leader.unread():
-            waited = time.monotonic() - began
-            if waited >= (_FAREWELL_TO_END_S if self._ran_out else _FAREWELL_S):
-                return
-            if waited >= _FAREWELL_S and not told:
-                logger.warning("waiting for a rank that has not come to the end of the plan yet")
-                told = True
-            time.sleep(0.01)
 
     # What the loader calls.
 
@@ -402,6 +386,8 @@ class Session:
         if environment.run is not None:
             self._emitter = self._make_emitter(environment.run)
             self._reporter = Reporter(self._emitter, environment.attempt, self.rank)
+            rounds = RoundReporter(self._emitter, environment.attempt, self.rank)
+            self._exchange.reported = rounds.over
         if self.rank == 0:
             if self._emitter is not None:
                 self._emitter.send(self._hello(lookahead))

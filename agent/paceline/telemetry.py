@@ -7,11 +7,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from dataclasses import asdict
 
 import redis
 
 from paceline.bus import connect
+from paceline.plan import Step
 from paceline.spool import Spool
+from paceline.synchronisers._base import Round
 from paceline.timing import RunningStep
 from paceline.wire import (
     TELEMETRY,
@@ -281,37 +284,16 @@ class RoundReporter:
         self._rank = rank
         self._seq = 0
 
-    def over(
-        self,
-        *,
-        segment: int,
-        number: int,
-        step: int,
-        world: int,
-        contributors: int,
-        staleness: list[int],
-        dropped: int,
-        waited_s: float,
-        reduced_s: float,
-        bytes: int,  # noqa: A002 (as in the record)
-    ) -> None:
-        """Takes a round that has just ended; what the arguments are, `RoundRecord` tells."""
-        self._emitter.record(
-            RoundRecord(
-                attempt=self._attempt,
-                rank=self._rank,
-                seq=self._seq,
-                segment=segment,
-                number=number,
-                step=step,
-                world=world,
-                contributors=contributors,
-                staleness=staleness,
-                dropped=dropped,
-                waited_s=waited_s,
-                reduced_s=reduced_s,
-                bytes=bytes,
-                ended_at=time.time(),
-            )
+    def over(self, plan: Step, one: Round) -> None:
+        """Takes a round that has just ended, and the step that the rank was in."""
+        record = RoundRecord(
+            attempt=self._attempt,
+            rank=self._rank,
+            seq=self._seq,
+            segment=plan.segment,
+            step=plan.step,
+            ended_at=time.time(),
+            **asdict(one),
         )
+        self._emitter.record(record)
         self._seq += 1

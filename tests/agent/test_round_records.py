@@ -11,15 +11,16 @@ import pytest
 import redis
 
 from paceline import telemetry, wire
+from paceline.plan import Step
 from paceline.spool import Spool, drain, dropped
+from paceline.synchronisers._base import Round
 from paceline.telemetry import Emitter, RoundReporter
 from paceline.wire import Message, RoundBatch, RoundRecord, RunState, StepBatch, StepRecord
 
 RUN = "r1"
+STEP = Step(1, 40, 3, [1], 1.0, 1.0, 1.0, 1.0, None, 0)
 ROUND: dict[str, Any] = {
-    "segment": 3,
     "number": 7,
-    "step": 40,
     "world": 4,
     "contributors": 2,
     "staleness": [1, 2, 0],
@@ -31,7 +32,7 @@ ROUND: dict[str, Any] = {
 
 
 def round_record(seq: int) -> RoundRecord:
-    return RoundRecord(attempt=0, rank=0, seq=seq, ended_at=1.0, **ROUND)
+    return RoundRecord(attempt=0, rank=0, seq=seq, ended_at=1.0, segment=3, step=40, **ROUND)
 
 
 def step_record(seq: int) -> StepRecord:
@@ -75,14 +76,17 @@ def test_a_rank_numbers_the_rounds_that_it_tells(bus_url: str) -> None:
     emitter = Emitter(RUN, bus_url, None, lambda: 0)
     reporter = RoundReporter(emitter, attempt=2, rank=1)
     before = time.time()
-    thread = threading.Thread(target=lambda: [reporter.over(**ROUND) for _ in range(2)])
+    thread = threading.Thread(
+        target=lambda: [reporter.over(STEP, Round(**ROUND)) for _ in range(2)]
+    )
     thread.start()
     thread.join()
-    reporter.over(**ROUND)
+    reporter.over(STEP, Round(**ROUND))
     emitter.close()
     found = rounds_of(on_bus(bus_url))
     assert [(one.attempt, one.rank, one.seq) for one in found] == [(2, 1, 0), (2, 1, 1), (2, 1, 2)]
     assert {name: getattr(found[0], name) for name in ROUND} == ROUND
+    assert (found[0].segment, found[0].step) == (3, 40)
     assert before <= found[0].ended_at <= found[2].ended_at <= time.time()
 
 

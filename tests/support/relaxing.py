@@ -88,7 +88,7 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
     torch.manual_seed(0)
     told: list[tuple[int, Round]] = []
     found: dict[str, Any] = {"samples": 0, "error": None}
-    with planned(chain, script.shares), mock.patch("paceline.session._FAREWELL_S", 20.0):
+    with planned(chain, script.shares), mock.patch("paceline.leader._FAREWELL_S", 20.0):
         session = paceline.Session(Data(), global_batch=BATCH, seed=3)
         network = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 1))
         network[0].requires_grad_(not script.frozen)
