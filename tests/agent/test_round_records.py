@@ -81,7 +81,7 @@ def test_a_rank_numbers_the_rounds_that_it_tells(bus_url: str) -> None:
     )
     thread.start()
     thread.join()
-    reporter.over(STEP, Round(**ROUND))
+    reporter.over(STEP, one)
     emitter.close()
     found = rounds_of(on_bus(bus_url))
     assert [(one.attempt, one.rank, one.seq) for one in found] == [(2, 1, 0), (2, 1, 1), (2, 1, 2)]
