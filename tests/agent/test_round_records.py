@@ -76,9 +76,8 @@ def test_a_rank_numbers_the_rounds_that_it_tells(bus_url: str) -> None:
     emitter = Emitter(RUN, bus_url, None, lambda: 0)
     reporter = RoundReporter(emitter, attempt=2, rank=1)
     before = time.time()
-    thread = threading.Thread(
-        target=lambda: [reporter.over(STEP, Round(**ROUND)) for _ in range(2)]
-    )
+    one = Round(**ROUND)
+    thread = threading.Thread(target=lambda: [reporter.over(STEP, one) for _ in range(2)])
     thread.start()
     thread.join()
     reporter.over(STEP, one)
