@@ -228,7 +228,34 @@ def _charts() -> list[Any]:
         chart("chart-loss", "Loss", "Mean over the global batch."),
         chart("chart-share", "Share of the batch per worker", "Λ_j ÷ ΣΛ: which part of each "
               "step's load (sum of its samples' sizes) a worker got.", wide=True),
+        _rounds(),
     ]  # fmt: skip
+
+
+def _rounds() -> html.Div:
+    """Of runs with a relaxed synchroniser alone."""
+    return html.Div(
+        id="rounds",
+        className="group",
+        hidden=True,
+        children=[
+            html.Div(
+                className="wide",
+                children=[html.H2("Synchronisation"), html.Ul(id="rounds-words")],
+            ),
+            chart("chart-contributors", "Contributors per round", "Workers whose gradients (or "
+                  "replicas) went into a round, mean over the rounds of a step, and the fewest and "
+                  "the most."),
+            chart("chart-response", "Response time", "From the end of one round until the next is "
+                  "called, mean and longest of a step's rounds; and reduction, from then until its "
+                  "sum is there."),
+            chart("chart-dropped", "Dropped samples", "Per step: samples that were computed, but "
+                  "whose gradients came too many rounds late and were not applied."),
+            chart("chart-bytes", "Bytes exchanged", "Per step: what one worker gave to rounds."),
+            chart("chart-staleness", "Staleness of gradients", "How many rounds old the gradients "
+                  "of the steps shown were when they were applied, under each policy.", wide=True),
+        ],
+    )  # fmt: skip
 
 
 def _policy_panel() -> html.Section:

@@ -10,7 +10,7 @@ from playwright.sync_api import Page, expect
 from paceline.wire import NodeState
 from paceline_backend.store import Store, telemetry
 from support.pages import keep_forecast, open_run, wait_for_chart
-from support.training import Training
+from support.training import PARTIAL, Training
 
 pytestmark = pytest.mark.browser
 
@@ -29,7 +29,9 @@ def test_no_rule_is_violated(
     training.train(20)
     training.train(10, source="coast")
     training.switch("chronica")
-    training.train(30)
+    training.train(10)
+    training.switch("rna", PARTIAL)
+    training.train(20)
     Training(store, bus_url, "old").end()
     node = NodeState("node-1", "node-1.example.org", 16, 2**36, [], 1e12, "0.1.0", ["r"])
     telemetry.write(store, [("", node)])
@@ -42,6 +44,7 @@ def test_no_rule_is_violated(
         page.wait_for_function(f"{current} === '{scheme}'")
     wait_for_chart(page, "share", 59)
     expect(page.locator("#workers-grid .ag-row .why")).to_have_count(4)
+    wait_for_chart(page, "contributors", 59)
     page.click("#whatif-ask")
     expect(page.locator("#whatif-forecasts li")).to_have_count(2)
     check(page)

@@ -9,11 +9,22 @@ from typing import Any
 import numpy as np
 
 from paceline.bus import connect, publish
-from paceline.wire import Message, RunState, StepBatch, SwitchRequested, live
+from paceline.wire import (
+    ALLREDUCE,
+    Message,
+    RoundBatch,
+    RunState,
+    StepBatch,
+    SwitchRequested,
+    Synchronisation,
+    live,
+)
 from paceline_backend.store import Store, runs, telemetry
-from support.records import add_run, adopted, hello, record
+from support.records import a_round, add_run, adopted, hello, record
 
 SEGMENT = 2  # steps
+ROUNDS = 2  # to a step, under a relaxed synchroniser
+PARTIAL = Synchronisation("partial", {"probes": 2})
 
 
 class Training:
@@ -45,6 +56,8 @@ class Training:
         self.step = 0
         self.version = 0
         self.policy = "bsp"
+        self.synchroniser = ALLREDUCE
+        self.rounds = 0
         world = len(self.slowness)
         began = time.time() - 600
         columns = {"created_at": began, "node": "node-1", "backend": backend}
@@ -65,7 +78,7 @@ class Training:
     def report(self, *messages: Message) -> None:
         """Commits messages, then tells open pages."""
         telemetry.write(self.store, [(self.run, message) for message in messages])
-        self.announce(*messages)
+        self.announce(*(one for one in messages if not isinstance(one, RoundBatch)))
 
     def announce(self, *messages: Message) -> None:
         """Tells open pages alone."""
@@ -94,17 +107,21 @@ class Training:
                     source=source,
                     epoch=self.step // 40,
                     counts=[[16] * len(self.slowness)] * size,
+                    synchroniser=self.synchroniser,
                     at=time.time(),
                 )
             )
             for step in range(self.step, self.step + size):
                 if step not in lost:
                     messages.append(self._batch(step))
+                if self.synchroniser != ALLREDUCE:
+                    messages.append(self._rounds(step))
             self.step += size
         self.report(*messages)
 
-    def switch(self, policy: str) -> None:
+    def switch(self, policy: str, synchroniser: Synchronisation = ALLREDUCE) -> None:
         """Requests a policy as the API does; the steps from now on follow it."""
+        self.synchroniser = synchroniser
         with self.store.write() as connection:
             made = runs.switch(connection, self.run, policy, {}, "test")
         self.announce(SwitchRequested(made["version"], policy, made["requested_at"]))
@@ -117,6 +134,31 @@ class Training:
     def end(self, state: str = "finished", **fields: Any) -> None:
         """The run is over."""
         self.report(RunState(state, time.time(), "node-1", **fields))
+
+    def _rounds(self, step: int) -> RoundBatch:
+        """Rounds of a step: of two ranks, then of all; every tenth step loses 8 samples."""
+        world = len(self.slowness)
+        made = []
+        for number in range(ROUNDS):
+            contributors = (2, world)[number % 2]
+            made.append(
+                a_round(
+                    self.rounds,
+                    segment=step // SEGMENT,
+                    number=step % SEGMENT * ROUNDS + number,
+                    step=step,
+                    world=world,
+                    contributors=contributors,
+                    staleness=[contributors - 1, 1, 0],
+                    dropped=0 if step % 10 or number else 8,
+                    waited_s=0.01 * (1 + number),
+                    reduced_s=0.002,
+                    bytes=50_000,
+                    ended_at=time.time() + 0.05 * self.rounds,
+                )
+            )
+            self.rounds += 1
+        return RoundBatch(made)
 
     def _batch(self, step: int) -> StepBatch:
         world = len(self.slowness)

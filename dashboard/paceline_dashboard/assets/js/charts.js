@@ -14,8 +14,6 @@ const METRIC_CHARTS = [
   { id: "chart-dif", metric: "dif", hover: ".4~s", tick: "~s" },
   { id: "chart-loss", metric: "loss", hover: ".4f", tick: "~g" },
 ];
-const WORKER_CHARTS = ["chart-compute", "chart-share"];
-const ALL = [...WORKER_CHARTS, ...METRIC_CHARTS.map((chart) => chart.id)];
 
 export class Charts {
   /** @param on {zoomed(from, to), reset(), seen()}: steps were chosen; double-clicked to go back; scrolled to. */
@@ -29,8 +27,11 @@ export class Charts {
     this.observer = new IntersectionObserver((entries) => this.#seen(entries));
   }
 
-  /** Draws everything: `view` of data.js, the steps [from, to] of the x axis, theme.js's colours. */
-  draw(data, view, from, to, colours) {
+  /**
+   * Draws everything: `view` of data.js, the steps [from, to] of the x axis, theme.js's colours; and `others`, more
+   * charts over steps: {id, traces, options}.
+   */
+  draw(data, view, from, to, colours, others) {
     const missing = gaps(view.step, view.bucket);
     const marked = marks(data.switches, view.coasts, missing, from, to, colours);
     const lines = view.ranks.length <= MOST_LINES;
@@ -46,6 +47,7 @@ export class Charts {
     for (const { id, metric, hover, tick } of METRIC_CHARTS) {
       this.#plot(id, [metricLine(view, metric, hover, colours)], from, to, colours, { ...marked, tick });
     }
+    for (const { id, traces, options } of others) this.#plot(id, traces, from, to, colours, { ...marked, ...options });
     this.range = [from, to];
     // The axis moved on under a resting pointer: the other charts follow to the step that is there now.
     if (this.pointer) this.#others(this.pointer.id, Math.round(from + this.pointer.part * (to - from)));
@@ -95,7 +97,8 @@ export class Charts {
   /** Shows the same step on the other charts. */
   #others(source, x) {
     this.hovering = true;
-    for (const id of ALL.filter((other) => other !== source && this.wired.has(other))) {
+    for (const id of this.wired) {
+      if (id === source) continue;
       if (x === undefined) window.Plotly.Fx.unhover(id);
       else window.Plotly.Fx.hover(id, { xval: x });
     }

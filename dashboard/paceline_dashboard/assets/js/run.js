@@ -11,6 +11,7 @@ import { History } from "./history.js";
 import { Live } from "./live.js";
 import { Painter } from "./painter.js";
 import { PolicyPanel } from "./policy.js";
+import { Rounds } from "./rounds.js";
 import { drawFacts, drawHeader, drawKpis, ENDED } from "./summary.js";
 import { onTheme, theme } from "./theme.js";
 import { WhatIf } from "./whatif.js";
@@ -21,6 +22,8 @@ const POLL_S = 2; // what events do not carry: workers' fits, the controller's l
 const WHY_S = 5; // why ranks wait, what `auto` decided
 const MANY = 1024; // workers whose table is megabytes: asked for more seldom
 const MANY_S = 15;
+const POINTS = 1000; // of rounds over time
+const PAUSE_PER_MS = 4; // between two answers about rounds, for each ms that one took
 const LEAST_SPAN = 20; // steps on the axis from the first one on, so that it does not jump
 
 /** Opens the page; returns how to close it. @param page {run, palette, plotly}: id, colours, where Plotly is. */
@@ -50,8 +53,11 @@ class RunPage {
     });
     this.heatmap = new HeatMap();
     this.attribution = new AttributionChart();
+    this.rounds = new Rounds();
     this.workers = new WorkersTable();
-    this.told = {}; // table → the last step that it is about, once the run has ended
+    this.told = {}; // table → what it was asked for last, up to which step, in which state of the run
+    this.asked = 0; // how often for rounds,
+    this.meetAfter = 0; // and when again: those of a long run are a heavy answer
     this.endings = [];
   }
 
@@ -72,6 +78,7 @@ class RunPage {
       onTheme(() => {
         this.colours = theme(this.palette);
         this.attribution.draw(this.colours);
+        this.rounds.draw(this.colours);
         this.painter.request();
       }),
     );
@@ -89,6 +96,7 @@ class RunPage {
       poll(() => this.#bearing(() => this.#look()), POLL_S),
       poll(() => this.#bearing(() => this.#compare()), many ? MANY_S : POLL_S),
       poll(() => this.#bearing(() => this.#explain()), many ? MANY_S : WHY_S),
+      poll(() => performance.now() > this.meetAfter && this.#bearing(() => this.#meet()), POLL_S),
       poll(() => this.#bearing(() => this.auto.refresh(this.run)), WHY_S),
     );
   }
@@ -99,6 +107,7 @@ class RunPage {
     this.painter.close();
     this.charts.close();
     this.attribution.close();
+    this.rounds.close();
     for (const end of this.endings) end();
     document.title = "Paceline";
   }
@@ -139,6 +148,7 @@ class RunPage {
     answer.segments.forEach((segment) => this.data.addSegment(segment));
     answer.switches.forEach((change) => this.data.addSwitch(change));
     this.#take(answer.run);
+    this.#bearing(() => this.#meet());
     this.painter.request();
   }
 
@@ -188,10 +198,23 @@ class RunPage {
     this.workers.explain(found.workers);
   }
 
+  /** The rounds of the steps shown: in a live window also those of steps that are not complete yet. */
+  async #meet() {
+    if (this.data.latest < 0) return; // nothing is shown yet
+    const [from, to] = this.#range();
+    const asked = ++this.asked;
+    const began = performance.now();
+    const found = await this.#news("synchronisation", { from, to: this.zoom ? to : undefined, points: POINTS });
+    if (!found || this.closed || asked !== this.asked) return;
+    this.meetAfter = performance.now() + PAUSE_PER_MS * (performance.now() - began);
+    this.rounds.update(found, this.colours);
+    this.painter.request();
+  }
+
   /** An answer about the newest steps; null where the run has ended and it is known. */
   async #news(name, parameters) {
     const { state, step } = this.run;
-    const key = `${state} ${step}`;
+    const key = `${state} ${step} ${JSON.stringify(parameters)}`;
     if (ENDED.includes(state) && this.told[name] === key) return null;
     const found = await get(`${this.path}/${name}`, parameters);
     this.told[name] = key;
@@ -227,16 +250,24 @@ class RunPage {
   #zoom(range) {
     this.zoom = range;
     this.history.clear();
+    if (this.rounds.any) this.#bearing(() => this.#meet());
     this.painter.request();
+  }
+
+  /** The steps on the axis, [from, to]. */
+  #range() {
+    const { latest, begins } = this.data;
+    const choice = byId("chart-window").value;
+    const first = choice === "all" ? begins : Math.max(begins, latest - Number(choice) + 1);
+    return this.zoom ?? [first, Math.max(latest, first + LEAST_SPAN - 1)];
   }
 
   /** The steps to draw, [from, to], and the view that holds them. */
   #shown() {
-    const { latest, begins } = this.data;
+    const { latest } = this.data;
     const world = this.run.world ?? this.run.nproc;
     const choice = byId("chart-window").value;
-    const first = choice === "all" ? begins : Math.max(begins, latest - Number(choice) + 1);
-    const [from, to] = this.zoom ?? [first, Math.max(latest, first + LEAST_SPAN - 1)];
+    const [from, to] = this.#range();
     // A live window never waits for history: with many workers, their own lines begin later.
     const live = this.zoom === null && choice !== "all";
     const here = live || latest < 0 || this.data.reachesBackTo(from, true);
@@ -250,7 +281,7 @@ class RunPage {
     const [from, to, view] = this.#shown();
     const many = view.ranks.length > MOST_LINES;
     show("heatmap-card", many);
-    this.charts.draw(this.data, view, from, to, this.colours);
+    this.charts.draw(this.data, view, from, to, this.colours, this.rounds.charts(this.colours));
     if (many) this.heatmap.draw(view, from, to);
     drawHeader(this.run, this.data.steps.get(this.data.latest));
     drawKpis(this.data, this.effects);

@@ -1,0 +1,128 @@
+// How gradients meet where a relaxed synchroniser is in force: rounds over steps, and how old gradients were.
+import { CONFIG, layout } from "./charts.js";
+import { byId, make, show } from "./dom.js";
+import { integer } from "./format.js";
+
+const STALENESS = "chart-staleness";
+const PATTERNS = ["", "/", ".", "x", "-", "|"]; // tell policies apart without colour
+const MOST_POLICIES = PATTERNS.length; // of the steps shown: the newest
+
+export class Rounds {
+  constructor() {
+    this.found = null; // what was told last, of a run that has or had rounds
+  }
+
+  get any() {
+    return this.found !== null;
+  }
+
+  /** Takes an answer of `GET synchronisation`. */
+  update(found, colours) {
+    if (!this.any && found.newest === null) return;
+    this.found = found;
+    show("rounds", true);
+    const words = this.#policies().map((one) => one.words);
+    const last = found.newest === null ? "" : `; the last one was in step ${integer(found.newest)}`;
+    const shown = words.length ? words : [`No round in the steps shown${last}.`];
+    const list = byId("rounds-words");
+    if (list.dataset.shown !== shown.join("\n")) {
+      list.dataset.shown = shown.join("\n");
+      list.replaceChildren(...shown.map((line) => make("li", {}, line)));
+    }
+    this.draw(colours);
+  }
+
+  /** The charts over steps, for charts.js. */
+  charts(colours) {
+    if (!this.any) return [];
+    const { over_time: over, in_force: policies } = this.found;
+    const world = Math.max(1, ...policies.map((one) => one.world));
+    const line = (column, name, color, dash, more = {}) => ({
+      ...this.#line(column), type: "scatter", mode: "lines+markers", name, connectgaps: false,
+      line: { color, dash, width: 1.4 }, marker: { color, size: 3 }, ...more,
+    });
+    const perStep = (column) => over[column].map((sum) => sum / over.bucket);
+    const [mean, other, third] = colours.ranks;
+    return [
+      {
+        id: "chart-contributors", options: { tick: "~g", top: 1.05 * world, legend: true },
+        traces: [
+          line(over.contributors, "mean", mean, "solid", { hovertemplate: "%{y:.2f}" }),
+          line(over.contributors_min, "fewest", other, "dot", { mode: "lines" }),
+          line(over.contributors_max, "most", third, "dash", { mode: "lines" }),
+        ],
+      },
+      {
+        id: "chart-response", options: { tick: "~s", suffix: "s", legend: true },
+        traces: [
+          line(over.waited_s, "mean", mean, "solid", { hovertemplate: "%{y:.3~s}s" }),
+          line(over.waited_s_max, "longest", other, "dot", { mode: "lines", hovertemplate: "%{y:.3~s}s" }),
+          line(over.reduced_s, "reduction", third, "dash", { mode: "lines", hovertemplate: "%{y:.3~s}s" }),
+        ],
+      },
+      {
+        id: "chart-dropped", options: { tick: "~s" },
+        traces: [{
+          type: "bar", name: "", x: over.step.map((step) => step + (over.bucket - 1) / 2), width: over.bucket,
+          y: perStep("dropped"), marker: { color: colours.accent, line: { width: 0 } },
+          hovertemplate: "%{y:.4~g}<extra></extra>",
+        }],
+      },
+      {
+        id: "chart-bytes", options: { tick: "~s", suffix: "B" },
+        traces: [line(perStep("bytes"), "", colours.accent, "solid", { hovertemplate: "%{y:.4~s}B<extra></extra>" })],
+      },
+    ];
+  }
+
+  /** The distribution of staleness, which is over no steps. */
+  draw(colours) {
+    const element = byId(STALENESS);
+    if (!element || !this.any) return;
+    const policies = this.#policies();
+    const bins = Math.max(1, ...policies.map((one) => one.staleness.length));
+    const ages = Array.from({ length: bins }, (_, age) => age);
+    const traces = policies.map((one, at) => {
+      const all = one.staleness.reduce((sum, count) => sum + count, 0);
+      return {
+        type: "bar", name: `${one.policy}, from step ${one.from}`, x: ages,
+        y: ages.map((age) => (all ? (one.staleness[age] ?? 0) / all : 0)),
+        marker: {
+          color: colours.ranks[at], line: { width: 0 },
+          pattern: { shape: PATTERNS[at], fillmode: "overlay", fgcolor: colours.panel, size: 5, solidity: 0.35 },
+        },
+        hovertemplate: "%{y:.1%}",
+      };
+    });
+    const base = layout(0, bins - 1, colours, { shapes: [], annotations: [], tick: "~%", legend: traces.length > 1 });
+    const ticktext = ages.map((age) => (age && age === bins - 1 ? `${age} or more` : age === 1 ? "1 round" : `${age}`));
+    const xaxis = { ...base.xaxis, fixedrange: true, tickmode: "array", tickvals: ages, ticktext };
+    window.Plotly.react(element, traces, { ...base, xaxis, bargap: 0.3, dragmode: false }, CONFIG);
+    this.drawn = element;
+  }
+
+  close() {
+    if (this.drawn) window.Plotly.purge(this.drawn);
+  }
+
+  #policies() {
+    return this.found.in_force.slice(-MOST_POLICIES);
+  }
+
+  /** x and y, with a null where another policy begins: what was between its rounds and those before had none. */
+  #line(column) {
+    const { over_time: over, in_force: policies } = this.found;
+    const begins = policies.slice(1).map((one) => one.from);
+    const x = [];
+    const y = [];
+    over.step.forEach((step, at) => {
+      if (begins.some((begin) => begin > over.step[at - 1] && begin <= step)) {
+        x.push(step - over.bucket / 2);
+        y.push(null);
+      }
+      x.push(step + (over.bucket - 1) / 2);
+      y.push(column[at]);
+    });
+    return { x, y };
+  }
+}
