@@ -96,7 +96,7 @@ export class Rounds {
     });
     const base = layout(0, bins - 1, colours, { shapes: [], annotations: [], tick: "~%", legend: traces.length > 1 });
     const ticktext = ages.map((age) => (age && age === bins - 1 ? `${age} or more` : age === 1 ? "1 round" : `${age}`));
-    const xaxis = { ...base.xaxis, fixedrange: true, tickmode: "array", tickvals: ages, ticktext };
+    const xaxis = { ...base.xaxis, fixedrange: true, zeroline: false, tickmode: "array", tickvals: ages, ticktext };
     window.Plotly.react(element, traces, { ...base, xaxis, bargap: 0.3, dragmode: false }, CONFIG);
     this.drawn = element;
   }
