@@ -144,6 +144,7 @@ class Segment(msgspec.Struct, frozen=True):
     memory: dict[str, Any] = {}  # what the policy wants to know when it plans the next one
     threads: list[int] = []  # CPU threads of each rank; empty: as the script set them
     synchroniser: Synchronisation = ALLREDUCE
+    why: str = ""  # this synchroniser, for the operator; empty: the policy has no other
 
     @property
     def steps(self) -> int:

@@ -28,6 +28,8 @@ _COMPARED = (
     "moved",
     "memory",
     "threads",
+    "synchroniser",
+    "why",
 )
 _CHUNK = 256  # steps read at once
 
@@ -146,6 +148,8 @@ class _Replayer:
             "moved": plan.moved,
             "memory": plan.memory,
             "threads": plan.threads,
+            "synchroniser": plan.synchroniser,
+            "why": plan.why,
         }
         different = [name for name in _COMPARED if again[name] != getattr(segment, name)]
         if different:

@@ -223,7 +223,7 @@ def test_a_preset_that_cannot_be_simulated_costs_only_its_own_forecast(
     found = of(training, *PRESETS, "lbb")
     assert {one.policy for one in found.forecasts} == {"bsp", "paceline"}
     assert {one.policy: one.reason for one in found.left_out} == {
-        "sata": "its synchroniser, ad-psgd, is not simulated",
+        "sata": "its synchroniser is not simulated",
         "chronica": "ZeroDivisionError: of nothing",
         "lbb": "ImportError: a library is missing",
     }

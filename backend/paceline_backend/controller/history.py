@@ -102,8 +102,12 @@ class History:
             drop_last=hello.drop_last,
             limits=np.array(hello.limits) if hello.limits else None,
             profiles=self._profiles,
-            memory=self._memory[1] if self._memory[0] == version else {},
+            memory=self.memory(version),
         )
+
+    def memory(self, version: int) -> dict[str, Any]:
+        """What a policy version wanted to know when it plans next; empty if it never planned."""
+        return self._memory[1] if self._memory[0] == version else {}
 
     def shuffled(self, version: int, plan: Plan) -> None:
         """Notes that a segment is in force for which the shuffler ran, with what came of it.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from paceline.wire import Segment
+from paceline.wire import ALLREDUCE, Segment
 from paceline_backend import policies
 from paceline_backend.controller.history import History, Window
 from paceline_backend.policies import Feedback, Plan, Policy
@@ -50,7 +50,9 @@ def offer(
     feedback = window.feedback()
     surprised = _surprised(history, feedback)
     step_s = window.step_s()
-    steps = segment_steps(step_s, surprised=surprised, plan_s=plan_s, relaxed=policy.relaxed)
+    choice = policy.choose(feedback, history.hello.world, history.memory(version))
+    relaxed = choice.synchroniser != ALLREDUCE
+    steps = segment_steps(step_s, surprised=surprised, plan_s=plan_s, relaxed=relaxed)
     problem = history.problem(steps, version, shuffle=shuffle)
     plan = policies.plan(policy, problem, feedback, shuffle=shuffle)
     if policy.recomposes and not shuffle and history.outdated(plan):
@@ -75,7 +77,8 @@ def offer(
         plan_s=time.perf_counter() - started,
         memory=dict(plan.memory),
         threads=plan.threads,
-        synchroniser=policy.synchroniser,
+        synchroniser=plan.synchroniser,
+        why=plan.why,
     )
     return Offer(segment, plan)
 

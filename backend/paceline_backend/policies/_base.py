@@ -4,7 +4,8 @@
     allocator     models, feedback, its memory    → how many samples each worker gets (optional)
     scheduler     models, remaining samples       → the next segment: which samples
     shuffler      models, placement               → the placement of what remains
-    synchroniser  how gradients meet (run by the ranks; named here)
+    synchroniser  how gradients meet (run by the ranks; named here), or who chooses that:
+    chooser       feedback, its memory            → the segment's synchroniser (optional)
 
 All are pure: no I/O, no clock, no global random state, no memory between calls but what they
 return as such; the same arguments give the same result, on any thread. They return new values and
@@ -28,6 +29,8 @@ from paceline.wire import ALLREDUCE, Synchronisation
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+_CHOOSER = "synchroniser"  # where in a segment's memory the chooser's is; the rest: the allocator's
 
 
 @dataclass(frozen=True)
@@ -158,7 +161,7 @@ class Problem:
     counts: Ints | None = None  # [W] samples of a whole global batch, if there is an allocator
     limits: Ints | None = None  # [W] most samples that fit into a worker's memory, if known
     profiles: list[list[tuple[int, float]]] = field(default_factory=list)  # [W]: (samples, s)
-    memory: Mapping[str, Any] = field(default_factory=dict)  # the allocator's, of its last segment
+    memory: Mapping[str, Any] = field(default_factory=dict)  # `Plan.memory` of its last segment
 
     def batch_sizes(self) -> list[int]:
         """Samples of each planned step: the global batch, less in an epoch's last step."""
@@ -248,6 +251,32 @@ class KeepPlacement:
 
 
 @dataclass(frozen=True)
+class Choice:
+    """How gradients shall meet in a segment."""
+
+    synchroniser: Synchronisation
+    why: str = ""  # for the operator: one sentence; empty: there was no choice
+    memory: Mapping[str, Any] = field(default_factory=dict)  # for the next call, as an allocator's
+
+
+class Chooser(Protocol):
+    """Chooses how gradients meet, segment by segment, where that depends on what ranks reported."""
+
+    def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
+        """The next segment's synchroniser.
+
+        It is not told of the segment: how many steps that gets depends on the choice.
+
+        Args:
+            feedback: the same as the predictor's.
+            world: W.
+            memory: what it returned with the last segment that ran under this policy version; empty
+                at first.
+        """
+        ...
+
+
+@dataclass(frozen=True)
 class Policy:
     """A preset, or an operator's mix: one of each."""
 
@@ -256,15 +285,21 @@ class Policy:
     scheduler: Scheduler
     shuffler: Shuffler
     allocator: Allocator | None = None
-    synchroniser: Synchronisation = ALLREDUCE
+    synchroniser: Synchronisation | Chooser = ALLREDUCE
     balances: bool = True  # False: equal counts by design, and so when the leader coasts
     recomposes: bool = False  # the order must fit the speeds: anew when these have changed
     threads: bool = False  # it sets CPU threads: what that would do shows in no telemetry
 
     @property
     def relaxed(self) -> bool:
-        """Whether ranks do not wait for all others in each step."""
+        """Whether there may be steps in which ranks do not wait for all others."""
         return self.synchroniser != ALLREDUCE
+
+    def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
+        """How gradients meet in the next segment; `memory` is `Problem.memory`."""
+        if isinstance(self.synchroniser, Synchronisation):
+            return Choice(self.synchroniser)
+        return self.synchroniser.choose(feedback, world, memory.get(_CHOOSER, {}))
 
 
 @dataclass(frozen=True)
@@ -295,9 +330,11 @@ class Plan:
         int  # samples that got another holder: from the shuffler, or by being given to another rank
     )
     epoch_end: bool
-    memory: Mapping[str, Any]  # the allocator's
+    memory: Mapping[str, Any]  # the allocator's, and the chooser's
     threads: list[int]  # CPU threads of each rank; empty: as they are
     cost: Cost = SUM  # what batches were believed to cost
+    synchroniser: Synchronisation = ALLREDUCE
+    why: str = ""  # this synchroniser, where it was chosen
 
     @property
     def assignments(self) -> list[list[Ints]]:
@@ -311,7 +348,7 @@ def plan(policy: Policy, problem: Problem, feedback: Feedback, *, shuffle: bool)
     Args:
         policy: what to plan with.
         problem: what to plan.
-        feedback: what the predictor may know.
+        feedback: what predictor, allocator and chooser may know.
         shuffle: run the shuffler, and compose the steps, first: at an epoch's start, a switch, or a
             controller's takeover.
     """
@@ -322,14 +359,18 @@ def plan(policy: Policy, problem: Problem, feedback: Feedback, *, shuffle: bool)
         moved = int(np.count_nonzero(placement != problem.placement))
         problem = replace(problem, placement=placement)
         problem = replace(problem, order=policy.scheduler.compose(problem, models))
-    memory: Mapping[str, Any] = {}
+    choice = policy.choose(feedback, problem.world, problem.memory)
+    memory: dict[str, Any] = {}
     threads: list[int] = []
     if policy.allocator is not None:
-        allocation = policy.allocator.allocate(problem, models, feedback)
-        # As it will be after its way through the bus.
-        memory, threads = msgspec.to_builtins(allocation.memory), list(allocation.threads)
+        own = {name: value for name, value in problem.memory.items() if name != _CHOOSER}
+        allocation = policy.allocator.allocate(replace(problem, memory=own), models, feedback)
+        memory.update(allocation.memory)
+        threads = list(allocation.threads)
         problem = replace(problem, counts=allocation.counts)
         models = allocation.models or models
+    if choice.memory:
+        memory[_CHOOSER] = choice.memory
     batches = policy.scheduler.schedule(problem, models)
     moved += int(np.count_nonzero(problem.placement[batches.samples] != batches.ranks()))
     ett: list[list[float]] = []
@@ -343,9 +384,11 @@ def plan(policy: Policy, problem: Problem, feedback: Feedback, *, shuffle: bool)
         problem.order,
         moved,
         problem.reaches_epoch_end,
-        memory,
+        msgspec.to_builtins(memory),  # as it will be after its way through the bus
         threads,
         models.cost,
+        choice.synchroniser,
+        choice.why,
     )
 
 

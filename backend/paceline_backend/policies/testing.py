@@ -19,7 +19,7 @@ import msgspec
 import numpy as np
 
 from paceline.emulation import Emulation
-from paceline.wire import Hello
+from paceline.wire import SYNCHRONISERS, Hello, Synchronisation
 from paceline_backend.policies import bsp
 from paceline_backend.policies._base import Feedback, Plan, Policy, Preset, Problem, plan
 from paceline_backend.policies._registry import _validated as validated
@@ -211,6 +211,10 @@ def _check_legal(made: Plan, problem: Problem) -> None:
     assert legal and len(made.threads) in (0, world), (
         f"threads: {made.threads}; give none, or a whole number from 1 on for each of {world} ranks"
     )
+    how = made.synchroniser
+    assert how.name in SYNCHRONISERS, f"synchroniser: {how.name!r}, not of {SYNCHRONISERS}"
+    arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(how), type=Synchronisation)
+    assert arrived == how, f"synchroniser: {how} is not the same after its way in a segment"
     packed = msgspec.msgpack.encode(made.memory)
     travelled = msgspec.msgpack.decode(packed, type=dict[str, Any])
     assert travelled == made.memory, "memory is not the same after its way in a segment"
@@ -236,4 +240,6 @@ def _values(made: Plan) -> dict[str, Any]:
         "shares": made.shares,
         "memory": str(made.memory),
         "threads": made.threads,
+        "synchroniser": str(made.synchroniser),
+        "why": made.why,
     }

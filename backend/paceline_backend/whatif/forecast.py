@@ -235,7 +235,7 @@ def _once(
         _NotSimulatedError: it does what no simulation shows.
     """
     if policy.relaxed:
-        raise _NotSimulatedError(f"its synchroniser, {policy.synchroniser.name}, is not simulated")
+        raise _NotSimulatedError("its synchroniser is not simulated")
     if policy.threads and version != state.version:
         raise _NotSimulatedError("what other CPU threads would do shows in no telemetry")
     assert state.history is not None

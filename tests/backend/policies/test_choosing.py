@@ -1,0 +1,119 @@
+"""A policy may choose how gradients meet, segment by segment, from what ranks reported."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.emulation import Emulation, Slowdown
+from paceline.wire import ALLREDUCE, Synchronisation
+from paceline_backend import policies
+from paceline_backend.controller.planner import LEAST_RELAXED, MOST_STEPS
+from paceline_backend.policies import Choice, Feedback, Models, Policy, Preset, Problem, counted
+from paceline_backend.policies._base import Allocation
+from paceline_backend.policies.testing import check_policy
+from paceline_backend.simulator import Ran, Simulation
+from support.records import hello
+
+PARTIAL = Synchronisation("partial", {"probes": 2, "staleness": 4, "mean": True})
+
+
+@dataclass(frozen=True)
+class WhileSlow:
+    """Partial while a rank's newest step took it twice the mean of all; counts its segments."""
+
+    def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
+        assert set(memory) <= {"chosen"}, "the allocator's memory is none of its business"
+        chosen = {"chosen": int(memory.get("chosen", 0)) + 1}
+        if not len(feedback):
+            return Choice(ALLREDUCE, "nothing is known yet", chosen)
+        last = feedback.by_step(world).compute_s[-1]
+        if last.max() > 2 * last.mean():
+            return Choice(PARTIAL, f"rank {last.argmax()} takes {last.max():.3f} s", chosen)
+        return Choice(ALLREDUCE, "all take as long", chosen)
+
+
+def policy(batches: str = "bsp") -> Policy:
+    return replace(policies.make(batches), name="while-slow", synchroniser=WhileSlow())
+
+
+def trained(steps: int) -> list[Ran]:
+    """One rank of four is five times slower in the steps from 40 to 200."""
+    slow = Slowdown(ranks=[1], factor=5.0, first_step=40, steps=160)
+    devices = Emulation(a_s=[1e-3] * 4, b_s=[0.1] * 4, slowdowns=[slow])
+    start = hello(world=4, global_batch=32, sizes=np.ones(20_000).tobytes(), epochs=None)
+    run = Simulation(start, devices, policy())
+    found = []
+    while run.step < steps:
+        found.append(run.advance())
+    return found
+
+
+def test_segments_follow_the_choice() -> None:
+    found = [ran.segment for ran in trained(400)]
+    assert {s.synchroniser.name for s in found if 60 <= s.first_step < 180} == {"partial"}
+    assert found[0].synchroniser == found[-1].synchroniser == ALLREDUCE
+    assert {s.why for s in found if s.synchroniser == PARTIAL} == {"rank 1 takes 0.540 s"}
+    assert {s.why for s in found[1:] if s.synchroniser == ALLREDUCE} == {"all take as long"}
+    assert min(s.steps for s in found if s.synchroniser == PARTIAL) == LEAST_RELAXED
+    assert max(s.steps for s in found if s.synchroniser == ALLREDUCE) <= MOST_STEPS
+    assert [s.memory["synchroniser"]["chosen"] for s in found] == list(range(1, len(found) + 1))
+
+
+@dataclass(frozen=True)
+class Counting:
+    """An allocator of equal counts that counts its calls."""
+
+    def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
+        assert set(problem.memory) <= {"called"}, "the chooser's memory is none of its business"
+        called = int(problem.memory.get("called", 0)) + 1
+        return Allocation(counted.equal(problem), {"called": called})
+
+
+def test_allocator_and_chooser_have_memories_of_their_own() -> None:
+    start = hello(world=2, global_batch=8, sizes=np.ones(400).tobytes(), epochs=None)
+    both = replace(policies.make("static-batching"), allocator=Counting(), synchroniser=WhileSlow())
+    run = Simulation(start, Emulation(a_s=[1e-3] * 2, b_s=[0.0] * 2), both)
+    for k in range(1, 4):
+        assert run.advance().segment.memory == {"called": k, "synchroniser": {"chosen": k}}
+
+
+def test_another_version_begins_with_no_memory() -> None:
+    start = hello(world=2, global_batch=8, sizes=np.ones(400).tobytes(), epochs=None)
+    run = Simulation(start, Emulation(a_s=[1e-3] * 2, b_s=[0.0] * 2), policy())
+    run.advance()
+    assert run.advance().segment.memory == {"synchroniser": {"chosen": 2}}
+    run.switch(policy())
+    assert run.advance().segment.memory == {"synchroniser": {"chosen": 1}}
+
+
+@dataclass(frozen=True)
+class Says:
+    """Whatever the data tell, the same."""
+
+    choice: Choice
+
+    def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
+        return self.choice
+
+
+@pytest.mark.parametrize(
+    ("choice", "says"),
+    [
+        (Choice(Synchronisation("gossip")), "synchroniser: 'gossip', not of"),
+        (Choice(Synchronisation("partial", {"groups": ((0, 1),)})), "not the same after its way"),
+        (Choice(ALLREDUCE, memory={"at": float("nan")}), "memory is not the same"),
+    ],
+)
+def test_the_contract_names_what_ranks_would_not_take(choice: Choice, says: str) -> None:
+    made = replace(policies.make("bsp"), name="says", synchroniser=Says(choice))
+    with pytest.raises(AssertionError, match=says):
+        check_policy(Preset("says", "s", "s", lambda _: made), cases=3)
+
+
+def test_the_contract_is_kept() -> None:
+    check_policy(Preset("while-slow", "s", "s", lambda _: policy("lbb")), cases=10)
