@@ -18,6 +18,7 @@ from paceline.bus import connect
 from paceline.cost import features
 from paceline.epoch import Epoch
 from paceline.plan import Part, left_key, part_key
+from paceline.synchronisers import stealing
 from paceline.terms import Terms
 from paceline.wire import (
     ALLREDUCE,
@@ -303,7 +304,11 @@ class Leader:
         )
 
     def _adopt(self, segment: Segment) -> None:
-        self._put(segment.seq, self._parts(segment))
+        parts = self._parts(segment)
+        if segment.synchroniser.parameters.get("steals"):
+            sizes = [self._sizes[np.frombuffer(part.indices, "<u4")] for part in parts]
+            stealing.put(self._store, parts, sizes)
+        self._put(segment.seq, parts)
         indices = np.frombuffer(segment.indices, dtype="<u4").astype(np.int64)
         ends = np.cumsum([sum(row) for row in segment.counts])
         for k, samples in enumerate(np.split(indices, ends[:-1])):

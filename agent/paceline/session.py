@@ -29,6 +29,7 @@ from paceline.profile import Profile, gather, limits_of, listed_limits, measure,
 from paceline.sizes import Sizes, resolve
 from paceline.spool import Spool
 from paceline.synchronisers.exchange import Exchange
+from paceline.synchronisers.stealing import Stealing
 from paceline.telemetry import Emitter, Reporter, RoundReporter
 from paceline.terms import Terms, length, whole
 from paceline.timing import Clock, CpuClock, CudaClock, RunningStep
@@ -320,7 +321,7 @@ class Session:
     def steps(self) -> Iterator[Step]:
         """The plan of the epoch that has begun."""
         assert self._plan is not None
-        return self._plan.steps(self.epoch)
+        return map(self._exchange.dealt, self._plan.steps(self.epoch))
 
     def begin_step(self, plan: Step, data_s: float) -> None:
         """A batch is loaded and goes to the loop's body."""
@@ -394,6 +395,9 @@ class Session:
             if environment.run is not None and environment.bus is not None:
                 self._control = Control(environment.bus, environment.run, environment.attempt)
             self._leader = self._make_leader(store)
+        limit = self._limits[self.rank] if self._limits else None
+        by_size = self._terms.loss_mean == "size"
+        self._exchange.stealing = Stealing(store, self.rank, limit, by_size=by_size)
         return Plan(store, self.rank, self._leader)
 
     def _make_emitter(self, run: str) -> Emitter:

@@ -23,6 +23,9 @@ KINDS = {
     "backup": Synchronisation(
         "partial", {"spare": 1, "staleness": 0, "waits": True, "mean": False}
     ),
+    "flexrr": Synchronisation(
+        "partial", {"quorum": 1, "staleness": None, "lead": 2, "mean": False, "steals": True}
+    ),
     "local": Synchronisation("averaging", {"every": 3}),
     "osa": Synchronisation("averaging", {"every": None}),
 }
@@ -67,7 +70,9 @@ def test_replicas_are_the_same_in_the_end(ranks: Ranks, kind: str, script: str) 
     found = ranks.run(relaxing.train, [KINDS[kind]], SCRIPTS[script])
     assert [one["error"] for one in found] == [None] * WORLD
     assert all(one["replica"] == found[0]["replica"] for one in found)
-    assert sum(one["samples"] for one in found) == 2 * SAMPLES
+    for epoch in range(2):
+        used = [index for one in found for index in one["used"][epoch]]
+        assert sorted(used) == list(range(SAMPLES))
     assert np.isfinite(flat(found[0]["replica"])).all()
     assert found[0]["segments"], "it was in force"
     assert not found[1]["segments"], "one rank tells"
@@ -77,6 +82,14 @@ def test_a_slow_rank_is_not_waited_for(ranks: Ranks) -> None:
     for kind in ("rna", "majority", "n-soft", "ssp", "backup"):
         found = ranks.run(relaxing.train, [KINDS[kind]], {"slow": {2: 0.02}})
         assert min(found[0]["contributors"]) < WORLD, kind
+
+
+def test_work_of_a_slow_rank_is_taken_over(ranks: Ranks) -> None:
+    """It trains less, all of it counts, and the whole weighs as much as before."""
+    found = ranks.run(relaxing.train, [KINDS["flexrr"]], {"slow": {2: 0.02}, "accumulate": 1})
+    assert found[2]["samples"] < 0.8 * found[0]["samples"]
+    assert sum(one["weight"] for one in found) == pytest.approx(2 * STEPS)
+    assert found[0]["dropped"] == 0
 
 
 @pytest.mark.parametrize("chain", [["rna", "", "local", "", "backup"], ["ssp", "osa", "rna"]])

@@ -87,7 +87,7 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
     script = Script(**(given or {}))
     torch.manual_seed(0)
     told: list[tuple[int, Round]] = []
-    found: dict[str, Any] = {"samples": 0, "error": None}
+    found: dict[str, Any] = {"samples": 0, "weight": 0.0, "error": None, "used": [[], []]}
     with planned(chain, script.shares), mock.patch("paceline.leader._FAREWELL_S", 20.0):
         session = paceline.Session(Data(), global_batch=BATCH, seed=3)
         network = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 1))
@@ -110,6 +110,8 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
                 for x, y in loader:
                     _step(session, model, made, scaler, script, x, y)
                     found["samples"] += session.batch.samples
+                    found["weight"] += session.batch.weight
+                    found["used"][epoch] += session._running().plan.indices
                     if scheduler is not None:
                         scheduler.step()
                     if script.leave is not None and script.leave[0] == session.batch.step:

@@ -26,6 +26,8 @@ from paceline.plan import Step
 from paceline.synchronisers import make
 from paceline.synchronisers._base import Ranks, Round, Synchroniser, no_gradient
 from paceline.synchronisers.leaving import Leaving
+from paceline.synchronisers.partial import Partial
+from paceline.synchronisers.stealing import Stealing
 from paceline.wire import ALLREDUCE
 
 if TYPE_CHECKING:
@@ -54,6 +56,7 @@ class Exchange:
         self._store: Store | None = store
         self._rank, self._seed = rank, seed
         self.reported: Reported | None = None  # takes rounds, of ranks that tell of them
+        self.stealing: Stealing  # known when training begins
         self._plan: Step | None = None  # the step in hand, or the last one of the epoch
         self._able = False  # the synchroniser in force, being a relaxed one, suits the script
         self._relaxed: Synchroniser | None = None  # of the segment in hand, if it is
@@ -104,6 +107,14 @@ class Exchange:
         )
         self._reduce(False)
         self._now.weighs = self._relaxed.weighs
+
+    def dealt(self, plan: Step) -> Step:
+        """A step that is about to be loaded, possibly with more or fewer samples than planned."""
+        if not plan.synchroniser.parameters.get("steals"):
+            return plan
+        here = self._plan is not None and self._plan.segment == plan.segment
+        clocks = self._relaxed.clocks if here and isinstance(self._relaxed, Partial) else None
+        return self.stealing.batch(plan, clocks)
 
     def body_done(self) -> None:
         """The loop's body is through with a step: with a segment's last one, all ranks meet."""

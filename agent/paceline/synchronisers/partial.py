@@ -70,6 +70,11 @@ class Partial:
         """See `Synchroniser.abort`."""
         self._rounds.abort(reason)
 
+    @property
+    def clocks(self) -> list[int]:
+        """Steps of the segment that ranks are through with, as the last round told."""
+        return self._rounds.clocks
+
     def _count(self, plan: Step) -> None:
         if self._counted != plan.step:
             self._counted = plan.step

@@ -208,6 +208,12 @@ class Rounds:
             return found
 
     @property
+    def clocks(self) -> list[int]:
+        """Steps that ranks are through with, as the last round told, [W]."""
+        with self._changed:
+            return self._clocks
+
+    @property
     def ahead(self) -> int:
         """Steps that this rank is ahead of the slowest that is still at work."""
         with self._changed:
