@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +12,7 @@ import pytest
 
 from paceline.wire import ALLREDUCE, Synchronisation
 from support import relaxing
-from support.ranks import Ranks
+from support.ranks import RankError, Ranks
 from support.relaxing import SAMPLES, STEPS
 
 pytestmark = pytest.mark.ranks
@@ -135,3 +137,22 @@ def test_a_rank_that_leaves_alone_is_named(ranks: Ranks, kind: str, how: str, st
     for rank in (0, 2):
         assert f"rank 1 left its loop in step {step}" in found[rank]["error"]
     assert ("BoomError" if how == "raise" else f"in step {step}") in found[1]["error"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_that_is_killed_ends_the_others(kind: str, tmp_path: Path) -> None:
+    pool = Ranks(WORLD)
+    with pytest.raises(RankError, match="rank 1: died"):
+        pool.run(relaxing.survive, KINDS[kind], (6, 1), str(tmp_path), timeout_s=40)
+    for rank in (0, 2):
+        error = json.loads((tmp_path / str(rank)).read_text())
+        assert "ranks were last seen in steps" in error or "rank 0 has ended" in error
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_rank_that_is_late_once_changes_nothing_else(ranks: Ranks, kind: str) -> None:
+    found = ranks.run(relaxing.train, [KINDS[kind]], {"late_once": (6, 1, 0.5)})
+    assert [one["error"] for one in found] == [None] * WORLD
+    assert all(one["replica"] == found[0]["replica"] for one in found)
+    if kind in ("rna", "majority", "n-soft", "backup"):
+        assert min(found[0]["contributors"]) < WORLD, "others went on"

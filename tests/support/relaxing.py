@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -76,6 +80,8 @@ class Script:
     slow: dict[int, float] = field(default_factory=dict)  # rank → seconds each step takes longer
     shares: list[float] = field(default_factory=list)
     leave: tuple[int, str, int] | None = None  # step, "break" or "raise", rank or -1: all
+    late_once: tuple[int, int, float] = (-1, 0, 0.0)  # step, rank, seconds
+    kill: tuple[int, int] | None = None  # step, rank
 
 
 class BoomError(Exception):
@@ -88,7 +94,8 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
     torch.manual_seed(0)
     told: list[tuple[int, Round]] = []
     found: dict[str, Any] = {"samples": 0, "weight": 0.0, "error": None, "used": [[], []]}
-    with planned(chain, script.shares), mock.patch("paceline.leader._FAREWELL_S", 20.0):
+    farewell_s = 20.0 if script.leave is not None else 2.0  # a rank may begin late here
+    with planned(chain, script.shares), mock.patch("paceline.leader._FAREWELL_S", farewell_s):
         session = paceline.Session(Data(), global_batch=BATCH, seed=3)
         network = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 1))
         network[0].requires_grad_(not script.frozen)
@@ -137,6 +144,12 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
     }
 
 
+def survive(what: Synchronisation, kill: tuple[int, int], directory: str) -> None:
+    """One rank is killed; what the others are told, in a file for each."""
+    found = train([what], {"kill": kill})
+    Path(directory, str(dist.get_rank())).write_text(json.dumps(found["error"]))
+
+
 def _optimisers(network: nn.Sequential, script: Script) -> list[torch.optim.Optimizer]:
     groups = [list(network[0].parameters()), list(network[2].parameters())]
     parts = groups if script.optimisers == 2 else [[{"params": group} for group in groups]]
@@ -164,6 +177,10 @@ def _step(
         return loss
 
     step = session.batch.step
+    if script.late_once[:2] == (step, session.rank):
+        time.sleep(script.late_once[2])
+    if script.kill == (step, session.rank):
+        os.kill(os.getpid(), signal.SIGKILL)
     time.sleep(script.slow.get(session.rank, 0.0))
     if step % script.accumulate == 0:
         for optimiser in made:

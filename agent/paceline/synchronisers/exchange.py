@@ -175,14 +175,14 @@ class Exchange:
         self._inside = True
         try:
             yield
-        except PacelineError as error:
-            self._why = str(error)
-            raise
-        except RuntimeError as error:  # of a collective, or of the script's own optimiser
-            left = self._leaving.why() if self._leaving is not None else None
-            if left is None:
+        except (PacelineError, RuntimeError) as error:
+            cause = error.__cause__ if isinstance(error, PacelineError) else error
+            if not _of_connections(cause):
+                self._why = str(error)
                 raise
-            self._why = f"{left}: {error}"
+            assert self._leaving is not None
+            # Gloo tells an address and a port.
+            self._why = f"{error}; {self._leaving.where()}"
             raise PacelineError(self._why) from error
         finally:
             self._inside = False
@@ -268,6 +268,11 @@ class Exchange:
         with self._ours(), _unscaled(optimiser, self._parameters()):
             self._relaxed.stepping(step.plan, optimiser)
         step.reduced()
+
+
+def _of_connections(error: BaseException | None) -> bool:
+    """Whether a rank's end would explain it: errors of gloo and of the store."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
 def _has_any(optimiser: torch.optim.Optimizer, parameters: set[int]) -> bool:

@@ -71,13 +71,12 @@ class Leaving:
             raise PacelineError(word)
         self._times += 1
 
-    def why(self) -> str | None:
-        """Which rank has left, if any: the likely cause of a failure here."""
-        with contextlib.suppress(RuntimeError):  # it was the leader, whose store it is
-            for rank, step in self._left().items():
-                if rank != self._ranks.rank:
-                    return f"rank {rank} left its loop in step {step}"
-            return None
+    def where(self) -> str:
+        """In which steps the ranks are, and which have left: where to look when a rank is gone."""
+        with contextlib.suppress(RuntimeError):
+            steps = [self._read(self._at(rank)) for rank in range(self._ranks.world)]
+            left = [f"; rank {rank} left in step {step}" for rank, step in self._left().items()]
+            return f"ranks were last seen in steps {steps}" + "".join(left)
         return "rank 0 has ended"
 
     def _refuse(self, rank: int, left: int, other: int, step: int) -> None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
 _WAITING = 4  # gradients of a rank that wait for the same round, before it calls it itself
+_PULSE_S = 4.0  # a rank that has waited so long calls a round: it fails if a rank is gone
 _AGES = 16  # that are told apart
 _GO, _ABORT = "go", "abort "
 
@@ -255,10 +256,15 @@ class Rounds:
         return len(self._pending) > _WAITING
 
     def _wait(self, until: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + self._timeout_s
         with self._changed:
-            if not self._changed.wait_for(
-                lambda: self._error is not None or until(), self._timeout_s
+            while not self._changed.wait_for(
+                lambda: self._error is not None or until(),
+                min(_PULSE_S, deadline - time.monotonic()),
             ):
+                if time.monotonic() < deadline:
+                    self._announce(calls=True)
+                    continue
                 slow = [rank for rank in self._working if rank != self._rank]
                 self._error = PacelineError(
                     f"waited {self._timeout_s:g} s for ranks {slow}, of which some are stuck or "
@@ -272,13 +278,13 @@ class Rounds:
                 f"rank {self._rank}, round {self._round}: {self._error}"
             ) from self._error
 
-    def _announce(self) -> None:
+    def _announce(self, *, calls: bool = False) -> None:
         """Tells, once a round, that this rank is ready, and calls the round if it is to."""
         with self._changed:
             number, working = self._round, self._working
             if self._busy or not working:
                 return
-            calls = self._overfull
+            calls |= self._overfull
             if self._announced < number and self._ready():
                 self._announced = number
                 calls |= self._call.ready(number, working)
