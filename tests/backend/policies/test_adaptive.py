@@ -1,0 +1,198 @@
+"""All-reduce or a partial one, by what the ranks' times promise (`adaptive`)."""
+
+from __future__ import annotations
+
+from itertools import combinations, pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.emulation import Emulation, Slowdown
+from paceline.wire import ALLREDUCE, Segment, Synchronisation
+from paceline_backend import policies
+from paceline_backend.policies import Choice, Feedback
+from paceline_backend.policies._base import Floats
+from paceline_backend.policies.adaptive import Adaptive, Estimate, first_of
+from paceline_backend.simulator import Simulation
+from support.records import hello
+
+PARTIAL = Synchronisation("partial", {"probes": 2, "staleness": 4, "mean": True})
+FIRST, LAST = 160, 479  # steps in which something happens
+
+
+@given(
+    st.lists(st.floats(0, 10), min_size=1, max_size=6),
+    st.integers(1, 8),
+)
+def test_the_first_of_ranks_drawn_at_random(times: list[float], probes: int) -> None:
+    draws = [min(draw) for draw in combinations(times, min(probes, len(times)))]
+    assert first_of(np.array([times]), probes) == pytest.approx(np.mean(draws))
+
+
+@pytest.mark.parametrize(
+    ("compute_s", "staleness", "expected"),
+    [
+        # Slow in turn: each takes 2 s on average.
+        ([[1, 3], [3, 1]], 4, {"slowest_s": 3, "alone_s": 2, "gain": 1.5, "levelled_s": 3}),
+        # The same one throughout: the other would wait for it where they meet.
+        ([[1, 3], [1, 3]], 4, {"slowest_s": 3, "alone_s": 3, "gain": 1.0, "levelled_s": 2}),
+        ([[2, 2], [2, 2]], 4, {"slowest_s": 2, "gain": 1.0, "contributors": 2}),
+        # The first of both calls: after 1 s. In two rounds of three the slower one has nothing,
+        ([[1, 3], [3, 1]], 2, {"contributors": 4 / 3, "gain": 1.5}),
+        # and what it had is too old.
+        ([[1, 3], [3, 1]], 1, {"contributors": 1, "gain": 0.75}),
+    ],
+)
+def test_estimates_worked_by_hand(
+    compute_s: list[list[float]], staleness: int, expected: dict[str, float]
+) -> None:
+    times = np.array(compute_s, float)
+    found = Estimate.of(times, np.ones(times.shape), 2, staleness)
+    assert {name: getattr(found, name) for name in expected} == pytest.approx(expected)
+
+
+def test_what_sizes_explain_balancing_would_level() -> None:
+    load = np.random.default_rng(0).uniform(1, 9, (16, 3))
+    found = Estimate.of(np.array([1e-3, 2e-3, 2e-3]) * load + 0.01, load, 2, 4)
+    assert found.levelled_s == pytest.approx((np.array([1, 2, 2]) @ load.mean(0) * 1e-3 + 0.03) / 3)
+    assert found.slowest_s > 1.2 * found.levelled_s
+
+
+def feedback(compute_s: Floats) -> Feedback:
+    """Steps of times [S, W], all batches alike."""
+    steps, world = compute_s.shape
+    ones = np.ones(steps * world)
+    return Feedback(
+        step=np.repeat(np.arange(steps), world),
+        rank=np.tile(np.arange(world), steps),
+        samples=np.ones(steps * world, np.int64),
+        load=ones,
+        compute_s=compute_s.ravel(),
+        squares=ones,
+        longest=ones,
+    )
+
+
+def chooser(**given: Any) -> Adaptive:
+    made = policies.make("adaptive", given).synchroniser
+    assert isinstance(made, Adaptive)
+    return made
+
+
+def in_turn(steps: int) -> Feedback:
+    """Of four ranks each is slow in every fourth step: 60 ms for 20 ms."""
+    times = np.full((steps, 4), 0.02)
+    times[np.arange(steps), np.arange(steps) % 4] = 0.06
+    return feedback(times)
+
+
+def test_reasons_tell_the_figures() -> None:
+    first = chooser().choose(in_turn(15), 4, {})
+    assert first == Choice(
+        ALLREDUCE,
+        "all-reduce: too few steps are known: 15 of 16",
+        {"partial": False, "segments": 1},
+    )
+    held = chooser().choose(in_turn(64), 4, {"partial": False, "segments": 3})
+    assert held == Choice(
+        ALLREDUCE,
+        "all-reduce: a step's slowest rank takes 60 ms, no rank more than 30 ms on average: a "
+        "partial one would give 2.00 times the gradients (± 0.00, exchanges left out)",
+        {"partial": False, "segments": 4},
+    )
+    assert chooser().choose(in_turn(64), 4, held.memory) == Choice(
+        PARTIAL,
+        "partial: a step's slowest rank takes 60 ms, no rank more than 30 ms on average: 2.00 "
+        "times the gradients (± 0.00, exchanges left out) are expected, those of some 3.3 of 4 "
+        "ranks in a round",
+        {"partial": True, "segments": 1},
+    )
+
+
+def test_one_rank_has_nobody_to_wait_for() -> None:
+    made = chooser(hold=1).choose(feedback(np.ones((32, 1))), 1, {})
+    assert (made.synchroniser, made.why) == (ALLREDUCE, "all-reduce: there is one rank only")
+
+
+def test_a_memory_of_another_form_counts_as_none() -> None:
+    made = chooser(hold=1).choose(in_turn(64), 4, {"partial": "perhaps"})
+    assert made.memory == {"partial": False, "segments": 1}
+
+
+def trained(devices: Emulation, steps: int = 640, **given: Any) -> list[Segment]:
+    world = len(devices.a_s)
+    start = hello(world=world, global_batch=8 * world, sizes=np.ones(9_000).tobytes(), epochs=None)
+    run = Simulation(start, devices, policies.make("adaptive", given))
+    found = []
+    while run.step < steps:
+        found.append(run.advance().segment)
+    return found
+
+
+def changes(segments: list[Segment]) -> list[int]:
+    """Where another synchroniser came into force than in the segment before."""
+    return [b.first_step for a, b in pairwise(segments) if a.synchroniser != b.synchroniser]
+
+
+def devices(world: int, **given: Any) -> Emulation:
+    return Emulation(**{"a_s": [1e-3] * world, "b_s": [0.01] * world, "noise": 0.03} | given)
+
+
+@pytest.mark.parametrize("world", [2, 4, 32])
+def test_ranks_that_are_alike_are_all_reduced(world: int) -> None:
+    assert changes(trained(devices(world))) == []
+
+
+@pytest.mark.parametrize("world", [4, 32])
+def test_random_delays_are_not_waited_for(world: int) -> None:
+    """RNA's setting."""
+    found = trained(devices(world, delay_s=(0.0, 0.05)))
+    (change,) = changes(found)
+    assert change <= 64
+    assert found[-1].synchroniser == PARTIAL
+
+
+def test_it_goes_to_partial_and_back() -> None:
+    everybody = Slowdown(
+        ranks=list(range(8)), factor=5, chance=0.2, first_step=FIRST, steps=LAST - FIRST + 1
+    )
+    there, back = changes(trained(devices(8, slowdowns=[everybody]), 800))
+    assert FIRST < there < FIRST + 64
+    assert LAST < back < LAST + 4 * 64  # segments of 64 steps, one of them planned already
+
+
+def test_one_rank_that_is_always_slow_is_a_matter_for_balancing() -> None:
+    slow = devices(4, a_s=[1e-3] * 3 + [5e-3])
+    found = trained(slow)
+    assert changes(found) == []
+    assert found[-1].why.endswith(
+        "batches that fit the ranks' speeds and the samples' sizes (`batches`) could save 46%"
+    )
+    assert "`batches`" not in trained(slow, batches="paceline")[-1].why
+
+
+def gain(segment: Segment) -> float:
+    return float(segment.why.split(" times the gradients")[0].split()[-1])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_noise_about_the_threshold_does_not_flap(seed: int) -> None:
+    found = trained(devices(4, noise=0.18, seed=seed), 3_000, hold=1)
+    over = [gain(segment) > 1 / (1 - 0.15) for segment in found if "times" in segment.why]
+    assert sum(a != b for a, b in pairwise(over)) > 10, "no noise about it: it tests nothing"
+    assert len(changes(found)) <= 1
+
+
+def test_a_choice_is_kept_for_some_segments() -> None:
+    """Times that call for the other one each time it may be had."""
+    chosen = chooser(hold=3, steps=16)
+    made, seen = Choice(ALLREDUCE), []
+    for _ in range(20):
+        partial = made.synchroniser == PARTIAL
+        told = feedback(np.full((64, 4), 0.02)) if partial else in_turn(64)
+        made = chosen.choose(told, 4, made.memory)
+        seen.append(made.synchroniser == PARTIAL)
+    assert seen == ([False] * 3 + [True] * 3) * 3 + [False] * 2
