@@ -80,7 +80,9 @@ export class Rounds {
     const element = byId(STALENESS);
     if (!element || !this.any) return;
     const policies = this.#policies();
-    const bins = Math.max(1, ...policies.map((one) => one.staleness.length));
+    const most = Math.max(1, ...policies.map((one) => one.staleness.length)); // the last one: or older
+    const oldest = Math.max(1, ...policies.map((one) => one.staleness.findLastIndex((count) => count > 0)));
+    const bins = Math.min(most, oldest + 1);
     const ages = Array.from({ length: bins }, (_, age) => age);
     const traces = policies.map((one, at) => {
       const all = one.staleness.reduce((sum, count) => sum + count, 0);
@@ -95,7 +97,7 @@ export class Rounds {
       };
     });
     const base = layout(0, bins - 1, colours, { shapes: [], annotations: [], tick: "~%", legend: traces.length > 1 });
-    const ticktext = ages.map((age) => (age && age === bins - 1 ? `${age} or more` : age === 1 ? "1 round" : `${age}`));
+    const ticktext = ages.map((age) => (age && age === most - 1 ? `${age} or more` : age === 1 ? "1 round" : `${age}`));
     const xaxis = { ...base.xaxis, fixedrange: true, zeroline: false, tickmode: "array", tickvals: ages, ticktext };
     window.Plotly.react(element, traces, { ...base, xaxis, bargap: 0.3, dragmode: false }, CONFIG);
     this.drawn = element;
