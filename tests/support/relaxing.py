@@ -145,9 +145,10 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
 
 
 def survive(what: Synchronisation, kill: tuple[int, int], directory: str) -> None:
-    """One rank is killed; what the others are told, in a file for each."""
+    """One rank is killed; what the others are told, in a file for each, before they end, too."""
     found = train([what], {"kill": kill})
     Path(directory, str(dist.get_rank())).write_text(json.dumps(found["error"]))
+    os._exit(1)
 
 
 def _optimisers(network: nn.Sequential, script: Script) -> list[torch.optim.Optimizer]:
