@@ -240,6 +240,18 @@ def test_what_a_later_attempt_undid_does_not_count(store: Store) -> None:
     assert rna["rounds_per_s"] == pytest.approx(4 / (1.375 + 1.375))
 
 
+def test_time_under_another_synchroniser_is_not_counted(store: Store) -> None:
+    """A policy that chooses for each segment: an hour of all-reduce lies between two rounds."""
+    key = add_run(store, "r")
+    plans = [plan(seq, synchroniser=Synchronisation() if seq == 1 else PARTIAL) for seq in range(3)]
+    ends = {0: 1_000.0, 2: 4_600.0}
+    made = [a_round(seq, segment=seq, step=2 * seq, ended_at=at) for seq, at in ends.items()]
+    write(store, hello(world=2), *plans, *(trained(seq) for seq in range(3)), told(*made))
+    (found,) = in_force(store, key)
+    assert (found["rounds"], found["samples"]) == (2, 12)
+    assert found["rounds_per_s"] == pytest.approx(2 / (2 * 0.375))
+
+
 def test_over_time(store: Store) -> None:
     key = fill(store)
     with store.read() as connection:

@@ -108,13 +108,13 @@ class _Sums:
     waited_s: list[float] = field(default_factory=list)
     reduced_s: float = 0.0
     bytes: int = 0
-    began: dict[int, float] = field(default_factory=dict)  # attempt → Unix time
+    began: dict[int, float] = field(default_factory=dict)  # stretch of segments → Unix time
     ended: dict[int, float] = field(default_factory=dict)
 
     @property
     def lasted_s(self) -> float:
-        """By the wall clock, as several ranks may tell; without the time between attempts."""
-        return sum(ended - self.began[attempt] for attempt, ended in self.ended.items())
+        """By the wall clock, as several ranks may tell; without what was between its stretches."""
+        return sum(ended - self.began[stretch] for stretch, ended in self.ended.items())
 
     @property
     def staleness(self) -> list[int]:
@@ -142,13 +142,18 @@ def in_force(connection: sa.Connection, run: int, span: Range) -> list[dict[str,
         return []
     # Put together here: of a join Postgres makes a bad plan while the tables are new.
     found: dict[_Plan, _Sums] = defaultdict(_Sums)
-    of_segment = {}
+    of_segment: dict[tuple[int, int], _Sums] = {}
+    stretch_of: dict[tuple[int, int], int] = {}  # counts the segments' changes of attempt or plan
+    stretch, before = 0, None
     for attempt, seq, samples, *plan in connection.execute(_segments(connection, run, span)):
         of_segment[attempt, seq] = sums = found[tuple(plan)]
         sums.samples += samples or 0
+        stretch += before != (attempt, plan)
+        stretch_of[attempt, seq] = stretch
+        before = attempt, plan
     for row in by_segment:
         if row[:2] in of_segment:
-            _add(of_segment[row[:2]], row)
+            _add(of_segment[row[:2]], stretch_of[row[:2]], row)
     c = rounds.c
     each = sa.select(c.attempt, c.segment, c.staleness, c.waited_s).where(*where)
     for *segment, staleness, waited_s in connection.execute(each):
@@ -199,7 +204,7 @@ def _segments(connection: sa.Connection, run: int, span: Range) -> sa.Select[Any
     c = segments.c
     first, last = span
     query = sa.select(c.attempt, c.seq, samples, c.version, c.policy, c.synchroniser)
-    query = query.where(c.run == run)
+    query = query.where(c.run == run).order_by(c.attempt, c.seq)
     if first is not None:
         query = query.where(end > first)
     return query if last is None else query.where(begin <= last)
@@ -224,15 +229,15 @@ def _sums(where: list[sa.ColumnElement[bool]]) -> sa.Select[Any]:
     return query.group_by(c.attempt, c.segment)
 
 
-def _add(sums: _Sums, row: sa.Row[Any]) -> None:
+def _add(sums: _Sums, stretch: int, row: sa.Row[Any]) -> None:
     """Adds those of a segment."""
     sums.steps = [min([row.first, *sums.steps]), max([row.last, *sums.steps])]
     sums.world = max(sums.world, row.world)
     for name in ("rounds", "contributors", "dropped", "bytes"):
         setattr(sums, name, getattr(sums, name) + int(getattr(row, name)))
     sums.reduced_s += row.reduced_s
-    sums.began[row.attempt] = min(row.began, sums.began.get(row.attempt, row.began))
-    sums.ended[row.attempt] = max(row.ended, sums.ended.get(row.attempt, row.ended))
+    sums.began[stretch] = min(row.began, sums.began.get(stretch, row.began))
+    sums.ended[stretch] = max(row.ended, sums.ended.get(stretch, row.ended))
 
 
 def _answer(plan: _Plan, sums: _Sums) -> dict[str, Any]:
