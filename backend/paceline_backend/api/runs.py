@@ -31,6 +31,7 @@ from paceline_backend.api.errors import ProblemError, documented
 from paceline_backend.bus import streams
 from paceline_backend.policies import Policy
 from paceline_backend.settings import Settings
+from paceline_backend.simulator import synchronisers
 from paceline_backend.simulator.scenario import Scenario, ScenarioError
 from paceline_backend.store import Store
 from paceline_backend.store import runs as runs_store
@@ -267,8 +268,8 @@ def switch_policy(request: Request, run: str, body: models.PolicySwitch) -> Any:
     with _bus(request) as bus:
         known = runs_store.get(store_of(request), run)
         policy = _checked(body.policy, body.parameters, known["world"] or known["nproc"])
-        if policy.relaxed and known["backend"] == "simulated":
-            why = f"policy: {body.policy}; its synchroniser is not simulated yet"
+        if known["backend"] == "simulated" and (what := synchronisers.unknown(policy)):
+            why = f"policy: {body.policy}; its synchroniser, {what}, has no model in the simulator"
             raise ProblemError(_INVALID, why, errors=[{"field": "policy", "message": why}])
         with store_of(request).write() as connection:
             made = runs_store.switch(connection, run, body.policy, body.parameters, body.by)

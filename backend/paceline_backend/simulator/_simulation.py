@@ -5,20 +5,23 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import msgspec
 import numpy as np
 
-from paceline.cost import Features, features
+from paceline.cost import Features
 from paceline.emulation import Emulation
-from paceline.wire import Hello, Segment
+from paceline.wire import ALLREDUCE, Hello, Segment, Synchronisation
 from paceline_backend import policies
 from paceline_backend.controller.history import COLUMNS, History, Window
 from paceline_backend.controller.planner import offer
 from paceline_backend.policies import Plan, Policy
-from paceline_backend.policies._base import Floats
+from paceline_backend.policies._base import Floats, Ints
+from paceline_backend.simulator import synchronisers
+from paceline_backend.simulator.dealing import Batches
 from paceline_backend.simulator.scenario import Change, Failure, Scenario
+from paceline_backend.simulator.synchronisers import Costs, Round, Work
 
 Communication = Callable[[int, Features], Floats]  # step, batches [W] → seconds, [W]
 
@@ -36,24 +39,45 @@ class Ran:
     features: Features
     data_s: Floats
     compute_s: Floats
-    wait_s: Floats  # from the end of computing until the slowest rank is ready
-    communication_s: Floats
-    started_at: Floats  # [S] virtual time
+    wait_s: Floats  # for other ranks, after computing
+    communication_s: Floats  # 0 where a rank computes on meanwhile
+    started_at: Floats  # virtual time
     begins_at: float = 0.0  # virtual time, also where no step was trained
     attempt: int = 0
     plan_s: float = 0.0  # what planning took here: real time, which `segment.plan_s` leaves out
+    rounds: list[Round] = field(default_factory=list)  # their `ended_at` is virtual time
+
+    @property
+    def rank_step_s(self) -> Floats:
+        """How long each rank's steps took."""
+        return self.data_s + self.compute_s + self.wait_s + self.communication_s
 
     @property
     def step_s(self) -> Floats:
-        """How long each step took, [S]."""
-        parts = self.data_s + self.compute_s + self.wait_s + self.communication_s
-        return np.asarray(parts.max(axis=1))
+        """How long each step took, [S]: where ranks go their own ways, in the mean of them."""
+        return np.asarray(self.rank_step_s.mean(axis=1))
+
+    @property
+    def evened_s(self) -> Floats:
+        """`step_s` with the wait for all at a relaxed segment's end spread over its steps, [S]."""
+        step_s = self.step_s
+        if self.rounds:
+            met_s = float(self.wait_s[-1].mean())
+            step_s[-1] -= met_s
+            step_s += met_s / len(step_s)
+        return step_s
 
     @property
     def ett_s(self) -> Floats | None:
-        """What the plan expected `compute_s` to be; None: the models were not known."""
-        ett_s = self.segment.ett_s[: len(self.started_at)]
-        return np.array(ett_s).reshape(self.compute_s.shape) if self.segment.ett_s else None
+        """What the plan expected `compute_s` to be; None: the models were not known.
+
+        NaN where the batch was another than planned.
+        """
+        if not self.segment.ett_s:
+            return None
+        steps = len(self.started_at)
+        ett_s = np.array(self.segment.ett_s[:steps]).reshape(self.compute_s.shape)
+        return np.where(self.features.samples == self.plan.batches.counts[:steps], ett_s, np.nan)
 
 
 class Simulation:
@@ -68,6 +92,7 @@ class Simulation:
         devices: the ranks' speeds.
         policy: to begin with.
         communication: how long the all-reduce takes; None: no time.
+        costs: what the exchanges of relaxed synchronisers take, by the number of ranks; likewise.
         lag: see above.
         started_at: virtual time of the first step.
         steps: the step to end before; None: at the end of the last epoch.
@@ -82,6 +107,7 @@ class Simulation:
         policy: Policy,
         *,
         communication: Communication | None = None,
+        costs: Callable[[int], Costs] | None = None,
         lag: int = 1,
         started_at: float = 0.0,
         steps: int | None = None,
@@ -90,13 +116,13 @@ class Simulation:
     ) -> None:
         self.policy = policy
         self.version = 0
-        self.now = started_at
         self.switches = deque(switches)  # still to come
         self._failures = deque(failures)
         self._communication = communication
+        self._costs = costs
         self._lag = lag
         self._steps = steps
-        self._begin(hello, devices)
+        self._begin(hello, devices, started_at)
 
     @staticmethod
     def of(scenario: Scenario) -> Simulation:
@@ -115,12 +141,13 @@ class Simulation:
             scenario.emulation(),
             policies.make(scenario.policy, scenario.parameters),
             communication=communication,
+            costs=scenario.communication.costs,
             steps=scenario.steps,
             switches=scenario.switches,
             failures=scenario.failures,
         )
 
-    def _begin(self, hello: Hello, devices: Emulation) -> None:
+    def _begin(self, hello: Hello, devices: Emulation, now: float) -> None:
         """An attempt: nothing is known of the ones before but which samples they used."""
         self.hello = hello
         self.devices = devices
@@ -128,6 +155,14 @@ class Simulation:
         self.window = Window(hello.world, hello.attempt)
         self._untold: list[tuple[int, Floats]] = []  # rows of steps that the planner shall not see
         self._data_s = np.array(devices.data_s or [0.0] * hello.world)
+        self._clocks = np.full(hello.world, now)  # when each rank is done with its newest step
+        self._together = ALLREDUCE  # the synchroniser in force, and its model
+        self._model = self._model_of(ALLREDUCE, 0)
+
+    @property
+    def now(self) -> float:
+        """Virtual time: no rank has got further."""
+        return float(self._clocks.max())
 
     @property
     def finished(self) -> bool:
@@ -174,37 +209,84 @@ class Simulation:
 
     def _train(self, segment: Segment, plan: Plan, steps: int) -> Ran:
         counts = plan.batches.counts[:steps]
-        samples = plan.batches.samples[: counts.sum()]
-        of = features(self.history.sizes[samples], counts)
-        compute_s, communication_s = np.zeros(counts.shape), np.zeros(counts.shape)
-        threads = np.array(segment.threads) if segment.threads else 1
-        for k in range(steps):
-            step, batch = segment.first_step + k, Features(*(column[k] for column in of))
-            compute_s[k] = self.devices.compute_s(step, batch, threads)
-            if self._communication is not None:
-                communication_s[k] = self._communication(step, batch)
-        data_s = np.broadcast_to(self._data_s, counts.shape)
-        ready = data_s + compute_s
-        wait_s = ready.max(axis=1, keepdims=True) - ready
-        step_s = (ready + wait_s + communication_s).max(axis=1)
-        started_at = self.now + np.concatenate([[0.0], np.cumsum(step_s)])
-        self.now = float(started_at[-1])
+        sizes = self.history.sizes[plan.batches.samples[: counts.sum()]]
+        costs = Costs() if self._costs is None else self._costs(self.hello.world)
+        own_s = 0.0 if segment.synchroniser == ALLREDUCE else costs.own_s
+        data_s = np.tile(self._data_s + own_s, (steps, 1))
+        begun, starts = self._clocks, self._met(segment, costs)
+        begins_at = float(begun[0])  # the leader's: it adopts the segment when it needs it
+        # Where ranks go on from segment to segment, none has the next one before the leader adopts
+        # it; and a rank gets it with its first batch.
+        data_s[:1] += np.maximum(begins_at - starts, 0.0)
+        batches = Batches(
+            self.devices,
+            segment.first_step,
+            sizes,
+            counts,
+            data_s,
+            np.array(segment.threads) if segment.threads else 1,
+            self.hello.limits,
+        )
+        work = Work(
+            segment.first_step,
+            data_s + batches.compute_s,
+            counts,
+            self._all_reduce_s(segment.first_step, batches, counts),
+            costs,
+            segment.epoch_end and steps == segment.steps,
+            batches,
+        )
+        base = float(starts.min())
+        course = self._model.run(starts - base, work)
+        course.wait_s[:1] += starts - begun
+        parts_s = data_s + batches.compute_s + course.wait_s + course.communication_s
+        ends = begun + np.cumsum(parts_s, axis=0)
+        started_at = np.concatenate([begun[None], ends[:-1]])[:steps]
+        if steps:
+            self._clocks = ends[-1]
+        if not self._model.goes_on:  # all ranks have met; sums are rounded
+            self._clocks = np.full(len(begun), self._clocks.max())
         return Ran(
             segment,
             plan,
-            of,
+            batches.features,
             data_s,
-            compute_s,
-            wait_s,
-            communication_s,
-            started_at[:-1],
-            float(started_at[0]),
+            batches.compute_s,
+            course.wait_s,
+            course.communication_s,
+            started_at,
+            begins_at,
             self.hello.attempt,
+            rounds=[replace(one, ended_at=base + one.ended_at) for one in course.rounds],
         )
 
+    def _all_reduce_s(self, first_step: int, batches: Batches, counts: Ints) -> Floats:
+        """What an all-reduce of each step takes, [S, W]."""
+        found = np.zeros(counts.shape)
+        if self._communication is not None:
+            for at in range(len(counts)):
+                found[at] = self._communication(first_step + at, batches.step(at))
+        return found
+
+    def _met(self, segment: Segment, costs: Costs) -> Floats:
+        """When each rank can begin the segment, under whose synchroniser all are from now on."""
+        clocks, what = self._clocks, segment.synchroniser
+        if self._model.goes_on:
+            if what == self._together:
+                return clocks
+            clocks = np.full(len(clocks), self._model.meet(clocks, costs))
+        self._together, self._model = what, self._model_of(what, segment.seq)
+        return clocks
+
+    def _model_of(self, what: Synchronisation, seq: int) -> synchronisers.Synchroniser:
+        return synchronisers.make(what, self.hello.world, self.hello.seed + seq)
+
     def _tell(self, ran: Ran) -> None:
-        step_s = np.broadcast_to(ran.step_s[:, None], ran.compute_s.shape)
-        columns = {**ran.features._asdict(), "compute_s": ran.compute_s, "step_s": step_s}
+        columns = {
+            **ran.features._asdict(),
+            "compute_s": ran.compute_s,
+            "step_s": ran.rank_step_s,
+        }
         table = np.stack([columns[name] for name in COLUMNS], axis=2).astype(np.float64)
         self._untold += [(ran.segment.first_step + k, rows) for k, rows in enumerate(table)]
         told = max(len(self._untold) - self._lag, 0)
@@ -218,7 +300,7 @@ class Simulation:
         alive = failure.alive(old.world)
         trained = ran.plan.batches.samples[: ran.features.samples.sum()]
         used = np.concatenate([self.history.used, trained]).astype("<u4")
-        self.now += failure.restart_s
+        now = self.now + failure.restart_s
         hello = msgspec.structs.replace(
             old,
             attempt=old.attempt + 1,
@@ -226,11 +308,11 @@ class Simulation:
             epoch=self.history.epoch,
             step=ran.segment.first_step + len(ran.started_at),
             used=used.tobytes(),
-            started_at=self.now,
+            started_at=now,
             profiles=[old.profiles[rank] for rank in alive] if old.profiles else [],
             limits=[old.limits[rank] for rank in alive] if old.limits else [],
         )
-        self._begin(hello, remaining(self.devices, alive))
+        self._begin(hello, remaining(self.devices, alive), now)
 
 
 def remaining(devices: Emulation, alive: list[int]) -> Emulation:

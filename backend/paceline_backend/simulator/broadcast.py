@@ -19,6 +19,8 @@ from paceline.wire import (
     TELEMETRY,
     Adopted,
     Message,
+    RoundBatch,
+    RoundRecord,
     RunState,
     StopTraining,
     control,
@@ -27,6 +29,7 @@ from paceline.wire import (
     encode_steps,
 )
 from paceline_backend import policies
+from paceline_backend.policies._base import Floats
 from paceline_backend.simulator._simulation import Ran, Simulation
 from paceline_backend.simulator.scenario import Scenario
 
@@ -100,7 +103,8 @@ class Broadcast:
         self._started_at = started_at
         self._position = "0-0"  # in control(run)
         self._attempt = -1  # the last that was introduced,
-        self._first_step = 0  # and its first step
+        self._first_step = 0  # its first step,
+        self._rounds = 0  # and its rounds so far
         self._signed = self._polled = 0.0  # monotonic
         self._waiting = waiting
         self._sent: deque[int] = deque()  # records in each message that may be on the bus
@@ -137,7 +141,7 @@ class Broadcast:
         hello = self._simulation.hello
         if hello.attempt == self._attempt:
             return
-        self._attempt, self._first_step = hello.attempt, hello.step
+        self._attempt, self._first_step, self._rounds = hello.attempt, hello.step, 0
         shown = hello.world <= EMULATED_SHOWN
         emulated = self._simulation.devices.as_dict() if shown else None
         started_at = self._time(hello.started_at)
@@ -159,6 +163,11 @@ class Broadcast:
             part = slice(first, min(first + at_once, steps))
             columns = records(ran, part, self._first_step, self._started_at)
             self._add(encode_steps(columns, self._run), len(columns["step"]))
+        told = rounds(ran, self._rounds, self._started_at)
+        self._rounds += len(told)
+        for first in range(0, len(told), _RECORDS):
+            batch = told[first : first + _RECORDS]
+            self._add(encode(RoundBatch(batch), self._run), len(batch))
 
     def _wait_for_room(self) -> None:
         """Until ingest has stored most of what was sent."""
@@ -241,7 +250,7 @@ def records(ran: Ran, part: slice, first_step: int, started_at: float) -> dict[s
     compute_s = ran.compute_s[part]
     count, world = compute_s.shape
     step = ran.segment.first_step + np.arange(part.start, part.start + count)
-    step_s = ran.step_s[part]
+    step_s = ran.rank_step_s[part]
     ett_s = None if ran.ett_s is None else ran.ett_s[part]
     rows = count * world
 
@@ -263,11 +272,48 @@ def records(ran: Ran, part: slice, first_step: int, started_at: float) -> dict[s
         "data_s": of_rank(ran.data_s[part]),
         "compute_s": of_rank(compute_s),
         "sync_s": of_rank(ran.wait_s[part] + ran.communication_s[part]),
-        "step_s": of_step(step_s),
-        "ended_at": of_step(started_at + ran.started_at[part] + step_s),
-        "ett_s": [None] * rows if ett_s is None else of_rank(ett_s),
+        "step_s": of_rank(step_s),
+        "ended_at": of_rank(started_at + ran.started_at[part] + step_s),
+        "ett_s": [None] * rows if ett_s is None else _or_none(ett_s),
         "loss": [None] * rows,
         "memory_bytes": [0] * rows,
         "squares": of_rank(ran.features.squares[part]),
         "longest": of_rank(ran.features.longest[part]),
     }
+
+
+def _or_none(values: Floats) -> list[float | None]:
+    """Flat, None for NaN."""
+    found: list[float | None] = [*values.ravel().tolist()]
+    for at in np.flatnonzero(np.isnan(values)):
+        found[at] = None
+    return found
+
+
+def rounds(ran: Ran, seq: int, started_at: float) -> list[RoundRecord]:
+    """What rank 0 would tell of a segment's rounds.
+
+    Args:
+        ran: what was trained.
+        seq: of the first, in its attempt.
+        started_at: Unix time of virtual time 0.
+    """
+    return [
+        RoundRecord(
+            attempt=ran.attempt,
+            rank=0,
+            seq=seq + k,
+            segment=ran.segment.seq,
+            number=one.number,
+            step=ran.segment.first_step + one.step,
+            world=ran.compute_s.shape[1],
+            contributors=one.contributors,
+            staleness=one.staleness,
+            dropped=one.dropped,
+            waited_s=one.waited_s,
+            reduced_s=one.reduced_s,
+            bytes=one.bytes,
+            ended_at=started_at + one.ended_at,
+        )
+        for k, one in enumerate(ran.rounds)
+    ]

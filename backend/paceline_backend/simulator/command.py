@@ -28,6 +28,7 @@ _COLUMNS = (
     ("ett_mape", "ETT error"),
     ("speedup", "speed-up"),
 )
+_OF_ROUNDS = (("rounds", "rounds"), ("contributors", "contributors"), ("dropped", "dropped"))
 
 
 def in_memory(path: Path, names: list[str], warmup: int, as_json: bool) -> int:
@@ -117,11 +118,12 @@ def show(scenario: Scenario, found: dict[str, Summary], as_json: bool, **more: A
         f"(DIF {about['dif']:.4g})"
     )
     table = Table(title=title, title_justify="left", box=box.SIMPLE)
-    for _, head in _COLUMNS:
+    columns = _COLUMNS + (_OF_ROUNDS if any(one.rounds for one in found.values()) else ())
+    for _, head in columns:
         table.add_column(head, justify="left" if head == "policy" else "right")
     for name, one in found.items():
         values = {"policy": name, **one.as_dict()}
-        table.add_row(*(_cell(values[column]) for column, _ in _COLUMNS))
+        table.add_row(*(_cell(values[column]) for column, _ in columns))
     Console(highlight=False, markup=False).print(table)
 
 

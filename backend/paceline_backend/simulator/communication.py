@@ -1,10 +1,12 @@
-"""How long an all-reduce takes in a simulation."""
+"""How long exchanges among ranks take in a simulation."""
 
 from __future__ import annotations
 
 import math
 
 import msgspec
+
+from paceline_backend.simulator.synchronisers import Costs
 
 
 class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -19,6 +21,7 @@ class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes: float = 0.0  # of the gradients
     bandwidth: float | None = None  # bytes per second of the slowest link
     fixed_s: float = 0.0  # on top, whatever the number of workers
+    round_s: float | None = None  # of a relaxed synchroniser's round; None: as an all-reduce
 
     def problem(self) -> str | None:
         """What is wrong with it, naming the field; None: nothing."""
@@ -26,6 +29,8 @@ class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
                 return f"communication.{name}: {value}; give a number, 0 or more"
+        if self.round_s is not None and not 0 <= self.round_s < math.inf:
+            return f"communication.round_s: {self.round_s}; give a number, 0 or more"
         if self.bandwidth is None and self.bytes:
             return "communication.bandwidth: give bytes per second, or leave bytes out"
         if self.bandwidth is not None and not 0 < self.bandwidth < math.inf:
@@ -37,3 +42,11 @@ class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         rounds = 2 * (world - 1)
         moved = rounds / world * self.bytes
         return self.fixed_s + rounds * self.latency_s + moved / (self.bandwidth or math.inf)
+
+    def costs(self, world: int) -> Costs:
+        """Of relaxed synchronisers among so many workers.
+
+        A round is called by a message to the ranks' store, and one from it.
+        """
+        round_s = self.seconds(world) if self.round_s is None else self.round_s
+        return Costs(round_s, 2 * self.latency_s, round(self.bytes))

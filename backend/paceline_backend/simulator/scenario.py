@@ -17,6 +17,7 @@ from paceline.emulation import Emulation, Slowdown
 from paceline.errors import InputError
 from paceline.wire import Hello
 from paceline_backend import policies
+from paceline_backend.simulator import synchronisers
 from paceline_backend.simulator.communication import Communication
 from paceline_backend.simulator.sizes import Sizes, SizesError
 
@@ -230,8 +231,10 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
                 policy = policies.make(name, parameters, self.workers)
             except ValueError as error:
                 raise ScenarioError(f"{where}{error}") from error
-            if policy.relaxed:
-                raise ScenarioError(f"{where}policy: {name}; its synchroniser is not simulated yet")
+            if what := synchronisers.unknown(policy):
+                raise ScenarioError(
+                    f"{where}policy: {name}; its synchroniser, {what}, has no model"
+                )
 
     def _check_failures(self) -> None:
         world, step, room = self.workers, 0, self.memory_limits()

@@ -33,6 +33,9 @@ class Summary:
     load_per_s: float  # size units
     plan_s: float  # real time that planning took, per segment
     moved: int
+    rounds: int  # exchanges of a relaxed synchroniser; 0: gradients are all-reduced
+    contributors: float | None  # of a round, mean
+    dropped: int  # samples whose gradients came too late
     speedup: float | None = None  # over plain data parallelism, per size unit
 
     def as_dict(self) -> dict[str, Any]:
@@ -78,6 +81,7 @@ class Tally:
     warmup: int = 0
     _parts: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     _plans: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
+    _rounds: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # givers, dropped
     _start: tuple[int, int, int] = (-1, -1, 0)  # attempt, version, first step
 
     def add(self, ran: Ran, devices: Emulation) -> None:
@@ -85,9 +89,12 @@ class Tally:
         segment = ran.segment
         self._plans.setdefault(segment.policy, []).append((ran.plan_s, segment.moved))
         mine = self._parts.setdefault(segment.policy, [])
+        rounds = self._rounds.setdefault(segment.policy, [])
         if self._start[:2] != (ran.attempt, segment.version):
             self._start = (ran.attempt, segment.version, segment.first_step)
-        ett_s, step_s = ran.ett_s, ran.step_s
+        ett_s, step_s = ran.ett_s, ran.evened_s
+        first = self._start[2] + self.warmup - segment.first_step
+        rounds += [(one.contributors, one.dropped) for one in ran.rounds if one.step >= first]
         for k, compute_s in enumerate(ran.compute_s):
             step = segment.first_step + k
             if step < self._start[2] + self.warmup:
@@ -115,6 +122,7 @@ class Tally:
             total_s = float(table["step_s"].sum())
             known = table["ett_mape"][~np.isnan(table["ett_mape"])]
             limit_s = float(table["fluid_s"].sum())
+            rounds = np.array(self._rounds[policy]).reshape(-1, 2)
             found[policy] = Summary(
                 steps=len(parts),
                 step_time_s=total_s / len(parts),
@@ -127,6 +135,9 @@ class Tally:
                 load_per_s=float(table["load"].sum()) / total_s if total_s else 0.0,
                 plan_s=float(plans[:, 0].mean()),
                 moved=int(plans[:, 1].sum()),
+                rounds=len(rounds),
+                contributors=float(rounds[:, 0].mean()) if len(rounds) else None,
+                dropped=int(rounds[:, 1].sum()),
             )
         return found
 
@@ -141,7 +152,7 @@ def _spread(compute_s: Floats, load: Floats) -> dict[str, float]:
 
 
 def _mape(ett_s: Floats, compute_s: Floats) -> float:
-    worked = compute_s > 0
+    worked = (compute_s > 0) & ~np.isnan(ett_s)
     if not worked.any():
         return float("nan")
     return float((np.abs(ett_s - compute_s)[worked] / compute_s[worked]).mean())

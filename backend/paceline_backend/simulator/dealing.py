@@ -1,0 +1,68 @@
+"""A segment's batches and what they take the ranks, also where samples move between these."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from paceline.cost import Features, features
+from paceline.emulation import Emulation
+from paceline_backend.policies._base import Floats, Ints
+from paceline_backend.simulator.synchronisers import Piece
+
+
+class Batches:
+    """What ranks load and compute: as planned at first, then as it was dealt.
+
+    Args:
+        devices: of the ranks.
+        first_step: of the segment.
+        sizes: of its samples, in the order of steps and ranks.
+        counts: samples of each batch, [S, W].
+        data_s: what loading takes, [S, W].
+        threads: of CPUs, a number or [W].
+        limits: samples that fit into each rank's memory; empty: any number.
+    """
+
+    def __init__(
+        self,
+        devices: Emulation,
+        first_step: int,
+        sizes: Floats,
+        counts: Ints,
+        data_s: Floats,
+        threads: Any,
+        limits: list[int],
+    ) -> None:
+        self.features = features(sizes, counts.copy())
+        self.data_s, self.compute_s = data_s, np.zeros(counts.shape)
+        self._devices, self._first_step, self._sizes = devices, first_step, sizes
+        self._threads, self._limits = threads, limits
+        self._starts = (np.cumsum(counts) - counts.ravel()).reshape(counts.shape)
+        for at in range(len(counts)):
+            self.compute_s[at] = self._taken_s(at)
+
+    def step(self, at: int) -> Features:
+        """The batches of a step of the segment, [W]."""
+        return Features(*(column[at] for column in self.features))
+
+    def work_s(self, rank: int, at: int, pieces: list[Piece]) -> tuple[float, int]:
+        """See `Dealing.work_s`."""
+        parts = []
+        for whose, step, first, end in pieces:
+            start = self._starts[step, whose]
+            parts.append(self._sizes[start + first : start + end])
+        sizes = np.concatenate(parts)
+        now = (len(sizes), sizes.sum(), (sizes**2).sum(), sizes.max(initial=0.0))
+        for column, value in zip(self.features, now, strict=True):
+            column[at, rank] = value
+        self.compute_s[at, rank] = self._taken_s(at)[rank]
+        return float(self.data_s[at, rank] + self.compute_s[at, rank]), len(sizes)
+
+    def room(self, rank: int, samples: int) -> int:
+        """See `Dealing.room`."""
+        return self._limits[rank] - samples if self._limits else len(self._sizes)
+
+    def _taken_s(self, at: int) -> Floats:
+        return self._devices.compute_s(self._first_step + at, self.step(at), self._threads)

@@ -1,0 +1,127 @@
+"""Models of how gradients meet; `Synchronisation` says which, as on real ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from paceline.wire import ALLREDUCE, Synchronisation
+from paceline_backend.policies import Policy
+from paceline_backend.policies._base import Floats, Ints
+from paceline_backend.simulator.synchronisers._base import (
+    Costs,
+    Course,
+    Dealing,
+    Piece,
+    Round,
+    Synchroniser,
+    Work,
+)
+from paceline_backend.simulator.synchronisers.rounds import Call, Limits, Partial
+from paceline_backend.simulator.synchronisers.together import AllReduce, Averaging
+
+__all__ = [
+    "NAMES",
+    "Costs",
+    "Course",
+    "Dealing",
+    "Piece",
+    "Round",
+    "Synchroniser",
+    "Work",
+    "make",
+    "step_time_s",
+    "unknown",
+]
+
+
+def _all_reduce(given: Mapping[str, Any], world: int, seed: int) -> Synchroniser:
+    return AllReduce()
+
+
+def _averaging(given: Mapping[str, Any], world: int, seed: int) -> Synchroniser:
+    return Averaging(given["every"])
+
+
+def _partial(given: Mapping[str, Any], world: int, seed: int) -> Synchroniser:
+    call, limits = Call.of(given, world, seed), Limits.of(given)
+    return Partial(call, limits, steals=given.get("steals", False))
+
+
+# By name: parameters, ranks, seed. A new synchroniser is a line here.
+_MODELS: dict[str, Callable[[Mapping[str, Any], int, int], Synchroniser]] = {
+    ALLREDUCE.name: _all_reduce,
+    "averaging": _averaging,
+    "partial": _partial,
+}
+NAMES = tuple(_MODELS)
+
+
+def unknown(policy: Policy) -> str | None:
+    """The synchroniser of a policy, if it has no model; what is chosen on the way has."""
+    what = policy.synchroniser
+    if isinstance(what, Synchronisation) and what.name not in NAMES:
+        return what.name
+    return None
+
+
+def make(what: Synchronisation, world: int, seed: int) -> Synchroniser:
+    """The model of a synchroniser.
+
+    Args:
+        what: a plan's; its name is one of `NAMES`.
+        world: ranks.
+        seed: of what is drawn at random; real ranks take that of the run plus the segment's number.
+    """
+    return _MODELS[what.name](what.parameters, world, seed)
+
+
+def step_time_s(
+    what: Synchronisation,
+    work_s: Floats,
+    costs: Costs,
+    segment_steps: int,
+    *,
+    samples: Ints | None = None,
+    seed: int = 0,
+) -> float:
+    """The mean time of a step of ranks that do this work: to compare with what real ranks took.
+
+    Args:
+        what: the synchroniser; its name is one of `NAMES`.
+        work_s: what each step takes each rank besides waiting for others, [S, W].
+        costs: of exchanges, as measured.
+        segment_steps: steps of a segment, after each of which all meet, or may.
+        samples: of each step and rank, [S, W]; None: none is without.
+        seed: of the run.
+    """
+    steps, world = work_s.shape
+    samples = np.ones(work_s.shape, np.int64) if samples is None else samples
+    all_reduce_s = np.full(work_s.shape, costs.round_s)
+    model, now = make(what, world, seed), np.zeros(world)
+    for number, first in enumerate(range(0, steps, segment_steps)):
+        part = slice(first, first + segment_steps)
+        if not model.goes_on:
+            model = make(what, world, seed + number)
+        last = part.stop >= steps
+        dealing = _Alike(work_s[part], samples[part])
+        work = Work(first, work_s[part], samples[part], all_reduce_s[part], costs, last, dealing)
+        course = model.run(now, work)
+        now = now + (course.work_s + course.wait_s + course.communication_s).sum(axis=0)
+    return float(now.max() / steps)
+
+
+class _Alike:
+    """Samples that all take a rank the same in a step."""
+
+    def __init__(self, work_s: Floats, samples: Ints) -> None:
+        self._sample_s = work_s / np.maximum(samples, 1)
+
+    def work_s(self, rank: int, at: int, pieces: list[Piece]) -> tuple[float, int]:
+        count = sum(end - first for _, _, first, end in pieces)
+        return float(count * self._sample_s[at, rank]), count
+
+    def room(self, rank: int, samples: int) -> int:
+        return 2**31

@@ -1,0 +1,305 @@
+"""Models of relaxed synchronisers: courses worked out by hand, and what holds for any work."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.wire import ALLREDUCE, Synchronisation
+from paceline_backend.policies._base import Floats
+from paceline_backend.simulator.synchronisers import (
+    Costs,
+    Course,
+    Piece,
+    Work,
+    make,
+    step_time_s,
+)
+
+RNA = {"probes": 2, "staleness": 4, "mean": True}
+SOLO = {"probes": None, "staleness": 4, "mean": False}
+PARTIAL: dict[str, dict[str, Any]] = {
+    "rna": RNA,
+    "majority": {**SOLO, "probes": 1},
+    "solo": SOLO,
+    "n-soft": {"parts": 2, "staleness": 4, "mean": False},
+    "ssp": {"quorum": 1, "staleness": None, "lead": 2, "mean": False},
+    "backup": {"spare": 1, "staleness": 0, "waits": True, "mean": False},
+    "none too old": {"probes": 2, "staleness": 0, "mean": True},
+}
+
+
+FREE = Costs()
+
+
+def partial(**given: Any) -> Synchronisation:
+    return Synchronisation("partial", given)
+
+
+def run(
+    what: Synchronisation,
+    work_s: Any,
+    costs: Costs = FREE,
+    *,
+    samples: Any = None,
+    seed: int = 0,
+) -> Course:
+    work_s = np.array(work_s, float)
+    samples = np.ones(work_s.shape, int) if samples is None else np.array(samples)
+    work = Work(0, work_s, samples, np.full(work_s.shape, costs.round_s), costs)
+    return make(what, work_s.shape[1], seed).run(np.zeros(work_s.shape[1]), work)
+
+
+def ended_at(course: Course, work_s: Any) -> Floats:
+    return np.cumsum(np.array(work_s) + course.wait_s + course.communication_s, axis=0)
+
+
+def test_rounds_take_what_is_ready_while_ranks_compute_on() -> None:
+    """Two ranks, the second three times slower; the first ready calls, a round takes 0.5 s."""
+    work_s = [[1, 3], [1, 3]]
+    course = run(partial(**SOLO), work_s, Costs(round_s=0.5, bytes=7))
+    # Called at 1, 2 (rank 0 is through then), 3 and 6, as rank 1 ends its second step.
+    assert [one.ended_at for one in course.rounds] == [1.5, 2.5, 3.5, 6.5]
+    assert [one.waited_s for one in course.rounds] == [1.0, 0.5, 0.5, 2.5]
+    assert {(one.contributors, one.reduced_s, one.bytes) for one in course.rounds} == {(1, 0.5, 7)}
+    # Rank 0 began its second step before the first round was over; rank 1 its own with three.
+    oldest = [one.staleness.index(1) for one in course.rounds]
+    assert oldest == [0, 1, 2, 1]
+    assert [one.step for one in course.rounds] == [1, 1, 1, 1]
+    # Nobody waits but at the end, until all have met.
+    assert course.wait_s.tolist() == [[0, 0], [4.5, 0.5]]
+    assert ended_at(course, work_s)[-1].tolist() == [6.5, 6.5]
+
+
+def test_all_that_is_ready_at_one_moment_goes_into_a_round() -> None:
+    course = run(partial(**SOLO), np.ones((3, 4)), Costs(round_s=0.25))
+    assert [one.contributors for one in course.rounds] == [4, 4, 4]
+    assert course.wait_s[-1].tolist() == [0.25] * 4
+
+
+def test_a_call_takes_time_in_which_others_get_ready() -> None:
+    work_s = [[1.0, 1.1, 1.5]]
+    course = run(partial(**SOLO), work_s, Costs(round_s=0.5, call_s=0.2))
+    first, second = course.rounds
+    assert (first.contributors, first.waited_s, first.ended_at) == (2, 1.2, 1.7)
+    # Rank 2 gets ready while the first is reduced, which says that it is not through.
+    assert (second.contributors, second.waited_s) == (1, pytest.approx(0.2))
+    assert second.ended_at == pytest.approx(2.4)
+
+
+def test_gradients_that_are_too_old_are_dropped() -> None:
+    """A rank that computes while four rounds pass: its gradient is four rounds old."""
+    work_s = np.array([[1.0, 4.2], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
+    samples = np.array([[3, 5]] * 5)
+    for staleness, dropped in ((4, 0), (3, 5)):
+        found = run(partial(**{**SOLO, "staleness": staleness}), work_s, samples=samples)
+        assert sum(one.dropped for one in found.rounds) == dropped
+        assert sum(sum(one.staleness) for one in found.rounds) == 10 - (dropped > 0)
+    # A rank that has nothing but such a gradient calls no round: at 4.2 s there is none.
+    assert 4.2 not in [one.ended_at for one in found.rounds]
+
+
+def test_a_quorum_is_of_ranks_that_are_not_through() -> None:
+    """Those that are through are ready; and once a round has told it, they do not count."""
+    what = partial(quorum=2, staleness=4, mean=False)
+    course = run(what, [[1, 2, 5], [1, 2, 5]])
+    # At 2 ranks 0 and 1, of which 0 is through. At 5 rank 2, with rank 1 that is through since 4.
+    # Then rank 2 alone is left.
+    assert [one.ended_at for one in course.rounds] == [2, 5, 10]
+    assert [one.contributors for one in course.rounds] == [2, 2, 1]
+
+
+def test_backup_workers_wait_for_as_many_rounds_as_steps() -> None:
+    """Three of four must be ready; the slow one's gradients are dropped, and it never waits."""
+    work_s = np.array([[1, 1, 1.5, 4.0]] * 3)
+    what = partial(spare=1, staleness=0, waits=True, mean=False)
+    course = run(what, work_s, Costs(round_s=0.5), samples=np.full((3, 4), 2))
+    # Rounds end at 2, 4 and 6: the third fastest takes 1.5 s. Another one tells rank 3 that the
+    # others are through. Its first two gradients are too old when they are there; its last is not.
+    assert ended_at(course, work_s)[:2, :3].tolist() == [[2] * 3, [4] * 3]
+    assert course.wait_s[:2, 3].tolist() == [0, 0]
+    assert ended_at(course, work_s)[-1].tolist() == [12.5] * 4
+    assert [one.dropped for one in course.rounds] == [0, 0, 2, 0, 2]
+    assert [one.contributors for one in course.rounds] == [3, 3, 3, 0, 1]
+
+
+def test_a_lead_is_bounded_by_what_the_last_round_told() -> None:
+    """Rank 0 is twice as fast, and may be one step ahead."""
+    work_s = np.array([[1.0, 2.0]] * 4)
+    course = run(partial(quorum=1, staleness=None, lead=1, mean=False), work_s)
+    # Two steps ahead at 2: until rank 1 is through its first, at the same moment; then at 4.
+    ends = ended_at(course, work_s)
+    assert ends[:, 0].tolist() == [1, 2, 4, 8]
+    assert ends[:, 1].tolist() == [2, 4, 6, 8]
+
+
+def test_a_rank_whose_gradients_pile_up_calls_the_round_itself() -> None:
+    """Only rank 1 is probed, and slow: rank 0 waits after its fifth gradient, no longer."""
+    work_s = np.array([[1.0, 100.0]] * 8)
+    seed = next(s for s in range(99) if probes_rank(1, s))
+    course = run(partial(**{**RNA, "probes": 1}), work_s, Costs(round_s=0.5), seed=seed)
+    assert (course.rounds[0].waited_s, course.rounds[0].staleness[0]) == (5.0, 5)
+    assert course.wait_s[:5, 0].tolist() == [0, 0, 0, 0, 0.5]
+
+
+def probes_rank(rank: int, seed: int) -> bool:
+    """Whether the first round of two ranks is called by this one if it can be."""
+    course = run(partial(**{**RNA, "probes": 1}), [[3.0 - 2 * rank, 1.0 + 2 * rank]], seed=seed)
+    return bool(course.rounds[0].waited_s == 1.0 + 2 * rank)
+
+
+def test_ranks_without_samples_hold_nobody_up() -> None:
+    """Ready with nothing: the round is called at once."""
+    course = run(partial(quorum=2, staleness=4, mean=False), [[1, 0], [1, 0]], samples=[[3, 0]] * 2)
+    assert [one.contributors for one in course.rounds] == [1, 1]
+    assert course.wait_s[:, 0].tolist() == [0, 0]
+
+
+def test_means_of_replicas_every_so_many_steps() -> None:
+    """By the run's count of steps, over segments that are no multiple of it."""
+    model = make(Synchronisation("averaging", {"every": 3}), 2, 0)
+    work_s = np.array([[1.0, 2.0]] * 4)
+    costs = Costs(round_s=0.5)
+    samples = np.array([[1, 0]] * 4)
+    now = np.zeros(2)
+    found = []
+    for first, epoch_end in ((0, False), (4, True)):
+        work = Work(first, work_s, samples, np.zeros_like(work_s), costs, epoch_end)
+        course = model.run(now, work)
+        now = now + (work_s + course.wait_s + course.communication_s).sum(axis=0)
+        found.append((course, now))
+    (one, after_one), (two, after_two) = found
+    assert one.wait_s.tolist() == [[0, 0], [0, 0], [3, 0], [0, 0]]
+    assert one.communication_s[2].tolist() == [0.5, 0.5]
+    assert after_one.tolist() == [7.5, 8.5]
+    assert [r.number for r in (*one.rounds, *two.rounds)] == [0, 1, 2]
+    assert [r.contributors for r in one.rounds] == [1]
+    # Met at step 5; then for good, with the optimisers' state: two reductions.
+    assert two.wait_s.tolist() == [[0, 0], [3, 0], [0, 0], [2, 0]]
+    assert two.communication_s[3].tolist() == [1.0, 1.0]
+    assert after_two.tolist() == [18.0, 18.0]
+
+
+def test_an_all_reduce_waits_for_the_slowest_in_each_step() -> None:
+    course = run(ALLREDUCE, [[1, 3], [4, 2]], Costs(round_s=0.5))
+    assert course.wait_s.tolist() == [[2, 0], [0, 2]]
+    assert course.communication_s.tolist() == [[0.5, 0.5]] * 2
+    assert course.rounds == []
+
+
+class Moved:
+    """Each sample takes each rank a second; what was moved is kept."""
+
+    def __init__(self, most: int = 99) -> None:
+        self.pieces: dict[tuple[int, int], list[Piece]] = {}
+        self.most = most
+
+    def work_s(self, rank: int, at: int, pieces: list[Piece]) -> tuple[float, int]:
+        assert (rank, at) not in self.pieces
+        self.pieces[rank, at] = pieces
+        count = sum(end - first for _, _, first, end in pieces)
+        return count, count
+
+    def room(self, rank: int, samples: int) -> int:
+        return self.most - samples
+
+
+STEALS = {"quorum": 1, "staleness": None, "lead": 4, "mean": False, "steals": True}
+
+
+def test_a_rank_that_is_ahead_takes_part_of_the_slowest_ones_next_batch() -> None:
+    """Batches of 4 and 12 samples of a second each."""
+    planned = np.array([[4, 12]] * 3)
+    moved = Moved()
+    work = Work(0, planned * 1.0, planned, np.zeros((3, 2)), FREE, False, moved)
+    course = make(partial(**STEALS), 2, 0).run(np.zeros(2), work)
+    # At 4 rank 0 begins its second step, one ahead: it takes half of rank 1's second batch; at 14
+    # rank 1 is in that: two thirds of the third would be 8, but rank 0 is one step ahead only.
+    assert moved.pieces == {
+        (0, 1): [(0, 1, 0, 4), (1, 1, 6, 12)],
+        (1, 1): [(1, 1, 0, 6)],
+        (0, 2): [(0, 2, 0, 4), (1, 2, 6, 12)],
+        (1, 2): [(1, 2, 0, 6)],
+    }
+    assert course.work_s.tolist() == [[4, 12], [10, 6], [10, 6]]
+    assert ended_at(course, course.work_s)[-1].tolist() == [24, 24]
+    # No more than fits into its memory, and nothing without a dealing.
+    moved = Moved(most=6)
+    work = Work(0, planned * 1.0, planned, np.zeros((3, 2)), FREE, False, moved)
+    make(partial(**STEALS), 2, 0).run(np.zeros(2), work)
+    assert moved.pieces[0, 1] == [(0, 1, 0, 4), (1, 1, 10, 12)]
+    assert run(partial(**STEALS), planned, samples=planned).work_s.tolist() == planned.tolist()
+
+
+@given(shape=st.tuples(st.integers(2, 5), st.integers(1, 12), st.integers(0, 2**31)))
+def test_each_sample_is_dealt_once(shape: tuple[int, int, int]) -> None:
+    world, steps, seed = shape
+    planned = np.random.default_rng(seed).integers(0, 9, (steps, world))
+    moved = Moved()
+    work = Work(0, planned * 1.0, planned, np.zeros((steps, world)), FREE, False, moved)
+    make(partial(**STEALS), world, 0).run(np.zeros(world), work)
+    used = {(rank, at): np.zeros(planned[at, rank], int) for at, rank in np.ndindex(planned.shape)}
+    for (rank, at), uses in used.items():
+        for whose, step, first, end in moved.pieces.get((rank, at), [(rank, at, 0, len(uses))]):
+            used[whose, step][first:end] += 1
+    assert all((uses == 1).all() for uses in used.values())
+
+
+work = st.tuples(st.integers(1, 5), st.integers(1, 12), st.integers(0, 2**31))
+
+
+@pytest.mark.parametrize("name", PARTIAL)
+@given(shape=work, round_s=st.sampled_from([0.0, 0.3, 7.0]), call_s=st.sampled_from([0.0, 0.2]))
+def test_every_gradient_counts_once_or_as_dropped(
+    name: str, shape: tuple[int, int, int], round_s: float, call_s: float
+) -> None:
+    world, steps, seed = shape
+    rng = np.random.default_rng(seed)
+    work_s = rng.choice([0.0, 0.5, 1.0, 2.5, 9.0], (steps, world))
+    samples = rng.choice([0, 1, 1, 4], (steps, world))
+    what = Synchronisation("partial", PARTIAL[name])
+    course = run(what, work_s, Costs(round_s, call_s), samples=samples, seed=seed)
+    again = run(what, work_s, Costs(round_s, call_s), samples=samples, seed=seed)
+    assert course.rounds == again.rounds
+    went_in = sum(sum(one.staleness) for one in course.rounds)
+    dropped = sum(one.dropped for one in course.rounds)
+    assert 0 <= int((samples > 0).sum()) - went_in <= dropped
+    if PARTIAL[name]["staleness"] is None:
+        assert (dropped, went_in) == (0, (samples > 0).sum())
+    assert all(one.contributors <= min(world, sum(one.staleness)) for one in course.rounds)
+    # One round at a time; all meet as the last is over.
+    ends = [one.ended_at for one in course.rounds]
+    begun = [end - one.reduced_s for end, one in zip(ends, course.rounds, strict=True)]
+    assert all(b >= a - 1e-9 for a, b in zip(ends[:-1], begun[1:], strict=True))
+    all_met = ended_at(course, work_s)[-1]
+    assert np.allclose(all_met, ends[-1])
+    assert (course.wait_s >= 0).all()
+    assert all_met[0] >= work_s.sum(axis=0).max() - 1e-9
+
+
+def test_the_mean_time_of_a_step() -> None:
+    """Segments are put one after the other; what is left over is shorter."""
+    work_s = np.array([[1.0, 2.0], [2.0, 1.0], [1.0, 1.0]])
+    costs = Costs(round_s=0.25)
+    assert step_time_s(ALLREDUCE, work_s, costs, 2) == pytest.approx((2 + 2 + 1 + 0.75) / 3)
+    # Rounds hide behind computing; the last of each segment does not.
+    assert step_time_s(partial(**SOLO), work_s, costs, 2) == pytest.approx((3.25 + 1.25) / 3)
+    # Of rank 1's second batch of two samples rank 0 takes one.
+    slow = np.array([[1.0, 3.0], [1.0, 3.0]])
+    alike = step_time_s(partial(**STEALS), slow, FREE, 2, samples=np.full((2, 2), 2))
+    assert alike == pytest.approx(4.5 / 2)
+    osa = Synchronisation("averaging", {"every": None})
+    assert step_time_s(osa, work_s, costs, 2) == pytest.approx((4 + 2 * 0.25) / 3)
+
+
+def test_a_thousand_workers() -> None:
+    """Seconds for as many steps; that rounds are called matters not where none waits for them."""
+    work_s = np.random.default_rng(0).uniform(0.01, 0.05, (50, 1000))
+    slowest_s = work_s.sum(axis=0).max() / 50
+    for name in ("rna", "ssp", "n-soft"):
+        found = step_time_s(Synchronisation("partial", PARTIAL[name]), work_s, Costs(0.001), 50)
+        assert slowest_s <= found <= 1.1 * slowest_s, name
