@@ -122,7 +122,8 @@ def saving_low(seed: int, preset: str) -> float:
         features=features,
         compute_s=np.concatenate([one.compute_s for one in ran]),
         data_s=np.concatenate([one.data_s for one in ran]),
-        step_s=np.concatenate([one.step_s for one in ran]),
+        sync_s=np.concatenate([one.wait_s + one.communication_s for one in ran]),
+        rank_step_s=np.concatenate([one.rank_step_s for one in ran]),
         load=features.load.sum(axis=1),
     )
     steady = measured.step >= WARMUP_STEPS

@@ -101,7 +101,7 @@ class Advisor:
         earlier = [one for one in kept(bodies) if one.decision is not None]
         if asked[-1].version != made.current.version:
             return  # switched meanwhile
-        decision = decide(made, earlier, asked, cast(Mode, run.mode))
+        decision = decide(made, earlier, asked, cast(Mode, run.mode), relaxed=run.relaxed)
         logger.info("run %s: auto: %s: %s", run.id, decision.decided, decision.reason)
         body = msgspec.to_builtins(msgspec.structs.replace(made, decision=decision))
         if decision.decided in ("switch", "back"):

@@ -223,7 +223,7 @@ def test_a_preset_that_cannot_be_simulated_costs_only_its_own_forecast(
     found = of(training, *PRESETS, "lbb")
     assert {one.policy for one in found.forecasts} == {"bsp", "paceline"}
     assert {one.policy: one.reason for one in found.left_out} == {
-        "sata": "its synchroniser is not simulated",
+        "sata": "its synchroniser, ad-psgd, has no model",
         "chronica": "ZeroDivisionError: of nothing",
         "lbb": "ImportError: a library is missing",
     }
@@ -376,10 +376,12 @@ def test_auto_over_rest(store: Store, bus_url: str) -> None:
         assert client.put(path, json={"mode": "switch"}).status_code == 401
         client.headers["Authorization"] = "Bearer secret"
         off = {"mode": "off", "requested_at": None, "requested_by": None, "last": None}
-        assert client.get(path).json() == off
+        assert client.get(path).json() == off | {"relaxed": False}
         made = client.put(path, json={"mode": "switch", "by": "me"}).json()
         assert (made["mode"], made["requested_by"]) == ("switch", "me")
-        assert client.put(path, json={"mode": "recommend"}).json()["mode"] == "recommend"
+        assert client.put(path, json={"mode": "switch", "relaxed": True}).json()["relaxed"]
+        kept = client.put(path, json={"mode": "recommend"}).json()
+        assert (kept["mode"], kept["relaxed"]) == ("recommend", True)
         decision = {"decided": "stay", "reason": "why", "policy": None, "parameters": {}}
         decision |= {"saving": None, "low": None, "high": None}
         with store.write() as connection:

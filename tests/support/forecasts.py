@@ -9,12 +9,14 @@ import numpy.typing as npt
 
 from paceline.cost import Features
 from paceline.emulation import Emulation
-from paceline.wire import Adopted, Hello, StepBatch, StepRecord
+from paceline.wire import ALLREDUCE, Adopted, Hello, RoundBatch, StepBatch, StepRecord
 from paceline_backend import policies
 from paceline_backend.report import WARMUP_STEPS
 from paceline_backend.simulator import Ran, Simulation
+from paceline_backend.simulator.broadcast import rounds
+from paceline_backend.simulator.synchronisers import Costs
 from paceline_backend.store import Store, telemetry
-from paceline_backend.whatif._measured import Measured, State
+from paceline_backend.whatif._measured import Apart, Measured, State, apart
 from support.records import hello
 
 Floats = npt.NDArray[np.float64]
@@ -44,11 +46,16 @@ class Training:
         )
         self.policy, self.parameters = policy, dict[str, Any]()
         self.simulation = Simulation(
-            self.hello, devices, policies.make(policy), communication=_communication
+            self.hello,
+            devices,
+            policies.make(policy),
+            communication=_communication,
+            costs=lambda world: Costs(COMMUNICATION_S),
         )
         self.effective = [0]
         self.ran: list[Ran] = []
         self.stored = 0  # of those
+        self.rounds = 0  # stored
 
     @property
     def step(self) -> int:
@@ -66,7 +73,7 @@ class Training:
     def time(self, first: int, end: int) -> float:
         """What a mean step takes, over the steps from `first` on, from their time per load."""
         at = slice(first, end)
-        step_s = np.concatenate([one.step_s for one in self.ran])[at]
+        step_s = np.concatenate([one.evened_s for one in self.ran])[at]
         load = np.concatenate([one.features.load.sum(axis=1) for one in self.ran])[at]
         sizes = self.hello.sizes_array()
         mean = sizes.sum() / -(-len(sizes) // self.hello.global_batch)
@@ -86,8 +93,11 @@ class Training:
             features=features,
             compute_s=column(lambda r: r.compute_s),
             data_s=column(lambda r: r.data_s),
-            step_s=column(lambda r: r.step_s),
+            sync_s=column(lambda r: r.wait_s + r.communication_s),
+            rank_step_s=column(lambda r: r.rank_step_s),
             load=features.load.sum(axis=1),
+            apart=self._apart(step[-steps:]),
+            told_round_s=COMMUNICATION_S,
         )
         return State(
             self.simulation.version,
@@ -99,12 +109,20 @@ class Training:
             measured.step >= self.effective[-1] + WARMUP_STEPS,
         )
 
+    def _apart(self, step: Any) -> tuple[Apart, ...]:
+        relaxed = [one.segment for one in self.ran if one.segment.synchroniser != ALLREDUCE]
+        found = [apart(step, segment) for segment in relaxed]
+        return tuple(one for one in found if one.end > one.first)
+
     def store(self, store: Store, run: str) -> None:
         """What ranks would have reported since the last call."""
         messages: list[Any] = [] if self.stored else [(run, self.hello)]
         for ran in self.ran[self.stored :]:
             messages.append((run, Adopted(0, ran.segment, 1.0)))
             messages += [(run, StepBatch(_records(ran, r))) for r in range(self.hello.world)]
+            told = rounds(ran, self.rounds, 1_000.0)
+            self.rounds += len(told)
+            messages.append((run, RoundBatch(told)))
         telemetry.write(store, messages)
         self.stored = len(self.ran)
 
@@ -129,7 +147,7 @@ def _records(ran: Ran, rank: int) -> list[StepRecord]:
             data_s=float(ran.data_s[k, rank]),
             compute_s=float(ran.compute_s[k, rank]),
             sync_s=float(ran.wait_s[k, rank] + ran.communication_s[k, rank]),
-            step_s=float(ran.step_s[k]),
+            step_s=float(ran.rank_step_s[k, rank]),
             ended_at=1_000.0 + first + k,
             squares=float(of[k][2]),
             longest=float(of[k][3]),

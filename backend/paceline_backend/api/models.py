@@ -314,6 +314,7 @@ class PresetForecast(BaseModel):
     saving_low: float = Field(examples=[0.36])
     saving_high: float = Field(examples=[0.41])
     words: str = Field(examples=["chronica would save 38 % ± 2 of the time"])
+    relaxed: bool = Field(description="ranks do not wait for all: another training")
 
 
 class LeftOut(BaseModel):
@@ -348,6 +349,10 @@ class AutoMode(_In):
     """What `auto` may do."""
 
     mode: Literal["off", "recommend", "switch"] = Field(examples=["switch"])
+    relaxed: bool | None = Field(
+        default=None,
+        description="presets that change the training may be chosen, too; null: as it was",
+    )
     by: Name = Field(default="api", examples=["api"])
 
 
@@ -368,6 +373,7 @@ class Auto(BaseModel):
     """What `auto` may do with a run, and what it decided last."""
 
     mode: Literal["off", "recommend", "switch"] = Field(examples=["switch"])
+    relaxed: bool = Field(description="presets that change the training may be chosen, too")
     requested_at: float | None = Field(examples=[1767225650.0])
     requested_by: str | None = Field(examples=["api"])
     last: AutoDecision | None

@@ -108,5 +108,5 @@ def get_auto(request: Request, run: str) -> Any:
 def set_auto(request: Request, run: str, body: models.AutoMode) -> Any:
     """Whether the run's forecasts are only shown, recommended, or acted upon."""
     with store_of(request).write() as connection:
-        forecasts.set_auto(connection, run, body.mode, body.by, time.time())
+        forecasts.set_auto(connection, run, body.mode, body.by, time.time(), body.relaxed)
     return get_auto(request, run)

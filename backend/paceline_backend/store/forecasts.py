@@ -23,6 +23,7 @@ class Watched:
     key: int
     id: str
     mode: str  # recommend switch
+    relaxed: bool  # whether it may choose a relaxed synchroniser
 
 
 def add(connection: sa.Connection, run: int, body: Mapping[str, Any]) -> None:
@@ -74,17 +75,32 @@ def state(connection: sa.Connection, run: int) -> str:
 
 
 def auto(connection: sa.Connection, run: int) -> dict[str, Any]:
-    """`mode`, `requested_at` and `requested_by`; off where nobody asked."""
+    """`mode`, `relaxed`, `requested_at` and `requested_by`; off where nobody asked."""
     c = autos.c
-    query = sa.select(c.mode, c.requested_at, c.requested_by).where(c.run == run)
+    query = sa.select(c.mode, c.relaxed, c.requested_at, c.requested_by).where(c.run == run)
     row = connection.execute(query).one_or_none()
     if row is None:
-        return {"mode": "off", "requested_at": None, "requested_by": None}
+        return {"mode": "off", "relaxed": False, "requested_at": None, "requested_by": None}
     return {str(name): value for name, value in row._mapping.items()}
 
 
-def set_auto(connection: sa.Connection, run: str, mode: str, by: str, at: float) -> None:
+def set_auto(
+    connection: sa.Connection,
+    run: str,
+    mode: str,
+    by: str,
+    at: float,
+    relaxed: bool | None = None,
+) -> None:
     """What `auto` may do with a run from now on.
+
+    Args:
+        connection: to write with.
+        run: its public id.
+        mode: of `auto`.
+        by: who asks.
+        at: Unix time.
+        relaxed: whether it may choose relaxed synchronisers; None: as it was.
 
     Raises:
         UnknownRunError: no such run.
@@ -93,15 +109,17 @@ def set_auto(connection: sa.Connection, run: str, mode: str, by: str, at: float)
     key = runs.key_of(connection, run)
     if state(connection, key) in ENDED:
         raise runs.RunEndedError(f"run {run} has ended: nothing about it can change any more")
+    if relaxed is None:
+        relaxed = auto(connection, key)["relaxed"]
     connection.execute(sa.delete(autos).where(autos.c.run == key))
-    row = {"run": key, "mode": mode, "requested_at": at, "requested_by": by}
+    row = {"run": key, "mode": mode, "relaxed": relaxed, "requested_at": at, "requested_by": by}
     connection.execute(sa.insert(autos).values(row))
 
 
 def watched(connection: sa.Connection, owner: str, now: float) -> list[Watched]:
     """Active runs that `auto` looks at, but those that another worker plans."""
     query = (
-        sa.select(runs_table.c.key, runs_table.c.id, autos.c.mode)
+        sa.select(runs_table.c.key, runs_table.c.id, autos.c.mode, autos.c.relaxed)
         .join(autos, autos.c.run == runs_table.c.key)
         .outerjoin(leases, leases.c.run == runs_table.c.key)
         .where(
@@ -111,7 +129,7 @@ def watched(connection: sa.Connection, owner: str, now: float) -> list[Watched]:
         )
         .order_by(runs_table.c.key)
     )
-    return [Watched(int(key), run, mode) for key, run, mode in connection.execute(query)]
+    return [Watched(*row) for row in connection.execute(query)]
 
 
 def newest_step(connection: sa.Connection, run: int) -> int:

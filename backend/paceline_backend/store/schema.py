@@ -16,6 +16,7 @@ from sqlalchemy import (
     SmallInteger,
     Table,
     TypeDecorator,
+    false,
     text,
 )
 from sqlalchemy import Text as AnyText
@@ -226,6 +227,7 @@ autos = Table(
     Column("mode", Text, nullable=False),  # off recommend switch
     Column("requested_at", Double, nullable=False),
     Column("requested_by", Text, nullable=False),
+    Column("relaxed", Boolean, nullable=False, server_default=false()),  # it may choose such
 )
 
 # What each preset would take, from a run's telemetry up to a step.

@@ -6,18 +6,19 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
 
 from paceline.cost import Features
-from paceline.wire import Hello
+from paceline.wire import ALLREDUCE, Hello, Segment, Synchronisation
 from paceline_backend.controller import history
 from paceline_backend.controller.history import History, Window
 from paceline_backend.policies._base import Feedback, Floats, Ints
 from paceline_backend.report import WARMUP_STEPS
 from paceline_backend.store import runs
-from paceline_backend.store.schema import segments, switches, worker_steps
+from paceline_backend.store.schema import rounds, segments, switches, worker_steps
 
 _FEWEST = 16  # steady steps that say what the policy in force takes
 _BLOCK = 8  # steps whose median tells the speed of a rank
@@ -25,7 +26,22 @@ _CHANGED = 0.15  # off by more, and by more than chance explains: another speed
 _BY_CHANCE = 0.001  # how often chance alone shall look like another speed
 _SIGMA = 1.4826  # σ of a normal distribution ÷ its median absolute deviation
 
-_COLUMNS = ("samples", "load", "squares", "longest", "compute_s", "data_s", "step_s")
+_COLUMNS = ("samples", "load", "squares", "longest", "compute_s", "data_s", "sync_s", "step_s")
+_ROUNDS = 256  # newest ones that say what a round takes
+_UNDISTURBED = 0.1  # share of a rank's steps in which it waits for nobody, at least
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Rows in which ranks went their own ways: of one segment."""
+
+    first: int  # row
+    end: int
+    what: Synchronisation
+    seq: int  # of the segment,
+    steps: int  # and how many it has
+    whole: bool  # its last step is among them,
+    epoch_end: bool  # and the epoch's
 
 
 @dataclass(frozen=True)
@@ -36,8 +52,13 @@ class Measured:
     features: Features  # [S, W]
     compute_s: Floats  # [S, W]
     data_s: Floats  # [S, W]
-    step_s: Floats  # [S] mean over ranks
+    sync_s: Floats  # [S, W]
+    rank_step_s: Floats  # [S, W]
     load: Floats  # [S] of the global batch
+    apart: tuple[Apart, ...] = ()  # in order; all other rows are of all-reduces
+    told_round_s: float | None = (
+        None  # what a round takes, as the newest tell; None: there are none
+    )
 
     @property
     def feedback(self) -> Feedback:
@@ -55,12 +76,74 @@ class Measured:
         )
 
     @property
+    def step_s(self) -> Floats:
+        """Of each step, the mean over ranks, [S]."""
+        return np.asarray(self.rank_step_s.mean(axis=1))
+
+    @property
+    def evened_s(self) -> Floats:
+        """`step_s` with the wait for all at a relaxed segment's end spread over its steps, [S]."""
+        found = self.step_s
+        for one in self.apart:
+            if one.whole:
+                met_s = float(self.sync_s[one.end - 1].mean())
+                found[one.end - 1] -= met_s
+                found[one.first : one.end] += met_s / one.steps
+        return found
+
+    @property
+    def together(self) -> npt.NDArray[np.bool_]:
+        """Which steps ended with an all-reduce, [S]."""
+        found = np.ones(len(self), bool)
+        for one in self.apart:
+            found[one.first : one.end] = False
+        return found
+
+    @property
     def remainder_s(self) -> Floats:
-        """What a step takes beyond its slowest rank's loading and computing, [S].
+        """What a step takes, or would, beyond its slowest rank's loading and computing, [S].
 
         Communication, the optimizer, the loop: all that comes after the last gradient.
         """
-        return np.asarray(self.step_s - (self.data_s + self.compute_s).max(axis=1))
+        found = self.step_s - (self.data_s + self.compute_s).max(axis=1)
+        return np.asarray(np.where(self.together, found, self.round_s + self.rest_s.mean()))
+
+    @property
+    def rest_s(self) -> Floats:
+        """What a rank's step takes beyond loading, computing and what it waits for, [W]."""
+        alike = self.together == self.together[-1]
+        sync_s = self.sync_s[alike]
+        # Where replicas become their mean is no step like the others.
+        rest_s = np.maximum(np.median(self._beyond_s[alike] - sync_s, axis=0), 0.0)
+        if self.together[-1]:
+            return np.asarray(rest_s)
+        # A rank applies what has come where it also waits: what is left in the steps of the rank
+        # that waits least.
+        own_s = float(np.quantile(sync_s, _UNDISTURBED, axis=0).min())
+        if self.apart[-1].what.parameters.get("waits"):
+            own_s = max(own_s - self.round_s, 0.0)
+        return np.asarray(rest_s + own_s)
+
+    @property
+    def round_s(self) -> float:
+        """What a reduction among all ranks takes: for the last to come, who waits for nobody."""
+        together = self.together
+        if together.any():
+            return float(np.median(self.sync_s[together].min(axis=1)))
+        means = np.zeros(len(self), bool)
+        for one in self.apart:
+            if every := one.what.parameters.get("every"):
+                rows = slice(one.first, one.end)
+                means[rows] = (self.step[rows] + 1) % every == 0
+        if means.any() and not means.all():
+            usual_s = np.median(self._beyond_s[~means])
+            return float(max(np.median(self._beyond_s[means].min(axis=1)) - usual_s, 0.0))
+        return self.told_round_s or 0.0
+
+    @property
+    def _beyond_s(self) -> Floats:
+        """What steps take beyond loading and computing, [S, W]."""
+        return self.rank_step_s - self.data_s - self.compute_s
 
     def since(self, first: int) -> Measured:
         """From its row `first` on."""
@@ -75,8 +158,14 @@ class Measured:
             ),
             compute_s=self.compute_s[first:],
             data_s=self.data_s[first:],
-            step_s=self.step_s[first:],
+            sync_s=self.sync_s[first:],
+            rank_step_s=self.rank_step_s[first:],
             load=self.load[first:],
+            apart=tuple(
+                replace(one, first=max(one.first - first, 0), end=one.end - first)
+                for one in self.apart
+                if one.end > first
+            ),
         )
 
     def __len__(self) -> int:
@@ -123,6 +212,7 @@ def read(connection: sa.Connection, run: int, steps: int, cells: int) -> State:
         return state
     steps = max(_FEWEST, min(steps, cells // hello.world))
     measured = _read_steps(connection, run, hello, loaded[0].step, steps)
+    measured = _with_segments(connection, run, hello, measured)
     steady = _planned(connection, run, hello.attempt, version, measured.step)
     if effective is not None:
         steady &= measured.step >= effective + WARMUP_STEPS
@@ -156,8 +246,57 @@ def _read_steps(
         ),
         compute_s=column["compute_s"],
         data_s=column["data_s"],
-        step_s=column["step_s"].mean(axis=1),
+        sync_s=column["sync_s"],
+        rank_step_s=column["step_s"],
         load=column["load"].sum(axis=1),
+    )
+
+
+def _with_segments(
+    connection: sa.Connection, run: int, hello: Hello, measured: Measured
+) -> Measured:
+    """The same, with the rows in which ranks went their own ways."""
+    if not len(measured):
+        return measured
+    c = segments.c
+    bodies = connection.scalars(
+        sa.select(c.body)
+        .where(
+            c.run == run,
+            c.attempt == hello.attempt,
+            c.synchroniser != ALLREDUCE.name,
+            c.first_step + c.steps > int(measured.step[0]),
+        )
+        .order_by(c.seq)
+    )
+    found = [apart(measured.step, msgspec.msgpack.decode(body, type=Segment)) for body in bodies]
+    spans = tuple(one for one in found if one.end > one.first)
+    if not spans:
+        return measured
+    # Of other exchanges, the time that a rank waits for others is part.
+    seqs = [one.seq for one in spans if one.what.name == "partial"]
+    r = rounds.c
+    query = sa.select(r.reduced_s).where(
+        r.run == run, r.attempt == hello.attempt, r.segment.in_(seqs)
+    )
+    told = connection.scalars(query.order_by(r.rank, r.seq.desc()).limit(_ROUNDS)).all()
+    told_round_s = float(np.median(told)) if told else None
+    return replace(measured, apart=spans, told_round_s=told_round_s)
+
+
+def apart(step: Ints, segment: Segment) -> Apart:
+    """Which of some steps, [S], are of a segment."""
+    end = segment.first_step + segment.steps
+    first, after = np.searchsorted(step, [segment.first_step, end]).tolist()
+    whole = after > first and int(step[after - 1]) == end - 1
+    return Apart(
+        first,
+        after,
+        segment.synchroniser,
+        segment.seq,
+        segment.steps,
+        whole,
+        segment.epoch_end,
     )
 
 
@@ -185,10 +324,14 @@ def _planned(
 
 def steady_time(measured: Measured, steady: npt.NDArray[np.bool_]) -> tuple[float | None, int]:
     """Seconds per unit of load under the policy in force, and in how many steps; None: too few."""
+    steady = steady.copy()
+    for one in measured.apart:
+        if not one.whole:  # what the others wait for is still to come
+            steady[one.first : one.end] = False
     count = int(steady.sum())
     if count < _FEWEST:
         return None, count
-    return float(measured.step_s[steady].sum() / measured.load[steady].sum()), count
+    return float(measured.evened_s[steady].sum() / measured.load[steady].sum()), count
 
 
 def same_speeds(ratio: Floats) -> int:

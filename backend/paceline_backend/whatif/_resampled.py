@@ -12,6 +12,7 @@ from paceline.cost import Features
 from paceline.emulation import Emulation
 from paceline_backend.policies import Models
 from paceline_backend.policies._base import Floats, Ints
+from paceline_backend.simulator.synchronisers import Costs
 from paceline_backend.whatif._measured import Measured
 
 BLOCK = 8  # steps that stay together: slowdowns pass, they do not come and go within a step
@@ -29,6 +30,8 @@ class Resampled(Emulation, frozen=True, kw_only=True):
     models: Models
     ratio: Floats  # [S, W]
     remainder_s: Floats  # [S]
+    rest_s: Floats  # [W]
+    round_s: float
     rows: Ints  # [steps]
     first_step: int
 
@@ -39,6 +42,10 @@ class Resampled(Emulation, frozen=True, kw_only=True):
     def communication_s(self, step: int, batch: Features) -> Floats:
         """What a step takes beyond its slowest rank, [W]."""
         return np.full(len(batch.samples), self.remainder_s[self._row(step)])
+
+    def costs(self, world: int) -> Costs:
+        """Of relaxed synchronisers."""
+        return Costs(self.round_s, own_s=self.rest_s)
 
     def _row(self, step: int) -> int:
         return int(self.rows[(step - self.first_step) % len(self.rows)])
@@ -66,6 +73,8 @@ def resampled(
         models=perturbed(models, measured, ratio, blocks(rng, len(measured), len(measured))),
         ratio=ratio,
         remainder_s=measured.remainder_s,
+        rest_s=measured.rest_s,
+        round_s=measured.round_s,
         rows=rows,
         first_step=first_step,
     )

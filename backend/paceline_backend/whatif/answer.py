@@ -28,6 +28,7 @@ class PresetForecast(msgspec.Struct, frozen=True):
     saving_low: float
     saving_high: float
     words: str
+    relaxed: bool = False  # its synchroniser is: training is not the same under it
 
 
 class LeftOut(msgspec.Struct, frozen=True):
@@ -93,11 +94,12 @@ def kept(bodies: Iterable[Mapping[str, Any]]) -> list[Forecast]:
     return found
 
 
-def words(policy: str, saving: float, low: float, high: float) -> str:
+def words(policy: str, saving: float, low: float, high: float, *, relaxed: bool = False) -> str:
     """A saving as a sentence, in percent of the time."""
     half = max(1, round(50 * (high - low)))
+    price = ", but change the training" if relaxed else ""
     if low <= 0 <= high:
-        return f"{policy} would make no clear difference ({100 * saving:+.0f} % ± {half})"
+        return f"{policy} would make no clear difference ({100 * saving:+.0f} % ± {half}){price}"
     if saving > 0:
-        return f"{policy} would save {100 * saving:.0f} % ± {half} of the time"
-    return f"{policy} would take {-100 * saving:.0f} % ± {half} more time"
+        return f"{policy} would save {100 * saving:.0f} % ± {half} of the time{price}"
+    return f"{policy} would take {-100 * saving:.0f} % ± {half} more time{price}"

@@ -31,7 +31,12 @@ class Switched:
 
 
 def decide(
-    forecast: Forecast, earlier: Sequence[Forecast], switches: Sequence[Switched], mode: Mode
+    forecast: Forecast,
+    earlier: Sequence[Forecast],
+    switches: Sequence[Switched],
+    mode: Mode,
+    *,
+    relaxed: bool = False,
 ) -> Decision:
     """Stays, recommends or switches, or goes back.
 
@@ -47,6 +52,8 @@ def decide(
         earlier: those that were decided upon, oldest first.
         switches: all, oldest first.
         mode: "recommend": it only says what it would do.
+        relaxed: presets under which ranks do not wait for all others may be chosen, too: gradients
+            are late under them, or replicas differ, so that the training is another.
     """
     if forecast.reason is not None:
         return Decision("wait", forecast.reason)
@@ -60,7 +67,9 @@ def decide(
         return Decision("wait", f"less than {HOLD_STEPS} steps since the switch to {last.policy}")
     barred = _barred(forecast, earlier, switches)
     in_force = forecast.current.policy
-    best = next((one for one in forecast.forecasts if one.policy not in barred | {in_force}), None)
+    barred.add(in_force)
+    others = (one for one in forecast.forecasts if one.policy not in barred)
+    best = next((one for one in others if relaxed or not one.relaxed), None)
     if best is None:
         return Decision("stay", "there is no other preset to switch to")
     if best.saving_low <= MARGIN:

@@ -11,12 +11,14 @@ from typing import Any
 import numpy as np
 
 from paceline.cost import Features
+from paceline.wire import ALLREDUCE
 from paceline_backend import policies
 from paceline_backend.policies import Models, Policy
 from paceline_backend.policies._base import Floats
 from paceline_backend.policies.linear import LinearPredictor
 from paceline_backend.report import WARMUP_STEPS
-from paceline_backend.simulator import Simulation
+from paceline_backend.simulator import Simulation, synchronisers
+from paceline_backend.simulator.synchronisers import Costs, Work
 from paceline_backend.store import Store, runs
 from paceline_backend.whatif._measured import Measured, State, read, same_speeds, steady_time
 from paceline_backend.whatif._resampled import Resampled, blocks, filled, ratios, resampled
@@ -125,6 +127,7 @@ class _Simulated:
     """A preset's seconds per unit of load: per replicate, and draws of its steps."""
 
     parameters: Mapping[str, Any]
+    relaxed: bool
     draws: list[Floats] = field(default_factory=list)  # of each replicate, [_DRAWS]
     means: list[float] = field(default_factory=list)
 
@@ -151,10 +154,11 @@ def _basis(state: State) -> _Basis | str:
     measured, ratio = measured.since(first), filled(ratio[first:])
     if len(measured) < FEWEST:
         return f"too few steps since a rank's speed changed: {len(measured)}, {FEWEST} are needed"
-    return _Basis(state, measured, models, ratio, _bias(models, measured, ratio))
+    bias = _bias(models, measured, ratio, state.history.hello.seed)
+    return _Basis(state, measured, models, ratio, bias)
 
 
-def _bias(models: Models, measured: Measured, ratio: Floats) -> float:
+def _bias(models: Models, measured: Measured, ratio: Floats, seed: int) -> float:
     """Measured over modelled time of the batches that ran, errors exchanged among near steps.
 
     So errors that belong to a kind of batch, which a simulation would spread over all, show; and
@@ -162,12 +166,42 @@ def _bias(models: Models, measured: Measured, ratio: Floats) -> float:
     """
     rng = np.random.default_rng(len(measured))
     count = len(measured)
-    draws = max(4, min(_DRAWS, 4_000_000 // ratio.size))
+    # A cell of ranks that go their own ways is an event.
+    draws = max(4, min(_DRAWS, (400_000 if measured.apart else 4_000_000) // ratio.size))
     near = np.arange(count) + rng.integers(-4, 5, (draws, count))
     rows = np.clip(near, 0, count - 1)
     ready = measured.data_s[rows] + models.ett(measured.features) * ratio[rows]
-    modelled = ready.max(axis=2) + measured.remainder_s[rows]
-    return float(measured.step_s.sum() / modelled.sum(axis=1).mean())
+    modelled = (ready.max(axis=2) + measured.remainder_s[rows])[:, measured.together].sum(axis=1)
+    if measured.apart:
+        modelled += [_apart_s(measured, one + measured.rest_s, seed) for one in ready]
+    return float(measured.evened_s.sum() / modelled.mean())
+
+
+def _apart_s(measured: Measured, work_s: Floats, seed: int) -> float:
+    """What the steps take in which ranks go their own ways, by the models of synchronisers."""
+    world, total_s = work_s.shape[1], 0.0
+    what, now = ALLREDUCE, np.zeros(world)
+    model = synchronisers.make(what, world, seed)
+    for one in measured.apart:
+        if not model.goes_on or one.what != what:
+            what, now = one.what, np.zeros(world)
+            model = synchronisers.make(what, world, seed + one.seq)
+        part = slice(one.first, one.end)
+        work = Work(
+            first_step=int(measured.step[one.first]),
+            work_s=work_s[part],
+            samples=measured.features.samples[part],
+            all_reduce_s=np.zeros_like(work_s[part]),
+            costs=Costs(measured.round_s),
+            epoch_end=one.whole and one.epoch_end,
+        )
+        course = model.run(now, work)
+        step_s = work.work_s + course.wait_s + course.communication_s
+        now = now + step_s.sum(axis=0)
+        if not one.whole and not model.goes_on:  # its end, where all meet, is not among them
+            step_s[-1] -= course.wait_s[-1]
+        total_s += float(step_s.mean(axis=1).sum())
+    return total_s
 
 
 def _simulate(
@@ -179,7 +213,7 @@ def _simulate(
     budget_s: float,
 ) -> tuple[dict[str, _Simulated], dict[str, str]]:
     """Each preset's simulations, the policy in force first; and why some are left out."""
-    found = {state.policy: _Simulated(state.parameters)}
+    found = {state.policy: _Simulated(state.parameters, in_force.relaxed)}
     made = {state.policy: in_force}
     left_out: dict[str, str] = {}
     assert state.history is not None
@@ -190,7 +224,7 @@ def _simulate(
             except Exception as error:  # likewise
                 left_out[name] = f"{type(error).__name__}: {error}"
             else:
-                found[name] = _Simulated({})
+                found[name] = _Simulated({}, made[name].relaxed)
     count = _SAMPLES // state.history.hello.global_batch
     count = max(_FEWEST_SIMULATED, min(_SIMULATED, count))
     spent_s = 0.0  # on what is not left out
@@ -234,13 +268,17 @@ def _once(
     Raises:
         _NotSimulatedError: it does what no simulation shows.
     """
-    if policy.relaxed:
-        raise _NotSimulatedError("its synchroniser is not simulated")
+    if what := synchronisers.unknown(policy):
+        raise _NotSimulatedError(f"its synchroniser, {what}, has no model")
     if policy.threads and version != state.version:
         raise _NotSimulatedError("what other CPU threads would do shows in no telemetry")
     assert state.history is not None
     simulation = Simulation(
-        state.history.hello, devices, policy, communication=devices.communication_s
+        state.history.hello,
+        devices,
+        policy,
+        communication=devices.communication_s,
+        costs=devices.costs,
     )
     simulation.history = copy.deepcopy(state.history)
     simulation.window = copy.deepcopy(state.window) or simulation.window
@@ -253,7 +291,7 @@ def _once(
             raise _NotSimulatedError(f"planning takes too long: {LONGEST_S:g} s for {steps} steps")
         ran.append(simulation.advance())
     counted = slice(WARMUP_STEPS, WARMUP_STEPS + count)
-    step_s = np.concatenate([one.step_s for one in ran])[counted]
+    step_s = np.concatenate([one.evened_s for one in ran])[counted]
     load = np.concatenate([one.features.load.sum(axis=1) for one in ran])[counted]
     drawn = blocks(np.random.default_rng([1, replicate]), count, count, _DRAWS)
     into.draws.append(step_s[drawn].sum(axis=1) / load[drawn].sum(axis=1))
@@ -319,7 +357,9 @@ def _preset(
     drawn = np.concatenate(one.draws) / np.concatenate(base.draws)
     least, most = (relative, relative) if in_force else _interval(drawn, relative, fit_error)
     saving, saving_low, saving_high = 1 - relative, 1 - most, 1 - least
-    told = f"{name} is in force" if in_force else words(name, saving, saving_low, saving_high)
+    told = f"{name} is in force"
+    if not in_force:
+        told = words(name, saving, saving_low, saving_high, relaxed=one.relaxed)
     return PresetForecast(
         name,
         dict(one.parameters),
@@ -330,6 +370,7 @@ def _preset(
         saving_low,
         saving_high,
         told,
+        one.relaxed,
     )
 
 

@@ -1,0 +1,142 @@
+"""Forecasts of relaxed synchronisers, and from segments that ran under them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.emulation import Emulation
+from paceline_backend import policies
+from paceline_backend.store import Store
+from paceline_backend.whatif._measured import steady_time
+from paceline_backend.whatif.answer import Forecast
+from paceline_backend.whatif.auto import AUTO_STEPS, Switched, decide
+from paceline_backend.whatif.forecast import forecast, of_state
+from support.forecasts import COMMUNICATION_S, Training, drawn
+from support.leading import new_run
+
+PRESETS = ("bsp", "paceline", "rna", "ssp", "backup-workers", "local-sgd", "flexrr")
+SIZES = drawn(6_000, 0.5)
+SLOW = Emulation(a_s=[1e-5, 1e-5, 1e-5, 3e-5], b_s=[0.005] * 4, noise=0.03)
+
+
+def of(training: Training) -> Forecast:
+    return of_state("run", training.state(), PRESETS, replicates=3, budget_s=1e9)
+
+
+@pytest.fixture(scope="module")
+def then() -> dict[str, float]:
+    """What each preset takes in the long run."""
+    found = {}
+    for name in PRESETS:
+        training = Training(SIZES, SLOW, policy=name)
+        training.train(600)
+        found[name] = training.time(40, training.step)
+    return found
+
+
+@pytest.mark.parametrize("policy", ["bsp", "rna", "ssp", "backup-workers", "local-sgd", "flexrr"])
+def test_it_is_what_each_preset_takes(policy: str, then: dict[str, float]) -> None:
+    """From whichever synchroniser the measured steps had."""
+    before = Training(SIZES, SLOW, policy=policy)
+    before.train(150)
+    found = of(before)
+    assert found.reason is None
+    assert found.left_out == []
+    assert found.fit_error is not None
+    assert found.fit_error < 0.03
+    for one in found.forecasts:
+        assert one.step_time_s == pytest.approx(then[one.policy], rel=0.05), one.policy
+        assert one.low_s < one.step_time_s < one.high_s
+        assert one.relaxed == policies.make(one.policy).relaxed
+        if one.policy != policy:
+            assert ("but change the training" in one.words) == one.relaxed
+    assert found.current.measured_s == pytest.approx(then[policy], rel=0.05)
+
+
+@pytest.mark.parametrize("policy", ["rna", "ssp", "backup-workers", "local-sgd"])
+def test_what_is_measured_under_it(policy: str) -> None:
+    """Nothing but waiting is in the simulated steps, and rounds take what they take."""
+    training = Training(SIZES, SLOW, policy=policy)
+    training.train(150)
+    measured = training.state().measured
+    assert measured is not None
+    assert not measured.together.any()
+    assert measured.rest_s == pytest.approx([0.0] * 4, abs=1e-9)
+    assert measured.round_s == pytest.approx(COMMUNICATION_S)
+    assert measured.remainder_s == pytest.approx([COMMUNICATION_S] * 64)
+    cut = measured.since(10)
+    assert [one.end - one.first for one in cut.apart][1:] == [
+        one.end - one.first for one in measured.apart if one.first >= 10
+    ][-len(cut.apart) + 1 :]
+    assert cut.evened_s == pytest.approx(measured.evened_s[10:])
+
+
+def test_steps_after_a_switch_are_taken_as_they_were() -> None:
+    """Half of the newest steps under an all-reduce, half under rounds; some end no segment."""
+    training = Training(SIZES, SLOW)
+    training.train(100)
+    training.switch("rna")
+    training.train(training.step + 30)
+    state = training.state()
+    measured = state.measured
+    assert measured is not None
+    both = measured.together
+    assert both.any()
+    assert not both.all()
+    assert measured.rest_s == pytest.approx([0.0] * 4, abs=1e-9)
+    found = of(training)
+    assert found.reason is None
+    assert found.fit_error is not None
+    assert found.fit_error < 0.03
+    last = measured.apart[-1]
+    unfinished = replace(measured, apart=(*measured.apart[:-1], replace(last, whole=False)))
+    steady = ~both
+    whole, count = steady_time(measured, steady)
+    none, fewer = steady_time(unfinished, steady)
+    assert (count, fewer) == (steady.sum(), count - (last.end - last.first))
+    assert whole is not None
+    assert none is None
+
+
+@pytest.mark.parametrize("policy", ["rna", "local-sgd"])
+def test_the_database_tells_what_memory_does(database_url: str, policy: str) -> None:
+    training = Training(SIZES, SLOW, policy=policy)
+    training.train(150)
+    with Store.open(database_url) as store:
+        run = new_run(store, policy)
+        training.store(store, run)
+        found = forecast(store, run, presets=PRESETS, replicates=3, budget_s=1e9)
+    same = of(training)
+    assert found.current.policy == policy
+    assert found.fit_error == pytest.approx(same.fit_error, rel=1e-6)
+    for one in found.forecasts:
+        other = same.of(one.policy)
+        assert other is not None
+        assert one.step_time_s == pytest.approx(other.step_time_s, rel=1e-3), one.policy
+
+
+def test_auto_chooses_them_only_where_it_may() -> None:
+    """However much they save."""
+    delays = Emulation(a_s=[1e-5] * 4, b_s=[0.005] * 4, delay_s=(0.0, 0.05))
+    training = Training(drawn(6_000, 0.1), delays)
+    earlier: list[Forecast] = []
+    decided: Any = []
+    for at in (64, 64 + AUTO_STEPS):
+        training.train(at)
+        found = of_state("run", training.state(), ("bsp", "rna", "sata"), replicates=2)
+        best = found.forecasts[0]
+        assert best.policy == "rna"
+        assert best.saving_low > 0.05
+        decided = [
+            decide(found, earlier, [Switched(0, "bsp", "api", 0)], "switch", relaxed=relaxed)
+            for relaxed in (False, True)
+        ]
+        earlier.append(found)
+    refused, allowed = decided
+    assert (allowed.decided, allowed.policy) == ("switch", "rna")
+    assert (refused.decided, refused.policy) == ("stay", "sata")
+    assert np.isclose(allowed.saving, best.saving)
