@@ -175,6 +175,8 @@ def print_report(figures: Mapping[str, Any]) -> None:
         out.print(f"{figures['coverage']['dropped']} of the samples used were not applied")
     for relaxed in figures["synchronisation"]:
         out.print(relaxed["words"])
+    for choice in figures["chosen"]:
+        out.print(f"{choice['policy']}, from step {choice['from']}: {choice['why']}")
     switched = figures["switches"][-1]
     out.print(f"switched to {switched['policy']} at step {switched['effective_step']}")
     out.print(f"held-out accuracy {figures['accuracy']:.3f}")

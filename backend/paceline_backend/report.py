@@ -11,7 +11,7 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from paceline.emulation import Emulation
-from paceline.wire import Hello
+from paceline.wire import Hello, Segment
 from paceline_backend.store import Store, reads, rounds, runs
 from paceline_backend.store.coverage import coverage, effective
 from paceline_backend.store.schema import steps, worker_steps
@@ -57,7 +57,7 @@ def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[st
     with store.read() as connection:
         key = runs.key_of(connection, run_id)
         hello = runs.hello(connection, key)
-        planned, coasted, threads = _planned(connection, key, hello, warmup)
+        planned, chosen, coasted, threads = _planned(connection, key, hello, warmup)
         table = _steps(connection, key)
         covered = coverage(connection, key)
         relaxed = rounds.in_force(connection, key, (None, None))
@@ -86,6 +86,7 @@ def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[st
         else None,
         "coverage": covered,
         "synchronisation": [one | {"words": round_words(one)} for one in relaxed],
+        "chosen": chosen,
     }
 
 
@@ -110,17 +111,22 @@ def _time(seconds: float) -> str:
 
 def _planned(
     connection: sa.Connection, key: int, hello: Hello | None, warmup: int
-) -> tuple[dict[str, set[int]], int, bool]:
-    """Each policy's steady steps, policies in order of their start; how many steps were coasted.
+) -> tuple[dict[str, set[int]], list[dict[str, Any]], int, bool]:
+    """Each policy's steady steps, policies in order of their start; what synchronisers they chose.
 
-    And whether a plan set CPU threads.
+    And how many steps were coasted; and whether a plan set CPU threads.
     """
     planned: dict[str, set[int]] = {}
+    chosen: list[dict[str, Any]] = []
     coasted, threads = 0, False
     start: tuple[int, int, int] | None = None  # attempt, version, first step
     for part in effective(connection, key, hello):
         segment = part.segment
         threads = threads or bool(segment.threads)
+        if segment.why:
+            choice = _choice(part.attempt, segment)
+            if not chosen or any(choice[name] != chosen[-1][name] for name in _SAME):
+                chosen.append(choice)
         if start is None or start[:2] != (part.attempt, segment.version):
             start = (part.attempt, segment.version, segment.first_step)
         if segment.source == "coast":  # also the first ones of any run, as bsp: no preset of it
@@ -128,7 +134,21 @@ def _planned(
         else:
             mine = planned.setdefault(segment.policy, set())
             mine.update(range(max(segment.first_step, start[2] + warmup), part.end))
-    return planned, coasted, threads
+    return planned, chosen, coasted, threads
+
+
+_SAME = ("attempt", "version", "synchroniser")  # as long as these are, it is one choice
+
+
+def _choice(attempt: int, segment: Segment) -> dict[str, Any]:
+    return {
+        "attempt": attempt,
+        "version": segment.version,
+        "policy": segment.policy,
+        "synchroniser": segment.synchroniser.name,
+        "from": segment.first_step,
+        "why": segment.why,
+    }
 
 
 def _steps(connection: sa.Connection, key: int) -> dict[str, Floats]:

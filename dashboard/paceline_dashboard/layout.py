@@ -269,6 +269,11 @@ def _policy_panel() -> html.Section:
         html.Div(id="policy-current", className="policy-current"),
         html.P(id="policy-summary", className="muted small"),
         html.P(id="policy-changed", className="small wrap", hidden=True),
+        html.P(id="policy-why", className="small wrap", hidden=True),
+        html.Ol(
+            id="policy-choices", className="history", hidden=True,
+            **{"aria-label": "Earlier synchronisers"},
+        ),
         html.Button(
             "Switch policy…", id="policy-apply", type="button", className="primary", disabled=True
         ),

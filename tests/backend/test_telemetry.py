@@ -407,6 +407,7 @@ def test_segments_are_kept_whole_and_once(store: Store) -> None:
         "plan_s": 0.01,
         "adopted_at": 50.0,
         "synchroniser": "allreduce",
+        "why": "",
     }
     assert (two["seq"], two["source"]) == (1, "coast")
 

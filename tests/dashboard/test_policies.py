@@ -9,7 +9,7 @@ from playwright.sync_api import Page, expect
 from paceline_backend import policies
 from paceline_backend.store import Store, runs
 from support.pages import keep_forecast, open_run, wait_for_chart
-from support.training import Training
+from support.training import PARTIAL, Training
 
 pytestmark = pytest.mark.browser
 
@@ -194,3 +194,32 @@ def test_auto_is_set_and_tells_what_it_decided(
     training.end()
     expect(page.locator("#auto-mode")).to_be_disabled()
     expect(page.locator("#auto-accept")).to_be_hidden()
+
+
+def test_why_a_synchroniser_was_chosen_is_told(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    training = Training(store, bus_url, "r")
+    training.train(10)
+    open_run(page, web, "r")
+    wait_for_chart(page, "se", 9)
+    why, earlier = page.locator("#policy-why"), page.locator("#policy-choices li")
+    expect(why).to_be_hidden()
+    training.switch("adaptive")
+    training.why = "all-reduce: too few steps are known: 10 of 16"
+    training.train(6)
+    expect(why).to_have_text(f"Since step 10 {training.why}.")
+    expect(page.locator("#policy-choices")).to_be_hidden()
+    training.synchroniser = PARTIAL
+    for gain in ("1.80", "1.75"):
+        training.why = f"partial: {gain} times the gradients are expected"
+        training.train(4)
+        expect(why).to_have_text(f"Since step 16 {training.why}.")
+    expect(earlier).to_have_text(["From step 10 all-reduce: too few steps are known: 10 of 16."])
+    page.reload()
+    expect(why).to_have_text(f"Since step 16 {training.why}.")
+    training.why = ""
+    training.switch("bsp")
+    training.train(4)
+    expect(why).to_be_hidden()
+    expect(page.locator("#policy-choices")).to_be_hidden()

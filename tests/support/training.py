@@ -57,6 +57,7 @@ class Training:
         self.version = 0
         self.policy = "bsp"
         self.synchroniser = ALLREDUCE
+        self.why = ""  # this synchroniser
         self.rounds = 0
         world = len(self.slowness)
         began = time.time() - 600
@@ -108,6 +109,7 @@ class Training:
                     epoch=self.step // 40,
                     counts=[[16] * len(self.slowness)] * size,
                     synchroniser=self.synchroniser,
+                    why=self.why,
                     at=time.time(),
                 )
             )

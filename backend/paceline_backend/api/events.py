@@ -315,4 +315,5 @@ def _segment(message: Adopted) -> Event:
         "plan_s": segment.plan_s,
         "adopted_at": message.adopted_at,
         "synchroniser": segment.synchroniser.name,
+        "why": segment.why,
     }

@@ -272,6 +272,10 @@ class SegmentInfo(BaseModel):
     plan_s: float = Field(examples=[0.004])
     adopted_at: float = Field(examples=[1767225700.8])
     synchroniser: str = Field(description="how gradients met", examples=["allreduce"])
+    why: str = Field(
+        description="this synchroniser; empty: the policy has no other",
+        examples=["all-reduce: too few steps are known: 4 of 16"],
+    )
 
 
 class Snapshot(BaseModel):

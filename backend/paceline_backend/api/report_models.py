@@ -146,6 +146,22 @@ class PresetReport(BaseModel):
     speedup_limit: float | None = Field(description="what the fluid limit would be", examples=[2.2])
 
 
+class Chosen(BaseModel):
+    """A policy's choice of another synchroniser than before, or its first."""
+
+    attempt: int = Field(examples=[0])
+    version: int = Field(description="of the policy", examples=[1])
+    policy: str = Field(examples=["adaptive"])
+    synchroniser: str = Field(examples=["partial"])
+    from_: int = Field(alias="from", description="first step", examples=[128])
+    why: str = Field(
+        description="with the figures of then",
+        examples=["all-reduce: too few steps are known: 4 of 16"],
+    )
+
+    model_config = ConfigDict(populate_by_name=True)
+
+
 class Report(BaseModel):
     """The run's presets side by side."""
 
@@ -158,3 +174,4 @@ class Report(BaseModel):
     fluid: Fluid | None
     coverage: Coverage
     synchronisation: list[InForce] = Field(description="relaxed ones; else empty")
+    chosen: list[Chosen] = Field(description="of policies that choose synchronisers; else empty")

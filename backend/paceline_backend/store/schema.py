@@ -184,6 +184,7 @@ segments = Table(
     Column("adopted_at", Double, nullable=False),
     Column("body", LargeBinary, nullable=False),  # the whole Segment, MessagePack
     Column("synchroniser", Text, nullable=False, server_default="allreduce"),  # its name
+    Column("why", Text, nullable=False, server_default=""),  # that one
     Index("ix_segments_run_first_step", "run", "first_step"),
     Index(  # where no controller planned, without the bodies in between
         "ix_segments_coasts",

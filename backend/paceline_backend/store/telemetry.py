@@ -301,6 +301,7 @@ def _write_segments(connection: sa.Connection, adopted: list[tuple[_Run, Adopted
                 "adopted_at": message.adopted_at,
                 "body": msgspec.msgpack.encode(message.segment),
                 "synchroniser": message.segment.synchroniser.name,
+                "why": message.segment.why,
             }
             for run, message in adopted
         ],

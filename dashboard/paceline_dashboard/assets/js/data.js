@@ -1,6 +1,7 @@
 // What the page knows of a run: the newest steps, one entry each, and what is marked on every chart.
 export const MOST_STEPS = 2000;
 const MOST_CELLS = 400_000; // workers × steps: with many workers, theirs of fewer steps
+const MOST_CHOICES = 20;
 export const CELLS = ["compute_s", "ett_s", "share"];
 
 /** Rows of an object of columns. */
@@ -27,6 +28,7 @@ export class RunData {
     this.switches = [];
     this.coasts = []; // [first step, one past the last): planned by no controller; disjoint, ascending; none older than `steps`
     this.segment = null; // the newest
+    this.choices = []; // of synchronisers, by policies that choose: the newest, ascending
     this.newest = undefined;
     this.begins = 0; // the run's first step: later than 0 where it was resumed
   }
@@ -65,6 +67,7 @@ export class RunData {
 
   addSegment(segment) {
     if (!this.segment || segment.first_step >= this.segment.first_step) this.segment = segment;
+    if (segment.why) this.#choose(segment);
     if (segment.source !== "coast") return;
     const span = [segment.first_step, segment.first_step + segment.steps];
     const apart = this.coasts.filter(([from, to]) => to < span[0] || from > span[1]);
@@ -110,6 +113,17 @@ export class RunData {
       world,
       coasts: this.coasts,
     };
+  }
+
+  #choose({ attempt, version, synchroniser, first_step: step, why }) {
+    const last = this.choices.at(-1);
+    if (last && (attempt < last.attempt || (attempt === last.attempt && step < last.newest))) return; // told before
+    if (last && attempt === last.attempt && version === last.version && synchroniser === last.synchroniser) {
+      Object.assign(last, { newest: step, why });
+    } else {
+      const choice = { attempt, version, synchroniser, step, newest: step, began: why, why };
+      this.choices = [...this.choices, choice].slice(-MOST_CHOICES);
+    }
   }
 
   #mostCells() {

@@ -56,13 +56,20 @@ export class PolicyPanel {
     const set = Object.entries(this.#inForce).filter(([name, value]) => !same(value, preset?.parameters[name]?.default));
     text("policy-changed", set.map(([name, value]) => `${name} = ${brief(value)}`).join(", "));
     show("policy-changed", set.length > 0);
+    this.#explain();
     const [newest, ...earlier] = this.data.switches.filter((change) => change.version > 0).reverse();
     text("switch-status", newest ? this.#words(newest) : "No switch yet.");
-    const history = earlier.map((change) => this.#words(change));
-    const list = byId("switch-history");
-    if (list.dataset.shown === JSON.stringify(history)) return;
-    list.dataset.shown = JSON.stringify(history);
-    list.replaceChildren(...history.map((words) => make("li", {}, words)));
+    fill("switch-history", earlier.map((change) => this.#words(change)));
+  }
+
+  /** Why gradients meet as they do, where the policy in force chooses that. */
+  #explain() {
+    const choices = this.data.choices.filter((choice) => choice.version === this.data.segment?.version);
+    const [newest, ...earlier] = choices.reverse();
+    text("policy-why", newest ? `Since step ${newest.step} ${newest.why}.` : "");
+    fill("policy-choices", earlier.map((choice) => `From step ${choice.step} ${choice.began}.`));
+    show("policy-why", newest !== undefined);
+    show("policy-choices", earlier.length > 0);
   }
 
   get #preset() {
@@ -146,6 +153,14 @@ export class PolicyPanel {
     const effect = this.effects.words(change);
     return `${asked} → took effect at step ${change.effective_step}${after}.${effect ? ` ${effect}.` : ""}`;
   }
+}
+
+/** Puts lines into a list, if they are others than before. */
+function fill(id, lines) {
+  const list = byId(id);
+  if (list.dataset.shown === JSON.stringify(lines)) return;
+  list.dataset.shown = JSON.stringify(lines);
+  list.replaceChildren(...lines.map((line) => make("li", {}, line)));
 }
 
 function optionOf(preset, inForce) {
