@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from paceline.wire import Segment
+from paceline.wire import ALLREDUCE, Segment
 from paceline_backend.controller import ControllerManager
 from paceline_backend.replay import ReplayReport, replay, replay_command
 from paceline_backend.store import Store, schema
@@ -103,6 +103,47 @@ def test_every_plan_comes_out_the_same(
     without = replay(store, run)
     assert without.unknown > 0
     assert not without.exact
+
+
+def test_the_choice_of_a_synchroniser_comes_out_the_same(store: Store, bus_url: str) -> None:
+    """With its memory: across coasting, a takeover and a switch away and back."""
+    chooses = {"saving": 0.0, "hold": 2, "steps": 64}
+    run = new_run(store, "adaptive", **chooses)
+    sizes = np.random.default_rng(0).exponential(100, 2_000)  # three ranks of which each is slow
+    with (
+        working(ingest(store, bus_url)),
+        Leading(bus_url, run, sizes, np.full(3, 1e-5), global_batch=12) as training,
+    ):
+        with working(ControllerManager(store, bus_url, "one").run):
+            training.follow(12)
+        training.report(training.adopt())  # perhaps its last proposal
+        training.coast(1)
+        with working(ControllerManager(store, bus_url, "two").run):
+            training.follow(2)
+            version = switch(store, bus_url, run, "bsp")
+            training.proposed(lambda s: s.version == version)
+            training.follow(2)
+            version = switch(store, bus_url, run, "adaptive", **chooses)
+            training.proposed(lambda s: s.version == version)
+            again = training.follow(4)
+        training.stored(store)
+    report = replay(store, run)
+    assert report == replace(report, identical=report.segments, unknown=0)
+    made = [segment for segment in training.segments if segment.source == "controller"]
+    assert {segment.synchroniser.name for segment in made} == {"allreduce", "partial"}
+    assert [segment.memory["synchroniser"]["segments"] for segment in again] == [1, 2, 1, 2]
+    coasted = next(s for s in training.segments if s.source == "coast")
+    assert (coasted.synchroniser.name, coasted.why) == ("partial", "")
+
+    last = again[-1]
+    with store.write() as connection:
+        changed = msgspec.structs.replace(last, synchroniser=ALLREDUCE, why="because")
+        update = sa.update(schema.segments).where(schema.segments.c.seq == last.seq)
+        connection.execute(update.values(body=msgspec.msgpack.encode(changed)))
+    found = replay(store, run)
+    assert found.identical == report.identical - 1
+    assert found.first_difference is not None
+    assert found.first_difference.endswith("synchroniser, why differ")
 
 
 def test_a_rank_too_slow_for_samples_stays_known_across_a_takeover(

@@ -122,10 +122,15 @@ def test_a_memory_of_another_form_counts_as_none() -> None:
     assert made.memory == {"partial": False, "segments": 1}
 
 
-def trained(devices: Emulation, steps: int = 640, **given: Any) -> list[Segment]:
+def simulation(devices: Emulation, policy: str, **given: Any) -> Simulation:
+    """Batches are all alike."""
     world = len(devices.a_s)
     start = hello(world=world, global_batch=8 * world, sizes=np.ones(9_000).tobytes(), epochs=None)
-    run = Simulation(start, devices, policies.make("adaptive", given))
+    return Simulation(start, devices, policies.make(policy, given))
+
+
+def trained(devices: Emulation, steps: int = 640, **given: Any) -> list[Segment]:
+    run = simulation(devices, "adaptive", **given)
     found = []
     while run.step < steps:
         found.append(run.advance().segment)
@@ -176,6 +181,30 @@ def test_one_rank_that_is_always_slow_is_a_matter_for_balancing() -> None:
 
 def gain(segment: Segment) -> float:
     return float(segment.why.split(" times the gradients")[0].split()[-1])
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [
+        {"delay_s": (0.0, 0.05)},
+        {"slowdowns": [Slowdown(ranks=list(range(8)), factor=3, chance=0.2)]},
+        {"noise": 0.1},
+    ],
+)
+def test_the_gain_is_that_of_the_simulated_exchange(happens: dict[str, Any]) -> None:
+    """Whichever is in force while it is estimated."""
+    ranks = devices(8, **happens)
+    took_s = {}
+    for name in ("bsp", "rna"):
+        run = simulation(ranks, name)
+        while run.step < 1_200:
+            run.advance()
+        took_s[name] = run.now / run.step
+    for saving in (0.0, 0.9):
+        found = trained(ranks, 1_200, saving=saving)[8:]
+        assert found[-1].synchroniser == (PARTIAL if saving == 0 else ALLREDUCE)
+        gains = [gain(segment) for segment in found]
+        assert np.mean(gains) == pytest.approx(took_s["bsp"] / took_s["rna"], rel=0.06)
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -59,7 +59,7 @@ def test_segments_follow_the_choice() -> None:
     assert found[0].synchroniser == found[-1].synchroniser == ALLREDUCE
     assert {s.why for s in found if s.synchroniser == PARTIAL} == {"rank 1 takes 0.540 s"}
     assert {s.why for s in found[1:] if s.synchroniser == ALLREDUCE} == {"all take as long"}
-    assert min(s.steps for s in found if s.synchroniser == PARTIAL) == LEAST_RELAXED
+    assert min(s.steps for s in found if s.synchroniser == PARTIAL) >= LEAST_RELAXED
     assert max(s.steps for s in found if s.synchroniser == ALLREDUCE) <= MOST_STEPS
     assert [s.memory["synchroniser"]["chosen"] for s in found] == list(range(1, len(found) + 1))
 

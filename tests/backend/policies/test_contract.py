@@ -5,12 +5,14 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.epoch import Epoch
+from paceline.wire import ALLREDUCE, SYNCHRONISERS, Synchronisation
 from paceline_backend import policies
 from paceline_backend.policies import Plan, Policy, plan
 from support.cluster import Cluster
@@ -148,18 +150,17 @@ def assert_same(one: Plan, other: Plan) -> None:
         [p.tolist() for p in s] for s in other.assignments
     ]
     np.testing.assert_array_equal(one.placement, other.placement)
-    assert (one.ett_s, one.shares, one.moved, one.epoch_end) == (
-        other.ett_s,
-        other.shares,
-        other.moved,
-        other.epoch_end,
-    )
+    for name in ("ett_s", "shares", "moved", "epoch_end", "memory", "synchroniser", "why"):
+        assert getattr(one, name) == getattr(other, name), name
 
 
 @pytest.mark.parametrize("name", NAMES)
 @given(data=st.data())
 def test_the_leader_accepts_the_plan(name: str, data: st.DataObject) -> None:
-    """What the ranks get is valid: batch sizes, ETT and shares have the right shapes and signs."""
+    """What the ranks get is valid: batch sizes, ETT and shares have the right shapes and signs.
+
+    And they know the synchroniser, which the segment brings them unchanged.
+    """
     training = data.draw(clusters())
     policy = data.draw(policies_of(name))
     problem = training.problem(1, shuffle=False)
@@ -171,6 +172,10 @@ def test_the_leader_accepts_the_plan(name: str, data: st.DataObject) -> None:
     made = training.plan(policy, 3)
     assert [sum(map(len, step)) for step in made.assignments] == sizes
     assert all(len(step) == training.world for step in made.assignments)
+    how = made.synchroniser
+    assert how.name in SYNCHRONISERS
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(how), type=Synchronisation) == how
+    assert policy.relaxed or (how, made.why) == (ALLREDUCE, "")
     if made.ett_s:
         assert np.shape(made.ett_s) == (len(sizes), training.world)
         assert np.isfinite(made.ett_s).all()
