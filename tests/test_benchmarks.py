@@ -1,4 +1,4 @@
-"""The balance and papers benchmarks: their form, where peers are missing too, and their bound."""
+"""Benchmarks: their form, where peers are missing too, what they count, and a bound of theirs."""
 
 from __future__ import annotations
 
@@ -154,3 +154,32 @@ def test_papers_prints_each_figure_beside_ours(
     table = papers.table_of(results)
     assert "578 / " in table
     assert "paper 104.9 ms [167, 167, 158, 20]" in table
+
+
+@pytest.mark.ranks
+def test_synchronisers_counts_each_gradient(
+    program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    synchronisers = program("synchronisers")
+    monkeypatch.setattr(synchronisers, "WORLD", 2)
+    monkeypatch.setattr(synchronisers, "EVEN_WORLD", 2)
+    monkeypatch.setattr(synchronisers, "QUICK_STEPS", steps := 12)
+    few = ("bsp", "rna", "local-sgd", "torch DDP", "torch Join", "torch PostLocalSGD")
+    monkeypatch.setattr(synchronisers, "QUICK", few)
+    devices = synchronisers.Emulation([0.0] * 2, [0.001, 0.004], delay_s=(0.0, 0.002))
+    tiny = synchronisers.Scenario("digits", steps, lambda seed: devices)
+    monkeypatch.setattr(synchronisers, "SCENARIOS", {synchronisers.DELAYS: tiny})
+    monkeypatch.setattr(synchronisers, "EVEN", {"no stragglers": tiny})
+    whole = keeps_conventions(*run(synchronisers, monkeypatch, capsys, "--quick", "--json"))
+    scenarios = whole["results"]["scenarios"]
+    assert scenarios.keys() == {synchronisers.DELAYS, "no stragglers"}
+    assert scenarios[synchronisers.DELAYS].keys() == set(few)
+    for name, (row,) in scenarios[synchronisers.DELAYS].items():
+        gradients = row["gradients_s"] * row["seconds"]
+        assert gradients + row["dropped"] / 8 == pytest.approx(2 * steps), name
+        assert row["updates_s"] * row["seconds"] >= steps / 2
+        assert 0.1 < row["accuracy"] <= 1
+    assert scenarios[synchronisers.DELAYS]["rna"][0]["response_s"] > 0
+    # Both trained with the same batches.
+    bsp, ddp = (scenarios[synchronisers.DELAYS][name][0]["loss"] for name in ("bsp", "torch DDP"))
+    assert bsp == pytest.approx(ddp, rel=1e-3)
