@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import time
@@ -127,7 +126,7 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
                             break
                         if who == session.rank:
                             raise BoomError
-        except (paceline.PacelineError, BoomError) as error:
+        except (paceline.PacelineError, BoomError, dist.DistError) as error:
             found["error"] = str(error) or type(error).__name__
         found["last"] = session.step
         session.close()
@@ -144,10 +143,10 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
     }
 
 
-def survive(what: Synchronisation, kill: tuple[int, int], directory: str) -> None:
-    """One rank is killed; what the others are told, in a file for each, before they end, too."""
-    found = train([what], {"kill": kill})
-    Path(directory, str(dist.get_rank())).write_text(json.dumps(found["error"]))
+def survive(what: Synchronisation, given: dict[str, Any], directory: str) -> None:
+    """One rank fails; what each is told, in a file, before its process ends as a script's would."""
+    found = train([what], given)
+    Path(directory, str(dist.get_rank())).write_text(found["error"])
     os._exit(1)
 
 

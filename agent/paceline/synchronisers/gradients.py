@@ -37,14 +37,12 @@ class Flat:
 
     def read(self, optimiser: torch.optim.Optimizer, factor: float) -> torch.Tensor:
         """The vector of what is in ``.grad`` now, times a factor, and of one contributor."""
+        used = self._ends[-1]
         vector = torch.zeros(self.length)
-        start, used = 0, self._ends[-1]
-        for k, (parameter, end) in enumerate(zip(self.parameters, self._ends, strict=True)):
-            if parameter.grad is not None:
-                vector[start:end] = parameter.grad.detach().reshape(-1)
-                vector[used + k] = 1
-            start = end
-        vector[:used] *= factor
+        grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters]
+        torch.mul(joined(grads), factor, out=vector[:used])
+        for k, parameter in enumerate(self.parameters):
+            vector[used + k] = parameter.grad is not None
         at = used + len(self.parameters)
         vector[at] = 1
         vector[at + 1 :] = torch.tensor([float(value) for *_, value in _settings(optimiser)])
@@ -64,15 +62,16 @@ class Flat:
             _set(optimiser, mine)
 
     def write(self, vector: torch.Tensor) -> None:
-        """Puts a sum into ``.grad``: none where nobody had one."""
-        start, used = 0, self._ends[-1]
+        """Puts a sum into ``.grad``, as views of it: none where nobody had one."""
+        used = self._ends[-1]
         there = vector[used : used + len(self.parameters)].tolist()
+        devices = {parameter.device for parameter in self.parameters}
+        if len(devices) == 1:  # one copy
+            vector = vector[:used].to(devices.pop())
+        start = 0
         for parameter, end, some in zip(self.parameters, self._ends, there, strict=True):
-            if not some:
-                parameter.grad = None
-            else:
-                part = vector[start:end].view_as(parameter)
-                parameter.grad = part.to(parameter.device, parameter.dtype, copy=True)
+            part = vector[start:end].view_as(parameter)
+            parameter.grad = part.to(parameter.device, parameter.dtype) if some else None
             start = end
 
 
@@ -102,6 +101,14 @@ def _set(optimiser: torch.optim.Optimizer, settings: list[tuple[Any, ...]]) -> N
             group[name] = value
 
 
+def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """All values as one vector, on the CPU in 32 bits; from one device by one copy."""
+    parts = [t.detach().reshape(-1).to(torch.float32) for t in tensors]
+    if len({part.device for part in parts}) > 1:
+        parts = [part.cpu() for part in parts]
+    return torch.cat(parts).cpu()
+
+
 def averaged(
     tensors: Sequence[torch.Tensor], weight: float, group: Any, told: Sequence[float] = ()
 ) -> list[float]:
@@ -117,7 +124,7 @@ def averaged(
         the sums of `told`.
     """
     with torch.no_grad():
-        flat = torch.cat([t.detach().reshape(-1).to("cpu", torch.float32) for t in tensors])
+        flat = joined(tensors)
         vector = torch.cat([flat * weight, torch.tensor([weight, *told])])
         dist.all_reduce(vector, group=group)
         start, total = 0, float(vector[len(flat)])

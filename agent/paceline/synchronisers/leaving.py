@@ -39,9 +39,10 @@ class Leaving:
         # In this order: either this rank sees that one has left, or that one sees where this is.
         if not self._store.check([self._key("count")]):
             return
-        for rank, last in self._left().items():
-            if last < step:
-                self._refuse(rank, last, self._ranks.rank, step)
+        left = self._left()
+        first = min(left, key=lambda rank: left[rank])  # others may have left because it did
+        if left[first] < step:
+            self._refuse(first, left[first], self._ranks.rank, step)
 
     def leave(self, step: int) -> None:
         """This rank has left its loop in a step: waits until all have.
