@@ -51,7 +51,7 @@ def test_switches_among_all_relaxed_presets(tmp_path: Path) -> None:
 
     assert coverage["exact"] is True
     assert {s["policy"] for s in segments if s["source"] == "controller"} == set(chain)
-    assert {one["policy"] for one in rounds["in_force"]} >= set(relaxed) - {"osa"}
+    assert {one["policy"] for one in rounds["in_force"]} >= set(relaxed) - {"adaptive", "osa"}
     ranks = [
         [json.loads(line) for line in (tmp_path / f"replicas-{rank}").read_text().splitlines()]
         for rank in range(4)
