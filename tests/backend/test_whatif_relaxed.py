@@ -18,7 +18,7 @@ from paceline_backend.whatif.forecast import forecast, of_state
 from support.forecasts import COMMUNICATION_S, Training, drawn
 from support.leading import new_run
 
-PRESETS = ("bsp", "paceline", "rna", "ssp", "backup-workers", "local-sgd", "flexrr")
+PRESETS = ("bsp", "paceline", "adaptive", "rna", "ssp", "backup-workers", "local-sgd", "flexrr")
 SIZES = drawn(6_000, 0.5)
 SLOW = Emulation(a_s=[1e-5, 1e-5, 1e-5, 3e-5], b_s=[0.005] * 4, noise=0.03)
 
