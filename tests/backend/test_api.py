@@ -29,6 +29,7 @@ from paceline.wire import (
     decode,
     live,
 )
+from paceline_backend import policies
 from paceline_backend.bus.embedded import EmbeddedBus
 from paceline_backend.heartbeat import Beat, beat
 from paceline_backend.store import Store, telemetry
@@ -248,6 +249,25 @@ def test_switch(client: httpx.Client, store: Store, bus_url: str) -> None:
     late = client.post(f"{V1}/runs/{run}/policy", json={"policy": "bsp"})
     assert late.status_code == 409
     assert len(client.get(f"{V1}/runs/{run}/switches").json()) == 3
+
+
+@pytest.mark.parametrize("backend", ["local", "simulated"])
+def test_every_relaxed_preset_may_be_asked_for(
+    client: httpx.Client, store: Store, backend: str
+) -> None:
+    """With any preset's batches; another's name is refused, and the parameter named."""
+    add_run(store, "r", state="running", backend=backend)
+    relaxed = [name for name in policies.names() if policies.make(name).relaxed]
+    assert {"adaptive", "rna"} <= set(relaxed)
+    listed = {one["name"]: one["parameters"] for one in client.get(f"{V1}/policies").json()}
+    for name in relaxed:
+        assert "chronica" in listed[name]["batches"]["enum"]
+        for batches, status in (("chronica", 202), (name, 422)):
+            body = {"policy": name, "parameters": {"batches": batches}}
+            answer = client.post(f"{V1}/runs/r/policy", json=body)
+            assert answer.status_code == status
+            if status == 422:
+                assert "parameters.batches" in answer.json()["detail"]
 
 
 def test_stop(client: httpx.Client, store: Store, bus_url: str) -> None:
