@@ -15,11 +15,21 @@ import sqlalchemy as sa
 
 from paceline.bus import connect
 from paceline.client import Client
-from paceline.wire import TELEMETRY, Adopted, Hello, Segment, StepBatch, control, decode, live
+from paceline.wire import (
+    TELEMETRY,
+    Adopted,
+    Hello,
+    RoundRecord,
+    Segment,
+    StepBatch,
+    control,
+    decode,
+    live,
+)
 from paceline_backend.controller import ControllerManager
 from paceline_backend.replay import replay
 from paceline_backend.simulator import Scenario, Simulation
-from paceline_backend.simulator.broadcast import Broadcast, records, register
+from paceline_backend.simulator.broadcast import Broadcast, records, register, rounds
 from paceline_backend.store import Store, coverage, schema
 from paceline_backend.store import runs as runs_store
 from support.leading import ingest, working
@@ -132,6 +142,41 @@ def rows_expected(ran: Any) -> list[tuple[Any, ...]]:
     table = records(ran, slice(0, len(ran.step_s)), first_step, STARTED)
     names = ("step", "rank", "attempt", "seq", "compute_s", "sync_s", "ended_at", "ett_s")
     return list(zip(*(table[name] for name in names), strict=True))
+
+
+def test_rounds_are_stored_as_they_were_simulated(store: Store, bus_url: str) -> None:
+    """Of each attempt from the first on; an operator may switch to a relaxed synchroniser, too."""
+    relaxed = {**PLAIN, "epochs": 4, "policy": "backup-workers", "switches": []}
+    scenario = Scenario.of(relaxed)
+    with (
+        working(ingest(store, bus_url)),
+        broadcasting(store, bus_url, scenario) as (run, broadcast, server),
+    ):
+        server.call("POST", f"/runs/{run}/policy", {"policy": "rna"})
+        expected, seq = [], 0
+        for ran, _ in broadcast.segments():
+            seq = 0 if expected and expected[-1].attempt != ran.attempt else seq
+            told = rounds(ran, seq, STARTED)
+            seq += len(told)
+            expected += told
+        until(lambda: runs_store.get(store, run)["state"] == "finished", "its end in the database")
+        summed = server.call("GET", f"/runs/{run}/synchronisation")
+        covered = server.call("GET", f"/runs/{run}/coverage")
+    c = schema.rounds.c
+    fields = RoundRecord.__struct_fields__
+    with store.read() as connection:
+        query = sa.select(*(c[name] for name in fields)).order_by(c.attempt, c.seq)
+        rows = [tuple(row) for row in connection.execute(query)]
+    found = [RoundRecord(**dict(zip(fields, row, strict=True))) for row in rows]
+    counts = [msgspec.msgpack.decode(one.staleness) for one in found]  # type: ignore[arg-type]
+    assert counts == [one.staleness for one in expected]
+    without = [msgspec.structs.replace(one, staleness=[]) for one in found]
+    assert without == [msgspec.structs.replace(one, staleness=[]) for one in expected]
+    assert {one.attempt for one in expected} == {0, 1}
+    assert {one["policy"] for one in summed["in_force"]} == {"rna"}
+    assert sum(epoch["dropped"] for epoch in covered["epochs"]) == sum(
+        one.dropped for one in expected
+    )
 
 
 def test_obeys_an_operator(sqlite: Store, bus_url: str) -> None:
