@@ -82,6 +82,32 @@ def test_torch_is_bsp(program: Any) -> None:
     assert sampler["over_limit"] == pytest.approx(balance.ours(setting, "bsp", {})["over_limit"])
 
 
+def test_probes_compares_with_the_paper(
+    program: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Fewer ranks: what is known of fresh draws, and that messages are what makes probes dear."""
+    probes = program("probes")
+    monkeypatch.setattr(probes, "WORLD", 20)
+    monkeypatch.setattr(probes, "breaking_even", lambda *given: 0.004)
+    page = tmp_path / "page.html"
+    whole = keeps_conventions(
+        *run(probes, monkeypatch, capsys, "--quick", "--json", "--plot", str(page))
+    )
+    free, here, dear, fresh = whole["results"]["response"].values()
+    for n in range(1, 5):
+        least = 10 + 40 * (1 - 0.5 ** (1 / n))
+        assert fresh[str(n)]["median_ms"] == pytest.approx(least, rel=0.1)
+        assert dear[str(n)]["quantiles_ms"][0] >= 4 * (n + 1) - 1e-6
+        assert free[str(n)]["median_ms"] <= here[str(n)]["median_ms"] + 1
+    assert free["1"]["median_ms"] > free["2"]["median_ms"] > free["4"]["median_ms"]
+    assert dear["4"]["median_ms"] > dear["2"]["median_ms"]
+    assert "RNA, Fig. 10" in page.read_text()
+    assert "28.0" in probes.table(whole["results"] | {"paper_ms": probes.PAPER_MS})
+
+
 def least_s(sizes: Any, steps: int, a_s: Any) -> float:
     """The best of all assignments of samples to steps and workers."""
     batch, best = len(sizes) // steps, np.inf

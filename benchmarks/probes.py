@@ -1,0 +1,208 @@
+"""How many ranks RNA should probe (its Fig. 10): response times of 100 simulated ranks.
+
+Each rank's steps take 10 to 50 ms, uniform; 100 rounds of each of 20 draws are counted. A round's
+response time is that from the end of the one before until this one is called. Ranks compute on
+meanwhile, as in RNA; beside that, what it would be if all began anew with each round.
+
+Probes cost messages: RNA's scheduler sends one to each probed rank and takes the first reply. They
+are counted as sent one after the other, hidden by nothing: probes + 1 messages a round, which is
+the most that they can cost. Paceline's ranks all draw the same ranks and send none.
+"""
+
+from __future__ import annotations
+
+import itertools
+import subprocess
+import sys
+import tempfile
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from harness import Check, finish, parser
+
+from paceline.wire import Synchronisation
+from paceline_backend.policies._base import Floats
+from paceline_backend.simulator.synchronisers import Costs, Work, make
+
+WORLD, PROBES = 100, (1, 2, 3, 4)
+LEAST_S, MOST_S = 0.010, 0.050  # of a step
+ROUNDS, STARTING = 100, 5  # that are counted, and before, as all ranks begin at once
+STEPS = 200  # of each rank, so that none is through before
+PAPER_MS = {1: 28.0, 2: 12.0}  # medians that its text tells
+SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
+
+
+def work_s(seed: int) -> Floats:
+    """What each rank's steps take, [S, W]."""
+    return np.random.default_rng(seed).uniform(LEAST_S, MOST_S, (STEPS, WORLD))
+
+
+def respond(probes: int, message_s: float, seeds: int) -> dict[str, Any]:
+    """Response times of RNA's rounds, and how many ranks gave to them."""
+    what = Synchronisation("partial", {"probes": probes, "staleness": None, "mean": True})
+    costs = Costs(call_s=(probes + 1) * message_s)
+    rounds = []
+    for seed in range(seeds):
+        steps = work_s(seed)
+        work = Work(0, steps, np.ones(steps.shape, np.int64), np.zeros_like(steps), costs)
+        course = make(what, WORLD, seed).run(np.zeros(WORLD), work)
+        rounds += course.rounds[STARTING : STARTING + ROUNDS]
+    return {
+        **of([one.waited_s for one in rounds]),
+        "contributors": float(np.mean([one.contributors for one in rounds])),
+    }
+
+
+def anew(probes: int, seeds: int) -> dict[str, Any]:
+    """The same if all ranks began anew with each round: the least of so many fresh draws."""
+    rng = np.random.default_rng(0)
+    times = [work_s(seed)[:ROUNDS] for seed in range(seeds)]
+    first = [
+        step[rng.choice(WORLD, probes, replace=False)].min()
+        for step in itertools.chain.from_iterable(times)
+    ]
+    return of(first)
+
+
+def of(times_s: Any) -> dict[str, Any]:
+    """Median and quantiles, ms."""
+    quantiles = (1e3 * np.quantile(times_s, SHARES)).tolist()
+    return {"median_ms": quantiles[2], "quantiles_ms": quantiles}
+
+
+def message() -> float:
+    """Seconds of a question to the ranks' store and its answer, on this machine."""
+    from torch.distributed import TCPStore
+
+    patience = timedelta(seconds=10)
+    server = TCPStore("127.0.0.1", 0, None, True, patience, wait_for_workers=False)
+    client = TCPStore("127.0.0.1", server.port, None, False, patience)
+    took_s = []
+    for number in range(500):
+        began = time.perf_counter()
+        client.compare_set(f"{number}", "", "go")
+        took_s.append(time.perf_counter() - began)
+    return float(np.median(took_s))
+
+
+def breaking_even(seeds: int, one: int, more: int) -> float:
+    """Seconds of a message from which on so many probes respond no sooner than fewer."""
+    low, high = 0.0, MOST_S
+    while high - low > 2e-5:
+        middle = (low + high) / 2
+        fewer, many = (respond(n, middle, seeds)["median_ms"] for n in (one, more))
+        low, high = (middle, high) if many < fewer else (low, middle)
+    return high
+
+
+def picture(results: dict[str, Any], path: Path) -> None:
+    """Draws response times by probes, as the paper does: a page, or a PNG where it ends so."""
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for label, rows in results["response"].items():
+        quantiles = list(zip(*(row["quantiles_ms"] for row in rows.values()), strict=True))
+        low, first, median, third, high = quantiles
+        figure.add_box(
+            name=label,
+            x=list(rows),
+            lowerfence=low,
+            q1=first,
+            median=median,
+            q3=third,
+            upperfence=high,
+        )
+    figure.add_scatter(
+        x=[str(n) for n in PAPER_MS],
+        y=list(PAPER_MS.values()),
+        name="RNA, Fig. 10: medians in the text",
+        mode="markers",
+        marker={"symbol": "diamond", "size": 10, "color": "black"},
+    )
+    figure.update_layout(
+        boxmode="group",
+        template="plotly_white",
+        width=900,
+        height=480,
+        xaxis={"title": "probed ranks of 100", "type": "category"},
+        yaxis={"title": "response time, ms", "rangemode": "tozero"},
+        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom"},
+        margin={"t": 60, "r": 10, "b": 50, "l": 60},
+    )
+    if path.suffix != ".png":
+        figure.write_html(path, include_plotlyjs=True)
+        return
+    from playwright.sync_api import sync_playwright
+
+    finder = Path(__file__).resolve().parents[1] / "scripts" / "find_chromium.py"
+    found = subprocess.run([sys.executable, finder], capture_output=True, text=True, check=True)
+    with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
+        page = Path(folder) / "probes.html"
+        figure.write_html(page, include_plotlyjs=True)
+        browser = playwright.chromium.launch(
+            executable_path=found.stdout.strip(), args=["--no-sandbox"]
+        )
+        shown = browser.new_page(viewport={"width": 920, "height": 500})
+        shown.goto(page.as_uri())
+        shown.wait_for_selector(".boxlayer path")
+        shown.locator(".plot-container").screenshot(path=path)
+        browser.close()
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    made = parser(__doc__)
+    made.add_argument("--plot", type=Path, help="draw it: .html, or .png (docs/images/probes.png)")
+    options = made.parse_args()
+    seeds = 4 if options.quick else 20
+    measured_s = message()
+    even_s = breaking_even(min(seeds, 8), 2, 3)
+    costs = {
+        "messages for nothing": 0.0,
+        f"a message {1e3 * measured_s:.3f} ms, as here": measured_s,
+        f"a message {1e3 * even_s:.1f} ms": even_s,  # a third probe adds nothing
+    }
+    response: dict[str, Any] = {
+        label: {str(n): respond(n, message_s, seeds) for n in PROBES}
+        for label, message_s in costs.items()
+    }
+    response["all begin anew"] = {str(n): anew(n, seeds) for n in PROBES}
+    results = {
+        "paper_ms": PAPER_MS,
+        "response": response,
+        "message_s": measured_s,
+        "third_probe_pays_below_s": even_s,
+    }
+    if options.plot:
+        picture(results, options.plot)
+    free = response[next(iter(costs))]
+    gain = free["1"]["median_ms"] / free["2"]["median_ms"]
+    checks = [Check("one probe's median over two's", gain, 1.5, ">=")]
+    config = {
+        "world": WORLD,
+        "step_s": [LEAST_S, MOST_S],
+        "rounds": ROUNDS * seeds,
+        "messages_a_round": "probes + 1, one after the other",
+    }
+    finish(options, config, results, checks, table(results))
+
+
+def table(results: dict[str, Any]) -> str:
+    """Medians for people."""
+    lines = [f"{'median response, ms; probes':<32}" + "".join(f"{n:>8}" for n in PROBES)]
+    for label, rows in results["response"].items():
+        cells = "".join(f"{row['median_ms']:>8.1f}" for row in rows.values())
+        lines.append(f"{label:<32}{cells}")
+    paper = "".join(f"{PAPER_MS.get(n, '-'):>8}" for n in PROBES)
+    lines.append(f"{'RNA, Fig. 10 (told in its text)':<32}{paper}")
+    free = next(iter(results["response"].values()))
+    givers = "".join(f"{row['contributors']:>8.1f}" for row in free.values())
+    lines.append(f"{'ranks that gave to a round':<32}{givers}")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()
