@@ -288,6 +288,9 @@ def test_the_mean_time_of_a_step() -> None:
     assert step_time_s(ALLREDUCE, work_s, costs, 2) == pytest.approx((2 + 2 + 1 + 0.75) / 3)
     # Rounds hide behind computing; the last of each segment does not.
     assert step_time_s(partial(**SOLO), work_s, costs, 2) == pytest.approx((3.25 + 1.25) / 3)
+    # What exchanges take a rank itself is in each of its steps.
+    own = Costs(round_s=0.25, own_s=np.array([0.125, 0.5]))
+    assert step_time_s(partial(**SOLO), work_s, own, 2) == pytest.approx((4.25 + 1.75) / 3)
     # Of rank 1's second batch of two samples rank 0 takes one.
     slow = np.array([[1.0, 3.0], [1.0, 3.0]])
     alike = step_time_s(partial(**STEALS), slow, FREE, 2, samples=np.full((2, 2), 2))

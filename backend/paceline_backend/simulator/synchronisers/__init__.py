@@ -91,13 +91,14 @@ def step_time_s(
 
     Args:
         what: the synchroniser; its name is one of `NAMES`.
-        work_s: what each step takes each rank besides waiting for others, [S, W].
+        work_s: what each step takes each rank besides exchanges, [S, W].
         costs: of exchanges, as measured.
         segment_steps: steps of a segment, after each of which all meet, or may.
         samples: of each step and rank, [S, W]; None: none is without.
         seed: of the run.
     """
     steps, world = work_s.shape
+    work_s = work_s if what == ALLREDUCE else work_s + costs.own_s
     samples = np.ones(work_s.shape, np.int64) if samples is None else samples
     all_reduce_s = np.full(work_s.shape, costs.round_s)
     model, now = make(what, world, seed), np.zeros(world)
