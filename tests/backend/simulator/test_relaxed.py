@@ -95,10 +95,16 @@ def test_switches_between_synchronisers_and_failures() -> None:
     assert (uses(ran) == 1).all()
     assert {one.segment.policy for one in ran} == {"bsp", *chain}
     assert [one.attempt for one in ran] == sorted(one.attempt for one in ran)
+    met = 0
     for one, following in pairwise(ran):
         if one.attempt == following.attempt and len(one.step_s):
             ended = one.started_at[-1] + one.rank_step_s[-1]
             assert following.started_at[0] == pytest.approx(ended)
+        if one.segment.policy == "local-sgd" != following.segment.policy:
+            apart = following.started_at[0].max() - following.started_at[0]
+            met += bool(np.ptp(apart) > 0.01)
+            assert (following.wait_s[0] >= apart - 1e-9).all()
+    assert met
     assert simulation.now > sum(one.step_s.sum() for one in ran), "restarts take time"
 
 
