@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.cost import Features
 from paceline.emulation import Emulation
 from paceline_backend import policies
 from paceline_backend.store import Store
-from paceline_backend.whatif._measured import steady_time
+from paceline_backend.whatif._measured import State, steady_time
 from paceline_backend.whatif.answer import Forecast
 from paceline_backend.whatif.auto import AUTO_STEPS, Switched, decide
 from paceline_backend.whatif.forecast import forecast, of_state
@@ -20,6 +21,7 @@ from support.leading import new_run
 
 PRESETS = ("bsp", "paceline", "adaptive", "rna", "ssp", "backup-workers", "local-sgd", "flexrr")
 SIZES = drawn(6_000, 0.5)
+EQUAL = Emulation(a_s=[1e-5] * 4, b_s=[0.005] * 4, noise=0.03)
 SLOW = Emulation(a_s=[1e-5, 1e-5, 1e-5, 3e-5], b_s=[0.005] * 4, noise=0.03)
 
 
@@ -57,10 +59,11 @@ def test_it_is_what_each_preset_takes(policy: str, then: dict[str, float]) -> No
     assert found.current.measured_s == pytest.approx(then[policy], rel=0.05)
 
 
-@pytest.mark.parametrize("policy", ["rna", "ssp", "backup-workers", "local-sgd"])
-def test_what_is_measured_under_it(policy: str) -> None:
+@pytest.mark.parametrize("devices", [SLOW, EQUAL], ids=["one slow", "equal"])
+@pytest.mark.parametrize("policy", ["rna", "backup-workers", "local-sgd"])
+def test_what_is_measured_under_it(policy: str, devices: Emulation) -> None:
     """Nothing but waiting is in the simulated steps, and rounds take what they take."""
-    training = Training(SIZES, SLOW, policy=policy)
+    training = Training(SIZES, devices, policy=policy)
     training.train(150)
     measured = training.state().measured
     assert measured is not None
@@ -92,6 +95,7 @@ def test_steps_after_a_switch_are_taken_as_they_were() -> None:
     assert found.reason is None
     assert found.fit_error is not None
     assert found.fit_error < 0.03
+    assert newest_cut(state, 10).fit_error == pytest.approx(found.fit_error, abs=0.03)
     last = measured.apart[-1]
     unfinished = replace(measured, apart=(*measured.apart[:-1], replace(last, whole=False)))
     steady = ~both
@@ -100,6 +104,24 @@ def test_steps_after_a_switch_are_taken_as_they_were() -> None:
     assert (count, fewer) == (steady.sum(), count - (last.end - last.first))
     assert whole is not None
     assert none is None
+
+
+def newest_cut(state: State, count: int) -> Forecast:
+    """As if the newest steps had not been reported yet: the last segment has not ended."""
+    measured = state.measured
+    assert measured is not None
+    *before, last = measured.apart
+    kept = Features(*(column[:-count] for column in measured.features))
+    arrays = ("step", "compute_s", "data_s", "sync_s", "rank_step_s", "load")
+    cut = replace(
+        measured,
+        features=kept,
+        apart=(*before, replace(last, end=last.end - count, whole=False)),
+        **{name: getattr(measured, name)[:-count] for name in arrays},
+    )
+    assert state.steady is not None
+    known = replace(state, measured=cut, steady=state.steady[:-count])
+    return of_state("run", known, ("bsp",), replicates=1)
 
 
 @pytest.mark.parametrize("policy", ["rna", "local-sgd"])
