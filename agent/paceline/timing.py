@@ -83,7 +83,7 @@ class RunningStep:
         self._waited_s = 0.0
 
     def waited(self, seconds: float) -> None:
-        """All ranks have met, outside of a reduction."""
+        """Ranks have exchanged something, outside of a reduction in the body."""
         self._waited_s += seconds
 
     def gradients_ready(self) -> None:

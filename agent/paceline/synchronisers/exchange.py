@@ -120,9 +120,11 @@ class Exchange:
         """The loop's body is through with a step: with a segment's last one, all ranks meet."""
         if self._relaxed is None:
             return
-        assert self._plan is not None
+        assert self._plan is not None and self._now.step is not None
+        began = time.perf_counter()
         with self._ours():
             self._relaxed.body_done(self._plan, self._only())
+        self._now.step.waited(time.perf_counter() - began)
         if self._plan.last and not self._relaxed.goes_on:
             self._meet()
 
