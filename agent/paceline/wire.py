@@ -94,7 +94,9 @@ class RoundRecord(msgspec.Struct, frozen=True, array_like=True):
     step: int  # that the rank was in
     world: int  # ranks that took part, with something to give or with nothing
     contributors: int  # that gave something: gradients, or a replica
-    staleness: list[int]  # gradients that went in, by how many rounds old; the last: or older
+    # Gradients that went in, by how many rounds old (of two replicas: by how many steps behind the
+    # other); the last: or older.
+    staleness: list[int]
     dropped: int  # samples whose gradients were too old
     waited_s: float  # response time: from the end of the round before until this one was called
     reduced_s: float  # from then until its sum was there
@@ -116,7 +118,7 @@ class Synchronisation(msgspec.Struct, frozen=True):
 
 
 ALLREDUCE = Synchronisation()
-SYNCHRONISERS = ("allreduce", "averaging", "partial")  # that ranks know
+SYNCHRONISERS = ("allreduce", "averaging", "hierarchical", "pairwise", "partial")  # that ranks know
 
 
 class Segment(msgspec.Struct, frozen=True):

@@ -29,6 +29,11 @@ KINDS = {
     ),
     "local": Synchronisation("averaging", {"every": 3}),
     "osa": Synchronisation("averaging", {"every": None}),
+    "pairwise": Synchronisation("pairwise"),
+    "hierarchical": Synchronisation(
+        "hierarchical",
+        {"groups": [[0, 1], [2]], "every": 2, "probes": 2, "staleness": 4, "mean": True},
+    ),
 }
 ALL = Synchronisation("partial", {"quorum": WORLD, "staleness": 0, "waits": True, "mean": False})
 RELAXED = 2 * SAMPLES - 4 * relaxing.BATCH  # samples after the first segment, which is all-reduced
@@ -137,7 +142,7 @@ def failures(kind: str, given: dict[str, Any], directory: Path) -> list[str | No
     return [one.read_text() if one.exists() else None for one in files]
 
 
-@pytest.mark.parametrize("kind", ["rna", "ssp", "local"])
+@pytest.mark.parametrize("kind", ["rna", "ssp", "local", "pairwise", "hierarchical"])
 @pytest.mark.parametrize(("how", "step"), [("break", 6), ("raise", 6), ("raise", 7)])
 def test_a_rank_that_leaves_alone_is_named(kind: str, how: str, step: int, tmp_path: Path) -> None:
     told = failures(kind, {"leave": (step, how, 1)}, tmp_path)

@@ -10,6 +10,8 @@ from torch import nn
 
 from paceline.synchronisers._base import Ranks, Synchroniser, Told
 from paceline.synchronisers.averaging import Averaging
+from paceline.synchronisers.hierarchical import Hierarchical, Server
+from paceline.synchronisers.pairwise import Pairwise
 from paceline.synchronisers.partial import Partial
 from paceline.synchronisers.rounds import Call, Limits, Probes, Quorum
 from paceline.wire import Synchronisation
@@ -33,14 +35,38 @@ def make(
         parameters: that are trained, in the same order on all ranks.
         optimiser: of them.
         seed: of what is drawn at random, new for each segment.
-        told: called with each round; on one rank.
+        told: called with each round, on one of the ranks that are in it.
     """
     given: dict[str, Any] = dict(what.parameters)
+    tells = told if ranks.rank == 0 else None
     if what.name == "averaging":
-        return Averaging(ranks, parameters, given["every"], told)
+        return Averaging(ranks, parameters, given["every"], tells)
+    if what.name == "pairwise":
+        return Pairwise(ranks, prefix, parameters, seed, told)
+    if what.name == "hierarchical":
+        return _hierarchical(given, ranks, prefix, parameters, optimiser, seed, told)
     assert what.name == "partial", what.name
     call = call_of(given, ranks, prefix, seed)
-    return Partial(ranks, prefix, parameters, optimiser, call, limits_of(given), told)
+    return Partial(ranks, prefix, parameters, optimiser, call, limits_of(given), tells)
+
+
+def _hierarchical(
+    given: Mapping[str, Any],
+    ranks: Ranks,
+    prefix: str,
+    parameters: list[nn.Parameter],
+    optimiser: torch.optim.Optimizer,
+    seed: int,
+    told: Told | None,
+) -> Hierarchical:
+    groups = sorted(sorted(one) for one in given["groups"])
+    group = ranks.among(groups)
+    server = Server(ranks, f"{prefix}/server", parameters, group.world / ranks.world)
+    prefix = f"{prefix}/{next(k for k, one in enumerate(groups) if ranks.rank in one)}"
+    call = call_of(given, group, prefix, seed)
+    tells = told if group.rank == 0 else None
+    limits, every = limits_of(given), given["every"]
+    return Hierarchical(group, prefix, parameters, optimiser, call, limits, server, every, tells)
 
 
 def call_of(given: Mapping[str, Any], ranks: Ranks, prefix: str, seed: int) -> Call:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+_KEPT = 4  # groupings whose process groups are kept for when they come again
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
@@ -28,6 +31,29 @@ class Ranks:
     rank: int
     world: int
     timeout: timedelta
+    parts: dict[str, dist.ProcessGroup] = field(default_factory=dict)  # that `among` made
+
+    @cached_property
+    def waiting_too(self) -> TCPStore:
+        """For one more thread in which something blocks."""
+        made: TCPStore = self.waiting.clone()  # type: ignore[attr-defined]
+        return made
+
+    def among(self, groups: Sequence[Sequence[int]]) -> Ranks:
+        """This rank's group of several, with ranks counted from 0. All ranks call it at once.
+
+        Args:
+            groups: each rank is in one of them.
+        """
+        mine = next(group for group in groups if self.rank in group)
+        if (name := str(groups)) not in self.parts:
+            if len(self.parts) == _KEPT:
+                dist.destroy_process_group(self.parts.pop(next(iter(self.parts))))
+            for group in groups:
+                made = dist.new_group(list(group), self.timeout, backend="gloo")
+                if group is mine:
+                    self.parts[name] = made
+        return replace(self, group=self.parts[name], rank=mine.index(self.rank), world=len(mine))
 
 
 @dataclass(frozen=True)

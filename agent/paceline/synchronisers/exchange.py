@@ -56,7 +56,7 @@ class Exchange:
         self._store: Store | None = store
         self._rank, self._seed = rank, seed
         self.reported: Reported | None = None  # takes rounds, of ranks that tell of them
-        self.stealing: Stealing  # known when training begins
+        self.stealing: Stealing | None = None  # once training has begun
         self._plan: Step | None = None  # the step in hand, or the last one of the epoch
         self._able = False  # the synchroniser in force, being a relaxed one, suits the script
         self._relaxed: Synchroniser | None = None  # of the segment in hand, if it is
@@ -103,7 +103,7 @@ class Exchange:
             self._parameters(),
             optimiser,
             self._seed + plan.segment,
-            self._told if self._rank == 0 else None,
+            self._told,
         )
         self._reduce(False)
         self._now.weighs = self._relaxed.weighs
@@ -114,6 +114,7 @@ class Exchange:
             return plan
         here = self._plan is not None and self._plan.segment == plan.segment
         clocks = self._relaxed.clocks if here and isinstance(self._relaxed, Partial) else None
+        assert self.stealing is not None
         return self.stealing.batch(plan, clocks)
 
     def body_done(self) -> None:
@@ -154,7 +155,8 @@ class Exchange:
             self._leaving.tell(self._plan.step, why)
             if self._relaxed is not None:
                 self._relaxed.abort(f"left its loop in step {self._plan.step}: {why}")
-        self._relaxed = self._made = self._leaving = self._store = None  # the store may go
+        self._relaxed = self._made = self._leaving = None
+        self._store = self.stealing = None  # the store may go
 
     def _meet(self) -> None:
         if self._relaxed is None:

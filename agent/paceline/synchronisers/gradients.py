@@ -109,6 +109,16 @@ def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.cat(parts).cpu()
 
 
+def spread(vector: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+    """Puts a vector into the tensors that `joined` would make it of; to one device by one copy."""
+    there, start = vector.to(tensors[0].device), 0
+    with torch.no_grad():
+        for tensor in tensors:
+            end = start + tensor.numel()
+            tensor.copy_(there[start:end].view_as(tensor))
+            start = end
+
+
 def averaged(
     tensors: Sequence[torch.Tensor], weight: float, group: Any, told: Sequence[float] = ()
 ) -> list[float]:
@@ -123,13 +133,9 @@ def averaged(
     Returns:
         the sums of `told`.
     """
-    with torch.no_grad():
-        flat = joined(tensors)
-        vector = torch.cat([flat * weight, torch.tensor([weight, *told])])
-        dist.all_reduce(vector, group=group)
-        start, total = 0, float(vector[len(flat)])
-        for tensor in tensors if total else ():
-            end = start + tensor.numel()
-            tensor.copy_((vector[start:end] / total).view_as(tensor))
-            start = end
+    flat = joined(tensors)
+    vector = torch.cat([flat * weight, torch.tensor([weight, *told])])
+    dist.all_reduce(vector, group=group)
+    if total := float(vector[len(flat)]):
+        spread(vector[: len(flat)] / total, tensors)
     return [float(one) for one in vector[len(flat) + 1 :].tolist()]

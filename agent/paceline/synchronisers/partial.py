@@ -25,6 +25,7 @@ class Partial:
         call: who calls a round.
         limits: how far ranks may drift apart.
         told: called with each round, in another thread.
+        extra: see `Rounds`.
     """
 
     goes_on, weighs = False, True
@@ -38,10 +39,11 @@ class Partial:
         call: Call,
         limits: Limits,
         told: Told | None = None,
+        extra: int = 0,
     ) -> None:
         self._world = ranks.world
         self._flat = Flat(parameters, optimiser)
-        self._rounds = Rounds(ranks, prefix, self._flat.length, call, limits, told)
+        self._rounds = Rounds(ranks, prefix, self._flat.length, call, limits, told, extra)
         self._samples = 0  # whose gradients are in .grad
         self._counted = self._offered = -1  # the latest steps of which samples, or gradients, were
 

@@ -44,6 +44,7 @@ class Sum:
 
     total: torch.Tensor  # Σ of the contributions
     contributors: int
+    extra: torch.Tensor | None = None  # what rank 0 gave to all, if anything
 
 
 def spoil(ranks: Ranks, prefix: str, number: int, reason: str) -> bool:
@@ -141,6 +142,7 @@ class Rounds:
         call: who calls a round.
         limits: how far ranks may drift apart.
         told: called with each round, in the communication thread.
+        extra: length of what rank 0 may `give`.
     """
 
     def __init__(
@@ -151,12 +153,13 @@ class Rounds:
         call: Call,
         limits: Limits,
         told: Told | None = None,
+        extra: int = 0,
     ) -> None:
         self._group, self._rank, self._world = ranks.group, ranks.rank, ranks.world
         self._ranks, self._prefix = ranks, prefix
         self._length, self._call, self._limits = length, call, limits
         self._timeout_s = ranks.timeout.total_seconds()
-        self._told = told
+        self._told, self._extra = told, extra
         self._changed = threading.Condition()  # its lock is reentrant
         # All below is under the lock.
         self._pending: deque[_Pending] = deque()
@@ -171,6 +174,7 @@ class Rounds:
         self._clocks = [0] * ranks.world  # as the last round told of all ranks,
         self._working = list(range(ranks.world))  # and who was not done
         self._dropped = 0  # samples since the last round
+        self._given: torch.Tensor | None = None  # to all, with the next one
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="paceline-rounds", daemon=True)
         self._thread.start()
@@ -207,6 +211,11 @@ class Rounds:
             self._sums.clear()
             self._taken += len(found)
             return found
+
+    def give(self, extra: torch.Tensor) -> None:
+        """All ranks get it from rank 0, with one and the same later round if there is one."""
+        with self._changed:
+            self._given = extra
 
     @property
     def clocks(self) -> list[int]:
@@ -317,11 +326,16 @@ class Rounds:
         with self._changed:
             self._busy = True
             vector = self._contribution()
+            extra, self._given = self._given, None
+            vector[self._length + 2] = extra is not None
         dist.all_reduce(vector, group=self._group)
-        ended = time.perf_counter()
         length, world = self._length, self._world
         head = [round(one) for one in vector[length:].tolist()]
-        ages, clocks, done = head[2 : -2 * world], head[-2 * world : -world], head[-world:]
+        if head[2]:
+            extra = torch.empty(self._extra) if extra is None else extra
+            dist.broadcast(extra, group=self._group, group_src=0)
+        ended = time.perf_counter()
+        ages, clocks, done = head[3 : -2 * world], head[-2 * world : -world], head[-world:]
         last = all(done)
         if self._rank == 0:
             # Nobody waits for the one before any more; and who is in the last one has read its key.
@@ -329,7 +343,7 @@ class Rounds:
                 for part in ("", "/ready"):
                     self._ranks.waiting.delete_key(f"{self._prefix}/{number}{part}")
         with self._changed:
-            self._sums.append(Sum(vector[:length], head[0]))
+            self._sums.append(Sum(vector[:length], head[0], extra))
             self._clocks = clocks
             self._working = [rank for rank in range(world) if not done[rank]]
             number, self._round = self._round, self._round + 1
@@ -343,14 +357,14 @@ class Rounds:
         """What this rank gives to the round; the lock is held."""
         length, world, limits = self._length, self._world, self._limits
         bins = _AGES if limits.staleness is None else min(limits.staleness + 1, _AGES)
-        vector = torch.zeros(length + 2 + bins + 2 * world)
+        vector = torch.zeros(length + 3 + bins + 2 * world)
         head = vector[length:]
         fresh = []
         for one in self._pending:
             age = self._round - one.born
             if limits.fresh(age):
                 fresh.append((one, age))
-                head[2 + min(age, bins - 1)] += 1
+                head[3 + min(age, bins - 1)] += 1
             else:
                 self._dropped += one.gradient.samples
         self._pending.clear()
@@ -364,6 +378,6 @@ class Rounds:
             head[0] = 1
         head[1] = self._dropped
         self._dropped = 0
-        head[2 + bins + self._rank] = self._clock
-        head[2 + bins + world + self._rank] = self._done
+        head[3 + bins + self._rank] = self._clock
+        head[3 + bins + world + self._rank] = self._done
         return vector

@@ -1,0 +1,112 @@
+"""Ranks that ask each other, AD-PSGD's means of two, RNA's server: nothing lost, nobody hangs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from paceline.wire import Synchronisation
+from support import peers
+from support.ranks import Ranks
+
+pytestmark = pytest.mark.ranks
+WORLD = 4
+PAIRWISE = Synchronisation("pairwise")
+LOSSLESS = {"quorum": 1, "staleness": None, "mean": False}
+
+
+def hierarchical(groups: list[list[int]], every: int | None) -> Synchronisation:
+    return Synchronisation("hierarchical", {"groups": groups, "every": every} | LOSSLESS)
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    pool = Ranks(WORLD)
+    yield pool
+    pool.stop()
+
+
+@pytest.mark.parametrize("answering", [[1, 3], [0, 1, 2, 3]], ids=str)
+def test_each_question_has_its_answer(ranks: Ranks, answering: list[int]) -> None:
+    found = ranks.run(peers.ask, answering, 20, 0)
+    assert all(one["right"] for one in found)
+    for rank in range(WORLD):
+        assert sum(one["asked_by"].count(rank) for one in found) == 20
+    assert [one["left"] for one in found] == [0] * WORLD, "keys in the store"
+
+
+@pytest.mark.parametrize(("answering", "leaver"), [([1], 0), ([1], 1), ([0, 1, 2, 3], 2)])
+def test_a_rank_that_leaves_is_named(answering: list[int], leaver: int) -> None:
+    pool = Ranks(WORLD)
+    try:
+        told = pool.run(peers.leave, answering, leaver, timeout_s=30)
+    finally:
+        pool.stop()
+    assert told[leaver] == ""
+    for rank in set(range(WORLD)) - {leaver}:
+        assert told[rank] == f"rank {leaver} has left"
+
+
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_rank_that_is_silent_is_named(ranks: Ranks, late: int) -> None:
+    told = ranks.run(peers.silent, [1], late)
+    assert told[late] == "nothing"
+    for rank in set(range(WORLD)) - {late}:
+        assert f"rank {rank} waited 0.5 s for ranks [{late}]" in told[rank]
+
+
+def mean_of_steps(seed: int, steps: int) -> list[float]:
+    total = sum(peers.noise(seed, rank, step) for rank in range(WORLD) for step in range(steps))
+    assert isinstance(total, torch.Tensor)
+    return (-total / WORLD).tolist()
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("slow_s", [0.0, 0.002])
+@pytest.mark.parametrize(
+    "what",
+    [PAIRWISE, hierarchical([[0, 1, 2], [3]], 3), hierarchical([[3, 0], [2, 1]], None)],
+    ids=["pairwise", "hierarchical", "apart"],
+)
+def test_each_step_of_each_rank_counts_once(
+    ranks: Ranks, what: Synchronisation, slow_s: float, seed: int
+) -> None:
+    """The sum of all replicas is that of all steps, whatever came between."""
+    found = ranks.run(peers.by_noise, what, 40, seed, slow_s)
+    assert all(one["after"] == found[0]["after"] for one in found)
+    assert found[0]["after"] == pytest.approx(mean_of_steps(seed, 40), abs=1e-4)
+
+
+def test_means_of_two_bring_replicas_together(ranks: Ranks) -> None:
+    found = ranks.run(peers.by_quadratics, PAIRWISE, 100)
+    # By itself rank 0 would not move, and rank 3 would get that far.
+    alone = 9 * (1 - 0.98**100)
+    assert min(found[0]["before"]) > 1
+    assert max(found[3]["before"]) < alone - 0.1
+    # Ranks that ask tell, each of its own: as often as they step.
+    assert [len(one["worlds"]) for one in found] == [100, 0, 100, 0]
+    for one in (found[0], found[2]):
+        assert set(one["worlds"]) == {2}
+        assert all(sum(ages) == 2 and ages[0] for ages in one["staleness"])
+
+
+@pytest.mark.parametrize(
+    "groups", [[[0, 1, 2], [3]], [[0], [1, 2, 3]], [[0, 3], [1], [2]]], ids=str
+)
+def test_unequal_groups_find_the_least_loss_of_all(ranks: Ranks, groups: list[list[int]]) -> None:
+    """Not that of the mean of groups, and no slower than one group would."""
+    found = ranks.run(peers.by_quadratics, hierarchical(groups, 4), 300)
+    assert all(one["after"] == found[0]["after"] for one in found)
+    assert found[0]["after"] == pytest.approx([(0 + 1 + 4 + 9) / 4] * 5, abs=0.25)
+    of_groups = sorted({world for one in found for world in one["worlds"]})
+    assert of_groups == sorted({len(group) for group in groups})
+
+
+def test_within_a_group_replicas_are_the_same(ranks: Ranks) -> None:
+    given: dict[str, Any] = {"quorum": 2, "staleness": 0, "waits": True, "mean": False}
+    what = Synchronisation("hierarchical", {"groups": [[0, 2], [1, 3]], "every": 3} | given)
+    found = ranks.run(peers.by_noise, what, 30, 1)
+    assert found[0]["before"] == found[2]["before"] != found[1]["before"] == found[3]["before"]

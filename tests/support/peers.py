@@ -1,0 +1,147 @@
+"""Cases for ranks: questions to others, and synchronisers driven step by step."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from paceline.errors import PacelineError
+from paceline.plan import Step
+from paceline.synchronisers import make
+from paceline.synchronisers._base import Round, Synchroniser
+from paceline.synchronisers.peers import Peers
+from paceline.wire import Synchronisation
+from support.rounds import ranks
+
+
+def ask(answering: list[int], questions: int, seed: int) -> dict[str, Any]:
+    """Ranks ask at random, also those that answer; what they are told, and what stays behind."""
+    with ranks() as of:
+        draw = random.Random(f"{seed} {of.rank}")
+        asked_by: list[int] = []
+
+        def answer(rank: int, vector: torch.Tensor) -> torch.Tensor:
+            asked_by.append(rank)
+            return vector + of.rank
+
+        keys = of.asking.num_keys()
+        dist.barrier()
+        peers = Peers(of, "peers", answering, 3, answer)
+        right = True
+        for number in range(questions):
+            other = draw.choice([rank for rank in answering if rank != of.rank])
+            answered = peers.ask(other, torch.tensor([0.0, of.rank, number])).vector
+            right &= answered.tolist() == [other, of.rank + other, number + other]
+        peers.finish()
+        dist.barrier()
+        return {"right": right, "asked_by": asked_by, "left": of.asking.num_keys() - keys}
+
+
+def leave(answering: list[int], leaver: int) -> str:
+    """One rank leaves in the middle; what the others are told."""
+    with ranks() as of:
+        peers = Peers(of, "peers", answering, 1, lambda _, vector: vector)
+        told = "nothing"
+        try:
+            for step in range(50):
+                if of.rank == leaver and step == 5:
+                    peers.abort("has left")
+                    told = ""
+                    break
+                if of.rank not in answering:
+                    peers.ask(answering[step % len(answering)], torch.ones(1))
+            else:
+                peers.finish()
+        except PacelineError as error:
+            told = str(error)
+    return told
+
+
+def silent(answering: list[int], late: int) -> str:
+    """One rank takes longer than the others wait; what they are told."""
+    with ranks(timeout_s=0.5) as of:
+        peers = Peers(of, "peers", answering, 1, lambda _, vector: vector)
+        told = "nothing"
+        if of.rank != late:
+            try:
+                peers.finish()
+            except PacelineError as error:
+                told = str(error)
+        dist.barrier()
+        peers.abort("has left")
+    return told
+
+
+def train(
+    what: Synchronisation,
+    steps: int,
+    gradient: Callable[[int, int, torch.Tensor], torch.Tensor],
+    slow_s: float = 0.0,
+    *,
+    together: bool = False,
+) -> dict[str, Any]:
+    """Plain SGD of two parameters with a learning rate of 1; each rank weighs the same.
+
+    Args:
+        what: the synchroniser.
+        steps: of each rank.
+        gradient: of a rank in a step, where its parameters are these, [5].
+        slow_s: a step's duration on a rank is drawn from 0 to twice this.
+        together: the script itself lets ranks wait for each other in each step.
+
+    Returns:
+        the replica's parameters, before and after all have met, and the rounds told.
+    """
+    with ranks() as of:
+        draw = random.Random(f"slow {of.rank}")
+        parameters = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3))]
+        optimiser = torch.optim.SGD(parameters, 1.0)
+        told: list[Round] = []
+        synchroniser: Synchroniser = make(what, of, "train", parameters, optimiser, 1, told.append)
+        for step in range(steps):
+            if together:
+                dist.barrier()
+            time.sleep(slow_s * draw.choice([0.0, 0.0, 1.0, 2.0]))
+            at = torch.cat([parameter.detach() for parameter in parameters])
+            parts = gradient(of.rank, step, at).split([2, 3])
+            for parameter, part in zip(parameters, parts, strict=True):
+                parameter.grad = part.clone()
+            plan = Step(0, step, 0, [0], 1.0, 1.0, 1.0, 1 / of.world, None, 0)
+            synchroniser.stepping(plan, optimiser)
+            optimiser.step()
+            synchroniser.body_done(plan, optimiser)
+        before = torch.cat([parameter.detach() for parameter in parameters])
+        synchroniser.meet(optimiser)
+        after = torch.cat([parameter.detach() for parameter in parameters])
+        return {
+            "before": before.tolist(),
+            "after": after.tolist(),
+            "staleness": [one.staleness for one in told],
+            "worlds": [one.world for one in told],
+        }
+
+
+def noise(seed: int, rank: int, step: int) -> torch.Tensor:
+    """A gradient that depends on nothing else."""
+    generator = torch.Generator().manual_seed(hash((seed, rank, step)) % 2**31)
+    return torch.randn(5, generator=generator)
+
+
+def by_noise(what: Synchronisation, steps: int, seed: int, slow_s: float = 0.0) -> dict[str, Any]:
+    """`train` with gradients whose sum is known."""
+    return train(what, steps, lambda rank, step, _: noise(seed, rank, step), slow_s)
+
+
+def _downhill(rank: int, step: int, at: torch.Tensor) -> torch.Tensor:
+    return 0.02 * (at - float(rank**2))
+
+
+def by_quadratics(what: Synchronisation, steps: int) -> dict[str, Any]:
+    """`train` where rank r's loss is 0.01 · |x − r²|²: the least is where x is the mean of r²."""
+    return train(what, steps, _downhill, together=True)
