@@ -111,6 +111,9 @@ class Epoch:
             return f"threads {segment.threads} are not those of {world} ranks, each 1 or more"
         if segment.synchroniser.name not in SYNCHRONISERS:
             return f"synchroniser {segment.synchroniser.name!r} is not known to paceline here"
+        groups = segment.synchroniser.parameters.get("groups", [range(world)])
+        if sorted(rank for group in groups for rank in group) != list(range(world)):
+            return f"groups {groups} are not those of {world} ranks"
         return None
 
     def coast(self, steps: int, world: int, sizes: Floats, shares: list[float]) -> list[list[Ints]]:

@@ -18,7 +18,7 @@ from paceline.dealing import dealt, equal_counts
 from paceline.epoch import Epoch
 from paceline.leader import Leader
 from paceline.terms import Terms
-from paceline.wire import Adopted, Segment
+from paceline.wire import Adopted, Segment, Synchronisation
 
 
 @given(data=st.data())
@@ -86,6 +86,9 @@ def test_the_leader_keeps_limits_from_the_first_step_on() -> None:
         ({"threads": [2]}, r"threads \[2\] are not those of 2 ranks"),
         ({"threads": [1, 2, 3]}, "threads"),
         ({"threads": [2, 0]}, "each 1 or more"),
+        ({"synchroniser": Synchronisation("other")}, "'other' is not known"),
+        ({"synchroniser": Synchronisation("hierarchical", {"groups": [[1], [0]]})}, None),
+        ({"synchroniser": Synchronisation("hierarchical", {"groups": [[0]]})}, r"groups \[\[0\]\]"),
         ({"threads": [-1, 4]}, "each 1 or more"),
         ({"threads": [2, 6], "counts": [[4, 8]]}, None),
     ],

@@ -1,0 +1,131 @@
+"""RNA's groups of ranks, and the preset that trains in them."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline_backend.policies import Feedback
+from paceline_backend.policies._base import Floats
+from paceline_backend.policies._groups import groups, step_times
+from paceline_backend.policies.rna_hierarchical import Grouping, preset
+
+PARTIAL = {"probes": 2, "staleness": 4, "mean": True}
+TIMES = st.lists(st.floats(1e-4, 10.0), min_size=1, max_size=12)
+SPREADS = st.floats(0.05, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("times", "spread", "expected"),
+    [
+        ([1, 1, 1], 1.0, [[0, 1, 2]]),
+        ([1, 3, 1, 3], 1.0, [[0, 1, 2, 3]]),  # ζ = v
+        ([5, 1, 5, 1], 1.0, [[0, 2], [1, 3]]),  # ζ = 4, v = 3
+        ([1, 1, 4, 20], 1.0, [[0, 1], [2], [3]]),  # and again: ζ = 3, v = 2
+        # RNA's two groups (Sec. 8): delays of 0 to 50 and of 50 to 100 ms, and a step of 30 ms.
+        # Their ranks' means, 55 and 105 ms, are not ζ > v: that takes less spread.
+        ([55, 55, 105, 105], 1.0, [[0, 1, 2, 3]]),
+        ([55, 55, 105, 105], 0.5, [[0, 1], [2, 3]]),
+    ],
+)
+def test_groups_worked_by_hand(
+    times: list[float], spread: float, expected: list[list[int]]
+) -> None:
+    assert groups(np.array(times, float), spread) == expected
+
+
+@given(TIMES, SPREADS)
+def test_each_rank_is_in_one_group_and_none_is_spread_wider(
+    times: list[float], spread: float
+) -> None:
+    of = np.array(times)
+    found = groups(of, spread)
+    assert sorted(rank for one in found for rank in one) == list(range(len(times)))
+    for one in found:
+        assert np.ptp(of[one]) <= spread * of[one].mean() * (1 + 1e-9)
+    by_speed = sorted(found, key=lambda one: of[one].min())
+    for faster, slower in pairwise(by_speed):
+        assert of[faster].max() < of[slower].min()
+
+
+@given(TIMES, SPREADS, st.randoms(use_true_random=False))
+def test_groups_do_not_depend_on_numbers(times: list[float], spread: float, random: Any) -> None:
+    order = random.sample(range(len(times)), len(times))
+    of = np.array(times)
+    again = groups(of[order], spread)
+    assert sorted(sorted(order[k] for k in one) for one in again) == groups(of, spread)
+
+
+def feedback(compute_s: Floats) -> Feedback:
+    """Of [S, W] times."""
+    steps, world = compute_s.shape
+    step, rank = np.divmod(np.arange(steps * world), world)
+    ones = np.ones(steps * world)
+    return Feedback(step, rank, step * 0 + 4, ones, compute_s.ravel(), ones, ones)
+
+
+def test_steps_without_samples_do_not_count() -> None:
+    found = step_times(
+        np.array([[1.0, 9.0, 0.0], [3.0, 0.0, 0.0]]), np.array([[1, 1, 0], [1, 0, 0]])
+    )
+    assert found.tolist() == pytest.approx([2, 9, 13 / 3])
+
+
+def test_ranks_are_grouped_by_what_lasts() -> None:
+    chooser = Grouping(spread=1.0, every=4, probes=2, staleness=4)
+    speeds = np.array([1.0, 1.0, 5.0, 5.0])
+    few = chooser.choose(feedback(np.tile(speeds, (31, 1))), 4, {})
+    assert few.synchroniser.name == "partial" and few.synchroniser.parameters == PARTIAL
+    known = chooser.choose(feedback(np.tile(speeds, (32, 1))), 4, few.memory)
+    assert known.synchroniser.name == "hierarchical"
+    assert known.synchroniser.parameters == PARTIAL | {"groups": [[0, 1], [2, 3]], "every": 4}
+    assert known.why == "2 groups by what a step takes: 2 ranks at 1e+03 ms, 2 ranks at 5e+03 ms"
+    # All are as fast in the newer half only: one group, once that is so in all parts.
+    level = np.ones((16, 4))
+    half = feedback(np.concatenate([np.tile(speeds, (16, 1)), level]))
+    assert chooser.choose(half, 4, known.memory).synchroniser == known.synchroniser
+    whole = chooser.choose(feedback(np.concatenate([level, level])), 4, known.memory)
+    assert whole.synchroniser.parameters == PARTIAL
+
+
+@pytest.mark.parametrize("memory", [{}, {"groups": [[0, 1], [2, 3]]}, {"groups": "a"}, {"a": 1}])
+def test_what_other_ranks_were_is_forgotten(memory: dict[str, Any]) -> None:
+    chooser = Grouping(spread=1.0, every=4, probes=2, staleness=4)
+    found = chooser.choose(Feedback.empty(), 3, memory)
+    assert found.memory == {"groups": [[0, 1, 2]]}
+
+
+def test_noise_near_the_limit_moves_no_rank() -> None:
+    """A rank at the mean is now above it and now below, by chance."""
+    chooser = Grouping(spread=1.0, every=4, probes=2, staleness=4)
+    rng = np.random.default_rng(0)
+    memory: Any = {}
+    seen, wanted = [], []
+    for _ in range(60):
+        times = np.array([1.0, 1.0, 4.0, 8.0, 6.0]) * rng.normal(1, 0.05, (32, 5))
+        choice = chooser.choose(feedback(times), 5, memory)
+        memory = choice.memory
+        seen.append(memory["groups"])
+        wanted.append(groups(times.mean(axis=0)))
+    changes, naive = (sum(a != b for a, b in pairwise(one)) for one in (seen, wanted))
+    assert changes < naive / 4
+
+
+def test_parameters_reach_the_synchroniser() -> None:
+    given = {"spread": 0.5, "every": 7, "probes": 3, "staleness": 2, "batches": "sata"}
+    policy = preset.make(given)
+    assert policy.name == "rna-hierarchical" and policy.relaxed
+    times = np.tile([55.0, 55.0, 105.0, 105.0], (32, 1))
+    found = policy.choose(feedback(times), 4, {}).synchroniser
+    assert found.parameters == {
+        "groups": [[0, 1], [2, 3]],
+        "every": 7,
+        "probes": 3,
+        "staleness": 2,
+        "mean": True,
+    }
