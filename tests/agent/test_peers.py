@@ -58,6 +58,17 @@ def test_a_rank_that_is_silent_is_named(ranks: Ranks, late: int) -> None:
         assert f"rank {rank} waited 0.5 s for ranks [{late}]" in told[rank]
 
 
+def test_groups_are_kept_for_when_they_come_again(ranks: Ranks) -> None:
+    two, three = [[0, 1], [2, 3]], [[0, 3], [1], [2]]
+    others = [[[0], [1, 2, 3]], [[0, 2], [1, 3]], [[0, 1, 2], [3]]]
+    found = ranks.run(peers.regroup, [two, three, two, *others, three, two])
+    sums = [[1, 3, 1, 0, 2, 3, 3, 1], [1, 1, 1, 6, 4, 3, 1, 1], [5, 2, 5, 6, 2, 3, 2, 5]]
+    assert [one["sums"] for one in found] == [*sums, [5, 3, 5, 6, 4, 3, 3, 5]]
+    assert found[3]["ranks"][:2] == [(1, 2), (1, 2)]
+    for one in found:  # the one that came first gave way to the fifth
+        assert one["groups"] == [0, 1, 0, 2, 3, 4, 1, 5]
+
+
 def mean_of_steps(seed: int, steps: int) -> list[float]:
     total = sum(peers.noise(seed, rank, step) for rank in range(WORLD) for step in range(steps))
     assert isinstance(total, torch.Tensor)

@@ -145,3 +145,20 @@ def _downhill(rank: int, step: int, at: torch.Tensor) -> torch.Tensor:
 def by_quadratics(what: Synchronisation, steps: int) -> dict[str, Any]:
     """`train` where rank r's loss is 0.01 · |x − r²|²: the least is where x is the mean of r²."""
     return train(what, steps, _downhill, together=True)
+
+
+def regroup(groupings: list[list[list[int]]]) -> dict[str, Any]:
+    """Each time the sum of ranks in this rank's group, its number there, and which group it was."""
+    with ranks() as of:
+        found: dict[str, Any] = {"sums": [], "ranks": [], "groups": []}
+        kept: list[dist.ProcessGroup] = []
+        for groups in groupings:
+            mine = of.among(groups)
+            total = torch.tensor([of.rank])
+            dist.all_reduce(total, group=mine.group)
+            if mine.group not in kept:
+                kept.append(mine.group)
+            found["sums"].append(int(total))
+            found["ranks"].append((mine.rank, mine.world))
+            found["groups"].append(kept.index(mine.group))
+    return found
