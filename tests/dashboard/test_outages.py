@@ -63,7 +63,7 @@ def test_a_run_that_has_ended_is_no_lost_connection(
         }).observe(document, {childList: true, subtree: true, characterData: true});"""
     )
     page.goto(str(web.base_url.join("/runs/r")))
-    expect(page.locator("#connection-status")).to_have_text("run ended")
+    expect(page.locator("#connection-status")).to_have_text("run ended", timeout=60_000)
     wait_for_chart(page, "se", 9)
     page.wait_for_timeout(3000)
     assert len(streams) == 1
@@ -82,7 +82,7 @@ def test_a_run_that_ended_while_the_server_was_away(
     training.train(5)
     training.end()
     with serving(store, bus_url, port=port):
-        expect(page.locator("#connection-status")).to_have_text("run ended")
+        expect(page.locator("#connection-status")).to_have_text("run ended", timeout=60_000)
         expect(page.locator("#run-state")).to_have_text("finished")
         wait_for_chart(page, "se", 14)
         page.goto("about:blank")
