@@ -10,6 +10,7 @@ from playwright.sync_api import Page, expect
 
 from paceline.wire import RoundBatch, Synchronisation
 from paceline_backend.store import Store
+from support.node import until
 from support.pages import layout_of, open_run, wait_for_chart
 from support.records import a_round
 from support.training import PARTIAL, Training
@@ -53,7 +54,7 @@ def test_rounds_appear_by_themselves_and_stay_up_to_date(
     for chart in CHARTS:
         wait_for_chart(page, chart, 29)
         found = layout_of(page, chart)
-        assert found["range"] == layout_of(page, "se")["range"] == [-0.5, 29.5]
+        assert found["range"] == [-0.5, 29.5]
         assert ["line", 19.5, 19.5] in found["shapes"]
         assert "▸ rna" in found["texts"]
     contributors = lines(page, "contributors")
@@ -92,6 +93,7 @@ def test_staleness_is_shown_for_each_policy(
     expect(words).to_have_count(2)
     expect(words.first).to_contain_text("rna (partial), steps 0–9")
     expect(words.last).to_contain_text("n-soft (partial), steps 20–29")
+    page.wait_for_function("document.getElementById('chart-staleness').data?.length === 2")
     ages = lines(page, "staleness")
     assert list(ages) == ["rna, from step 0", "n-soft, from step 20"]
     # Of six gradients in two rounds, four are new.
@@ -125,7 +127,8 @@ def test_rounds_follow_the_steps_that_are_shown(
     wait_for_chart(page, "se", 60)
     wait_for_chart(page, "contributors", 60)
     expect(words).to_contain_text("steps 40–60: 42 rounds")
-    assert layout_of(page, "response")["range"] == [39.5, 60.5]
+    # Charts are painted one after the other.
+    until(lambda: layout_of(page, "response")["range"] == [39.5, 60.5], "the range")
 
 
 def test_whole_runs_are_thinned_out(
@@ -142,4 +145,4 @@ def test_whole_runs_are_thinned_out(
     assert list(lines(page, "dropped")[""].items())[:6] == [
         (0.5, 4), (2.5, 0), (4.5, 0), (6.5, 0), (8.5, 0), (10.5, 4),
     ]  # fmt: skip
-    assert lines(page, "bytes")[""][10.5] == 100_000
+    until(lambda: lines(page, "bytes")[""].get(10.5) == 100_000, "the bytes")
