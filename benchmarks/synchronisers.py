@@ -96,6 +96,7 @@ class Scenario:
     """A setting.
 
     Args:
+        name: of it.
         task: what is learnt.
         steps: counted ones.
         devices: seed → what ranks compute on.
@@ -103,6 +104,7 @@ class Scenario:
         warm: steps before.
     """
 
+    name: str
     task: str
     steps: int
     devices: Callable[[int], Emulation]
@@ -121,27 +123,34 @@ def _steps(
 
 
 DELAYS, GROUPS, MIXED = "0-50 ms at random", "two groups", "one 5x slower, and 0-50 ms at random"
-SCENARIOS = {
+SCENARIOS = (
     # RNA, section 8.1; for the mixed heterogeneity of its section 8.2 half of the ranks 50 ms more.
-    DELAYS: Scenario("digits", 128, _steps(*[0.005] * 8, most_s=0.05), seeds=5),
-    GROUPS: Scenario("digits", 96, _steps(*[0.005] * 4, *[0.055] * 4, most_s=0.05)),
+    Scenario(DELAYS, "digits", 128, _steps(*[0.005] * 8, most_s=0.05), seeds=5),
+    Scenario(GROUPS, "digits", 96, _steps(*[0.005] * 4, *[0.055] * 4, most_s=0.05)),
     # SATA: one rank so many times slower.
-    "one 2x slower": Scenario("digits", 96, _steps(*[0.006] * 7, 0.012)),
-    "one 5x slower": Scenario("digits", 96, _steps(*[0.006] * 7, 0.03)),
-    "one 10x slower": Scenario("digits", 96, _steps(*[0.006] * 7, 0.06)),
+    Scenario("one 2x slower", "digits", 96, _steps(*[0.006] * 7, 0.012)),
+    Scenario("one 5x slower", "digits", 96, _steps(*[0.006] * 7, 0.03)),
+    Scenario("one 10x slower", "digits", 96, _steps(*[0.006] * 7, 0.06)),
     # PLAID's recordings have 324 points in the mean; four in a batch.
-    "uneven lengths": Scenario(
-        "plaid", 96, lambda seed: Emulation([5e-5] * WORLD, [0.005] * WORLD, seed=seed)
+    Scenario(
+        "uneven lengths",
+        "plaid",
+        96,
+        lambda seed: Emulation([5e-5] * WORLD, [0.005] * WORLD, seed=seed),
     ),
-}
+)
 SLOW_AND_DELAYED = _steps(*[0.005] * 8, most_s=0.05, sample_s=[*[0.002] * 7, 0.01])
-PLANNED_SCENARIO = Scenario("digits", 96, SLOW_AND_DELAYED, warm=96)
-EVEN = {
-    "no stragglers": Scenario("digits", 256, _steps(*[0.02] * EVEN_WORLD), seeds=3),
-    "no stragglers, 1.1 M parameters": Scenario(
-        "wide digits", 64, _steps(*[0.1] * EVEN_WORLD), seeds=3
+PLANNED_SCENARIO = Scenario(MIXED, "digits", 96, SLOW_AND_DELAYED, warm=96)
+EVEN = (
+    Scenario("no stragglers", "digits", 256, _steps(*[0.02] * EVEN_WORLD), seeds=3),
+    Scenario(
+        "no stragglers, 1.1 M parameters",
+        "wide digits",
+        64,
+        _steps(*[0.1] * EVEN_WORLD),
+        seeds=3,
     ),
-}
+)
 
 
 @dataclass
@@ -151,13 +160,12 @@ class Run:
     Args:
         seconds: of the counted part, from the first rank's begin until all had met.
         updates_s: changes of rank 0's parameters a second.
-        gradients_s: ranks' gradients applied a second; those dropped do not count.
-        samples_s: samples a second whose gradients were applied.
+        gradients_s: ranks' gradients applied a second, in local batches of equal shares; those
+            dropped do not count.
         target_s: until rank 0's replica had the target loss; None: it never had.
         loss: held-out, in the end.
         accuracy: the same.
-        staleness: of gradients, in rounds, in the mean;
-        stalest: and the most (the last age told of may stand for more).
+        staleness: of gradients in rounds, by how many rounds old; the last: or older.
         dropped: samples whose gradients were too old.
         response_s: median time from a round's end until the next was called,
         reduced_s: and of a round then.
@@ -166,15 +174,18 @@ class Run:
     seconds: float
     updates_s: float
     gradients_s: float
-    samples_s: float
     target_s: float | None
     loss: float
     accuracy: float
-    staleness: float = 0.0
-    stalest: int = 0
-    dropped: int = 0
-    response_s: float = 0.0
-    reduced_s: float = 0.0
+    staleness: list[int]
+    dropped: int
+    response_s: float
+    reduced_s: float
+
+    @property
+    def age(self) -> float:
+        """Mean staleness, in rounds."""
+        return sum(age * n for age, n in enumerate(self.staleness)) / max(1, sum(self.staleness))
 
 
 def run_of(ranks: list[Trained], rounds: list[RoundRecord], task: Task) -> Run:
@@ -183,26 +194,18 @@ def run_of(ranks: list[Trained], rounds: list[RoundRecord], task: Task) -> Run:
     seconds = max(one.ended for one in ranks) - began
     rounds = [one for one in rounds if one.ended_at >= ranks[0].began_at]
     dropped = sum(one.dropped for one in rounds)
-    gradients = sum(one.steps for one in ranks)
-    made = Run(
+    return Run(
         seconds,
         ranks[0].updates / seconds,
-        gradients / seconds,
-        (gradients * task.batch - dropped) / seconds,
+        (sum(one.steps for one in ranks) - dropped / task.batch) / seconds,
         next((at - began for at, loss in ranks[0].curve if loss <= task.target), None),
         ranks[0].curve[-1][1],
         ranks[0].accuracy,
-        dropped=dropped,
+        [sum(ages) for ages in zip_longest(*(one.staleness for one in rounds), fillvalue=0)],
+        dropped,
+        statistics.median([one.waited_s for one in rounds] or [0.0]),
+        statistics.median([one.reduced_s for one in rounds] or [0.0]),
     )
-    if rounds:
-        made.response_s = statistics.median(one.waited_s for one in rounds)
-        made.reduced_s = statistics.median(one.reduced_s for one in rounds)
-    if made.response_s:  # else they are means of replicas, to which each gradient was applied
-        ages = [sum(ages) for ages in zip_longest(*(r.staleness for r in rounds), fillvalue=0)]
-        made.gradients_s = sum(ages) / seconds
-        made.staleness = sum(age * count for age, count in enumerate(ages)) / sum(ages)
-        made.stalest = max(age for age, count in enumerate(ages) if count)
-    return made
 
 
 def coasted(pool: Ranks, scenario: Scenario, contender: Contender, seed: int) -> Run:
@@ -277,6 +280,7 @@ def compare(
     runs: Runs = {name: [] for name in found}
     for seed in range(min(seeds, scenario.seeds)):
         for name, contender in found.items():
+            print(f"{scenario.name}, seed {seed}: {name}", file=sys.stderr)
             runs[name].append(train_one(scenario, contender, seed))
     return runs
 
@@ -290,8 +294,8 @@ def composition(runs: Runs) -> dict[str, Any]:
         "best": best,
         "alone": alone,
         "time_to_target": mean(runs[best], "target_s") / mean(runs[alone], "target_s"),
-        "samples_s": mean(runs[best], "samples_s") / mean(runs[alone], "samples_s"),
-        "samples_s_over_bsp": mean(runs[best], "samples_s") / mean(runs["bsp"], "samples_s"),
+        "gradients_s": mean(runs[best], "gradients_s") / mean(runs[alone], "gradients_s"),
+        "over_bsp": mean(runs[best], "gradients_s") / mean(runs["bsp"], "gradients_s"),
     }
 
 
@@ -302,7 +306,7 @@ def checks_of(results: Mapping[str, Runs], quick: bool) -> list[Check]:
         runs = results[scenario]
         return mean(runs[one], figure) / mean(runs[other], figure)
 
-    even = next(iter(EVEN))
+    even = EVEN[0].name
     checks = [
         Check("rna's updates/s over bsp's", ratio(DELAYS, "updates_s", "rna", "bsp"), 1.8, ">="),
         Check(
@@ -333,13 +337,14 @@ def table_of(results: Mapping[str, Runs]) -> str:
     for scenario, runs in results.items():
         seeds = len(next(iter(runs.values())))
         lines += ["", f"{scenario} ({seeds} seeds)"]
-        heads = ("updates/s", "gradients/s", "samples/s", "target (s)", "accuracy", "staleness")
-        lines.append(" " * 24 + "".join(f"{head:>12}" for head in (*heads, "most", "dropped")))
+        heads = ("updates/s", "gradients/s", "target (s)", "accuracy", "staleness", "dropped")
+        lines.append(" " * 24 + "".join(f"{head:>12}" for head in heads))
         for name, rows in runs.items():
-            figures = [mean(rows, f) for f in ("updates_s", "gradients_s", "samples_s", "target_s")]
-            cells = [f"{value:.1f}" if value < math.inf else "-" for value in figures]
-            cells += [f"{mean(rows, 'accuracy'):.3f}", f"{mean(rows, 'staleness'):.2f}"]
-            cells += [f"{max(row.stalest for row in rows)}", f"{mean(rows, 'dropped'):.0f}"]
+            target_s = mean(rows, "target_s")
+            cells = [f"{mean(rows, figure):.1f}" for figure in ("updates_s", "gradients_s")]
+            cells += [f"{target_s:.2f}" if target_s < math.inf else "-"]
+            cells += [f"{mean(rows, 'accuracy'):.3f}", f"{mean(rows, 'age'):.2f}"]
+            cells += [f"{mean(rows, 'dropped'):.0f}"]
             lines.append(f"{name:<24}" + "".join(f"{cell:>12}" for cell in cells))
     return "\n".join(lines[1:])
 
@@ -350,18 +355,18 @@ def main() -> None:
     arguments.add_argument("--seeds", type=int, default=5, help="at most; %(default)s")
     options = arguments.parse_args()
     seeds = 1 if options.quick else options.seeds
-    few = {name: CONTENDERS[name] for name in QUICK}
     results: dict[str, Runs] = {}
     with contextlib.ExitStack() as held:
         pool = Ranks(WORLD)
         held.callback(pool.stop)
         alone = partial(coasted, pool)
-        for name, scenario in SCENARIOS.items():
-            if not options.quick:
-                results[name] = compare(scenario, CONTENDERS, seeds, alone)
-            elif name == DELAYS:
-                results[name] = compare(replace(scenario, steps=QUICK_STEPS), few, 1, alone)
-        if not options.quick:
+        if options.quick:
+            delayed = replace(SCENARIOS[0], steps=QUICK_STEPS)
+            few = {name: CONTENDERS[name] for name in QUICK}
+            results[DELAYS] = compare(delayed, few, seeds, alone)
+        else:
+            for scenario in SCENARIOS:
+                results[scenario.name] = compare(scenario, CONTENDERS, seeds, alone)
             folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
             stack = held.enter_context(Stack(folder, 0))
             together = partial(planned, pool, stack)
@@ -369,9 +374,8 @@ def main() -> None:
     pool = Ranks(EVEN_WORLD)
     try:
         two = {name: CONTENDERS[name] for name in ("bsp", "rna", "torch DDP")}
-        for name, scenario in EVEN.items():
-            if not options.quick or name == next(iter(EVEN)):
-                results[name] = compare(scenario, two, seeds, partial(coasted, pool))
+        for scenario in EVEN[:1] if options.quick else EVEN:
+            results[scenario.name] = compare(scenario, two, seeds, partial(coasted, pool))
     finally:
         pool.stop()
     lines = [table_of(results)]
@@ -379,10 +383,8 @@ def main() -> None:
     if not options.quick:
         more["composition"] = composition(results[MIXED])
         lines.append(
-            "\n{best}: {time_to_target:.2f} of {alone}'s time to the target, {samples_s:.2f} "
-            "times its samples/s, {samples_s_over_bsp:.2f} times bsp's".format(
-                **more["composition"]
-            )
+            "\n{best}: {time_to_target:.2f} of {alone}'s time to the target, {gradients_s:.2f} "
+            "times its gradients/s, {over_bsp:.2f} times bsp's".format(**more["composition"])
         )
     finish(
         options,
@@ -390,7 +392,7 @@ def main() -> None:
             "world": WORLD,
             "seeds": seeds,
             "emulated": True,
-            "steps": {name: one.steps for name, one in SCENARIOS.items()},
+            "steps": {one.name: one.steps for one in SCENARIOS},
         },
         {
             "scenarios": {

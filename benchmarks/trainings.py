@@ -10,6 +10,7 @@ import logging
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -155,7 +156,7 @@ def _digits() -> Task:
         _stacked,
         lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)),
         batch=8,
-        target=0.3,
+        target=0.4,
     )
 
 
@@ -372,8 +373,9 @@ def _by_torch(work: Work, task: Task, data: Epoch, network: nn.Module, watch: Wa
     optimiser = watch.optimiser
     joined: Any = contextlib.nullcontext()
     if work.how == "post-local":
-        from torch.distributed.optim import PostLocalSGDOptimizer  # with TorchScript: it takes long
-
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # TorchScript's, with which it comes
+            from torch.distributed.optim import PostLocalSGDOptimizer
         alone, _ = dist.new_subgroups(1)
         first = WARM - 1
         state = PostLocalSGDState(None, alone, first, post_local_gradient_allreduce=False)
