@@ -118,6 +118,8 @@ class Synchronisation(msgspec.Struct, frozen=True):
 
 
 ALLREDUCE = Synchronisation()
+AGES = 16  # of gradients that `RoundRecord.staleness` tells apart at most
+MOST_WAITING = 4  # gradients of a rank for the same partial round, before it calls it itself
 SYNCHRONISERS = ("allreduce", "averaging", "hierarchical", "pairwise", "partial")  # that ranks know
 
 

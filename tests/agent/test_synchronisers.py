@@ -124,6 +124,17 @@ def test_scripts_that_keep_the_all_reduce(ranks: Ranks, script: dict[str, Any]) 
     assert relaxed == reduced
 
 
+def test_gradients_are_reduced_again_where_the_next_synchroniser_does_not_suit(
+    ranks: Ranks,
+) -> None:
+    """From local steps to RNA's, which another optimiser prevents: replicas must not part."""
+    chain = [KINDS["local"], KINDS["rna"], KINDS["rna"]]
+    found = ranks.run(relaxing.train, chain, {"spare_at": 5})
+    assert all(one["replica"] == found[0]["replica"] for one in found)
+    parts = ranks.run(relaxing.train, chain, {"spare_at": 5, "leave": (9, "break", -1)})
+    assert all(one["replica"] == parts[0]["replica"] for one in parts)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("step", [6, 7, STEPS - 1])  # within a segment, at its end, at an epoch's
 def test_all_leave_early(ranks: Ranks, kind: str, step: int) -> None:

@@ -76,6 +76,7 @@ class Script:
     frozen: bool = False  # the first layer
     workers: int = 0  # of data loading
     gather: bool = False  # a collective in the loop's body
+    spare_at: int = -1  # step from which there is another optimiser of the model, that never steps
     slow: dict[int, float] = field(default_factory=dict)  # rank → seconds each step takes longer
     shares: list[float] = field(default_factory=list)
     leave: tuple[int, str, int] | None = None  # step, "break" or "raise", rank or -1: all
@@ -108,6 +109,7 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
         scheduler = _scheduler(made[0]) if script.schedule else None
         scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=script.scaler)
         more = {"prefetch_factor": 2} if script.workers else {}
+        spare: list[torch.optim.Optimizer] = []
         loader = session.loader(num_workers=script.workers, **more)
         try:
             for epoch in range(2):
@@ -115,6 +117,8 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
                     made = _optimisers(network, script)
                 for x, y in loader:
                     _step(session, model, made, scaler, script, x, y)
+                    if session.batch.step == script.spare_at:
+                        spare.append(torch.optim.SGD(network.parameters(), 0.1))
                     found["samples"] += session.batch.samples
                     found["weight"] += session.batch.weight
                     found["used"][epoch] += session._running().plan.indices

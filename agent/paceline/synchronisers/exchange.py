@@ -88,8 +88,8 @@ class Exchange:
         if same and self._relaxed is not None:
             return
         self._meet()
+        self._reduce(True)  # also where the script cannot have what comes
         if plan.synchroniser == ALLREDUCE or self._now.world == 1:
-            self._reduce(True)
             return
         if not same:
             self._able = self._agreed(plan.synchroniser.name)

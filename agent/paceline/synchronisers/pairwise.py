@@ -17,8 +17,7 @@ from paceline.synchronisers._base import Ranks, Round, Told
 from paceline.synchronisers.averaging import Averaging
 from paceline.synchronisers.gradients import joined, spread
 from paceline.synchronisers.peers import Beside, Peers
-
-_AGES = 16  # that are told apart
+from paceline.wire import AGES
 
 
 class Pairwise(Averaging):
@@ -106,9 +105,9 @@ class Pairwise(Averaging):
             self._approach(mine, answer.vector)
         number, self._swaps = self._swaps, self._swaps + 1
         if self._tells is not None:
-            ages = [0] * _AGES
+            ages = [0] * AGES
             apart = round(abs(float(mine[-1] - answer.vector[-1])))
-            for age in (0, min(apart, _AGES - 1)):  # by how many steps it was behind the other
+            for age in (0, min(apart, AGES - 1)):  # by how many steps it was behind the other
                 ages[age] += 1
             waited_s, reduced_s = answer.waited_s, answer.answered_s
             self._tells(Round(number, 2, 2, ages, 0, waited_s, reduced_s, mine.nbytes))

@@ -20,13 +20,12 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError
 from paceline.synchronisers._base import Ranks, Round, Told
+from paceline.wire import AGES, MOST_WAITING
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import TCPStore
 
-_WAITING = 4  # gradients of a rank that wait for the same round, before it calls it itself
 _PULSE_S = 4.0  # a rank that has waited so long calls a round: it fails if a rank is gone
-_AGES = 16  # that are told apart
 _GO, _ABORT = "go", "abort "
 
 
@@ -262,7 +261,7 @@ class Rounds:
     @property
     def _overfull(self) -> bool:
         """Whether gradients wait for a round that nobody else may call for long."""
-        return len(self._pending) > _WAITING
+        return len(self._pending) > MOST_WAITING
 
     def _wait(self, until: Callable[[], bool]) -> None:
         deadline = time.monotonic() + self._timeout_s
@@ -356,7 +355,7 @@ class Rounds:
     def _contribution(self) -> torch.Tensor:
         """What this rank gives to the round; the lock is held."""
         length, world, limits = self._length, self._world, self._limits
-        bins = _AGES if limits.staleness is None else min(limits.staleness + 1, _AGES)
+        bins = AGES if limits.staleness is None else min(limits.staleness + 1, AGES)
         vector = torch.zeros(length + 3 + bins + 2 * world)
         head = vector[length:]
         fresh = []

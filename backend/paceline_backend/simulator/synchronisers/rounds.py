@@ -14,13 +14,10 @@ from typing import Any
 
 import numpy as np
 
+from paceline.wire import AGES, MOST_WAITING
 from paceline_backend.policies._base import Floats, Ints
 from paceline_backend.simulator.synchronisers._base import Costs, Course, Round, Work
 from paceline_backend.simulator.synchronisers.stealing import Stealing
-
-# As real ranks have it.
-_WAITING = 4  # gradients of a rank that wait for the same round, before it calls it itself
-_AGES = 16  # that are told apart
 
 _NEVER = 2**62  # steps: the clock of a rank that nobody waits for
 
@@ -185,7 +182,7 @@ class _Segment:
             pending = self._pending[rank]
             pending.append((born, samples))
             self._holding.add(rank)
-            if len(pending) > _WAITING:
+            if len(pending) > MOST_WAITING:
                 self._full.add(rank)
         if not samples or self._limits.fresh(self._called - born):
             self._ready.add(rank)
@@ -230,7 +227,7 @@ class _Segment:
     def _take(self, now: float) -> None:
         """A round is called: it takes what is there."""
         number, limits = self._called, self._limits
-        bins = _AGES if limits.staleness is None else min(limits.staleness + 1, _AGES)
+        bins = AGES if limits.staleness is None else min(limits.staleness + 1, AGES)
         ages = [0] * bins
         contributors = dropped = 0
         for rank in self._holding:
