@@ -54,11 +54,11 @@ def offer(
     relaxed = choice.synchroniser != ALLREDUCE
     steps = segment_steps(step_s, surprised=surprised, plan_s=plan_s, relaxed=relaxed)
     problem = history.problem(steps, version, shuffle=shuffle)
-    plan = policies.plan(policy, problem, feedback, shuffle=shuffle)
+    plan = policies.plan(policy, problem, feedback, shuffle=shuffle, choice=choice)
     if policy.recomposes and not shuffle and history.outdated(plan):
         shuffle = True
         problem = history.problem(steps, version, shuffle=True)
-        plan = policies.plan(policy, problem, feedback, shuffle=True)
+        plan = policies.plan(policy, problem, feedback, shuffle=True, choice=choice)
     segment = Segment(
         seq=history.seq,
         epoch=history.epoch,

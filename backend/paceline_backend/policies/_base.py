@@ -342,7 +342,14 @@ class Plan:
         return self.batches.parts
 
 
-def plan(policy: Policy, problem: Problem, feedback: Feedback, *, shuffle: bool) -> Plan:
+def plan(
+    policy: Policy,
+    problem: Problem,
+    feedback: Feedback,
+    *,
+    shuffle: bool,
+    choice: Choice | None = None,
+) -> Plan:
     """Plans the next segment; the one function behind controller, replay, simulator and tests.
 
     Args:
@@ -351,6 +358,8 @@ def plan(policy: Policy, problem: Problem, feedback: Feedback, *, shuffle: bool)
         feedback: what predictor, allocator and chooser may know.
         shuffle: run the shuffler, and compose the steps, first: at an epoch's start, a switch, or a
             controller's takeover.
+        choice: what `Policy.choose` gave for this feedback and memory, where that was asked before,
+            as for how many steps; None: it is asked here.
     """
     models = policy.predictor.fit(feedback, problem.world)
     moved = 0
@@ -359,7 +368,8 @@ def plan(policy: Policy, problem: Problem, feedback: Feedback, *, shuffle: bool)
         moved = int(np.count_nonzero(placement != problem.placement))
         problem = replace(problem, placement=placement)
         problem = replace(problem, order=policy.scheduler.compose(problem, models))
-    choice = policy.choose(feedback, problem.world, problem.memory)
+    if choice is None:
+        choice = policy.choose(feedback, problem.world, problem.memory)
     memory: dict[str, Any] = {}
     threads: list[int] = []
     if policy.allocator is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,16 @@ from paceline.emulation import Emulation, Slowdown
 from paceline.wire import ALLREDUCE, Synchronisation
 from paceline_backend import policies
 from paceline_backend.controller.planner import LEAST_RELAXED, MOST_STEPS
-from paceline_backend.policies import Choice, Feedback, Models, Policy, Preset, Problem, counted
+from paceline_backend.policies import (
+    Choice,
+    Feedback,
+    Models,
+    Policy,
+    Preset,
+    Problem,
+    counted,
+    plan,
+)
 from paceline_backend.policies._base import Allocation
 from paceline_backend.policies.testing import check_policy
 from paceline_backend.simulator import Ran, Simulation
@@ -62,6 +71,47 @@ def test_segments_follow_the_choice() -> None:
     assert min(s.steps for s in found if s.synchroniser == PARTIAL) >= LEAST_RELAXED
     assert max(s.steps for s in found if s.synchroniser == ALLREDUCE) <= MOST_STEPS
     assert [s.memory["synchroniser"]["chosen"] for s in found] == list(range(1, len(found) + 1))
+
+
+@dataclass(frozen=True)
+class Heard:
+    """As `WhileSlow`; notes how much it was told each time."""
+
+    calls: list[int] = field(default_factory=list)
+
+    def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
+        self.calls.append(len(feedback))
+        return WhileSlow().choose(feedback, world, memory)
+
+
+def test_a_segment_is_chosen_for_once() -> None:
+    """Also where speeds have changed, so that all is composed and planned again."""
+    heard = Heard()
+    free = policies.make("paceline", {"mode": "free"})
+    start = hello(world=2, global_batch=16, sizes=np.ones(4000).tobytes(), epochs=None)
+    slow = Slowdown(ranks=[1], factor=4.0, first_step=20, steps=100)
+    devices = Emulation(a_s=[1e-3] * 2, b_s=[0.01] * 2, slowdowns=[slow])
+    run = Simulation(start, devices, replace(free, synchroniser=heard))
+    found = [run.advance().segment for _ in range(60)]
+    assert len({segment.epoch for segment in found}) < sum(s.shuffled for s in found)
+    assert len(heard.calls) == len(found)
+
+
+def test_plans_are_the_same_with_what_was_chosen_before() -> None:
+    """A replay does not know how many steps were asked for, and so does not choose first."""
+    start = hello(world=4, global_batch=8, sizes=np.ones(400).tobytes(), epochs=None)
+    devices = Emulation(a_s=[1e-3] * 3 + [9e-3], b_s=[0.0] * 4)
+    run = Simulation(start, devices, policy())
+    for _ in range(5):
+        shuffle = run.history.must_shuffle(run.version)
+        feedback = run.window.feedback()
+        problem = run.history.problem(LEAST_RELAXED, run.version, shuffle=shuffle)
+        segment = run.advance().segment
+        again = plan(run.policy, replace(problem, steps=segment.steps), feedback, shuffle=shuffle)
+        assert (again.synchroniser, again.why) == (segment.synchroniser, segment.why)
+        assert again.memory == segment.memory
+        assert again.batches.samples.astype("<u4").tobytes() == segment.indices
+    assert segment.synchroniser == PARTIAL
 
 
 @dataclass(frozen=True)
