@@ -15,8 +15,8 @@ pytestmark = pytest.mark.ranks
 WORLD = 4
 CALLS: dict[str, dict[str, Any]] = {
     "rna": {"probes": 2, "staleness": 4, "mean": True},
-    "majority": {"probes": 1, "staleness": 4, "mean": False},
-    "solo": {"probes": None, "staleness": 1, "mean": False},
+    "majority": {"probes": 1, "staleness": 4, "mean": False, "waits": True, "paced": True},
+    "solo": {"probes": None, "staleness": 1, "mean": False, "waits": True, "paced": True},
     "n-soft": {"parts": 2, "staleness": 4, "mean": False},
     "ssp": {"quorum": 1, "staleness": None, "lead": 2, "mean": False},
     "backup": {"spare": 1, "staleness": 0, "waits": True, "mean": False},
@@ -54,6 +54,17 @@ def test_every_gradient_counts_once_or_as_dropped(ranks: Ranks, name: str, seed:
     if given["staleness"] is None:
         assert first["dropped"] == 0
         assert max(one["ahead"] for one in found) <= given["lead"]
+
+
+def test_a_probed_rank_calls_as_it_ends_a_step_not_for_what_came_too_late(ranks: Ranks) -> None:
+    assert ranks.run(rounds.leftover) == [[1.0, 6.0]] * WORLD
+
+
+@pytest.mark.parametrize("name", ["majority", "solo"])
+def test_eager_sgd_has_one_round_to_a_step(ranks: Ranks, name: str) -> None:
+    found = ranks.run(rounds.exchange, CALLS[name], 30, 5)
+    # In the end ranks tell that they are through.
+    assert 30 <= len(found[0]["numbers"]) <= 30 + WORLD
 
 
 @pytest.mark.parametrize("name", ["rna", "n-soft", "ssp"])

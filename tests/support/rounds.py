@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,7 +17,7 @@ from torch.distributed import TCPStore
 from paceline.errors import PacelineError
 from paceline.synchronisers import call_of, limits_of
 from paceline.synchronisers._base import Ranks, Round
-from paceline.synchronisers.rounds import Gradient, Rounds, Sum
+from paceline.synchronisers.rounds import Gradient, Limits, Rounds, Sum
 
 
 @contextmanager
@@ -66,6 +67,44 @@ def exchange(given: dict[str, Any], steps: int, seed: int) -> dict[str, Any]:
         "dropped": sum(one.dropped for one in told),
         "ahead": most_ahead,
     }
+
+
+class _Seen:
+    """Any rank that is ready calls; it tells when a rank has looked for what is left of a round."""
+
+    def __init__(self) -> None:
+        self.looked = threading.Semaphore(0)
+
+    @property
+    def leftovers(self) -> bool:
+        self.looked.release()
+        return False
+
+    def ready(self, number: int, working: list[int]) -> bool:
+        return True
+
+
+def leftover() -> list[float]:
+    """Rank 0 offers 1, then 2 while that is reduced, and 4 once it was; the rounds' sums."""
+    with ranks() as of:
+        call = _Seen()
+        seen = list[Sum]()
+        if of.rank == 0:
+            rounds = Rounds(of, "rounds", 1, call, Limits(mean=False))
+            assert call.looked.acquire(timeout=30)
+            rounds.offer(Gradient(torch.tensor([1.0]), 1))
+            while not rounds._busy:
+                time.sleep(0.001)
+            rounds.offer(Gradient(torch.tensor([2.0]), 1))
+            dist.barrier()  # the round goes on
+            assert call.looked.acquire(timeout=30)
+            rounds.offer(Gradient(torch.tensor([4.0]), 1))
+        else:
+            dist.barrier()
+            rounds = Rounds(of, "rounds", 1, call, Limits(mean=False))
+        dist.barrier()  # who is through calls, too
+        seen += rounds.finish()
+    return [float(one.total) for one in seen if one.contributors]
 
 
 def leave(given: dict[str, Any], leaver: int, after: int) -> str:

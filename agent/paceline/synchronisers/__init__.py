@@ -83,5 +83,6 @@ def call_of(given: Mapping[str, Any], ranks: Ranks, prefix: str, seed: int) -> C
 
 
 def limits_of(given: Mapping[str, Any]) -> Limits:
-    """How far ranks may drift apart: "staleness", "lead", "mean", "waits"."""
-    return Limits(given["staleness"], given.get("lead"), given["mean"], given.get("waits", False))
+    """How far ranks may drift apart: "staleness", "lead", "mean", "waits", "paced"."""
+    waits, paced = given.get("waits", False), given.get("paced", False)
+    return Limits(given["staleness"], given.get("lead"), given["mean"], waits, paced)

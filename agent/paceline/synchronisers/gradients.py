@@ -38,9 +38,9 @@ class Flat:
     def read(self, optimiser: torch.optim.Optimizer, factor: float) -> torch.Tensor:
         """The vector of what is in ``.grad`` now, times a factor, and of one contributor."""
         used = self._ends[-1]
-        vector = torch.zeros(self.length)
+        vector = torch.empty(self.length)
         grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters]
-        torch.mul(joined(grads), factor, out=vector[:used])
+        joined(grads, vector[:used]).mul_(factor)
         for k, parameter in enumerate(self.parameters):
             vector[used + k] = parameter.grad is not None
         at = used + len(self.parameters)
@@ -101,12 +101,21 @@ def _set(optimiser: torch.optim.Optimizer, settings: list[tuple[Any, ...]]) -> N
             group[name] = value
 
 
-def joined(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
-    """All values as one vector, on the CPU in 32 bits; from one device by one copy."""
+def joined(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
+    """All values as one vector, on the CPU in 32 bits; from one device by one copy.
+
+    Args:
+        tensors: of one device or several.
+        out: where the vector shall be; None: in a new one.
+    """
     parts = [t.detach().reshape(-1).to(torch.float32) for t in tensors]
-    if len({part.device for part in parts}) > 1:
+    devices = {part.device for part in parts}
+    if len(devices) > 1:
         parts = [part.cpu() for part in parts]
-    return torch.cat(parts).cpu()
+    elif devices == {torch.device("cpu")}:
+        return torch.cat(parts, out=out)
+    vector = torch.cat(parts).cpu()
+    return vector if out is None else out.copy_(vector)
 
 
 def spread(vector: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:

@@ -55,6 +55,8 @@ def spoil(ranks: Ranks, prefix: str, number: int, reason: str) -> bool:
 class Call(Protocol):
     """Who calls a round."""
 
+    leftovers: bool  # a gradient that came while a round was reduced makes ready for the next one
+
     def ready(self, number: int, working: list[int]) -> bool:
         """This rank is ready for a round; whether it calls it. Once for each round.
 
@@ -69,9 +71,12 @@ class Call(Protocol):
 class Probes:
     """RNA: the first to be ready of so many ranks drawn at random (RNA, Sec. 3.2).
 
-    1 is eager-SGD's majority, the world its solo.
+    1 is eager-SGD's majority, the world its solo. A rank is ready when it is through with a step,
+    as in RNA's Fig. 10, not for what a round came too early for: else about equal ranks reduce
+    twice a step. That goes along with the rank's next one, or with a round that another calls.
     """
 
+    leftovers = False
     rank: int
     count: int
     seed: int
@@ -86,6 +91,7 @@ class Probes:
 class Quorum:
     """As soon as so many ranks are ready: n-soft's M/n, or all but b backup workers."""
 
+    leftovers = True
     store: TCPStore
     prefix: str
     count: int
@@ -115,12 +121,14 @@ class Limits:
         mean: gradients that waited for the same round count as one, the newest most (RNA, Eq. 3);
             else as their sum.
         waits: after its k-th step a rank waits until k rounds are over.
+        paced: only ranks that are through with k steps call the k-th round.
     """
 
     staleness: int | None = 4
     lead: int | None = None
     mean: bool = True
     waits: bool = False
+    paced: bool = False
 
     def fresh(self, age: int) -> bool:
         """Whether a gradient so many rounds old goes into a round."""
@@ -169,6 +177,7 @@ class Rounds:
         self._busy = False  # a round is being reduced
         self._clock = 0  # steps that are through
         self._idle = False  # a step without a gradient is through: ready, with nothing
+        self._waiting = False  # the training thread, for a round
         self._done = False  # no more will come,
         self._clocks = [0] * ranks.world  # as the last round told of all ranks,
         self._working = list(range(ranks.world))  # and who was not done
@@ -266,6 +275,7 @@ class Rounds:
     def _wait(self, until: Callable[[], bool]) -> None:
         deadline = time.monotonic() + self._timeout_s
         with self._changed:
+            self._waiting = True
             while not self._changed.wait_for(
                 lambda: self._error is not None or until(),
                 min(_PULSE_S, deadline - time.monotonic()),
@@ -278,6 +288,7 @@ class Rounds:
                     f"waited {self._timeout_s:g} s for ranks {slow}, of which some are stuck or "
                     "gone"
                 )
+            self._waiting = False
             self._check()
 
     def _check(self) -> None:
@@ -301,9 +312,11 @@ class Rounds:
 
     def _ready(self) -> bool:
         """Whether a round would be of use to this rank, or need not wait for it."""
-        if self._idle or (self._done and self._rank in self._working):
+        if self._done and self._rank in self._working:
             return True
-        return any(self._limits.fresh(self._round - one.born) for one in self._pending)
+        if self._limits.paced and self._clock <= self._round:
+            return False
+        return self._idle or any(self._limits.fresh(self._round - one.born) for one in self._pending)
 
     def _run(self) -> None:
         try:
@@ -315,7 +328,9 @@ class Rounds:
                 self._changed.notify_all()
 
     def _reduce(self) -> None:
-        self._announce()
+        with self._changed:
+            if self._waiting or self._call.leftovers:
+                self._announce()
         began = time.perf_counter()
         key = f"{self._prefix}/{self._round}"
         word = self._ranks.waiting.get(key).decode()
@@ -356,8 +371,8 @@ class Rounds:
         """What this rank gives to the round; the lock is held."""
         length, world, limits = self._length, self._world, self._limits
         bins = AGES if limits.staleness is None else min(limits.staleness + 1, AGES)
-        vector = torch.zeros(length + 3 + bins + 2 * world)
-        head = vector[length:]
+        vector = torch.empty(length + 3 + bins + 2 * world)
+        own, head = vector[:length], vector[length:].zero_()
         fresh = []
         for one in self._pending:
             age = self._round - one.born
@@ -368,12 +383,15 @@ class Rounds:
                 self._dropped += one.gradient.samples
         self._pending.clear()
         self._idle = False
-        if fresh:
+        if not fresh:
+            own.zero_()
+        else:
             oldest = max(age for _, age in fresh)
             weights = [oldest - age + 1 if limits.mean else 1 for _, age in fresh]
             scale = sum(weights) if limits.mean else 1
-            for (one, _), weight in zip(fresh, weights, strict=True):
-                vector[:length].add_(one.gradient.vector, alpha=weight / scale)
+            torch.mul(fresh[0][0].gradient.vector, weights[0] / scale, out=own)
+            for (one, _), weight in zip(fresh[1:], weights[1:], strict=True):
+                own.add_(one.gradient.vector, alpha=weight / scale)
             head[0] = 1
         head[1] = self._dropped
         self._dropped = 0

@@ -1,6 +1,7 @@
 """`eager-sgd`: partial all-reduce called by the first rank ready, or by one drawn at random.
 
-A late rank's gradient is added to its next one (stale gradients are summed, none weighted).
+Each step has one round, for which ranks wait that are early. A late rank does not: its gradient
+goes into the next round (stale gradients are summed, none weighted).
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ def make(parameters: Mapping[str, Any]) -> Policy:
         probes=1 if parameters["mode"] == "majority" else None,
         staleness=parameters["staleness"],
         mean=False,
+        waits=True,
+        paced=True,
     )
 
 

@@ -75,6 +75,35 @@ def test_rounds_take_what_is_ready_while_ranks_compute_on() -> None:
     assert ended_at(course, work_s)[-1].tolist() == [6.5, 6.5]
 
 
+def test_a_probed_rank_is_not_ready_for_what_came_too_late() -> None:
+    """Rank 1 ends its first step while the first round is reduced, and its second at 3.2 s."""
+    work_s = [[1.0, 1.2], [3.0, 2.0], [1.0, 1.0]]
+    rounds = run(partial(**SOLO), work_s, Costs(round_s=0.5)).rounds
+    ended = [round(one.ended_at, 1) for one in rounds]
+    assert ended[:3] == [1.5, 3.7, 4.5]
+    # So its first two go together.
+    assert [one.contributors for one in rounds[:3]] == [1, 1, 1]
+    assert [sum(one.staleness) for one in rounds[:3]] == [1, 2, 1]
+    # A quorum counts them.
+    eager = run(partial(quorum=1, staleness=4, mean=False), work_s, Costs(round_s=0.5)).rounds
+    assert [round(one.ended_at, 1) for one in eager[:3]] == [1.5, 2.0, 3.7]
+
+
+def test_eager_sgd_has_one_round_to_a_step_which_ranks_wait_for() -> None:
+    """The first rank ready calls; who is late goes on without waiting until it has caught up."""
+    work_s = [[1.0, 2.5], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]
+    course = run(partial(**SOLO, waits=True, paced=True), work_s)
+    # Rank 1 is through with as many steps at 2.5, 3.5, …: the round of its k-th step is over.
+    # A rank that is through with all calls once more, to tell it.
+    assert [one.ended_at for one in course.rounds] == [1, 2, 3, 4, 5, 6, 6, 7.5]
+    assert [one.contributors for one in course.rounds] == [1, 1, 2, 2, 2, 2, 0, 1]
+    assert course.wait_s[:-1].tolist() == [[0, 0]] * 5
+    # Where the second one is drawn (for the first round: by this seed), the first waits.
+    slow = run(partial(**{**SOLO, "probes": 1}, waits=True, paced=True), work_s, seed=0)
+    assert slow.rounds[0].ended_at == 2.5
+    assert slow.wait_s[0].tolist() == [1.5, 0]
+
+
 def test_all_that_is_ready_at_one_moment_goes_into_a_round() -> None:
     course = run(partial(**SOLO), np.ones((3, 4)), Costs(round_s=0.25))
     assert [one.contributors for one in course.rounds] == [4, 4, 4]

@@ -40,12 +40,17 @@ class Call:
     def of(given: Mapping[str, Any], world: int, seed: int) -> Call:
         """By a synchroniser's parameters "probes" (None: all ranks), "quorum", "parts", "spare"."""
         if "probes" in given:
-            return Call(1, given["probes"], seed)
+            return Call(1, given["probes"] or world, seed)
         if "parts" in given:
             return Call(math.ceil(world / given["parts"]))
         if "spare" in given:
             return Call(max(1, world - given["spare"]))
         return Call(given["quorum"])
+
+    @property
+    def leftovers(self) -> bool:
+        """Whether a gradient that came while a round was reduced makes ready for the next one."""
+        return self.probes is None
 
     def drawn(self, number: int, working: list[int]) -> frozenset[int] | None:
         """The ranks of which one must be ready for a round; None: any."""
@@ -62,11 +67,13 @@ class Limits:
     staleness: int | None = 4
     lead: int | None = None
     waits: bool = False
+    paced: bool = False
 
     @staticmethod
     def of(given: Mapping[str, Any]) -> Limits:
         """By a synchroniser's parameters."""
-        return Limits(given["staleness"], given.get("lead"), given.get("waits", False))
+        waits, paced = given.get("waits", False), given.get("paced", False)
+        return Limits(given["staleness"], given.get("lead"), waits, paced)
 
     def fresh(self, age: int) -> bool:
         """Whether a gradient so many rounds old goes into a round."""
@@ -184,12 +191,21 @@ class _Segment:
             self._holding.add(rank)
             if len(pending) > MOST_WAITING:
                 self._full.add(rank)
-        if not samples or self._limits.fresh(self._called - born):
+        waits = self._waits(rank)
+        if self._offers(rank, waits) and (
+            not samples or self._limits.fresh(self._called - born)
+        ):
             self._ready.add(rank)
-        if self._waits(rank):
+        if waits:
             self._blocked.add(rank)
         else:
             self._go_on(rank, now)
+
+    def _offers(self, rank: int, waits: bool) -> bool:
+        """Whether a rank that is through with a step may be ready for the next round."""
+        if self._limits.paced and self._clock[rank] <= self._called:
+            return False
+        return waits or self._call.leftovers or not self._reducing
 
     def _waits(self, rank: int) -> bool:
         """Whether a rank shall wait for the others."""
