@@ -316,7 +316,8 @@ class Rounds:
             return True
         if self._limits.paced and self._clock <= self._round:
             return False
-        return self._idle or any(self._limits.fresh(self._round - one.born) for one in self._pending)
+        ages = (self._round - one.born for one in self._pending)
+        return self._idle or any(self._limits.fresh(age) for age in ages)
 
     def _run(self) -> None:
         try:
