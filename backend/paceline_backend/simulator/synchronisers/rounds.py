@@ -192,9 +192,7 @@ class _Segment:
             if len(pending) > MOST_WAITING:
                 self._full.add(rank)
         waits = self._waits(rank)
-        if self._offers(rank, waits) and (
-            not samples or self._limits.fresh(self._called - born)
-        ):
+        if self._offers(rank, waits) and (not samples or self._limits.fresh(self._called - born)):
             self._ready.add(rank)
         if waits:
             self._blocked.add(rank)
