@@ -104,6 +104,13 @@ def test_means_of_two_bring_replicas_together(ranks: Ranks) -> None:
         assert all(sum(ages) == 2 and ages[0] for ages in one["staleness"])
 
 
+def test_replicas_are_as_far_apart_as_their_steps(ranks: Ranks) -> None:
+    """Not as the run's steps before this exchange began."""
+    found = ranks.run(peers.by_latecomers, PAIRWISE, 4)
+    for one in (found[0], found[2]):
+        assert one["staleness"][0] == [1, 1, *[0] * 14]
+
+
 @pytest.mark.parametrize(
     "groups", [[[0, 1, 2], [3]], [[0], [1, 2, 3]], [[0, 3], [1], [2]]], ids=str
 )

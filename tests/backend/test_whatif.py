@@ -22,6 +22,7 @@ from paceline.wire import Synchronisation
 from paceline_backend import policies
 from paceline_backend.api.whatif import _kept
 from paceline_backend.policies import Policy, Problem, UnknownPolicyError
+from paceline_backend.simulator.synchronisers import NAMES
 from paceline_backend.store import Store, forecasts, runs, schema, telemetry
 from paceline_backend.store.runs import UnknownRunError
 from paceline_backend.whatif import forecast as whatif_forecast
@@ -216,14 +217,14 @@ def test_a_preset_that_cannot_be_simulated_costs_only_its_own_forecast(
             raise ImportError("a library is missing")
         policy = real(name, parameters)
         if name == "sata":
-            return replace(policy, synchroniser=Synchronisation("ad-psgd"))
+            return replace(policy, synchroniser=Synchronisation("gossip"))
         return replace(policy, scheduler=Broken()) if name == "chronica" else policy
 
     monkeypatch.setattr(policies, "make", make)
     found = of(training, *PRESETS, "lbb")
     assert {one.policy for one in found.forecasts} == {"bsp", "paceline"}
     assert {one.policy: one.reason for one in found.left_out} == {
-        "sata": "its synchroniser, ad-psgd, has no model",
+        "sata": f"ValueError: no synchroniser 'gossip'; known: {', '.join(NAMES)}",
         "chronica": "ZeroDivisionError: of nothing",
         "lbb": "ImportError: a library is missing",
     }

@@ -19,7 +19,17 @@ from paceline_backend.whatif.forecast import forecast, of_state
 from support.forecasts import COMMUNICATION_S, Training, drawn
 from support.leading import new_run
 
-PRESETS = ("bsp", "paceline", "adaptive", "rna", "ssp", "backup-workers", "local-sgd", "flexrr")
+RELAXED = (
+    "rna",
+    "ssp",
+    "backup-workers",
+    "local-sgd",
+    "osa",
+    "flexrr",
+    "ad-psgd",
+    "rna-hierarchical",
+)
+PRESETS = ("bsp", "paceline", "adaptive", *RELAXED)
 SIZES = drawn(6_000, 0.5)
 EQUAL = Emulation(a_s=[1e-5] * 4, b_s=[0.005] * 4, noise=0.03)
 SLOW = Emulation(a_s=[1e-5, 1e-5, 1e-5, 3e-5], b_s=[0.005] * 4, noise=0.03)
@@ -40,7 +50,7 @@ def then() -> dict[str, float]:
     return found
 
 
-@pytest.mark.parametrize("policy", ["bsp", "rna", "ssp", "backup-workers", "local-sgd", "flexrr"])
+@pytest.mark.parametrize("policy", ["bsp", *RELAXED])
 def test_it_is_what_each_preset_takes(policy: str, then: dict[str, float]) -> None:
     """From whichever synchroniser the measured steps had."""
     before = Training(SIZES, SLOW, policy=policy)
@@ -60,7 +70,9 @@ def test_it_is_what_each_preset_takes(policy: str, then: dict[str, float]) -> No
 
 
 @pytest.mark.parametrize("devices", [SLOW, EQUAL], ids=["one slow", "equal"])
-@pytest.mark.parametrize("policy", ["rna", "backup-workers", "local-sgd"])
+@pytest.mark.parametrize(
+    "policy", ["rna", "backup-workers", "local-sgd", "ad-psgd", "rna-hierarchical"]
+)
 def test_what_is_measured_under_it(policy: str, devices: Emulation) -> None:
     """Nothing but waiting is in the simulated steps, and rounds take what they take."""
     training = Training(SIZES, devices, policy=policy)
@@ -124,7 +136,7 @@ def newest_cut(state: State, count: int) -> Forecast:
     return of_state("run", known, ("bsp",), replicates=1)
 
 
-@pytest.mark.parametrize("policy", ["rna", "local-sgd"])
+@pytest.mark.parametrize("policy", ["rna", "local-sgd", "ad-psgd", "rna-hierarchical"])
 def test_the_database_tells_what_memory_does(database_url: str, policy: str) -> None:
     training = Training(SIZES, SLOW, policy=policy)
     training.train(150)

@@ -19,6 +19,8 @@ from paceline.synchronisers.peers import Peers
 from paceline.wire import Synchronisation
 from support.rounds import ranks
 
+FIRST = 1000  # step of the run, as if others came before
+
 
 def ask(answering: list[int], questions: int, seed: int) -> dict[str, Any]:
     """Ranks ask at random, also those that answer; what they are told, and what stays behind."""
@@ -85,15 +87,17 @@ def train(
     slow_s: float = 0.0,
     *,
     together: bool = False,
+    late: bool = False,
 ) -> dict[str, Any]:
     """Plain SGD of two parameters with a learning rate of 1; each rank weighs the same.
 
     Args:
         what: the synchroniser.
-        steps: of each rank.
+        steps: of each rank, from the run's step `FIRST` on.
         gradient: of a rank in a step, where its parameters are these, [5].
         slow_s: a step's duration on a rank is drawn from 0 to twice this.
         together: the script itself lets ranks wait for each other in each step.
+        late: ranks of odd number begin as the others are through with two steps.
 
     Returns:
         the replica's parameters, before and after all have met, and the rounds told.
@@ -105,14 +109,14 @@ def train(
         told: list[Round] = []
         synchroniser: Synchroniser = make(what, of, "train", parameters, optimiser, 1, told.append)
         for step in range(steps):
-            if together:
+            if together or (late and step == (0 if of.rank % 2 else 2)):
                 dist.barrier()
             time.sleep(slow_s * draw.choice([0.0, 0.0, 1.0, 2.0]))
             at = torch.cat([parameter.detach() for parameter in parameters])
             parts = gradient(of.rank, step, at).split([2, 3])
             for parameter, part in zip(parameters, parts, strict=True):
                 parameter.grad = part.clone()
-            plan = Step(0, step, 0, [0], 1.0, 1.0, 1.0, 1 / of.world, None, 0)
+            plan = Step(0, FIRST + step, 0, [0], 1.0, 1.0, 1.0, 1 / of.world, None, 0)
             synchroniser.stepping(plan, optimiser)
             optimiser.step()
             synchroniser.body_done(plan, optimiser)
@@ -145,6 +149,11 @@ def _downhill(rank: int, step: int, at: torch.Tensor) -> torch.Tensor:
 def by_quadratics(what: Synchronisation, steps: int) -> dict[str, Any]:
     """`train` where rank r's loss is 0.01 · |x − r²|²: the least is where x is the mean of r²."""
     return train(what, steps, _downhill, together=True)
+
+
+def by_latecomers(what: Synchronisation, steps: int) -> dict[str, Any]:
+    """`train` where ranks that have not begun are asked."""
+    return train(what, steps, _downhill, late=True)
 
 
 def regroup(groupings: list[list[list[int]]]) -> dict[str, Any]:

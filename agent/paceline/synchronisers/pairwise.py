@@ -52,9 +52,9 @@ class Pairwise(Averaging):
         self._draw = random.Random(f"{seed} {ranks.rank}")
         self._passive = range(1, ranks.world, 2)
         self._asks = ranks.rank not in self._passive
-        self._swaps = 0
+        self._swaps = self._steps = 0
         self._lock = threading.Lock()
-        # Under the lock: the shadow, and the last step that is in it.
+        # Under the lock: the shadow, and how many steps are in it.
         self._loaded = joined(parameters)
         self._shadow = torch.cat([self._loaded, torch.zeros(1)])
         self._beside = Beside(ranks.timeout.total_seconds())
@@ -69,7 +69,8 @@ class Pairwise(Averaging):
     def body_done(self, plan: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.body_done`."""
         super().body_done(plan, optimiser)
-        self._take_over(plan.step)
+        self._steps += 1
+        self._take_over()
         if self._asks and self._stepped == plan.step:
             self._beside.begin(self._swap)
 
@@ -78,7 +79,7 @@ class Pairwise(Averaging):
         self._beside.close()
         self._beside.wait()
         self._peers.finish()
-        self._take_over(self._stepped)
+        self._take_over()
         self._work = 1.0
         super().meet(optimiser)
 
@@ -88,12 +89,12 @@ class Pairwise(Averaging):
         self._beside.close(timeout_s=1.0)
         super().abort(reason)
 
-    def _take_over(self, step: int) -> None:
+    def _take_over(self) -> None:
         """The shadow gets what the script did to the parameters, and they become the shadow."""
         with self._lock:
             now = joined(self._parameters)
             self._shadow[:-1] += now - self._loaded
-            self._shadow[-1] = step
+            self._shadow[-1] = self._steps
             spread(self._shadow[:-1], self._parameters)
         self._loaded = joined(self._parameters)  # which may have fewer bits
 

@@ -9,6 +9,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+from paceline.wire import SYNCHRONISERS, Synchronisation
 from paceline_backend.policies._base import Policy, Preset
 
 logger = logging.getLogger(__name__)
@@ -69,12 +70,17 @@ def make(
     Raises:
         UnknownPolicyError: no such policy.
         PolicyParameterError: a parameter is unknown or its value not legal.
+        ValueError: the policy has a synchroniser that ranks do not know.
     """
     preset = get(name)
     values = _validated(preset, parameters or {})
     if world is not None:
         _check_per_rank(preset, values, world)
     policy: Policy = preset.make(values)
+    how = policy.synchroniser
+    if isinstance(how, Synchronisation) and how.name not in SYNCHRONISERS:
+        known = ", ".join(SYNCHRONISERS)
+        raise ValueError(f"policy: {name} has a synchroniser {how.name!r}; ranks know: {known}")
     return policy
 
 

@@ -46,6 +46,7 @@ class Ran:
     attempt: int = 0
     plan_s: float = 0.0  # what planning took here: real time, which `segment.plan_s` leaves out
     rounds: list[Round] = field(default_factory=list)  # their `ended_at` is virtual time
+    goes_on: bool = False  # without all meeting at its end, unless an epoch ends
 
     @property
     def rank_step_s(self) -> Floats:
@@ -59,8 +60,16 @@ class Ran:
 
     @property
     def evened_s(self) -> Floats:
-        """`step_s` with the wait for all at a relaxed segment's end spread over its steps, [S]."""
+        """How long each step took, [S], however far ranks are apart.
+
+        `step_s` with the wait for all at a relaxed segment's end spread over its steps. Where ranks
+        do not meet there: from when the last rank is through with a step to the next one, as all
+        wait for the slowest when the epoch ends.
+        """
         step_s = self.step_s
+        if self.goes_on and len(step_s):
+            ended_at = (self.started_at + self.rank_step_s).max(axis=1)
+            return np.diff(ended_at, prepend=self.started_at[0].max())
         if self.rounds:
             met_s = float(self.wait_s[-1].mean())
             step_s[-1] -= met_s
@@ -236,7 +245,7 @@ class Simulation:
             segment.epoch_end and steps == segment.steps,
             batches,
         )
-        base = float(starts.min())
+        base, goes_on = float(starts.min()), self._model.goes_on
         course = self._model.run(starts - base, work)
         course.wait_s[:1] += starts - begun
         parts_s = data_s + batches.compute_s + course.wait_s + course.communication_s
@@ -258,6 +267,7 @@ class Simulation:
             begins_at,
             self.hello.attempt,
             rounds=[replace(one, ended_at=base + one.ended_at) for one in course.rounds],
+            goes_on=goes_on,
         )
 
     def _all_reduce_s(self, first_step: int, batches: Batches, counts: Ints) -> Floats:

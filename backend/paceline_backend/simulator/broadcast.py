@@ -291,22 +291,22 @@ def _or_none(values: Floats) -> list[float | None]:
 
 
 def rounds(ran: Ran, seq: int, started_at: float) -> list[RoundRecord]:
-    """What rank 0 would tell of a segment's rounds.
+    """What ranks would tell of a segment's rounds.
 
     Args:
         ran: what was trained.
-        seq: of the first, in its attempt.
+        seq: of the first, in its attempt. (Real ranks each count their own.)
         started_at: Unix time of virtual time 0.
     """
     return [
         RoundRecord(
             attempt=ran.attempt,
-            rank=0,
+            rank=one.rank,
             seq=seq + k,
             segment=ran.segment.seq,
             number=one.number,
             step=ran.segment.first_step + one.step,
-            world=ran.compute_s.shape[1],
+            world=ran.compute_s.shape[1] if one.world is None else one.world,
             contributors=one.contributors,
             staleness=one.staleness,
             dropped=one.dropped,

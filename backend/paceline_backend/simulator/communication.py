@@ -21,7 +21,8 @@ class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bytes: float = 0.0  # of the gradients
     bandwidth: float | None = None  # bytes per second of the slowest link
     fixed_s: float = 0.0  # on top, whatever the number of workers
-    round_s: float | None = None  # of a relaxed synchroniser's round; None: as an all-reduce
+    # Of a relaxed synchroniser's exchange, whoever takes part; None: a round as an all-reduce.
+    round_s: float | None = None
 
     def problem(self) -> str | None:
         """What is wrong with it, naming the field; None: nothing."""
@@ -46,7 +47,11 @@ class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     def costs(self, world: int) -> Costs:
         """Of relaxed synchronisers among so many workers.
 
-        A round is called by a message to the ranks' store, and one from it.
+        An exchange is called by a message to the ranks' store, and one from it.
         """
-        round_s = self.seconds(world) if self.round_s is None else self.round_s
-        return Costs(round_s, 2 * self.latency_s, round(self.bytes))
+        call_s, size = 2 * self.latency_s, round(self.bytes)
+        if self.round_s is not None:
+            return Costs(self.round_s, call_s, size)
+        there_s = self.latency_s + self.bytes / (self.bandwidth or math.inf)
+        pair_s = self.fixed_s + 2 * there_s
+        return Costs(self.seconds(world), call_s, size, pair_s=pair_s, group_s=self.seconds)

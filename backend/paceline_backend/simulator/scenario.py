@@ -17,7 +17,6 @@ from paceline.emulation import Emulation, Slowdown
 from paceline.errors import InputError
 from paceline.wire import Hello
 from paceline_backend import policies
-from paceline_backend.simulator import synchronisers
 from paceline_backend.simulator.communication import Communication
 from paceline_backend.simulator.sizes import Sizes, SizesError
 
@@ -228,13 +227,9 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             *((f"switches[{k}].", c.policy, c.parameters) for k, c in enumerate(self.switches)),
         ):
             try:
-                policy = policies.make(name, parameters, self.workers)
+                policies.make(name, parameters, self.workers)
             except ValueError as error:
                 raise ScenarioError(f"{where}{error}") from error
-            if what := synchronisers.unknown(policy):
-                raise ScenarioError(
-                    f"{where}policy: {name}; its synchroniser, {what}, has no model"
-                )
 
     def _check_failures(self) -> None:
         world, step, room = self.workers, 0, self.memory_limits()

@@ -17,6 +17,7 @@ from paceline_backend.controller import history
 from paceline_backend.controller.history import History, Window
 from paceline_backend.policies._base import Feedback, Floats, Ints
 from paceline_backend.report import WARMUP_STEPS
+from paceline_backend.simulator import synchronisers
 from paceline_backend.store import runs
 from paceline_backend.store.schema import rounds, segments, switches, worker_steps
 
@@ -42,6 +43,16 @@ class Apart:
     steps: int  # and how many it has
     whole: bool  # its last step is among them,
     epoch_end: bool  # and the epoch's
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether ranks do not meet at the segment's end, unless the epoch ends."""
+        return synchronisers.goes_on(self.what)
+
+    @property
+    def over(self) -> bool:
+        """Whether the epoch ends with the last row."""
+        return self.whole and self.epoch_end
 
 
 @dataclass(frozen=True)
@@ -82,13 +93,23 @@ class Measured:
 
     @property
     def evened_s(self) -> Floats:
-        """`step_s` with the wait for all at a relaxed segment's end spread over its steps, [S]."""
+        """How long each step took, [S], however far ranks are apart.
+
+        `step_s` with the wait for all at a relaxed segment's end spread over its steps; where ranks
+        do not meet there, the steps of the slowest one, for which all wait when the epoch ends.
+        """
         found = self.step_s
         for one in self.apart:
-            if one.whole:
+            if one.whole and not one.goes_on:
                 met_s = float(self.sync_s[one.end - 1].mean())
                 found[one.end - 1] -= met_s
                 found[one.first : one.end] += met_s / one.steps
+        for stretch in self._stretches():
+            first, end = stretch[0].first, stretch[-1].end
+            own_s = self.rank_step_s[first:end].copy()
+            if stretch[-1].over:
+                own_s[-1] -= self.sync_s[end - 1] - self.sync_s[end - 1].min()
+            found[first:end] = own_s[:, own_s.sum(axis=0).argmax()]
         return found
 
     @property
@@ -132,7 +153,8 @@ class Measured:
             return float(np.median(self.sync_s[together].min(axis=1)))
         means = np.zeros(len(self), bool)
         for one in self.apart:
-            if every := one.what.parameters.get("every"):
+            every = one.what.parameters.get("every")
+            if every and one.what.name == "averaging":
                 rows = slice(one.first, one.end)
                 means[rows] = (self.step[rows] + 1) % every == 0
         if means.any() and not means.all():
@@ -144,6 +166,18 @@ class Measured:
     def _beyond_s(self) -> Floats:
         """What steps take beyond loading and computing, [S, W]."""
         return self.rank_step_s - self.data_s - self.compute_s
+
+    def _stretches(self) -> list[list[Apart]]:
+        """Segments one after the other between which ranks did not meet."""
+        found: list[list[Apart]] = []
+        for one in self.apart:
+            before = found[-1][-1] if found else None
+            if not one.goes_on:
+                continue
+            if before is None or before.over or (before.end, before.what) != (one.first, one.what):
+                found.append([])
+            found[-1].append(one)
+        return found
 
     def since(self, first: int) -> Measured:
         """From its row `first` on."""
@@ -273,14 +307,16 @@ def _with_segments(
     spans = tuple(one for one in found if one.end > one.first)
     if not spans:
         return measured
-    # Of other exchanges, the time that a rank waits for others is part.
-    seqs = [one.seq for one in spans if one.what.name == "partial"]
+    # Of a mean of all replicas, the time that a rank waits for others is part.
+    names = [one.what.name for one in spans if one.what.name != "averaging"]
+    seqs = [one.seq for one in spans if one.what.name in names[-1:]]
     r = rounds.c
     query = sa.select(r.reduced_s).where(
         r.run == run, r.attempt == hello.attempt, r.segment.in_(seqs)
     )
     told = connection.scalars(query.order_by(r.rank, r.seq.desc()).limit(_ROUNDS)).all()
-    told_round_s = float(np.median(told)) if told else None
+    ways = 2 if names[-1:] == ["pairwise"] else 1  # the answer's is told: there were two
+    told_round_s = ways * float(np.median(told)) if told else None
     return replace(measured, apart=spans, told_round_s=told_round_s)
 
 

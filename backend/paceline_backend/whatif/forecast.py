@@ -193,12 +193,16 @@ def _apart_s(measured: Measured, work_s: Floats, seed: int) -> float:
             samples=measured.features.samples[part],
             all_reduce_s=np.zeros_like(work_s[part]),
             costs=Costs(measured.round_s),
-            epoch_end=one.whole and one.epoch_end,
+            epoch_end=one.over,
         )
+        goes_on, before = model.goes_on, now
         course = model.run(now, work)
         step_s = work.work_s + course.wait_s + course.communication_s
         now = now + step_s.sum(axis=0)
-        if not one.whole and not model.goes_on:  # its end, where all meet, is not among them
+        if goes_on:
+            total_s += float(now.max() - before.max())
+            continue
+        if not one.whole:  # its end, where all meet, is not among them
             step_s[-1] -= course.wait_s[-1]
         total_s += float(step_s.mean(axis=1).sum())
     return total_s
@@ -268,8 +272,6 @@ def _once(
     Raises:
         _NotSimulatedError: it does what no simulation shows.
     """
-    if what := synchronisers.unknown(policy):
-        raise _NotSimulatedError(f"its synchroniser, {what}, has no model")
     if policy.threads and version != state.version:
         raise _NotSimulatedError("what other CPU threads would do shows in no telemetry")
     assert state.history is not None

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
 
+from paceline.wire import Synchronisation
 from paceline_backend import policies
 from paceline_backend.policies import PolicyParameterError, UnknownPolicyError, _registry
+from paceline_backend.simulator import Scenario
+from paceline_backend.simulator.scenario import ScenarioError
 
 
 def test_presets_come_from_entry_points() -> None:
@@ -82,3 +86,19 @@ def test_defaults_are_legal_and_described() -> None:
         parameters = policies.get(name).parameters
         policies.make(name, {key: schema["default"] for key, schema in parameters.items()})
         assert all(schema["description"] for schema in parameters.values())
+
+
+def test_a_synchroniser_that_ranks_do_not_know_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Where a package's policy is asked for, in a scenario too: not in the middle of a run."""
+    made = replace(policies.make("bsp"), name="gossip", synchroniser=Synchronisation("gossip"))
+    preset = replace(policies.get("bsp"), name="gossip", make=lambda parameters: made)
+    monkeypatch.setattr(_registry, "_presets", lambda: {"gossip": preset})
+    says = "policy: gossip has a synchroniser 'gossip'; ranks know: allreduce, averaging, "
+    with pytest.raises(ValueError, match=says):
+        policies.make("gossip")
+    scenario = {"name": "s", "workers": 2, "global_batch": 2, "steps": 1, "policy": "gossip"}
+    scenario |= {"sizes": {"distribution": "constant", "mean": 1, "samples": 4}}
+    with pytest.raises(ScenarioError, match=says):
+        Scenario.of({**scenario, "devices": {"unit_s": 1.0}})

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from paceline_backend.policies._base import Floats, Ints
@@ -16,6 +17,16 @@ class Costs:
     call_s: float = 0.0  # from when a partial round may be called until all know that it is
     bytes: int = 0  # that a rank gives to one
     own_s: Floats | float = 0.0  # [W] of each rank in each step, besides loading and computing
+    pair_s: float | None = None  # a vector to another rank, and one back; None: as a round of all
+    group_s: Callable[[int], float] | None = None  # a round of so many ranks; None: as one of all
+
+    def exchange_s(self) -> float:
+        """What a vector to another rank takes, and one back."""
+        return self.round_s if self.pair_s is None else self.pair_s
+
+    def among(self, ranks: int) -> Costs:
+        """Of a group of so many ranks."""
+        return self if self.group_s is None else replace(self, round_s=self.group_s(ranks))
 
 
 Piece = tuple[int, int, int, int]  # rank, step of the segment, first and end of its batch's samples
@@ -54,7 +65,7 @@ class Round:
     """An exchange; see `paceline.wire.RoundRecord`."""
 
     number: int  # in its segment
-    step: int  # index of the one that rank 0, which tells it, was in
+    step: int  # index of the one that the rank which tells it was in
     contributors: int
     staleness: list[int]  # gradients that went in, by how many rounds old; the last: or older
     dropped: int  # samples whose gradients were too old
@@ -62,6 +73,8 @@ class Round:
     reduced_s: float
     bytes: int  # that a rank gave to it
     ended_at: float
+    rank: int = 0  # that tells it
+    world: int | None = None  # ranks that took part; None: all
 
 
 @dataclass(frozen=True)
@@ -84,7 +97,9 @@ class Synchroniser(Protocol):
     Made when it comes into force; the same arguments give the same course. For one thread.
     """
 
-    goes_on: bool  # with the next segment, if that has the same one; else all meet at its end
+    # With the next segment, if that has the same one; else all have met at the end of the last, and
+    # the next one's is made anew.
+    goes_on: bool
 
     def run(self, starts: Floats, work: Work) -> Course:
         """The course of the next segment.

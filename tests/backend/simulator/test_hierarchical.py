@@ -1,0 +1,173 @@
+"""RNA's groups on the virtual clock: courses worked out by hand, and in simulations."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.wire import SYNCHRONISERS, Synchronisation
+from paceline_backend.simulator import Ran, Scenario, Simulation
+from paceline_backend.simulator.broadcast import rounds
+from paceline_backend.simulator.synchronisers import (
+    NAMES,
+    Costs,
+    Course,
+    Work,
+    make,
+    step_time_s,
+)
+
+SOLO = {"probes": None, "staleness": 4, "mean": False}
+RNA = {"probes": 2, "staleness": 4, "mean": True}
+SSP = {"quorum": 1, "staleness": None, "lead": 2, "mean": False}
+
+
+def hierarchical(groups: list[list[int]], **given: Any) -> Synchronisation:
+    return Synchronisation("hierarchical", {"groups": groups, "every": 4} | given)
+
+
+def run(what: Synchronisation, work_s: Any, costs: Costs, seed: int = 0) -> Course:
+    work_s = np.array(work_s, float)
+    work = Work(0, work_s, np.ones(work_s.shape, int), np.zeros_like(work_s), costs)
+    return make(what, work_s.shape[1], seed).run(np.zeros(work_s.shape[1]), work)
+
+
+def test_groups_go_their_own_ways_until_all_meet() -> None:
+    """Two ranks with steps of 1 s, and two with steps of 3 s; a round takes 0.25 s."""
+    what = hierarchical([[3, 1], [0, 2]], **SOLO)
+    costs = Costs(round_s=0.25, pair_s=0.5, bytes=7)
+    course = run(what, [[1, 3, 1, 3]] * 2, costs)
+    # A group is known by its first rank, which tells.
+    told = [(one.rank, one.world, one.number, one.ended_at) for one in course.rounds]
+    assert told == [(0, 2, 0, 1.25), (0, 2, 1, 2.25), (1, 2, 0, 3.25), (1, 2, 1, 6.25)]
+    assert {(one.contributors, one.reduced_s, one.bytes) for one in course.rounds} == {(2, 0.25, 7)}
+    # Rank 1's last push is answered at 6.75. Then two reductions among all, until 7.25.
+    assert course.wait_s.tolist() == [[0, 0, 0, 0], [5.25, 1.25, 5.25, 1.25]]
+    assert not course.communication_s.any()
+
+
+def test_the_server_takes_one_push_at_a_time() -> None:
+    """Of three groups two end at the same moment; that of the server itself takes no time."""
+    what = hierarchical([[0], [1], [2]], **SOLO)
+    costs = Costs(pair_s=0.5, call_s=0.125)
+    course = run(what, [[1, 1, 1]], costs)
+    # A round is over at 1.125, as it takes a call; pushes from 1.25 to 1.75, and to 2.25.
+    assert course.wait_s.tolist() == [[1.25, 1.25, 1.25]]
+    # The server's group is the last: others' pushes were answered long ago.
+    course = run(what, [[9, 1, 1]], costs)
+    assert course.wait_s.tolist() == [[0.125, 8.125, 8.125]]
+
+
+def test_a_groups_rounds_are_of_its_ranks_only() -> None:
+    costs = Costs(round_s=1.0, group_s=lambda ranks: 0.125 * ranks, pair_s=0.0)
+    course = run(hierarchical([[0, 1], [2, 3, 4]], **SOLO), [[1, 1, 1, 1, 1]], costs)
+    assert [(one.rank, one.reduced_s) for one in course.rounds] == [(0, 0.25), (2, 0.375)]
+    assert course.wait_s.tolist() == [[2.375] * 5]
+
+
+@given(
+    shape=st.tuples(st.integers(1, 6), st.integers(1, 10), st.integers(0, 2**31)),
+    rounds_of=st.sampled_from([SOLO, RNA, SSP]),
+)
+def test_a_group_goes_as_if_it_was_alone(
+    shape: tuple[int, int, int], rounds_of: dict[str, Any]
+) -> None:
+    """As a partial all-reduce of its ranks, with the same draws: but for where all meet."""
+    world, steps, seed = shape
+    rng = np.random.default_rng(seed)
+    work_s = rng.choice([0.0, 0.5, 1.0, 2.5], (steps, world))
+    of = rng.integers(0, 3, world)
+    groups = sorted(np.flatnonzero(of == one).tolist() for one in set(of.tolist()))
+    costs = Costs(0.25, 0.125, pair_s=0.5)
+    whole = run(hierarchical(groups, **rounds_of), work_s, costs)
+    ends = work_s.sum(axis=0) + whole.wait_s.sum(axis=0)
+    assert np.ptp(ends) < 1e-9
+    alone_until = []
+    for group in groups:
+        alone = run(Synchronisation("partial", rounds_of), work_s[:, group], costs, seed=0)
+        assert whole.wait_s[:-1, group].tolist() == alone.wait_s[:-1].tolist()
+        mine = [one for one in whole.rounds if one.rank == group[0]]
+        assert [replace(one, rank=0, world=None) for one in mine] == alone.rounds
+        assert {one.world for one in mine} == {len(group)}
+        alone_until.append(float((work_s[:, group] + alone.wait_s).sum(axis=0).max()))
+    pushes_s = ends[0] - max(alone_until) - 2 * 0.25
+    assert -1e-9 <= pushes_s <= (len(groups) - 1) * 0.5 + 0.125 + 1e-9
+    if len(groups) == 1:
+        assert abs(pushes_s) < 1e-9
+
+
+def test_the_mean_time_of_a_step() -> None:
+    """Slow ranks in a group of their own hold nobody up but where all meet."""
+    work_s = np.tile([0.01, 0.03, 0.01, 0.03], (96, 1))
+    what = hierarchical([[0, 2], [1, 3]], **SOLO)
+    costs = Costs(round_s=0.004)
+    # In each segment of 32 steps: the last round, a push, two reductions.
+    expected = 0.03 + 3 * (0.004 + 0.004 + 2 * 0.004) / 96
+    assert step_time_s(what, work_s, costs, 32) == pytest.approx(expected)
+
+
+def train(simulation: Simulation) -> list[Ran]:
+    ran = []
+    while not simulation.finished:
+        ran.append(simulation.advance())
+    return ran
+
+
+def scenario(**fields: Any) -> Scenario:
+    plain = {
+        "name": "two speeds",
+        "workers": 6,
+        "global_batch": 24,
+        "epochs": 2,
+        "sizes": {"distribution": "lognormal", "mean": 45, "dif": 10, "samples": 2400},
+        "devices": {"unit_s": 1e-3, "delay_s": [0.0, 0.05], "factors": [1, 1, 5, 1, 5, 5]},
+        "communication": {"latency_s": 1e-4, "fixed_s": 0.002},
+        "policy": "rna-hierarchical",
+    }
+    return Scenario.of({**plain, **fields})
+
+
+def test_a_run_under_rna_hierarchical() -> None:
+    """It is RNA until speeds are known; then two groups, whose first ranks tell of rounds."""
+    simulation, same = (Simulation.of(scenario()) for _ in range(2))
+    ran, repeated = train(simulation), train(same)
+    assert [one.segment for one in ran] == [one.segment for one in repeated]
+    assert [one.rounds for one in ran] == [one.rounds for one in repeated]
+    kinds = [one.segment.synchroniser.name for one in ran]
+    first = kinds.index("hierarchical")
+    assert set(kinds[:first]) == {"partial"} and set(kinds[first:]) == {"hierarchical"}
+    found = ran[first].segment
+    assert found.synchroniser.parameters["groups"] == [[0, 1, 3], [2, 4, 5]]
+    assert found.why.startswith("2 groups by what a step takes: 3 ranks at")
+    used = np.zeros((2, 2400), int)
+    for one in ran:
+        used[one.segment.epoch][one.plan.batches.samples] += 1
+        ended = one.started_at[-1] + one.rank_step_s[-1]
+        assert np.ptp(ended) < 1e-9, "all have met"
+    assert (used == 1).all()
+    told = [one for segment in ran[first:] for one in rounds(segment, 0, 0.0)]
+    assert {(one.rank, one.world) for one in told} == {(0, 3), (2, 3)}
+    fast, slow = ([one for one in told if one.rank == rank] for rank in (0, 2))
+    assert np.mean([one.waited_s for one in slow]) > 3 * np.mean([one.waited_s for one in fast])
+
+
+def test_gradients_are_not_older_for_ranks_that_are_slow_all_the_time() -> None:
+    """RNA drops some of what slow ranks did; in a group of their own they are not late."""
+    dropped = {}
+    for name in ("rna", "rna-hierarchical"):
+        ran = train(Simulation.of(scenario(policy=name)))
+        late = [one for one in ran if one.segment.first_step >= 64]
+        dropped[name] = sum(told.dropped for one in late for told in one.rounds)
+    assert dropped["rna"] > 100
+    assert dropped["rna-hierarchical"] == 0
+
+
+def test_every_synchroniser_that_ranks_know_has_a_model() -> None:
+    assert set(NAMES) == set(SYNCHRONISERS)
+    with pytest.raises(ValueError, match="no synchroniser 'gossip'; known: allreduce, averaging"):
+        make(Synchronisation("gossip"), 2, 0)

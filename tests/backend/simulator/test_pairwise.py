@@ -1,0 +1,224 @@
+"""AD-PSGD's means of two on the virtual clock: courses worked out by hand, and in simulations."""
+
+from __future__ import annotations
+
+import random
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.wire import AGES, Synchronisation
+from paceline_backend.policies._base import Floats
+from paceline_backend.simulator import Scenario, Simulation, summary
+from paceline_backend.simulator.broadcast import rounds
+from paceline_backend.simulator.communication import Communication
+from paceline_backend.simulator.synchronisers import (
+    Costs,
+    Course,
+    Synchroniser,
+    Work,
+    make,
+    step_time_s,
+)
+
+PAIRWISE = Synchronisation("pairwise")
+
+
+class Ranks:
+    """Some that go on from segment to segment."""
+
+    def __init__(self, world: int, costs: Costs, seed: int = 0) -> None:
+        self.model: Synchroniser = make(PAIRWISE, world, seed)
+        self.costs, self.step = costs, 0
+        self.now = np.zeros(world)
+
+    def run(self, work_s: Any, *, epoch_end: bool = False) -> Course:
+        work_s = np.array(work_s, float)
+        ones, nothing = np.ones(work_s.shape, int), np.zeros_like(work_s)
+        work = Work(self.step, work_s, ones, nothing, self.costs, epoch_end)
+        # As a simulation does: nobody knows how long the run has lasted.
+        base = float(self.now.min())
+        course = self.model.run(self.now - base, work)
+        self.now = self.now + (work_s + course.wait_s + course.communication_s).sum(axis=0)
+        self.step += len(work_s)
+        return course
+
+
+def aged(*ages: int) -> list[int]:
+    return [ages.count(age) for age in range(AGES)]
+
+
+def test_ranks_compute_on_while_one_of_two_is_asked() -> None:
+    ranks = Ranks(2, Costs(pair_s=0.5, bytes=7))
+    course = ranks.run([[1, 3]] * 3)
+    assert not course.wait_s.any() and not course.communication_s.any()
+    assert ranks.now.tolist() == [3, 9]
+    # After each of its steps, rank 0: the question is there 0.25 s later, the answer as long after.
+    assert [one.ended_at for one in course.rounds] == [1.5, 2.5, 3.5]
+    assert {(one.waited_s, one.reduced_s) for one in course.rounds} == {(0.25, 0.25)}
+    assert {(one.rank, one.world, one.contributors, one.bytes) for one in course.rounds} == {
+        (0, 2, 2, 7)
+    }
+    assert [one.number for one in course.rounds] == [0, 1, 2]
+    assert [one.step for one in course.rounds] == [1, 2, 2]
+    # Rank 1 is through with its first step only when it is asked for the third time.
+    assert [one.staleness for one in course.rounds] == [aged(0, 1), aged(0, 2), aged(0, 2)]
+
+
+def test_the_answer_is_there_before_the_next_step_of_the_optimiser() -> None:
+    """Steps of 1 s, exchanges of 1.5 s: from the second on a step takes 1.5 s, in any segment."""
+    ranks = Ranks(2, Costs(round_s=1.5))
+    first, second = ranks.run([[1, 1]] * 2), ranks.run([[1, 1]] * 2, epoch_end=True)
+    assert first.wait_s.tolist() == [[0, 0], [0.5, 0]]
+    # All meet at an epoch's end, as rank 0 has its last answer at 7; then two means.
+    assert second.wait_s.tolist() == [[0.5, 0], [2.0, 3.0]]
+    assert second.communication_s.tolist() == [[0, 0], [3, 3]]
+    assert ranks.now.tolist() == [10, 10]
+    assert [one.number for one in second.rounds] == [2, 3]
+    assert not ranks.model.goes_on, "the next epoch has draws of its own"
+    # An all-reduce would take as long as the slower one's step, and the exchange.
+    work_s = np.ones((100, 2))
+    assert step_time_s(PAIRWISE, work_s, Costs(0.001), 20) == pytest.approx(1.0, abs=1e-3)
+    slow = step_time_s(PAIRWISE, work_s, Costs(1.5), 20)
+    assert slow == pytest.approx((1 + 99 * 1.5 + 1.5 + 2 * 1.5) / 100)
+
+
+def test_a_rank_answers_one_question_at_a_time() -> None:
+    """Ranks 0 and 2 ask rank 1 at the same moment, and by a message each that takes 0.25 s."""
+    ranks = Ranks(3, Costs(pair_s=0.5, call_s=0.25))
+    course = ranks.run([[1, 9, 1]] * 2)
+    assert [(one.rank, one.ended_at) for one in course.rounds] == [
+        (0, 1.75),
+        (2, 2.25),
+        (0, 2.75),
+        (2, 3.25),
+    ]
+    assert [one.waited_s for one in course.rounds] == [0.5, 1.0, 0.5, 0.75]
+    assert course.wait_s.tolist() == [[0, 0, 0], [0, 0, 0.25]]
+
+
+def test_a_question_of_a_later_segment_is_answered_where_there_is_time() -> None:
+    """Rank 2 asks at 10, and rank 0 has begun the next segment at 1: it is not held up."""
+    ranks = Ranks(3, Costs(pair_s=2.0))
+    assert [one.ended_at for one in ranks.run([[1, 1, 10]]).rounds] == [3, 12]
+    later = ranks.run([[3, 1, 1], [5, 1, 1]])
+    # From 4 to 6; at 9 there is not enough time until 10. Rank 2 has its first answer at 12.
+    by = {rank: [one for one in later.rounds if one.rank == rank] for rank in (0, 2)}
+    assert [one.ended_at + 1 for one in by[0]] == [6, 14]
+    assert [one.ended_at + 1 for one in by[2]] == [16, 18]
+    assert later.wait_s.tolist() == [[0, 0, 1], [0, 0, 3]]
+
+
+def test_the_last_answers_are_waited_for_where_all_meet() -> None:
+    ranks = Ranks(2, Costs(round_s=0.5, pair_s=4.0))
+    ranks.run([[1, 2]])
+    assert ranks.model.meet(ranks.now - 1.0, ranks.costs) == 5.0 - 1.0 + 2 * 0.5
+
+
+@pytest.mark.parametrize("seed", [0, 7])
+def test_draws_are_those_of_real_ranks(seed: int) -> None:
+    """Rank 1 is in its first step whenever it is asked, rank 3 through with all of its own."""
+    steps = 12
+    course = Ranks(4, Costs(), seed).run([[1, 100, 1, 0]] * steps)
+    for rank in (0, 2):
+        draw = random.Random(f"{seed} {rank}")
+        asked = [draw.choice([1, 3]) for _ in range(steps)]
+        apart = [k if other == 1 else steps - k for k, other in enumerate(asked, 1)]
+        found = [one.staleness for one in course.rounds if one.rank == rank]
+        assert found == [aged(0, one) for one in apart]
+        assert len(set(asked)) == 2
+
+
+@given(
+    world=st.integers(1, 7),
+    lengths=st.lists(st.integers(0, 5), min_size=1, max_size=4),
+    takes_s=st.sampled_from([0.0, 0.3, 2.0]),
+    seed=st.integers(0, 2**31),
+)
+def test_each_step_of_those_that_ask_is_one_exchange(
+    world: int, lengths: list[int], takes_s: float, seed: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    works = [rng.choice([0.0, 0.5, 1.0, 9.0], (steps, world)) for steps in lengths]
+    found: list[tuple[list[Course], Floats]] = []
+    for _ in range(2):
+        ranks = Ranks(world, Costs(0.1, pair_s=takes_s), seed)
+        found.append(([ranks.run(work_s) for work_s in works], ranks.now))
+    (courses, now), (again, _) = found
+    told = [one for course in courses for one in course.rounds]
+    assert told == [one for course in again for one in course.rounds]
+    for rank in range(world):
+        asks = rank % 2 == 0 and world > 1
+        numbers = [one.number for one in told if one.rank == rank]
+        assert numbers == list(range(sum(lengths) * asks))
+    for course in courses:
+        assert all(a.ended_at <= b.ended_at for a, b in pairwise(course.rounds))
+        assert (course.wait_s >= 0).all() and not course.wait_s[:, 1::2].any()
+    least = np.sum([work_s.sum(axis=0) for work_s in works], axis=0)
+    assert (now >= least - 1e-9).all()
+    if not takes_s:
+        assert now == pytest.approx(least)
+
+
+def test_a_run_under_ad_psgd() -> None:
+    """Each rank at its own pace, draws of its own in each epoch; rounds as real ranks tell them."""
+    scenario = Scenario.of(
+        {
+            "name": "small",
+            "workers": 4,
+            "global_batch": 16,
+            "epochs": 2,
+            "sizes": {"distribution": "constant", "mean": 10, "samples": 960},
+            "devices": {"unit_s": 1e-3, "factors": [1, 1, 1, 2]},
+            "communication": {"latency_s": 1e-4},
+            "policy": "ad-psgd",
+        }
+    )
+    simulation = Simulation.of(scenario)
+    ran = []
+    while not simulation.finished:
+        ran.append(simulation.advance())
+    assert simulation.step == 120
+    # 40 ms each, rank 3 80; all meet at each epoch's end, after two means of 6 · latency_s.
+    assert simulation.now == pytest.approx(2 * (60 * 0.08 + 2 * 6e-4), abs=1e-3)
+    # A step takes as long as the slowest rank's, though others are ahead in the epoch.
+    assert simulation.now == pytest.approx(sum(one.evened_s.sum() for one in ran))
+    assert np.concatenate([one.evened_s for one in ran])[:50] == pytest.approx(np.full(50, 0.08))
+    told = [one for segment in ran for one in rounds(segment, 0, 0.0)]
+    assert {(one.rank, one.world) for one in told} == {(0, 2), (2, 2)}
+    for rank in (0, 2):
+        numbers = [one.number for one in told if one.rank == rank]
+        assert numbers == [*range(60)] * 2
+
+
+def test_ranks_that_are_slow_in_turn_do_not_hold_each_other_up() -> None:
+    scenario = Scenario.of(
+        {
+            "name": "delays",
+            "workers": 3,
+            "global_batch": 12,
+            "epochs": 2,
+            "sizes": {"distribution": "constant", "mean": 10, "samples": 1200},
+            "devices": {"unit_s": 0.0, "step_s": 0.01, "delay_s": [0.0, 0.05]},
+        }
+    )
+    found = summary.compare(scenario, ["bsp", "ad-psgd"])
+    one = found["ad-psgd"]
+    # 35 ms are the mean; the slowest of three takes 47.5 ms.
+    assert found["bsp"].step_time_s == pytest.approx(0.0475, rel=0.05)
+    assert one.step_time_s == pytest.approx(0.036, rel=0.05)
+    assert (one.rounds, one.contributors) == (2 * one.steps, 2), "two of three ask"
+
+
+def test_what_an_exchange_of_two_takes() -> None:
+    """Two messages with a vector each, one after the other, if nothing else was measured."""
+    ring = Communication(latency_s=0.1, bytes=10, bandwidth=100, fixed_s=0.05)
+    costs = ring.costs(4)
+    assert costs.exchange_s() == pytest.approx(0.05 + 2 * (0.1 + 0.1))
+    assert costs.among(2).round_s == pytest.approx(ring.seconds(2))
+    measured = Communication(latency_s=0.1, bytes=10, bandwidth=100, round_s=0.3).costs(4)
+    assert measured.exchange_s() == measured.among(2).round_s == 0.3
