@@ -282,8 +282,20 @@ def _policy_panel() -> html.Section:
         html.Div(
             className="auto",
             children=[
-                field("auto: look for a better policy", html.Select(modes, id="auto-mode"),
-                      "auto-mode"),
+                field("auto: look for a better policy",
+                      html.Select(modes, id="auto-mode", disabled=True), "auto-mode"),
+                html.Div(
+                    className="field",
+                    children=[
+                        html.Label("relaxed presets, too", id="auto-relaxed-label",
+                                   className="check"),
+                        html.Div(
+                            "Under these, ranks do not wait for all others in each step: they "
+                            "change the training.",
+                            id="auto-relaxed-help", className="muted small",
+                        ),
+                    ],
+                ),
                 html.P(id="auto-last", className="small wrap", role="status"),
                 html.Button("", id="auto-accept", type="button", hidden=True),
                 html.P(id="auto-problem", className="problem", role="alert", hidden=True),

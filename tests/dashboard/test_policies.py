@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
+
 import httpx
 import pytest
-from playwright.sync_api import Page, expect
+from playwright.sync_api import Page, Route, expect
 
 from paceline_backend import policies
 from paceline_backend.store import Store, runs
+from support.node import until
 from support.pages import keep_forecast, open_run, wait_for_chart
 from support.training import PARTIAL, Training
 
@@ -194,6 +197,89 @@ def test_auto_is_set_and_tells_what_it_decided(
     training.end()
     expect(page.locator("#auto-mode")).to_be_disabled()
     expect(page.locator("#auto-accept")).to_be_hidden()
+
+
+def test_auto_may_be_allowed_relaxed_presets(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    training = opened(page, web, store, bus_url)
+    path = "/api/v1/runs/r/auto"
+    mode = page.get_by_label("auto: look for a better policy")
+    relaxed = page.get_by_role("checkbox", name="relaxed presets, too")
+    expect(relaxed).not_to_be_checked()
+    expect(relaxed).to_have_accessible_description(re.compile("they change the training"))
+    mode.select_option("switch")
+    relaxed.check()
+    until(lambda: web.get(path).json()["relaxed"], "the permission")
+    assert web.get(path).json()["mode"] == "switch"
+    mode.select_option("recommend")
+    until(lambda: web.get(path).json()["mode"] == "recommend", "the mode")
+    assert web.get(path).json()["relaxed"]
+    page.reload()
+    expect(relaxed).to_be_checked()
+    # Another operator's choice is seen, and not undone by the next one made here.
+    web.put(path, json={"mode": "recommend", "relaxed": False})
+    expect(relaxed).not_to_be_checked()
+    mode.select_option("switch")
+    until(lambda: web.get(path).json()["mode"] == "switch", "the mode")
+    assert not web.get(path).json()["relaxed"]
+    training.end()
+    expect(relaxed).to_be_disabled()
+
+
+def test_choices_for_auto_hold_in_their_order(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    """What is chosen while an earlier choice is on its way is sent after that, not beside it."""
+    opened(page, web, store, bus_url)
+    held: list[Route] = []
+
+    def hold(route: Route) -> None:
+        if route.request.method == "PUT" and not held:
+            held.append(route)
+        else:
+            route.continue_()
+
+    page.route("**/auto", hold)
+    sent: list[dict[str, object]] = []
+    page.on("request", lambda r: sent.append(r.post_data_json) if r.method == "PUT" else None)
+    with page.expect_request(lambda request: request.method == "PUT"):
+        page.select_option("#auto-mode", "recommend")
+    page.check("#auto-relaxed")
+    page.uncheck("#auto-relaxed")
+    page.select_option("#auto-mode", "switch")
+    page.check("#auto-relaxed")
+    with page.expect_response(lambda answer: '"switch"' in (answer.request.post_data or "")):
+        held[0].continue_()
+    assert [(one["mode"], one["relaxed"]) for one in sent] == [
+        ("recommend", False),
+        ("switch", True),
+    ]
+    auto = web.get("/api/v1/runs/r/auto").json()
+    assert (auto["mode"], auto["relaxed"]) == ("switch", True)
+    expect(page.locator("#auto-relaxed")).to_be_checked()
+
+
+def test_what_auto_is_refused_is_said_and_taken_back(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    opened(page, web, store, bus_url)
+    # A page of another release, where this parameter is no switch.
+    page.evaluate(
+        """() => {
+          const send = window.fetch;
+          window.fetch = (target, options) => send(target, {
+            ...options, body: options?.body?.replace('"relaxed":true', '"relaxed":"rna"'),
+          });
+        }"""
+    )
+    expect(page.locator("#auto-relaxed")).to_be_enabled()
+    page.locator("#auto-relaxed").click()
+    expect(page.locator("#auto-problem")).to_contain_text("relaxed: ")
+    expect(page.locator("#auto-relaxed")).not_to_be_checked()
+    page.select_option("#auto-mode", "recommend")
+    expect(page.locator("#auto-problem")).to_be_hidden()
+    assert web.get("/api/v1/runs/r/auto").json()["mode"] == "recommend"
 
 
 def test_why_a_synchroniser_was_chosen_is_told(

@@ -1,6 +1,6 @@
 // Whether Paceline itself may choose the policy, and what it decided last.
 import { get, put } from "./api.js";
-import { byId, problem, show, text } from "./dom.js";
+import { byId, make, problem, show, text } from "./dom.js";
 import { moment } from "./format.js";
 import { ENDED } from "./summary.js";
 
@@ -17,38 +17,54 @@ export class Auto {
   constructor(path, propose) {
     this.path = `${path}/auto`;
     this.busy = false;
-    this.last = null;
-    byId("auto-mode").addEventListener("change", () => this.#set());
-    byId("auto-accept").addEventListener("click", () => propose(this.last.policy, this.last.parameters));
+    this.changes = 0; // by the operator
+    this.found = null; // what was told last
+    this.mode = byId("auto-mode");
+    this.relaxed = make("input", { type: "checkbox", id: "auto-relaxed", disabled: true, "aria-describedby": "auto-relaxed-help" });
+    byId("auto-relaxed-label").prepend(this.relaxed);
+    for (const control of [this.mode, this.relaxed]) control.addEventListener("change", () => this.#set());
+    byId("auto-accept").addEventListener("click", () => propose(this.found.last.policy, this.found.last.parameters));
   }
 
   /** Takes the run's newest state, and asks what was decided. */
   async refresh(run) {
-    const ended = ENDED.includes(run.state);
-    byId("auto-mode").disabled = ended;
     if (this.busy) return;
+    const { changes } = this;
     const found = await get(this.path);
-    if (this.busy) return; // another mode was chosen meanwhile
+    if (changes !== this.changes) return; // something else was chosen meanwhile
     this.#draw(found);
+    const ended = ENDED.includes(run.state);
+    this.mode.disabled = this.relaxed.disabled = ended;
     show("auto-accept", !ended && found.last?.decided === "recommend" && found.last.policy !== run.policy);
   }
 
+  /** Sends what is chosen; what is chosen meanwhile goes out after the answer, so that the last choice holds. */
   async #set() {
+    this.changes += 1;
+    if (this.busy) return;
     this.busy = true;
     try {
-      this.#draw(await put(this.path, { mode: byId("auto-mode").value, by: "dashboard" }));
+      let found, sent;
+      do {
+        sent = this.changes;
+        found = await put(this.path, { mode: this.mode.value, relaxed: this.relaxed.checked, by: "dashboard" });
+      } while (sent !== this.changes);
+      this.#draw(found);
       problem("auto-problem", "");
     } catch (error) {
       if (error.status === undefined) throw error;
+      this.#draw(this.found); // not what was refused
       problem("auto-problem", error.message);
     } finally {
       this.busy = false;
     }
   }
 
-  #draw({ mode, last }) {
-    this.last = last;
-    byId("auto-mode").value = mode;
+  #draw(found) {
+    this.found = found;
+    const { mode, relaxed, last } = found;
+    this.mode.value = mode;
+    this.relaxed.checked = relaxed;
     if (last) text("auto-last", `${moment(last.at)}: ${DECIDED[last.decided](last)}. ${last.reason}`);
     else text("auto-last", mode === "off" ? "" : "No decision yet.");
     if (last) text("auto-accept", `Switch to ${last.policy}…`);
