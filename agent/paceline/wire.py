@@ -21,6 +21,7 @@ stream                    writer → reader            messages
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -115,6 +116,12 @@ class Synchronisation(msgspec.Struct, frozen=True):
 
     name: str = "allreduce"
     parameters: dict[str, Any] = {}
+
+    @property
+    def digest(self) -> str:
+        """16 hex digits: the same for the same name and parameters, in any process."""
+        text = msgspec.json.encode(self, order="deterministic")
+        return hashlib.blake2b(text, digest_size=8).hexdigest()
 
 
 ALLREDUCE = Synchronisation()

@@ -11,8 +11,8 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from paceline.emulation import Emulation
-from paceline.wire import Hello, Segment
-from paceline_backend.store import Store, reads, rounds, runs
+from paceline.wire import Hello
+from paceline_backend.store import Store, choices, reads, rounds, runs
 from paceline_backend.store.coverage import coverage, effective
 from paceline_backend.store.schema import steps, worker_steps
 
@@ -57,10 +57,11 @@ def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[st
     with store.read() as connection:
         key = runs.key_of(connection, run_id)
         hello = runs.hello(connection, key)
-        planned, chosen, coasted, threads = _planned(connection, key, hello, warmup)
+        planned, coasted, threads = _planned(connection, key, hello, warmup)
         table = _steps(connection, key)
         covered = coverage(connection, key)
         relaxed = rounds.in_force(connection, key, (None, None))
+        chosen = choices.chosen(connection, key, (None, None))
         kept = {
             policy: np.isin(table["step"], np.array(sorted(mine), dtype=np.float64))
             for policy, mine in planned.items()
@@ -111,22 +112,17 @@ def _time(seconds: float) -> str:
 
 def _planned(
     connection: sa.Connection, key: int, hello: Hello | None, warmup: int
-) -> tuple[dict[str, set[int]], list[dict[str, Any]], int, bool]:
-    """Each policy's steady steps, policies in order of their start; what synchronisers they chose.
+) -> tuple[dict[str, set[int]], int, bool]:
+    """Each policy's steady steps, policies in order of their start.
 
     And how many steps were coasted; and whether a plan set CPU threads.
     """
     planned: dict[str, set[int]] = {}
-    chosen: list[dict[str, Any]] = []
     coasted, threads = 0, False
     start: tuple[int, int, int] | None = None  # attempt, version, first step
     for part in effective(connection, key, hello):
         segment = part.segment
         threads = threads or bool(segment.threads)
-        if segment.why:
-            choice = _choice(part.attempt, segment)
-            if not chosen or any(choice[name] != chosen[-1][name] for name in _SAME):
-                chosen.append(choice)
         if start is None or start[:2] != (part.attempt, segment.version):
             start = (part.attempt, segment.version, segment.first_step)
         if segment.source == "coast":  # also the first ones of any run, as bsp: no preset of it
@@ -134,21 +130,7 @@ def _planned(
         else:
             mine = planned.setdefault(segment.policy, set())
             mine.update(range(max(segment.first_step, start[2] + warmup), part.end))
-    return planned, chosen, coasted, threads
-
-
-_SAME = ("attempt", "version", "synchroniser")  # as long as these are, it is one choice
-
-
-def _choice(attempt: int, segment: Segment) -> dict[str, Any]:
-    return {
-        "attempt": attempt,
-        "version": segment.version,
-        "policy": segment.policy,
-        "synchroniser": segment.synchroniser.name,
-        "from": segment.first_step,
-        "why": segment.why,
-    }
+    return planned, coasted, threads
 
 
 def _steps(connection: sa.Connection, key: int) -> dict[str, Floats]:

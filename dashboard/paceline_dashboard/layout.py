@@ -197,6 +197,7 @@ def _charts() -> list[Any]:
                     className="key",
                     children=[
                         html.Span("policy switch", className="switch"),
+                        html.Span("other synchroniser", className="choice"),
                         html.Span("no controller", className="coast"),
                         html.Span("no data", className="gap"),
                     ],

@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from paceline.wire import (
+    ALLREDUCE,
     Hello,
     Message,
     NodeState,
@@ -408,6 +409,7 @@ def test_segments_are_kept_whole_and_once(store: Store) -> None:
         "adopted_at": 50.0,
         "synchroniser": "allreduce",
         "why": "",
+        "synchroniser_digest": ALLREDUCE.digest,
     }
     assert (two["seq"], two["source"]) == (1, "coast")
 

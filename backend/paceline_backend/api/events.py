@@ -316,4 +316,5 @@ def _segment(message: Adopted) -> Event:
         "adopted_at": message.adopted_at,
         "synchroniser": segment.synchroniser.name,
         "why": segment.why,
+        "synchroniser_digest": segment.synchroniser.digest,
     }

@@ -276,6 +276,10 @@ class SegmentInfo(BaseModel):
         description="this synchroniser; empty: the policy has no other",
         examples=["all-reduce: too few steps are known: 4 of 16"],
     )
+    synchroniser_digest: str = Field(
+        description="another one where the synchroniser, or any of its parameters, is another",
+        examples=["b2a6c1d00f4e7a93"],
+    )
 
 
 class Snapshot(BaseModel):

@@ -77,6 +77,27 @@ class RoundsOverTime(BaseModel):
     bytes: list[int] = Field(description="in all", examples=[[262144, 327680]])
 
 
+class Chosen(BaseModel):
+    """A policy's choice of another synchroniser, or of other parameters; or a version's first."""
+
+    attempt: int = Field(examples=[0])
+    version: int = Field(description="of the policy", examples=[1])
+    policy: str = Field(examples=["adaptive"])
+    synchroniser: str = Field(examples=["partial"])
+    from_: int = Field(alias="from", description="first step", examples=[128])
+    why: str = Field(
+        description="with the figures of then",
+        examples=["all-reduce: too few steps are known: 4 of 16"],
+    )
+
+    before: str | None = Field(
+        description="the version's synchroniser until then; null: this is its first",
+        examples=["allreduce"],
+    )
+
+    model_config = ConfigDict(populate_by_name=True)
+
+
 class Synchronisation(BaseModel):
     """How gradients met, where a relaxed synchroniser was in force."""
 
@@ -91,6 +112,9 @@ class Synchronisation(BaseModel):
     )
     in_force: list[InForce]
     over_time: RoundsOverTime
+    chosen: list[Chosen] = Field(
+        description="by policies, in the range of steps: the newest 200; else empty"
+    )
 
 
 class EpochCoverage(BaseModel):
@@ -144,22 +168,6 @@ class PresetReport(BaseModel):
         description="over bsp, per unit of load; null without bsp steps", examples=[2.1]
     )
     speedup_limit: float | None = Field(description="what the fluid limit would be", examples=[2.2])
-
-
-class Chosen(BaseModel):
-    """A policy's choice of another synchroniser than before, or its first."""
-
-    attempt: int = Field(examples=[0])
-    version: int = Field(description="of the policy", examples=[1])
-    policy: str = Field(examples=["adaptive"])
-    synchroniser: str = Field(examples=["partial"])
-    from_: int = Field(alias="from", description="first step", examples=[128])
-    why: str = Field(
-        description="with the figures of then",
-        examples=["all-reduce: too few steps are known: 4 of 16"],
-    )
-
-    model_config = ConfigDict(populate_by_name=True)
 
 
 class Report(BaseModel):

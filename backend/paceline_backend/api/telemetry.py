@@ -15,12 +15,13 @@ from paceline_backend.api.errors import documented
 from paceline_backend.api.runs import store_of
 from paceline_backend.policies import Predictor
 from paceline_backend.report import WARMUP_STEPS, round_words, run_report
-from paceline_backend.store import coverage, reads, rounds, workers
+from paceline_backend.store import choices, coverage, reads, rounds, workers
 from paceline_backend.store import runs as runs_store
 
 log = logging.getLogger(__name__)
 router = APIRouter(prefix="/runs/{run}", responses=documented(HTTPStatus.NOT_FOUND))
 
+_MOST_CHOICES = 200  # of synchronisers: a chart cannot tell more apart
 _BIGGEST = 2**63 - 1  # that a database takes
 From = Annotated[
     int | None, Query(alias="from", ge=0, le=_BIGGEST, description="first step, included")
@@ -134,10 +135,14 @@ def list_rounds(
 def get_synchronisation(
     request: Request, run: str, first: From = None, to: To = None, points: Points = 200
 ) -> Any:
-    """How gradients met: by the policy in force, and over time. Nothing of an all-reduce."""
+    """How gradients met: by the policy in force, over time, and what policies chose.
+
+    An all-reduce has no rounds.
+    """
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
         found = rounds.summary(connection, key, (first, to), points)
+        found["chosen"] = choices.chosen(connection, key, (first, to), _MOST_CHOICES)
     for one in found["in_force"]:
         one["words"] = round_words(one)
     return found

@@ -244,7 +244,7 @@ def _named(metrics: dict[str, sa.ColumnElement[Any]]) -> list[sa.Label[Any]]:
     return [value.label(name) for name, value in metrics.items()]
 
 
-def within(column: sa.Column[Any], span: Range) -> list[sa.ColumnElement[bool]]:
+def within(column: sa.ColumnElement[Any], span: Range) -> list[sa.ColumnElement[bool]]:
     """The condition that a column of steps is in a range."""
     first, last = span
     limits = [] if first is None else [column >= first]

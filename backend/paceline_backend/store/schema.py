@@ -185,6 +185,7 @@ segments = Table(
     Column("body", LargeBinary, nullable=False),  # the whole Segment, MessagePack
     Column("synchroniser", Text, nullable=False, server_default="allreduce"),  # its name
     Column("why", Text, nullable=False, server_default=""),  # that one
+    Column("synchroniser_digest", Text, nullable=False, server_default=""),  # with its parameters
     Index("ix_segments_run_first_step", "run", "first_step"),
     Index(  # where no controller planned, without the bodies in between
         "ix_segments_coasts",
@@ -194,6 +195,13 @@ segments = Table(
         "source",
         sqlite_where=text("source = 'coast'"),
         postgresql_where=text("source = 'coast'"),
+    ),
+    Index(  # where policies choose synchronisers
+        "ix_segments_choices",
+        "run",
+        "first_step",
+        sqlite_where=text("why <> ''"),
+        postgresql_where=text("why <> ''"),
     ),
 )
 

@@ -302,6 +302,7 @@ def _write_segments(connection: sa.Connection, adopted: list[tuple[_Run, Adopted
                 "body": msgspec.msgpack.encode(message.segment),
                 "synchroniser": message.segment.synchroniser.name,
                 "why": message.segment.why,
+                "synchroniser_digest": message.segment.synchroniser.digest,
             }
             for run, message in adopted
         ],

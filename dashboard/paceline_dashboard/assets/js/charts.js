@@ -33,7 +33,7 @@ export class Charts {
    */
   draw(data, view, from, to, colours, others) {
     const missing = gaps(view.step, view.bucket);
-    const marked = marks(data.switches, view.coasts, missing, from, to, colours);
+    const marked = marks(data, view.coasts, missing, from, to, colours);
     const lines = view.ranks.length <= MOST_LINES;
     this.#plot("chart-compute", lines ? computeLines(view, colours) : computeBand(view, colours), from, to, colours, {
       ...marked, tick: "~s", suffix: "s", legend: true,

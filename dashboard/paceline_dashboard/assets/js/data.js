@@ -17,6 +17,7 @@ export function* rows(columns) {
 
 export class RunData {
   constructor() {
+    this.chosen = []; // where policies chose another synchroniser, as `GET synchronisation` told last
     this.clear();
   }
 
@@ -115,13 +116,13 @@ export class RunData {
     };
   }
 
-  #choose({ attempt, version, synchroniser, first_step: step, why }) {
+  #choose({ attempt, version, synchroniser_digest: digest, first_step: step, why }) {
     const last = this.choices.at(-1);
     if (last && (attempt < last.attempt || (attempt === last.attempt && step < last.newest))) return; // told before
-    if (last && attempt === last.attempt && version === last.version && synchroniser === last.synchroniser) {
+    if (last && attempt === last.attempt && version === last.version && digest === last.digest) {
       Object.assign(last, { newest: step, why });
     } else {
-      const choice = { attempt, version, synchroniser, step, newest: step, began: why, why };
+      const choice = { attempt, version, digest, step, newest: step, began: why, why };
       this.choices = [...this.choices, choice].slice(-MOST_CHOICES);
     }
   }

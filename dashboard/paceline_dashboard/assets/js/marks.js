@@ -1,4 +1,7 @@
-// What every chart shows besides its lines: policy switches, time without a controller, missing telemetry.
+// What every chart shows besides its lines: policy switches, other synchronisers that policies chose, time without a
+// controller, missing telemetry.
+const LABEL = 0.24; // of the axis: what a name may need
+const WORDS = 60; // characters of a line of what pointing at a label shows
 
 /** Spans of steps that not all workers reported, between those that they did: [first, one past the last). */
 export function gaps(step, bucket) {
@@ -9,8 +12,8 @@ export function gaps(step, bucket) {
   return found;
 }
 
-/** Plotly shapes and annotations for the steps [from, to]. */
-export function marks(switches, coasts, missing, from, to, colours) {
+/** Plotly shapes and annotations for the steps [from, to]. @param data {switches, chosen} of data.js */
+export function marks({ switches, chosen }, coasts, missing, from, to, colours) {
   const shapes = [];
   const annotations = [];
   const spans = [
@@ -27,15 +30,30 @@ export function marks(switches, coasts, missing, from, to, colours) {
     // A label wider than its span would cover its neighbours; the key above the charts explains the rest.
     if (x1 - x0 > 0.12 * (to - from)) annotations.push(note(label, (x0 + x1) / 2, 0.04, "center", colours.muted));
   }
+  const mark = (x, dash, width) => ({
+    type: "line", xref: "x", yref: "paper", x0: x - 0.5, x1: x - 0.5, y0: 0, y1: 1,
+    line: { color: colours.mark, width, dash },
+  });
+  const right = (x) => x - from > 0.8 * (to - from);
+  const label = (words, x) => note(words, x - 0.5, 1, right(x) ? "right" : "left", colours.mark);
+  const room = LABEL * (to - from);
+  const begins = (x) => (right(x) ? x - room : x); // of its label
+  const labelled = [];
   for (const change of switches) {
     const x = change.effective_step;
     if (change.version === 0 || x === null || x < from || x > to) continue;
-    shapes.push({
-      type: "line", xref: "x", yref: "paper", x0: x - 0.5, x1: x - 0.5, y0: 0, y1: 1,
-      line: { color: colours.mark, width: 1.5, dash: "dash" },
-    });
-    const right = x - from > 0.8 * (to - from);
-    annotations.push(note(`▸ ${change.policy}`, x - 0.5, 1, right ? "right" : "left", colours.mark));
+    shapes.push(mark(x, "dash", 1.5));
+    annotations.push(label(`▸ ${change.policy}`, x));
+    labelled.push(x);
+  }
+  for (const { from: x, before, synchroniser, why } of [...chosen].reverse()) {
+    if (before === null || x < from || x > to) continue; // a policy's first: its switch is marked
+    shapes.push(mark(x, "dot", 1.2));
+    // The newest ones' labels, as far as there is room; the panel "Policy" tells the others.
+    if (labelled.some((other) => Math.abs(begins(other) - begins(x)) < room)) continue;
+    const hovertext = lines(`From step ${x} ${why}.`);
+    annotations.push({ ...label(`▹ ${synchroniser}`, x), captureevents: true, hovertext });
+    labelled.push(x);
   }
   return { shapes, annotations };
 }
@@ -45,4 +63,9 @@ function note(text, x, y, xanchor, color) {
     text, x, y, xref: "x", yref: "paper", xanchor, yanchor: "bottom",
     showarrow: false, font: { size: 11, color }, captureevents: false,
   };
+}
+
+/** Words in lines of about a length. */
+function lines(words) {
+  return words.replace(new RegExp(`(.{${WORDS},}?) `, "g"), "$1<br>");
 }

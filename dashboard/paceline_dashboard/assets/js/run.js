@@ -207,6 +207,7 @@ class RunPage {
     const found = await this.#news("synchronisation", { from, to: this.zoom ? to : undefined, points: POINTS });
     if (!found || this.closed || asked !== this.asked) return;
     this.meetAfter = performance.now() + PAUSE_PER_MS * (performance.now() - began);
+    this.data.chosen = found.chosen;
     this.rounds.update(found, this.colours);
     this.painter.request();
   }

@@ -1,0 +1,83 @@
+"""Where policies chose another synchroniser, or the same one with other parameters."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from paceline_backend.store import attempts
+from paceline_backend.store.reads import Range, within
+from paceline_backend.store.schema import runs, segments
+
+
+def chosen(
+    connection: sa.Connection, run: int, span: Range, most: int | None = None
+) -> list[dict[str, Any]]:
+    """Where a policy chose another synchroniser than before, or its version's first; in order.
+
+    Coasted segments go on with what was chosen last. What was before the range costs a seek.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        span: first and last step.
+        most: only the newest so many; None: all.
+    """
+    c, (first, last) = segments.c, span
+    where = _counting(connection, run)
+    begin = first
+    if first is not None:  # with the one before, to tell whether the range's first is another
+        earlier = sa.select(sa.func.max(c.first_step)).where(*where, c.first_step < first)
+        begin = connection.execute(sa.func.coalesce(earlier.scalar_subquery(), first)).scalar()
+
+    def before(column: sa.Column[Any]) -> sa.Over[Any]:
+        return sa.func.lag(column).over(order_by=[c.attempt, c.seq])
+
+    found = (
+        sa.select(
+            c.attempt,
+            c.seq,
+            c.first_step,
+            c.version,
+            c.synchroniser_digest.label("digest"),
+            before(c.version).label("version_before"),
+            before(c.synchroniser).label("before"),
+            before(c.synchroniser_digest).label("digest_before"),
+        )
+        .where(*where, *within(c.first_step, (begin, last)))
+        .subquery()
+    )
+    f = found.c
+    same = sa.and_(f.version == f.version_before, f.digest == f.digest_before)
+    query = (
+        sa.select(
+            c.attempt,
+            c.version,
+            c.policy,
+            c.synchroniser,
+            c.first_step.label("from"),
+            c.why,
+            sa.case((f.version == f.version_before, f.before)).label("before"),
+        )
+        .join(found, sa.and_(c.run == run, c.attempt == f.attempt, c.seq == f.seq))
+        .where(sa.or_(f.version_before.is_(None), sa.not_(same)), *within(f.first_step, span))
+        .order_by(c.attempt.desc(), c.seq.desc())
+        .limit(most)
+    )
+    return [dict(row) for row in reversed(connection.execute(query).mappings().all())]
+
+
+def _counting(connection: sa.Connection, run: int) -> list[sa.ColumnElement[bool]]:
+    """The condition for segments whose synchroniser was chosen, as far as they count.
+
+    `store.attempts` tells which do.
+    """
+    attempt = connection.execute(sa.select(runs.c.attempt).where(runs.c.key == run)).scalar()
+    c = segments.c
+    parts = [
+        sa.and_(*part.rows(c.first_step, c.attempt))
+        for part in attempts.spans(connection, run, attempt)
+    ]
+    # Written out, so that the index of these alone may be used.
+    return [c.run == run, c.why != sa.literal_column("''"), sa.or_(*parts)]

@@ -1,0 +1,156 @@
+"""Where policies chose another synchroniser: in the database, REST and the report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+
+from paceline.wire import ALLREDUCE, Synchronisation
+from paceline_backend.demo import print_report
+from paceline_backend.report import run_report
+from paceline_backend.store import Store, choices, telemetry
+from support.records import add_run, adopted, hello
+from support.web import serving
+
+PARTIAL = Synchronisation("partial", {"probes": 2})
+GROUPS = Synchronisation("hierarchical", {"every": 4, "groups": [[0, 1], [2, 3]]})
+OTHERS = Synchronisation("hierarchical", {"every": 4, "groups": [[0, 2], [1, 3]]})
+
+Plan = tuple[int, Synchronisation, str]  # version, how, why; each of two steps
+
+
+@pytest.fixture
+def store(database_url: str) -> Iterator[Store]:
+    with Store.open(database_url) as opened:
+        yield opened
+
+
+def write(store: Store, *plans: Plan, attempt: int = 0, first_step: int = 0) -> None:
+    segments = [
+        adopted(
+            seq,
+            first_step + 2 * seq,
+            version,
+            policy="adaptive",
+            synchroniser=how,
+            why=why,
+            attempt=attempt,
+        )
+        for seq, (version, how, why) in enumerate(plans)
+    ]
+    start = hello(world=2, attempt=attempt, step=first_step)
+    telemetry.write(store, [("r", message) for message in (start, *segments)])
+
+
+def chosen(store: Store, key: int, *span: int | None, most: int | None = None) -> list[Any]:
+    """First step, `before`, synchroniser and why of each."""
+    first, last = span or (None, None)
+    with store.read() as connection:
+        found = choices.chosen(connection, key, (first, last), most)
+    return [(one["from"], one["before"], one["synchroniser"], one["why"]) for one in found]
+
+
+def test_a_choice_begins_where_anything_of_it_is_another(store: Store) -> None:
+    key = add_run(store, "r")
+    write(
+        store,
+        (0, ALLREDUCE, ""),
+        (1, PARTIAL, "one group"),
+        (1, GROUPS, "two groups"),
+        (1, GROUPS, "two groups, still"),
+        (1, GROUPS, ""),  # coasted
+        (1, OTHERS, "two others"),
+        (1, PARTIAL, "one group again"),
+        (2, PARTIAL, "one group, of another version"),
+    )
+    expected = [
+        (2, None, "partial", "one group"),
+        (4, "partial", "hierarchical", "two groups"),
+        (10, "hierarchical", "hierarchical", "two others"),
+        (12, "hierarchical", "partial", "one group again"),
+        (14, None, "partial", "one group, of another version"),
+    ]
+    assert chosen(store, key) == expected
+    assert chosen(store, key, most=2) == expected[-2:]
+    # In a range the same: what was before it is known, whether or not its first is another.
+    for first in range(16):
+        within = [one for one in expected if first <= one[0] <= 12]
+        assert chosen(store, key, first, 12) == within
+
+
+def test_the_first_of_a_range_is_compared_with_what_was_before(store: Store) -> None:
+    key = add_run(store, "r")
+    write(store, (0, PARTIAL, "at first"), (0, PARTIAL, "still"), (0, ALLREDUCE, "another"))
+    assert chosen(store, key, 1, None) == [(4, "partial", "allreduce", "another")]
+
+
+def test_what_a_later_attempt_undid_does_not_count(store: Store) -> None:
+    key = add_run(store, "r")
+    write(store, (0, ALLREDUCE, "alike"), (0, PARTIAL, "in turn"), (0, ALLREDUCE, "alike again"))
+    write(store, (0, ALLREDUCE, "alike, anew"), (0, PARTIAL, "late"), attempt=1, first_step=2)
+    assert chosen(store, key) == [
+        (0, None, "allreduce", "alike"),
+        (4, "allreduce", "partial", "late"),
+    ]
+
+
+def test_a_digest_tells_parameters_apart_but_not_their_order() -> None:
+    digests = {how.digest for how in (ALLREDUCE, PARTIAL, GROUPS, OTHERS)}
+    assert len(digests) == 4
+    turned = dict(reversed(GROUPS.parameters.items()))
+    assert Synchronisation("hierarchical", turned).digest == GROUPS.digest
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(GROUPS), type=Synchronisation)
+    assert again.digest == GROUPS.digest
+    assert {len(digest) for digest in digests} == {16}
+
+
+def test_what_a_policy_chose_and_why(
+    store: Store, bus_url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where another came into force, with the reason of then; not what coasting went on with."""
+    add_run(store, "r")
+    plans: list[Plan] = [
+        (1, ALLREDUCE, "all-reduce: alike"),
+        (1, ALLREDUCE, "all-reduce: still alike"),
+        (1, PARTIAL, "partial: slow in turn"),
+        (1, PARTIAL, ""),
+        (1, PARTIAL, "partial: slow in turn, too"),
+        (2, PARTIAL, "partial: with other parameters"),
+    ]
+    write(store, *plans)
+    expected = [
+        {
+            "attempt": 0,
+            "version": plans[seq][0],
+            "policy": "adaptive",
+            "synchroniser": plans[seq][1].name,
+            "from": 2 * seq,
+            "why": plans[seq][2],
+            "before": before,
+        }
+        for seq, before in ((0, None), (2, "allreduce"), (5, None))
+    ]
+    with serving(store, bus_url) as client:
+        rows = client.get("/api/v1/runs/r/segments").json()
+        assert [(r["synchroniser"], r["why"], r["synchroniser_digest"]) for r in rows] == [
+            (how.name, why, how.digest) for _, how, why in plans
+        ]
+        assert client.get("/api/v1/runs/r/report").json()["chosen"] == expected
+        found = client.get("/api/v1/runs/r/synchronisation").json()
+        assert (found["newest"], found["chosen"]) == (None, expected)
+        found = client.get("/api/v1/runs/r/synchronisation?from=1&to=9").json()
+        assert found["chosen"] == expected[1:2]
+    figures = run_report(store, "r")
+    print_report(
+        figures
+        | {
+            "switches": [{"policy": "adaptive", "effective_step": 0}],
+            "accuracy": 0.5,
+            "emulated": {"slowdowns": [1.0]},
+        }
+    )
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "adaptive, from step 4: partial: slow in turn" in printed
