@@ -67,6 +67,10 @@ def test_ranks_compute_on_while_one_of_two_is_asked() -> None:
     assert [one.step for one in course.rounds] == [1, 2, 2]
     # Rank 1 is through with its first step only when it is asked for the third time.
     assert [one.staleness for one in course.rounds] == [aged(0, 1), aged(0, 2), aged(0, 2)]
+    # And with its second one, in the segment before, when rank 0 asks for the sixth time, at 6.
+    later = ranks.run([[1, 3]] * 3)
+    assert [one.ended_at + 3 for one in later.rounds] == [4.5, 5.5, 6.5]
+    assert [one.staleness for one in later.rounds] == [aged(0, 3), aged(0, 4), aged(0, 4)]
 
 
 def test_the_answer_is_there_before_the_next_step_of_the_optimiser() -> None:
