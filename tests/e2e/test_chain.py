@@ -18,7 +18,7 @@ pytestmark = pytest.mark.ranks
 def test_switches_among_all_presets(stack: Stack, tmp_path: Path) -> None:
     """`benchmarks/chain.py` is the same with more of them."""
     known = synchronous()
-    names = random_chain(len(known), seed=7)
+    names = random_chain(known, len(known), seed=7)
     assert set(names) == set(known)
     assert all(one != next_ for one, next_ in itertools.pairwise(names))
     ran = run_chain(stack, names, tmp_path)
@@ -31,9 +31,27 @@ def test_switches_among_all_presets(stack: Stack, tmp_path: Path) -> None:
     assert all(epoch["used"] == chain_script.SAMPLES for epoch in ran.coverage["epochs"])
 
     # Of each step, so also on both sides of each switch; float32.
-    assert sorted(ran.errors) == list(range(len(ran.errors)))
+    assert sorted(ran.errors) == list(range(ran.steps))
     assert set(ran.effective_steps) <= set(ran.errors)
     assert max(ran.errors.values()) <= 1e-5
 
     assert ran.replay.first_difference is None
     assert ran.replay.identical == sum(ran.planned.values())
+
+
+@pytest.mark.timeout(240)
+def test_gradients_between_relaxed_presets(stack: Stack, tmp_path: Path) -> None:
+    """All-reduced steps are those of one process, whatever the replicas went through before."""
+    names = ["bsp", "rna", "chronica", "local-sgd", "paceline"]
+    ran = run_chain(stack, names, tmp_path, steps=12)
+
+    assert ran.policies == names
+    assert ran.coverage["exact"] is True
+    assert ran.replay.first_difference is None
+    assert ran.replay.identical == sum(ran.planned.values())
+
+    bounds = [*ran.effective_steps, ran.steps]
+    parts = [set(range(*bound)) for bound in itertools.pairwise(bounds)]
+    assert set(ran.errors) == parts[0] | parts[2] | parts[4]
+    assert max(ran.errors.values()) <= 1e-5
+    assert ran.losses[-1] < ran.losses[0]

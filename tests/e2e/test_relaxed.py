@@ -12,7 +12,7 @@ from paceline.wire import SYNCHRONISERS
 from paceline_backend import policies
 from paceline_backend.stack import Stack
 from support import relaxed_script
-from support.chains import switch
+from support.chains import switch, wait_for_plan
 from support.e2e import wait_for_end, wait_for_step
 
 pytestmark = pytest.mark.ranks
@@ -42,6 +42,7 @@ def test_switches_among_all_relaxed_presets(tmp_path: Path) -> None:
                 },
             },
         )["id"]
+        wait_for_plan(stack, run)
         wait_for_step(stack, run, STEPS)
         for number, name in enumerate(chain[1:], 1):
             switch(stack, run, number, name, STEPS)

@@ -5,20 +5,29 @@ from __future__ import annotations
 import json
 import random
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from torch.nn.functional import cross_entropy
+from torch.nn.utils import vector_to_parameters
+
+from paceline.wire import ALLREDUCE
 from paceline_backend import policies
+from paceline_backend.controller.history import read_segments
 from paceline_backend.replay import ReplayReport, replay
 from paceline_backend.stack import Stack
-from paceline_backend.store import Store
+from paceline_backend.store import Store, runs
 from support import chain_script
 from support.e2e import wait_for, wait_for_end, wait_for_step
 
 STEPS = 6  # that each policy has at least
+SEED = 4  # of the model and of the data's order
 # Threads act on the emulated time; ranks with one CPU thread are three tenths serial.
-EMULATE = {"a_s": [2e-5, 2e-5, 3e-5, 6e-5], "b_s": [0.01] * 4, "serial": 0.3}
+EMULATE = {"a_s": [5e-6, 5e-6, 7.5e-6, 1.5e-5], "b_s": [0.005] * 4, "serial": 0.3}
 
 
 @dataclass(frozen=True)
@@ -29,7 +38,9 @@ class Chained:
     effective_steps: list[int]  # the first step of each
     planned: dict[str, int]  # by each: a controller's segments
     coverage: dict[str, Any]
-    errors: dict[int, float]  # of each step's gradient, relative to the single process's
+    steps: int
+    errors: dict[int, float]  # of each all-reduced gradient, relative to the single process's
+    losses: list[float]  # held-out, after each epoch
     replay: ReplayReport
     waits_s: list[float]  # from each request to the switch
 
@@ -39,60 +50,113 @@ def synchronous() -> list[str]:
     return [name for name in policies.names() if not policies.make(name).relaxed]
 
 
-def random_chain(switches: int, seed: int) -> list[str]:
-    """`bsp`, then each of them in random order, again and again; never the same twice in a row."""
+def random_chain(known: Sequence[str], switches: int, seed: int) -> list[str]:
+    """`bsp`, then all presets in random order, again and again; never the same twice in a row."""
     draw = random.Random(seed)
     found = ["bsp"]
     while len(found) <= switches:
-        names = synchronous()
-        draw.shuffle(names)
+        names = draw.sample(known, len(known))
         found += names if names[0] != found[-1] else names[::-1]
     return found[: switches + 1]
 
 
-def run_chain(stack: Stack, names: list[str], directory: Path) -> Chained:
-    """Trains on four emulated ranks under one policy after the other, some steps each.
+def run_chain(
+    stack: Stack, names: list[str], directory: Path, steps: int = STEPS, seed: int = SEED
+) -> Chained:
+    """Trains on four emulated ranks under one policy after the other.
 
     Args:
         stack: the server that it runs on.
         names: of the policies.
         directory: for the script's files.
+        steps: that each policy has at least.
+        seed: of the model and of the data's order.
     """
+    run = _start(stack, names[0], directory, [str(seed)], EMULATE)
+    wait_for_plan(stack, run)
+    wait_for_step(stack, run, steps)
+    waits_s = [switch(stack, run, number, name, steps) for number, name in enumerate(names[1:], 1)]
+    (directory / "enough").touch()
+    ended = wait_for_end(stack, run)
+
+    switches = stack.api("GET", f"/runs/{run}/switches")
+    segments = stack.api("GET", f"/runs/{run}/segments")
+    planned = [one["policy"] for one in segments if one["source"] == "controller"]
+    with Store.open(f"sqlite:///{stack.data / 'paceline.db'}") as store:
+        again = replay(store, run)
+        errors = _errors(store, run, directory)
+    return Chained(
+        [switch["policy"] for switch in switches],
+        [switch["effective_step"] for switch in switches],
+        {name: planned.count(name) for name in names},
+        stack.api("GET", f"/runs/{run}/coverage"),
+        ended["step"] + 1,
+        errors,
+        json.loads((directory / "losses").read_text()),
+        again,
+        waits_s,
+    )
+
+
+def run_bsp(stack: Stack, directory: Path, epochs: int, seed: int) -> list[float]:
+    """Held-out losses after each epoch under `bsp`, which is the same training at any speed."""
+    run = _start(stack, "bsp", directory, [str(seed), str(epochs)])
+    wait_for_end(stack, run)
+    losses: list[float] = json.loads((directory / "losses").read_text())
+    return losses
+
+
+def _start(
+    stack: Stack,
+    policy: str,
+    directory: Path,
+    args: list[str],
+    emulate: dict[str, Any] | None = None,
+) -> str:
+    directory.mkdir(exist_ok=True)
     run = stack.api(
         "POST",
         "/runs",
         {
             "script": chain_script.__file__,
-            "args": [str(directory)],
+            "args": [str(directory), *args],
             "nproc": 4,
-            "policy": names[0],
-            "env": {"PACELINE_EMULATE": json.dumps(EMULATE)},
+            "policy": policy,
+            "env": {"PACELINE_EMULATE": json.dumps(emulate)} if emulate else {},
         },
-    )["id"]
-    wait_for_step(stack, run, STEPS)
-    waits_s = [switch(stack, run, number, name, STEPS) for number, name in enumerate(names[1:], 1)]
-    (directory / "enough").touch()
-    wait_for_end(stack, run)
-
-    switches = stack.api("GET", f"/runs/{run}/switches")
-    planned = dict.fromkeys(names, 0)
-    for segment in stack.api("GET", f"/runs/{run}/segments"):
-        planned[segment["policy"]] += segment["source"] == "controller"
-    store = Store.open(f"sqlite:///{stack.data / 'paceline.db'}")
-    try:
-        again = replay(store, run)
-    finally:
-        store.close()
-    lines = (directory / "errors-0").read_text().splitlines()
-    return Chained(
-        [switch["policy"] for switch in switches],
-        [switch["effective_step"] for switch in switches],
-        planned,
-        stack.api("GET", f"/runs/{run}/coverage"),
-        dict(json.loads(line) for line in lines),
-        again,
-        waits_s,
     )
+    return str(run["id"])
+
+
+def _errors(store: Store, run: str, directory: Path) -> dict[int, float]:
+    """Of each all-reduced gradient, relative to that of a single process over the global batch."""
+    data, model = chain_script.Digits(), chain_script.network()
+    rows = np.load(directory / "rows.npy")
+    found = {}
+    with store.read() as connection:
+        for segment in read_segments(connection, runs.key_of(connection, run), 0):
+            if segment.synchroniser != ALLREDUCE:
+                continue
+            for step, parts in enumerate(segment.assignments(), segment.first_step):
+                parameters, gradient = torch.from_numpy(rows[step])
+                vector_to_parameters(parameters, model.parameters())
+                model.zero_grad()
+                samples = np.concatenate(parts)
+                logits = model(data.pixels[samples])
+                cross_entropy(logits, data.classes[samples]).backward()
+                want = chain_script.gradient(model)
+                found[step] = float((gradient - want).norm() / want.norm())
+    return found
+
+
+def wait_for_plan(stack: Stack, run: str) -> None:
+    """Until a controller has planned: before, the leader coasts, however many steps that takes."""
+
+    def planned() -> bool:
+        segments = stack.api("GET", f"/runs/{run}/segments")
+        return any(segment["source"] == "controller" for segment in segments)
+
+    wait_for(f"a plan of run {run}", planned, 90)
 
 
 def switch(stack: Stack, run: str, number: int, name: str, steps: int) -> float:

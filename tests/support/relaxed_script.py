@@ -18,7 +18,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 import paceline
-from support.chain_script import CLASSES, GLOBAL_BATCH, WIDTH, Recordings
+from support.chain_script import CLASSES, GLOBAL_BATCH, WIDTH, Digits
 
 
 def replica(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
@@ -31,7 +31,7 @@ def replica(model: nn.Module, optimizer: torch.optim.Optimizer) -> str:
 
 
 def train(directory: Path) -> None:
-    data = Recordings()
+    data = Digits()
     session = paceline.Session(data, global_batch=GLOBAL_BATCH, seed=4)
     torch.manual_seed(1)
     network = nn.Sequential(nn.Linear(WIDTH, 16), nn.Tanh(), nn.Linear(16, CLASSES))
