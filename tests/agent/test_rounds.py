@@ -60,6 +60,29 @@ def test_a_probed_rank_calls_as_it_ends_a_step_not_for_what_came_too_late(ranks:
     assert ranks.run(rounds.leftover) == [[1.0, 6.0]] * WORLD
 
 
+def test_gradients_of_one_rank_count_as_one_the_newest_most(ranks: Ranks) -> None:
+    """RNA, Sec. 3.3: weights 1 for one that is a round old, 2 for a new one."""
+    totals, ages = ranks.run(rounds.aged)[0]
+    assert totals == [[1.0, 0.0], pytest.approx([3 / 3, 2 * 3 / 3])]
+    assert ages == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0]]
+
+
+def test_a_rank_that_is_not_drawn_does_not_call(ranks: Ranks) -> None:
+    assert ranks.run(rounds.undrawn) == [False] * WORLD
+
+
+@pytest.mark.parametrize("optimiser", ["SGD", "decay", "Adam", "AdamW"])
+def test_rounds_of_few_take_a_share_of_a_step(ranks: Ranks, optimiser: str) -> None:
+    """So many gradients move parameters as far as under the all-reduce, whatever the optimiser."""
+    steps = 16
+    given = {**CALLS["all"], "waits": True}
+    reduced = ranks.run(rounds.stepped, given, optimiser, steps)
+    for name in ("ssp", "n-soft"):
+        given = {**CALLS[name], "staleness": None}
+        apart = ranks.run(rounds.stepped, given, optimiser, steps)
+        assert apart == pytest.approx(reduced, rel=0.01)
+
+
 @pytest.mark.parametrize("name", ["majority", "solo"])
 def test_eager_sgd_has_one_round_to_a_step(ranks: Ranks, name: str) -> None:
     found = ranks.run(rounds.exchange, CALLS[name], 30, 5)

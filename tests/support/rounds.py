@@ -15,9 +15,11 @@ import torch.distributed as dist
 from torch.distributed import TCPStore
 
 from paceline.errors import PacelineError
+from paceline.plan import Step
 from paceline.synchronisers import call_of, limits_of
 from paceline.synchronisers._base import Ranks, Round
-from paceline.synchronisers.rounds import Gradient, Limits, Rounds, Sum
+from paceline.synchronisers.partial import Partial
+from paceline.synchronisers.rounds import Gradient, Limits, Probes, Rounds, Sum
 
 
 @contextmanager
@@ -105,6 +107,71 @@ def leftover() -> list[float]:
         dist.barrier()  # who is through calls, too
         seen += rounds.finish()
     return [float(one.total) for one in seen if one.contributors]
+
+
+def aged() -> tuple[list[list[float]], list[list[int]]]:
+    """Rank 0 has gradients of two ages for the second round: the sums, and the ages."""
+    with ranks() as of:
+        told: list[Round] = []
+        seen = list[Sum]()
+
+        def made() -> Rounds:
+            return Rounds(of, "rounds", 2, _Seen(), Limits(staleness=4, mean=True), told.append)
+
+        if of.rank == 0:
+            rounds = made()
+            rounds.offer(Gradient(torch.tensor([1.0, 0.0]), 1))
+            while not rounds._busy:
+                time.sleep(0.001)
+            rounds.offer(Gradient(torch.tensor([3.0, 0.0]), 1))
+            dist.barrier()  # the round goes on
+            while not seen:
+                seen += rounds.take()
+            rounds.offer(Gradient(torch.tensor([0.0, 3.0]), 1))
+        else:
+            dist.barrier()
+            rounds = made()
+        dist.barrier()
+        seen += rounds.finish()
+    ages = [one.staleness for one in told]
+    return [one.total.tolist() for one in seen[:2]], ages[:2]
+
+
+def undrawn() -> bool:
+    """Whether a rank calls that is ready but not drawn."""
+    with ranks() as of:
+        call = Probes(of.rank, 1, seed=0)
+        drawn = next(rank for rank in range(of.world) if Probes(rank, 1, 0).ready(0, [0, 1, 2, 3]))
+        rounds = Rounds(of, "rounds", 1, call, Limits())
+        if of.rank != drawn:
+            rounds.offer(Gradient(torch.ones(1), 1))
+        dist.barrier()
+        called = bool(of.asking.check(["rounds/0"]))
+        dist.barrier()
+        rounds.finish()
+    return called
+
+
+def stepped(given: dict[str, Any], optimiser: str, steps: int) -> float:
+    """How far a parameter that begins at 1 has come, where each rank's gradient is always 1."""
+    with ranks() as of:
+        parameter = torch.nn.Parameter(torch.ones(1))
+        made = {
+            "SGD": lambda: torch.optim.SGD([parameter], 0.01),
+            "decay": lambda: torch.optim.SGD([parameter], 0.01, weight_decay=1.0),
+            "Adam": lambda: torch.optim.Adam([parameter], 0.01),
+            "AdamW": lambda: torch.optim.AdamW([parameter], 0.01, weight_decay=1.0),
+        }[optimiser]()
+        call = call_of(given, of, "rounds", 3)
+        partial = Partial(of, "rounds", [parameter], made, call, limits_of(given))
+        weight = 1 / of.world
+        for step in range(steps):
+            plan = Step(0, step, 0, [0], 1.0, 1.0, 1.0, weight, None, 0)
+            parameter.grad = torch.full((1,), weight * of.world)
+            partial.stepping(plan, made)
+            partial.body_done(plan, made)
+        partial.meet(made)
+    return parameter.item()
 
 
 def leave(given: dict[str, Any], leaver: int, after: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,9 +15,9 @@ from torch import nn
 class Flat:
     """Gradients as a vector, with which of them there are and the optimiser's settings.
 
-    A sum of such vectors tells the summed gradients, of which parameters anyone had a gradient, and
-    the contributors' mean settings (learning rate, momentum, …): so all replicas apply it alike,
-    wherever their schedules are. On the CPU, in 32 bits.
+    A sum of such vectors tells the summed gradients, of which parameters anyone had a gradient, the
+    contributors' weight, and their mean settings (learning rate, momentum, …): so all replicas
+    apply it alike, wherever their schedules are. On the CPU, in 32 bits.
 
     Args:
         parameters: that are trained, in the same order on all ranks.
@@ -28,38 +29,62 @@ class Flat:
     ) -> None:
         self.parameters = list(parameters)
         self._ends = torch.tensor([p.numel() for p in self.parameters]).cumsum(0).tolist()
-        self._settings = len(_settings(optimiser))
+        self._settings = _settings(optimiser)
+        self._written = set[_Setting]()  # by the optimiser's own steps, alike on all ranks
 
     @property
     def length(self) -> int:
         """Of a vector."""
-        return int(self._ends[-1]) + len(self.parameters) + 1 + self._settings
+        return int(self._ends[-1]) + len(self.parameters) + 2 + len(self._settings)
 
-    def read(self, optimiser: torch.optim.Optimizer, factor: float) -> torch.Tensor:
-        """The vector of what is in ``.grad`` now, times a factor, and of one contributor."""
+    def read(self, optimiser: torch.optim.Optimizer, factor: float, weight: float) -> torch.Tensor:
+        """The vector of what is in ``.grad`` now, times a factor, and of one contributor.
+
+        Args:
+            optimiser: whose settings are read.
+            factor: of the gradients.
+            weight: of the contributor; of all ranks together 1.
+        """
         used = self._ends[-1]
         vector = torch.empty(self.length)
         grads = [p.grad if p.grad is not None else torch.zeros_like(p) for p in self.parameters]
         joined(grads, vector[:used]).mul_(factor)
-        for k, parameter in enumerate(self.parameters):
-            vector[used + k] = parameter.grad is not None
-        at = used + len(self.parameters)
-        vector[at] = 1
-        vector[at + 1 :] = torch.tensor([float(value) for *_, value in _settings(optimiser)])
+        rest = [float(p.grad is not None) for p in self.parameters]
+        rest += [1.0, weight, *(one.read(optimiser) for one in self._settings)]
+        vector[used:] = torch.tensor(rest)
         return vector
 
     @contextmanager
     def applying(self, optimiser: torch.optim.Optimizer, vector: torch.Tensor) -> Iterator[None]:
-        """Within it a sum is in ``.grad``, and its settings are the optimiser's."""
-        self.write(vector)
+        """Within it a sum is in ``.grad``, and its settings are the optimiser's.
+
+        More exactly: the contributors' mean, and learning rates times their weight (RNA's linear
+        scaling, Sec. 3.3). For plain SGD that is the sum. Adam does not feel how large gradients
+        are, nor does weight decay: with the whole rate each round would count as a whole step.
+        """
         at = self._ends[-1] + len(self.parameters)
-        mine = _settings(optimiser)
-        means = (vector[at + 1 :] / vector[at]).tolist()
-        _set(optimiser, [(*where, mean) for (*where, _), mean in zip(mine, means, strict=True)])
+        contributors, weight, *sums = vector[at:].tolist()
+        rates = [one for one in self._settings if one.name == "lr"]
+        scales = weight > 0 and len(rates) == len(optimiser.param_groups)
+        if scales:
+            vector[: self._ends[-1]] /= weight
+        self.write(vector)
+        mine = {one: one.read(optimiser) for one in self._settings}
+        given = {}
+        for one, total in zip(self._settings, sums, strict=True):
+            if one not in self._written:
+                one.write(
+                    optimiser, total / contributors * (weight if scales and one in rates else 1)
+                )
+                given[one] = one.read(optimiser)  # as it is kept: maybe in fewer bits
         try:
             yield
         finally:
-            _set(optimiser, mine)
+            for one, value in given.items():
+                if one.read(optimiser) == value:
+                    one.write(optimiser, mine[one])
+                else:
+                    self._written.add(one)
 
     def write(self, vector: torch.Tensor) -> None:
         """Puts a sum into ``.grad``, as views of it: none where nobody had one."""
@@ -75,30 +100,43 @@ class Flat:
             start = end
 
 
-def _settings(optimiser: torch.optim.Optimizer) -> list[tuple[Any, ...]]:
-    """Numbers that steps depend on: parameter group, name, place in a tuple or None, value."""
-    found: list[tuple[Any, ...]] = []
-    for group in optimiser.param_groups:
-        for name in sorted(group.keys() - {"params"}):
-            value = group[name]
-            if isinstance(value, tuple):
-                found += [(group, name, k, one) for k, one in enumerate(value)]
-            elif isinstance(value, torch.Tensor):
-                found.append((group, name, None, float(value)))  # the tensor itself will change
-            elif isinstance(value, int | float) and not isinstance(value, bool):
-                found.append((group, name, None, value))
-    return found
+@dataclass(frozen=True)
+class _Setting:
+    """A number that an optimiser's steps depend on, and that a schedule may change."""
 
+    group: int  # of parameters
+    name: str
+    place: int | None  # in a tuple
 
-def _set(optimiser: torch.optim.Optimizer, settings: list[tuple[Any, ...]]) -> None:
-    for group, name, place, value in settings:
-        before = group[name]
-        if place is not None:
-            group[name] = (*before[:place], value, *before[place + 1 :])
+    def read(self, optimiser: torch.optim.Optimizer) -> float:
+        value = optimiser.param_groups[self.group][self.name]
+        return float(value if self.place is None else value[self.place])
+
+    def write(self, optimiser: torch.optim.Optimizer, value: float) -> None:
+        group = optimiser.param_groups[self.group]
+        before = group[self.name]
+        if self.place is not None:
+            group[self.name] = (*before[: self.place], value, *before[self.place + 1 :])
         elif isinstance(before, torch.Tensor):
             before.fill_(value)
         else:
-            group[name] = value
+            group[self.name] = value
+
+
+def _settings(optimiser: torch.optim.Optimizer) -> list[_Setting]:
+    """All but whole numbers, which no schedule changes: they count, or say how something is done.
+
+    A learning rate may be a whole number.
+    """
+    found = []
+    for k, group in enumerate(optimiser.param_groups):
+        for name in sorted(group.keys() - {"params"}):
+            value = group[name]
+            if isinstance(value, tuple):
+                found += [_Setting(k, name, i) for i, x in enumerate(value) if type(x) is float]
+            elif isinstance(value, float | torch.Tensor) or (name == "lr" and type(value) is int):
+                found.append(_Setting(k, name, None))
+    return found
 
 
 def joined(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:

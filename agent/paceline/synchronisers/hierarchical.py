@@ -105,7 +105,8 @@ class Hierarchical(Partial):
         told: Told | None = None,
     ) -> None:
         self._base = joined(parameters)  # the replica less what it has not pushed yet
-        super().__init__(group, prefix, parameters, optimiser, call, limits, told, len(self._base))
+        extra, share = len(self._base), group.world / server.ranks.world
+        super().__init__(group, prefix, parameters, optimiser, call, limits, told, extra, share)
         self._server, self._every = server, every
         self._pushes = group.rank == 0
         self._beside = Beside(group.timeout.total_seconds())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+
 import torch
 from torch import nn
 
@@ -14,8 +16,8 @@ from paceline.synchronisers.rounds import Call, Gradient, Limits, Rounds, Sum
 class Partial:
     """Each step of the optimiser applies the rounds that have come meanwhile; see `rounds`.
 
-    A round's sum is applied as it is: with few contributors a small step (RNA's linear scaling,
-    Sec. 3.1: its mean over contributors times Σw).
+    A round's step is as large as the share of the work that its contributors did; see
+    `Flat.applying`.
 
     Args:
         ranks: that take part.
@@ -26,6 +28,7 @@ class Partial:
         limits: how far ranks may drift apart.
         told: called with each round, in another thread.
         extra: see `Rounds`.
+        share: of all ranks that these are.
     """
 
     goes_on, weighs = False, True
@@ -40,11 +43,13 @@ class Partial:
         limits: Limits,
         told: Told | None = None,
         extra: int = 0,
+        share: float = 1.0,
     ) -> None:
-        self._world = ranks.world
+        self._world, self._share = ranks.world, share
         self._flat = Flat(parameters, optimiser)
         self._rounds = Rounds(ranks, prefix, self._flat.length, call, limits, told, extra)
-        self._samples = 0  # whose gradients are in .grad
+        self._samples = 0  # whose gradients are in .grad,
+        self._weights: list[float] = []  # and of each of their steps
         self._counted = self._offered = -1  # the latest steps of which samples, or gradients, were
 
     def stepping(self, plan: Step, optimiser: torch.optim.Optimizer) -> None:
@@ -81,14 +86,17 @@ class Partial:
         if self._counted != plan.step:
             self._counted = plan.step
             self._samples += plan.samples
+            self._weights.append(plan.weight)
 
     def _own(self, plan: Step, optimiser: torch.optim.Optimizer) -> Gradient | None:
         self._count(plan)
         again = self._offered == plan.step and plan.samples > 0
-        if not (self._samples or again) or all(p.grad is None for p in self._flat.parameters):
+        samples, weights = self._samples, self._weights or [plan.weight]
+        self._samples, self._weights = 0, []
+        if not (samples or again) or all(p.grad is None for p in self._flat.parameters):
             return None
-        samples, self._samples = self._samples, 0
-        return Gradient(self._flat.read(optimiser, 1 / self._world), samples)
+        weight = statistics.fmean(weights) / self._share
+        return Gradient(self._flat.read(optimiser, 1 / self._world, weight), samples)
 
     def _apply(self, sums: list[Sum], optimiser: torch.optim.Optimizer) -> None:
         for one in sums:

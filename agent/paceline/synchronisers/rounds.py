@@ -275,7 +275,9 @@ class Rounds:
     def _wait(self, until: Callable[[], bool]) -> None:
         deadline = time.monotonic() + self._timeout_s
         with self._changed:
-            self._waiting = True
+            if not until():  # a round may have ended since, whose leftovers nobody looked for
+                self._waiting = True
+                self._announce()
             while not self._changed.wait_for(
                 lambda: self._error is not None or until(),
                 min(_PULSE_S, deadline - time.monotonic()),
