@@ -118,7 +118,7 @@ class Limits:
     Args:
         staleness: rounds after which a gradient is dropped; None: never.
         lead: steps that a rank may be ahead of the slowest; None: any.
-        mean: gradients that waited for the same round count as one, the newest most (RNA, Eq. 3);
+        mean: gradients that waited for the same round count as one, the newest most (RNA, Sec. 3.3);
             else as their sum.
         waits: after its k-th step a rank waits until k rounds are over.
         paced: only ranks that are through with k steps call the k-th round.

@@ -1,8 +1,7 @@
 """`rna`: each round reduces the gradients that are ready when a probed rank is; late ones follow.
 
-RNA's randomised probing (Sec. 3.2), weighted accumulation of late gradients (Eq. 3) and bounded
-staleness. Its linear learning-rate scaling, the mean over contributors times Σw, is the sum of
-weighted gradients here, as weights sum up to 1 over all ranks.
+RNA's randomised probing (Sec. 3.2), weighted accumulation of late gradients (Sec. 3.3) and bounded
+staleness. Learning rates are scaled linearly by the contributors' share of the work.
 """
 
 from __future__ import annotations
@@ -29,7 +28,8 @@ def make(parameters: Mapping[str, Any]) -> Policy:
 preset = Preset(
     name="rna",
     summary="Partial all-reduce, called by the first of a few probed ranks; nobody waits for all.",
-    source="RNA: randomized non-blocking all-reduce against stragglers of distributed learning",
+    source="Yang et al., Mitigating stragglers in the decentralized training on heterogeneous "
+    "clusters (RNA)",
     make=make,
     parameters={
         "probes": {

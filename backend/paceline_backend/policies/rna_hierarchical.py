@@ -1,7 +1,7 @@
 """`rna-hierarchical`: `rna` within groups of ranks of about the same speed, and a server between.
 
-So a group is not held up by what is slow all the time, only by what is slow in turn, for which RNA
-has its probes. Between groups a parameter server adds up what each has changed (RNA, Sec. 4).
+So between two meetings a group's rounds come at its own pace, and a gradient is not too old for
+what is slow all the time. Where a segment ends the fast wait: all ranks have as many steps. Between groups a parameter server adds up what each has changed (RNA, Sec. 4).
 """
 
 from __future__ import annotations
@@ -100,7 +100,8 @@ def make(parameters: Mapping[str, Any]) -> Policy:
 preset = Preset(
     name="rna-hierarchical",
     summary="As rna, in groups of ranks of about the same speed, with a parameter server between.",
-    source="RNA: randomized non-blocking all-reduce against stragglers of distributed learning",
+    source="Yang et al., Mitigating stragglers in the decentralized training on heterogeneous "
+    "clusters (RNA)",
     make=make,
     parameters={
         "spread": {
