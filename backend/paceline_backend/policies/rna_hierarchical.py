@@ -1,7 +1,8 @@
 """`rna-hierarchical`: `rna` within groups of ranks of about the same speed, and a server between.
 
 So between two meetings a group's rounds come at its own pace, and a gradient is not too old for
-what is slow all the time. Where a segment ends the fast wait: all ranks have as many steps. Between groups a parameter server adds up what each has changed (RNA, Sec. 4).
+what is slow all the time. Where a segment ends the fast wait: all ranks have as many steps. Between
+groups a parameter server adds up what each has changed (RNA, Sec. 4).
 """
 
 from __future__ import annotations
