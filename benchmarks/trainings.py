@@ -64,6 +64,7 @@ class Work:
         steps: counted ones,
         warm: after so many in which nothing is learnt.
         synchroniser: Paceline's, where no control plane says it, in all segments but the first.
+        rate: learning rate.
     """
 
     task: str
@@ -72,6 +73,7 @@ class Work:
     steps: int
     warm: int = WARM
     synchroniser: Synchronisation = ALLREDUCE
+    rate: float = RATE
 
 
 @dataclass
@@ -231,8 +233,8 @@ class Watch:
     It keeps copies of the parameters, to be evaluated when the clock does not run any more.
     """
 
-    def __init__(self, network: nn.Module, warm: int) -> None:
-        self._network, self._warm = network, warm
+    def __init__(self, network: nn.Module, warm: int, rate: float) -> None:
+        self._network, self._warm, self._rate = network, warm, rate
         self._begun = 0  # steps
         self._seen = Trained()
         self._kept: list[tuple[float, list[Tensor]]] = []
@@ -253,7 +255,7 @@ class Watch:
         if self._begun == self._warm + 1:
             self._seen.began, self._seen.began_at = now, time.time()
             for group in self._optimiser.param_groups:
-                group["lr"] = RATE
+                group["lr"] = self._rate
         self._keep(now)
 
     def over(self) -> None:
@@ -290,7 +292,7 @@ def train(work: Work) -> Trained:
     data = Epoch(task, world * task.batch * (work.warm + work.steps))
     torch.manual_seed(work.seed)
     network = task.network()
-    watch = Watch(network, work.warm)
+    watch = Watch(network, work.warm, work.rate)
     dist.barrier()
     if work.how == "paceline":
         _by_paceline(work, task, data, network, watch)

@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from paceline.emulation import Emulation
+
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 
 
@@ -188,20 +190,23 @@ def test_synchronisers_counts_each_gradient(
     program: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     synchronisers = program("synchronisers")
-    monkeypatch.setattr(synchronisers, "WORLD", 2)
-    monkeypatch.setattr(synchronisers, "EVEN_WORLD", 2)
-    monkeypatch.setattr(synchronisers, "QUICK_STEPS", steps := 12)
     few = ("bsp", "rna", "local-sgd", "torch DDP", "torch Join", "torch PostLocalSGD")
-    monkeypatch.setattr(synchronisers, "QUICK", few)
-    devices = synchronisers.Emulation([0.0] * 2, [0.001, 0.004], delay_s=(0.0, 0.002))
-    tiny = synchronisers.Scenario(synchronisers.DELAYS, "digits", steps, lambda seed: devices)
-    even = dataclasses.replace(tiny, name="even")
-    monkeypatch.setattr(synchronisers, "SCENARIOS", (tiny,))
-    monkeypatch.setattr(synchronisers, "EVEN", (even,))
+    devices = Emulation([0.0] * 2, [0.001, 0.004], delay_s=(0.0, 0.002))
+    delays, even = (
+        dataclasses.replace(
+            synchronisers.QUICK[name],
+            steps=(steps := 12),
+            devices=lambda seed: devices,
+            contenders={one: synchronisers.SCENARIOS["delays"].contenders[one] for one in few},
+            foretold=name == "delays",
+        )
+        for name in ("delays", "even")
+    )
+    monkeypatch.setattr(synchronisers, "QUICK", {"delays": delays, "even": even})
     whole = keeps_conventions(*run(synchronisers, monkeypatch, capsys, "--quick", "--json"))
     scenarios = whole["results"]["scenarios"]
-    assert scenarios.keys() == {tiny.name, "even"}
-    rows = {name: runs[0] for name, runs in scenarios[tiny.name].items()}
+    assert scenarios.keys() == {delays.name, even.name}
+    rows = {name: runs[0] for name, runs in scenarios[delays.name].items()}
     assert rows.keys() == set(few)
     for row in rows.values():
         assert row["gradients_s"] * row["seconds"] + row["dropped"] / 8 == pytest.approx(2 * steps)
@@ -210,5 +215,8 @@ def test_synchronisers_counts_each_gradient(
     # All that the ranks computed went into rounds, or was dropped.
     assert sum(rows["rna"]["staleness"]) + rows["rna"]["dropped"] / 8 == 2 * steps
     assert rows["rna"]["response_s"] > 0
+    ratios = whole["results"]["simulated_over_real"][delays.name]
+    assert ratios.keys() == {"bsp", "rna", "local-sgd"}
+    assert all(0.1 < ratio < 10 for ratio in ratios.values())
     # Both trained with the same batches.
     assert rows["bsp"]["loss"] == pytest.approx(rows["torch DDP"]["loss"], rel=1e-3)

@@ -1,0 +1,173 @@
+"""Who trains, and on what devices, in `synchronisers.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from trainings import RATE, WARM
+
+from paceline.emulation import Emulation
+
+WORLD, EVEN_WORLD = 8, 4
+
+
+@dataclass(frozen=True)
+class Contender:
+    """How to train.
+
+    Args:
+        preset: Paceline's; None: PyTorch's own.
+        parameters: the preset's.
+        how: see `trainings.Work`.
+        rate: learning rate.
+    """
+
+    preset: str | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    how: str = "paceline"
+    rate: float = RATE
+
+
+CONTENDERS = {
+    "bsp": Contender("bsp"),
+    "rna": Contender("rna"),
+    # RNA's own rule (a spread of 1) leaves ranks that are 50 ms apart in one group.
+    "rna-hierarchical": Contender("rna-hierarchical", {"spread": 0.7}),
+    "eager-sgd": Contender("eager-sgd"),
+    "eager-sgd, solo": Contender("eager-sgd", {"mode": "solo"}),
+    "n-soft": Contender("n-soft"),
+    "ssp": Contender("ssp"),
+    "backup-workers": Contender("backup-workers"),
+    "local-sgd": Contender("local-sgd"),
+    "osa": Contender("osa"),
+    "ad-psgd": Contender("ad-psgd"),
+    "flexrr": Contender("flexrr"),
+    "torch DDP": Contender(how="ddp"),
+    "torch Join": Contender(how="join"),
+    "torch PostLocalSGD": Contender(how="post-local"),
+}
+# Gradients some rounds old bear lower learning rates only: what that costs.
+FASTER = {
+    f"{name}, 4 times the rate": Contender(name, rate=4 * RATE)
+    for name in ("bsp", "rna", "eager-sgd")
+}
+# Planned by a control plane: they need to know how fast ranks are.
+SCHEDULERS = ("paceline", "lbb")
+COMPOSED = ("rna", "local-sgd")
+PLANNED = {
+    "bsp": Contender("bsp"),
+    "adaptive": Contender("adaptive"),
+    **{name: Contender(name) for name in SCHEDULERS + COMPOSED},
+    **{f"{y} on {s}": Contender(y, {"batches": s}) for s in SCHEDULERS for y in COMPOSED},
+}
+# Their ranks wait in most steps; what else a step takes is as under `rna`.
+WAITING = ("eager-sgd", "ssp", "backup-workers", "flexrr")
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """A setting.
+
+    Args:
+        name: of it.
+        task: what is learnt.
+        steps: counted ones.
+        devices: seed → what ranks compute on.
+        contenders: by name.
+        seeds: at most.
+        warm: steps before.
+        planned: by a control plane.
+        foretold: whether the simulator shall tell it, too.
+    """
+
+    name: str
+    task: str
+    steps: int
+    devices: Callable[[int], Emulation]
+    contenders: Mapping[str, Contender] = field(default_factory=lambda: CONTENDERS)
+    seeds: int = 5
+    warm: int = WARM
+    planned: bool = False
+    foretold: bool = True
+
+    @property
+    def world(self) -> int:
+        """Ranks."""
+        return len(self.devices(0).b_s)
+
+
+def _steps(
+    *b_s: float, most_s: float = 0.0, sample_s: Sequence[float] = ()
+) -> Callable[[int], Emulation]:
+    """Devices on which a rank's step takes so long, and 0 to `most_s` longer at random."""
+    nothing = [0.0] * len(b_s)
+    return lambda seed: Emulation(
+        nothing, list(b_s), list(sample_s), delay_s=(0.0, most_s), seed=seed
+    )
+
+
+def _one_slow(times: int, steps: int) -> Scenario:
+    """As SATA has it. Other ranks' steps take 20 ms: less is too little for two cores."""
+    devices = _steps(*[0.02] * (WORLD - 1), 0.02 * times)
+    return Scenario(f"one {times}x slower", "digits", steps, devices, seeds=3, foretold=times < 10)
+
+
+DELAYS, GROUPS = "0-50 ms at random", "two groups, 50 ms apart"
+MIXED = "one 5x slower, and 0-50 ms at random"
+EVEN, EVEN_LARGE = "no stragglers", "no stragglers, 1.1 M parameters"
+_FEW = {name: CONTENDERS[name] for name in ("bsp", "rna", "torch DDP")}
+_SLOW_AND_DELAYED = _steps(*[0.005] * 8, most_s=0.05, sample_s=[*[0.002] * 7, 0.01])
+
+SCENARIOS = {
+    # RNA, section 8.1; for the mixed heterogeneity of its section 8.2 half of the ranks 50 ms more.
+    "delays": Scenario(
+        DELAYS, "digits", 192, _steps(*[0.005] * WORLD, most_s=0.05), {**CONTENDERS, **FASTER}
+    ),
+    "even": Scenario(EVEN, "digits", 256, _steps(*[0.02] * EVEN_WORLD), _FEW, 5, foretold=False),
+    "even-large": Scenario(
+        EVEN_LARGE, "wide digits", 64, _steps(*[0.1] * EVEN_WORLD), _FEW, 5, foretold=False
+    ),
+    "groups": Scenario(
+        GROUPS,
+        "digits",
+        64,
+        _steps(*[0.005] * 4, *[0.055] * 4, most_s=0.05),
+        seeds=3,
+        foretold=False,
+    ),
+    "mixed": Scenario(
+        MIXED,
+        "digits",
+        96,
+        _SLOW_AND_DELAYED,
+        PLANNED,
+        seeds=3,
+        warm=96,
+        planned=True,
+        foretold=False,
+    ),
+    # PLAID's recordings have 324 points in the mean; four in a batch.
+    "lengths": Scenario(
+        "uneven lengths",
+        "plaid",
+        96,
+        lambda seed: Emulation([5e-5] * WORLD, [0.005] * WORLD, seed=seed),
+    ),
+    "2x": _one_slow(2, 64),
+    "5x": _one_slow(5, 48),
+    "10x": _one_slow(10, 32),
+}
+_QUICK = ("bsp", "rna", "eager-sgd", "local-sgd", "torch DDP")
+QUICK = {
+    "delays": Scenario(
+        DELAYS,
+        "digits",
+        48,
+        SCENARIOS["delays"].devices,
+        {name: CONTENDERS[name] for name in _QUICK},
+        foretold=False,
+    ),
+    "even": SCENARIOS["even"],
+}

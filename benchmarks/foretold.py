@@ -1,0 +1,86 @@
+"""What the simulator says that steps of a real training take, from what its ranks reported."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.wire import ALLREDUCE, StepRecord, Synchronisation
+from paceline_backend.policies._base import Floats, Ints
+from paceline_backend.simulator.synchronisers import Costs, step_time_s
+
+
+@dataclass(frozen=True)
+class Profile:
+    """Steps of a training, S of them on W ranks.
+
+    Args:
+        work_s: loading and computing, [S, W].
+        samples: [S, W].
+        rest_s: the rest of a step: exchanges, waiting, the optimiser, the script, [S, W].
+    """
+
+    work_s: Floats
+    samples: Ints
+    rest_s: Floats
+
+    @staticmethod
+    def of(records: Sequence[StepRecord], warm: int, world: int) -> Profile:
+        """Of what all ranks reported, without so many steps at the beginning."""
+        rows = sorted((one for one in records if one.step >= warm), key=lambda r: (r.step, r.rank))
+        work_s, step_s, samples = (
+            np.array(values).reshape(-1, world)
+            for values in zip(
+                *((one.data_s + one.compute_s, one.step_s, one.samples) for one in rows),
+                strict=True,
+            )
+        )
+        return Profile(work_s, samples, step_s - work_s)
+
+    @property
+    def own_s(self) -> Floats:
+        """What steps take each rank besides, where none waits for others in most steps, [W]."""
+        return np.asarray(np.median(self.rest_s, axis=0))
+
+    @property
+    def all_reduce_s(self) -> float:
+        """The same where all wait for each other: of the last one to come."""
+        return float(np.median(self.rest_s.min(axis=1)))
+
+
+def step_s(
+    what: Synchronisation,
+    reduced: Profile,
+    alone: Profile,
+    round_s: float,
+    segment_steps: int,
+    seed: int,
+    sample_s: Floats,
+) -> float:
+    """The mean time of a step.
+
+    Args:
+        what: the synchroniser.
+        reduced: of the same training under the all-reduce: what there is to do,
+        alone: and where ranks exchange in the same way, without waiting in most steps: what a step
+            takes them besides.
+        round_s: what an exchange takes.
+        segment_steps: after which all meet.
+        seed: of the run.
+        sample_s: what a sample takes each rank, [W]: where samples move between ranks.
+    """
+    if what == ALLREDUCE:
+        costs = Costs(round_s=reduced.all_reduce_s)
+    else:
+        costs = Costs(round_s=round_s, own_s=alone.own_s)
+    return step_time_s(
+        what,
+        reduced.work_s,
+        costs,
+        segment_steps,
+        samples=reduced.samples,
+        sample_s=sample_s,
+        seed=seed,
+    )
