@@ -63,7 +63,7 @@ PLANNED = {
     **{f"{y} on {s}": Contender(y, {"batches": s}) for s in SCHEDULERS for y in COMPOSED},
 }
 # Their ranks wait in most steps; what else a step takes is as under `rna`.
-WAITING = ("eager-sgd", "ssp", "backup-workers", "flexrr")
+WAITING = ("eager-sgd", "backup-workers", "flexrr")
 
 
 @dataclass(frozen=True)

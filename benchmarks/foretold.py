@@ -63,24 +63,24 @@ def step_s(
 
     Args:
         what: the synchroniser.
-        reduced: of the same training under the all-reduce: what there is to do,
-        alone: and where ranks exchange in the same way, without waiting in most steps: what a step
-            takes them besides.
+        reduced: of the same training under the all-reduce.
+        alone: of one in which ranks exchange in the same way, without waiting in most steps: what
+            there is to do, and what a step takes them besides.
         round_s: what an exchange takes.
         segment_steps: after which all meet.
         seed: of the run.
         sample_s: what a sample takes each rank, [W]: where samples move between ranks.
     """
     if what == ALLREDUCE:
-        costs = Costs(round_s=reduced.all_reduce_s)
+        seen, costs = reduced, Costs(round_s=reduced.all_reduce_s)
     else:
-        costs = Costs(round_s=round_s, own_s=alone.own_s)
+        seen, costs = alone, Costs(round_s=round_s, own_s=alone.own_s)
     return step_time_s(
         what,
-        reduced.work_s,
+        seen.work_s,
         costs,
         segment_steps,
-        samples=reduced.samples,
+        samples=seen.samples,
         sample_s=sample_s,
         seed=seed,
     )
