@@ -103,6 +103,7 @@ class RoundRecord(msgspec.Struct, frozen=True, array_like=True):
     reduced_s: float  # from then until its sum was there
     bytes: int  # that the rank gave to it
     ended_at: float  # Unix time
+    copied_s: float = 0.0  # copying what the rank gave from its device to one vector on the CPU
 
 
 class RoundBatch(msgspec.Struct, frozen=True, tag="rounds"):

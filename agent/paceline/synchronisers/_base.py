@@ -68,6 +68,7 @@ class Round:
     waited_s: float
     reduced_s: float
     bytes: int
+    copied_s: float = 0.0
 
 
 Told = Callable[[Round], None]  # may be called in another thread, never two at once

@@ -30,6 +30,9 @@ class Round(BaseModel):
     reduced_s: float = Field(description="from then until its sum was there", examples=[0.003])
     bytes: int = Field(description="that the rank gave", examples=[65536])
     ended_at: float = Field(description="Unix time", examples=[1767225604.2])
+    copied_s: float = Field(
+        description="copying what the rank gave from its device to the CPU", examples=[0.001]
+    )
 
 
 class InForce(BaseModel):

@@ -48,7 +48,8 @@ def _row(run: int, record: RoundRecord) -> dict[str, Any]:
     for name, bound in _WHOLE:
         if not -bound <= getattr(record, name) < bound:
             raise StoreRefusedError(f"{name} is out of range in {record}")
-    if not abs(record.waited_s) + abs(record.reduced_s) + abs(record.ended_at) < _HUGE:
+    times = record.waited_s, record.reduced_s, record.copied_s, record.ended_at
+    if not sum(map(abs, times)) < _HUGE:
         raise StoreRefusedError(f"a time is not a finite number in {record}")
     if not all(0 <= count < 2**31 for count in record.staleness):
         raise StoreRefusedError(f"staleness holds what is no count in {record}")

@@ -224,6 +224,7 @@ rounds = Table(
     Column("reduced_s", Double, nullable=False),
     Column("bytes", BigInteger, nullable=False),
     Column("ended_at", Double, nullable=False),
+    Column("copied_s", Double, nullable=False, server_default="0"),
     Index("ix_rounds_run_step", "run", "step"),
     sqlite_with_rowid=False,
 )
