@@ -27,9 +27,9 @@ def test_settings_are_the_contributors_means_for_that_step() -> None:
     b.grad = None
     optimiser = torch.optim.SGD([{"params": [a]}, {"params": [b], "lr": 0.3}], 0.1, momentum=0.5)
     flat = Flat([a, b], optimiser)
-    one = flat.read(optimiser, 0.5, 0.25)
+    one = flat.read(optimiser, 0.5, 0.25, 1).vector
     optimiser.param_groups[0]["lr"] = 0.3
-    total = one + flat.read(optimiser, 0.5, 0.25)
+    total = one + flat.read(optimiser, 0.5, 0.25, 1).vector
     with flat.applying(optimiser, total.clone()):
         # Of half of the work: the mean, at half of the mean rate.
         assert a.grad is not None
@@ -46,7 +46,7 @@ def test_whole_numbers_stay() -> None:
     matrix.grad = torch.eye(3)
     optimiser = torch.optim.Muon([matrix], 0.1)
     flat = Flat([matrix], optimiser)
-    apply(flat, optimiser, flat.read(optimiser, 1.0, 1.0))
+    apply(flat, optimiser, flat.read(optimiser, 1.0, 1.0, 1).vector)
     assert not torch.equal(matrix, torch.eye(3))
     assert optimiser.param_groups[0]["ns_steps"] == 5
 
@@ -66,7 +66,7 @@ def test_what_a_step_writes_into_the_settings_stays() -> None:
     optimiser = _Counting([one], 0.5)
     optimiser.step()
     flat = Flat([one], optimiser)
-    vectors = [flat.read(optimiser, 1.0, 0.5) for _ in range(3)]
+    vectors = [flat.read(optimiser, 1.0, 0.5, 1).vector for _ in range(3)]
     for vector in vectors:  # read before the first was applied
         apply(flat, optimiser, vector)
     assert optimiser.param_groups[0]["count"] == 4
@@ -79,7 +79,7 @@ def test_a_rate_in_a_tensor_comes_back() -> None:
     optimiser = torch.optim.Adam([one], torch.tensor(0.1))
     rate = optimiser.param_groups[0]["lr"]
     flat = Flat([one], optimiser)
-    apply(flat, optimiser, flat.read(optimiser, 1.0, 0.25))
+    apply(flat, optimiser, flat.read(optimiser, 1.0, 0.25, 1).vector)
     assert one.item() == pytest.approx(1 - 0.025)
     assert optimiser.param_groups[0]["lr"] is rate
     assert float(rate) == pytest.approx(0.1)

@@ -67,6 +67,12 @@ def test_gradients_of_one_rank_count_as_one_the_newest_most(ranks: Ranks) -> Non
     assert ages == [[1, 0, 0, 0, 0], [1, 1, 0, 0, 0]]
 
 
+def test_a_gradient_on_its_way_to_the_host_goes_into_a_later_round(ranks: Ranks) -> None:
+    found = ranks.run(rounds.arriving)
+    assert [sums for sums, _ in found] == [[2.0, 1.0]] * WORLD
+    assert [copied for _, copied in found] == [[0.5], [0.25], [], []]
+
+
 def test_a_rank_that_is_not_drawn_does_not_call(ranks: Ranks) -> None:
     assert ranks.run(rounds.undrawn) == [False] * WORLD
 

@@ -18,8 +18,9 @@ from paceline.errors import PacelineError
 from paceline.plan import Step
 from paceline.synchronisers import call_of, limits_of
 from paceline.synchronisers._base import Ranks, Round
+from paceline.synchronisers.gradients import Gradient
 from paceline.synchronisers.partial import Partial
-from paceline.synchronisers.rounds import Gradient, Limits, Probes, Rounds, Sum
+from paceline.synchronisers.rounds import Limits, Probes, Rounds, Sum
 
 
 @contextmanager
@@ -135,6 +136,34 @@ def aged() -> tuple[list[list[float]], list[list[int]]]:
         seen += rounds.finish()
     ages = [one.staleness for one in told]
     return [one.total.tolist() for one in seen[:2]], ages[:2]
+
+
+def arriving() -> tuple[list[float], list[float]]:
+    """A gradient of rank 0 is on its way while others have rounds: sums, and copying times."""
+    with ranks() as of:
+        told: list[Round] = []
+        seen = list[Sum]()
+        here = threading.Event()
+
+        def arrive() -> float:
+            assert here.wait(30)
+            return 0.5
+
+        call = call_of({"quorum": 1}, of, "rounds", 3)
+        rounds = Rounds(of, "rounds", 1, call, Limits(mean=False), told.append)
+        if of.rank == 0:
+            rounds.offer(Gradient(torch.ones(1), 1, arrive=arrive))
+        dist.barrier()
+        if of.rank == 1:
+            rounds.offer(Gradient(torch.full((1,), 2.0), 1, copied_s=0.25))
+        while not seen:
+            seen += rounds.take()
+            time.sleep(0.001)
+        dist.barrier()
+        here.set()
+        seen += rounds.finish()
+    found = [float(one.total) for one in seen if one.contributors]
+    return found, [one.copied_s for one in told if one.copied_s]
 
 
 def undrawn() -> bool:

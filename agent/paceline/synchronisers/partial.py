@@ -9,8 +9,8 @@ from torch import nn
 
 from paceline.plan import Step
 from paceline.synchronisers._base import Ranks, Told, kept, no_gradient
-from paceline.synchronisers.gradients import Flat
-from paceline.synchronisers.rounds import Call, Gradient, Limits, Rounds, Sum
+from paceline.synchronisers.gradients import Flat, Gradient
+from paceline.synchronisers.rounds import Call, Limits, Rounds, Sum
 
 
 class Partial:
@@ -96,7 +96,7 @@ class Partial:
         if not (samples or again) or all(p.grad is None for p in self._flat.parameters):
             return None
         weight = statistics.fmean(weights) / self._share
-        return Gradient(self._flat.read(optimiser, 1 / self._world, weight), samples)
+        return self._flat.read(optimiser, 1 / self._world, weight, samples)
 
     def _apply(self, sums: list[Sum], optimiser: torch.optim.Optimizer) -> None:
         for one in sums:

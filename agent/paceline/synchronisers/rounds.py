@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -20,6 +21,7 @@ import torch.distributed as dist
 
 from paceline.errors import PacelineError
 from paceline.synchronisers._base import Ranks, Round, Told
+from paceline.synchronisers.gradients import Gradient
 from paceline.wire import AGES, MOST_WAITING
 
 if TYPE_CHECKING:
@@ -27,14 +29,6 @@ if TYPE_CHECKING:
 
 _PULSE_S = 4.0  # a rank that has waited so long calls a round: it fails if a rank is gone
 _GO, _ABORT = "go", "abort "
-
-
-@dataclass(frozen=True)
-class Gradient:
-    """What a rank computed for one update."""
-
-    vector: torch.Tensor  # weighted, then what else is summed up; see `Rounds`
-    samples: int  # that it is of
 
 
 @dataclass(frozen=True)
@@ -106,6 +100,8 @@ class Quorum:
 class _Pending:
     gradient: Gradient
     born: int  # rounds that were in the parameters it was computed with
+    there: bool  # else it is still on its way to the host
+    copied_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -118,8 +114,8 @@ class Limits:
     Args:
         staleness: rounds after which a gradient is dropped; None: never.
         lead: steps that a rank may be ahead of the slowest; None: any.
-        mean: gradients that waited for the same round count as one, the newest most (RNA, Sec. 3.3);
-            else as their sum.
+        mean: gradients that waited for the same round count as one, the newest most (RNA,
+            Sec. 3.3); else as their sum.
         waits: after its k-th step a rank waits until k rounds are over.
         paced: only ranks that are through with k steps call the k-th round.
     """
@@ -184,6 +180,7 @@ class Rounds:
         self._dropped = 0  # samples since the last round
         self._given: torch.Tensor | None = None  # to all, with the next one
         self._error: BaseException | None = None
+        self._copier: ThreadPoolExecutor | None = None
         self._thread = threading.Thread(target=self._run, name="paceline-rounds", daemon=True)
         self._thread.start()
 
@@ -203,7 +200,11 @@ class Rounds:
             self._clock += ends_step
             self._idle = gradient is None
             if gradient is not None:
-                self._pending.append(_Pending(gradient, self._taken))
+                one = _Pending(gradient, self._taken, gradient.arrive is None, gradient.copied_s)
+                self._pending.append(one)
+                if not one.there:
+                    self._copier = self._copier or ThreadPoolExecutor(1, "paceline-copies")
+                    self._copier.submit(self._arrive, one)
         self._announce()
         self._wait(lambda: not self._ahead())
 
@@ -244,11 +245,14 @@ class Rounds:
         Raises:
             PacelineError: see `offer`.
         """
+        self._wait(lambda: not self._on_their_way)
         with self._changed:
             self._done = True
         self._announce()
         self._wait(lambda: not self._working)
         self._thread.join()
+        if self._copier is not None:
+            self._copier.shutdown()
         return self.take()
 
     def abort(self, reason: str) -> None:
@@ -260,17 +264,43 @@ class Rounds:
             while not spoil(self._ranks, self._prefix, number, reason):
                 number += 1  # that one has been called, and runs; none ends while the lock is held
         self._thread.join(timeout=1.0)
+        if self._copier is not None:
+            self._copier.shutdown(wait=False)
+
+    def _arrive(self, one: _Pending) -> None:
+        """A gradient comes to the host, while the device computes on."""
+        try:
+            assert one.gradient.arrive is not None
+            one.copied_s = one.gradient.arrive()
+        except BaseException as error:
+            with self._changed:
+                self._error = self._error or error
+        with self._changed:
+            one.there = True
+            self._changed.notify_all()
+        self._announce()
+
+    @property
+    def _on_their_way(self) -> int:
+        return sum(not one.there for one in self._pending)
+
+    @property
+    def _through(self) -> int:
+        """Steps whose gradients are there."""
+        return self._clock - self._on_their_way
 
     def _ahead(self) -> bool:
         """Whether this rank shall wait for the others; see `Limits`."""
         if self._overfull or (self._limits.waits and self._round < self._clock):
+            return True
+        if self._on_their_way > 1:  # the device computes one step beside the copy of another
             return True
         return self._limits.lead is not None and self.ahead > self._limits.lead
 
     @property
     def _overfull(self) -> bool:
         """Whether gradients wait for a round that nobody else may call for long."""
-        return len(self._pending) > MOST_WAITING
+        return len(self._pending) - self._on_their_way > MOST_WAITING
 
     def _wait(self, until: Callable[[], bool]) -> None:
         deadline = time.monotonic() + self._timeout_s
@@ -316,9 +346,9 @@ class Rounds:
         """Whether a round would be of use to this rank, or need not wait for it."""
         if self._done and self._rank in self._working:
             return True
-        if self._limits.paced and self._clock <= self._round:
+        if self._limits.paced and self._through <= self._round:
             return False
-        ages = (self._round - one.born for one in self._pending)
+        ages = (self._round - one.born for one in self._pending if one.there)
         return self._idle or any(self._limits.fresh(age) for age in ages)
 
     def _run(self) -> None:
@@ -342,7 +372,7 @@ class Rounds:
         called = time.perf_counter()
         with self._changed:
             self._busy = True
-            vector = self._contribution()
+            vector, copied_s = self._contribution()
             extra, self._given = self._given, None
             vector[self._length + 2] = extra is not None
         dist.all_reduce(vector, group=self._group)
@@ -367,24 +397,25 @@ class Rounds:
             self._busy = False
             self._changed.notify_all()
         if self._told is not None:
-            waited_s, reduced_s, size = called - began, ended - called, vector.nbytes
-            self._told(Round(number, world, head[0], ages, head[1], waited_s, reduced_s, size))
+            times = called - began, ended - called, vector.nbytes, copied_s
+            self._told(Round(number, world, head[0], ages, head[1], *times))
 
-    def _contribution(self) -> torch.Tensor:
-        """What this rank gives to the round; the lock is held."""
+    def _contribution(self) -> tuple[torch.Tensor, float]:
+        """What this rank gives to the round, and what copying it took; the lock is held."""
         length, world, limits = self._length, self._world, self._limits
         bins = AGES if limits.staleness is None else min(limits.staleness + 1, AGES)
         vector = torch.empty(length + 3 + bins + 2 * world)
         own, head = vector[:length], vector[length:].zero_()
         fresh = []
-        for one in self._pending:
+        given = [one for one in self._pending if one.there]
+        self._pending = deque(one for one in self._pending if not one.there)
+        for one in given:
             age = self._round - one.born
             if limits.fresh(age):
                 fresh.append((one, age))
                 head[3 + min(age, bins - 1)] += 1
             else:
                 self._dropped += one.gradient.samples
-        self._pending.clear()
         self._idle = False
         if not fresh:
             own.zero_()
@@ -398,6 +429,6 @@ class Rounds:
             head[0] = 1
         head[1] = self._dropped
         self._dropped = 0
-        head[3 + bins + self._rank] = self._clock
+        head[3 + bins + self._rank] = self._through
         head[3 + bins + world + self._rank] = self._done
-        return vector
+        return vector, sum(one.copied_s for one in given)
