@@ -93,7 +93,7 @@ def test_a_slow_rank_is_not_waited_for(ranks: Ranks) -> None:
 def test_work_of_a_slow_rank_is_taken_over(ranks: Ranks) -> None:
     """It trains less, all of it counts, and the whole weighs as much as before."""
     found = ranks.run(relaxing.train, [KINDS["flexrr"]], {"slow": {2: 0.02}, "accumulate": 1})
-    assert found[2]["samples"] < 0.8 * found[0]["samples"]
+    assert found[2]["samples"] < 0.9 * found[0]["samples"]
     assert sum(one["weight"] for one in found) == pytest.approx(2 * STEPS)
     assert found[0]["dropped"] == 0
 
