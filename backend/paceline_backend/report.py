@@ -94,11 +94,12 @@ def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[st
 def round_words(found: dict[str, Any]) -> str:
     """What rounds under a policy version were like, `store.rounds.in_force`'s, in a sentence."""
     rate = "" if found["rounds_per_s"] is None else f", {found['rounds_per_s']:,.1f} a second"
+    copying = f", copying {_time(found['copied_s'])}" if found["copied_s"] else ""
     words = (
         f"{found['policy']} ({found['synchroniser']}), steps {found['from']}–{found['to']}: "
         f"{found['rounds']:,} rounds{rate}, with {found['contributors']:.1f} of {found['world']} "
         f"ranks on average; response time {_time(found['waited_s'])} "
-        f"(95 %: up to {_time(found['waited_s_p95'])})."
+        f"(95 %: up to {_time(found['waited_s_p95'])}){copying}."
     )
     if not found["dropped"]:
         return words

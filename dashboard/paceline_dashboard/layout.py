@@ -248,8 +248,8 @@ def _rounds() -> html.Div:
                   "replicas) went into a round, mean over the rounds of a step, and the fewest and "
                   "the most."),
             chart("chart-response", "Response time", "From the end of one round until the next is "
-                  "called, mean and longest of a step's rounds; and reduction, from then until its "
-                  "sum is there."),
+                  "called, mean and longest of a step's rounds; reduction, from then until its sum "
+                  "is there; and copying what a worker gave from its device to the CPU."),
             chart("chart-dropped", "Dropped samples", "Per step: samples that were computed, but "
                   "whose gradients came too many rounds late and were not applied."),
             chart("chart-bytes", "Bytes exchanged", "Per step: what one worker gave to rounds."),

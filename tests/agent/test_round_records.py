@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 
@@ -28,6 +29,7 @@ ROUND: dict[str, Any] = {
     "waited_s": 0.02,
     "reduced_s": 0.003,
     "bytes": 4096,
+    "copied_s": 0.001,
 }
 
 
@@ -87,6 +89,14 @@ def test_a_rank_numbers_the_rounds_that_it_tells(bus_url: str) -> None:
     assert {name: getattr(found[0], name) for name in ROUND} == ROUND
     assert (found[0].segment, found[0].step) == (3, 40)
     assert before <= found[0].ended_at <= found[2].ended_at <= time.time()
+
+
+def test_a_round_that_lacks_the_newest_figure_is_read() -> None:
+    """What a rank of an earlier release tells, or what lay in its spool."""
+    told = msgspec.structs.astuple(round_record(0))[:-1]
+    data = msgspec.msgpack.encode({"type": "rounds", "records": [told]})
+    _, found = wire.decode(wire.encode(RoundBatch([]), RUN) | {b"data": data})
+    assert found == RoundBatch([msgspec.structs.replace(round_record(0), copied_s=0.0)])
 
 
 def test_rounds_that_fit_nowhere_are_counted_one_by_one(

@@ -14,9 +14,9 @@ from alembic import command
 from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
-from paceline.wire import StepBatch
+from paceline.wire import RoundBatch, StepBatch
 from paceline_backend.store import Store, StoreError, _migrate, schema, telemetry
-from support.records import add_run, adopted, hello, record
+from support.records import a_round, add_run, adopted, hello, record
 
 OPEN = """
 import sys
@@ -83,6 +83,17 @@ def test_an_earlier_database_keeps_its_rows(database_url: str) -> None:
         assert {row[2] for row in rows} == {0.0}
         c = schema.segments.c
         assert connection.execute(sa.select(c.synchroniser, c.why)).all() == [("allreduce", "")]
+
+
+def test_earlier_rounds_had_nothing_to_copy(database_url: str) -> None:
+    with Store.open(database_url) as store:
+        add_run(store, "old")
+        telemetry.write(store, [("old", RoundBatch([a_round(0), a_round(1)]))])
+        with store.write() as connection:
+            command.downgrade(_migrate.config(connection), "0006")
+    with Store.open(database_url) as store, store.read() as connection:
+        c = schema.rounds.c
+        assert connection.execute(sa.select(c.seq, c.copied_s)).all() == [(0, 0.0), (1, 0.0)]
 
 
 def test_downgrade_and_upgrade_round_trip(database_url: str) -> None:

@@ -112,6 +112,7 @@ def _entries(bus: redis.Redis, stream: str) -> list[Any]:
     [
         {"waited_s": math.nan},
         {"reduced_s": math.inf},
+        {"copied_s": math.nan},
         {"ended_at": 1e101},
         {"attempt": 2**15},
         {"rank": 2**31},
@@ -165,7 +166,15 @@ def fill(store: Store) -> int:
         store,
         told(
             a_round(0, segment=1, step=2, staleness=[1, 0], waited_s=next(waits)),
-            a_round(1, segment=1, step=3, contributors=2, staleness=[1, 1], waited_s=next(waits)),
+            a_round(
+                1,
+                segment=1,
+                step=3,
+                contributors=2,
+                staleness=[1, 1],
+                waited_s=next(waits),
+                copied_s=0.5625,
+            ),
             a_round(2, segment=2, step=4, staleness=[0, 1], dropped=2, waited_s=next(waits)),
             a_round(3, segment=2, step=4, contributors=2, staleness=[2, 0], waited_s=next(waits)),
             a_round(4, segment=3, step=6, staleness=[1, 0, 4], dropped=3, waited_s=next(waits)),
@@ -193,6 +202,7 @@ def test_what_rounds_were_like_under_each_policy(store: Store) -> None:
         "waited_s": 0.375,
         "waited_s_p95": pytest.approx(0.5 + 0.85 * 8),
         "reduced_s": 0.125,
+        "copied_s": 0.1875,
         "bytes": 256,
         # From 1000 − 0.25 − 0.125 (or 1003 − 8.5 − 0.125, which is earlier) to 1003.
         "rounds_per_s": pytest.approx(4 / 8.625),
@@ -271,6 +281,7 @@ def test_over_time(store: Store) -> None:
         "waited_s": [0.25, 0.5, 4.3125, 0.25],
         "waited_s_max": [0.25, 0.5, 8.5, 0.25],
         "reduced_s": [0.125] * 4,
+        "copied_s": [0.0625, 0.5625, 0.0625, 0.0625],
         "bytes": [64, 64, 128, 64],
     }
     assert (thin["bucket"], thin["step"], thin["rounds"]) == (5, [2, 6], [4, 1])
@@ -310,7 +321,7 @@ def test_the_report_has_a_line_for_each(store: Store, capsys: pytest.CaptureFixt
     rna, n_soft = (one["words"] for one in figures["synchronisation"])
     assert rna == (
         "rna (partial), steps 2–4: 4 rounds, 0.5 a second, with 1.5 of 2 ranks on average; "
-        "response time 375.0 ms (95 %: up to 7.30 s). "
+        "response time 375.0 ms (95 %: up to 7.30 s), copying 187.5 ms. "
         "2 samples (16.7 %) were computed, but not applied: too late."
     )
     assert "3 samples (50.0 %)" in n_soft

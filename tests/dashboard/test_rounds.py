@@ -60,13 +60,14 @@ def test_rounds_appear_by_themselves_and_stay_up_to_date(
     contributors = lines(page, "contributors")
     assert [contributors[name][25] for name in ("mean", "fewest", "most")] == [3, 2, 4]
     response = lines(page, "response")
-    means = [response[name][25] for name in ("mean", "longest", "reduction")]
-    assert means == pytest.approx([0.015, 0.02, 0.002])
+    means = [response[name][25] for name in ("mean", "longest", "reduction", "copying")]
+    assert means == pytest.approx([0.015, 0.02, 0.002, 0.0015])
     assert lines(page, "bytes")[""][25] == 100_000
     assert [lines(page, "dropped")[""][step] for step in (20, 21)] == [8, 0]
     words = page.locator("#rounds-words li")
     expect(words).to_contain_text("rna (partial), steps 20–29: 20 rounds")
     expect(words).to_contain_text("with 3.0 of 4 ranks on average; response time 15.0 ms")
+    expect(words).to_contain_text("copying 1.5 ms")
     expect(words).to_contain_text("8 samples")
     expect(words).to_contain_text("not applied")
     training.train(4)

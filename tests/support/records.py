@@ -92,6 +92,7 @@ def a_round(seq: int, **fields: Any) -> RoundRecord:
         "reduced_s": 0.125,
         "bytes": 64,
         "ended_at": 1_000.0 + seq,
+        "copied_s": 0.0625,
     }
     return RoundRecord(**(values | fields))
 

@@ -155,6 +155,7 @@ class Training:
                     dropped=0 if step % 10 or number else 8,
                     waited_s=0.01 * (1 + number),
                     reduced_s=0.002,
+                    copied_s=0.001 * (1 + number),
                     bytes=50_000,
                     ended_at=time.time() + 0.05 * self.rounds,
                 )

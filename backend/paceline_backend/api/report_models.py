@@ -58,6 +58,7 @@ class InForce(BaseModel):
     waited_s: float = Field(description="response time, median", examples=[0.012])
     waited_s_p95: float = Field(description="19 of 20 are at most this", examples=[0.041])
     reduced_s: float = Field(description="mean", examples=[0.003])
+    copied_s: float = Field(description="mean", examples=[0.001])
     bytes: int = Field(description="given by the rank that told, in all", examples=[78905344])
     rounds_per_s: float | None = Field(examples=[61.5])
     gradients_per_s: float | None = Field(description="that were applied", examples=[190.6])
@@ -77,6 +78,7 @@ class RoundsOverTime(BaseModel):
     waited_s: list[float] = Field(description="mean", examples=[[0.012, 0.014]])
     waited_s_max: list[float] = Field(examples=[[0.03, 0.041]])
     reduced_s: list[float] = Field(description="mean", examples=[[0.003, 0.003]])
+    copied_s: list[float] = Field(description="mean", examples=[[0.001, 0.001]])
     bytes: list[int] = Field(description="in all", examples=[[262144, 327680]])
 
 

@@ -108,6 +108,7 @@ class _Sums:
     samples: int = 0
     waited_s: list[float] = field(default_factory=list)
     reduced_s: float = 0.0
+    copied_s: float = 0.0
     bytes: int = 0
     began: dict[int, float] = field(default_factory=dict)  # stretch of segments → Unix time
     ended: dict[int, float] = field(default_factory=dict)
@@ -221,6 +222,7 @@ def _sums(where: list[sa.ColumnElement[bool]]) -> sa.Select[Any]:
         "contributors": func.sum(c.contributors),
         "dropped": func.sum(c.dropped),
         "reduced_s": func.sum(c.reduced_s),
+        "copied_s": func.sum(c.copied_s),
         "bytes": func.sum(sa.cast(c.bytes, sa.Double)),  # integers may overflow
         "began": func.min(c.ended_at - c.waited_s - c.reduced_s),
         "ended": func.max(c.ended_at),
@@ -237,6 +239,7 @@ def _add(sums: _Sums, stretch: int, row: sa.Row[Any]) -> None:
     for name in ("rounds", "contributors", "dropped", "bytes"):
         setattr(sums, name, getattr(sums, name) + int(getattr(row, name)))
     sums.reduced_s += row.reduced_s
+    sums.copied_s += row.copied_s
     sums.began[stretch] = min(row.began, sums.began.get(stretch, row.began))
     sums.ended[stretch] = max(row.ended, sums.ended.get(stretch, row.ended))
 
@@ -260,6 +263,7 @@ def _answer(plan: _Plan, sums: _Sums) -> dict[str, Any]:
         "waited_s": float(median),
         "waited_s_p95": float(p95),
         "reduced_s": sums.reduced_s / sums.rounds,
+        "copied_s": sums.copied_s / sums.rounds,
         "bytes": sums.bytes,
         "rounds_per_s": sums.rounds / lasted_s if lasted_s > 0 else None,
         "gradients_per_s": sum(staleness) / lasted_s if lasted_s > 0 else None,
@@ -278,6 +282,7 @@ def _over_time(connection: sa.Connection, run: int, span: Range, bucket: int) ->
         "waited_s": func.avg(c.waited_s),
         "waited_s_max": func.max(c.waited_s),
         "reduced_s": func.avg(c.reduced_s),
+        "copied_s": func.avg(c.copied_s),
         "bytes": func.sum(sa.cast(c.bytes, sa.Double)),
     }
     query = sa.select(*columns.values()).where(*_counting(connection, run, span))

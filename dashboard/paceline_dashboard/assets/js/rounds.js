@@ -42,7 +42,9 @@ export class Rounds {
       line: { color, dash, width: 1.4 }, marker: { color, size: 3 }, ...more,
     });
     const perStep = (column) => over[column].map((sum) => sum / over.bucket);
-    const [mean, other, third] = colours.ranks;
+    const [mean, other, third, fourth] = colours.ranks;
+    const seconds = (column, name, color, dash) =>
+      line(column, name, color, dash, { mode: "lines", hovertemplate: "%{y:.3~s}s" });
     return [
       {
         id: "chart-contributors", options: { tick: "~g", top: 1.05 * world, legend: true },
@@ -56,8 +58,9 @@ export class Rounds {
         id: "chart-response", options: { tick: "~s", suffix: "s", legend: true },
         traces: [
           line(over.waited_s, "mean", mean, "solid", { hovertemplate: "%{y:.3~s}s" }),
-          line(over.waited_s_max, "longest", other, "dot", { mode: "lines", hovertemplate: "%{y:.3~s}s" }),
-          line(over.reduced_s, "reduction", third, "dash", { mode: "lines", hovertemplate: "%{y:.3~s}s" }),
+          seconds(over.waited_s_max, "longest", other, "dot"),
+          seconds(over.reduced_s, "reduction", third, "dash"),
+          seconds(over.copied_s, "copying", fourth, "dashdot"),
         ],
       },
       {
