@@ -397,7 +397,7 @@ class Session:
             self._leader = self._make_leader(store)
         limit = self._limits[self.rank] if self._limits else None
         by_size = self._terms.loss_mean == "size"
-        self._exchange.stealing = Stealing(store, self.rank, limit, by_size=by_size)
+        self._exchange.stealing = Stealing(store, self.rank, lookahead, limit, by_size=by_size)
         return Plan(store, self.rank, self._leader)
 
     def _make_emitter(self, run: str) -> Emitter:

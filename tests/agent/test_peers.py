@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
@@ -69,13 +69,21 @@ def test_groups_are_kept_for_when_they_come_again(ranks: Ranks) -> None:
         assert one["groups"] == [0, 1, 0, 2, 3, 4, 1, 5]
 
 
-def mean_of_steps(seed: int, steps: int) -> list[float]:
-    total = sum(peers.noise(seed, rank, step) for rank in range(WORLD) for step in range(steps))
-    assert isinstance(total, torch.Tensor)
-    return (-total / WORLD).tolist()
+def test_who_is_not_asked_for_long_still_answers(ranks: Ranks) -> None:
+    assert ranks.run(peers.seldom) == [[1.0], [], [3.0], [4.0]]
 
 
-@pytest.mark.parametrize("seed", range(3))
+def mean_of_steps(seed: int, steps: int, weights: Sequence[float]) -> list[float]:
+    total = torch.zeros(5)
+    for rank, weight in enumerate(weights):
+        for step in range(steps):
+            total -= weight * peers.noise(seed, rank, step)
+    return total.tolist()
+
+
+@pytest.mark.parametrize(
+    ("seed", "weights"), [(0, [0.25] * 4), (1, [0.25] * 4), (2, [0.4, 0.1, 0.0, 0.5])], ids=str
+)
 @pytest.mark.parametrize("slow_s", [0.0, 0.002])
 @pytest.mark.parametrize(
     "what",
@@ -83,12 +91,29 @@ def mean_of_steps(seed: int, steps: int) -> list[float]:
     ids=["pairwise", "hierarchical", "apart"],
 )
 def test_each_step_of_each_rank_counts_once(
-    ranks: Ranks, what: Synchronisation, slow_s: float, seed: int
+    ranks: Ranks, what: Synchronisation, slow_s: float, seed: int, weights: list[float]
 ) -> None:
-    """The sum of all replicas is that of all steps, whatever came between."""
-    found = ranks.run(peers.by_noise, what, 40, seed, slow_s)
+    """The sum of all replicas is that of all steps, as they weigh, whatever came between."""
+    found = ranks.run(peers.by_noise, what, 40, seed, slow_s, weights)
     assert all(one["after"] == found[0]["after"] for one in found)
-    assert found[0]["after"] == pytest.approx(mean_of_steps(seed, 40), abs=1e-4)
+    assert found[0]["after"] == pytest.approx(mean_of_steps(seed, 40, weights), abs=1e-4)
+
+
+def test_a_mean_of_local_steps_weighs_by_what_ranks_trained_with(ranks: Ranks) -> None:
+    """Ranks move by 1, 2, 3 and 4 in each step, the last two by nothing, as they have no samples.
+
+    Two steps, then their mean: 0.8 · 2 + 0.2 · 4 = 2.4; and so twice.
+    """
+    what = Synchronisation("averaging", {"every": 2})
+    found = ranks.run(peers.by_ranks, what, 4, [0.8, 0.2, 0.0, 0.0])
+    for one in found:
+        assert one["after"] == one["before"] == pytest.approx([4.8] * 5)
+
+
+def test_a_push_may_end_later_than_what_it_pulled_is_in_use(ranks: Ranks) -> None:
+    found = ranks.run(peers.by_late_givers, hierarchical([[0, 1], [2, 3]], 1), 20)
+    assert all(one["after"] == found[0]["after"] for one in found)
+    assert found[0]["after"] == pytest.approx(mean_of_steps(1, 20, [0.25] * 4), abs=1e-4)
 
 
 def test_means_of_two_bring_replicas_together(ranks: Ranks) -> None:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from datetime import timedelta
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -16,6 +20,7 @@ from paceline.plan import Step
 from paceline.synchronisers import make
 from paceline.synchronisers._base import Round, Synchroniser
 from paceline.synchronisers.peers import Peers
+from paceline.synchronisers.rounds import Rounds
 from paceline.wire import Synchronisation
 from support.rounds import ranks
 
@@ -80,22 +85,72 @@ def silent(answering: list[int], late: int) -> str:
     return told
 
 
+class _Counted:
+    """A store that tells when it is asked for a key, and waits no longer than its own limit."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.asked = threading.Semaphore(0)
+
+    def get(self, key: str) -> bytes:
+        self.asked.release()
+        found: bytes = self._store.get(key)
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+
+def seldom() -> list[float]:
+    """Rank 1 is asked after the store's time limit is over twice; what the others are answered."""
+    with ranks() as of:
+        waiting: Any = of.waiting
+        waiting.set_timeout(timedelta(seconds=0.05))
+        counted = _Counted(waiting)
+        made: Any = replace(of, waiting=counted)
+        peers = Peers(made, "peers", [1], 1, lambda rank, vector: vector + rank)
+        if of.rank == 1:
+            for _ in range(3):
+                assert counted.asked.acquire(timeout=10), "it waits no more"
+        dist.barrier()
+        found = [] if of.rank == 1 else peers.ask(1, torch.ones(1)).vector.tolist()
+        peers.finish()
+        return found
+
+
+def by_late_givers(what: Synchronisation, steps: int) -> dict[str, Any]:
+    """`by_noise` where what a push pulled is in use before its thread is through with giving it."""
+    give = Rounds.give
+
+    def late(rounds: Rounds, extra: torch.Tensor) -> None:
+        give(rounds, extra)
+        taken = rounds._taken
+        while rounds._taken < taken + 3 and rounds._working:
+            time.sleep(0.001)
+
+    with mock.patch.object(Rounds, "give", late):
+        return by_noise(what, steps, 1)
+
+
 def train(
     what: Synchronisation,
     steps: int,
     gradient: Callable[[int, int, torch.Tensor], torch.Tensor],
     slow_s: float = 0.0,
     *,
+    weights: Sequence[float] = (),
     together: bool = False,
     late: bool = False,
 ) -> dict[str, Any]:
-    """Plain SGD of two parameters with a learning rate of 1; each rank weighs the same.
+    """Plain SGD of two parameters with a learning rate of 1.
 
     Args:
         what: the synchroniser.
         steps: of each rank, from the run's step `FIRST` on.
-        gradient: of a rank in a step, where its parameters are these, [5].
+        gradient: the mean of a rank's batch in a step, where its parameters are these, [5].
         slow_s: a step's duration on a rank is drawn from 0 to twice this.
+        weights: of the ranks' batches, of which those that weigh nothing are empty; (): all the
+            same.
         together: the script itself lets ranks wait for each other in each step.
         late: ranks of odd number begin as the others are through with two steps.
 
@@ -108,6 +163,8 @@ def train(
         optimiser = torch.optim.SGD(parameters, 1.0)
         told: list[Round] = []
         synchroniser: Synchroniser = make(what, of, "train", parameters, optimiser, 1, told.append)
+        weight = weights[of.rank] if weights else 1 / of.world
+        factor = weight * of.world if synchroniser.weighs else 1.0  # as wrapped models weigh
         for step in range(steps):
             if together or (late and step == (0 if of.rank % 2 else 2)):
                 dist.barrier()
@@ -115,8 +172,9 @@ def train(
             at = torch.cat([parameter.detach() for parameter in parameters])
             parts = gradient(of.rank, step, at).split([2, 3])
             for parameter, part in zip(parameters, parts, strict=True):
-                parameter.grad = part.clone()
-            plan = Step(0, FIRST + step, 0, [0], 1.0, 1.0, 1.0, 1 / of.world, None, 0)
+                parameter.grad = factor * part
+            indices = [0] if weight else []
+            plan = Step(0, FIRST + step, 0, indices, 1.0, 1.0, 1.0, weight, None, 0)
             synchroniser.stepping(plan, optimiser)
             optimiser.step()
             synchroniser.body_done(plan, optimiser)
@@ -137,9 +195,22 @@ def noise(seed: int, rank: int, step: int) -> torch.Tensor:
     return torch.randn(5, generator=generator)
 
 
-def by_noise(what: Synchronisation, steps: int, seed: int, slow_s: float = 0.0) -> dict[str, Any]:
+def by_noise(
+    what: Synchronisation,
+    steps: int,
+    seed: int,
+    slow_s: float = 0.0,
+    weights: Sequence[float] = (),
+) -> dict[str, Any]:
     """`train` with gradients whose sum is known."""
-    return train(what, steps, lambda rank, step, _: noise(seed, rank, step), slow_s)
+    return train(
+        what, steps, lambda rank, step, _: noise(seed, rank, step), slow_s, weights=weights
+    )
+
+
+def by_ranks(what: Synchronisation, steps: int, weights: Sequence[float]) -> dict[str, Any]:
+    """`train` where each step moves each parameter of rank r by 1 + r."""
+    return train(what, steps, lambda rank, *_: torch.full((5,), -1.0 - rank), weights=weights)
 
 
 def _downhill(rank: int, step: int, at: torch.Tensor) -> torch.Tensor:

@@ -145,7 +145,8 @@ class Hierarchical(Partial):
                 self._pushing = False
             self._applied += 1
             due = self._every is not None and self._applied % self._every == 0
-            if self._pushes and due and not self._pushing:
+            # What the last push pulled may be here before its thread is through with giving it.
+            if self._pushes and due and not self._pushing and self._beside.idle:
                 self._push()
 
     def _push(self) -> None:

@@ -28,7 +28,8 @@ class Pairwise(Averaging):
     the sum over ranks is that of all steps, and of nothing else. A rank takes over its shadow at
     the end of each step, so parameters change in no other thread than the script's.
 
-    A rank steps with its own batch's mean gradient. Where all meet replicas become their mean, each
+    A rank steps with its batch's mean gradient times its weight · M: so the mean of replicas moves
+    by Σw_j·g_j, whatever the batches' sizes. Where all meet replicas become their mean, each
     counting the same, as it holds the steps of all.
 
     Args:
@@ -38,6 +39,8 @@ class Pairwise(Averaging):
         seed: of who is asked.
         told: called with each mean of two, on the rank that asked, in another thread.
     """
+
+    weighs = True
 
     def __init__(
         self,

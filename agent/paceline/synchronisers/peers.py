@@ -166,10 +166,14 @@ class Peers:
             self._error = self._error or error
 
     def _next(self, number: int) -> str:
-        key = self._key(self._ranks.rank, number)
-        word: str = self._ranks.waiting.get(key).decode()
-        self._ranks.waiting.delete_key(key)
-        return word
+        key, waiting = self._key(self._ranks.rank, number), self._ranks.waiting
+        while True:
+            try:
+                word: str = waiting.get(key).decode()
+            except dist.DistStoreError:  # nobody asked for as long as the store waits
+                continue
+            waiting.delete_key(key)
+            return word
 
     def _serve(self, rank: int) -> None:
         try:

@@ -1,13 +1,15 @@
 """FlexRR's work stealing: a rank that is ahead takes over part of a slower rank's next batch.
 
 A training loop's body takes one batch per step. So what moves is decided when a batch is about to
-be loaded: the rank that is ahead enlarges its own by samples of the slowest rank's next batch, of
-the same step or an earlier one; that rank then loads the fewer. Each batch is closed, once, in the
-ranks' store, by its owner or by who takes from it: so no sample is lost or used twice.
+be loaded: the rank that is ahead enlarges its own by samples of the next batch that the slowest
+rank has not begun to load, of the same step or an earlier one; that rank then loads the fewer. Each
+batch is closed, once, in the ranks' store, by its owner or by who takes from it: so no sample is
+lost or used twice.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -42,13 +44,10 @@ def queues_key(segment: int) -> str:
 
 
 def put(store: Store, parts: list[Part], sizes: list[Floats]) -> None:
-    """Puts a segment's queues before the ranks, and takes away those that all are through with."""
+    """Puts a segment's queues before the ranks."""
     segment = parts[0].segment
     queues = Queues(parts, [one.astype("<f8").tobytes() for one in sizes])
     store.set(queues_key(segment), _encoder.encode(queues))  # type: ignore[arg-type]
-    # A segment is planned when some rank reaches the end of the one before, and all have met since
-    # they read the one before that.
-    store.delete_key(queues_key(segment - 2))
 
 
 class Stealing:
@@ -57,17 +56,21 @@ class Stealing:
     Args:
         store: the ranks'.
         rank: which of them.
+        lookahead: steps that each rank loads before it trains with them.
         limit: the most samples that fit into this rank's memory; None: any number.
         by_size: the loss is a mean over size units; else over samples.
     """
 
-    def __init__(self, store: Store, rank: int, limit: int | None, *, by_size: bool) -> None:
-        self._store, self._rank, self._limit, self._by_size = store, rank, limit, by_size
+    def __init__(
+        self, store: Store, rank: int, lookahead: int, limit: int | None, *, by_size: bool
+    ) -> None:
+        self._store, self._rank, self._lookahead = store, rank, lookahead
+        self._limit, self._by_size = limit, by_size
         self._segment = -1  # of the queues at hand:
         self._steps: list[list[Step]] = []  # [rank][step]
         self._sizes: list[list[Floats]] = []
-        self._closed: list[str] = []  # keys of own batches in the segment, and the one before
-        self._before: list[str] = []
+        self._closed: list[str] = []  # keys of own batches in the segment,
+        self._before: deque[tuple[int, list[str]]] = deque()  # and in one before that one
 
     def batch(self, step: Step, clocks: list[int] | None) -> Step:
         """The step as it is to be loaded: less what others took, with what this rank takes.
@@ -95,8 +98,8 @@ class Stealing:
         """Rank, step in the segment, first and end of the samples that this rank takes over."""
         others = [rank for rank in range(len(clocks)) if rank != self._rank]
         slowest = min(others, key=lambda rank: clocks[rank])
-        behind = at - clocks[slowest]
-        next_ = clocks[slowest] + 1  # it is in the one before
+        loaded = clocks[slowest] + self._lookahead  # the newest step that it has begun to load
+        behind, next_ = at - loaded, loaded + 1
         if behind < 1:
             return None
         there = len(self._steps[slowest][next_].indices)
@@ -111,10 +114,17 @@ class Stealing:
         return slowest, next_, there - count, there
 
     def _read(self, segment: int) -> None:
-        for key in self._before:  # nobody looks at those any more: all have met since
-            self._store.delete_key(key)
-        self._before, self._closed = self._closed, []
-        queues = _decoder.decode(self._store.get(queues_key(segment)))
+        store, key = self._store, queues_key(segment)
+        queues = _decoder.decode(store.get(key))
+        # How far ranks are apart here is not bounded: some load far ahead.
+        if store.add(f"{key}/read", 1) == len(queues.parts):
+            store.delete_key(key)
+            store.delete_key(f"{key}/read")
+        self._before.append((segment, self._closed))
+        self._closed = []
+        while self._before and not store.check([queues_key(self._before[0][0])]):
+            for closed in self._before.popleft()[1]:  # all ranks are in later segments
+                store.delete_key(closed)
         self._segment = segment
         self._steps = [list(part.steps()) for part in queues.parts]
         self._sizes = [
