@@ -21,6 +21,7 @@ import paceline
 from paceline.leader import Leader
 from paceline.plan import Step
 from paceline.synchronisers._base import Round
+from paceline.synchronisers.partial import Partial
 from paceline.wire import ALLREDUCE, Segment, Synchronisation
 
 SAMPLES, BATCH, WIDTH = 192, 12, 5
@@ -75,6 +76,7 @@ class Script:
     closure: bool = False
     frozen: bool = False  # the first layer
     workers: int = 0  # of data loading
+    segment: int = 4  # steps
     gather: bool = False  # a collective in the loop's body
     spare_at: int = -1  # step from which there is another optimiser of the model, that never steps
     slow: dict[int, float] = field(default_factory=dict)  # rank → seconds each step takes longer
@@ -94,8 +96,10 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
     torch.manual_seed(0)
     told: list[tuple[int, Round]] = []
     found: dict[str, Any] = {"samples": 0, "weight": 0.0, "error": None, "used": [[], []]}
+    found["contributors"] = []  # to rounds before any rank was through with the segment
     farewell_s = 20.0 if script.leave is not None else 2.0  # a rank may begin late here
-    with planned(chain, script.shares), mock.patch("paceline.leader._FAREWELL_S", farewell_s):
+    planning = planned(chain, script.shares, script.segment)
+    with planning, mock.patch("paceline.leader._FAREWELL_S", farewell_s):
         session = paceline.Session(Data(), global_batch=BATCH, seed=3)
         network = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 1))
         network[0].requires_grad_(not script.frozen)
@@ -103,6 +107,9 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
 
         def report(plan: Step, one: Round) -> None:
             told.append((plan.segment, one))
+            relaxed = session._exchange._relaxed
+            if isinstance(relaxed, Partial) and max(relaxed.clocks) < script.segment:
+                found["contributors"].append(one.contributors)
 
         session._exchange.reported = report
         made = _optimisers(network, script)
@@ -140,7 +147,6 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
             state += [value for _, value in sorted(one.items()) if torch.is_tensor(value)]
     return found | {
         "replica": [one.tolist() for one in state],
-        "contributors": [one.contributors for _, one in told],
         "gradients": sum(sum(one.staleness) for _, one in told),
         "dropped": sum(one.dropped for _, one in told),
         "segments": sorted({segment for segment, _ in told}),
