@@ -28,9 +28,9 @@ class Pairwise(Averaging):
     the sum over ranks is that of all steps, and of nothing else. A rank takes over its shadow at
     the end of each step, so parameters change in no other thread than the script's.
 
-    A rank steps with its batch's mean gradient times its weight · M: so the mean of replicas moves
-    by Σw_j·g_j, whatever the batches' sizes. Where all meet replicas become their mean, each
-    counting the same, as it holds the steps of all.
+    A rank steps with its batch's mean gradient times its weight · M: so with plain SGD the mean of
+    replicas moves by Σw_j·g_j, whatever the batches' sizes. Where all meet replicas become their
+    mean, each counting the same, as it holds the steps of all.
 
     Args:
         ranks: that take part.

@@ -69,8 +69,8 @@ class Stealing:
         self._segment = -1  # of the queues at hand:
         self._steps: list[list[Step]] = []  # [rank][step]
         self._sizes: list[list[Floats]] = []
-        self._closed: list[str] = []  # keys of own batches in the segment,
-        self._before: deque[tuple[int, list[str]]] = deque()  # and in one before that one
+        self._closed: list[str] = []  # keys of own batches in the segment;
+        self._before: deque[tuple[int, list[str]]] = deque()  # segments, with those before each
 
     def batch(self, step: Step, clocks: list[int] | None) -> Step:
         """The step as it is to be loaded: less what others took, with what this rank takes.
