@@ -341,7 +341,7 @@ class Session:
     def end_body(self, closing: bool) -> None:
         """The loop's body is through with the batch, or was left."""
         with self._told_later(closing):
-            self._exchange.body_done()
+            self._exchange.body_done(closing)
         self._running().body_done()
 
     def end_epoch(self, ran_out: bool) -> None:

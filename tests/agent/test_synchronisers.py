@@ -35,6 +35,7 @@ KINDS = {
         {"groups": [[0, 1], [2]], "every": 2, "probes": 2, "staleness": 4, "mean": True},
     ),
 }
+EACH = Synchronisation("averaging", {"every": 1})
 ALL = Synchronisation("partial", {"quorum": WORLD, "staleness": 0, "waits": True, "mean": False})
 RELAXED = 2 * SAMPLES - 4 * relaxing.BATCH  # samples after the first segment, which is all-reduced
 SCRIPTS: dict[str, dict[str, Any]] = {
@@ -123,12 +124,63 @@ def test_a_round_of_all_is_an_all_reduce(ranks: Ranks, given: dict[str, Any]) ->
     assert rounds["dropped"] == 0
 
 
-@pytest.mark.parametrize("script", [{"optimisers": 2}, {"closure": True}], ids=str)
+@pytest.mark.parametrize("kind", ["rna", "local"])
+def test_gradients_are_scaled_alike_where_they_are_reduced_again(ranks: Ranks, kind: str) -> None:
+    """One rank's had an overflow while each stepped for itself."""
+    given = {"scaler": True, "overflow": (5, 1)}
+    found = ranks.run(relaxing.train, [KINDS[kind], ALLREDUCE], given)
+    assert [one["scale"] for one in found] == [128.0] * WORLD
+    assert all(one["replica"] == found[0]["replica"] for one in found)
+
+
+def test_accumulated_gradients_are_scaled_anew(ranks: Ranks) -> None:
+    """How far the scale fell makes no difference: the switch is in the middle of three steps."""
+    given = {"scaler": True, "overflow": (5, 1), "accumulate": 3}
+    half, quarter = (
+        ranks.run(relaxing.train, [ALL, ALLREDUCE], given | {"backoff": backoff})
+        for backoff in (0.5, 0.25)
+    )
+    assert [one["scale"] for one in half + quarter] == [128.0] * WORLD + [64.0] * WORLD
+    assert flat(quarter[0]["replica"]) == pytest.approx(flat(half[0]["replica"]), abs=1e-5)
+
+
+def test_fused_optimisers_unscale_once(ranks: Ranks) -> None:
+    fused, plain = (
+        ranks.run(relaxing.train, [KINDS["local"]], {"scaler": True, "fused": fused})[0]
+        for fused in (True, False)
+    )
+    assert flat(fused["replica"]) == pytest.approx(flat(plain["replica"]), abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        {"optimisers": 2},
+        {"closure": True},
+        {"closure": True, "optimiser": "LBFGS", "at_once": True},
+        {"criterion": True},
+        {"scaler": True, "scalers": 2},
+    ],
+    ids=str,
+)
 def test_scripts_that_keep_the_all_reduce(ranks: Ranks, script: dict[str, Any]) -> None:
     relaxed, reduced = (
         ranks.run(relaxing.train, [one], script) for one in (KINDS["rna"], ALLREDUCE)
     )
     assert relaxed == reduced
+
+
+def test_an_optimiser_of_something_else_may_step_with_a_closure(ranks: Ranks) -> None:
+    for at_once in (False, True):
+        found = ranks.run(relaxing.train, [KINDS["rna"]], {"temper": True, "at_once": at_once})
+        assert [one["error"] for one in found] == [None] * WORLD
+        assert found[0]["segments"], "it was in force"
+
+
+def test_a_closure_that_comes_too_late_is_told_of(tmp_path: Path) -> None:
+    given = {"closure": True, "at_once": True}
+    for told in failures("rna", given, tmp_path):
+        assert "begin with a policy that reduces all gradients" in str(told)
 
 
 def test_gradients_are_reduced_again_where_the_next_synchroniser_does_not_suit(
@@ -151,11 +203,29 @@ def test_all_leave_early(ranks: Ranks, kind: str, step: int) -> None:
     assert all(one["replica"] == found[0]["replica"] for one in found)
 
 
+@pytest.mark.parametrize("kind", ["rna", "local", "backup"])
+@pytest.mark.parametrize("step", [6, 7, STEPS - 1])
+def test_all_leave_by_an_exception(ranks: Ranks, kind: str, step: int) -> None:
+    given = {"leave": (step, "raise", -1), "slow": {1: 0.005}}
+    found = ranks.run(relaxing.train, [KINDS[kind]], given)
+    assert [one["error"] for one in found] == ["BoomError"] * WORLD
+    assert all(one["replica"] == found[0]["replica"] for one in found)
+
+
+def test_a_break_waits_for_a_rank_that_is_late(ranks: Ranks) -> None:
+    """As one is that evaluates alone: only an exception's waiting ends so soon."""
+    given = {"leave": (6, "break", -1), "late_once": (6, 1, 0.5), "still_s": 0.1}
+    found = ranks.run(relaxing.train, [KINDS["rna"]], given)
+    assert [one["error"] for one in found] == [None] * WORLD
+
+
 def failures(kind: str, given: dict[str, Any], directory: Path) -> list[str | None]:
     """What ranks are told; None: nothing, being killed."""
     pool = Ranks(WORLD)
     with pytest.raises(RankError, match="rank 0: died"):
-        pool.run(relaxing.survive, KINDS[kind], given, str(directory), timeout_s=40)
+        pool.run(
+            relaxing.survive, {**KINDS, "each": EACH}[kind], given, str(directory), timeout_s=40
+        )
     files = [directory / str(rank) for rank in range(WORLD)]
     return [one.read_text() if one.exists() else None for one in files]
 
@@ -170,6 +240,17 @@ def test_a_rank_that_leaves_alone_is_named(kind: str, how: str, step: int, tmp_p
     assert any(word in str(told[rank]) for word in words for rank in (0, 2))
     if how == "raise":
         assert told[1] == "BoomError"
+
+
+@pytest.mark.parametrize(("kind", "step"), [("rna", 6), ("rna", 27), ("rna", 15), ("each", 6)])
+def test_a_rank_that_raises_before_a_collective_ends_all(
+    kind: str, step: int, tmp_path: Path
+) -> None:
+    """Within a segment, at its end, at an epoch's, and where the synchroniser waits for all."""
+    given = {"gather": True, "fail": (step, 1), "still_s": 0.5}
+    told = failures(kind, given, tmp_path)
+    assert told[1] == "BoomError"
+    assert None not in told
 
 
 @pytest.mark.parametrize("kind", KINDS)

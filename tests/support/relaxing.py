@@ -43,15 +43,18 @@ class Data(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
 
 @contextmanager
 def planned(
-    chain: list[Synchronisation], shares: list[float] | None = None, steps: int = 4
+    chain: list[Synchronisation],
+    shares: list[float] | None = None,
+    steps: int = 4,
+    first: Synchronisation = ALLREDUCE,
 ) -> Iterator[None]:
-    """Coasted segments of a few steps, each with the next synchroniser; the first has none."""
+    """Coasted segments of a few steps, each with the next synchroniser after the first one's."""
     coasted = Leader._coasted
 
     def next_one(leader: Leader) -> Segment:
         leader._coast_steps = steps
         made = coasted(leader)
-        what = chain[(leader.seq - 1) % len(chain)] if leader.seq else ALLREDUCE
+        what = chain[(leader.seq - 1) % len(chain)] if leader.seq else first
         return msgspec.structs.replace(made, synchroniser=what, shares=shares or [])
 
     with (
@@ -73,7 +76,13 @@ class Script:
     clip: bool = False
     scaler: bool = False
     fused: bool = False
+    overflow: tuple[int, int] | None = None  # step, rank
+    backoff: float = 0.5  # of the scale, then
+    scalers: int = 1  # that are enabled, of which one is used
     closure: bool = False
+    temper: bool = False  # another optimiser, of another parameter, that steps with a closure
+    criterion: bool = False  # the loss has a parameter, which no wrapped model has
+    at_once: bool = False  # the first segment has the chain's first synchroniser
     frozen: bool = False  # the first layer
     workers: int = 0  # of data loading
     segment: int = 4  # steps
@@ -82,6 +91,8 @@ class Script:
     slow: dict[int, float] = field(default_factory=dict)  # rank → seconds each step takes longer
     shares: list[float] = field(default_factory=list)
     leave: tuple[int, str, int] | None = None  # step, "break" or "raise", rank or -1: all
+    fail: tuple[int, int] | None = None  # step, rank: raises before the body's collective
+    still_s: float = 30.0  # `leaving._STILL_S`
     late_once: tuple[int, int, float] = (-1, 0, 0.0)  # step, rank, seconds
     kill: tuple[int, int] | None = None  # step, rank
 
@@ -98,8 +109,12 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
     found: dict[str, Any] = {"samples": 0, "weight": 0.0, "error": None, "used": [[], []]}
     found["contributors"] = []  # to rounds before any rank was through with the segment
     farewell_s = 20.0 if script.leave is not None else 2.0  # a rank may begin late here
-    planning = planned(chain, script.shares, script.segment)
-    with planning, mock.patch("paceline.leader._FAREWELL_S", farewell_s):
+    first = chain[0] if script.at_once else ALLREDUCE
+    with (
+        planned(chain, script.shares, script.segment, first),
+        mock.patch("paceline.leader._FAREWELL_S", farewell_s),
+        mock.patch("paceline.synchronisers.leaving._STILL_S", script.still_s),
+    ):
         session = paceline.Session(Data(), global_batch=BATCH, seed=3)
         network = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 1))
         network[0].requires_grad_(not script.frozen)
@@ -114,7 +129,14 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
         session._exchange.reported = report
         made = _optimisers(network, script)
         scheduler = _scheduler(made[0]) if script.schedule else None
-        scaler = torch.amp.GradScaler("cpu", init_scale=256.0, enabled=script.scaler)
+        scaler, *unused = (
+            torch.amp.GradScaler(
+                "cpu", init_scale=256.0, backoff_factor=script.backoff, enabled=script.scaler
+            )
+            for _ in range(script.scalers)
+        )
+        temper = nn.Parameter(torch.zeros(1))
+        tempering = torch.optim.LBFGS([temper], max_iter=2)
         more = {"prefetch_factor": 2} if script.workers else {}
         spare: list[torch.optim.Optimizer] = []
         loader = session.loader(num_workers=script.workers, **more)
@@ -124,6 +146,8 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
                     made = _optimisers(network, script)
                 for x, y in loader:
                     _step(session, model, made, scaler, script, x, y)
+                    if script.temper:
+                        tempering.step(lambda: _towards_one(tempering, temper))
                     if session.batch.step == script.spare_at:
                         spare.append(torch.optim.SGD(network.parameters(), 0.1))
                     found["samples"] += session.batch.samples
@@ -133,13 +157,14 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
                         scheduler.step()
                     if script.leave is not None and script.leave[0] == session.batch.step:
                         _, how, who = script.leave
-                        if who in (-1, session.rank) and how == "break":
-                            break
-                        if who == session.rank:
+                        if who in (-1, session.rank):
+                            if how == "break":
+                                break
                             raise BoomError
-        except (paceline.PacelineError, BoomError, dist.DistError) as error:
+        except (paceline.PacelineError, BoomError, RuntimeError) as error:
             found["error"] = str(error) or type(error).__name__
-        found["last"] = session.step
+        del unused
+        found["last"], found["scale"] = session.step, scaler.get_scale()
         session.close()
     state = [*network.state_dict().values()]
     for optimiser in made:
@@ -163,6 +188,10 @@ def survive(what: Synchronisation, given: dict[str, Any], directory: str) -> Non
 def _optimisers(network: nn.Sequential, script: Script) -> list[torch.optim.Optimizer]:
     groups = [list(network[0].parameters()), list(network[2].parameters())]
     parts = groups if script.optimisers == 2 else [[{"params": group} for group in groups]]
+    if script.criterion:
+        groups[0].append(nn.Parameter(torch.zeros(1)))
+    if script.optimiser == "LBFGS":  # takes no groups
+        return [torch.optim.LBFGS(network.parameters(), 0.01, max_iter=2)]
     if script.optimiser == "SGD":
         return [torch.optim.SGD(p, 0.01, momentum=0.5, fused=script.fused) for p in parts]
     return [torch.optim.AdamW(p, 0.01, fused=script.fused) for p in parts]
@@ -183,6 +212,8 @@ def _step(
 ) -> None:
     def backward() -> Tensor:
         loss = ((model(x) - y) ** 2).mean() / script.accumulate
+        if script.overflow == (step, session.rank):
+            loss = loss * torch.inf
         scaler.scale(loss).backward()
         return loss
 
@@ -199,6 +230,8 @@ def _step(
         made[0].step(backward)  # type: ignore[arg-type]
         return
     backward()
+    if script.fail == (step, session.rank):
+        raise BoomError
     if script.gather and step % 3 == 0:
         dist.all_reduce(torch.ones(1))
     if (step + 1) % script.accumulate == 0:
@@ -208,3 +241,10 @@ def _step(
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             scaler.step(optimiser)
         scaler.update()
+
+
+def _towards_one(optimiser: torch.optim.Optimizer, parameter: nn.Parameter) -> Tensor:
+    optimiser.zero_grad()
+    loss = (parameter - 1).square().sum()
+    loss.backward()
+    return loss

@@ -7,12 +7,13 @@ out of ``.grad`` and applies what shall be applied, if anything. So a script tra
 from __future__ import annotations
 
 import gc
+import inspect
 import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -25,7 +26,7 @@ from paceline.meeting import TIMEOUT
 from paceline.plan import Step
 from paceline.synchronisers import make
 from paceline.synchronisers._base import Ranks, Round, Synchroniser, no_gradient
-from paceline.synchronisers.leaving import Leaving
+from paceline.synchronisers.leaving import Leaving, raises
 from paceline.synchronisers.partial import Partial
 from paceline.synchronisers.stealing import Stealing
 from paceline.wire import ALLREDUCE
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_T = TypeVar("_T")
 Reported = Callable[[Step, Round], None]
 
 
@@ -62,9 +64,11 @@ class Exchange:
         self._relaxed: Synchroniser | None = None  # of the segment in hand, if it is
         self._optimiser: weakref.ref[torch.optim.Optimizer] | None = None  # scripts may drop it
         self._others: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()  # of other models
-        self._closures = False  # the script steps with a closure
+        self._closures = False  # the script steps the model's optimiser with a closure
+        self._apart = False  # gradient scalers may differ between ranks
         self._made: Ranks | None = None
         self._leaving: Leaving | None = None  # once a relaxed synchroniser was in force
+        self._left = False  # this rank's loop, after the same step as all
         self._why: str | None = None  # this rank cannot go on
         self._inside = False  # a step of the optimiser that is ours
         self._hook = register_optimizer_step_pre_hook(self._stepping)
@@ -89,12 +93,15 @@ class Exchange:
             return
         self._meet()
         self._reduce(True)  # also where the script cannot have what comes
-        if plan.synchroniser == ALLREDUCE or self._now.world == 1:
+        if self._now.world == 1:
             return
-        if not same:
+        reduces = plan.synchroniser == ALLREDUCE
+        if not (reduces or same):
             self._able = self._agreed(plan.synchroniser.name)
-        if not self._able:
+        if reduces or not self._able:
+            self._scale_alike()
             return
+        self._apart = True
         optimiser = self._only()
         self._relaxed = make(
             plan.synchroniser,
@@ -117,11 +124,26 @@ class Exchange:
         assert self.stealing is not None
         return self.stealing.batch(plan, clocks)
 
-    def body_done(self) -> None:
-        """The loop's body is through with a step: with a segment's last one, all ranks meet."""
+    def body_done(self, closing: bool) -> None:
+        """The loop's body is through with a step: with a segment's last one, all ranks meet.
+
+        Args:
+            closing: the loop was left.
+
+        Raises:
+            PacelineError: it was left by an exception, and others went on or are silent.
+        """
         if self._relaxed is None:
             return
         assert self._plan is not None and self._now.step is not None
+        # First of all: others may be in a collective of the script's own.
+        raised = closing and self._why is None and raises()
+        if self._plan.epoch_end:
+            assert self._leaving is not None
+            with self._ours():
+                self._leaving.through(self._plan.step, raised)
+        elif raised:
+            self._leave(raised)
         began = time.perf_counter()
         with self._ours():
             self._relaxed.body_done(self._plan, self._only())
@@ -135,17 +157,13 @@ class Exchange:
         Raises:
             PacelineError: others went on where this one left; the message says which.
         """
-        plan = self._plan
         if self._why is not None:  # whoever waits for this rank learns it when it closes
             return
-        if plan is not None and self._leaving is not None:
-            early = not (ran_out or plan.epoch_end)
-            if early and plan.synchroniser != ALLREDUCE:
-                with self._ours():
-                    self._leaving.leave(plan.step)
+        if not (ran_out or self._left):
+            self._leave(raised=raises())
         self._meet()
         self._reduce(True)
-        self._plan = None
+        self._plan, self._left = None, False
 
     def close(self) -> None:
         """No more steps come of this rank: in the middle of a segment, the others learn it."""
@@ -157,6 +175,15 @@ class Exchange:
                 self._relaxed.abort(f"left its loop in step {self._plan.step}: {why}")
         self._relaxed = self._made = self._leaving = None
         self._store = self.stealing = None  # the store may go
+
+    def _leave(self, raised: bool) -> None:
+        plan = self._plan
+        if plan is None or plan.epoch_end or plan.synchroniser == ALLREDUCE:
+            return
+        if self._leaving is not None:
+            with self._ours():
+                self._leaving.leave(plan.step, raised)
+        self._left = True
 
     def _meet(self) -> None:
         if self._relaxed is None:
@@ -172,6 +199,24 @@ class Exchange:
         self._now.weighs = True
         for model in self._models:
             model.reduce(reduces)
+
+    def _scale_alike(self) -> None:
+        """Gradients are summed as they are again: so all ranks scale them alike, by the least."""
+        if not self._apart:
+            return
+        self._apart = False
+        scalers = _alive(torch.amp.GradScaler, torch.amp.GradScaler.is_enabled)
+        states = [scaler.state_dict() for scaler in scalers]
+        least = [[state["scale"], state["_growth_tracker"]] for state in states]
+        vector = torch.tensor([*least, [torch.inf, torch.inf]], dtype=torch.float64).amin(0)
+        with self._ours():
+            dist.all_reduce(vector, dist.ReduceOp.MIN, self._ranks().group)
+        scale, grown = vector.tolist()
+        for scaler, state in zip(scalers, states, strict=True):
+            scaler.load_state_dict(state | {"scale": scale, "_growth_tracker": int(grown)})
+            for parameter in self._parameters():
+                if parameter.grad is not None:  # of steps that the script accumulates
+                    parameter.grad.mul_(scale / state["scale"])
 
     @contextmanager
     def _ours(self) -> Iterator[None]:
@@ -210,18 +255,18 @@ class Exchange:
             return "no model is wrapped"
         if any(model.static_graph for model in self._models):
             return "the model is wrapped with static_graph=True"
-        if self._closures:
-            return "the script steps its optimiser with a closure"
         mine = {id(p) for p in self._parameters()}
         # Also those that have not stepped yet: the first segment may be a relaxed one.
-        found = [o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)]
-        if sum(_has_any(o, mine) for o in found) > 1:
-            del found
-            gc.collect()  # of those that the script dropped
-            found = [o for o in gc.get_objects() if issubclass(type(o), torch.optim.Optimizer)]
-        found = [o for o in found if _has_any(o, mine)]
+        found = _alive(torch.optim.Optimizer, lambda one: _has_any(one, mine))
         if len(found) != 1:
             return f"{len(found)} optimisers have the model's parameters, it takes one"
+        if self._closures or _needs_closure(found[0]):
+            return "the script steps its optimiser with a closure"
+        if _has_more(found[0], mine):  # which each round would step again
+            return "its optimiser has parameters of no wrapped model"
+        scalers = _alive(torch.amp.GradScaler, torch.amp.GradScaler.is_enabled)
+        if len(scalers) > 1:  # which of two ranks' would be the same one?
+            return f"{len(scalers)} gradient scalers are enabled, it takes one"
         self._optimiser = weakref.ref(found[0])
         return None
 
@@ -251,21 +296,25 @@ class Exchange:
     def _stepping(self, optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._inside or self._now.step is None:
             return
-        self._closures |= len(args) > 1 or kwargs.get("closure") is not None  # args[0]: itself
-        if self._relaxed is None or optimiser in self._others:
+        closure = len(args) > 1 or kwargs.get("closure") is not None  # args[0]: itself
+        if (self._relaxed is None and not closure) or optimiser in self._others:
             return
-        if self._optimiser is None or optimiser is not self._optimiser():
-            if not _has_any(optimiser, {id(p) for p in self._parameters()}):
-                self._others.add(optimiser)
-                return
+        known = self._optimiser is not None and optimiser is self._optimiser()
+        if not (known or _has_any(optimiser, {id(p) for p in self._parameters()})):
+            self._others.add(optimiser)
+            return
+        self._closures |= closure
+        if self._relaxed is None:
+            return
+        if not known:
             raise PacelineError(
                 "a relaxed synchroniser takes one optimiser, and this script has another: "
                 "switch to a policy that reduces all gradients in each step"
             )
-        if self._closures:
+        if closure:
             raise PacelineError(
-                "a relaxed synchroniser cannot step with a closure: switch to a policy that "
-                "reduces all gradients in each step"
+                "a relaxed synchroniser cannot step with a closure: begin with a policy that "
+                "reduces all gradients in each step, such as bsp; switches will then keep that up"
             )
         step = self._now.step
         step.gradients_offered()
@@ -279,13 +328,33 @@ def _of_connections(error: BaseException | None) -> bool:
     return isinstance(error, dist.DistError) or "gloo" in str(error)
 
 
+def _alive(kind: type[_T], fits: Callable[[_T], bool]) -> list[_T]:
+    """Objects of a kind that the script has; of several, not those that it dropped."""
+    found = [one for one in gc.get_objects() if issubclass(type(one), kind) and fits(one)]
+    if len(found) > 1:
+        del found
+        gc.collect()
+        found = [one for one in gc.get_objects() if issubclass(type(one), kind) and fits(one)]
+    return found
+
+
+def _needs_closure(optimiser: torch.optim.Optimizer) -> bool:
+    closure = inspect.signature(type(optimiser).step).parameters.get("closure")
+    return closure is not None and closure.default is closure.empty
+
+
+def _has_more(optimiser: torch.optim.Optimizer, parameters: set[int]) -> bool:
+    given = (p for group in optimiser.param_groups for p in group["params"])
+    return any(p.requires_grad and id(p) not in parameters for p in given)
+
+
 def _has_any(optimiser: torch.optim.Optimizer, parameters: set[int]) -> bool:
     return any(id(p) in parameters for group in optimiser.param_groups for p in group["params"])
 
 
 @contextmanager
 def _unscaled(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Within it gradients are unscaled: `GradScaler` leaves that to optimisers that can do it."""
+    """From then on gradients are unscaled: `GradScaler` leaves it to optimisers that can do it."""
     given: Any = optimiser
     scale, found_inf = getattr(given, "grad_scale", None), getattr(given, "found_inf", None)
     if scale is None and found_inf is None:
@@ -300,4 +369,4 @@ def _unscaled(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter]) 
     try:
         yield
     finally:
-        given.grad_scale, given.found_inf = scale, found_inf
+        given.found_inf = found_inf
