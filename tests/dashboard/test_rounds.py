@@ -182,9 +182,10 @@ def test_whole_runs_are_thinned_out(
     open_run(page, web, "r")
     page.select_option("#chart-window", "all")
     expect(page.locator("#rounds-words li")).to_contain_text("steps 0–1499: 3,000 rounds")
-    page.wait_for_function("document.getElementById('chart-dropped').data[0].width === 2")
+    page.wait_for_function("document.getElementById('chart-dropped').data?.[0].width === 2")
     # A bar stands for two steps: one of five has lost 8 samples in one of them.
     assert list(lines(page, "dropped")[""].items())[:6] == [
         (0.5, 4), (2.5, 0), (4.5, 0), (6.5, 0), (8.5, 0), (10.5, 4),
     ]  # fmt: skip
+    page.wait_for_function("document.getElementById('chart-bytes').data?.length === 1")
     until(lambda: lines(page, "bytes")[""].get(10.5) == 100_000, "the bytes")
