@@ -74,6 +74,8 @@ def step_s(
     if what == ALLREDUCE:
         seen, costs = reduced, Costs(round_s=reduced.all_reduce_s)
     else:
+        if what.name == "averaging":  # what is told of it holds the waiting, too
+            round_s = reduced.all_reduce_s
         seen, costs = alone, Costs(round_s=round_s, own_s=alone.own_s)
     return step_time_s(
         what,
