@@ -62,8 +62,6 @@ PLANNED = {
     **{name: Contender(name) for name in SCHEDULERS + COMPOSED},
     **{f"{y} on {s}": Contender(y, {"batches": s}) for s in SCHEDULERS for y in COMPOSED},
 }
-# Their ranks wait in most steps; what else a step takes is as under `rna`.
-WAITING = ("eager-sgd", "backup-workers", "flexrr")
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.wire import ALLREDUCE, StepRecord, Synchronisation
 from paceline_backend.policies._base import Floats, Ints
@@ -20,34 +21,37 @@ class Profile:
         work_s: loading and computing, [S, W].
         samples: [S, W].
         rest_s: the rest of a step: exchanges, waiting, the optimiser, the script, [S, W].
+        last: which steps end a segment, [S].
     """
 
     work_s: Floats
     samples: Ints
     rest_s: Floats
+    last: npt.NDArray[np.bool_]
 
     @staticmethod
     def of(records: Sequence[StepRecord], warm: int, world: int) -> Profile:
         """Of what all ranks reported, without so many steps at the beginning."""
         rows = sorted((one for one in records if one.step >= warm), key=lambda r: (r.step, r.rank))
-        work_s, step_s, samples = (
+        work_s, step_s, samples, segment = (
             np.array(values).reshape(-1, world)
             for values in zip(
-                *((one.data_s + one.compute_s, one.step_s, one.samples) for one in rows),
+                *((r.data_s + r.compute_s, r.step_s, r.samples, r.segment) for r in rows),
                 strict=True,
             )
         )
-        return Profile(work_s, samples, step_s - work_s)
+        last = np.append(segment[1:, 0] != segment[:-1, 0], True)
+        return Profile(work_s, samples, step_s - work_s, last)
 
     @property
     def own_s(self) -> Floats:
-        """What steps take each rank besides, where none waits for others in most steps, [W]."""
-        return np.asarray(np.median(self.rest_s, axis=0))
+        """What a step takes each rank besides, where all meet at segments' ends only, [W]."""
+        return np.asarray(self.rest_s[~self.last].mean(axis=0))
 
     @property
     def all_reduce_s(self) -> float:
         """The same where all wait for each other: of the last one to come."""
-        return float(np.median(self.rest_s.min(axis=1)))
+        return float(self.rest_s.min(axis=1).mean())
 
 
 def step_s(
@@ -64,7 +68,7 @@ def step_s(
     Args:
         what: the synchroniser.
         reduced: of the same training under the all-reduce.
-        alone: of one in which ranks exchange in the same way, without waiting in most steps: what
+        alone: of one in which ranks exchange in a like way, and wait only where all meet: what
             there is to do, and what a step takes them besides.
         round_s: what an exchange takes.
         segment_steps: after which all meet.

@@ -251,6 +251,8 @@ class Watch:
         self._begun += 1
         if self._begun <= self._warm:
             return
+        if self._begun == self._warm + 1:
+            dist.barrier()  # ranks may be apart here
         now = time.perf_counter()
         if self._begun == self._warm + 1:
             self._seen.began, self._seen.began_at = now, time.time()
