@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 import sys
 import time
@@ -81,7 +82,7 @@ class Trained:
     """What one rank saw of the counted part of a training.
 
     Args:
-        began: s of a clock that all ranks share,
+        began: s of a clock that all ranks share; inf: it had too few steps for that,
         began_at: and Unix time.
         ended: s of that clock, when all had met.
         steps: of this rank.
@@ -90,7 +91,7 @@ class Trained:
         accuracy: held-out, in the end, of rank 0.
     """
 
-    began: float = 0.0
+    began: float = math.inf
     began_at: float = 0.0
     ended: float = 0.0
     steps: int = 0
@@ -233,8 +234,8 @@ class Watch:
     It keeps copies of the parameters, to be evaluated when the clock does not run any more.
     """
 
-    def __init__(self, network: nn.Module, warm: int, rate: float) -> None:
-        self._network, self._warm, self._rate = network, warm, rate
+    def __init__(self, network: nn.Module, warm: int, rate: float, *, meets: bool) -> None:
+        self._network, self._warm, self._rate, self._meets = network, warm, rate, meets
         self._begun = 0  # steps
         self._seen = Trained()
         self._kept: list[tuple[float, list[Tensor]]] = []
@@ -251,8 +252,8 @@ class Watch:
         self._begun += 1
         if self._begun <= self._warm:
             return
-        if self._begun == self._warm + 1:
-            dist.barrier()  # ranks may be apart here
+        if self._begun == self._warm + 1 and self._meets:
+            dist.barrier()
         now = time.perf_counter()
         if self._begun == self._warm + 1:
             self._seen.began, self._seen.began_at = now, time.time()
@@ -263,7 +264,7 @@ class Watch:
     def over(self) -> None:
         """The training has ended, all have met."""
         self._seen.ended = time.perf_counter()
-        self._seen.steps = self._begun - self._warm
+        self._seen.steps = max(0, self._begun - self._warm)
         self._keep(self._seen.ended)
 
     def done(self, held_out: Batch) -> Trained:
@@ -280,7 +281,9 @@ class Watch:
 
     def _stepping(self, *_: Any) -> None:
         # Relaxed synchronisers step with no gradients where nothing has come, or several times.
-        if self._seen.began and any(p.grad is not None for p in self._network.parameters()):
+        if self._seen.began < math.inf and any(
+            p.grad is not None for p in self._network.parameters()
+        ):
             self._seen.updates += 1
 
     def _keep(self, now: float) -> None:
@@ -294,7 +297,9 @@ def train(work: Work) -> Trained:
     data = Epoch(task, world * task.batch * (work.warm + work.steps))
     torch.manual_seed(work.seed)
     network = task.network()
-    watch = Watch(network, work.warm, work.rate)
+    # (Ranks are apart; and none has as few steps as a slow one under `Join`.)
+    meets = work.how == "paceline"
+    watch = Watch(network, work.warm, work.rate, meets=meets)
     dist.barrier()
     if work.how == "paceline":
         _by_paceline(work, task, data, network, watch)
