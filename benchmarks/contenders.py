@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from trainings import RATE, WARM
@@ -167,5 +167,5 @@ QUICK = {
         {name: CONTENDERS[name] for name in _QUICK},
         foretold=False,
     ),
-    "even": SCENARIOS["even"],
+    "even": replace(SCENARIOS["even"], steps=64),
 }

@@ -96,12 +96,11 @@ class Flat:
             vector[: self._ends[-1]] /= weight
         self.write(vector)
         mine = {one: one.read(optimiser) for one in self._settings}
+        scaled = dict.fromkeys(rates, weight) if scales else {}
         given = {}
         for one, total in zip(self._settings, sums, strict=True):
             if one not in self._written:
-                one.write(
-                    optimiser, total / contributors * (weight if scales and one in rates else 1)
-                )
+                one.write(optimiser, total / contributors * scaled.get(one, 1.0))
                 given[one] = one.read(optimiser)  # as it is kept: maybe in fewer bits
         try:
             yield

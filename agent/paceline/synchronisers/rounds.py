@@ -66,8 +66,9 @@ class Probes:
     """RNA: the first to be ready of so many ranks drawn at random (RNA, Sec. 3.2).
 
     1 is eager-SGD's majority, the world its solo. A rank is ready when it is through with a step,
-    as in RNA's Fig. 10, not for what a round came too early for: else about equal ranks reduce
-    twice a step. That goes along with the rank's next one, or with a round that another calls.
+    as in RNA's Fig. 10, not for what a round came too early for: else one round would
+    follow the other where ranks end steps at about the same time. What a round left goes along with
+    the rank's next gradient, or with a round that another calls.
     """
 
     leftovers = False
@@ -269,16 +270,17 @@ class Rounds:
 
     def _arrive(self, one: _Pending) -> None:
         """A gradient comes to the host, while the device computes on."""
+        assert one.gradient.arrive is not None
         try:
-            assert one.gradient.arrive is not None
             one.copied_s = one.gradient.arrive()
-        except BaseException as error:
+            with self._changed:
+                one.there = True
+                self._changed.notify_all()
+            self._announce()
+        except BaseException as error:  # nobody looks at this thread
             with self._changed:
                 self._error = self._error or error
-        with self._changed:
-            one.there = True
-            self._changed.notify_all()
-        self._announce()
+                self._changed.notify_all()
 
     @property
     def _on_their_way(self) -> int:
