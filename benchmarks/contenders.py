@@ -74,7 +74,6 @@ class Scenario:
         steps: counted ones.
         devices: seed → what ranks compute on.
         contenders: by name.
-        seeds: at most.
         warm: steps before.
         planned: by a control plane.
         foretold: whether the simulator shall tell it, too.
@@ -85,7 +84,6 @@ class Scenario:
     steps: int
     devices: Callable[[int], Emulation]
     contenders: Mapping[str, Contender] = field(default_factory=lambda: CONTENDERS)
-    seeds: int = 5
     warm: int = WARM
     planned: bool = False
     foretold: bool = True
@@ -109,7 +107,7 @@ def _steps(
 def _one_slow(times: int, steps: int) -> Scenario:
     """As SATA has it. Other ranks' steps take 20 ms: less is too little for two cores."""
     devices = _steps(*[0.02] * (WORLD - 1), 0.02 * times)
-    return Scenario(f"one {times}x slower", "digits", steps, devices, seeds=3, foretold=times < 10)
+    return Scenario(f"one {times}x slower", "digits", steps, devices, foretold=times < 10)
 
 
 DELAYS, GROUPS = "0-50 ms at random", "two groups, 50 ms apart"
@@ -123,16 +121,15 @@ SCENARIOS = {
     "delays": Scenario(
         DELAYS, "digits", 192, _steps(*[0.005] * WORLD, most_s=0.05), {**CONTENDERS, **FASTER}
     ),
-    "even": Scenario(EVEN, "digits", 256, _steps(*[0.02] * EVEN_WORLD), _FEW, 5, foretold=False),
+    "even": Scenario(EVEN, "digits", 256, _steps(*[0.02] * EVEN_WORLD), _FEW, foretold=False),
     "even-large": Scenario(
-        EVEN_LARGE, "wide digits", 64, _steps(*[0.1] * EVEN_WORLD), _FEW, 5, foretold=False
+        EVEN_LARGE, "wide digits", 64, _steps(*[0.1] * EVEN_WORLD), _FEW, foretold=False
     ),
     "groups": Scenario(
         GROUPS,
         "digits",
         64,
         _steps(*[0.005] * 4, *[0.055] * 4, most_s=0.05),
-        seeds=3,
         foretold=False,
     ),
     "mixed": Scenario(
@@ -141,7 +138,6 @@ SCENARIOS = {
         96,
         _SLOW_AND_DELAYED,
         PLANNED,
-        seeds=3,
         warm=96,
         planned=True,
         foretold=False,
