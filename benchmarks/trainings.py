@@ -87,8 +87,8 @@ class Trained:
         ended: s of that clock, when all had met.
         steps: of this rank.
         updates: how often its parameters changed.
-        curve: (s, held-out loss) at each step of rank 0.
-        accuracy: held-out, in the end, of rank 0.
+        curve: (s, held-out loss of its replica) at each step, and in the end.
+        accuracy: held-out, in the end.
     """
 
     began: float = math.inf
@@ -268,7 +268,7 @@ class Watch:
         self._keep(self._seen.ended)
 
     def done(self, held_out: Batch) -> Trained:
-        """What was seen; on rank 0 with how well the model did."""
+        """What was seen, and how well this rank's replica did."""
         *inputs, classes = held_out
         with torch.no_grad():
             for at, parameters in self._kept:
@@ -287,8 +287,7 @@ class Watch:
             self._seen.updates += 1
 
     def _keep(self, now: float) -> None:
-        if dist.get_rank() == 0:
-            self._kept.append((now, [p.detach().clone() for p in self._network.parameters()]))
+        self._kept.append((now, [p.detach().clone() for p in self._network.parameters()]))
 
 
 def train(work: Work) -> Trained:
