@@ -155,7 +155,7 @@ SCENARIOS = {
     ),
     "2x": _one_slow(2, 64),
     "5x": _one_slow(5, 48),
-    "10x": _one_slow(10, 48),
+    "10x": _one_slow(10, 32),
 }
 _QUICK = ("bsp", "rna", "eager-sgd", "local-sgd", "torch DDP")
 QUICK = {
