@@ -111,7 +111,7 @@ def _one_slow(times: int, steps: int) -> Scenario:
 
 
 def _groups(apart_ms: int, contenders: Mapping[str, Contender]) -> Scenario:
-    """Half of the ranks are slower; for RNA's section 8.2 by 50 ms."""
+    """Half of the ranks are slower; 50 ms is RNA's section 8.2."""
     devices = _steps(*[0.005] * 4, *[0.005 + apart_ms / 1e3] * 4, most_s=0.05)
     name = f"two groups, {apart_ms} ms apart"
     return Scenario(name, "digits", 64, devices, contenders, foretold=False)

@@ -408,6 +408,8 @@ def _by_torch(work: Work, task: Task, data: Epoch, network: nn.Module, watch: Wa
             optimiser.step()
     dist.barrier()
     watch.over()
+    if work.how == "post-local":
+        dist.destroy_process_group(alone)
 
 
 def _by_speed(work: Work, task: Task, data: Epoch, held: _Held) -> list[list[int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -13,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import msgspec
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -176,6 +178,12 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
         "dropped": sum(one.dropped for _, one in told),
         "segments": sorted({segment for segment, _ in told}),
     }
+
+
+def threads() -> int:
+    """This process's, PyTorch's too; not those of what nobody has any more."""
+    gc.collect()
+    return psutil.Process().num_threads()
 
 
 def survive(what: Synchronisation, given: dict[str, Any], directory: str) -> None:
