@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import signal
 import time
@@ -14,7 +13,6 @@ from typing import Any
 from unittest import mock
 
 import msgspec
-import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -178,12 +176,6 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
         "dropped": sum(one.dropped for _, one in told),
         "segments": sorted({segment for segment, _ in told}),
     }
-
-
-def threads() -> int:
-    """This process's, PyTorch's too; not those of what nobody has any more."""
-    gc.collect()
-    return psutil.Process().num_threads()
 
 
 def survive(what: Synchronisation, given: dict[str, Any], directory: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
@@ -54,12 +54,6 @@ class Ranks:
                 if group is mine:
                     self.parts[name] = made
         return replace(self, group=self.parts[name], rank=mine.index(self.rank), world=len(mine))
-
-    def close(self) -> None:
-        """Gives back the groups, of which each has threads and connections."""
-        for group in (self.group, *self.parts.values()):
-            with suppress(ValueError):  # it has gone: with the script's, or for others to fail
-                dist.destroy_process_group(group)
 
 
 @dataclass(frozen=True)

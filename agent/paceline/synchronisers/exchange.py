@@ -173,8 +173,6 @@ class Exchange:
             self._leaving.tell(self._plan.step, why)
             if self._relaxed is not None:
                 self._relaxed.abort(f"left its loop in step {self._plan.step}: {why}")
-        if self._made is not None:
-            self._made.close()
         self._relaxed = self._made = self._leaving = None
         self._store = self.stealing = None  # the store may go
 
