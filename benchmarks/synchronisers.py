@@ -311,6 +311,7 @@ def checks_of(
         checks.append(Check(f"accuracy that rna loses to bsp, {DELAYS}", lost, 0.01, "<="))
     for even in (EVEN, EVEN_LARGE):
         check(even, "seconds", "rna", "bsp", 1.05, "<=")
+    check(GROUPS[0], "gradients_s", "rna-hierarchical", "bsp", 1.2, ">=")  # less, further apart
     for apart in GROUPS:
         for other in ("bsp", "rna"):
             check(apart, "target_s", "rna-hierarchical", other, 1.0, "<=")

@@ -296,7 +296,7 @@ def train(work: Work) -> Trained:
     data = Epoch(task, world * task.batch * (work.warm + work.steps))
     torch.manual_seed(work.seed)
     network = task.network()
-    # (Ranks are apart; and none has as few steps as a slow one under `Join`.)
+    # Paceline's may be apart where counting begins. Under `Join` a slow rank may never come there.
     meets = work.how == "paceline"
     watch = Watch(network, work.warm, work.rate, meets=meets)
     dist.barrier()
