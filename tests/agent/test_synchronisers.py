@@ -85,6 +85,12 @@ def test_replicas_are_the_same_in_the_end(ranks: Ranks, kind: str, script: str) 
     assert not found[1]["segments"], "one rank tells"
 
 
+def test_a_closed_session_leaves_no_threads(ranks: Ranks) -> None:
+    before = ranks.run(relaxing.threads_after, [ALLREDUCE])
+    for kind in KINDS.values():
+        assert ranks.run(relaxing.threads_after, [kind]) == before, kind
+
+
 def test_a_slow_rank_is_not_waited_for(ranks: Ranks) -> None:
     given = {"slow": {2: 0.02}, "segment": STEPS}
     for kind in ("rna", "majority", "n-soft", "ssp", "backup"):

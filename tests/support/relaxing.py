@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -13,6 +14,7 @@ from typing import Any
 from unittest import mock
 
 import msgspec
+import psutil
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -176,6 +178,17 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
         "dropped": sum(one.dropped for _, one in told),
         "segments": sorted({segment for segment, _ in told}),
     }
+
+
+def threads_after(chain: list[Synchronisation]) -> int:
+    """This process's, also PyTorch's, where garbage collection ended none of them."""
+    gc.collect()
+    gc.disable()
+    try:
+        train(chain)
+        return psutil.Process().num_threads()
+    finally:
+        gc.enable()
 
 
 def survive(what: Synchronisation, given: dict[str, Any], directory: str) -> None:

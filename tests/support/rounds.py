@@ -33,8 +33,11 @@ def ranks(timeout_s: float = 60.0) -> Iterator[Ranks]:
     dist.broadcast_object_list(port)
     asking, waiting = (TCPStore("127.0.0.1", port[0], None, is_master=False) for _ in range(2))
     group = dist.new_group(backend="gloo")
-    yield Ranks(group, asking, waiting, rank, world, timedelta(seconds=timeout_s))
+    made = Ranks({"": group}, asking, waiting, rank, world, timedelta(seconds=timeout_s))
+    del group
+    yield made
     dist.barrier()  # the store goes with rank 0
+    made.close()
 
 
 def make(of: Ranks, given: dict[str, Any], length: int, told: list[Round] | None = None) -> Rounds:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol
@@ -25,13 +25,18 @@ if TYPE_CHECKING:
 class Ranks:
     """Who takes part, and how they reach each other."""
 
-    group: dist.ProcessGroup  # of all ranks, for nothing but this
+    groups: dict[str, dist.ProcessGroup]  # for nothing but this; nobody else keeps one, see `close`
     asking: TCPStore  # for short questions, from any thread;
     waiting: TCPStore  # for what blocks, which would hold up the others
     rank: int
     world: int
     timeout: timedelta
-    parts: dict[str, dist.ProcessGroup] = field(default_factory=dict)  # that `among` made
+    name: str = ""  # of their group; "": of all ranks
+
+    @property
+    def group(self) -> dist.ProcessGroup:
+        """Theirs."""
+        return self.groups[self.name]
 
     @cached_property
     def waiting_too(self) -> TCPStore:
@@ -46,14 +51,26 @@ class Ranks:
             groups: each rank is in one of them.
         """
         mine = next(group for group in groups if self.rank in group)
-        if (name := str(groups)) not in self.parts:
-            if len(self.parts) == _KEPT:
-                dist.destroy_process_group(self.parts.pop(next(iter(self.parts))))
+        if (name := str(groups)) not in self.groups:
+            parts = [one for one in self.groups if one]
+            if len(parts) == _KEPT:
+                dist.destroy_process_group(self.groups.pop(parts[0]))
             for group in groups:
                 made = dist.new_group(list(group), self.timeout, backend="gloo")
                 if group is mine:
-                    self.parts[name] = made
-        return replace(self, group=self.parts[name], rank=mine.index(self.rank), world=len(mine))
+                    self.groups[name] = made
+        return replace(self, name=name, rank=mine.index(self.rank), world=len(mine))
+
+    def close(self) -> None:
+        """Ends the groups, each of which has threads and connections.
+
+        They must end here: if it was the garbage collection of a forked process that ended them,
+        such as a loader's, it would wait for threads that it does not have.
+        """
+        while self.groups:
+            _, group = self.groups.popitem()
+            with suppress(ValueError):  # ended before: for others to fail, or by the script
+                dist.destroy_process_group(group)
 
 
 @dataclass(frozen=True)

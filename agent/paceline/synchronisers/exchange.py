@@ -173,6 +173,8 @@ class Exchange:
             self._leaving.tell(self._plan.step, why)
             if self._relaxed is not None:
                 self._relaxed.abort(f"left its loop in step {self._plan.step}: {why}")
+        if self._made is not None:
+            self._made.close()
         self._relaxed = self._made = self._leaving = None
         self._store = self.stealing = None  # the store may go
 
@@ -286,7 +288,8 @@ class Exchange:
             group = dist.new_group(backend="gloo", timeout=TIMEOUT)
             # Made once: on a busy host, one new connection in some dozens took 5 s.
             asking, waiting = (self._store.clone() for _ in range(2))  # type: ignore[attr-defined]
-            self._made = Ranks(group, asking, waiting, self._rank, dist.get_world_size(), TIMEOUT)
+            world = dist.get_world_size()
+            self._made = Ranks({"": group}, asking, waiting, self._rank, world, TIMEOUT)
             self._leaving = Leaving(self._made)
         return self._made
 

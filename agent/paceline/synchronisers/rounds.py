@@ -159,7 +159,7 @@ class Rounds:
         told: Told | None = None,
         extra: int = 0,
     ) -> None:
-        self._group, self._rank, self._world = ranks.group, ranks.rank, ranks.world
+        self._rank, self._world = ranks.rank, ranks.world
         self._ranks, self._prefix = ranks, prefix
         self._length, self._call, self._limits = length, call, limits
         self._timeout_s = ranks.timeout.total_seconds()
@@ -377,12 +377,12 @@ class Rounds:
             vector, copied_s = self._contribution()
             extra, self._given = self._given, None
             vector[self._length + 2] = extra is not None
-        dist.all_reduce(vector, group=self._group)
+        dist.all_reduce(vector, group=self._ranks.group)
         length, world = self._length, self._world
         head = [round(one) for one in vector[length:].tolist()]
         if head[2]:
             extra = torch.empty(self._extra) if extra is None else extra
-            dist.broadcast(extra, group=self._group, group_src=0)
+            dist.broadcast(extra, group=self._ranks.group, group_src=0)
         ended = time.perf_counter()
         ages, clocks, done = head[3 : -2 * world], head[-2 * world : -world], head[-world:]
         last = all(done)
