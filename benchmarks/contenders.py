@@ -29,6 +29,11 @@ class Contender:
     how: str = "paceline"
     rate: float = RATE
 
+    @property
+    def averages(self) -> bool:
+        """Whether it averages replicas, not gradients."""
+        return self.how == "post-local" or self.preset in ("local-sgd", "osa", "ad-psgd")
+
 
 CONTENDERS = {
     "bsp": Contender("bsp"),
@@ -121,7 +126,8 @@ DELAYS, GROUPS = "0-50 ms at random", [f"two groups, {ms} ms apart" for ms in (5
 MIXED = "one 5x slower, and 0-50 ms at random"
 EVEN, EVEN_LARGE = "no stragglers", "no stragglers, 1.1 M parameters"
 _FEW = {name: CONTENDERS[name] for name in ("bsp", "rna", "torch DDP")}
-_RNAS = {name: CONTENDERS[name] for name in ("bsp", "rna", "rna-hierarchical", "eager-sgd")}
+_NO_ALLREDUCE = ("rna", "rna-hierarchical", "eager-sgd", "eager-sgd, solo", "n-soft", "ad-psgd")
+_FURTHER = {name: CONTENDERS[name] for name in ("bsp", *_NO_ALLREDUCE)}
 _SLOW_AND_DELAYED = _steps(*[0.005] * 8, most_s=0.05, sample_s=[*[0.002] * 7, 0.01])
 
 SCENARIOS = {
@@ -134,8 +140,8 @@ SCENARIOS = {
         EVEN_LARGE, "wide digits", 64, _steps(*[0.1] * EVEN_WORLD), _FEW, foretold=False
     ),
     "groups": _groups(50, CONTENDERS),
-    "groups-100": _groups(100, _RNAS),
-    "groups-200": _groups(200, _RNAS),
+    "groups-100": _groups(100, _FURTHER),
+    "groups-200": _groups(200, _FURTHER),
     "mixed": Scenario(
         MIXED,
         "digits",
@@ -155,7 +161,7 @@ SCENARIOS = {
     ),
     "2x": _one_slow(2, 64),
     "5x": _one_slow(5, 48),
-    "10x": _one_slow(10, 32),
+    "10x": _one_slow(10, 48),
 }
 _QUICK = ("bsp", "rna", "eager-sgd", "local-sgd", "torch DDP")
 QUICK = {

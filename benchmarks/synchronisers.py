@@ -39,7 +39,8 @@ from contenders import (
     Scenario,
 )
 from foretold import Profile, step_s
-from trainings import SEGMENT, Task, Trained, Work, task_of, train
+from tasks import Task, task_of
+from trainings import SEGMENT, Trained, Work, train
 
 from paceline.bus import connect, publish
 from paceline.cost import Features
@@ -73,7 +74,7 @@ class Run:
             dropped do not count.
         weight_s: the same, where gradients that a rank had for the same round count as one, if it
             gave their mean.
-        target_s: until replicas had the target loss, see `target_at`; None: they never had.
+        target_s: until ranks had the target loss, see `trainings.Watch`; None: they never had.
         loss: held-out, in the end.
         accuracy: the same.
         staleness: of gradients in rounds, by how many rounds old; the last: or older.
@@ -128,29 +129,14 @@ def run_of(
         ranks[0].updates / seconds,
         gradients / seconds,
         (sum(one.contributors for one in rounds) if means else gradients) / seconds,
-        None if (at := target_at(ranks, task.target)) is None else at - began,
-        ranks[0].curve[-1][1],
+        None if (at := ranks[0].target_at) is None else at - began,
+        ranks[0].loss,
         ranks[0].accuracy,
         [sum(ages) for ages in zip_longest(*(one.staleness for one in rounds), fillvalue=0)],
         dropped,
         statistics.median([one.waited_s for one in rounds] or [0.0]),
         statistics.median([one.reduced_s for one in rounds] or [0.0]),
     )
-
-
-def target_at(ranks: list[Trained], target: float) -> float | None:
-    """When the mean held-out loss of replicas, of ranks that still train, first was at most that.
-
-    A rank that is through with its steps waits for the others: its replica stays as it is.
-    """
-    curves = [one.curve for one in ranks if one.steps]
-    newest: dict[int, float] = {}
-    for at, rank, loss in sorted((at, k, loss) for k, c in enumerate(curves) for at, loss in c):
-        newest[rank] = loss
-        training = [k for k, curve in enumerate(curves) if curve[-2][0] >= at] or list(newest)
-        if len(newest) == len(curves) and statistics.fmean(newest[k] for k in training) <= target:
-            return at
-    return None
 
 
 def coasted(pool: Ranks, scenario: Scenario, contender: Contender, seed: int) -> Run:
@@ -219,8 +205,9 @@ def _on(
     what: Synchronisation,
     environment: dict[str, str],
 ) -> list[Trained]:
-    how, rate = contender.how, contender.rate
-    work = Work(scenario.task, how, seed, scenario.steps, scenario.warm, what, rate)
+    steps, warm = scenario.steps, scenario.warm
+    rate, averages = contender.rate, contender.averages
+    work = Work(scenario.task, contender.how, seed, steps, warm, what, rate, averages)
     devices = json.dumps(scenario.devices(seed).as_dict())
     return pool.run(train, work, env={"PACELINE_EMULATE": devices, **environment}, timeout_s=180.0)
 

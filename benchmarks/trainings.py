@@ -9,13 +9,10 @@ import contextlib
 import logging
 import math
 import os
-import sys
 import time
 import warnings
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
-from functools import cache
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 from unittest import mock
 
@@ -23,6 +20,7 @@ import msgspec
 import numpy as np
 import torch
 import torch.distributed as dist
+from tasks import Epoch, Task, task_of
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.distributed.algorithms.ddp_comm_hooks.post_localSGD_hook import (
@@ -33,7 +31,7 @@ from torch.distributed.algorithms.join import Join
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import DataLoader, DistributedSampler
 
 import paceline
 from paceline.cost import Features
@@ -41,17 +39,12 @@ from paceline.emulation import Emulation
 from paceline.leader import Leader
 from paceline.wire import ALLREDUCE, Segment, Synchronisation
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "plaid"))
 logging.getLogger("paceline.device").setLevel(logging.ERROR)  # that devices are emulated
 
 WARM = 8  # first steps, not counted: half of them all-reduced
 RATE = 0.1  # so low that gradients some rounds old do no harm; with momentum 0.5
 SEGMENT = 64  # steps after which all ranks of a relaxed synchroniser meet: the controller's most
 EVERY = 8  # local SGD's steps between two means
-FRAME = 20  # points of a recording that the LSTM takes at once
-
-Item = tuple[Tensor, int]
-Batch = tuple[Tensor, ...]  # what the network takes, then classes [n]
 
 
 @dataclass(frozen=True)
@@ -59,13 +52,14 @@ class Work:
     """One training.
 
     Args:
-        task: of `task_of`.
+        task: of `tasks.task_of`.
         how: "paceline", or PyTorch's own: "ddp", "join", "post-local".
         seed: of the model, and of the order of the data.
         steps: counted ones,
         warm: after so many in which nothing is learnt.
         synchroniser: Paceline's, where no control plane says it, in all segments but the first.
         rate: learning rate.
+        averages: whether replicas are averaged, not gradients.
     """
 
     task: str
@@ -75,11 +69,12 @@ class Work:
     warm: int = WARM
     synchroniser: Synchronisation = ALLREDUCE
     rate: float = RATE
+    averages: bool = False
 
 
 @dataclass
 class Trained:
-    """What one rank saw of the counted part of a training.
+    """What one rank saw of the counted part of a training, and how well all did.
 
     Args:
         began: s of a clock that all ranks share; inf: it had too few steps for that,
@@ -87,8 +82,9 @@ class Trained:
         ended: s of that clock, when all had met.
         steps: of this rank.
         updates: how often its parameters changed.
-        curve: (s, held-out loss of its replica) at each step, and in the end.
-        accuracy: held-out, in the end.
+        target_at: s of that clock, when all had the target loss, see `Watch`; None: never.
+        loss: held-out, of the mean of the replicas, in the end,
+        accuracy: and this.
     """
 
     began: float = math.inf
@@ -96,149 +92,44 @@ class Trained:
     ended: float = 0.0
     steps: int = 0
     updates: int = 0
-    curve: list[tuple[float, float]] = field(default_factory=list)
+    target_at: float | None = None
+    loss: float = math.inf
     accuracy: float = 0.0
 
 
 @dataclass(frozen=True)
-class Task:
-    """What to learn: real data, small enough to be learnt in seconds.
+class _Seen:
+    """A step, and the replica that it began with; or the end."""
 
-    Args:
-        samples: (what the network takes, class).
-        sizes: λ of each.
-        held_out: to evaluate with.
-        collate: makes a batch of samples.
-        network: makes one.
-        batch: samples of a step and rank.
-        target: held-out loss.
-    """
-
-    samples: list[Item]
-    sizes: list[int]
-    held_out: Batch
-    collate: Callable[[list[Any]], Batch]
-    network: Callable[[], nn.Module]
-    batch: int
-    target: float
-
-
-class Epoch(Dataset[Item]):
-    """A task's samples, over and over: as many as a training needs, without an epoch's end."""
-
-    def __init__(self, task: Task, count: int) -> None:
-        self._samples = task.samples
-        self.sizes = [task.sizes[k % len(task.sizes)] for k in range(count)]
-
-    def __len__(self) -> int:
-        return len(self.sizes)
-
-    def __getitem__(self, index: int) -> Item:
-        return self._samples[index % len(self._samples)]
-
-
-def _stacked(items: list[Item]) -> Batch:
-    return torch.stack([x for x, _ in items]), torch.tensor([y for _, y in items])
-
-
-def _digits() -> Task:
-    """scikit-learn's handwritten digits, two thirds of them to learn."""
-    from sklearn.datasets import load_digits
-
-    found = load_digits()
-    images = torch.tensor(found.images, dtype=torch.float32).flatten(1)
-    images = (images - images.mean()) / images.std()
-    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    images, classes = images[order], torch.tensor(found.target)[order]
-    cut = len(images) * 2 // 3
-    samples = list(zip(images[:cut], classes[:cut].tolist(), strict=True))
-    return Task(
-        samples,
-        [1] * len(samples),
-        (images[cut:], classes[cut:]),
-        _stacked,
-        lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)),
-        batch=8,
-        target=0.4,
-    )
-
-
-def _wide_digits() -> Task:
-    """The same, for a network of 1.1 million parameters."""
-
-    def network() -> nn.Module:
-        return nn.Sequential(
-            nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
-        )
-
-    return replace(_digits(), network=network)
-
-
-class SeriesLSTM(nn.Module):
-    """An LSTM over a series' frames, then the mean and the maximum of its states."""
-
-    def __init__(self, classes: int, width: int = 32) -> None:
-        super().__init__()
-        self.lstm = nn.LSTM(2 * FRAME, width, batch_first=True)
-        self.norm = nn.LayerNorm(2 * width + 2)
-        self.head = nn.Linear(2 * width + 2, classes)
-
-    def forward(self, series: Tensor, lengths: Tensor) -> Tensor:
-        """Logits [n, classes] of padded series [n, points] with lengths [n]."""
-        series = nn.functional.pad(series, (0, -series.shape[1] % FRAME))
-        peak = series.abs().amax(1, keepdim=True).clamp_min(1e-4)
-        mean = series.sum(1, keepdim=True) / lengths[:, None]
-        # Both the current's shape and its strength tell an appliance.
-        kinds = [x.unflatten(1, (-1, FRAME)) for x in (series / peak, torch.asinh(series))]
-        states, _ = self.lstm(torch.cat(kinds, 2))
-        inside = (torch.arange(states.shape[1]) * FRAME < lengths[:, None])[:, :, None]
-        pooled = [
-            (states * inside).sum(1) / inside.sum(1),
-            states.masked_fill(~inside, -1).amax(1),
-            peak.log() / 3,
-            torch.asinh(mean),
-        ]
-        logits: Tensor = self.head(self.norm(torch.cat(pooled, 1)))
-        return logits
-
-
-def _plaid() -> Task:
-    """PLAID's recordings, of 100 to 1,344 points, for an LSTM."""
-    from data import CLASSES, Plaid, collate
-
-    data, held_out = Plaid(train=True), Plaid(train=False)
-    return Task(
-        data.items,
-        data.sizes,
-        collate(held_out.items),
-        collate,
-        lambda: SeriesLSTM(CLASSES),
-        batch=4,
-        target=1.6,
-    )
-
-
-@cache
-def task_of(name: str) -> Task:
-    """A task, read once in each process.
-
-    Raises:
-        KeyError: no such task.
-    """
-    return {"digits": _digits, "wide digits": _wide_digits, "plaid": _plaid}[name]()
+    began: float
+    replica: Tensor
+    ended: float = math.inf
 
 
 class Watch:
     """Sees a training: when its counted part began and ended, and what the model was in between.
 
-    It keeps copies of the parameters, to be evaluated when the clock does not run any more.
+    It keeps copies of the parameters, to be evaluated when the clock does not run any more. What is
+    evaluated is the model that all would have if they met then: the mean of all replicas, where
+    synchronisers average parameters; else the mean of those of ranks that are in a step, as the
+    others wait, and get what these have when they meet.
+
+    Args:
+        network: that is trained.
+        warm: steps that do not count.
+        rate: learning rate.
+        meets: whether all ranks begin the counted part at once.
+        averages: whether replicas are averaged, not gradients.
     """
 
-    def __init__(self, network: nn.Module, warm: int, rate: float, *, meets: bool) -> None:
-        self._network, self._warm, self._rate, self._meets = network, warm, rate, meets
+    def __init__(
+        self, network: nn.Module, warm: int, rate: float, *, meets: bool, averages: bool
+    ) -> None:
+        self._network, self._warm, self._rate = network, warm, rate
+        self._meets, self._averages = meets, averages
         self._begun = 0  # steps
-        self._seen = Trained()
-        self._kept: list[tuple[float, list[Tensor]]] = []
+        self._found = Trained()
+        self._steps: list[_Seen] = []
         self._optimiser = torch.optim.SGD(network.parameters(), 0.0, momentum=0.5)
         self._optimiser.register_step_pre_hook(self._stepping)
 
@@ -247,47 +138,86 @@ class Watch:
         """The training's. Its learning rate is 0 until the counted part begins."""
         return self._optimiser
 
-    def step(self) -> None:
-        """A step begins."""
+    @contextlib.contextmanager
+    def step(self) -> Iterator[None]:
+        """A step."""
         self._begun += 1
         if self._begun <= self._warm:
+            yield
             return
         if self._begun == self._warm + 1 and self._meets:
             dist.barrier()
         now = time.perf_counter()
         if self._begun == self._warm + 1:
-            self._seen.began, self._seen.began_at = now, time.time()
+            self._found.began, self._found.began_at = now, time.time()
             for group in self._optimiser.param_groups:
                 group["lr"] = self._rate
-        self._keep(now)
+        seen = _Seen(now, self._replica())
+        yield
+        self._steps.append(replace(seen, ended=time.perf_counter()))
 
     def over(self) -> None:
         """The training has ended, all have met."""
-        self._seen.ended = time.perf_counter()
-        self._seen.steps = max(0, self._begun - self._warm)
-        self._keep(self._seen.ended)
+        self._found.ended = time.perf_counter()
+        self._found.steps = len(self._steps)
+        self._steps.append(_Seen(self._found.ended, self._replica()))
 
-    def done(self, held_out: Batch) -> Trained:
-        """What was seen, and how well this rank's replica did."""
-        *inputs, classes = held_out
+    def done(self, task: Task) -> Trained:
+        """What was seen, and how well all did; all ranks call it at once."""
+        mean = self._steps[-1].replica / dist.get_world_size()
+        dist.all_reduce(mean)
+        self._found.loss, self._found.accuracy = self._evaluated(mean, task)
+        self._found.target_at = self._target_at(task)
+        return self._found
+
+    def _target_at(self, task: Task) -> float | None:
+        """When all first had the target: as some rank began a step, or all had met."""
+        rank, world = dist.get_rank(), dist.get_world_size()
+        told: list[Any] = [None] * world
+        dist.all_gather_object(told, [(one.began, one.ended) for one in self._steps])
+        stepped = [k for k in range(world) if len(told[k]) > 1]
+        newest = dict.fromkeys(stepped, -1)
+        due: list[tuple[float, list[int], int]] = []  # when, whose replicas, and which of mine
+        begun = [(at, k, n) for k in stepped for n, (at, _) in enumerate(told[k])]
+        for at, who, number in sorted(begun):
+            newest[who] = number
+            if min(newest.values()) >= 0:
+                within = [j for j in stepped if self._averages or told[j][newest[j]][1] > at]
+                due.append((at, within, newest.get(rank, 0)))
+        # Each rank evaluates one of as many as there are ranks.
+        for block in (due[first : first + world] for first in range(0, len(due), world)):
+            means = torch.zeros(world, self._steps[-1].replica.numel())
+            for mean, (_, within, number) in zip(means, block, strict=False):
+                if rank in within:
+                    mean.copy_(self._steps[number].replica / len(within))
+            dist.all_reduce(means)
+            losses = torch.full((world,), math.inf)
+            if rank < len(block):
+                losses[rank], _ = self._evaluated(means[rank], task)
+            dist.all_reduce(losses, dist.ReduceOp.MIN)
+            for (at, _, _), loss in zip(block, losses.tolist(), strict=False):
+                if loss <= task.target:
+                    return at
+        return None
+
+    def _evaluated(self, parameters: Tensor, task: Task) -> tuple[float, float]:
+        """Held-out loss and accuracy; the network is left with these parameters."""
+        nn.utils.vector_to_parameters(parameters, self._network.parameters())
+        *inputs, classes = task.held_out
         with torch.no_grad():
-            for at, parameters in self._kept:
-                for parameter, kept in zip(self._network.parameters(), parameters, strict=True):
-                    parameter.copy_(kept)
-                logits = self._network(*inputs)
-                self._seen.curve.append((at, float(cross_entropy(logits, classes))))
-                self._seen.accuracy = float((logits.argmax(1) == classes).float().mean())
-        return self._seen
+            logits = self._network(*inputs)
+            accuracy = (logits.argmax(1) == classes).float().mean()
+            return float(cross_entropy(logits, classes)), float(accuracy)
 
     def _stepping(self, *_: Any) -> None:
         # Relaxed synchronisers step with no gradients where nothing has come, or several times.
-        if self._seen.began < math.inf and any(
+        if self._found.began < math.inf and any(
             p.grad is not None for p in self._network.parameters()
         ):
-            self._seen.updates += 1
+            self._found.updates += 1
 
-    def _keep(self, now: float) -> None:
-        self._kept.append((now, [p.detach().clone() for p in self._network.parameters()]))
+    def _replica(self) -> Tensor:
+        return nn.utils.parameters_to_vector(p.detach() for p in self._network.parameters())
 
 
 def train(work: Work) -> Trained:
@@ -298,13 +228,13 @@ def train(work: Work) -> Trained:
     network = task.network()
     # Paceline's may be apart where counting begins. Under `Join` a slow rank may never come there.
     meets = work.how == "paceline"
-    watch = Watch(network, work.warm, work.rate, meets=meets)
+    watch = Watch(network, work.warm, work.rate, meets=meets, averages=work.averages)
     dist.barrier()
     if work.how == "paceline":
         _by_paceline(work, task, data, network, watch)
     else:
         _by_torch(work, task, data, network, watch)
-    return watch.done(task.held_out)
+    return watch.done(task)
 
 
 @contextlib.contextmanager
@@ -332,10 +262,10 @@ def _by_paceline(work: Work, task: Task, data: Epoch, network: nn.Module, watch:
         model = session.wrap(network)
         optimiser = watch.optimiser
         for *inputs, classes in session.loader(collate_fn=task.collate):
-            watch.step()
-            optimiser.zero_grad()
-            cross_entropy(model(*inputs), classes).backward()
-            optimiser.step()
+            with watch.step():
+                optimiser.zero_grad()
+                cross_entropy(model(*inputs), classes).backward()
+                optimiser.step()
         watch.over()
         session.close()
 
@@ -402,10 +332,10 @@ def _by_torch(work: Work, task: Task, data: Epoch, network: nn.Module, watch: Wa
     with joined:
         for step, (*inputs, classes) in enumerate(loader):
             held.begin(step, [data.sizes[k] for k in batches[step]])
-            watch.step()
-            optimiser.zero_grad()
-            cross_entropy(model(*inputs), classes).backward()
-            optimiser.step()
+            with watch.step():
+                optimiser.zero_grad()
+                cross_entropy(model(*inputs), classes).backward()
+                optimiser.step()
     dist.barrier()
     watch.over()
     if work.how == "post-local":

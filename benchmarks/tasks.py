@@ -1,0 +1,149 @@
+"""What is learnt in trainings: real data, small enough to be learnt in seconds."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import Dataset
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "plaid"))
+
+FRAME = 20  # points of a recording that the LSTM takes at once
+
+Item = tuple[Tensor, int]
+Batch = tuple[Tensor, ...]  # what the network takes, then classes [n]
+
+
+@dataclass(frozen=True)
+class Task:
+    """What to learn: real data, small enough to be learnt in seconds.
+
+    Args:
+        samples: (what the network takes, class).
+        sizes: λ of each.
+        held_out: to evaluate with.
+        collate: makes a batch of samples.
+        network: makes one.
+        batch: samples of a step and rank.
+        target: held-out loss.
+    """
+
+    samples: list[Item]
+    sizes: list[int]
+    held_out: Batch
+    collate: Callable[[list[Any]], Batch]
+    network: Callable[[], nn.Module]
+    batch: int
+    target: float
+
+
+class Epoch(Dataset[Item]):
+    """A task's samples, over and over: as many as a training needs, without an epoch's end."""
+
+    def __init__(self, task: Task, count: int) -> None:
+        self._samples = task.samples
+        self.sizes = [task.sizes[k % len(task.sizes)] for k in range(count)]
+
+    def __len__(self) -> int:
+        return len(self.sizes)
+
+    def __getitem__(self, index: int) -> Item:
+        return self._samples[index % len(self._samples)]
+
+
+def _stacked(items: list[Item]) -> Batch:
+    return torch.stack([x for x, _ in items]), torch.tensor([y for _, y in items])
+
+
+def _digits() -> Task:
+    """scikit-learn's handwritten digits, two thirds of them to learn."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    images = torch.tensor(found.images, dtype=torch.float32).flatten(1)
+    images = (images - images.mean()) / images.std()
+    order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
+    images, classes = images[order], torch.tensor(found.target)[order]
+    cut = len(images) * 2 // 3
+    samples = list(zip(images[:cut], classes[:cut].tolist(), strict=True))
+    return Task(
+        samples,
+        [1] * len(samples),
+        (images[cut:], classes[cut:]),
+        _stacked,
+        lambda: nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)),
+        batch=8,
+        target=0.4,
+    )
+
+
+def _wide_digits() -> Task:
+    """The same, for a network of 1.1 million parameters."""
+
+    def network() -> nn.Module:
+        return nn.Sequential(
+            nn.Linear(64, 1024), nn.ReLU(), nn.Linear(1024, 1024), nn.ReLU(), nn.Linear(1024, 10)
+        )
+
+    return replace(_digits(), network=network)
+
+
+class SeriesLSTM(nn.Module):
+    """An LSTM over a series' frames, then the mean and the maximum of its states."""
+
+    def __init__(self, classes: int, width: int = 32) -> None:
+        super().__init__()
+        self.lstm = nn.LSTM(2 * FRAME, width, batch_first=True)
+        self.norm = nn.LayerNorm(2 * width + 2)
+        self.head = nn.Linear(2 * width + 2, classes)
+
+    def forward(self, series: Tensor, lengths: Tensor) -> Tensor:
+        """Logits [n, classes] of padded series [n, points] with lengths [n]."""
+        series = nn.functional.pad(series, (0, -series.shape[1] % FRAME))
+        peak = series.abs().amax(1, keepdim=True).clamp_min(1e-4)
+        mean = series.sum(1, keepdim=True) / lengths[:, None]
+        # Both the current's shape and its strength tell an appliance.
+        kinds = [x.unflatten(1, (-1, FRAME)) for x in (series / peak, torch.asinh(series))]
+        states, _ = self.lstm(torch.cat(kinds, 2))
+        inside = (torch.arange(states.shape[1]) * FRAME < lengths[:, None])[:, :, None]
+        pooled = [
+            (states * inside).sum(1) / inside.sum(1),
+            states.masked_fill(~inside, -1).amax(1),
+            peak.log() / 3,
+            torch.asinh(mean),
+        ]
+        logits: Tensor = self.head(self.norm(torch.cat(pooled, 1)))
+        return logits
+
+
+def _plaid() -> Task:
+    """PLAID's recordings, of 100 to 1,344 points, for an LSTM."""
+    from data import CLASSES, Plaid, collate
+
+    data, held_out = Plaid(train=True), Plaid(train=False)
+    return Task(
+        data.items,
+        data.sizes,
+        collate(held_out.items),
+        collate,
+        lambda: SeriesLSTM(CLASSES),
+        batch=4,
+        target=1.6,
+    )
+
+
+@cache
+def task_of(name: str) -> Task:
+    """A task, read once in each process.
+
+    Raises:
+        KeyError: no such task.
+    """
+    return {"digits": _digits, "wide digits": _wide_digits, "plaid": _plaid}[name]()
