@@ -114,6 +114,9 @@ class Watch:
     synchronisers average parameters; else the mean of those of ranks that are in a step, as the
     others wait, and get what these have when they meet.
 
+    Replicas are those with which ranks began their newest steps: what came since is not in them. So
+    relaxed synchronisers seem later than they are, by up to a slow rank's step.
+
     Args:
         network: that is trained.
         warm: steps that do not count.

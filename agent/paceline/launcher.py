@@ -111,15 +111,16 @@ class _Agent(LocalElasticAgent):
         logs = {r: rundir.rank_log(self._directory, attempt, r, "stderr") for r in failed}
         rank = min(failed, key=lambda r: logs[r].stat().st_mtime_ns)
         code = failed[rank]
-        how = f"exit code {code}" if code > 0 else signal.Signals(-code).name
-        what = f"ended with code {code}" if code > 0 else f"was killed by {how}"
-        # One in six ranks that raise aborts while it exits, as gloo's threads still run.
-        if code > 0 or -code == signal.SIGABRT:
-            with logs[rank].open("rb") as log:
-                log.seek(max(0, logs[rank].stat().st_size - _TAIL_BYTES))
-                words = last_words(log.read().decode(errors="replace"))
-            if words:
-                what = f"failed: {words} ({how})"
+        with logs[rank].open("rb") as log:
+            log.seek(max(0, logs[rank].stat().st_size - _TAIL_BYTES))
+            words = last_words(log.read().decode(errors="replace"))
+        if code > 0:
+            what = f"failed: {words} (exit code {code})" if words else f"ended with code {code}"
+        else:
+            what = f"was killed by {signal.Signals(-code).name}"
+            # One in six ranks that raise aborts while it exits, as gloo's threads still run.
+            if -code == signal.SIGABRT and words:
+                what += f" after {words}"
         message = f"rank {rank} {what}; log: {logs[rank]}"
         return LauncherStatus(attempt, code if code > 0 else 128 - code, message)
 

@@ -62,10 +62,10 @@ class Ranks:
         return replace(self, name=name, rank=mine.index(self.rank), world=len(mine))
 
     def close(self) -> None:
-        """Ends the groups, each of which has threads and connections.
+        """Ends the groups, each of which has threads and connections, unless one is in use still.
 
-        They must end here: if it was the garbage collection of a forked process that ended them,
-        such as a loader's, it would wait for threads that it does not have.
+        They end with their last reference, which therefore must not be in a cycle: the garbage
+        collection of a forked process, such as a loader's, would end threads that are not there.
         """
         while self.groups:
             _, group = self.groups.popitem()

@@ -12,7 +12,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -172,7 +172,9 @@ class Exchange:
             why = self._why or "its session was closed"
             self._leaving.tell(self._plan.step, why)
             if self._relaxed is not None:
-                self._relaxed.abort(f"left its loop in step {self._plan.step}: {why}")
+                # The leader, whose store it is, may have gone first; the script may end all groups.
+                with suppress(RuntimeError, ValueError):
+                    self._relaxed.abort(f"left its loop in step {self._plan.step}: {why}")
         if self._made is not None:
             self._made.close()
         self._relaxed = self._made = self._leaving = None

@@ -377,12 +377,13 @@ class Rounds:
             vector, copied_s = self._contribution()
             extra, self._given = self._given, None
             vector[self._length + 2] = extra is not None
-        dist.all_reduce(vector, group=self._ranks.group)
+        group = self._ranks.group  # closing the session takes it away
+        dist.all_reduce(vector, group=group)
         length, world = self._length, self._world
         head = [round(one) for one in vector[length:].tolist()]
         if head[2]:
             extra = torch.empty(self._extra) if extra is None else extra
-            dist.broadcast(extra, group=self._ranks.group, group_src=0)
+            dist.broadcast(extra, group=group, group_src=0)
         ended = time.perf_counter()
         ages, clocks, done = head[3 : -2 * world], head[-2 * world : -world], head[-world:]
         last = all(done)
