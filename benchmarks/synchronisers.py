@@ -206,7 +206,7 @@ def _on(
     environment: dict[str, str],
 ) -> list[Trained]:
     steps, warm = scenario.steps, scenario.warm
-    rate, averages = contender.rate, contender.averages
+    rate, averages = contender.rate, contender.averages or what.name == "hierarchical"
     work = Work(scenario.task, contender.how, seed, steps, warm, what, rate, averages)
     devices = json.dumps(scenario.devices(seed).as_dict())
     return pool.run(train, work, env={"PACELINE_EMULATE": devices, **environment}, timeout_s=180.0)

@@ -37,6 +37,8 @@ import paceline
 from paceline.cost import Features
 from paceline.emulation import Emulation
 from paceline.leader import Leader
+from paceline.synchronisers.hierarchical import Hierarchical
+from paceline.synchronisers.partial import Partial
 from paceline.wire import ALLREDUCE, Segment, Synchronisation
 
 logging.getLogger("paceline.device").setLevel(logging.ERROR)  # that devices are emulated
@@ -99,7 +101,7 @@ class Trained:
 
 @dataclass(frozen=True)
 class _Seen:
-    """A step, and the replica that it began with; or the end."""
+    """A step, and the replica that it began with; or what came after it."""
 
     began: float
     replica: Tensor
@@ -112,7 +114,8 @@ class Watch:
     It keeps copies of the parameters, to be evaluated when the clock does not run any more. What is
     evaluated is the model that all would have if they met then: the mean of all replicas, where
     synchronisers average parameters; else the mean of those of ranks that are in a step, as the
-    others wait, and get what these have when they meet.
+    others wait, and get what these have when they meet. Under RNA's hierarchy it is the mean of all
+    replicas as they were without what came from other groups; see `Hierarchical.own`.
 
     Replicas are those with which ranks began their newest steps: what came since is not in them. So
     relaxed synchronisers seem later than they are, by up to a slow rank's step.
@@ -130,6 +133,7 @@ class Watch:
     ) -> None:
         self._network, self._warm, self._rate = network, warm, rate
         self._meets, self._averages = meets, averages
+        self.hierarchy: Hierarchical | None = None  # that is in force
         self._begun = 0  # steps
         self._found = Trained()
         self._steps: list[_Seen] = []
@@ -158,11 +162,16 @@ class Watch:
         seen = _Seen(now, self._replica())
         yield
         self._steps.append(replace(seen, ended=time.perf_counter()))
+        self._found.steps += 1
+
+    def waits(self) -> None:
+        """Between two steps this rank's group has met, and waits for others."""
+        if self._found.began < math.inf:
+            self._steps.append(_Seen(time.perf_counter(), self._replica()))
 
     def over(self) -> None:
         """The training has ended, all have met."""
         self._found.ended = time.perf_counter()
-        self._found.steps = len(self._steps)
         self._steps.append(_Seen(self._found.ended, self._replica()))
 
     def done(self, task: Task) -> Trained:
@@ -220,6 +229,8 @@ class Watch:
             self._found.updates += 1
 
     def _replica(self) -> Tensor:
+        if self.hierarchy is not None:
+            return self.hierarchy.own
         return nn.utils.parameters_to_vector(p.detach() for p in self._network.parameters())
 
 
@@ -257,10 +268,36 @@ def _coasted(what: Synchronisation) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def _seen(watch: Watch) -> Iterator[None]:
+    """Lets it see groups, and when they meet; each for itself, then all."""
+    made, met, met_all = Hierarchical.__init__, Partial.meet, Hierarchical.meet
+
+    def make(one: Hierarchical, *args: Any) -> None:
+        made(one, *args)
+        watch.hierarchy = one
+
+    def meet(one: Partial, optimiser: torch.optim.Optimizer) -> None:
+        met(one, optimiser)
+        if watch.hierarchy is not None:
+            watch.waits()
+
+    def meet_all(one: Hierarchical, optimiser: torch.optim.Optimizer) -> None:
+        met_all(one, optimiser)
+        watch.hierarchy = None
+
+    with (
+        mock.patch.object(Hierarchical, "__init__", make),
+        mock.patch.object(Partial, "meet", meet),
+        mock.patch.object(Hierarchical, "meet", meet_all),
+    ):
+        yield
+
+
 def _by_paceline(work: Work, task: Task, data: Epoch, network: nn.Module, watch: Watch) -> None:
     batch = task.batch * dist.get_world_size()
     planned = "PACELINE_BUS" in os.environ
-    with contextlib.nullcontext() if planned else _coasted(work.synchroniser):
+    with _seen(watch), contextlib.nullcontext() if planned else _coasted(work.synchroniser):
         session = paceline.Session(data, global_batch=batch, seed=work.seed)
         model = session.wrap(network)
         optimiser = watch.optimiser

@@ -113,21 +113,24 @@ def test_ranks_reduce_and_finish(train: Train, bus_url: str) -> None:
 
 
 @pytest.mark.ranks
-def test_rank_that_raises_is_named_and_ends_the_others(train: Train) -> None:
+def test_rank_that_raises_is_named_and_ends_the_others(train: Train, tmp_path: Path) -> None:
     # The others fail too, of the lost connection: they are not to blame.
-    text = """
+    now = tmp_path / "now"
+    text = f"""
+        import os
         import torch
         import torch.distributed as dist
         torch.set_num_threads(1)
         dist.init_process_group("gloo")
         print("ready", flush=True)
-        for step in range(1_000_000_000):
-            if step == 50 and dist.get_rank() == 2:
+        while True:
+            if dist.get_rank() == 2 and os.path.exists({str(now)!r}):
                 raise RuntimeError("bad sample 7\\nsecond line")
             dist.all_reduce(torch.ones(1))
     """
     supervisor = train(text, 3)
     found = running(supervisor, 3)
+    now.touch()
     finish(supervisor)
     log = rundir.rank_log(supervisor.directory, 0, 2, "stderr")
     words = "RuntimeError: bad sample 7"

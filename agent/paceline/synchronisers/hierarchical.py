@@ -104,14 +104,21 @@ class Hierarchical(Partial):
         every: int | None,
         told: Told | None = None,
     ) -> None:
-        self._base = joined(parameters)  # the replica less what it has not pushed yet
-        extra, share = len(self._base), group.world / server.ranks.world
+        first = joined(parameters)
+        self._corrections = torch.zeros_like(first)  # all that came
+        self._pushes = group.rank == 0
+        self._pushed = first if self._pushes else torch.empty(0)  # what `own` was then
+        extra, share = len(first), group.world / server.ranks.world
         super().__init__(group, prefix, parameters, optimiser, call, limits, told, extra, share)
         self._server, self._every = server, every
-        self._pushes = group.rank == 0
         self._beside = Beside(group.timeout.total_seconds())
         self._pushing = False  # or what it pulled is still on its way to the group
         self._applied = 0  # rounds
+
+    @property
+    def own(self) -> torch.Tensor:
+        """The replica as it were if no other group was; the mean of all ranks' is all they did."""
+        return joined(self._flat.parameters) - self._corrections
 
     def stepping(self, plan: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.stepping`."""
@@ -126,7 +133,7 @@ class Hierarchical(Partial):
         self._beside.close()
         self._beside.wait()
         if self._pushes:
-            self._server.push(joined(parameters) - self._base)
+            self._server.push(self.own - self._pushed)
         spread(self._server.finish(), parameters)
         alike(optimiser, parameters, self._server.ranks)
 
@@ -141,7 +148,7 @@ class Hierarchical(Partial):
             super()._apply([one], optimiser)
             if one.extra is not None:
                 spread(joined(self._flat.parameters) + one.extra, self._flat.parameters)
-                self._base += one.extra
+                self._corrections += one.extra
                 self._pushing = False
             self._applied += 1
             due = self._every is not None and self._applied % self._every == 0
@@ -151,8 +158,8 @@ class Hierarchical(Partial):
 
     def _push(self) -> None:
         self._pushing = True
-        now = joined(self._flat.parameters)
-        change, self._base = now - self._base, now
+        now, own = joined(self._flat.parameters), self.own
+        change, self._pushed = own - self._pushed, own
 
         def push() -> None:
             self._rounds.give(self._server.push(change) - now)
