@@ -29,11 +29,6 @@ class Contender:
     how: str = "paceline"
     rate: float = RATE
 
-    @property
-    def averages(self) -> bool:
-        """Whether it averages replicas, not gradients."""
-        return self.how == "post-local" or self.preset in ("local-sgd", "osa", "ad-psgd")
-
 
 CONTENDERS = {
     "bsp": Contender("bsp"),

@@ -40,7 +40,7 @@ from contenders import (
 )
 from foretold import Profile, step_s
 from tasks import Task, task_of
-from trainings import SEGMENT, Trained, Work, train
+from trainings import Trained, Work, train
 
 from paceline.bus import connect, publish
 from paceline.cost import Features
@@ -56,11 +56,12 @@ from paceline.wire import (
     decode,
 )
 from paceline_backend import policies
+from paceline_backend.controller.planner import segment_steps
 from paceline_backend.policies._base import Feedback, Floats
 from paceline_backend.stack import Stack
 from support.ranks import Ranks
 
-_CHOSEN_STEPS = 64  # emulated ones, from which choosers choose
+_CHOSEN_STEPS = 64  # emulated ones, from which is chosen
 
 
 @dataclass
@@ -164,16 +165,28 @@ def _synchroniser(scenario: Scenario, contender: Contender, seed: int) -> Synchr
     what = policies.make(contender.preset, contender.parameters).synchroniser
     if isinstance(what, Synchronisation):
         return what
-    task, devices = task_of(scenario.task), scenario.devices(seed)
-    world = scenario.world
-    count = _CHOSEN_STEPS * world
-    rows = np.full(count, task.batch)
-    size = np.full(count, float(np.mean(task.sizes)))
-    batch = Features(rows[:world], rows[:world] * size[:world], size[:world], size[:world])
-    times = np.concatenate([devices.compute_s(step, batch) for step in range(_CHOSEN_STEPS)])
-    steps, ranks = np.divmod(np.arange(count), world)
-    seen = Feedback(steps, ranks, rows, rows * size, times, rows * size**2, size)
+    task, world = task_of(scenario.task), scenario.world
+    times = _times_s(scenario, seed)
+    rows = np.full(times.size, task.batch)
+    size = np.full(times.size, float(np.mean(task.sizes)))
+    steps, ranks = np.divmod(np.arange(times.size), world)
+    seen = Feedback(steps, ranks, rows, rows * size, times.ravel(), rows * size**2, size)
     return what.choose(seen, world, {}).synchroniser
+
+
+def _segment(scenario: Scenario, seed: int) -> int:
+    """Steps in a segment of a relaxed synchroniser, as the controller would have it."""
+    step_s = _times_s(scenario, seed).mean(axis=0).max()
+    return segment_steps(float(step_s), relaxed=True)
+
+
+def _times_s(scenario: Scenario, seed: int) -> Floats:
+    """What steps with samples of mean size take each rank, [steps, W]."""
+    task, devices = task_of(scenario.task), scenario.devices(seed)
+    rows = np.full(scenario.world, float(task.batch))
+    size = np.full(scenario.world, float(np.mean(task.sizes)))
+    batch = Features(rows, rows * size, size, size)
+    return np.array([devices.compute_s(step, batch) for step in range(_CHOSEN_STEPS)])
 
 
 def planned(pool: Ranks, stack: Stack, scenario: Scenario, contender: Contender, seed: int) -> Run:
@@ -206,8 +219,8 @@ def _on(
     environment: dict[str, str],
 ) -> list[Trained]:
     steps, warm = scenario.steps, scenario.warm
-    rate, averages = contender.rate, contender.averages or what.name == "hierarchical"
-    work = Work(scenario.task, contender.how, seed, steps, warm, what, rate, averages)
+    segment = _segment(scenario, seed)
+    work = Work(scenario.task, contender.how, seed, steps, warm, what, segment, contender.rate)
     devices = json.dumps(scenario.devices(seed).as_dict())
     return pool.run(train, work, env={"PACELINE_EMULATE": devices, **environment}, timeout_s=180.0)
 
@@ -247,9 +260,8 @@ def simulated(scenario: Scenario, runs: Runs) -> dict[str, float]:
                 like = name
             reduced, alone = runs["bsp"][seed].profile, runs[like][seed].profile
             assert reduced is not None and alone is not None
-            times.append(
-                step_s(what, reduced, alone, row.reduced_s, SEGMENT, seed, _sample_s(scenario))
-            )
+            segment, sample_s = _segment(scenario, seed), _sample_s(scenario)
+            times.append(step_s(what, reduced, alone, row.reduced_s, segment, seed, sample_s))
         ratios[name] = statistics.fmean(times) * scenario.steps / mean(rows, "seconds")
     return ratios
 

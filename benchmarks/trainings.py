@@ -37,7 +37,10 @@ import paceline
 from paceline.cost import Features
 from paceline.emulation import Emulation
 from paceline.leader import Leader
+from paceline.synchronisers._base import Synchroniser
+from paceline.synchronisers.averaging import Averaging
 from paceline.synchronisers.hierarchical import Hierarchical
+from paceline.synchronisers.pairwise import Pairwise
 from paceline.synchronisers.partial import Partial
 from paceline.wire import ALLREDUCE, Segment, Synchronisation
 
@@ -45,7 +48,6 @@ logging.getLogger("paceline.device").setLevel(logging.ERROR)  # that devices are
 
 WARM = 8  # first steps, not counted: half of them all-reduced
 RATE = 0.1  # so low that gradients some rounds old do no harm; with momentum 0.5
-SEGMENT = 64  # steps after which all ranks of a relaxed synchroniser meet: the controller's most
 EVERY = 8  # local SGD's steps between two means
 
 
@@ -60,8 +62,8 @@ class Work:
         steps: counted ones,
         warm: after so many in which nothing is learnt.
         synchroniser: Paceline's, where no control plane says it, in all segments but the first.
+        segment: its steps in one of these segments.
         rate: learning rate.
-        averages: whether replicas are averaged, not gradients.
     """
 
     task: str
@@ -70,8 +72,8 @@ class Work:
     steps: int
     warm: int = WARM
     synchroniser: Synchronisation = ALLREDUCE
+    segment: int = 64
     rate: float = RATE
-    averages: bool = False
 
 
 @dataclass
@@ -101,10 +103,18 @@ class Trained:
 
 @dataclass(frozen=True)
 class _Seen:
-    """A step, and the replica that it began with; or what came after it."""
+    """A step, and the replica that it began with; or what came after it.
+
+    Args:
+        replica: as it counts in the model that all would have.
+        weight: with which.
+        waits: whether it counts while this rank waits for others, too.
+    """
 
     began: float
     replica: Tensor
+    weight: float = 1.0
+    waits: bool = False
     ended: float = math.inf
 
 
@@ -112,10 +122,11 @@ class Watch:
     """Sees a training: when its counted part began and ended, and what the model was in between.
 
     It keeps copies of the parameters, to be evaluated when the clock does not run any more. What is
-    evaluated is the model that all would have if they met then: the mean of all replicas, where
-    synchronisers average parameters; else the mean of those of ranks that are in a step, as the
-    others wait, and get what these have when they meet. Under RNA's hierarchy it is the mean of all
-    replicas as they were without what came from other groups; see `Hierarchical.own`.
+    evaluated is the model that all would have if they met then:
+
+    - where replicas are averaged: their mean, as it is weighed;
+    - under RNA's hierarchy: the mean of all replicas less what came from other groups;
+    - else: that of ranks that are in a step, as the others wait, and get what these have.
 
     Replicas are those with which ranks began their newest steps: what came since is not in them. So
     relaxed synchronisers seem later than they are, by up to a slow rank's step.
@@ -125,7 +136,7 @@ class Watch:
         warm: steps that do not count.
         rate: learning rate.
         meets: whether all ranks begin the counted part at once.
-        averages: whether replicas are averaged, not gradients.
+        averages: whether replicas are averaged, not gradients, by other means than Paceline's.
     """
 
     def __init__(
@@ -133,7 +144,7 @@ class Watch:
     ) -> None:
         self._network, self._warm, self._rate = network, warm, rate
         self._meets, self._averages = meets, averages
-        self.hierarchy: Hierarchical | None = None  # that is in force
+        self.relaxed: Callable[[], Synchroniser | None] = lambda: None  # that is in force
         self._begun = 0  # steps
         self._found = Trained()
         self._steps: list[_Seen] = []
@@ -159,20 +170,20 @@ class Watch:
             self._found.began, self._found.began_at = now, time.time()
             for group in self._optimiser.param_groups:
                 group["lr"] = self._rate
-        seen = _Seen(now, self._replica())
+        seen = self._seen(now, self.relaxed())
         yield
         self._steps.append(replace(seen, ended=time.perf_counter()))
         self._found.steps += 1
 
-    def waits(self) -> None:
-        """Between two steps this rank's group has met, and waits for others."""
+    def group_met(self, relaxed: Hierarchical) -> None:
+        """Between two steps; the group waits for others."""
         if self._found.began < math.inf:
-            self._steps.append(_Seen(time.perf_counter(), self._replica()))
+            self._steps.append(self._seen(time.perf_counter(), relaxed))
 
     def over(self) -> None:
         """The training has ended, all have met."""
         self._found.ended = time.perf_counter()
-        self._steps.append(_Seen(self._found.ended, self._replica()))
+        self._steps.append(self._seen(self._found.ended, None))
 
     def done(self, task: Task) -> Trained:
         """What was seen, and how well all did; all ranks call it at once."""
@@ -185,23 +196,27 @@ class Watch:
     def _target_at(self, task: Task) -> float | None:
         """When all first had the target: as some rank began a step, or all had met."""
         rank, world = dist.get_rank(), dist.get_world_size()
-        told: list[Any] = [None] * world
-        dist.all_gather_object(told, [(one.began, one.ended) for one in self._steps])
+        told: list[list[_Seen]] = [[]] * world
+        nothing = torch.empty(0)
+        dist.all_gather_object(told, [replace(one, replica=nothing) for one in self._steps])
         stepped = [k for k in range(world) if len(told[k]) > 1]
         newest = dict.fromkeys(stepped, -1)
-        due: list[tuple[float, list[int], int]] = []  # when, whose replicas, and which of mine
-        begun = [(at, k, n) for k in stepped for n, (at, _) in enumerate(told[k])]
+        due: list[tuple[float, int, float]] = []  # when, which of my replicas, and its share
+        begun = [(one.began, k, n) for k in stepped for n, one in enumerate(told[k])]
         for at, who, number in sorted(begun):
             newest[who] = number
             if min(newest.values()) >= 0:
-                within = [j for j in stepped if self._averages or told[j][newest[j]][1] > at]
-                due.append((at, within, newest.get(rank, 0)))
+                seen = {k: told[k][n] for k, n in newest.items()}
+                within = {k: s.weight for k, s in seen.items() if s.waits or s.ended > at}
+                if not any(within.values()):  # all have just met
+                    within = dict.fromkeys(within, 1.0)
+                share = within.get(rank, 0.0) / sum(within.values())
+                due.append((at, newest.get(rank, 0), share))
         # Each rank evaluates one of as many as there are ranks.
         for block in (due[first : first + world] for first in range(0, len(due), world)):
             means = torch.zeros(world, self._steps[-1].replica.numel())
-            for mean, (_, within, number) in zip(means, block, strict=False):
-                if rank in within:
-                    mean.copy_(self._steps[number].replica / len(within))
+            for mean, (_, number, share) in zip(means, block, strict=False):
+                mean.copy_(self._steps[number].replica * share)
             dist.all_reduce(means)
             losses = torch.full((world,), math.inf)
             if rank < len(block):
@@ -228,10 +243,14 @@ class Watch:
         ):
             self._found.updates += 1
 
-    def _replica(self) -> Tensor:
-        if self.hierarchy is not None:
-            return self.hierarchy.own
-        return nn.utils.parameters_to_vector(p.detach() for p in self._network.parameters())
+    def _seen(self, now: float, relaxed: Synchroniser | None) -> _Seen:
+        if isinstance(relaxed, Hierarchical):
+            return _Seen(now, relaxed.own, waits=True)
+        replica = nn.utils.parameters_to_vector(p.detach() for p in self._network.parameters())
+        if isinstance(relaxed, Averaging):
+            weight = 1.0 if isinstance(relaxed, Pairwise) else relaxed._work
+            return _Seen(now, replica, weight, waits=True)
+        return _Seen(now, replica, waits=self._averages)
 
 
 def train(work: Work) -> Trained:
@@ -242,7 +261,8 @@ def train(work: Work) -> Trained:
     network = task.network()
     # Paceline's may be apart where counting begins. Under `Join` a slow rank may never come there.
     meets = work.how == "paceline"
-    watch = Watch(network, work.warm, work.rate, meets=meets, averages=work.averages)
+    averages = work.how == "post-local"
+    watch = Watch(network, work.warm, work.rate, meets=meets, averages=averages)
     dist.barrier()
     if work.how == "paceline":
         _by_paceline(work, task, data, network, watch)
@@ -252,53 +272,44 @@ def train(work: Work) -> Trained:
 
 
 @contextlib.contextmanager
-def _coasted(what: Synchronisation) -> Iterator[None]:
-    """The leader's own segments carry a synchroniser: two short ones first, then the longest."""
+def _coasted(what: Synchronisation, steps: int) -> Iterator[None]:
+    """The leader's own segments carry a synchroniser: two short ones first, then so long ones."""
     coasted = Leader._coasted
 
     def next_one(leader: Leader) -> Segment:
-        leader._coast_steps = WARM // 2 if leader.seq < 2 else SEGMENT
+        leader._coast_steps = WARM // 2 if leader.seq < 2 else steps
         made = coasted(leader)
         return msgspec.structs.replace(made, synchroniser=what if leader.seq else ALLREDUCE)
 
     with (
-        mock.patch("paceline.leader.MOST_COASTED", SEGMENT),
+        mock.patch("paceline.leader.MOST_COASTED", steps),
         mock.patch.object(Leader, "_coasted", next_one),
     ):
         yield
 
 
 @contextlib.contextmanager
-def _seen(watch: Watch) -> Iterator[None]:
-    """Lets it see groups, and when they meet; each for itself, then all."""
-    made, met, met_all = Hierarchical.__init__, Partial.meet, Hierarchical.meet
-
-    def make(one: Hierarchical, *args: Any) -> None:
-        made(one, *args)
-        watch.hierarchy = one
+def _groups_seen(watch: Watch) -> Iterator[None]:
+    """It is told when groups have met, each for itself."""
+    met = Partial.meet
 
     def meet(one: Partial, optimiser: torch.optim.Optimizer) -> None:
         met(one, optimiser)
-        if watch.hierarchy is not None:
-            watch.waits()
+        if isinstance(one, Hierarchical):
+            watch.group_met(one)
 
-    def meet_all(one: Hierarchical, optimiser: torch.optim.Optimizer) -> None:
-        met_all(one, optimiser)
-        watch.hierarchy = None
-
-    with (
-        mock.patch.object(Hierarchical, "__init__", make),
-        mock.patch.object(Partial, "meet", meet),
-        mock.patch.object(Hierarchical, "meet", meet_all),
-    ):
+    with mock.patch.object(Partial, "meet", meet):
         yield
 
 
 def _by_paceline(work: Work, task: Task, data: Epoch, network: nn.Module, watch: Watch) -> None:
     batch = task.batch * dist.get_world_size()
-    planned = "PACELINE_BUS" in os.environ
-    with _seen(watch), contextlib.nullcontext() if planned else _coasted(work.synchroniser):
+    own: Any = contextlib.nullcontext()
+    if "PACELINE_BUS" not in os.environ:
+        own = _coasted(work.synchroniser, work.segment)
+    with _groups_seen(watch), own:
         session = paceline.Session(data, global_batch=batch, seed=work.seed)
+        watch.relaxed = lambda: session._exchange._relaxed
         model = session.wrap(network)
         optimiser = watch.optimiser
         for *inputs, classes in session.loader(collate_fn=task.collate):

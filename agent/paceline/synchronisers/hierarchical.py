@@ -47,6 +47,10 @@ class Server:
         """
         return self._peers.ask(0, change * self._share).vector
 
+    def check(self) -> None:
+        """Raises what keeps the server from answering, if anything does."""
+        self._peers.check()
+
     def finish(self) -> torch.Tensor:
         """This rank pushes no more: waits until no rank does; what the parameters are then.
 
@@ -117,13 +121,17 @@ class Hierarchical(Partial):
 
     @property
     def own(self) -> torch.Tensor:
-        """The replica as it were if no other group was; the mean of all ranks' is all they did."""
+        """The replica less what came from other groups.
+
+        The mean over all ranks is what they had if they met now, with nothing more to apply.
+        """
         return joined(self._flat.parameters) - self._corrections
 
     def stepping(self, plan: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.stepping`."""
         if self._beside.idle:
             self._beside.wait()  # which tells if it failed
+        self._server.check()
         super().stepping(plan, optimiser)
 
     def meet(self, optimiser: torch.optim.Optimizer) -> None:
@@ -158,7 +166,8 @@ class Hierarchical(Partial):
 
     def _push(self) -> None:
         self._pushing = True
-        now, own = joined(self._flat.parameters), self.own
+        now = joined(self._flat.parameters)
+        own = now - self._corrections
         change, self._pushed = own - self._pushed, own
 
         def push() -> None:
