@@ -23,14 +23,14 @@ from typing import Any
 import numpy as np
 from harness import Check, finish, parser
 
-from paceline.cost import SUM, Cost
-from paceline.emulation import Emulation, Slowdown
+from paceline.core.cost import SUM, Cost
+from paceline.core.emulation import Emulation, Slowdown
 from paceline.wire import Hello, StepBatch
 from paceline_backend import policies
-from paceline_backend.attribution import Attribution, Rows, attribute, words
 from paceline_backend.demo import emulation, example
+from paceline_backend.insight.attribution import Attribution, Rows, attribute, words
+from paceline_backend.server.stack import Stack
 from paceline_backend.simulator import Ran, Simulation
-from paceline_backend.stack import Stack
 from paceline_backend.store import Store, telemetry
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

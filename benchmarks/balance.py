@@ -23,8 +23,8 @@ from harness import Check, finish, parser
 from peers import PEERS, Peer, Steps
 from virtual import Floats, train
 
-from paceline.cost import Cost, Features, features
-from paceline.emulation import Emulation
+from paceline.core.cost import Cost, Features, features
+from paceline.core.emulation import Emulation
 from paceline.wire import Hello
 from paceline_backend import policies
 from paceline_backend.simulator import Simulation

@@ -24,7 +24,7 @@ from harness import Check, finish, parser
 from scipy.stats import t
 
 from paceline_backend import policies
-from paceline_backend.stack import Stack
+from paceline_backend.server.stack import Stack
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 from support.chains import EMULATE, STEPS, Chained, random_chain, run_bsp, run_chain, synchronous

@@ -8,7 +8,7 @@ from typing import Any
 
 from trainings import RATE, WARM
 
-from paceline.emulation import Emulation
+from paceline.core.emulation import Emulation
 
 WORLD, EVEN_WORLD = 8, 4
 

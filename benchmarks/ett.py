@@ -23,15 +23,15 @@ import numpy as np
 import numpy.typing as npt
 from harness import Check, finish, parser
 
-from paceline.cost import SUM, Cost, Features
-from paceline.emulation import Emulation, Slowdown
+from paceline.core.cost import SUM, Cost, Features
+from paceline.core.emulation import Emulation, Slowdown
 from paceline.wire import Hello
 from paceline_backend import policies
 from paceline_backend.demo import emulation, example
 from paceline_backend.policies import Feedback
-from paceline_backend.policies.linear import LinearPredictor
+from paceline_backend.policies.predict.linear import LinearPredictor
+from paceline_backend.server.stack import Stack
 from paceline_backend.simulator import Simulation
-from paceline_backend.stack import Stack
 
 Floats = npt.NDArray[np.float64]
 

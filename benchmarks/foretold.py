@@ -9,8 +9,8 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.wire import ALLREDUCE, StepRecord, Synchronisation
-from paceline_backend.policies._base import Floats, Ints
-from paceline_backend.simulator.synchronisers import Costs, step_time_s
+from paceline_backend.policies.base import Floats, Ints
+from paceline_backend.simulator.sync import Costs, step_time_s
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,6 @@ import redis
 import sqlalchemy as sa
 from harness import Check, finish, parser
 
-from paceline.bus import connect
 from paceline.wire import (
     INGEST_GROUP,
     TELEMETRY,
@@ -39,9 +38,10 @@ from paceline.wire import (
     encode,
     live,
 )
-from paceline_backend.bus.consumer import Consumer
-from paceline_backend.bus.embedded import EmbeddedBus
-from paceline_backend.ingest import Ingest
+from paceline.wire.bus import connect
+from paceline_backend.control.consumer import Consumer
+from paceline_backend.control.ingest import Ingest
+from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store, schema, telemetry
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))

@@ -20,8 +20,8 @@ from harness import Check, finish, parser
 from peers import flatflow_rank
 
 from paceline_backend.policies import Feedback, KeepPlacement, Models, Policy, Problem, plan
-from paceline_backend.policies.order import epoch_order
-from paceline_backend.policies.paceline import PacelineScheduler, warm_up
+from paceline_backend.policies.presets.paceline import PacelineScheduler, warm_up
+from paceline_backend.policies.solve.order import epoch_order
 
 WORLD, SAMPLES, MEAN, DIF = 1024, 1_133_158, 300.0, 540.0
 LOCAL_BATCH = 4

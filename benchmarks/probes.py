@@ -24,8 +24,8 @@ import numpy as np
 from harness import Check, finish, parser
 
 from paceline.wire import Synchronisation
-from paceline_backend.policies._base import Floats
-from paceline_backend.simulator.synchronisers import Costs, Work, make
+from paceline_backend.policies.base import Floats
+from paceline_backend.simulator.sync import Costs, Work, make
 
 WORLD, PROBES = 100, (1, 2, 3, 4)
 LEAST_S, MOST_S = 0.010, 0.050  # of a step

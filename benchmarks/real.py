@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 from switch import wait
 
-from paceline.emulation import Emulation
+from paceline.core.emulation import Emulation
 from paceline_backend import policies
 from paceline_backend.demo import example
-from paceline_backend.stack import Stack
+from paceline_backend.server.stack import Stack
 
 GLOBAL_BATCH = 64  # of the example
 LEARN, COUNT = 16, 16  # steps after a switch that do not count, and that do

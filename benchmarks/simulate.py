@@ -18,9 +18,9 @@ from typing import Any
 import psutil
 from harness import Check, finish, parser
 
-from paceline.client import Client
+from paceline.node.client import Client
+from paceline_backend.server.stack import Stack
 from paceline_backend.simulator import Scenario
-from paceline_backend.stack import Stack
 
 WHOLE_S = 600.0
 ANSWER_S = 5.0  # each of what the page asks for

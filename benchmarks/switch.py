@@ -18,7 +18,7 @@ from typing import Any
 from harness import Check, finish, parser
 
 from paceline_backend.demo import emulation, example
-from paceline_backend.stack import Stack
+from paceline_backend.server.stack import Stack
 
 SLOWDOWNS = [1.0, 1.0, 1.5, 3.0]
 

@@ -42,9 +42,8 @@ from foretold import Profile, step_s
 from tasks import Task, task_of
 from trainings import Trained, Work, train
 
-from paceline.bus import connect, publish
-from paceline.cost import Features
-from paceline.spool import drain
+from paceline.core.cost import Features
+from paceline.node.spool import drain
 from paceline.wire import (
     ALLREDUCE,
     TELEMETRY,
@@ -55,10 +54,11 @@ from paceline.wire import (
     Synchronisation,
     decode,
 )
+from paceline.wire.bus import connect, publish
 from paceline_backend import policies
-from paceline_backend.controller.planner import segment_steps
-from paceline_backend.policies._base import Feedback, Floats
-from paceline_backend.stack import Stack
+from paceline_backend.planning.offer import segment_steps
+from paceline_backend.policies.base import Feedback, Floats
+from paceline_backend.server.stack import Stack
 from support.ranks import Ranks
 
 _CHOSEN_STEPS = 64  # emulated ones, from which is chosen

@@ -34,17 +34,17 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import paceline
-from paceline.cost import Features
-from paceline.emulation import Emulation
-from paceline.leader import Leader
-from paceline.synchronisers._base import Synchroniser
-from paceline.synchronisers.averaging import Averaging
-from paceline.synchronisers.hierarchical import Hierarchical
-from paceline.synchronisers.pairwise import Pairwise
-from paceline.synchronisers.partial import Partial
+from paceline.core.cost import Features
+from paceline.core.emulation import Emulation
+from paceline.train.leader import Leader
+from paceline.train.sync.averaging import Averaging
+from paceline.train.sync.base import Synchroniser
+from paceline.train.sync.hierarchical import Hierarchical
+from paceline.train.sync.pairwise import Pairwise
+from paceline.train.sync.partial import Partial
 from paceline.wire import ALLREDUCE, Segment, Synchronisation
 
-logging.getLogger("paceline.device").setLevel(logging.ERROR)  # that devices are emulated
+logging.getLogger("paceline.train.device").setLevel(logging.ERROR)  # that devices are emulated
 
 WARM = 8  # first steps, not counted: half of them all-reduced
 RATE = 0.1  # so low that gradients some rounds old do no harm; with momentum 0.5
@@ -282,7 +282,7 @@ def _coasted(what: Synchronisation, steps: int) -> Iterator[None]:
         return msgspec.structs.replace(made, synchroniser=what if leader.seq else ALLREDUCE)
 
     with (
-        mock.patch("paceline.leader.MOST_COASTED", steps),
+        mock.patch("paceline.train.leader.MOST_COASTED", steps),
         mock.patch.object(Leader, "_coasted", next_one),
     ):
         yield

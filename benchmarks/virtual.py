@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paceline.cost import Features
+from paceline.core.cost import Features
 from paceline_backend.simulator import Simulation
 
 Floats = npt.NDArray[np.float64]

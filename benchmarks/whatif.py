@@ -20,16 +20,16 @@ from typing import Any
 import numpy as np
 from harness import Check, finish, parser
 
-from paceline.client import Client
-from paceline.cost import Features
+from paceline.core.cost import Features
+from paceline.node.client import Client
 from paceline_backend.demo import example
-from paceline_backend.report import WARMUP_STEPS
-from paceline_backend.server import embedded_database
+from paceline_backend.insight.report import WARMUP_STEPS
+from paceline_backend.insight.whatif.forecast import of_state
+from paceline_backend.insight.whatif.measured import Measured, State
+from paceline_backend.server.stack import Stack
+from paceline_backend.server.supervisor import embedded_database
 from paceline_backend.simulator import Scenario, Simulation
-from paceline_backend.stack import Stack
 from paceline_backend.store import Store, runs
-from paceline_backend.whatif._measured import Measured, State
-from paceline_backend.whatif.forecast import of_state
 
 HERE = Path(__file__).resolve().parent
 SPEEDS = {

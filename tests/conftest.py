@@ -9,8 +9,8 @@ import pytest
 import redis
 from hypothesis import settings
 
-from paceline_backend.bus.embedded import EmbeddedBus
-from paceline_backend.stack import Stack
+from paceline_backend.server.embedded import EmbeddedBus
+from paceline_backend.server.stack import Stack
 from support.postgres import Postgres
 
 # The machine is shared and noisy: an example's time says nothing.

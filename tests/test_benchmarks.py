@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.emulation import Emulation
+from paceline.core.emulation import Emulation
 
 BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
 

@@ -14,7 +14,7 @@ import httpx
 import pytest
 import yaml
 
-from paceline.processes import free_port
+from paceline.node.processes import free_port
 from support.postgres import Postgres
 
 DOCKER = Path(__file__).parents[1] / "docker"

@@ -15,7 +15,7 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "policy"
 SIMULATE = """
 import json
 import numpy as np
-from paceline.emulation import Emulation
+from paceline.core.emulation import Emulation
 from paceline.wire import Hello
 from paceline_backend import policies
 from paceline_backend.simulator import Simulation
@@ -38,7 +38,7 @@ print(json.dumps({"names": policies.names(), "steps": steps, "longest": longest,
 OFFERED = """
 from fastapi.testclient import TestClient
 from paceline_backend.api.app import create_app
-from paceline_backend.settings import Settings
+from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store
 
 with Store.open("sqlite:///server.db") as store:

@@ -3,11 +3,11 @@
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from paceline.errors import PacelineError
+from paceline.core.errors import PacelineError
 
 if TYPE_CHECKING:
-    from paceline.plan import Batch
-    from paceline.session import Session
+    from paceline.train.parts import Batch
+    from paceline.train.session import Session
 
 __version__ = version("paceline")
 __all__ = ["Batch", "PacelineError", "Session", "__version__"]
@@ -16,11 +16,11 @@ __all__ = ["Batch", "PacelineError", "Session", "__version__"]
 def __getattr__(name: str) -> Any:
     # What needs torch loads when first used: agents and servers import paceline without it.
     if name == "Batch":
-        from paceline.plan import Batch
+        from paceline.train.parts import Batch
 
         return Batch
     if name == "Session":
-        from paceline.session import Session
+        from paceline.train.session import Session
 
         return Session
     raise AttributeError(f"module 'paceline' has no attribute {name!r}")

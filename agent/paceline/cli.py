@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline.errors import InputError, PacelineError
+from paceline.core.errors import InputError, PacelineError
 
 if TYPE_CHECKING:
-    from paceline.client import Client
-    from paceline.link import Link
+    from paceline.node.client import Client
+    from paceline.node.link import Link
 
 DEFAULT_SERVER = "http://127.0.0.1:8000"
 
@@ -96,7 +96,7 @@ def run(
     token: Token = None,
 ) -> None:
     """Trains with a script here and now, like torchrun. Options come before the script."""
-    from paceline import foreground
+    from paceline.node import run as foreground
     from paceline.wire import Launch
 
     env, devices = {}, None
@@ -136,7 +136,7 @@ def agent(
     token: Token = None,
 ) -> None:
     """Registers this node and looks after the runs that the server starts on it."""
-    from paceline.agent import Agent
+    from paceline.node.agent import Agent
 
     directory = _data(data)
     name = _node(node)
@@ -248,25 +248,25 @@ def show_version(as_json: Json = False) -> None:
 
 
 def _data(path: Path | None) -> Path:
-    from paceline import rundir
+    from paceline.node import rundir
 
     return rundir.open_data(path or rundir.default_data())
 
 
 def _node(name: str | None) -> str:
-    from paceline import node
+    from paceline.node import machine
 
-    return name or node.default_name()
+    return name or machine.default_name()
 
 
 def _client(server: str | None, token: str | None, timeout_s: float = 10.0) -> Client:
-    from paceline.client import Client
+    from paceline.node.client import Client
 
     return Client(server or DEFAULT_SERVER, token, timeout_s)
 
 
 def _link(url: str) -> Link:
-    from paceline.link import Link
+    from paceline.node.link import Link
 
     try:
         return Link(url)
@@ -276,7 +276,7 @@ def _link(url: str) -> Link:
 
 def _wait_for(client: Client) -> dict[str, Any]:
     """What the server, which may start after us, tells of itself."""
-    from paceline.client import ServerUnreachable
+    from paceline.node.client import ServerUnreachable
 
     waiting = False
     while True:

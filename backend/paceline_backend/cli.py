@@ -13,8 +13,8 @@ from typing import Annotated, Literal
 import typer
 
 from paceline.cli import DEFAULT_SERVER
-from paceline.errors import PacelineError
-from paceline_backend.settings import Settings
+from paceline.core.errors import PacelineError
+from paceline_backend.server.settings import Settings
 
 _ENVIRONMENT = 3  # exit code, docs/internals.md
 
@@ -92,8 +92,8 @@ def replay(
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
     """Computes a run's plans again from the database alone; exit code 1 if one differs."""
-    from paceline_backend.replay import replay_command
-    from paceline_backend.server import embedded_database
+    from paceline_backend.insight.replay import replay_command
+    from paceline_backend.server.supervisor import embedded_database
 
     raise typer.Exit(replay_command(database or embedded_database(data), run, as_json))
 
@@ -146,7 +146,7 @@ def whatif(
     as_json: Annotated[bool, typer.Option("--json", help="JSON on standard output.")] = False,
 ) -> None:
     """Forecasts what each policy would save of a run's time, from what its ranks measured."""
-    from paceline_backend.whatif import command
+    from paceline_backend.insight.whatif import command
 
     if database is not None:
         raise typer.Exit(command.from_database(database, run, as_json))
@@ -162,7 +162,7 @@ def _all(
     token: str | None,
     name: str | None,
 ) -> int:
-    from paceline_backend.server import DataDirectory, Supervisor, listen
+    from paceline_backend.server.supervisor import DataDirectory, Supervisor, listen
     from paceline_backend.store import Store
 
     with contextlib.ExitStack() as held:
@@ -185,14 +185,14 @@ def _all(
 
 
 def _worker(settings: Settings, name: str | None) -> int:
-    from paceline_backend import worker
+    from paceline_backend.control import worker
 
     return worker.run(settings, name or f"{socket.gethostname()}:pid-{os.getpid()}")
 
 
 def _web(settings: Settings, fd: int | None) -> int:
-    from paceline_backend import web
-    from paceline_backend.server import listen
+    from paceline_backend.api import web
+    from paceline_backend.server.supervisor import listen
 
     listener = listen(settings) if fd is None else socket.socket(fileno=fd)
     return web.run(settings, listener)

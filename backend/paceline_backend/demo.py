@@ -14,10 +14,10 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from paceline import foreground
-from paceline.errors import InputError, PacelineError
+from paceline.core.errors import InputError, PacelineError
+from paceline.node import run as foreground
 from paceline.wire import ENDED
-from paceline_backend.stack import Stack
+from paceline_backend.server.stack import Stack
 
 # The demo's devices: 36 µs a point and 5 ms a step make a step of 64 recordings some 0.25 s when
 # balanced, long against the scheduling noise of four ranks on two cores.

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline_backend.policies import Batches, KeepPlacement, Models, Policy, Preset, Problem
-from paceline_backend.policies.linear import LinearPredictor
+from paceline_backend.policies.predict.linear import LinearPredictor
 
 Ints = npt.NDArray[np.int64]
 

@@ -14,12 +14,12 @@ import pytest
 import redis
 
 from paceline import wire
-from paceline.bus import publish
-from paceline.delivery import Delivery
-from paceline.link import Link
-from paceline.rundir import Record
+from paceline.node.delivery import Delivery
+from paceline.node.link import Link
+from paceline.node.rundir import Record
 from paceline.wire import Kill, Launch, NodeState, RunState
-from paceline_backend.bus.embedded import EmbeddedBus
+from paceline.wire.bus import publish
+from paceline_backend.server.embedded import EmbeddedBus
 from support.node import (
     SLEEP,
     family,
@@ -178,7 +178,8 @@ def test_killed_agent_leaves_no_process_and_the_next_one_tells(
     text = """
         import os, time
         from pathlib import Path
-        from paceline import spool, wire
+        from paceline import wire
+        from paceline.node import spool
         where = Path(os.environ["PACELINE_SPOOL"])
         left = spool.Spool(where, "rank0", 1 << 20)
         left.append(wire.encode(wire.StepBatch([]), os.environ["PACELINE_RUN"]))

@@ -16,9 +16,9 @@ import httpx
 import pytest
 
 from paceline import cli, wire
-from paceline.bus import connect, publish
 from paceline.wire import Kill
-from paceline_backend.bus.embedded import EmbeddedBus
+from paceline.wire.bus import connect, publish
+from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store
 from support.node import (
     NOBODY,

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.cost import Cost, Features
-from paceline.emulation import Emulation, Slowdown
+from paceline.core.cost import Cost, Features
+from paceline.core.emulation import Emulation, Slowdown
 
 WORLD = 3
 

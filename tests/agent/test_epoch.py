@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore
 
 from paceline import wire
-from paceline.dealing import dealt, equal_counts
-from paceline.epoch import Epoch
-from paceline.leader import Leader
-from paceline.terms import Terms
+from paceline.core.dealing import dealt, equal_counts
+from paceline.core.ledger import Epoch
+from paceline.core.terms import Terms
+from paceline.train.leader import Leader
 from paceline.wire import Adopted, Segment, Synchronisation
 
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.synchronisers.gradients import Flat
+from paceline.train.sync.gradients import Flat
 
 
 def parameter(gradient: list[float]) -> nn.Parameter:

@@ -12,12 +12,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline import rundir
-from paceline.errors import InputError
-from paceline.launcher import last_words
-from paceline.link import Link
-from paceline.rundir import Record
-from paceline.supervisor import Supervisor, check
+from paceline.core.errors import InputError
+from paceline.node import rundir
+from paceline.node.elastic.launcher import last_words
+from paceline.node.link import Link
+from paceline.node.rundir import Record
+from paceline.node.supervisor import Supervisor, check
 from paceline.wire import Launch
 from support.node import SLEEP, command, family, ranks, script, states, until, wait_gone
 
@@ -69,7 +69,7 @@ def running(supervisor: Supervisor, nproc: int, attempt: int = 0) -> dict[int, p
 
 def processes(supervisor: Supervisor) -> list[psutil.Process]:
     """Rendezvous, launcher and ranks."""
-    marks = ("paceline.rendezvous", str(supervisor.directory.parents[1]))
+    marks = ("paceline.node.elastic.rendezvous", str(supervisor.directory.parents[1]))
     return [p for p in family(os.getpid()) if any(a.startswith(marks) for a in command(p))]
 
 
@@ -228,7 +228,9 @@ def test_exit_code_is_the_scripts(train: Train) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize("victim", ["paceline.launcher", "paceline.rendezvous"])
+@pytest.mark.parametrize(
+    "victim", ["paceline.node.elastic.launcher", "paceline.node.elastic.rendezvous"]
+)
 def test_nothing_outlives_launcher_or_rendezvous(train: Train, victim: str) -> None:
     supervisor = train(SLEEP, 2)
     running(supervisor, 2)
@@ -240,7 +242,7 @@ def test_nothing_outlives_launcher_or_rendezvous(train: Train, victim: str) -> N
     wait_gone(everyone)
     assert failure(supervisor).startswith(
         "the launcher was killed by SIGKILL"
-        if victim == "paceline.launcher"
+        if victim == "paceline.node.elastic.launcher"
         else "the run's rendezvous process is gone"
     )
 

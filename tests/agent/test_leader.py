@@ -19,13 +19,13 @@ from hypothesis import strategies as st
 from torch.distributed import HashStore
 
 import paceline
-from paceline import bus, wire
-from paceline.epoch import Epoch
-from paceline.leader import Control, Leader
-from paceline.plan import Plan, Step
-from paceline.terms import Terms
-from paceline.wire import Adopted, Proposal, Segment, StopTraining
-from paceline_backend.bus.embedded import EmbeddedBus
+from paceline import wire
+from paceline.core.ledger import Epoch
+from paceline.core.terms import Terms
+from paceline.train.leader import Control, Leader
+from paceline.train.parts import Plan, Step
+from paceline.wire import Adopted, Proposal, Segment, StopTraining, bus
+from paceline_backend.server.embedded import EmbeddedBus
 from support import sessions
 from support.ranks import Ranks
 

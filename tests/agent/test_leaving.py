@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from paceline.synchronisers.leaving import raises
+from paceline.train.sync.agreement import raises
 
 
 class BoomError(Exception):

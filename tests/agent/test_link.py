@@ -10,10 +10,10 @@ import pytest
 import redis
 
 from paceline import wire
-from paceline.bus import publish
-from paceline.link import Commands, Link
+from paceline.node.link import Commands, Link
 from paceline.wire import Kill, Launch, NodeState
-from paceline_backend.bus.embedded import EmbeddedBus
+from paceline.wire.bus import publish
+from paceline_backend.server.embedded import EmbeddedBus
 from support.node import until
 
 

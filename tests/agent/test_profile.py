@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 
-from paceline.device import Device
-from paceline.errors import PacelineError
-from paceline.plan import Step
-from paceline.profile import Profile, limits_of, listed_limits, measure
+from paceline.core.errors import PacelineError
+from paceline.train.device import Device
+from paceline.train.parts import Step
+from paceline.train.profile import Profile, limits_of, listed_limits, measure
 from support import profiling
 from support.ranks import RankError, Ranks
 
@@ -167,7 +167,7 @@ def test_threads_of_an_emulated_device_shorten_its_time_alone(own_threads: int) 
 
 def test_each_timing_has_its_own_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr("paceline.device.time.sleep", slept.append)
+    monkeypatch.setattr("paceline.train.device.time.sleep", slept.append)
     hold = Device('{"a_s": [100], "b_s": [0], "noise": 0.2}', 0, 1).trial(5, (1.0, 1.0))
     for _ in range(3):
         hold(10, time.perf_counter())

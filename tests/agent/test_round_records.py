@@ -11,11 +11,12 @@ import msgspec
 import pytest
 import redis
 
-from paceline import telemetry, wire
-from paceline.plan import Step
-from paceline.spool import Spool, drain, dropped
-from paceline.synchronisers._base import Round
-from paceline.telemetry import Emitter, RoundReporter
+from paceline import wire
+from paceline.node.spool import Spool, drain, dropped
+from paceline.train import report as telemetry
+from paceline.train.parts import Step
+from paceline.train.report import Emitter, RoundReporter
+from paceline.train.sync.base import Round
 from paceline.wire import Message, RoundBatch, RoundRecord, RunState, StepBatch, StepRecord
 
 RUN = "r1"

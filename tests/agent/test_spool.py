@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline import spool as spool_module
-from paceline.spool import Spool, drain, dropped
+from paceline.node import spool as spool_module
+from paceline.node.spool import Spool, drain, dropped
 
 Fields = dict[bytes, bytes]
 
@@ -47,7 +47,7 @@ def test_all_that_is_appended_comes_out_once_in_order(
 def test_an_open_chunk_is_left_alone_until_its_writer_is_gone(tmp_path: Path) -> None:
     code = """if True:
         import os, pathlib, sys
-        from paceline.spool import Spool
+        from paceline.node.spool import Spool
         Spool(pathlib.Path(sys.argv[1]), "rank0", 1000).append({b"data": b"last words"})
         os._exit(0)
     """
@@ -107,7 +107,7 @@ def test_a_full_disk_costs_only_what_was_refused(tmp_path: Path) -> None:
     """A limit on the size of files cuts a write short, as a full disk does."""
     code = """if True:
         import pathlib, resource, signal, sys
-        from paceline.spool import Spool
+        from paceline.node.spool import Spool
         signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
         spool = Spool(pathlib.Path(sys.argv[1]), "rank0", 1 << 20)
         def append(number):

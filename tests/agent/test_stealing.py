@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from torch.distributed import HashStore
 
-from paceline.plan import Part
-from paceline.synchronisers.stealing import Stealing, put
+from paceline.train.parts import Part
+from paceline.train.sync.stealing import Stealing, put
 
 COUNT = 6  # samples of each batch
 

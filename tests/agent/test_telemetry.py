@@ -13,12 +13,13 @@ import pytest
 import redis
 import torch
 
-from paceline import spool as spool_module
-from paceline import telemetry, wire
-from paceline.spool import Spool, drain, dropped
-from paceline.telemetry import Emitter
+from paceline import wire
+from paceline.node import spool as spool_module
+from paceline.node.spool import Spool, drain, dropped
+from paceline.train import report as telemetry
+from paceline.train.report import Emitter
 from paceline.wire import Adopted, Hello, Message, RunState, StepBatch, StepRecord
-from paceline_backend.bus.embedded import EmbeddedBus
+from paceline_backend.server.embedded import EmbeddedBus
 from support import sessions
 from support.ranks import Ranks
 
@@ -325,7 +326,7 @@ def test_a_second_session_in_a_script_trains_and_leaves_the_record_alone(
 
 
 def test_only_the_first_session_takes_the_run(caplog: pytest.LogCaptureFixture) -> None:
-    from paceline.environment import Environment
+    from paceline.train.environment import Environment
 
     given = {"PACELINE_RUN": "only-first", "PACELINE_BUS": "redis://nowhere"}
     environment = Environment.read(given)
@@ -383,7 +384,7 @@ def test_compute_time_of_a_single_process_leaves_out_the_optimiser(
 ) -> None:
     for name, value in environment(bus_url, tmp_path).items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr("paceline.environment._taken", {})
+    monkeypatch.setattr("paceline.train.environment._taken", {})
     monkeypatch.setattr(torch.optim.SGD, "step", lambda *_: time.sleep(0.05))
     sessions.train(16, 1, {"global_batch": 4})
     records = records_of(bus_url)
@@ -425,14 +426,14 @@ def test_emulated_speeds_rule_the_compute_time(
     ],
 )
 def test_bad_speeds_are_named(text: str, says: str) -> None:
-    from paceline.emulation import Emulation
+    from paceline.core.emulation import Emulation
 
     with pytest.raises(ValueError, match=says):
         Emulation.parse(text, 2)
 
 
 def test_bad_environment_is_named() -> None:
-    from paceline.environment import Environment
+    from paceline.train.environment import Environment
 
     with pytest.raises(ValueError, match="PACELINE_SPOOL_BYTES is '64M'"):
         Environment.read({"PACELINE_SPOOL_BYTES": "64M"})

@@ -11,13 +11,13 @@ import pytest
 import redis
 import sqlalchemy as sa
 
-from paceline.emulation import Emulation, Slowdown
+from paceline.core.emulation import Emulation, Slowdown
 from paceline.wire import SwitchRequested, decode, live
-from paceline_backend.advisor import Advisor
+from paceline_backend.control.advisor import Advisor
+from paceline_backend.insight.whatif.answer import Current, Decision, Forecast, PresetForecast
+from paceline_backend.insight.whatif.auto import AUTO_STEPS, MARGIN, Switched, decide
+from paceline_backend.insight.whatif.forecast import of_state
 from paceline_backend.store import Store, forecasts, runs, schema
-from paceline_backend.whatif.answer import Current, Decision, Forecast, PresetForecast
-from paceline_backend.whatif.auto import AUTO_STEPS, MARGIN, Switched, decide
-from paceline_backend.whatif.forecast import of_state
 from support.forecasts import Training, drawn
 from support.leading import new_run, working
 from support.node import until

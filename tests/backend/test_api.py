@@ -30,8 +30,8 @@ from paceline.wire import (
     live,
 )
 from paceline_backend import policies
-from paceline_backend.bus.embedded import EmbeddedBus
-from paceline_backend.heartbeat import Beat, beat
+from paceline_backend.server.embedded import EmbeddedBus
+from paceline_backend.server.heartbeat import Beat, beat
 from paceline_backend.store import Store, telemetry
 from support.records import add_run, adopted, hello, record
 from support.web import serving

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 from paceline.wire import StepBatch
 from paceline_backend.api.attribution import read_rows
-from paceline_backend.attribution import Rows, attribute, words, worker_words
-from paceline_backend.attribution._model import Model
-from paceline_backend.attribution._split import _lateness
+from paceline_backend.insight.attribution import Rows, attribute, words, worker_words
+from paceline_backend.insight.attribution.model import Model
+from paceline_backend.insight.attribution.split import _lateness
 from paceline_backend.store import Store, telemetry
 from support.records import add_run, adopted, hello, record
 from support.web import serving

@@ -10,9 +10,9 @@ import httpx
 import pytest
 from starlette.types import Message, Receive, Scope, Send
 
-from paceline.errors import PacelineError
+from paceline.core.errors import PacelineError
 from paceline_backend.api.auth import COOKIE, Guard, cookie_value
-from paceline_backend.settings import Settings
+from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store
 from support.web import serving
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from paceline.errors import PacelineError
-from paceline_backend.bus.embedded import EmbeddedBus
+from paceline.core.errors import PacelineError
+from paceline_backend.server.embedded import EmbeddedBus
 
 
 def test_another_server_on_its_port_is_not_taken_for_its_own(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.wire import ALLREDUCE, Synchronisation
 from paceline_backend.demo import print_report
-from paceline_backend.report import run_report
+from paceline_backend.insight.report import run_report
 from paceline_backend.store import Store, choices, telemetry
 from support.records import add_run, adopted, hello
 from support.web import serving

@@ -16,14 +16,14 @@ import numpy as np
 import pytest
 import sqlalchemy as sa
 
-from paceline.bus import publish
-from paceline.processes import die_with_parent
+from paceline.node.processes import die_with_parent
 from paceline.wire import TELEMETRY, Adopted, RunState, live, pack_indices
+from paceline.wire.bus import publish
 from paceline_backend import policies
-from paceline_backend.bus.embedded import EmbeddedBus
-from paceline_backend.controller import Controller, ControllerManager, leases
-from paceline_backend.controller.history import History, Window
+from paceline_backend.control import Controller, ControllerManager, leases
+from paceline_backend.planning.history import History, Window
 from paceline_backend.policies import Feedback, plan
+from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store, schema, telemetry
 from support.cluster import plaid_like
 from support.leading import Leading, ingest, new_run, switch, working
@@ -164,7 +164,7 @@ def test_lookahead_adopts_before_the_steps_run(store: Store, bus_url: str) -> No
 
 _MANAGER = """
 import sys, threading
-from paceline_backend.controller import ControllerManager
+from paceline_backend.control import ControllerManager
 from paceline_backend.store import Store
 database, bus, owner, lease_s = sys.argv[1:]
 with Store.open(database) as store:

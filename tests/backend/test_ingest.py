@@ -20,8 +20,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 
-from paceline.bus import connect, publish
-from paceline.processes import die_with_parent
+from paceline.node.processes import die_with_parent
 from paceline.wire import (
     INGEST_GROUP,
     TELEMETRY,
@@ -34,14 +33,15 @@ from paceline.wire import (
     encode,
     live,
 )
-from paceline_backend.bus.embedded import EmbeddedBus
-from paceline_backend.ingest import DEAD, Ingest
+from paceline.wire.bus import connect, publish
+from paceline_backend.control.ingest import DEAD, Ingest
+from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store, schema
 from support.records import add_run, adopted, hello, record
 
 INGEST = """
 import sys, threading
-from paceline_backend.ingest import Ingest
+from paceline_backend.control.ingest import Ingest
 from paceline_backend.store import Store
 database, bus, name = sys.argv[1:]
 Ingest(Store.open(database), bus, name, claim_idle_s=0.5).run(threading.Event())
@@ -49,7 +49,7 @@ Ingest(Store.open(database), bus, name, claim_idle_s=0.5).run(threading.Event())
 
 DYING = """
 import os, signal, sys, threading
-from paceline_backend.ingest import Ingest, telemetry
+from paceline_backend.control.ingest import Ingest, telemetry
 from paceline_backend.store import Store
 database, bus, when, where = sys.argv[1:]
 owner, name = {"commit": (telemetry, "write"), "settlement": (Ingest, "_settle")}[where]

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import sqlalchemy as sa
 
-from paceline.processes import die_with_parent
-from paceline_backend.controller import leases
+from paceline.node.processes import die_with_parent
+from paceline_backend.control import leases
 from paceline_backend.store import Store, schema
 from support.node import until
 from support.records import add_run
@@ -84,7 +84,7 @@ def test_reaping_deletes_what_ended_and_expired(store: Store) -> None:
 
 _CONTENDER = """
 import sys
-from paceline_backend.controller import leases
+from paceline_backend.control import leases
 from paceline_backend.store import Store
 database, owner, *runs = sys.argv[1:]
 with Store.open(database) as store:

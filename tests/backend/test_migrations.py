@@ -15,7 +15,8 @@ from alembic.autogenerate import compare_metadata
 from alembic.runtime.migration import MigrationContext
 
 from paceline.wire import RoundBatch, StepBatch
-from paceline_backend.store import Store, StoreError, _migrate, schema, telemetry
+from paceline_backend.store import Store, StoreError, schema, telemetry
+from paceline_backend.store import migrate as _migrate
 from support.records import a_round, add_run, adopted, hello, record
 
 OPEN = """

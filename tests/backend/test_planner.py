@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.cost import Cost
-from paceline.emulation import Emulation, Slowdown
+from paceline.core.cost import Cost
+from paceline.core.emulation import Emulation, Slowdown
 from paceline_backend import policies
-from paceline_backend.controller.planner import (
+from paceline_backend.planning.offer import (
     FASTEST_STEPS,
     FIRST_STEPS,
     MOST_STEPS,

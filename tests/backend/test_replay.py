@@ -13,8 +13,8 @@ import pytest
 import sqlalchemy as sa
 
 from paceline.wire import ALLREDUCE, Segment
-from paceline_backend.controller import ControllerManager
-from paceline_backend.replay import ReplayReport, replay, replay_command
+from paceline_backend.control import ControllerManager
+from paceline_backend.insight.replay import ReplayReport, replay, replay_command
 from paceline_backend.store import Store, schema
 from paceline_backend.store.runs import UnknownRunError
 from support.cluster import plaid_like

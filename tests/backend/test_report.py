@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from paceline.wire import Message, StepBatch, pack_indices
-from paceline_backend.report import run_report
+from paceline_backend.insight.report import run_report
 from paceline_backend.store import Store, telemetry
 from paceline_backend.store.runs import UnknownRunError
 from support.records import add_run, adopted, hello, record

@@ -12,7 +12,6 @@ import pytest
 import redis
 import sqlalchemy as sa
 
-from paceline.bus import connect, publish
 from paceline.wire import (
     TELEMETRY,
     Adopted,
@@ -24,9 +23,10 @@ from paceline.wire import (
     live,
     pack_indices,
 )
+from paceline.wire.bus import connect, publish
+from paceline_backend.control.ingest import DEAD, Ingest
 from paceline_backend.demo import print_report
-from paceline_backend.ingest import DEAD, Ingest
-from paceline_backend.report import run_report
+from paceline_backend.insight.report import run_report
 from paceline_backend.store import Store, StoreRefusedError, rounds, schema, telemetry
 from paceline_backend.store.coverage import coverage
 from support.leading import working

@@ -19,7 +19,6 @@ import pytest
 import redis
 import sqlalchemy as sa
 
-from paceline.bus import publish
 from paceline.wire import (
     TELEMETRY,
     NodeState,
@@ -30,10 +29,11 @@ from paceline.wire import (
     decode,
     live,
 )
-from paceline_backend.bus.embedded import EmbeddedBus
-from paceline_backend.server import DataDirectory
+from paceline.wire.bus import publish
+from paceline_backend.control.worker import fail_lost_runs
+from paceline_backend.server.embedded import EmbeddedBus
+from paceline_backend.server.supervisor import DataDirectory
 from paceline_backend.store import Store, runs, telemetry
-from paceline_backend.worker import fail_lost_runs
 from support.records import add_run, hello, record
 
 V1 = "/api/v1"

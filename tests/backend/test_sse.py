@@ -17,12 +17,12 @@ import pytest
 import redis
 import sqlalchemy as sa
 
-from paceline.bus import publish
 from paceline.wire import TELEMETRY, Message, RunState, StepBatch, live
-from paceline_backend.bus.embedded import EmbeddedBus
-from paceline_backend.ingest import Ingest
+from paceline.wire.bus import publish
+from paceline_backend.control.ingest import Ingest
+from paceline_backend.control.worker import fail_lost_runs
+from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store, schema, telemetry
-from paceline_backend.worker import fail_lost_runs
 from support.records import add_run, adopted, hello, record
 from support.web import serving
 

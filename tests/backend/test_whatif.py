@@ -17,19 +17,19 @@ import psutil
 import pytest
 import sqlalchemy as sa
 
-from paceline.emulation import Emulation, Slowdown
+from paceline.core.emulation import Emulation, Slowdown
 from paceline.wire import Synchronisation
 from paceline_backend import policies
 from paceline_backend.api.whatif import _kept
+from paceline_backend.insight.whatif import forecast as whatif_forecast
+from paceline_backend.insight.whatif.answer import STEPS, Forecast
+from paceline_backend.insight.whatif.command import from_database
+from paceline_backend.insight.whatif.forecast import forecast, of_state
+from paceline_backend.insight.whatif.measured import same_speeds
 from paceline_backend.policies import Policy, Problem, UnknownPolicyError
-from paceline_backend.simulator.synchronisers import NAMES
+from paceline_backend.simulator.sync import NAMES
 from paceline_backend.store import Store, forecasts, runs, schema, telemetry
 from paceline_backend.store.runs import UnknownRunError
-from paceline_backend.whatif import forecast as whatif_forecast
-from paceline_backend.whatif._measured import same_speeds
-from paceline_backend.whatif.answer import STEPS, Forecast
-from paceline_backend.whatif.command import from_database
-from paceline_backend.whatif.forecast import forecast, of_state
 from support.forecasts import Training, drawn
 from support.leading import new_run
 from support.node import until

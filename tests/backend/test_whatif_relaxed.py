@@ -8,14 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.cost import Features
-from paceline.emulation import Emulation
+from paceline.core.cost import Features
+from paceline.core.emulation import Emulation
 from paceline_backend import policies
+from paceline_backend.insight.whatif.answer import Forecast
+from paceline_backend.insight.whatif.auto import AUTO_STEPS, Switched, decide
+from paceline_backend.insight.whatif.forecast import forecast, of_state
+from paceline_backend.insight.whatif.measured import State, steady_time
 from paceline_backend.store import Store
-from paceline_backend.whatif._measured import State, steady_time
-from paceline_backend.whatif.answer import Forecast
-from paceline_backend.whatif.auto import AUTO_STEPS, Switched, decide
-from paceline_backend.whatif.forecast import forecast, of_state
 from support.forecasts import COMMUNICATION_S, Training, drawn
 from support.leading import new_run
 

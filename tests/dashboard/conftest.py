@@ -18,7 +18,7 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-from paceline.processes import free_port
+from paceline.node.processes import free_port
 from paceline_backend.store import Store
 from support.web import serving
 

@@ -6,8 +6,8 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from paceline.bus import connect
 from paceline.wire import NodeState, StopTraining, control, decode
+from paceline.wire.bus import connect
 from paceline_backend.store import Store, runs, telemetry
 from support.pages import layout_of, open_run, wait_for_chart
 from support.training import Training

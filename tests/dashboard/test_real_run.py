@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from paceline_backend.stack import Stack
+from paceline_backend.server.stack import Stack
 from support.e2e import all_steps, start_training, wait_for, wait_for_step
 
 pytestmark = [pytest.mark.browser, pytest.mark.ranks]

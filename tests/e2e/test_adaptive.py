@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline_backend.replay import replay
-from paceline_backend.stack import Stack
+from paceline_backend.insight.replay import replay
+from paceline_backend.server.stack import Stack
 from paceline_backend.store import Store
 from support import relaxed_script
 from support.e2e import all_steps, wait_for, wait_for_end

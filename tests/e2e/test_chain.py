@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline_backend.stack import Stack
+from paceline_backend.server.stack import Stack
 from support import chain_script
 from support.chains import random_chain, run_chain, synchronous
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from paceline_backend.stack import Stack
+from paceline_backend.server.stack import Stack
 from support.e2e import (
     all_steps,
     start_training,

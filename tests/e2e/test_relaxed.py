@@ -10,7 +10,7 @@ import pytest
 
 from paceline.wire import SYNCHRONISERS
 from paceline_backend import policies
-from paceline_backend.stack import Stack
+from paceline_backend.server.stack import Stack
 from support import relaxed_script
 from support.chains import switch, wait_for_plan
 from support.e2e import wait_for_end, wait_for_step

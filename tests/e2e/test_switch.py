@@ -6,8 +6,8 @@ import statistics
 
 import pytest
 
-from paceline_backend.replay import replay
-from paceline_backend.stack import Stack
+from paceline_backend.insight.replay import replay
+from paceline_backend.server.stack import Stack
 from paceline_backend.store import Store
 from support.e2e import all_steps, start_training, wait_for_end, wait_for_step
 

@@ -17,9 +17,9 @@ from torch.nn.utils import vector_to_parameters
 
 from paceline.wire import ALLREDUCE
 from paceline_backend import policies
-from paceline_backend.controller.history import read_segments
-from paceline_backend.replay import ReplayReport, replay
-from paceline_backend.stack import Stack
+from paceline_backend.insight.replay import ReplayReport, replay
+from paceline_backend.planning.history import read_segments
+from paceline_backend.server.stack import Stack
 from paceline_backend.store import Store, runs
 from support import chain_script
 from support.e2e import wait_for, wait_for_end, wait_for_step

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.cost import features
-from paceline_backend.controller.history import COLUMNS, Window
+from paceline.core.cost import features
+from paceline_backend.planning.history import COLUMNS, Window
 from paceline_backend.policies import Feedback, Plan, Policy, Problem, plan
 
 Floats = npt.NDArray[np.float64]

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from paceline_backend.demo import example
-from paceline_backend.stack import Stack
+from paceline_backend.server.stack import Stack
 
 # A third of the demo's times: steps of some 0.1 to 0.2 s on four ranks.
 SLOWDOWNS = [1.0, 1.0, 1.5, 3.0]

@@ -7,16 +7,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.cost import Features
-from paceline.emulation import Emulation
+from paceline.core.cost import Features
+from paceline.core.emulation import Emulation
 from paceline.wire import ALLREDUCE, Adopted, Hello, RoundBatch, StepBatch, StepRecord
 from paceline_backend import policies
-from paceline_backend.report import WARMUP_STEPS
+from paceline_backend.insight.report import WARMUP_STEPS
+from paceline_backend.insight.whatif.measured import Apart, Measured, State, apart
 from paceline_backend.simulator import Ran, Simulation
 from paceline_backend.simulator.broadcast import rounds
-from paceline_backend.simulator.synchronisers import Costs
+from paceline_backend.simulator.sync import Costs
 from paceline_backend.store import Store, telemetry
-from paceline_backend.whatif._measured import Apart, Measured, State, apart
 from support.records import hello
 
 Floats = npt.NDArray[np.float64]

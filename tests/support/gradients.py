@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from paceline import ddp
-from paceline.plan import Step
-from paceline.timing import CpuClock, RunningStep
+from paceline.train import ddp
+from paceline.train.parts import Step
+from paceline.train.timing import CpuClock, RunningStep
 
 WIDTH = 6
 CLASSES = 3

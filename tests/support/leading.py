@@ -13,9 +13,8 @@ import numpy.typing as npt
 import sqlalchemy as sa
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
-from paceline.bus import connect, publish
-from paceline.leader import Control, Leader
-from paceline.terms import Terms
+from paceline.core.terms import Terms
+from paceline.train.leader import Control, Leader
 from paceline.wire import (
     TELEMETRY,
     Adopted,
@@ -29,7 +28,8 @@ from paceline.wire import (
     decode,
     live,
 )
-from paceline_backend.ingest import Ingest
+from paceline.wire.bus import connect, publish
+from paceline_backend.control.ingest import Ingest
 from paceline_backend.store import Store, runs, schema
 from support.node import until
 

@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.errors import PacelineError
-from paceline.plan import Step
-from paceline.synchronisers import make
-from paceline.synchronisers._base import Round, Synchroniser
-from paceline.synchronisers.peers import Peers
-from paceline.synchronisers.rounds import Rounds
+from paceline.core.errors import PacelineError
+from paceline.train.parts import Step
+from paceline.train.sync import make
+from paceline.train.sync.base import Round, Synchroniser
+from paceline.train.sync.peers import Peers
+from paceline.train.sync.rounds import Rounds
 from paceline.wire import Synchronisation
 from support.rounds import ranks
 

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from paceline.processes import free_port
+from paceline.node.processes import free_port
 
 
 def _bin_dir() -> Path:

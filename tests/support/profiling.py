@@ -7,8 +7,8 @@ from typing import Any
 import torch
 from torch.nn.functional import mse_loss
 
-from paceline.errors import PacelineError
-from paceline.profile import Profile
+from paceline.core.errors import PacelineError
+from paceline.train.profile import Profile
 from paceline.wire import Hello
 from support.sessions import WIDTH, network, parameters, session
 

@@ -128,7 +128,7 @@ def _serve(rank: int, world: int, port: int, pipe: Connection) -> None:
 
 @contextlib.contextmanager
 def _environment(extra: Mapping[str, str]) -> Iterator[None]:
-    from paceline import environment
+    from paceline.train import environment
 
     before = dict(os.environ)
     os.environ.update(extra)

@@ -20,10 +20,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import paceline
-from paceline.leader import Leader
-from paceline.plan import Step
-from paceline.synchronisers._base import Round
-from paceline.synchronisers.partial import Partial
+from paceline.train.leader import Leader
+from paceline.train.parts import Step
+from paceline.train.sync.base import Round
+from paceline.train.sync.partial import Partial
 from paceline.wire import ALLREDUCE, Segment, Synchronisation
 
 SAMPLES, BATCH, WIDTH = 192, 12, 5
@@ -60,7 +60,7 @@ def planned(
         return msgspec.structs.replace(made, synchroniser=what, shares=shares or [])
 
     with (
-        mock.patch("paceline.leader.MOST_COASTED", steps),
+        mock.patch("paceline.train.leader.MOST_COASTED", steps),
         mock.patch.object(Leader, "_coasted", next_one),
     ):
         yield
@@ -114,8 +114,8 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
     first = chain[0] if script.at_once else ALLREDUCE
     with (
         planned(chain, script.shares, script.segment, first),
-        mock.patch("paceline.leader._FAREWELL_S", farewell_s),
-        mock.patch("paceline.synchronisers.leaving._STILL_S", script.still_s),
+        mock.patch("paceline.train.leader._FAREWELL_S", farewell_s),
+        mock.patch("paceline.train.sync.agreement._STILL_S", script.still_s),
     ):
         session = paceline.Session(Data(), global_batch=BATCH, seed=3)
         network = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 1))

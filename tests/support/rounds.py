@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore
 
-from paceline.errors import PacelineError
-from paceline.plan import Step
-from paceline.synchronisers import call_of, limits_of
-from paceline.synchronisers._base import Ranks, Round
-from paceline.synchronisers.gradients import Gradient
-from paceline.synchronisers.partial import Partial
-from paceline.synchronisers.rounds import Limits, Probes, Rounds, Sum
+from paceline.core.errors import PacelineError
+from paceline.train.parts import Step
+from paceline.train.sync import call_of, limits_of
+from paceline.train.sync.base import Ranks, Round
+from paceline.train.sync.gradients import Gradient
+from paceline.train.sync.partial import Partial
+from paceline.train.sync.rounds import Limits, Probes, Rounds, Sum
 
 
 @contextmanager

@@ -17,7 +17,8 @@ from torch.nn.functional import mse_loss
 from torch.nn.parallel import DistributedDataParallel
 
 import paceline
-from paceline import bus, wire
+from paceline import wire
+from paceline.wire import bus
 
 WIDTH = 4
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from paceline.emulation import Emulation
-from paceline_backend.policies._base import Floats, Ints, Policy
+from paceline.core.emulation import Emulation
+from paceline_backend.policies.base import Floats, Ints, Policy
 from paceline_backend.simulator import Simulation
 from support.records import hello
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from paceline.bus import connect, publish
 from paceline.wire import (
     ALLREDUCE,
     Message,
@@ -19,6 +18,7 @@ from paceline.wire import (
     Synchronisation,
     live,
 )
+from paceline.wire.bus import connect, publish
 from paceline_backend.store import Store, runs, telemetry
 from support.records import a_round, add_run, adopted, hello, record
 

@@ -12,7 +12,7 @@ import httpx
 import uvicorn
 
 from paceline_backend.api.app import create_app
-from paceline_backend.settings import Settings
+from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store
 
 

@@ -21,7 +21,7 @@ from paceline_backend.api import (
 )
 from paceline_backend.api.auth import Guard
 from paceline_backend.api.errors import ProblemError
-from paceline_backend.settings import Settings
+from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store, meta
 
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]

@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from paceline_backend.api.errors import documented
 from paceline_backend.api.runs import store_of
 from paceline_backend.api.telemetry import From, Points, To
-from paceline_backend.attribution import (
+from paceline_backend.insight.attribution import (
     CAUSES,
     Attribution,
     Rows,
@@ -23,7 +23,7 @@ from paceline_backend.attribution import (
     words,
     worker_words,
 )
-from paceline_backend.policies._base import Floats, Ints
+from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.store import attempts
 from paceline_backend.store import runs as runs_store
 from paceline_backend.store.reads import Range, bucket_of

@@ -15,7 +15,7 @@ from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline_backend.api.errors import problem_response
-from paceline_backend.settings import is_loopback
+from paceline_backend.server.settings import is_loopback
 
 COOKIE = "paceline"
 OPEN_PATHS = ("/healthz", "/readyz")

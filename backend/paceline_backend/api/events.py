@@ -21,7 +21,6 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from starlette.concurrency import run_in_threadpool
 
-from paceline.bus import connect
 from paceline.wire import (
     ENDED,
     Adopted,
@@ -32,6 +31,7 @@ from paceline.wire import (
     decode,
     live,
 )
+from paceline.wire.bus import connect
 from paceline_backend.api import models
 from paceline_backend.api.errors import documented
 from paceline_backend.api.runs import settings_of, store_of

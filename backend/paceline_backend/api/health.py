@@ -8,10 +8,10 @@ import redis
 import sqlalchemy as sa
 from fastapi import APIRouter, Request, Response
 
-from paceline.bus import connect
-from paceline_backend import heartbeat
+from paceline.wire.bus import connect
 from paceline_backend.api import models
 from paceline_backend.api.runs import settings_of, store_of
+from paceline_backend.server import heartbeat
 from paceline_backend.store import Store, StoreError
 from paceline_backend.store.schema import runs
 

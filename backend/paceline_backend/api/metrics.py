@@ -12,10 +12,10 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from paceline.bus import connect
 from paceline.wire import TELEMETRY
-from paceline_backend import heartbeat
+from paceline.wire.bus import connect
 from paceline_backend.api.runs import settings_of, store_of
+from paceline_backend.server import heartbeat
 from paceline_backend.store import Store, StoreError
 from paceline_backend.store import runs as runs_store
 from paceline_backend.store.schema import leases, runs

@@ -13,7 +13,6 @@ import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
 
 from paceline import __version__
-from paceline.bus import connect, publish
 from paceline.wire import (
     ENDED,
     PROTOCOL_VERSION,
@@ -25,11 +24,12 @@ from paceline.wire import (
     control,
     live,
 )
+from paceline.wire.bus import connect, publish
 from paceline_backend import policies
 from paceline_backend.api import models
 from paceline_backend.api.errors import ProblemError, documented
-from paceline_backend.bus import streams
-from paceline_backend.settings import Settings
+from paceline_backend.requests import streams
+from paceline_backend.server.settings import Settings
 from paceline_backend.simulator.scenario import Scenario, ScenarioError
 from paceline_backend.store import Store
 from paceline_backend.store import runs as runs_store

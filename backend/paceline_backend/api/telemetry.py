@@ -13,8 +13,8 @@ from paceline_backend import policies
 from paceline_backend.api import models, report_models
 from paceline_backend.api.errors import documented
 from paceline_backend.api.runs import store_of
+from paceline_backend.insight.report import WARMUP_STEPS, round_words, run_report
 from paceline_backend.policies import Predictor
-from paceline_backend.report import WARMUP_STEPS, round_words, run_report
 from paceline_backend.store import choices, coverage, reads, rounds, workers
 from paceline_backend.store import runs as runs_store
 

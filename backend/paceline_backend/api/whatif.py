@@ -16,10 +16,10 @@ from fastapi.concurrency import run_in_threadpool
 from paceline_backend.api import models
 from paceline_backend.api.errors import documented
 from paceline_backend.api.runs import store_of
-from paceline_backend.settings import Settings
+from paceline_backend.insight.whatif.answer import FEWEST, STEPS, Forecast, kept
+from paceline_backend.insight.whatif.child import Forecaster
+from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store, forecasts, runs
-from paceline_backend.whatif.answer import FEWEST, STEPS, Forecast, kept
-from paceline_backend.whatif.child import Forecaster
 
 _FRESH_STEPS = 100  # a forecast holds for so many steps,
 _FRESH_S = 60.0  # or for so long

@@ -1,6 +1,7 @@
 """Policies: predictors, schedulers, shufflers and their presets."""
 
-from paceline_backend.policies._base import (
+from paceline_backend.policies import moved
+from paceline_backend.policies.base import (
     Allocation,
     Allocator,
     Batches,
@@ -18,13 +19,15 @@ from paceline_backend.policies._base import (
     Shuffler,
     plan,
 )
-from paceline_backend.policies._registry import (
+from paceline_backend.policies.registry import (
     PolicyParameterError,
     UnknownPolicyError,
     get,
     make,
     names,
 )
+
+moved.install()
 
 __all__ = [
     "Allocation",
@@ -57,7 +60,8 @@ def warm_up() -> None:
 
     Where a cache holds them, they are read from there.
     """
-    from paceline_backend.policies import linear, paceline
+    from paceline_backend.policies.predict import linear
+    from paceline_backend.policies.presets import paceline
 
     linear.warm_up()
     paceline.warm_up()

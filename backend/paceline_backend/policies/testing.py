@@ -18,11 +18,11 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from paceline.emulation import Emulation
+from paceline.core.emulation import Emulation
 from paceline.wire import SYNCHRONISERS, Hello, Synchronisation
-from paceline_backend.policies import bsp
-from paceline_backend.policies._base import Feedback, Plan, Policy, Preset, Problem, plan
-from paceline_backend.policies._registry import _validated as validated
+from paceline_backend.policies.base import Feedback, Plan, Policy, Preset, Problem, plan
+from paceline_backend.policies.presets import bsp
+from paceline_backend.policies.registry import _validated as validated
 from paceline_backend.simulator import Simulation
 
 _SIZES = (0.0, 1.0, 1.0, 2.5, 40.0, 900.0)

@@ -12,8 +12,8 @@ import msgspec
 import numpy as np
 import redis
 
-from paceline.client import Client, ServerUnreachable
-from paceline.emulation import Emulation
+from paceline.core.emulation import Emulation
+from paceline.node.client import Client, ServerUnreachable
 from paceline.wire import (
     ENDED,
     TELEMETRY,
@@ -29,9 +29,9 @@ from paceline.wire import (
     encode_steps,
 )
 from paceline_backend import policies
-from paceline_backend.policies._base import Floats
-from paceline_backend.simulator._simulation import Ran, Simulation
+from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.scenario import Scenario
+from paceline_backend.simulator.simulation import Ran, Simulation
 
 log = logging.getLogger(__name__)
 

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import typer
 
-from paceline.bus import connect
-from paceline.client import Client
+from paceline.node.client import Client
+from paceline.wire.bus import connect
 from paceline_backend.simulator import summary
-from paceline_backend.simulator._simulation import Simulation
 from paceline_backend.simulator.broadcast import Broadcast, register
 from paceline_backend.simulator.scenario import Scenario
+from paceline_backend.simulator.simulation import Simulation
 from paceline_backend.simulator.summary import Summary, Tally
 
 _COLUMNS = (

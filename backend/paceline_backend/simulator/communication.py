@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-from paceline_backend.simulator.synchronisers import Costs
+from paceline_backend.simulator.sync import Costs
 
 
 class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

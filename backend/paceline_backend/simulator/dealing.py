@@ -6,10 +6,10 @@ from typing import Any
 
 import numpy as np
 
-from paceline.cost import Features, features
-from paceline.emulation import Emulation
-from paceline_backend.policies._base import Floats, Ints
-from paceline_backend.simulator.synchronisers import Piece
+from paceline.core.cost import Features, features
+from paceline.core.emulation import Emulation
+from paceline_backend.policies.base import Floats, Ints
+from paceline_backend.simulator.sync import Piece
 
 
 class Batches:

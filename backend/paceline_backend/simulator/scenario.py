@@ -12,9 +12,9 @@ import msgspec
 import numpy as np
 import yaml
 
-from paceline.cost import SUM, Cost, Features
-from paceline.emulation import Emulation, Slowdown
-from paceline.errors import InputError
+from paceline.core.cost import SUM, Cost, Features
+from paceline.core.emulation import Emulation, Slowdown
+from paceline.core.errors import InputError
 from paceline.wire import Hello
 from paceline_backend import policies
 from paceline_backend.simulator.communication import Communication
@@ -40,7 +40,7 @@ class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How fast workers are: worker j takes f_j · (unit_s · Λ' + sample_s · n) + step_s seconds.
 
     Numbers are of every worker, lists hold one for each. The other fields are those of
-    `paceline.emulation.Emulation`.
+    `paceline.core.emulation.Emulation`.
     """
 
     unit_s: float | list[float]  # s per size unit

@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from paceline.cost import Features
-from paceline.emulation import Emulation
+from paceline.core.cost import Features
+from paceline.core.emulation import Emulation
 from paceline_backend import policies
-from paceline_backend.policies._base import Floats
-from paceline_backend.simulator._simulation import Ran, Simulation
+from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.scenario import Scenario, ScenarioError
+from paceline_backend.simulator.simulation import Ran, Simulation
 
 BASELINE = "bsp"
 

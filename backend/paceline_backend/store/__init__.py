@@ -1,6 +1,6 @@
 """History in SQLite or Postgres."""
 
-from paceline_backend.store._store import (
+from paceline_backend.store.database import (
     Store,
     StoreError,
     StoreRefusedError,

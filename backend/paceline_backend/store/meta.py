@@ -7,7 +7,7 @@ import secrets
 import sqlalchemy as sa
 from sqlalchemy.dialects import postgresql, sqlite
 
-from paceline_backend.store._store import Store
+from paceline_backend.store.database import Store
 from paceline_backend.store.schema import meta
 
 

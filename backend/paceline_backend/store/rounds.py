@@ -14,7 +14,7 @@ import sqlalchemy as sa
 
 from paceline.wire import RoundBatch, RoundRecord
 from paceline_backend.store import attempts
-from paceline_backend.store._store import StoreRefusedError, insert
+from paceline_backend.store.database import StoreRefusedError, insert
 from paceline_backend.store.reads import Range, bucket_of, within
 from paceline_backend.store.schema import rounds, runs, segments, steps
 

@@ -13,10 +13,10 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
-from paceline.errors import PacelineError
+from paceline.core.errors import PacelineError
 from paceline.wire import ENDED, Hello
 from paceline_backend.store import attempts
-from paceline_backend.store._store import Store
+from paceline_backend.store.database import Store
 from paceline_backend.store.schema import leases, nodes, runs, scenarios, switches
 
 STATES = ("pending", "starting", "running", *ENDED)

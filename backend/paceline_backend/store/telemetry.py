@@ -34,7 +34,7 @@ from paceline.wire import (
     StepRecord,
 )
 from paceline_backend.store import rounds, schema
-from paceline_backend.store._store import Store, StoreRefusedError, insert
+from paceline_backend.store.database import Store, StoreRefusedError, insert
 
 _PROGRESS = {"pending": 0, "starting": 1, "running": 2} | dict.fromkeys(ENDED, 3)
 _ALL_STEPS = range(2**62)

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.emulation import Emulation, Slowdown
+from paceline.core.emulation import Emulation, Slowdown
 from paceline.wire import ALLREDUCE, Segment, Synchronisation
 from paceline_backend import policies
 from paceline_backend.policies import Choice, Feedback
-from paceline_backend.policies._base import Floats
-from paceline_backend.policies.adaptive import Adaptive, Estimate, first_of
+from paceline_backend.policies.base import Floats
+from paceline_backend.policies.presets.adaptive import Adaptive, Estimate, first_of
 from paceline_backend.simulator import Simulation
 from support.records import hello
 

@@ -8,11 +8,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from paceline.emulation import Emulation
+from paceline.core.emulation import Emulation
 from paceline.wire import Hello
 from paceline_backend import policies
-from paceline_backend.policies._base import Feedback, Floats, Models
-from paceline_backend.policies.boa import MinMaxAllocator, line, profiled, solve
+from paceline_backend.policies.base import Feedback, Floats, Models
+from paceline_backend.policies.presets.boa import MinMaxAllocator, line, profiled, solve
 from paceline_backend.simulator import Simulation
 from support.cluster import Cluster
 

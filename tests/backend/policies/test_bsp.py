@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
-from paceline.epoch import Epoch
+from paceline.core.ledger import Epoch
 from paceline_backend import policies
 from support.cluster import Cluster, plaid_like
 

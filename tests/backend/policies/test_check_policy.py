@@ -11,17 +11,10 @@ import numpy as np
 import pytest
 
 from paceline_backend import policies
-from paceline_backend.policies import (
-    Batches,
-    Feedback,
-    Models,
-    Policy,
-    Preset,
-    Problem,
-    bsp,
-    counted,
-)
-from paceline_backend.policies._base import Allocation, Ints
+from paceline_backend.policies import Batches, Feedback, Models, Policy, Preset, Problem
+from paceline_backend.policies.base import Allocation, Ints
+from paceline_backend.policies.presets import bsp
+from paceline_backend.policies.solve import counts as counted
 from paceline_backend.policies.testing import check_policy
 
 _calls = count()

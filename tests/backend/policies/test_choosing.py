@@ -9,21 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.emulation import Emulation, Slowdown
+from paceline.core.emulation import Emulation, Slowdown
 from paceline.wire import ALLREDUCE, Synchronisation
 from paceline_backend import policies
-from paceline_backend.controller.planner import LEAST_RELAXED, MOST_STEPS
-from paceline_backend.policies import (
-    Choice,
-    Feedback,
-    Models,
-    Policy,
-    Preset,
-    Problem,
-    counted,
-    plan,
-)
-from paceline_backend.policies._base import Allocation
+from paceline_backend.planning.offer import LEAST_RELAXED, MOST_STEPS
+from paceline_backend.policies import Choice, Feedback, Models, Policy, Preset, Problem, plan
+from paceline_backend.policies.base import Allocation
+from paceline_backend.policies.solve import counts as counted
 from paceline_backend.policies.testing import check_policy
 from paceline_backend.simulator import Ran, Simulation
 from support.records import hello

@@ -10,13 +10,13 @@ import pytest
 
 from paceline_backend import policies
 from paceline_backend.policies import Models, Problem
-from paceline_backend.policies._holdings import Holdings
-from paceline_backend.policies.chronica import (
+from paceline_backend.policies.presets.chronica import (
     ChronicaShuffler,
     LevelledScheduler,
     PaperScheduler,
     compensate,
 )
+from paceline_backend.policies.solve.holdings import Holdings
 from support import gradients
 from support.cluster import Cluster, plaid_like
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.epoch import Epoch
+from paceline.core.ledger import Epoch
 from paceline.wire import ALLREDUCE, SYNCHRONISERS, Synchronisation
 from paceline_backend import policies
 from paceline_backend.policies import Plan, Policy, plan

@@ -12,11 +12,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.cost import Cost
-from paceline.emulation import Emulation
+from paceline.core.cost import Cost
+from paceline.core.emulation import Emulation
 from paceline_backend import policies
-from paceline_backend.policies import PolicyParameterError, counted, plan
-from paceline_backend.policies._base import Feedback, Floats, Ints, Problem
+from paceline_backend.policies import PolicyParameterError, plan
+from paceline_backend.policies.base import Feedback, Floats, Ints, Problem
+from paceline_backend.policies.solve import counts as counted
 from support.cluster import Cluster, plaid_like
 from support.simulated import simulate
 

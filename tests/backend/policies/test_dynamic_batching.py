@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.emulation import Emulation, Slowdown
+from paceline.core.emulation import Emulation, Slowdown
 from paceline_backend import policies
-from paceline_backend.policies import counted
-from paceline_backend.policies._base import Feedback, Floats, Models
-from paceline_backend.policies.dynamic_batching import DynamicAllocator, proportional
+from paceline_backend.policies.base import Feedback, Floats, Models
+from paceline_backend.policies.presets.dynamic_batching import DynamicAllocator, proportional
+from paceline_backend.policies.solve import counts as counted
 from support.cluster import Cluster
 from support.simulated import simulate
 

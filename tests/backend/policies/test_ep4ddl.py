@@ -10,10 +10,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.emulation import Emulation
+from paceline.core.emulation import Emulation
 from paceline_backend import policies
-from paceline_backend.policies._base import Feedback, Floats, Ints
-from paceline_backend.policies.ep4ddl import (
+from paceline_backend.policies.base import Feedback, Floats, Ints
+from paceline_backend.policies.presets.ep4ddl import (
     GruPredictor,
     least_variance,
     serial_share,

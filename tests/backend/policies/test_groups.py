@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline_backend.policies import Feedback
-from paceline_backend.policies._base import Floats
-from paceline_backend.policies._groups import groups, step_times
-from paceline_backend.policies.rna_hierarchical import Grouping, preset
+from paceline_backend.policies.base import Floats
+from paceline_backend.policies.predict.groups import groups, step_times
+from paceline_backend.policies.presets.rna_hierarchical import Grouping, preset
 
 PARTIAL = {"probes": 2, "staleness": 4, "mean": True}
 TIMES = st.lists(st.floats(1e-4, 10.0), min_size=1, max_size=12)

@@ -10,17 +10,17 @@ import numpy as np
 import pytest
 from scipy.optimize import Bounds, LinearConstraint, milp
 
-from paceline.cost import Cost, features
-from paceline.emulation import Emulation
+from paceline.core.cost import Cost, features
+from paceline.core.emulation import Emulation
 from paceline.wire import Hello
 from paceline_backend import policies
 from paceline_backend.policies import Feedback, Models, Problem, plan
-from paceline_backend.policies._balance import partition
-from paceline_backend.policies._base import Floats, Ints
-from paceline_backend.policies._exchange import evened as even_out
-from paceline_backend.policies._exchange import matched as match
-from paceline_backend.policies._workers import Workers
-from paceline_backend.policies.paceline import PacelineScheduler
+from paceline_backend.policies.base import Floats, Ints
+from paceline_backend.policies.presets.paceline import PacelineScheduler
+from paceline_backend.policies.solve.balance import partition
+from paceline_backend.policies.solve.exchange import evened as even_out
+from paceline_backend.policies.solve.exchange import matched as match
+from paceline_backend.policies.solve.workers import Workers
 from paceline_backend.simulator import Simulation
 from support.records import hello
 

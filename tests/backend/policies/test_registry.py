@@ -10,7 +10,13 @@ import pytest
 
 from paceline.wire import Synchronisation
 from paceline_backend import policies
-from paceline_backend.policies import PolicyParameterError, UnknownPolicyError, _registry
+from paceline_backend.policies import (
+    PolicyParameterError,
+    UnknownPolicyError,
+)
+from paceline_backend.policies import (
+    registry as _registry,
+)
 from paceline_backend.simulator import Scenario
 from paceline_backend.simulator.scenario import ScenarioError
 
@@ -65,8 +71,8 @@ def test_a_package_that_is_broken_or_takes_a_name_is_left_out(
     found = [
         EntryPoint("bsp", "json:dumps", group),
         EntryPoint("missing", "no_such_package:preset", group),
-        EntryPoint("other", "paceline_backend.policies.sata:preset", group),
-        EntryPoint("bsp", "paceline_backend.policies.bsp:preset", group),
+        EntryPoint("other", "paceline_backend.policies.presets.sata:preset", group),
+        EntryPoint("bsp", "paceline_backend.policies.presets.bsp:preset", group),
     ]
     monkeypatch.setattr(_registry, "entry_points", lambda group: found)
     _registry._presets.cache_clear()
@@ -78,7 +84,9 @@ def test_a_package_that_is_broken_or_takes_a_name_is_left_out(
     assert "bsp = json:dumps left out: there is another of this name" in caplog.text
     assert "missing = no_such_package:preset left out: it does not load" in caplog.text
     assert "No module named 'no_such_package'" in caplog.text
-    assert "other = paceline_backend.policies.sata:preset left out: it is not" in caplog.text
+    assert (
+        "other = paceline_backend.policies.presets.sata:preset left out: it is not" in caplog.text
+    )
 
 
 def test_defaults_are_legal_and_described() -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline.emulation import Emulation
+from paceline.core.emulation import Emulation
 from paceline_backend import policies
-from paceline_backend.policies.static_batching import counts_of
+from paceline_backend.policies.presets.static_batching import counts_of
 from support.cluster import Cluster
 from support.simulated import simulate
 

@@ -13,8 +13,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 
-from paceline.bus import connect
-from paceline.client import Client
+from paceline.node.client import Client
 from paceline.wire import (
     TELEMETRY,
     Adopted,
@@ -26,8 +25,9 @@ from paceline.wire import (
     decode,
     live,
 )
-from paceline_backend.controller import ControllerManager
-from paceline_backend.replay import replay
+from paceline.wire.bus import connect
+from paceline_backend.control import ControllerManager
+from paceline_backend.insight.replay import replay
 from paceline_backend.simulator import Scenario, Simulation
 from paceline_backend.simulator.broadcast import Broadcast, records, register, rounds
 from paceline_backend.store import Store, coverage, schema

@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 from paceline.wire import SYNCHRONISERS, Synchronisation
 from paceline_backend.simulator import Ran, Scenario, Simulation
 from paceline_backend.simulator.broadcast import rounds
-from paceline_backend.simulator.synchronisers import (
-    NAMES,
-    Costs,
-    Course,
-    Work,
-    make,
-    step_time_s,
-)
+from paceline_backend.simulator.sync import NAMES, Costs, Course, Work, make, step_time_s
 
 SOLO = {"probes": None, "staleness": 4, "mean": False}
 RNA = {"probes": 2, "staleness": 4, "mean": True}

@@ -11,8 +11,8 @@ from typing import Any
 import httpx
 import pytest
 
-from paceline.bus import connect
-from paceline.client import Client
+from paceline.node.client import Client
+from paceline.wire.bus import connect
 from paceline_backend.simulator import Scenario, Simulation
 from paceline_backend.simulator.broadcast import Broadcast, register
 from paceline_backend.store import Store, reads, runs

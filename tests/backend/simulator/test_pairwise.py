@@ -12,18 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.wire import AGES, Synchronisation
-from paceline_backend.policies._base import Floats
+from paceline_backend.policies.base import Floats
 from paceline_backend.simulator import Scenario, Simulation, summary
 from paceline_backend.simulator.broadcast import rounds
 from paceline_backend.simulator.communication import Communication
-from paceline_backend.simulator.synchronisers import (
-    Costs,
-    Course,
-    Synchroniser,
-    Work,
-    make,
-    step_time_s,
-)
+from paceline_backend.simulator.sync import Costs, Course, Synchroniser, Work, make, step_time_s
 
 PAIRWISE = Synchronisation("pairwise")
 

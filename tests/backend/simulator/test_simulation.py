@@ -13,13 +13,13 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from paceline.cost import Features
-from paceline.emulation import Emulation, Slowdown
+from paceline.core.cost import Features
+from paceline.core.emulation import Emulation, Slowdown
 from paceline.wire import StepBatch, encode, encode_steps
 from paceline_backend import cli
 from paceline_backend.simulator import Ran, Scenario, ScenarioError, Simulation, summary
-from paceline_backend.simulator._simulation import remaining
 from paceline_backend.simulator.broadcast import records
+from paceline_backend.simulator.simulation import remaining
 from support.records import record
 
 EXAMPLES = Path(__file__).parents[3] / "examples" / "scenarios"

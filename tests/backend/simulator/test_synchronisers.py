@@ -10,15 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.wire import ALLREDUCE, Synchronisation
-from paceline_backend.policies._base import Floats
-from paceline_backend.simulator.synchronisers import (
-    Costs,
-    Course,
-    Piece,
-    Work,
-    make,
-    step_time_s,
-)
+from paceline_backend.policies.base import Floats
+from paceline_backend.simulator.sync import Costs, Course, Piece, Work, make, step_time_s
 
 RNA = {"probes": 2, "staleness": 4, "mean": True}
 SOLO = {"probes": None, "staleness": 4, "mean": False}

@@ -1,0 +1,1 @@
+"""What ranks, control plane and simulator share: no torch, no I/O."""

@@ -1,0 +1,188 @@
+"""Emulated devices: how long a step shall take on each rank. For ranks and for the simulator."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.cost import SUM, Cost, Features
+
+Floats = npt.NDArray[np.float64]
+
+_PER_RANK = ("a_s", "b_s", "c_s", "data_s")
+
+
+class Slowdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Some ranks' computing takes `factor` times as long in some steps.
+
+    Steps [first_step, first_step + steps), and again every `every` steps if that is above 0. With
+    `chance` below 1, each rank in each of them by that chance.
+    """
+
+    ranks: list[int]
+    factor: float
+    first_step: int = 0
+    steps: int | None = None  # None: to the end
+    every: int = 0
+    chance: float = 1.0
+
+    def covers(self, step: int) -> bool:
+        """Whether it applies to a step."""
+        since = step - self.first_step
+        if since < 0:
+            return False
+        if self.every:
+            since %= self.every
+        return self.steps is None or since < self.steps
+
+    def hits(self, rank: int | None, world: int, drawn: Any) -> Any:
+        """Whether it applies to a rank, or to each of them, that drew a number from 0 to 1."""
+        if rank is not None:
+            return rank in self.ranks and drawn < self.chance
+        among = np.zeros(world, bool)
+        among[self.ranks] = True
+        return among & (drawn < self.chance)
+
+
+class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Emulated device speeds: rank j's step takes ``a_s[j]·Λ' + c_s[j]·n + b_s[j]`` seconds.
+
+    Λ' is the effective load that `cost` makes of the batch; the first two terms are shortened by
+    CPU threads as Amdahl says (`serial` is the part that they do not shorten). Then come slowdowns,
+    delays and noise. A rank without samples computes nothing. The same seed gives the same times.
+    """
+
+    a_s: list[float]  # [W] s per size unit
+    b_s: list[float]  # [W] s per step
+    c_s: list[float] = []  # [W] s per sample; empty: 0
+    data_s: list[float] = []  # [W] s that loading a batch takes longer; empty: 0
+    cost: Cost = SUM
+    slowdowns: list[Slowdown] = []
+    delay_s: tuple[float, float] = (0.0, 0.0)  # uniform, added to each rank's step
+    noise: float = 0.0  # relative standard deviation of each rank's step
+    serial: float = 1.0  # share of computing that more threads do not shorten, 0 … 1
+    seed: int = 0
+
+    @staticmethod
+    def parse(text: str, world: int) -> Emulation:
+        """Reads the value of PACELINE_EMULATE for `world` ranks.
+
+        Raises:
+            ValueError: not JSON of that form, or a value out of range; the message names it.
+        """
+        try:
+            emulation = msgspec.json.decode(text, type=Emulation)
+        except msgspec.DecodeError as error:
+            raise ValueError(
+                f'PACELINE_EMULATE: {error}; expected {{"a_s": [W], "b_s": [W], …}}'
+            ) from error
+        if problem := emulation.problem(world):
+            raise ValueError(f"PACELINE_EMULATE: {problem}")
+        return emulation
+
+    def problem(self, world: int) -> str | None:
+        """What is wrong with it for `world` ranks, naming the field; None: nothing."""
+        for name in _PER_RANK:
+            values = getattr(self, name)
+            if not values and name in ("c_s", "data_s"):
+                continue
+            if len(values) != world:
+                return f"{name} = {len(values)} numbers: give one for each of {world} ranks"
+            for rank, value in enumerate(values):
+                if not 0 <= value < math.inf:
+                    return f"{name}[{rank}] = {value}: give numbers ≥ 0"
+        low, high = self.delay_s
+        if not 0 <= low <= high < math.inf:
+            return f"delay_s = {[low, high]}: give two numbers, 0 ≤ low ≤ high"
+        for name, value, most in (
+            ("noise", self.noise, 1.0),
+            ("serial", self.serial, 1.0),
+            ("cost.kappa", self.cost.kappa, math.inf),
+        ):
+            if not 0 <= value <= most or value == math.inf:
+                return f"{name} = {value}: give a number from 0 to {most:g}"
+        if self.seed < 0:
+            return f"seed = {self.seed}: give a whole number ≥ 0"
+        for k, slow in enumerate(self.slowdowns):
+            where = f"slowdowns[{k}]"
+            for rank in slow.ranks:
+                if not 0 <= rank < world:
+                    return f"{where}.ranks holds {rank}: ranks are 0 … {world - 1}"
+            if not 0 < slow.factor < math.inf:
+                return f"{where}.factor = {slow.factor}: give a number above 0"
+            if slow.first_step < 0 or slow.every < 0 or (slow.steps is not None and slow.steps < 1):
+                return f"{where}: first_step and every are 0 or more, steps 1 or more"
+            if not 0 <= slow.chance <= 1:
+                return f"{where}.chance = {slow.chance}: give a number from 0 to 1"
+        return None
+
+    def compute_s(self, step: int, batch: Features, threads: Any = 1) -> Floats:
+        """How long each rank's forward and backward of a step shall take, [W].
+
+        Args:
+            step: of the run.
+            batch: of each rank, [W].
+            threads: CPU threads, a number or [W].
+        """
+        return np.asarray(self._compute_s(None, step, batch, threads))
+
+    def rank_s(self, rank: int, step: int, batch: Features, threads: int = 1) -> float:
+        """The same number for one rank, some times faster: a rank needs it before each step.
+
+        Args:
+            rank: whose.
+            step: of the run.
+            batch: of that rank: numbers.
+            threads: CPU threads; 0 counts as 1.
+        """
+        return float(self._compute_s(rank, step, batch, threads))
+
+    def factors(self, step: int) -> Floats:
+        """By how much slowdowns stretch each rank's computing in a step, [W]."""
+        factor = self._factor(None, step, self._draw(step))
+        return np.asarray(np.broadcast_to(factor, len(self.a_s)))
+
+    def _compute_s(self, rank: int | None, step: int, batch: Features, threads: Any) -> Any:
+        time_s = _of(self.a_s, rank) * self.cost.load(batch)
+        if self.c_s:
+            time_s = time_s + _of(self.c_s, rank) * batch.samples
+        if self.serial < 1:
+            time_s = time_s * (self.serial + (1 - self.serial) / np.maximum(threads, 1))
+        time_s = time_s + _of(self.b_s, rank)
+        draw = self._draw(step)
+        time_s = time_s * self._factor(rank, step, draw)
+        if self.delay_s[1]:
+            time_s = time_s + _of(draw().uniform(*self.delay_s, len(self.a_s)), rank)
+        if self.noise:
+            normal = _of(draw().standard_normal(len(self.a_s)), rank)
+            time_s = time_s * np.maximum(1 + self.noise * normal, 0.1)
+        return np.where(batch.samples > 0, time_s, 0.0)
+
+    def _factor(self, rank: int | None, step: int, draw: Callable[[], np.random.Generator]) -> Any:
+        factor: Any = 1.0
+        world = len(self.a_s)
+        for slow in self.slowdowns:
+            if slow.covers(step):
+                drawn = _of(draw().random(world), rank) if slow.chance < 1 else 0.0
+                factor = factor * np.where(slow.hits(rank, world, drawn), slow.factor, 1.0)
+        return factor
+
+    def _draw(self, step: int) -> Callable[[], np.random.Generator]:
+        """A stream of all ranks' numbers of a step, the same for whoever asks for one of them."""
+        return cache(lambda: np.random.default_rng([self.seed, step]))
+
+    def as_dict(self) -> dict[str, Any]:
+        """For `wire.Hello.emulated`: what differs from the defaults."""
+        made = msgspec.to_builtins(self)
+        plain = msgspec.to_builtins(Emulation(a_s=[], b_s=[]))
+        return {k: v for k, v in made.items() if k in ("a_s", "b_s") or v != plain[k]}
+
+
+def _of(values: Any, rank: int | None) -> Any:
+    return np.asarray(values) if rank is None else values[rank]

@@ -1,0 +1,174 @@
+"""An epoch's samples as the leader keeps them: which are used, what fits, and what comes next."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from paceline.core.dealing import dealt, equal_counts
+from paceline.core.terms import epoch_over
+from paceline.wire import SYNCHRONISERS, Segment
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+
+class Epoch:
+    """The samples of one epoch in DistributedSampler's order. For one thread.
+
+    Args:
+        number: of the epoch.
+        samples: N.
+        seed: of the run; the order is that of ``seed + number``.
+        global_batch: samples per step.
+        drop_last: leave out an incomplete last step.
+        used: samples that a resumed epoch has used already.
+        limits: the most samples of each rank in a step, [W], together at least a global batch;
+            None: there are none.
+    """
+
+    def __init__(
+        self,
+        number: int,
+        samples: int,
+        seed: int,
+        global_batch: int,
+        drop_last: bool,
+        used: Ints | None = None,
+        limits: Ints | None = None,
+    ) -> None:
+        generator = torch.Generator().manual_seed(seed + number)
+        self.number = number
+        self._order: Ints = torch.randperm(samples, generator=generator).numpy()
+        self._unused = np.ones(samples, dtype=bool)
+        self._head = 0  # all of the order before it is used
+        self._global_batch = global_batch
+        self._drop_last = drop_last
+        self._limits = limits
+        self.left = samples
+        if used is not None:
+            self.use(used)
+
+    @property
+    def over(self) -> bool:
+        """Whether no step is left."""
+        return self.over_with(self.left)
+
+    def over_with(self, left: int) -> bool:
+        """Whether no step is left once so many samples are."""
+        return epoch_over(left, self._global_batch, self._drop_last)
+
+    def batch_sizes(self, steps: int) -> list[int]:
+        """Samples of each of the next steps: the global batch, less in an epoch's last step."""
+        full, rest = divmod(self.left, self._global_batch)
+        batches = [self._global_batch] * min(full, steps)
+        if rest and not self._drop_last and full < steps:
+            batches.append(rest)
+        return batches
+
+    def used(self) -> Ints:
+        """The samples used so far, ascending."""
+        return np.flatnonzero(~self._unused)
+
+    def use(self, indices: Ints) -> None:
+        """Marks samples as used."""
+        self._unused[indices] = False
+        self.left -= len(indices)
+
+    def refusal(self, segment: Segment, world: int) -> str | None:
+        """Why this segment cannot come next in this epoch; None if it can."""
+        if segment.epoch != self.number:
+            return f"it is for epoch {segment.epoch}, this is {self.number}"
+        if not segment.counts or any(len(row) != world for row in segment.counts):
+            return f"counts are not [steps][{world} ranks]"
+        if any(count < 0 for row in segment.counts for count in row):
+            return "a count is negative"
+        totals = [sum(row) for row in segment.counts]
+        if totals != self.batch_sizes(len(totals)):
+            return f"its steps have {totals} samples, not {self.batch_sizes(len(totals))}"
+        if self._limits is not None and (np.asarray(segment.counts) > self._limits).any():
+            most = np.max(segment.counts, axis=0).tolist()
+            return f"ranks get up to {most} samples a step; {self._limits.tolist()} fit in memory"
+        if len(segment.indices) != 4 * sum(totals):
+            return f"{len(segment.indices)} bytes of indices for {sum(totals)} samples"
+        indices = np.frombuffer(segment.indices, dtype="<u4").astype(np.int64)
+        if indices.max() >= len(self._unused):
+            return f"sample {indices.max()} of a data set of {len(self._unused)}"
+        if len(np.unique(indices)) != len(indices):
+            return "a sample occurs twice"
+        if not self._unused[indices].all():
+            return f"sample {indices[~self._unused[indices]][0]} is used already"
+        left = self.left - len(indices)
+        if segment.epoch_end != self.over_with(left):
+            return f"epoch_end is {segment.epoch_end} with {left} samples left"
+        if segment.ett_s and [len(row) for row in segment.ett_s] != [world] * len(totals):
+            return "ett_s does not fit counts"
+        shares = np.asarray(segment.shares)
+        if len(shares) and not (len(shares) == world and (shares >= 0).all() and shares.sum() > 0):
+            return f"shares {segment.shares} are not those of {world} ranks"
+        if segment.threads and (len(segment.threads) != world or min(segment.threads) < 1):
+            return f"threads {segment.threads} are not those of {world} ranks, each 1 or more"
+        if segment.synchroniser.name not in SYNCHRONISERS:
+            return f"synchroniser {segment.synchroniser.name!r} is not known to paceline here"
+        groups = segment.synchroniser.parameters.get("groups", [range(world)])
+        if sorted(rank for group in groups for rank in group) != list(range(world)):
+            return f"groups {groups} are not those of {world} ranks"
+        return None
+
+    def coast(self, steps: int, world: int, sizes: Floats, shares: list[float]) -> list[list[Ints]]:
+        """Assignments [step][rank] of the next steps in the epoch's order; marks nothing.
+
+        With `shares` each sample goes, largest first, to the rank that then has the least
+        load/share; without, rank r takes positions r, r + W, … of each global batch as
+        DistributedSampler does. Either way past ranks that have as many as their limit.
+
+        Args:
+            steps: at most so many.
+            world: W.
+            sizes: λ, [N].
+            shares: each rank's share of the load, [W], or empty.
+        """
+        batches = self.batch_sizes(steps)
+        samples = self._next(sum(batches))
+        parts = np.split(samples, np.cumsum(batches)[:-1])
+        limits = np.full(world, self._global_batch) if self._limits is None else self._limits
+        if shares:
+            return [_deal(part, sizes[part], np.asarray(shares), limits) for part in parts]
+        return [_deal_in_turn(part, limits) for part in parts]
+
+    def _next(self, count: int) -> Ints:
+        """The first `count` unused samples of the order."""
+        while self._head < len(self._order) and not self._unused[self._order[self._head]]:
+            self._head += 1
+        window = count
+        while True:
+            ahead = self._order[self._head : self._head + window]
+            ahead = ahead[self._unused[ahead]]
+            if len(ahead) >= count:
+                return ahead[:count]
+            window *= 2
+
+
+def _deal_in_turn(samples: Ints, limits: Ints) -> list[Ints]:
+    counts = equal_counts(len(samples), limits)
+    return np.split(samples[dealt(counts)], np.cumsum(counts)[:-1])
+
+
+def _deal(samples: Ints, sizes: Floats, shares: Floats, limits: Ints) -> list[Ints]:
+    """Samples to ranks: longest processing time first, on ranks of unequal speed."""
+    shares = np.where(limits > 0, shares, 0.0)
+    if limits[shares > 0].sum() < len(samples):  # those without a share must help
+        least = shares[shares > 0].min(initial=1.0)
+        shares = np.where(limits > 0, np.maximum(shares, least), 0.0)
+    able = np.flatnonzero(shares)  # the others get nothing
+    load, pace = np.zeros(len(able)), 1.0 / shares[able]
+    parts: list[list[int]] = [[] for _ in shares]
+    for position in np.argsort(-sizes, kind="stable"):
+        first = int(np.argmin((load + sizes[position]) * pace))
+        load[first] += sizes[position]
+        part = parts[able[first]]
+        part.append(int(samples[position]))
+        if len(part) == limits[able[first]]:
+            load[first] = np.inf
+    return [np.asarray(part, dtype=np.int64) for part in parts]

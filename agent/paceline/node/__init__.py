@@ -1,0 +1,1 @@
+"""What runs on a node beside the ranks: agent, supervisor, delivery. No torch."""

@@ -1,0 +1,130 @@
+"""The server's REST API as the command line and the agent use it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from paceline.core.errors import InputError, PacelineError
+from paceline.wire import PROTOCOL_VERSION
+
+
+class ServerUnreachable(PacelineError):  # noqa: N818 - reads as what happened
+    """No Paceline server that can work now answers at the address."""
+
+
+class Client:
+    """One server; a context manager.
+
+    Args:
+        server: its base URL.
+        token: it wants beyond loopback.
+        timeout_s: of each call.
+    """
+
+    def __init__(self, server: str, token: str | None = None, timeout_s: float = 10.0) -> None:
+        self.server = server.rstrip("/")
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        try:
+            host = httpx.URL(self.server).host
+        except httpx.InvalidURL as error:
+            raise InputError(f"--server {server}: {error}") from error
+        self._http = httpx.Client(
+            base_url=self.server,
+            headers=headers,
+            timeout=timeout_s,
+            trust_env=host
+            not in ("127.0.0.1", "::1", "localhost"),  # no proxy reaches our loopback
+        )
+
+    def call(
+        self,
+        method: str,
+        path: str,
+        body: Mapping[str, Any] | None = None,
+        params: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """The JSON answer of a call below ``/api/v1``.
+
+        Raises:
+            InputError: the server refused what was asked for; with its reason.
+            ServerUnreachable: nothing answers, or something that is no Paceline server, or its
+                database or bus is away.
+            PacelineError: it wants a token, or failed.
+        """
+        try:
+            answer = self._http.request(method, f"/api/v1{path}", json=body, params=params)
+        except (httpx.TransportError, httpx.UnsupportedProtocol) as error:
+            raise ServerUnreachable(f"no server answers at {self.server} ({error})") from error
+        kind = answer.headers.get("content-type", "").partition(";")[0]
+        if answer.is_error and kind != "application/problem+json":  # all of ours are
+            raise ServerUnreachable(
+                f"what answers at {self.server} is no Paceline server "
+                f"({answer.status_code} {answer.reason_phrase})"
+            )
+        if answer.status_code == httpx.codes.UNAUTHORIZED:
+            raise PacelineError(
+                f"the server {self.server} wants a token: give --token or PACELINE_TOKEN"
+            )
+        try:
+            content = answer.json()
+        except ValueError as error:
+            raise ServerUnreachable(
+                f"what answers at {self.server} is no Paceline server"
+            ) from error
+        if answer.is_client_error:
+            raise InputError(_reason(content))
+        if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
+            raise ServerUnreachable(f"the server {self.server} cannot work now: {_reason(content)}")
+        if answer.is_error:
+            raise PacelineError(f"the server failed: {_reason(content)}")
+        return content
+
+    def version(self) -> dict[str, Any]:
+        """``{version, protocol, id, bus}`` of a server that we can work with.
+
+        Raises:
+            ServerUnreachable: as `call`.
+            PacelineError: it refuses us, with its reason, or speaks another protocol version.
+        """
+        try:
+            answer = self.call("GET", "/version")
+            protocol = answer["protocol"]
+        except InputError as error:
+            raise PacelineError(f"the server {self.server} refuses: {error}") from error
+        except (KeyError, TypeError) as error:
+            raise ServerUnreachable(
+                f"what answers at {self.server} is no Paceline server"
+            ) from error
+        if protocol != PROTOCOL_VERSION:
+            raise PacelineError(
+                f"the server {self.server} (paceline {answer.get('version')}) speaks protocol "
+                f"version {protocol}, this paceline {PROTOCOL_VERSION}: "
+                "install the same release on both"
+            )
+        return dict(answer)
+
+    def close(self) -> None:
+        """Gives the connections back."""
+        self._http.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _reason(problem: Any) -> str:
+    """One line of an RFC 9457 problem."""
+    if not isinstance(problem, dict):
+        return str(problem)
+    return str(problem.get("detail") or problem.get("title") or problem)

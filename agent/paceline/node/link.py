@@ -1,0 +1,129 @@
+"""A connection to a bus that may be away: an outage is a result, not an exception."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar
+from urllib.parse import urlsplit
+
+import redis
+
+from paceline import wire
+from paceline.wire.bus import connect, publish
+
+_RETRY_S = 1.0
+_log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+class Link:
+    """For one thread; a context manager. While the bus is away it is asked once a second at most.
+
+    Args:
+        url: of the bus.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.up = True
+        self._client = connect(url)
+        self._retry_at = 0.0
+
+    @property
+    def place(self) -> str:
+        """Host and port: the URL may hold a password."""
+        return urlsplit(self.url).netloc.rpartition("@")[2] or self.url
+
+    def attempt(self, call: Callable[[redis.Redis], T]) -> T | None:
+        """The call's result, or None while the bus is away. A call gives None only for that."""
+        if time.monotonic() < self._retry_at:
+            return None
+        try:
+            result = call(self._client)
+        except redis.RedisError as error:
+            if self.up:
+                _log.warning("the bus %s is away: %s", self.place, error)
+            self.up = False
+            self._retry_at = time.monotonic() + _RETRY_S
+            return None
+        if not self.up:
+            _log.info("the bus %s is back", self.place)
+        self.up = True
+        self._retry_at = 0.0
+        return result
+
+    def tell(self, message: wire.RunState | wire.NodeState, run: str = "") -> bool:
+        """Publishes on TELEMETRY; whether the bus took it."""
+        sent = self.attempt(lambda bus: publish(bus, wire.TELEMETRY, message, run))
+        return sent is not None
+
+    def move(self, url: str) -> None:
+        """Goes on with a bus at another address."""
+        self.close()
+        self.url, self._client, self._retry_at = url, connect(url), 0.0
+
+    def close(self) -> None:
+        """Gives the connection back."""
+        self._client.close()
+
+    def __enter__(self) -> Link:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Commands:
+    """The commands to a node from now on, each given once, also across outages of the bus.
+
+    Several processes of one node may read them, each for itself: the agent, and a `paceline run`.
+    """
+
+    def __init__(self, link: Link, node: str) -> None:
+        self._link = link
+        self._stream = wire.commands(node)
+        self._last: bytes | None = None
+
+    @property
+    def started(self) -> bool:
+        """Whether the bus was there to say where "now" is: earlier commands are not for us."""
+        return self._last is not None
+
+    def read(self, block_s: float) -> list[tuple[str, wire.Launch | wire.Kill]]:
+        """Run ids and commands that came, after waiting for some; nothing while the bus is away.
+
+        Args:
+            block_s: how long to wait for the first one, below the connection's timeout of 2 s.
+        """
+        if self._last is None:
+            newest: Any = self._link.attempt(lambda bus: bus.xrevrange(self._stream, count=1))
+            if newest is not None:
+                self._last = newest[0][0] if newest else b"0-0"
+            return []
+        last = self._last
+        block_ms = max(1, int(block_s * 1e3))
+
+        def read(bus: redis.Redis) -> list[tuple[bytes, dict[bytes, bytes]]]:
+            answer: Any = bus.xread({self._stream: last}, count=16, block=block_ms)
+            return list(answer[0][1]) if answer else []
+
+        commands: list[tuple[str, wire.Launch | wire.Kill]] = []
+        for entry, fields in self._link.attempt(read) or []:
+            self._last = entry
+            try:
+                run, message = wire.decode(fields)
+            except wire.WireError as error:
+                _log.error("a command was not understood: %s", error)
+                continue
+            if isinstance(message, wire.Launch | wire.Kill):
+                commands.append((run, message))
+        return commands

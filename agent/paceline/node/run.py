@@ -1,0 +1,243 @@
+"""`paceline run`: a script's ranks in the foreground, as torchrun would run them."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import signal
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from types import FrameType
+from typing import IO, Any
+
+import msgspec
+
+from paceline.core.emulation import Emulation
+from paceline.core.errors import InputError, PacelineError
+from paceline.node import rundir
+from paceline.node.client import Client
+from paceline.node.link import Commands, Link
+from paceline.node.rundir import Record
+from paceline.node.supervisor import Supervisor, check
+from paceline.wire import Kill, Launch
+
+_TICK_S = 0.1
+_DELIVER_S = 10.0
+
+
+def emulation(
+    slowdown: str, seconds_per_unit: float, seconds_per_step: float, nproc: int | None
+) -> dict[str, list[float]]:
+    """``PACELINE_EMULATE``'s value: a_j = slowdown_j · seconds_per_unit, b_j = seconds_per_step.
+
+    Raises:
+        InputError: not one positive factor for each rank, or times that are no times.
+    """
+    try:
+        factors = [float(part) for part in slowdown.split(",")]
+    except ValueError:
+        factors = []
+    if not factors or not all(0 < factor < math.inf for factor in factors):
+        raise InputError(f"--slowdown {slowdown}: give factors above 0, such as 1,1,1.5,3")
+    if nproc is not None and nproc != len(factors):
+        raise InputError(
+            f"--slowdown {slowdown}: {len(factors)} factors for --nproc {nproc}; one for each rank"
+        )
+    for option, value in (("unit", seconds_per_unit), ("step", seconds_per_step)):
+        if not 0 <= value < math.inf:
+            raise InputError(f"--seconds-per-{option} {value}: give seconds, 0 or more")
+    return {
+        "a_s": [seconds_per_unit * factor for factor in factors],
+        "b_s": [seconds_per_step] * len(factors),
+    }
+
+
+def whole_emulation(given: str, nproc: int | None) -> dict[str, Any]:
+    """``PACELINE_EMULATE``'s value: all of an `Emulation`.
+
+    Args:
+        given: the JSON object, or the path of a file that holds it.
+        nproc: ranks; None: as many as `a_s` has numbers.
+
+    Raises:
+        InputError: no such file, not JSON of that form, or a value out of range: it is named.
+    """
+    text = given
+    if not given.lstrip().startswith("{"):
+        try:
+            text = Path(given).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(
+                f"--emulate {given}: {error}; give a JSON object, or a file that holds one"
+            ) from error
+    try:
+        made = msgspec.json.decode(text, type=Emulation)
+    except msgspec.DecodeError as error:
+        raise InputError(f'--emulate: {error}; give {{"a_s": [W], "b_s": [W], …}}') from error
+    if problem := made.problem(nproc or max(1, len(made.a_s))):
+        raise InputError(f"--emulate: {problem}")
+    return made.as_dict()
+
+
+def train(
+    launch: Launch,
+    *,
+    data: Path,
+    node: str,
+    server: str | None,
+    default_server: str,
+    token: str | None,
+    policy: str | None,
+    parameters: dict[str, Any],
+    name: str,
+) -> int:
+    """Registers a run with the server, trains, and tells how it ended; the exit code.
+
+    Args:
+        launch: what to run.
+        data: the data directory.
+        node: this machine's name.
+        server: that must know of the run; None: `default_server`, if one answers there.
+        default_server: see `server`.
+        token: for the server.
+        policy: the run's first; None: the server's default.
+        parameters: the policy's.
+        name: the run's.
+
+    Raises:
+        InputError: nothing that can be launched, or the server refused the run.
+        PacelineError: the server does not answer or speaks another protocol version.
+    """
+    check(launch)
+    with ExitStack() as held:
+        client = held.enter_context(Client(server or default_server, token))
+        record = Record(f"local-{secrets.token_hex(4)}", node, "paceline run", "")
+        link = None
+        try:
+            found = client.version()
+            link = held.enter_context(Link(found["bus"]))
+        except PacelineError as error:  # nobody asked for what is at the default address
+            if server is not None:
+                raise
+            _say(f"{error}: training without a control plane, in plain DDP's order")
+        else:
+            choice = {"parameters": parameters, "name": name, "node": node}
+            if policy is not None:
+                choice["policy"] = policy
+            body = {**msgspec.structs.asdict(launch), **choice, "launch": False}
+            record.run = client.call("POST", "/runs", body)["id"]
+            record.control = found["id"]
+            _say(f"watch it on {client.server}/runs/{record.run}")
+        emulated = launch.env.get("PACELINE_EMULATE") or os.environ.get("PACELINE_EMULATE")
+        if emulated:
+            _say(f"THE RANKS' DEVICE SPEEDS ARE EMULATED: {emulated}")
+        supervisor = Supervisor(launch, data, record, link)
+        _say(f"the ranks' output is in {supervisor.directory / 'logs'}; rank 0's follows")
+        code = Foreground(supervisor, link, node).run()
+        assert supervisor.last is not None
+        if supervisor.last.message is not None:
+            _say(supervisor.last.message)
+        if not supervisor.settled:
+            _say(
+                f"the bus is away: what it did not take is in {supervisor.directory}; "
+                "`paceline agent` with the same --data delivers it"
+            )
+    return code
+
+
+def _say(line: str) -> None:
+    sys.stderr.write(f"paceline: {line}\n")
+    sys.stderr.flush()
+
+
+class Foreground:
+    """Runs one supervised run to its end, with rank 0's output on ours; signals end it."""
+
+    def __init__(self, supervisor: Supervisor, link: Link | None, node: str) -> None:
+        self._supervisor = supervisor
+        self._link = link
+        self._commands = Commands(link, node) if link is not None else None
+        self._signals: list[int] = []
+
+    def run(self) -> int:
+        """The exit code: the script's, or 128 + the signal's number."""
+        supervisor = self._supervisor
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+        out = _Copy(supervisor.directory, "stdout", sys.stdout.buffer)
+        err = _Copy(supervisor.directory, "stderr", sys.stderr.buffer)
+        try:
+            supervisor.start()
+            while supervisor.running:
+                self._obey()
+                supervisor.poll()
+                out.pump(supervisor.attempt)
+                err.pump(supervisor.attempt)
+                time.sleep(_TICK_S)
+            out.pump(supervisor.attempt)
+            err.pump(supervisor.attempt)
+            self._deliver()
+        finally:
+            supervisor.close()
+        if self._signals:
+            return 128 + self._signals[0]
+        assert supervisor.last is not None
+        code = supervisor.last.exit_code
+        return 1 if code is None or supervisor.last.state == "stopped" else code
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._signals.append(number)
+        if len(self._signals) == 1:
+            self._supervisor.stop("interrupted")
+        else:
+            self._supervisor.kill()
+
+    def _obey(self) -> None:
+        if self._commands is None:
+            return
+        for run, command in self._commands.read(0.001):
+            if isinstance(command, Kill) and run == self._supervisor.run:
+                self._supervisor.stop(command.reason)
+
+    def _deliver(self) -> None:
+        """Gives the bus, if it is there, time to take the rest; an agent delivers what remains."""
+        deadline = time.monotonic() + _DELIVER_S
+        while (
+            self._link is not None
+            and self._link.up
+            and not self._supervisor.settled
+            and time.monotonic() < deadline
+        ):
+            self._supervisor.poll()
+            time.sleep(0.02)
+
+
+class _Copy:
+    """Copies what rank 0 writes to one of its streams, from attempt to attempt."""
+
+    def __init__(self, directory: Path, stream: str, to: IO[bytes]) -> None:
+        self._directory = directory
+        self._stream = stream
+        self._to = to
+        self._attempt = -1
+        self._file: IO[bytes] | None = None
+
+    def pump(self, attempt: int) -> None:
+        """Copies what is new."""
+        self._copy()
+        if attempt != self._attempt or self._file is None:
+            path = rundir.rank_log(self._directory, attempt, 0, self._stream)
+            if path.exists():
+                if self._file is not None:
+                    self._file.close()
+                self._file = path.open("rb")
+                self._attempt = attempt
+                self._copy()
+
+    def _copy(self) -> None:
+        if self._file is not None and (new := self._file.read()):
+            self._to.write(new)
+            self._to.flush()

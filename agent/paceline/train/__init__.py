@@ -1,0 +1,1 @@
+"""What runs in a rank: the session, its loader, plans and gradients."""

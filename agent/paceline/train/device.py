@@ -1,0 +1,114 @@
+"""What this rank computes on: its CPU threads, and the device that it stands in for."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from itertools import count
+from typing import Any
+
+import psutil
+import torch
+
+from paceline.core.cost import Features
+from paceline.core.emulation import Emulation
+from paceline.train.parts import Step
+from paceline.train.profile import Hold
+
+logger = logging.getLogger(__name__)
+
+
+class Device:
+    """One rank's device: the real one, or an emulated one on top of it. For one thread.
+
+    Args:
+        emulate: the value of PACELINE_EMULATE; None: the real device.
+        rank: which of them.
+        world: ranks.
+
+    Raises:
+        ValueError: `emulate` is not right for these ranks.
+    """
+
+    def __init__(self, emulate: str | None, rank: int, world: int) -> None:
+        self._rank = rank
+        self._emulation = Emulation.parse(emulate, world) if emulate is not None else None
+        self._own_threads: int | None = None  # the script's, while a plan's are in force
+        if emulate is not None and rank == 0:
+            logger.warning("device speeds are emulated: %s", emulate)
+
+    @property
+    def emulated(self) -> dict[str, Any] | None:
+        """For `wire.Hello.emulated`."""
+        return self._emulation.as_dict() if self._emulation is not None else None
+
+    @property
+    def loading_s(self) -> float:
+        """How much longer loading a batch shall take."""
+        emulation = self._emulation
+        return emulation.data_s[self._rank] if emulation is not None and emulation.data_s else 0.0
+
+    def begin(self, plan: Step) -> float | None:
+        """Takes the CPU threads that the plan wants; how long computing shall take, if emulated."""
+        emulation = self._emulation
+        if emulation is None or emulation.serial == 1:  # else threads shorten the emulated time
+            self._take_threads(plan.threads)
+        if emulation is None or not plan.samples:
+            return None
+        return self._seconds(
+            plan.step, plan.samples, plan.load, plan.squares, plan.longest, plan.threads
+        )
+
+    def trial(self, step: int, moments: tuple[float, float]) -> Hold:
+        """What waits until a trial batch is done, where the device is emulated.
+
+        Args:
+            step: of which slowdowns and noise count; each later timing is of the next step.
+            moments: λ and λ² that its samples have in the mean.
+        """
+        mean, square = moments
+        steps = count(step)
+
+        def hold(samples: int, began: float) -> None:
+            if self._emulation is not None:
+                load, squares = samples * mean, samples * square
+                seconds = self._seconds(next(steps), samples, load, squares, mean, threads=1)
+                time.sleep(max(0.0, began + seconds - time.perf_counter()))
+
+        return hold
+
+    def _seconds(
+        self, step: int, samples: int, load: float, squares: float, longest: float, threads: int
+    ) -> float:
+        assert self._emulation is not None
+        batch: Any = (samples, load, squares, longest)
+        return self._emulation.rank_s(self._rank, step, Features(*batch), threads)
+
+    def _take_threads(self, wanted: int) -> None:
+        """So many; 0: as many as the script had before a plan wanted others."""
+        if wanted == 0:
+            if self._own_threads is None:
+                return
+            wanted, self._own_threads = self._own_threads, None
+        elif self._own_threads is None:
+            self._own_threads = torch.get_num_threads()
+        if wanted != torch.get_num_threads():
+            torch.set_num_threads(wanted)
+
+
+def name_of(device: torch.device) -> str:
+    """For `wire.Hello.device`."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+
+
+def memory_gauge(device: torch.device) -> Callable[[], int]:
+    """Measures the memory in use, in bytes: the accelerator's peak, or this process's."""
+    process = psutil.Process()
+
+    def memory() -> int:
+        if device.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(device))
+        return int(process.memory_info().rss)
+
+    return memory

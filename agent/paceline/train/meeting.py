@@ -1,0 +1,109 @@
+"""How the ranks of a session find each other: one broadcast, then a store of their own."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch.distributed as dist
+from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
+
+from paceline.core.errors import PacelineError
+
+TIMEOUT = timedelta(minutes=30)  # as of a process group: a rank may evaluate meanwhile
+_KINDS: dict[str, type[Exception]] = {"TypeError": TypeError, "ValueError": ValueError}
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """What all ranks know after it; the sizes stay with the leader."""
+
+    rank: int
+    world: int
+    store: Store
+    filler: int  # the smallest sample
+    sizes: npt.NDArray[np.float64] | None  # [N], on rank 0
+
+
+def rank_and_world() -> tuple[int, int]:
+    """This process's rank and the number of ranks: (0, 1) without a process group.
+
+    Raises:
+        PacelineError: a launcher started several ranks, but there is no process group yet.
+    """
+    if dist.is_available() and dist.is_initialized():
+        return dist.get_rank(), dist.get_world_size()
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise PacelineError(
+            "there are several ranks but no process group: call "
+            "torch.distributed.init_process_group() before paceline.Session()"
+        )
+    return 0, 1
+
+
+def meet(same: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]) -> Meeting:
+    """Brings the ranks together; each calls it.
+
+    Args:
+        same: arguments that must be equal on all ranks, by name.
+        sizes: called on rank 0.
+
+    Raises:
+        ValueError: an argument differs between ranks.
+        whatever `sizes` raises: on every rank; what is neither a TypeError nor a ValueError is a
+            PacelineError on the others.
+    """
+    rank, world = rank_and_world()
+    if world == 1:
+        array = sizes()
+        return Meeting(rank, world, HashStore(), int(array.argmin()), array)
+    if rank > 0:
+        return _join(rank, world, same)
+    try:
+        array = sizes()
+    except Exception as error:
+        _broadcast({"kind": type(error).__name__, "error": str(error)})
+        raise
+    store = TCPStore("localhost", 0, None, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+    filler = int(array.argmin())
+    _broadcast(
+        {
+            "same": same,
+            "host": socket.gethostname(),
+            "address": os.environ.get("MASTER_ADDR") or socket.getfqdn(),
+            "port": store.port,
+            "filler": filler,
+        }
+    )
+    return Meeting(rank, world, store, filler, array)
+
+
+def _join(rank: int, world: int, same: dict[str, Any]) -> Meeting:
+    word = _broadcast(None)
+    if "error" in word:
+        kind = _KINDS.get(word["kind"])
+        if kind is None:
+            raise PacelineError(f"on rank 0: {word['kind']}: {word['error']}")
+        raise kind(word["error"])
+    for name, value in same.items():
+        if value != word["same"][name]:
+            raise ValueError(
+                f"{name} is {value!r} on rank {rank} but {word['same'][name]!r} on rank 0: "
+                "give every rank the same"
+            )
+    host = "127.0.0.1" if word["host"] == socket.gethostname() else word["address"]
+    store = TCPStore(host, word["port"], None, is_master=False, timeout=TIMEOUT)
+    return Meeting(rank, world, store, word["filler"], None)
+
+
+def _broadcast(word: dict[str, Any] | None) -> dict[str, Any]:
+    box = [word]
+    dist.broadcast_object_list(box, src=0)
+    assert box[0] is not None
+    return box[0]

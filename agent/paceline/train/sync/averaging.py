@@ -1,0 +1,126 @@
+"""Local steps, and now and then the mean of all replicas: local SGD, one-shot averaging."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from paceline.train.parts import Step
+from paceline.train.sync.base import Ranks, Round, Told, no_gradient
+from paceline.train.sync.gradients import averaged
+
+
+class Averaging:
+    """Each rank steps by itself; every so many steps parameters become their mean over ranks.
+
+    The mean is weighted by what each rank trained with since the last one.
+
+    Args:
+        ranks: that take part.
+        parameters: that are trained, in the same order on all ranks.
+        every: steps between two means (H of local SGD); None: only when ranks meet.
+        told: called with each mean.
+    """
+
+    goes_on, weighs = True, False
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        parameters: list[nn.Parameter],
+        every: int | None,
+        told: Told | None = None,
+    ) -> None:
+        self._ranks, self._parameters, self._every = ranks, parameters, every
+        self._told = told
+        self._work = 0.0  # since the last mean: Σ of the steps' weights
+        self._samples = 0  # of earlier steps, whose gradients are in .grad
+        self._stepped = -1  # the latest step in which the optimiser did
+        self._means = 0
+
+    def stepping(self, plan: Step, optimiser: torch.optim.Optimizer) -> None:
+        """See `Synchroniser.stepping`."""
+        self._stepped = plan.step
+        if not (self._samples or plan.samples):
+            no_gradient(self._parameters)
+
+    def body_done(self, plan: Step, optimiser: torch.optim.Optimizer) -> None:
+        """See `Synchroniser.body_done`."""
+        self._samples = 0 if self._stepped == plan.step else self._samples + plan.samples
+        self._work += plan.weight
+        if self._every is not None and (plan.step + 1) % self._every == 0:
+            self._mean()
+
+    def meet(self, optimiser: torch.optim.Optimizer) -> None:
+        """See `Synchroniser.meet`. The optimiser's state becomes the same, too."""
+        self._mean()
+        alike(optimiser, self._parameters, self._ranks)
+
+    def abort(self, reason: str) -> None:
+        """See `Synchroniser.abort`."""
+        dist.destroy_process_group(self._ranks.group)  # others fail in their collectives
+
+    def _mean(self) -> None:
+        began = time.perf_counter()
+        given = float(self._work > 0)
+        (givers,) = averaged(
+            [p.data for p in self._parameters], self._work, self._ranks.group, [given]
+        )
+        self._work = 0.0
+        number, self._means = self._means, self._means + 1
+        if self._told is not None:
+            size = sum(p.numel() * p.element_size() for p in self._parameters)
+            took_s = time.perf_counter() - began
+            self._told(
+                Round(
+                    number, self._ranks.world, round(givers), [round(givers)], 0, 0.0, took_s, size
+                )
+            )
+
+
+def alike(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter], ranks: Ranks) -> None:
+    """Makes the optimiser's state the same on all ranks: means, or one rank's where they differ.
+
+    Else replicas that are equal now would part again at the next step. What is one number, such as
+    a count of steps, becomes the largest.
+    """
+    states = [optimiser.state.get(p, {}) for p in parameters]
+    shapes = [{k: tuple(v.shape) for k, v in s.items() if torch.is_tensor(v)} for s in states]
+    numbers = [
+        {k: float(v) for k, v in s.items() if _is_number(v, p)}
+        for p, s in zip(parameters, states, strict=True)
+    ]
+    told: list[tuple[list[dict[str, tuple[int, ...]]], list[dict[str, float]]]]
+    told = [([], []) for _ in range(ranks.world)]
+    dist.all_gather_object(told, (shapes, numbers), group=ranks.group)
+    fullest = max(range(ranks.world), key=lambda rank: sum(map(len, told[rank][0])))
+    if any(of_rank != told[0][0] for of_rank, _ in told):  # some rank has not stepped yet
+        box = [optimiser.state_dict() if ranks.rank == fullest else None]
+        dist.broadcast_object_list(box, src=fullest, group=ranks.group)
+        assert box[0] is not None
+        optimiser.load_state_dict(box[0])
+        return
+    for k, state in enumerate(states):
+        for name in numbers[k]:
+            largest = max(of_rank[k][name] for _, of_rank in told)
+            if torch.is_tensor(state[name]):
+                state[name].fill_(largest)
+            else:
+                state[name] = type(state[name])(largest)
+    vectors = [
+        value
+        for k, state in enumerate(states)
+        for name, value in state.items()
+        if name not in numbers[k] and torch.is_tensor(value) and value.is_floating_point()
+    ]
+    if vectors:
+        averaged(vectors, 1.0, ranks.group)
+
+
+def _is_number(value: object, parameter: nn.Parameter) -> bool:
+    if torch.is_tensor(value):
+        return value.dim() == 0 and value.shape != parameter.shape
+    return isinstance(value, int | float)

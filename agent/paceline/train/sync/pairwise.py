@@ -1,0 +1,126 @@
+"""AD-PSGD: each rank steps by itself, and after each step replicas of two ranks become their mean.
+
+Lian et al., "Asynchronous decentralized parallel stochastic gradient descent" (2018), Algorithm 1.
+The mean is taken while the ranks compute on, and atomic: nothing that came between is lost.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+
+import torch
+from torch import nn
+
+from paceline.train.parts import Step
+from paceline.train.sync.averaging import Averaging
+from paceline.train.sync.base import Ranks, Round, Told
+from paceline.train.sync.gradients import joined, spread
+from paceline.train.sync.peers import Beside, Peers
+from paceline.wire import AGES
+
+
+class Pairwise(Averaging):
+    """Ranks of even number ask, those of odd number answer: so none waits for one that waits.
+
+    (The paper's bipartite graph, Sec. 3.) Each rank has a shadow of its replica, to which its own
+    steps are added, and half of the difference from another rank's, as both were when they met:
+    the sum over ranks is that of all steps, and of nothing else. A rank takes over its shadow at
+    the end of each step, so parameters change in no other thread than the script's.
+
+    A rank steps with its batch's mean gradient times its weight · M: so with plain SGD the mean of
+    replicas moves by Σw_j·g_j, whatever the batches' sizes. Where all meet replicas become their
+    mean, each counting the same, as it holds the steps of all.
+
+    Args:
+        ranks: that take part.
+        prefix: of keys in the store, new each time.
+        parameters: that are trained, in the same order on all ranks.
+        seed: of who is asked.
+        told: called with each mean of two, on the rank that asked, in another thread.
+    """
+
+    weighs = True
+
+    def __init__(
+        self,
+        ranks: Ranks,
+        prefix: str,
+        parameters: list[nn.Parameter],
+        seed: int,
+        told: Told | None = None,
+    ) -> None:
+        super().__init__(ranks, parameters, None)
+        self._tells = told
+        self._draw = random.Random(f"{seed} {ranks.rank}")
+        self._passive = range(1, ranks.world, 2)
+        self._asks = ranks.rank not in self._passive
+        self._swaps = self._steps = 0
+        self._lock = threading.Lock()
+        # Under the lock: the shadow, and how many steps are in it.
+        self._loaded = joined(parameters)
+        self._shadow = torch.cat([self._loaded, torch.zeros(1)])
+        self._beside = Beside(ranks.timeout.total_seconds())
+        self._peers = Peers(ranks, prefix, self._passive, len(self._shadow), self._answer)
+
+    def stepping(self, plan: Step, optimiser: torch.optim.Optimizer) -> None:
+        """See `Synchroniser.stepping`. There is one exchange to a step."""
+        self._beside.wait()
+        self._peers.check()
+        super().stepping(plan, optimiser)
+
+    def body_done(self, plan: Step, optimiser: torch.optim.Optimizer) -> None:
+        """See `Synchroniser.body_done`."""
+        super().body_done(plan, optimiser)
+        self._steps += 1
+        self._take_over()
+        if self._asks and self._stepped == plan.step:
+            self._beside.begin(self._swap)
+
+    def meet(self, optimiser: torch.optim.Optimizer) -> None:
+        """See `Synchroniser.meet`."""
+        self._beside.close()
+        self._beside.wait()
+        self._peers.finish()
+        self._take_over()
+        self._work = 1.0
+        super().meet(optimiser)
+
+    def abort(self, reason: str) -> None:
+        """See `Synchroniser.abort`."""
+        self._peers.abort(reason)
+        self._beside.close(timeout_s=1.0)
+        super().abort(reason)
+
+    def _take_over(self) -> None:
+        """The shadow gets what the script did to the parameters, and they become the shadow."""
+        with self._lock:
+            now = joined(self._parameters)
+            self._shadow[:-1] += now - self._loaded
+            self._shadow[-1] = self._steps
+            spread(self._shadow[:-1], self._parameters)
+        self._loaded = joined(self._parameters)  # which may have fewer bits
+
+    def _swap(self) -> None:
+        with self._lock:
+            mine = self._shadow.clone()
+        answer = self._peers.ask(self._draw.choice(self._passive), mine)
+        with self._lock:
+            self._approach(mine, answer.vector)
+        number, self._swaps = self._swaps, self._swaps + 1
+        if self._tells is not None:
+            ages = [0] * AGES
+            apart = round(abs(float(mine[-1] - answer.vector[-1])))
+            for age in (0, min(apart, AGES - 1)):  # by how many steps it was behind the other
+                ages[age] += 1
+            waited_s, reduced_s = answer.waited_s, answer.answered_s
+            self._tells(Round(number, 2, 2, ages, 0, waited_s, reduced_s, mine.nbytes))
+
+    def _answer(self, rank: int, theirs: torch.Tensor) -> torch.Tensor:
+        with self._lock:
+            mine = self._shadow.clone()
+            self._approach(mine, theirs)
+        return mine
+
+    def _approach(self, mine: torch.Tensor, theirs: torch.Tensor) -> None:
+        self._shadow[:-1].add_(theirs[:-1] - mine[:-1], alpha=0.5)

@@ -1,0 +1,148 @@
+"""When a rank computed and when it waited, in one step."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from paceline.train.parts import Step
+
+
+class CpuClock:
+    """Stamps are seconds of the monotonic clock."""
+
+    def stamp(self, again: float | None = None) -> float:
+        """Now."""
+        return time.perf_counter()
+
+    def between(self, first: float, second: float) -> float:
+        """Seconds from one stamp to another."""
+        return second - first
+
+    def passed(self, stamp: float) -> bool:
+        """Whether the device got there."""
+        return True
+
+    def wait(self, stamp: float) -> None:
+        """Waits until it did."""
+
+
+class CudaClock:
+    """Stamps are events in the current stream: when the device got there, not the host."""
+
+    def stamp(self, again: torch.cuda.Event | None = None) -> torch.cuda.Event:
+        """Marks this point of the current stream, moving the mark `again` if there is one."""
+        event = again or torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record()
+        return event
+
+    def between(self, first: torch.cuda.Event, second: torch.cuda.Event) -> float:
+        """Seconds from one event to another; both have passed."""
+        return float(first.elapsed_time(second)) / 1e3
+
+    def passed(self, stamp: torch.cuda.Event) -> bool:
+        """Whether the device got there."""
+        return bool(stamp.query())  # type: ignore[no-untyped-call]
+
+    def wait(self, stamp: torch.cuda.Event) -> None:
+        """Waits until it did."""
+        stamp.synchronize()
+
+
+Clock = CpuClock | CudaClock
+
+
+class RunningStep:
+    """A step under way on this rank: its plan, its times, its loss.
+
+    The stamps alternate: start, gradients computed, reduction ended, gradients computed, … so that
+    several reductions in one step are told apart from computing as well as one is.
+
+    Args:
+        plan: of the step.
+        clock: of the model's device.
+        data_s: how long the loader took.
+        hold_s: emulated duration of its computing, or None.
+    """
+
+    def __init__(self, plan: Step, clock: Clock, data_s: float, hold_s: float | None) -> None:
+        self.plan = plan
+        self.data_s = data_s
+        self.step_s = 0.0
+        self.ended_at = 0.0
+        self._clock: Any = clock
+        self._hold_s = hold_s
+        self._loss: torch.Tensor | float | None = None
+        self._started = time.perf_counter()
+        self._stamps = [self._clock.stamp()]
+        self._kept: Any = None  # when gradients were computed that no reduction followed yet
+        self._done: Any = None
+        self._waited_s = 0.0
+
+    def waited(self, seconds: float) -> None:
+        """Ranks have exchanged something, outside of a reduction in the body."""
+        self._waited_s += seconds
+
+    def gradients_ready(self) -> None:
+        """The last gradient that this rank contributes is computed, and will be reduced now."""
+        self._hold()
+        self._stamps.append(self._clock.stamp())
+        self._kept = None
+
+    def gradients_offered(self) -> None:
+        """The gradients kept so far are given away, for others to use when they will."""
+        kept = self._kept if self._hold_s is None else None
+        self._hold()
+        self._stamps.append(self._clock.stamp() if kept is None else kept)
+        self._kept = None
+
+    def reduced(self) -> None:
+        """The exchange that `gradients_ready` or `gradients_offered` announced has ended."""
+        self._stamps.append(self._clock.stamp())
+
+    def gradients_kept(self) -> None:
+        """Gradients are computed but stay on this rank for now."""
+        self._kept = self._clock.stamp(self._kept)
+
+    def log(self, loss: torch.Tensor | float) -> None:
+        """Keeps the loss, without waiting for the device."""
+        if isinstance(loss, torch.Tensor):
+            loss = loss.detach().to("cpu", non_blocking=True)
+        self._loss = loss
+
+    def body_done(self) -> None:
+        """The loop's body is through."""
+        if len(self._stamps) == 1 and self._hold_s is not None:  # nothing was reduced
+            self._hold()
+            self._kept = None
+        self._done = self._clock.stamp()
+        if len(self._stamps) == 1 or self._kept is not None:
+            self._stamps.append(self._done if self._kept is None else self._kept)
+
+    def over(self) -> None:
+        """The next step starts, or the epoch ends."""
+        self.step_s = time.perf_counter() - self._started
+        self.ended_at = time.time()
+
+    @property
+    def readable(self) -> bool:
+        """Whether `read` returns without waiting for the device."""
+        return bool(self._clock.passed(self._done))
+
+    def read(self) -> tuple[float, float, float | None]:
+        """compute_s (T: forward and backward, nothing else), sync_s (from there to the end of the
+        reduction) and the loss.
+        """
+        self._clock.wait(self._done)
+        times = [0.0, 0.0]
+        for k, (first, second) in enumerate(pairwise(self._stamps)):
+            times[k % 2] += self._clock.between(first, second)
+        loss = float(self._loss) if self._loss is not None and self.plan.samples else None
+        return times[0], times[1] + self._waited_s, loss
+
+    def _hold(self) -> None:
+        if self._hold_s is not None:
+            time.sleep(max(0.0, self._started + self._hold_s - time.perf_counter()))

@@ -1,1 +1,0 @@
-"""The Redis-protocol bus: embedded server, consumer, publisher."""

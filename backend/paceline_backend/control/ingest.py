@@ -1,0 +1,245 @@
+"""From the telemetry stream into the store, and on to those who watch a run.
+
+Commit first, then one bus transaction: publish to ``live(run)``, acknowledge, delete. A crash
+between the two repeats the batch, which changes nothing in the store and publishes it for the first
+time. So every record is stored once and appears in the live stream, there twice only when another
+ingest took over from one that was stuck, not dead. (Not so of nodes and rounds: who shows them asks
+the store.) A bus or database that is away stops ingest, not its producers: entries wait on the bus.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Iterable
+from contextlib import closing
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import redis
+
+from paceline.wire import (
+    INGEST_GROUP,
+    TELEMETRY,
+    Adopted,
+    Hello,
+    Message,
+    NodeState,
+    RoundBatch,
+    RunState,
+    StepBatch,
+    WireError,
+    decode,
+    encode,
+    live,
+)
+from paceline.wire.bus import connect
+from paceline_backend.control.consumer import Consumer, Entry
+from paceline_backend.requests import streams
+from paceline_backend.store import Store, StoreError, StoreRefusedError, telemetry
+
+DEAD = "paceline:dead"  # what could not be stored, with the reason: for people to look at
+
+_DEAD_LENGTH = 1_000
+_BATCH = 500  # messages
+_BLOCK_S = 0.25  # how long `Ingest.run` may take to notice that it should stop
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass
+class IngestStats:
+    """What one ingest has done; written by its thread, read by any."""
+
+    rows: int = 0  # records of worker steps, repeated ones included
+    batches: int = 0  # transactions
+    dead: int = 0  # messages put aside, those of unknown runs included
+    last_commit_at: float | None = None  # Unix time
+    lag: int = 0  # entries on the bus that were not yet stored at the last commit
+
+
+@dataclass
+class _Item:
+    """An entry, and what is known about it."""
+
+    number: bytes
+    fields: dict[bytes, bytes]
+    run: str
+    message: Message | None
+    reason: str | None = None  # why it is put aside
+    simulated: bool = False
+
+    def shown(self) -> dict[Any, Any]:
+        """What those who watch the run get: of a simulated one, which nobody plans, the outline.
+
+        With 10,000 workers that is a ten-thousandth.
+        """
+        if self.simulated and isinstance(self.message, StepBatch):
+            of_steps = {record.step: record for record in self.message.records}
+            return encode(StepBatch([*of_steps.values()]), self.run)
+        if self.simulated and isinstance(self.message, Adopted):
+            segment = msgspec.structs.replace(
+                self.message.segment,
+                counts=[[] for _ in self.message.segment.counts],
+                indices=b"",
+                ett_s=[],
+                shares=[],
+                memory={},
+            )
+            return encode(msgspec.structs.replace(self.message, segment=segment), self.run)
+        return self.fields
+
+
+class Ingest:
+    """Stores telemetry. Several may run at once, each in one thread.
+
+    Args:
+        store: where to.
+        bus_url: ``redis://…``.
+        name: of this consumer: unique among those that run, and better the same after a restart.
+        linger_s: least time from one batch to the next: makes batches worth their transaction.
+        claim_idle_s: a consumer that acknowledges nothing for so long loses its entries to this.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        bus_url: str,
+        name: str,
+        *,
+        linger_s: float = 0.01,
+        claim_idle_s: float = 10.0,
+    ) -> None:
+        self.stats = IngestStats()
+        self._store = store
+        self._bus_url = bus_url
+        self._name = name
+        self._linger_s = linger_s
+        self._claim_idle_s = claim_idle_s
+        self._unknown_runs: set[str] = set()
+
+    def run(self, stop: threading.Event) -> None:
+        """Works until `stop` is set. Waits out a bus or a database that is away."""
+        with closing(connect(self._bus_url)) as client:
+            consumer = Consumer(client, TELEMETRY, INGEST_GROUP, self._name, self._claim_idle_s)
+            outage = _Outage("the bus", stop)
+            while not stop.is_set():
+                began = time.monotonic()
+                try:
+                    count = self._step(client, consumer, stop)
+                except redis.RedisError as error:
+                    consumer.reset()
+                    outage.wait(error)
+                    continue
+                except _StoppedError:
+                    return
+                outage.over()
+                if 0 < count < _BATCH:
+                    stop.wait(began + self._linger_s - time.monotonic())
+
+    def _step(self, client: redis.Redis, consumer: Consumer, stop: threading.Event) -> int:
+        """Handles one batch; returns how many entries it had."""
+        items = [_item(entry) for entry in consumer.read(_BATCH, _BLOCK_S)]
+        good = [item for item in items if item.reason is None]
+        ended = self._write(good, stop) if good else set()
+        if items:
+            self._settle(client, items, ended)
+        return len(items)
+
+    def _write(self, items: list[_Item], stop: threading.Event) -> set[str]:
+        """Commits items, marks those that cannot be, and returns which of their runs are over.
+
+        Raises:
+            _StoppedError: before the database answered.
+        """
+        messages = [(item.run, item.message) for item in items if item.message is not None]
+        outage = _Outage(self._store.name, stop)
+        while True:
+            try:
+                written = telemetry.write(self._store, messages)
+            except StoreRefusedError as error:
+                if len(items) == 1:
+                    items[0].reason = str(error)
+                    return set()
+                half = len(items) // 2  # one of them is bad: find it
+                return self._write(items[:half], stop) | self._write(items[half:], stop)
+            except StoreError as error:
+                if outage.wait(error):
+                    raise _StoppedError from error
+            else:
+                break
+        outage.over()
+        self.stats.rows += written.rows
+        self.stats.batches += 1
+        self.stats.last_commit_at = time.time()
+        for item in items:
+            item.simulated = item.run in written.simulated
+            if item.run in written.unknown:
+                item.reason = f"unknown run {item.run!r}"
+        self._report(written.unknown)
+        return set(written.ended)
+
+    def _report(self, unknown: Iterable[str]) -> None:
+        for run in unknown:
+            if run not in self._unknown_runs:
+                self._unknown_runs.add(run)
+                logger.warning("telemetry of the unknown run %r goes to %s", run, DEAD)
+
+    def _settle(self, client: redis.Redis, items: list[_Item], ended: set[str]) -> None:
+        """Publishes, puts aside and acknowledges, all or nothing."""
+        pipeline = client.pipeline(transaction=True)
+        dead = 0
+        for item in items:
+            if item.reason is not None:
+                dead += 1
+                put_aside = {**item.fields, b"entry": item.number, b"reason": item.reason.encode()}
+                pipeline.xadd(DEAD, dict(put_aside.items()), maxlen=_DEAD_LENGTH)
+            elif not isinstance(item.message, NodeState | RoundBatch):
+                pipeline.xadd(live(item.run), item.shown(), maxlen=streams.LIVE_LENGTH)
+        for run in ended:
+            streams.expire(pipeline, run)
+        numbers = [item.number for item in items]
+        pipeline.xack(TELEMETRY, INGEST_GROUP, *numbers)
+        pipeline.xdel(TELEMETRY, *numbers)
+        pipeline.xlen(TELEMETRY)
+        self.stats.lag = int(pipeline.execute()[-1])
+        self.stats.dead += dead
+
+
+def _item(entry: Entry) -> _Item:
+    number, fields = entry
+    try:
+        run, message = decode(fields)
+    except WireError as error:
+        return _Item(number, fields, "", None, str(error))
+    if isinstance(message, (StepBatch, RoundBatch, Adopted, Hello, RunState, NodeState)):
+        return _Item(number, fields, run, message)
+    return _Item(number, fields, run, message, f"{type(message).__name__} is not telemetry")
+
+
+class _StoppedError(Exception):
+    """`Ingest.run` was asked to stop while it waited."""
+
+
+class _Outage:
+    """Waiting for something that is away: ever longer, logged at the beginning and at the end."""
+
+    def __init__(self, what: str, stop: threading.Event) -> None:
+        self._what = what
+        self._stop = stop
+        self._pause_s = 0.0
+
+    def wait(self, error: Exception) -> bool:
+        """Waits; returns whether to stop."""
+        if not self._pause_s:
+            logger.warning("ingest waits for %s: %s", self._what, error)
+        self._pause_s = min(2 * self._pause_s or 0.05, 2.0)
+        return self._stop.wait(self._pause_s)
+
+    def over(self) -> None:
+        """It answered."""
+        if self._pause_s:
+            logger.warning("ingest goes on: %s is back", self._what)
+        self._pause_s = 0.0

@@ -1,0 +1,135 @@
+"""Keeps one controller per active run, on this control plane or another, never on two."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from dataclasses import dataclass
+
+import sqlalchemy as sa
+
+from paceline_backend import policies
+from paceline_backend.control import leases
+from paceline_backend.control.controller import Controller
+from paceline_backend.control.leases import Lease
+from paceline_backend.store import Store, StoreUnavailableError
+from paceline_backend.store.schema import runs
+
+logger = logging.getLogger(__name__)
+
+_SCAN_S = 0.5
+_AGAIN_S = 5.0  # before a run whose controller failed is planned again
+
+
+@dataclass(frozen=True)
+class _Owned:
+    """A run that is planned here."""
+
+    id: str
+    lease: Lease
+    thread: threading.Thread
+    stop: threading.Event
+
+
+class ControllerManager:
+    """Takes the lease of each active run that nobody plans, and runs a `Controller` for it.
+
+    Args:
+        store: the database.
+        bus_url: ``redis://…``.
+        owner: names this control plane; unique among those that run.
+        lease_s: so long after this one died another takes over.
+    """
+
+    def __init__(self, store: Store, bus_url: str, owner: str, *, lease_s: float = 5.0) -> None:
+        self._store = store
+        self._bus_url = bus_url
+        self._owner = owner
+        self._lease_s = lease_s
+        self._owned: dict[int, _Owned] = {}
+        self._extended = 0.0  # monotonic time
+        self._not_before: dict[int, float] = {}  # likewise, of runs whose controller failed
+
+    def run(self, stop: threading.Event) -> None:
+        """Works until `stop` is set; then gives the leases back. Waits out an absent database."""
+        policies.names()  # imports all presets: seconds that no run's first plan should wait for
+        # Kernels that no cache holds yet take half a minute; `bsp` does without.
+        warming = threading.Thread(target=policies.warm_up, name="warm-up")
+        warming.start()
+        away = reaped = False
+        while not stop.is_set():
+            try:
+                if not reaped:
+                    leases.reap(self._store)  # of control planes that died
+                    reaped = True
+                self._extend()
+                self._scan()
+                away = False
+            except StoreUnavailableError as error:
+                if not away:
+                    logger.warning("controllers wait for the database: %s", error)
+                away = True
+            stop.wait(min(_SCAN_S, self._lease_s / 5))
+        self._end_all()
+        warming.join()
+
+    def _extend(self) -> None:
+        now = time.monotonic()
+        if now < self._extended + self._lease_s / 3:
+            return
+        held = [owned.lease for owned in self._owned.values() if not owned.stop.is_set()]
+        for lease in leases.extend(self._store, held, self._lease_s):
+            owned = self._owned[lease.run]
+            logger.warning("run %s: another control plane plans it now", owned.id)
+            owned.stop.set()
+        self._extended = now
+
+    def _scan(self) -> None:
+        """Ends controllers of runs that are over, starts those of runs that have none."""
+        query = sa.select(runs.c.key, runs.c.id).where(
+            runs.c.state.in_(("starting", "running")),
+            runs.c.hello.is_not(None),
+            runs.c.backend != "simulated",  # the simulator plans those itself
+        )
+        with self._store.read() as connection:
+            active = {int(row.key): str(row.id) for row in connection.execute(query)}
+        for key, owned in list(self._owned.items()):
+            if key not in active:
+                owned.stop.set()
+            if not owned.thread.is_alive():
+                leases.release(self._store, owned.lease)
+                del self._owned[key]
+        now = time.monotonic()
+        for key, run_id in active.items():
+            if key in self._owned or now < self._not_before.get(key, now):
+                continue
+            lease = leases.acquire(self._store, key, self._owner, self._lease_s)
+            if lease is not None:
+                self._start(key, run_id, lease)
+
+    def _start(self, key: int, run_id: str, lease: Lease) -> None:
+        controller = Controller(self._store, self._bus_url, key, run_id, lease)
+        stop = threading.Event()
+
+        def work() -> None:
+            try:
+                controller.run(stop)
+            except Exception:
+                logger.exception("the controller of run %s failed; its leader coasts", run_id)
+                self._not_before[key] = time.monotonic() + _AGAIN_S
+
+        thread = threading.Thread(target=work, name=f"controller-{run_id}")
+        self._owned[key] = _Owned(run_id, lease, thread, stop)
+        thread.start()
+
+    def _end_all(self) -> None:
+        for owned in self._owned.values():
+            owned.stop.set()
+        for owned in self._owned.values():
+            owned.thread.join()
+            try:
+                leases.release(self._store, owned.lease)
+            except StoreUnavailableError as error:
+                logger.warning("run %s: its lease runs on until it expires: %s", owned.id, error)
+        self._owned.clear()

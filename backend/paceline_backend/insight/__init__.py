@@ -1,0 +1,1 @@
+"""What telemetry tells: attribution, what-if, report, replay."""

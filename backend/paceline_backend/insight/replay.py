@@ -1,0 +1,230 @@
+"""Computes a run's plans again, from the database alone, and compares them with what ran."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import sqlalchemy as sa
+import typer
+
+from paceline.wire import Segment
+from paceline_backend import policies
+from paceline_backend.planning.history import COLUMNS, History, feedback_of, read_segments
+from paceline_backend.policies import Feedback
+from paceline_backend.policies.base import Policy
+from paceline_backend.store import Store, runs
+from paceline_backend.store.schema import segments, switches, worker_steps
+
+_COMPARED = (
+    "counts",
+    "indices",
+    "epoch_end",
+    "ett_s",
+    "shares",
+    "moved",
+    "memory",
+    "threads",
+    "synchroniser",
+    "why",
+)
+_CHUNK = 256  # steps read at once
+
+
+@dataclass(frozen=True)
+class ReplayReport:
+    """What came of planning a run again."""
+
+    run: str
+    attempt: int  # the latest, whose segments were planned again
+    segments: int  # of it, planned by a controller
+    identical: int  # of them: the same plan again
+    unknown: int  # of them: what they rested on is not in the database, or their policy not here
+    coasted: int  # segments that the leader planned: no policy's work
+    earlier: int  # controller's segments of earlier attempts, whose Hello is gone: not looked at
+    first_difference: str | None
+
+    @property
+    def exact(self) -> bool:
+        """Whether every plan came out the same."""
+        return self.identical == self.segments
+
+
+def replay(store: Store, run_id: str) -> ReplayReport:
+    """Plans every controller's segment of a run's latest attempt again, in one pass.
+
+    Inputs are the Hello, the switches, the segments before, and the feedback rows that a segment
+    names (docs/invariants.md, invariant 6).
+
+    Args:
+        store: the database.
+        run_id: the run's public id.
+
+    Raises:
+        UnknownRunError: no such run.
+        StoreError: the database did not answer.
+    """
+    with store.read() as connection:
+        key = runs.key_of(connection, run_id)
+        hello = runs.hello(connection, key)
+        if hello is None:
+            return ReplayReport(run_id, 0, 0, 0, 0, 0, 0, None)
+        replayer = _Replayer(connection, key, History(hello))
+        for segment in read_segments(connection, key, hello.attempt):
+            replayer.take(segment)
+        earlier = connection.scalar(
+            sa.select(sa.func.count())
+            .select_from(segments)
+            .where(
+                segments.c.run == key,
+                segments.c.attempt < hello.attempt,
+                segments.c.source == "controller",
+            )
+        )
+    return ReplayReport(
+        run=run_id,
+        attempt=hello.attempt,
+        segments=replayer.total,
+        identical=replayer.identical,
+        unknown=replayer.unknown,
+        coasted=replayer.coasted,
+        earlier=int(earlier or 0),
+        first_difference=replayer.first_difference,
+    )
+
+
+class _Replayer:
+    def __init__(self, connection: sa.Connection, run: int, history: History) -> None:
+        self.total = self.identical = self.unknown = self.coasted = 0
+        self.first_difference: str | None = None
+        self._history = history
+        self._rows = _Rows(connection, run, history.hello.attempt, history.hello.world)
+        query = sa.select(switches.c.version, switches.c.policy, switches.c.parameters)
+        self._versions: dict[int, tuple[str, dict[str, Any]]] = {
+            version: (name, parameters)
+            for version, name, parameters in connection.execute(query.where(switches.c.run == run))
+        }
+        self._policies: dict[int, Policy | str] = {}  # or why there is none here
+
+    def take(self, segment: Segment) -> None:
+        """Plans it again if a controller planned it, then takes it in as it ran."""
+        if segment.source == "controller":
+            self.total += 1
+            feedback = self._rows.feedback(segment.feedback)
+            policy = self._policy(segment.version)
+            if feedback is None or self._history.lost or segment.seq != self._history.seq:
+                self.unknown += 1
+                self._note(f"segment {segment.seq}: what it rested on is not in the database")
+            elif isinstance(policy, str):
+                self.unknown += 1
+                self._note(f"segment {segment.seq}: its policy cannot be made here: {policy}")
+            else:
+                self._compare(segment, policy, feedback)
+        else:
+            self.coasted += 1
+        self._history.adopt(segment)
+
+    def _policy(self, version: int) -> Policy | str:
+        """The policy of a version, or why there is none: it may come from elsewhere."""
+        if version not in self._policies:
+            try:
+                self._policies[version] = policies.make(*self._versions[version])
+            except ValueError as error:
+                self._policies[version] = str(error)
+        return self._policies[version]
+
+    def _compare(self, segment: Segment, policy: Policy, feedback: Feedback) -> None:
+        problem = self._history.problem(segment.steps, segment.version, shuffle=segment.shuffled)
+        plan = policies.plan(policy, problem, feedback, shuffle=segment.shuffled)
+        again = {
+            "counts": plan.batches.counts.tolist(),
+            "indices": plan.batches.samples.astype("<u4").tobytes(),
+            "epoch_end": plan.epoch_end,
+            "ett_s": plan.ett_s,
+            "shares": plan.shares,
+            "moved": plan.moved,
+            "memory": plan.memory,
+            "threads": plan.threads,
+            "synchroniser": plan.synchroniser,
+            "why": plan.why,
+        }
+        different = [name for name in _COMPARED if again[name] != getattr(segment, name)]
+        if different:
+            self._note(
+                f"segment {segment.seq} (steps from {segment.first_step}, {segment.policy}): "
+                f"{', '.join(different)} differ"
+            )
+        else:
+            self.identical += 1
+        if segment.shuffled:
+            self._history.shuffled(segment.version, plan)
+
+    def _note(self, difference: str) -> None:
+        self.first_difference = self.first_difference or difference
+
+
+class _Rows:
+    """Feedback rows by step, read in chunks as the segments move on."""
+
+    def __init__(self, connection: sa.Connection, run: int, attempt: int, world: int) -> None:
+        self._connection = connection
+        self._run = run
+        self._attempt = attempt
+        self._world = world
+        self._steps: dict[int, npt.NDArray[np.float64]] = {}  # complete ones, [W, COLUMNS]
+        self._read: set[int] = set()
+
+    def feedback(self, ranges: list[tuple[int, int]]) -> Feedback | None:
+        """The rows of half-open ranges of steps; None if some are missing."""
+        if not ranges:
+            return Feedback.empty()
+        steps = [step for start, end in ranges for step in range(start, end)]
+        if not self._read.issuperset(steps):
+            self._fetch([*ranges, (steps[-1] + 1, steps[-1] + 1 + _CHUNK)])
+        if not self._steps.keys() >= set(steps):
+            return None
+        return feedback_of(steps, [self._steps[step] for step in steps])
+
+    def _fetch(self, ranges: list[tuple[int, int]]) -> None:
+        c = worker_steps.c
+        query = (
+            sa.select(c.step, *(c[name] for name in COLUMNS))
+            .where(
+                c.run == self._run,
+                c.attempt == self._attempt,
+                sa.or_(*(c.step.between(start, end - 1) for start, end in ranges)),
+            )
+            .order_by(c.step, c.rank)
+        )
+        rows = self._connection.execute(query).all()
+        found: dict[int, list[Any]] = {}
+        for step, *values in rows:
+            found.setdefault(step, []).append(values)
+        self._steps = {s: np.array(r) for s, r in found.items() if len(r) == self._world}
+        self._read = {step for start, end in ranges for step in range(start, end)}
+
+
+def replay_command(database_url: str, run_id: str, json_output: bool) -> int:
+    """`paceline replay`: prints the report; returns the exit code, 1 if a plan came out different.
+
+    Raises:
+        PacelineError: no such run, or the database cannot be used.
+    """
+    with Store.open(database_url) as store:
+        report = replay(store, run_id)
+    if json_output:
+        typer.echo(json.dumps({**asdict(report), "exact": report.exact}))
+    else:
+        typer.echo(
+            f"run {report.run}, attempt {report.attempt}: {report.identical} of "
+            f"{report.segments} plans of the controller are the same again; "
+            f"{report.coasted} segments were coasted"
+        )
+        if report.earlier:
+            typer.echo(f"{report.earlier} plans of earlier attempts were not looked at")
+        if report.first_difference:
+            typer.echo(f"first difference: {report.first_difference}")
+    return 0 if report.exact else 1

@@ -1,0 +1,239 @@
+"""What each preset of a run achieved, against plain data parallelism and the fluid limit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import sqlalchemy as sa
+
+from paceline.core.emulation import Emulation
+from paceline.wire import Hello
+from paceline_backend.store import Store, choices, reads, rounds, runs
+from paceline_backend.store.coverage import coverage, effective
+from paceline_backend.store.schema import steps, worker_steps
+
+BASELINE = "bsp"
+WARMUP_STEPS = 20  # what a policy needs to learn the ranks' speeds, with a margin
+
+Floats = npt.NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Fluid:
+    """The terms of the fluid limit, docs/glossary.md."""
+
+    a_s: list[float]
+    b_s: list[float]
+    communication_s: float
+    source: str
+
+    @property
+    def overhead_s(self) -> float:
+        """Σ(b_j/a_j) / Σ(1/a_j): a rank's b_j costs the load that it could have done meanwhile."""
+        b_s = np.average(self.b_s, weights=1.0 / np.array(self.a_s))
+        return float(b_s) + self.communication_s
+
+    def limit_s(self, load: float, count: int) -> float:
+        """Σλ / Σ(1/a_j) + steps · overhead."""
+        return load / float(np.sum(1.0 / np.array(self.a_s))) + count * self.overhead_s
+
+
+def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[str, Any]:
+    """Figures per preset over its steady steps, the run's coverage, and rounds if there were any.
+
+    Steps planned without a controller are left out, and the first `warmup` steps after a policy's
+    or an attempt's start. `speedup` is plain data parallelism's time per unit of load over the
+    preset's (epochs' last batches differ), `speedup_limit` the same with the fluid limit in the
+    preset's place.
+
+    Raises:
+        UnknownRunError: no such run.
+        StoreError: the database does not answer.
+    """
+    with store.read() as connection:
+        key = runs.key_of(connection, run_id)
+        hello = runs.hello(connection, key)
+        planned, coasted, threads = _planned(connection, key, hello, warmup)
+        table = _steps(connection, key)
+        covered = coverage(connection, key)
+        relaxed = rounds.in_force(connection, key, (None, None))
+        chosen = choices.chosen(connection, key, (None, None))
+        kept = {
+            policy: np.isin(table["step"], np.array(sorted(mine), dtype=np.float64))
+            for policy, mine in planned.items()
+        }
+        steady = np.logical_or.reduce([np.zeros(len(table["step"]), bool), *kept.values()])
+        fluid = None
+        if steady.any():
+            communication_s = float(table["comm_s"][steady].mean())
+            fluid = _fluid(connection, key, hello, communication_s, threads)
+    base = _time_per_load(table, kept[BASELINE]) if BASELINE in kept else None
+    return {
+        "presets": {policy: _preset(table, mine, fluid, base) for policy, mine in kept.items()},
+        "warmup": warmup,
+        "coasted": coasted,
+        "overhead_s": fluid.overhead_s if fluid else None,
+        "fluid": {
+            "a_s": fluid.a_s,
+            "b_s": fluid.b_s,
+            "communication_s": fluid.communication_s,
+            "source": fluid.source,
+        }
+        if fluid
+        else None,
+        "coverage": covered,
+        "synchronisation": [one | {"words": round_words(one)} for one in relaxed],
+        "chosen": chosen,
+    }
+
+
+def round_words(found: dict[str, Any]) -> str:
+    """What rounds under a policy version were like, `store.rounds.in_force`'s, in a sentence."""
+    rate = "" if found["rounds_per_s"] is None else f", {found['rounds_per_s']:,.1f} a second"
+    copying = f", copying {_time(found['copied_s'])}" if found["copied_s"] else ""
+    words = (
+        f"{found['policy']} ({found['synchroniser']}), steps {found['from']}–{found['to']}: "
+        f"{found['rounds']:,} rounds{rate}, with {found['contributors']:.1f} of {found['world']} "
+        f"ranks on average; response time {_time(found['waited_s'])} "
+        f"(95 %: up to {_time(found['waited_s_p95'])}){copying}."
+    )
+    if not found["dropped"]:
+        return words
+    share = "" if found["dropped_share"] is None else f" ({100 * found['dropped_share']:.1f} %)"
+    return f"{words} {found['dropped']:,} samples{share} were computed, but not applied: too late."
+
+
+def _time(seconds: float) -> str:
+    return f"{1e3 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def _planned(
+    connection: sa.Connection, key: int, hello: Hello | None, warmup: int
+) -> tuple[dict[str, set[int]], int, bool]:
+    """Each policy's steady steps, policies in order of their start.
+
+    And how many steps were coasted; and whether a plan set CPU threads.
+    """
+    planned: dict[str, set[int]] = {}
+    coasted, threads = 0, False
+    start: tuple[int, int, int] | None = None  # attempt, version, first step
+    for part in effective(connection, key, hello):
+        segment = part.segment
+        threads = threads or bool(segment.threads)
+        if start is None or start[:2] != (part.attempt, segment.version):
+            start = (part.attempt, segment.version, segment.first_step)
+        if segment.source == "coast":  # also the first ones of any run, as bsp: no preset of it
+            coasted += part.end - segment.first_step
+        else:
+            mine = planned.setdefault(segment.policy, set())
+            mine.update(range(max(segment.first_step, start[2] + warmup), part.end))
+    return planned, coasted, threads
+
+
+def _steps(connection: sa.Connection, key: int) -> dict[str, Floats]:
+    """All complete steps as columns; NaN where unknown."""
+    names = ("se", "dif", "waste", "ett_error", "comm_s", "step_s")
+    columns = [reads.METRICS[name] for name in names]
+    rows = connection.execute(
+        sa.select(steps.c.step, steps.c.load_sum, *columns)
+        .where(steps.c.run == key)
+        .order_by(steps.c.step)
+    ).all()
+    values = np.array([tuple(row) for row in rows], dtype=np.float64)
+    values = values.reshape(len(rows), 2 + len(names))  # also of no rows
+    return dict(zip(("step", "load", *names), values.T, strict=True))
+
+
+def _preset(
+    table: dict[str, Floats], mine: npt.NDArray[np.bool_], fluid: _Fluid | None, base: float | None
+) -> dict[str, Any]:
+    count = int(mine.sum())
+    total, load = float(table["step_s"][mine].sum()), float(table["load"][mine].sum())
+    limit = fluid.limit_s(load, count) if fluid and count else None
+    own = _time_per_load(table, mine)
+    return {
+        "steps": count,
+        "step_time_s": total / count if count else None,
+        "se": _mean(table["se"][mine]),
+        "step_dif": _mean(table["dif"][mine]),
+        "waste": _mean(table["waste"][mine]),
+        "ett_mape": _mean(table["ett_error"][mine]),
+        "time_over_fluid": total / limit if limit else None,
+        "speedup": base / own if base and own else None,
+        "speedup_limit": base / (limit / load) if base and limit and load else None,
+    }
+
+
+def _time_per_load(table: dict[str, Floats], mine: npt.NDArray[np.bool_]) -> float | None:
+    load = float(table["load"][mine].sum())
+    return float(table["step_s"][mine].sum()) / load if load else None
+
+
+def _mean(values: Floats) -> float | None:
+    known = values[~np.isnan(values)]
+    return float(known.mean()) if len(known) else None
+
+
+def _fluid(
+    connection: sa.Connection,
+    key: int,
+    hello: Hello | None,
+    communication_s: float,
+    threads: bool,
+) -> _Fluid | None:
+    """With the ranks' true speeds where they were emulated and lasted, else with fitted ones.
+
+    Args:
+        connection: to read from.
+        key: of the run.
+        hello: of its latest attempt.
+        communication_s: per step.
+        threads: whether a plan set CPU threads.
+    """
+    if hello is not None and hello.emulated is not None:
+        devices = msgspec.convert(hello.emulated, Emulation)
+        lasting = not (devices.slowdowns or devices.delay_s[1] or (threads and devices.serial < 1))
+        a_s, b_s = _true(devices, hello.sizes_array())
+        # What is padded depends on who is with whom: no load that could be divided at will.
+        if lasting and not devices.cost.padded and min(a_s) > 0:
+            return _Fluid(a_s, b_s, communication_s, "emulated")
+    fitted = _fitted(connection, key)
+    if not fitted:
+        return None
+    return _Fluid([a for a, _ in fitted], [b for _, b in fitted], communication_s, "fitted")
+
+
+def _true(devices: Emulation, sizes: Floats) -> tuple[list[float], list[float]]:
+    """What a size unit of the data set costs each rank, and a step: with c_j, κ and slow input."""
+    load = float(sizes.sum())
+    a_s = np.array(devices.a_s) * float(devices.cost.sizes(sizes).sum()) / load
+    a_s += np.array(devices.c_s or 0.0) * len(sizes) / load
+    b_s = np.array(devices.b_s) + np.array(devices.data_s or 0.0)
+    return a_s.tolist(), b_s.tolist()
+
+
+def _fitted(connection: sa.Connection, key: int) -> list[tuple[float, float]]:
+    """Each rank's (a, b) by least squares of T on Λ, from sums that the database takes."""
+    x, y = worker_steps.c.load, worker_steps.c.compute_s
+    sums = [sa.func.count(), sa.func.sum(x), sa.func.sum(y), sa.func.sum(x * x), sa.func.sum(x * y)]
+    rows = connection.execute(
+        sa.select(worker_steps.c.rank, *sums)
+        .where(worker_steps.c.run == key, worker_steps.c.samples > 0)
+        .group_by(worker_steps.c.rank)
+        .order_by(worker_steps.c.rank)
+    ).all()
+    return [_line(*map(float, row[1:])) for row in rows]
+
+
+def _line(n: float, x: float, y: float, xx: float, xy: float) -> tuple[float, float]:
+    """(a, b) with a > 0; where loads do not vary, or the slope is not positive, T/Λ."""
+    spread = n * xx - x * x
+    a = (n * xy - x * y) / spread if spread > 1e-9 * n * xx else 0.0
+    b = (y - a * x) / n
+    if a > 0 and b >= 0:
+        return a, b
+    return max(y / x if x > 0 else 0.0, 1e-12), 0.0

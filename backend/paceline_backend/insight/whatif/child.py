@@ -1,0 +1,98 @@
+"""Forecasts in a process of their own: neither pages nor plans wait for one."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import multiprocessing
+import os
+import signal
+import threading
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.connection import Connection
+from types import TracebackType
+
+from paceline_backend.insight.whatif.answer import Forecast
+from paceline_backend.store import Store
+
+_NICE = 10
+
+
+class Forecaster:
+    """Makes one forecast at a time in a child process of low priority. Thread-safe.
+
+    The child starts with the first forecast, which takes seconds, and ends with `close` or with
+    this process, whatever it is doing.
+
+    Args:
+        database: URL.
+    """
+
+    def __init__(self, database: str) -> None:
+        self._database = database
+        self._lock = threading.Lock()
+        self._pool: ProcessPoolExecutor | None = None
+        self._alive: Connection | None = None  # while it is open, the child lives
+
+    def submit(self, run: str, steps: int) -> Future[Forecast]:
+        """`whatif.forecast.forecast` of a run; the future raises what that does."""
+        with self._lock:
+            if self._pool is not None:
+                with contextlib.suppress(BrokenProcessPool):  # killed: there is another
+                    return self._pool.submit(_forecast, self._database, run, steps)
+                self._end()
+            spawn = multiprocessing.get_context("spawn")
+            ends, self._alive = spawn.Pipe(duplex=False)
+            self._pool = ProcessPoolExecutor(1, spawn, _begin, (ends,))
+            made = self._pool.submit(_forecast, self._database, run, steps)
+            ends.close()  # the child has its own
+            return made
+
+    def close(self) -> None:
+        """Ends the child; a forecast under way fails. Idempotent."""
+        with self._lock:
+            self._end()
+
+    def _end(self) -> None:
+        if self._alive is not None:
+            self._alive.close()
+            self._alive = None
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+            self._pool = None
+
+    def __enter__(self) -> Forecaster:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+def _begin(parent: Connection) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    os.nice(_NICE)
+    threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
+
+
+def _end_with(parent: Connection) -> None:
+    """Ends this process when the parent closes its end, or dies."""
+    with contextlib.suppress(EOFError):
+        parent.recv_bytes()
+    os._exit(0)
+
+
+def _forecast(database: str, run: str, steps: int) -> Forecast:
+    from paceline_backend.insight.whatif.forecast import forecast
+
+    return forecast(_store(database), run, steps=steps)
+
+
+@functools.cache
+def _store(database: str) -> Store:
+    return Store(database)

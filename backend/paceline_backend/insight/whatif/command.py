@@ -1,0 +1,65 @@
+"""`paceline whatif`: asks a server, or computes from the database alone."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import typer
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from paceline.node.client import Client
+from paceline_backend.insight.whatif.answer import STEPS
+from paceline_backend.store import Store
+
+_TIMEOUT_S = 300.0  # on a busy machine forecasts, which are niced, take their time
+
+
+def from_server(server: str, token: str | None, run: str, as_json: bool) -> int:
+    """Prints what a server forecasts; the exit code.
+
+    Raises:
+        PacelineError: no such run, or nothing answers.
+    """
+    with Client(server, token, _TIMEOUT_S) as client:
+        found = client.call("GET", f"/runs/{run}/whatif")
+    return _print(found, as_json)
+
+
+def from_database(database: str, run: str, as_json: bool) -> int:
+    """Prints a new forecast, which is not kept; the exit code.
+
+    Raises:
+        PacelineError: no such run, or the database cannot be used.
+    """
+    from paceline_backend.insight.whatif.forecast import forecast
+
+    with Store.open(database) as store:
+        found = msgspec.to_builtins(forecast(store, run, steps=STEPS))
+    del found["decision"]
+    return _print(found, as_json)
+
+
+def _print(found: dict[str, Any], as_json: bool) -> int:
+    if as_json:
+        typer.echo(json.dumps(found))
+        return 0
+    current = found["current"]
+    if found["reason"] is not None:
+        typer.echo(f"run {found['run']}, {current['policy']}: no forecast: {found['reason']}")
+        return 0
+    typer.echo(
+        f"run {found['run']}, {current['policy']} in force, from steps {found['first_step']} to "
+        f"{found['step']}; the models are {100 * found['fit_error']:.1f} % off on these"
+    )
+    table = Table("policy", "step time, s", "95 %", "", box=box.SIMPLE)
+    for one in found["forecasts"]:
+        span = f"{one['low_s']:.3g} to {one['high_s']:.3g}"
+        table.add_row(one["policy"], f"{one['step_time_s']:.3g}", span, one["words"])
+    for one in found["left_out"]:
+        table.add_row(one["policy"], "", "", one["reason"])
+    Console(highlight=False, markup=False).print(table)
+    return 0

@@ -1,0 +1,404 @@
+"""What a run's last steps measured, as a forecast needs it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from statistics import NormalDist
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import sqlalchemy as sa
+
+from paceline.core.cost import Features
+from paceline.wire import ALLREDUCE, Hello, Segment, Synchronisation
+from paceline_backend.insight.report import WARMUP_STEPS
+from paceline_backend.planning import history
+from paceline_backend.planning.history import History, Window
+from paceline_backend.policies.base import Feedback, Floats, Ints
+from paceline_backend.simulator import sync as synchronisers
+from paceline_backend.store import runs
+from paceline_backend.store.schema import rounds, segments, switches, worker_steps
+
+_FEWEST = 16  # steady steps that say what the policy in force takes
+_BLOCK = 8  # steps whose median tells the speed of a rank
+_CHANGED = 0.15  # off by more, and by more than chance explains: another speed
+_BY_CHANCE = 0.001  # how often chance alone shall look like another speed
+_SIGMA = 1.4826  # σ of a normal distribution ÷ its median absolute deviation
+
+_COLUMNS = ("samples", "load", "squares", "longest", "compute_s", "data_s", "sync_s", "step_s")
+_ROUNDS = 256  # newest ones that say what a round takes
+_UNDISTURBED = 0.1  # share of a rank's steps in which it waits for nobody, at least
+
+
+@dataclass(frozen=True)
+class Apart:
+    """Rows in which ranks went their own ways: of one segment."""
+
+    first: int  # row
+    end: int
+    what: Synchronisation
+    seq: int  # of the segment,
+    steps: int  # and how many it has
+    whole: bool  # its last step is among them,
+    epoch_end: bool  # and the epoch's
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether ranks do not meet at the segment's end, unless the epoch ends."""
+        return synchronisers.goes_on(self.what)
+
+    @property
+    def over(self) -> bool:
+        """Whether the epoch ends with the last row."""
+        return self.whole and self.epoch_end
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The last complete steps of the latest attempt: S steps of W ranks."""
+
+    step: Ints  # [S]
+    features: Features  # [S, W]
+    compute_s: Floats  # [S, W]
+    data_s: Floats  # [S, W]
+    sync_s: Floats  # [S, W]
+    rank_step_s: Floats  # [S, W]
+    load: Floats  # [S] of the global batch
+    apart: tuple[Apart, ...] = ()  # in order; all other rows are of all-reduces
+    told_round_s: float | None = (
+        None  # what a round takes, as the newest tell; None: there are none
+    )
+
+    @property
+    def feedback(self) -> Feedback:
+        """The same for a predictor."""
+        steps, world = self.compute_s.shape
+        of = self.features
+        return Feedback(
+            step=np.repeat(self.step, world),
+            rank=np.tile(np.arange(world), steps),
+            samples=of.samples.ravel(),
+            load=of.load.ravel(),
+            compute_s=self.compute_s.ravel(),
+            squares=of.squares.ravel(),
+            longest=of.longest.ravel(),
+        )
+
+    @property
+    def step_s(self) -> Floats:
+        """Of each step, the mean over ranks, [S]."""
+        return np.asarray(self.rank_step_s.mean(axis=1))
+
+    @property
+    def evened_s(self) -> Floats:
+        """How long each step took, [S], however far ranks are apart.
+
+        `step_s` with the wait for all at a relaxed segment's end spread over its steps; where ranks
+        do not meet there, the steps of the slowest one, for which all wait when the epoch ends.
+        """
+        found = self.step_s
+        for one in self.apart:
+            if one.whole and not one.goes_on:
+                met_s = float(self.sync_s[one.end - 1].mean())
+                found[one.end - 1] -= met_s
+                found[one.first : one.end] += met_s / one.steps
+        for stretch in self._stretches():
+            first, end = stretch[0].first, stretch[-1].end
+            own_s = self.rank_step_s[first:end].copy()
+            if stretch[-1].over:
+                own_s[-1] -= self.sync_s[end - 1] - self.sync_s[end - 1].min()
+            found[first:end] = own_s[:, own_s.sum(axis=0).argmax()]
+        return found
+
+    @property
+    def together(self) -> npt.NDArray[np.bool_]:
+        """Which steps ended with an all-reduce, [S]."""
+        found = np.ones(len(self), bool)
+        for one in self.apart:
+            found[one.first : one.end] = False
+        return found
+
+    @property
+    def remainder_s(self) -> Floats:
+        """What a step takes, or would, beyond its slowest rank's loading and computing, [S].
+
+        Communication, the optimizer, the loop: all that comes after the last gradient.
+        """
+        found = self.step_s - (self.data_s + self.compute_s).max(axis=1)
+        return np.asarray(np.where(self.together, found, self.round_s + self.rest_s.mean()))
+
+    @property
+    def rest_s(self) -> Floats:
+        """What a rank's step takes beyond loading, computing and what it waits for, [W]."""
+        alike = self.together == self.together[-1]
+        sync_s = self.sync_s[alike]
+        # Where replicas become their mean is no step like the others.
+        rest_s = np.maximum(np.median(self._beyond_s[alike] - sync_s, axis=0), 0.0)
+        if self.together[-1]:
+            return np.asarray(rest_s)
+        # A rank applies what has come where it also waits: what is left in the steps of the rank
+        # that waits least.
+        own_s = float(np.quantile(sync_s, _UNDISTURBED, axis=0).min())
+        if self.apart[-1].what.parameters.get("waits"):
+            own_s = max(own_s - self.round_s, 0.0)
+        return np.asarray(rest_s + own_s)
+
+    @property
+    def round_s(self) -> float:
+        """What a reduction among all ranks takes: for the last to come, who waits for nobody."""
+        together = self.together
+        if together.any():
+            return float(np.median(self.sync_s[together].min(axis=1)))
+        means = np.zeros(len(self), bool)
+        for one in self.apart:
+            every = one.what.parameters.get("every")
+            if every and one.what.name == "averaging":
+                rows = slice(one.first, one.end)
+                means[rows] = (self.step[rows] + 1) % every == 0
+        if means.any() and not means.all():
+            usual_s = np.median(self._beyond_s[~means])
+            return float(max(np.median(self._beyond_s[means].min(axis=1)) - usual_s, 0.0))
+        return self.told_round_s or 0.0
+
+    @property
+    def _beyond_s(self) -> Floats:
+        """What steps take beyond loading and computing, [S, W]."""
+        return self.rank_step_s - self.data_s - self.compute_s
+
+    def _stretches(self) -> list[list[Apart]]:
+        """Segments one after the other between which ranks did not meet."""
+        found: list[list[Apart]] = []
+        for one in self.apart:
+            before = found[-1][-1] if found else None
+            if not one.goes_on:
+                continue
+            if before is None or before.over or (before.end, before.what) != (one.first, one.what):
+                found.append([])
+            found[-1].append(one)
+        return found
+
+    def since(self, first: int) -> Measured:
+        """From its row `first` on."""
+        return replace(
+            self,
+            step=self.step[first:],
+            features=Features(
+                samples=self.features.samples[first:],
+                load=self.features.load[first:],
+                squares=self.features.squares[first:],
+                longest=self.features.longest[first:],
+            ),
+            compute_s=self.compute_s[first:],
+            data_s=self.data_s[first:],
+            sync_s=self.sync_s[first:],
+            rank_step_s=self.rank_step_s[first:],
+            load=self.load[first:],
+            apart=tuple(
+                replace(one, first=max(one.first - first, 0), end=one.end - first)
+                for one in self.apart
+                if one.end > first
+            ),
+        )
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+@dataclass(frozen=True)
+class State:
+    """Where a run stands: what the next segment would be planned from."""
+
+    version: int
+    policy: str
+    parameters: dict[str, Any]
+    history: History | None = None  # None: no Hello yet
+    window: Window | None = None
+    measured: Measured | None = None
+    steady: npt.NDArray[np.bool_] | None = None  # [S] planned by the policy in force, warmed up
+
+
+def read(connection: sa.Connection, run: int, steps: int, cells: int) -> State:
+    """A run's state and the newest complete steps of its latest attempt.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        steps: so many,
+        cells: but no more than so many ranks' steps.
+    """
+    version, policy, parameters, effective = connection.execute(
+        sa.select(
+            switches.c.version,
+            switches.c.policy,
+            switches.c.parameters,
+            switches.c.effective_step,
+        )
+        .where(switches.c.run == run)
+        .order_by(switches.c.version.desc())
+        .limit(1)
+    ).one()
+    state = State(version, policy, parameters)
+    hello = runs.hello(connection, run)
+    loaded = history.load(connection, run)
+    if hello is None or loaded is None:
+        return state
+    steps = max(_FEWEST, min(steps, cells // hello.world))
+    measured = _read_steps(connection, run, hello, loaded[0].step, steps)
+    measured = _with_segments(connection, run, hello, measured)
+    steady = _planned(connection, run, hello.attempt, version, measured.step)
+    if effective is not None:
+        steady &= measured.step >= effective + WARMUP_STEPS
+    return replace(state, history=loaded[0], window=loaded[1], measured=measured, steady=steady)
+
+
+def _read_steps(
+    connection: sa.Connection, run: int, hello: Hello, upto: int, steps: int
+) -> Measured:
+    """Incomplete steps do not count: some of the newest always are."""
+    c, world = worker_steps.c, hello.world
+    found = connection.execute(
+        sa.select(c.step, c.rank, *(c[name] for name in _COLUMNS))
+        .where(
+            c.run == run, c.attempt == hello.attempt, c.step >= upto - 2 * steps - hello.lookahead
+        )
+        .order_by(c.step, c.rank)
+    ).all()
+    table = np.array([tuple(row) for row in found], np.float64).reshape(-1, 2 + len(_COLUMNS))
+    at, count = np.unique(table[:, 0], return_counts=True)
+    newest = at[count == world][-steps:]
+    rows = table[np.isin(table[:, 0], newest)].reshape(len(newest), world, table.shape[1])
+    column = dict(zip(_COLUMNS, np.moveaxis(rows[:, :, 2:], 2, 0), strict=True))
+    return Measured(
+        step=newest.astype(np.int64),
+        features=Features(
+            column["samples"].astype(np.int64),
+            column["load"],
+            column["squares"],
+            column["longest"],
+        ),
+        compute_s=column["compute_s"],
+        data_s=column["data_s"],
+        sync_s=column["sync_s"],
+        rank_step_s=column["step_s"],
+        load=column["load"].sum(axis=1),
+    )
+
+
+def _with_segments(
+    connection: sa.Connection, run: int, hello: Hello, measured: Measured
+) -> Measured:
+    """The same, with the rows in which ranks went their own ways."""
+    if not len(measured):
+        return measured
+    c = segments.c
+    bodies = connection.scalars(
+        sa.select(c.body)
+        .where(
+            c.run == run,
+            c.attempt == hello.attempt,
+            c.synchroniser != ALLREDUCE.name,
+            c.first_step + c.steps > int(measured.step[0]),
+        )
+        .order_by(c.seq)
+    )
+    found = [apart(measured.step, msgspec.msgpack.decode(body, type=Segment)) for body in bodies]
+    spans = tuple(one for one in found if one.end > one.first)
+    if not spans:
+        return measured
+    # Of a mean of all replicas, the time that a rank waits for others is part.
+    names = [one.what.name for one in spans if one.what.name != "averaging"]
+    seqs = [one.seq for one in spans if one.what.name in names[-1:]]
+    r = rounds.c
+    query = sa.select(r.reduced_s).where(
+        r.run == run, r.attempt == hello.attempt, r.segment.in_(seqs)
+    )
+    told = connection.scalars(query.order_by(r.rank, r.seq.desc()).limit(_ROUNDS)).all()
+    ways = 2 if names[-1:] == ["pairwise"] else 1  # the answer's is told: there were two
+    told_round_s = ways * float(np.median(told)) if told else None
+    return replace(measured, apart=spans, told_round_s=told_round_s)
+
+
+def apart(step: Ints, segment: Segment) -> Apart:
+    """Which of some steps, [S], are of a segment."""
+    end = segment.first_step + segment.steps
+    first, after = np.searchsorted(step, [segment.first_step, end]).tolist()
+    whole = after > first and int(step[after - 1]) == end - 1
+    return Apart(
+        first,
+        after,
+        segment.synchroniser,
+        segment.seq,
+        segment.steps,
+        whole,
+        segment.epoch_end,
+    )
+
+
+def _planned(
+    connection: sa.Connection, run: int, attempt: int, version: int, step: Ints
+) -> npt.NDArray[np.bool_]:
+    """Which steps a controller planned by this version of the policy, [S]."""
+    mine = np.zeros(len(step), bool)
+    if not len(step):
+        return mine
+    c = segments.c
+    rows = connection.execute(
+        sa.select(c.first_step, c.steps).where(
+            c.run == run,
+            c.attempt == attempt,
+            c.version == version,
+            c.source == "controller",
+            c.first_step + c.steps > int(step[0]),
+        )
+    )
+    for first, steps in rows:
+        mine |= (step >= first) & (step < first + steps)
+    return mine
+
+
+def steady_time(measured: Measured, steady: npt.NDArray[np.bool_]) -> tuple[float | None, int]:
+    """Seconds per unit of load under the policy in force, and in how many steps; None: too few."""
+    steady = steady.copy()
+    for one in measured.apart:
+        if not one.whole:  # what the others wait for is still to come
+            steady[one.first : one.end] = False
+    count = int(steady.sum())
+    if count < _FEWEST:
+        return None, count
+    return float(measured.evened_s[steady].sum() / measured.load[steady].sum()), count
+
+
+def same_speeds(ratio: Floats) -> int:
+    """The first row from which on all ranks keep the speeds that they have at the end.
+
+    Passing slowdowns stay in: what is left out lies before every block of steps in which each
+    rank was as fast as now.
+
+    Args:
+        ratio: measured over modelled compute time by a model of the present speeds, [S, W]; NaN
+            where a rank had no samples.
+    """
+    first = len(ratio) % _BLOCK
+    blocks = np.log(np.maximum(ratio[first:], 1e-9)).reshape(-1, _BLOCK, ratio.shape[1])
+    known = np.asarray(~np.isnan(blocks).all(axis=1), bool)  # [blocks, W]
+    median = np.nanmedian(np.where(known[:, None], blocks, 0.0), axis=1)
+    alike = np.flatnonzero((np.abs(median) <= _by_chance(blocks, median, known)).all(axis=1))
+    if not len(alike):
+        return max(0, len(ratio) - _BLOCK)
+    return 0 if alike[0] == 0 else first + _BLOCK * int(alike[0])
+
+
+def _by_chance(blocks: Floats, median: Floats, known: npt.NDArray[np.bool_]) -> Floats:
+    """How far off a block's median may be that means no other speed, [W].
+
+    Each rank's spread is that within blocks, which a lasting change of speed does not widen.
+    """
+    within = np.abs(np.where(known[:, None], blocks - median[:, None], np.nan))
+    sigma = np.zeros(blocks.shape[2])
+    ever = known.any(axis=0)
+    sigma[ever] = _SIGMA * np.nanmedian(within[:, :, ever], axis=(0, 1))
+    z = NormalDist().inv_cdf(1 - _BY_CHANCE / 2 / median.size)
+    # 1.25: a median's standard deviation over a mean's.
+    return np.asarray(np.maximum(np.log(1 + _CHANGED), z * 1.25 * sigma / np.sqrt(_BLOCK)))

@@ -1,0 +1,1 @@
+"""From telemetry to the next plan: for controller, simulator, what-if and replay alike."""

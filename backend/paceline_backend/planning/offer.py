@@ -1,0 +1,136 @@
+"""From what a run has done to an offer for its next segment: for controller and simulator."""
+
+from __future__ import annotations
+
+import math
+import time
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline.wire import ALLREDUCE, Segment
+from paceline_backend import policies
+from paceline_backend.planning.history import History, Window
+from paceline_backend.policies import Feedback, Plan, Policy
+from paceline_backend.policies.base import Floats
+
+SEGMENT_S = 1.0  # what a segment should last,
+MOST_STEPS = 4  # but never more steps: a switch waits for the running segment's end,
+LEAST_S = 0.25  # unless so many last less than this,
+PLANNING = 3.0  # or than planning takes, so many times: it could not keep up,
+FASTEST_STEPS = 64  # nor when it has to plan more than this at once
+RELAXED_S, LEAST_RELAXED = 4.0, 16  # where ranks go their own ways: seconds, and steps at least
+FIRST_STEPS = 2  # while the time of a step is unknown
+SURPRISE = math.log(1.25)  # a rank off its ETT by more may have changed its speed,
+NOTICED = 3  # which is learned within so many segments: more of the newest tell of a bad model
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A segment that the leader may adopt, and the plan that it came from."""
+
+    segment: Segment
+    plan: Plan
+
+
+def offer(
+    history: History, window: Window, policy: Policy, version: int, plan_s: float = 0.0
+) -> Offer:
+    """Plans the next segment.
+
+    Args:
+        history: of the run.
+        window: its feedback.
+        policy: to plan with.
+        version: of that policy in the run.
+        plan_s: what planning the segment after it may take; 0: no time, as in a simulation.
+    """
+    started = time.perf_counter()
+    shuffle = history.must_shuffle(version)
+    feedback = window.feedback()
+    surprised = _surprised(history, feedback)
+    step_s = window.step_s()
+    choice = policy.choose(feedback, history.hello.world, history.memory(version))
+    relaxed = choice.synchroniser != ALLREDUCE
+    steps = segment_steps(step_s, surprised=surprised, plan_s=plan_s, relaxed=relaxed)
+    problem = history.problem(steps, version, shuffle=shuffle)
+    plan = policies.plan(policy, problem, feedback, shuffle=shuffle, choice=choice)
+    if policy.recomposes and not shuffle and history.outdated(plan):
+        shuffle = True
+        problem = history.problem(steps, version, shuffle=True)
+        plan = policies.plan(policy, problem, feedback, shuffle=True, choice=choice)
+    segment = Segment(
+        seq=history.seq,
+        epoch=history.epoch,
+        first_step=history.step,
+        counts=plan.batches.counts.tolist(),
+        indices=plan.batches.samples.astype("<u4").tobytes(),
+        policy=policy.name,
+        version=version,
+        source="controller",
+        epoch_end=plan.epoch_end,
+        ett_s=plan.ett_s,
+        shares=plan.shares,
+        feedback=window.ranges(),
+        shuffled=shuffle,
+        moved=plan.moved,
+        plan_s=time.perf_counter() - started,
+        memory=dict(plan.memory),
+        threads=plan.threads,
+        synchroniser=plan.synchroniser,
+        why=plan.why,
+    )
+    return Offer(segment, plan)
+
+
+def segment_steps(
+    step_s: float | None,
+    *,
+    surprised: bool = False,
+    plan_s: float = 0.0,
+    relaxed: bool = False,
+) -> int:
+    """How many steps a segment should have.
+
+    Args:
+        step_s: what each lasts; None: not known yet.
+        surprised: the newest step was not as expected. Then the next plan should wait for as few
+            steps as planning can keep up with.
+        plan_s: what planning takes.
+        relaxed: all ranks meet at a segment's end only, and go their own ways the longer it is.
+    """
+    if step_s is None:
+        return FIRST_STEPS
+    step_s = max(step_s, 1e-6)
+    if relaxed:
+        return max(LEAST_RELAXED, min(FASTEST_STEPS, round(RELAXED_S / step_s)))
+    least_s = max(LEAST_S, PLANNING * plan_s)
+    most = max(MOST_STEPS, min(FASTEST_STEPS, round(least_s / step_s)))
+    return max(1, min(most, round((least_s if surprised else max(SEGMENT_S, least_s)) / step_s)))
+
+
+def _surprised(history: History, feedback: Feedback) -> bool:
+    """Whether a rank seems to have changed its speed just now.
+
+    The newest step took it much more or less time than its plan expected, and that is not so of
+    most segments: else time is lost for nothing on what the predictor cannot learn.
+    """
+    if not len(feedback):
+        return False
+    rows = feedback.by_step(history.hello.world)
+    steps = rows.step[:, 0]
+    off = []
+    for segment in history.newest:
+        told = np.searchsorted(steps, segment.first_step + segment.steps) - 1
+        if told >= 0 and steps[told] >= segment.first_step:
+            off.append(_off(segment, int(steps[told]), rows.compute_s[told]))
+    return bool(off) and off[-1] and sum(off) <= NOTICED
+
+
+def _off(segment: Segment, step: int, compute_s: Floats) -> bool:
+    """Whether a rank's step was a surprise; `compute_s` is that of all, [W]."""
+    if not segment.ett_s:
+        return False
+    expected = np.array(segment.ett_s[step - segment.first_step])
+    told = (expected > 0) & (compute_s > 0)
+    return bool((np.abs(np.log(compute_s[told] / expected[told])) > SURPRISE).any())

@@ -1,0 +1,64 @@
+"""Old import paths of policies: they work for one more release, with a warning.
+
+Third parties' packages import `paceline_backend.policies.linear`, `._base` and their like. Remove
+this file, and the call of `install`, with the release after 0.2.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+import warnings
+from collections.abc import Sequence
+from types import ModuleType
+
+_PACKAGE = "paceline_backend.policies"
+_PRESETS = (
+    "ad_psgd adaptive backup_workers boa bsp chronica dynamic_batching eager_sgd ep4ddl flexrr lbb "
+    "local_sgd n_soft osa paceline rna rna_hierarchical sata ssp static_batching"
+)
+MOVED = {
+    "_base": "base",
+    "_registry": "registry",
+    "linear": "predict.linear",
+    "_groups": "predict.groups",
+    "counted": "solve.counts",
+    "order": "solve.order",
+    **{f"_{name}": f"solve.{name}" for name in ("balance", "compose", "exchange", "holdings")},
+    **{f"_{name}": f"solve.{name}" for name in ("jit", "minmax", "padded", "workers")},
+    "_relaxed": "presets.relaxed",
+    **{name: f"presets.{name}" for name in _PRESETS.split()},
+}
+
+
+class _Moved(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives the module of the new path for the old one."""
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        package, _, old = name.rpartition(".")
+        if package != _PACKAGE or old not in MOVED:
+            return None
+        return importlib.util.spec_from_loader(name, self)
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        new = f"{_PACKAGE}.{MOVED[spec.name.rpartition('.')[2]]}"
+        warnings.warn(
+            f"{spec.name} has moved to {new}; the old path works until the next release",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return importlib.import_module(new)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """The module of the new path was executed when it was imported."""
+
+
+def install() -> None:
+    """Lets old import paths find their modules. Calling it again does nothing."""
+    if not any(isinstance(finder, _Moved) for finder in sys.meta_path):
+        sys.meta_path.append(_Moved())

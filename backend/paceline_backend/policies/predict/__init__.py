@@ -1,0 +1,1 @@
+"""Predictors: from feedback to each worker's performance model."""

@@ -1,0 +1,387 @@
+"""Predictors linear in load: what a step costs each worker, learned from its last steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from paceline.core.cost import SUM, Cost
+from paceline_backend.policies.base import Feedback, Floats, Ints, Models, usable
+from paceline_backend.policies.solve.jit import compiled
+
+WINDOW: Mapping[str, Any] = {
+    "type": "integer",
+    "minimum": 4,
+    "maximum": 64,
+    "default": 64,
+    "description": "Steps of feedback that the predictor looks at.",
+}
+COST: Mapping[str, Any] = {
+    "type": "string",
+    "enum": ["auto", "sum", "padded"],
+    "default": "auto",
+    "description": "What a batch's time is linear in: the sum of its sizes, its padded size "
+    "(samples times the longest), or whichever of these, quadratic in length or not, fits best.",
+}
+
+# Residuals are logarithms of a step's time over its forecast.
+_CHANGED = math.log(1.15)  # two steps in a row off by more, to the same side: another speed
+_WILD = 3.0  # but not while so many standard deviations of the noise are more than that
+_NOISE, _BELIEF = 0.05, 4.0  # the standard deviation at first, believed like so many rows
+_SHARE = 0.25  # how much of a step's time may well be c·n, and b: the prior's standard deviation
+_LEAST = 1e-3  # share of the time that load must explain
+_FAST = 0.2  # weight of the newest in the mean of residuals, which tells a drift,
+_DRIFT = 2.0  # and of its standard deviations: from so many on
+_RARE = 8.0  # −log-likelihood of a change of speed, or of a row that tells nothing
+_ROUND = 1e-10  # relative to the terms of a difference: less is rounding
+_CAP = 0.3  # residual that a row counts with at most when costs are compared,
+_BLIND = 8  # a rank's first rows not at all: what they are off tells little of the cost
+
+_RANKS = 16  # whose rows decide what a batch costs: the same model on all
+_CURVES = 2.0 ** np.arange(-3, 7)  # κ to try, over one by the typical long size
+_FINER = (2.0 ** (0.5 ** np.arange(1, 6))).tolist()  # and then around the best of them
+_MARGIN = 12.0  # what a cost other than the sum must gain in log-likelihood, and κ as much again
+_EXACT = 0.003  # residuals so small tell nothing
+
+_ROWS, _BETA, _USUAL = 9, 10, 13  # where in a fit: see `_fit_rows`
+
+
+@dataclass(frozen=True)
+class LinearPredictor:
+    """CHRONICA's runtime prophet (Alg. 1), per step: T = a·Λ' + c·n + b, a > 0, c ≥ 0, b ≥ 0.
+
+    b is a cost per step, so it is added once, not per sample as in the paper, and c is the cost of
+    a sample whatever its size. Relative least squares, row by row, oldest first. A row that is off
+    its forecast by more than 15 % is kept out; when the next one is off to the same side, the
+    rank's speed has changed: all three costs by the same factor, which the newest row tells. Slower
+    changes are followed once they stand out from the noise. A weak prior says c = b = 0, so that
+    feedback that cannot tell c from b (constant n, as under `bsp`) or a from b (loads too alike)
+    gives a sensible forecast for any other n and Λ'.
+
+    Args:
+        window: steps to look at, of those in which a rank had samples.
+        cost: "sum", Λ' = Λ; "padded", Λ' = n · max λ; "auto": one of these, plain or quadratic in
+            length, whichever forecasts all ranks' steps best; the sum unless the others are clearly
+            better.
+    """
+
+    window: int = 64
+    cost: str = "sum"
+
+    def fit(self, feedback: Feedback, world: int) -> Models:
+        """See `Predictor.fit`. Known as soon as each rank has one usable row."""
+        rows = feedback.by_step(world)
+        cost = Cost(padded=True) if self.cost == "padded" else SUM
+        if self.cost == "auto":
+            cost = _choose(rows, self.window)
+        fits, _ = _fit(rows, cost, self.window)
+        if not len(rows) or (fits[:, 0] <= 0).any():
+            return Models.unknown(world)
+        a, c, b = fits.T.copy()
+        return Models(a, c, b, cost=cost)
+
+
+def _fit(rows: Feedback, cost: Cost, window: int) -> tuple[Floats, Floats]:
+    """(a, c, b) of each rank, a = 0 where there is no row; its loss, rows, and unlikeliness."""
+    world = rows.load.shape[1]
+    fits, losses = np.zeros((world, 3)), np.zeros((world, 3))
+    load = np.ascontiguousarray(cost.load(rows.features), np.float64)
+    samples, compute_s = np.ascontiguousarray(rows.samples), np.ascontiguousarray(rows.compute_s)
+    _fit_ranks(load, samples, compute_s, window, fits, losses)
+    return fits, losses
+
+
+def _choose(rows: Feedback, window: int) -> Cost:
+    """What a batch costs: how well would each cost have forecast the steps so far?"""
+    some = np.unique(np.linspace(0, rows.load.shape[1] - 1, _RANKS).astype(np.int64))
+    rows = Feedback(*(getattr(rows, field.name)[:, some] for field in fields(rows)))
+    told = usable(rows.samples, rows.load, rows.compute_s)
+    if not told.any() or (rows.longest[told] <= 0).any():  # recorded before longest and squares
+        return SUM
+    typical = float(rows.squares[told].sum() / rows.load[told].sum())
+    expected = _grouped(rows.samples[told], rows.load[told], rows.squares[told])
+
+    def score(cost: Cost) -> float:
+        loss, count, unlikely = _fit(rows, cost, window)[1].sum(axis=0)
+        score = 0.5 * count * math.log(loss / max(count, 1) + _EXACT**2) + unlikely
+        if cost.padded != expected:
+            score += _MARGIN
+        if cost.kappa > 0:
+            score += _MARGIN + 0.5 * math.log(cost.kappa * typical) ** 2
+        return float(score)
+
+    costs = [Cost(k, p) for p in (False, True) for k in (0.0, *(_CURVES / typical).tolist())]
+    tried = {cost: score(cost) for cost in costs}
+    best = min(tried, key=lambda cost: tried[cost])
+    for factor in _FINER if best.kappa > 0 else ():
+        for kappa in (best.kappa * factor, best.kappa / factor):
+            near = Cost(kappa, best.padded)
+            tried[near] = score(near)
+        best = min(tried, key=lambda cost: tried[cost])
+    return best
+
+
+def _grouped(samples: Ints, load: Floats, squares: Floats) -> bool:
+    """Whether samples of a batch are more alike than batches are.
+
+    Then the scheduler has grouped them by size, believing that they are padded, and its batches
+    hardly tell any more whether that is so: it is believed until they say otherwise.
+    """
+    several = samples > 1
+    if not several.any():
+        return False
+    n, mean = samples[several], load[several] / samples[several]
+    within = (squares[several] / n - mean**2) * n / (n - 1)
+    return bool(mean.var() > within.mean())
+
+
+@compiled
+def _fit_ranks(
+    load: Floats, samples: Ints, compute_s: Floats, window: int, fits: Floats, losses: Floats
+) -> None:
+    """Fits each rank's rows of [S, W] arrays; fills `fits` and `losses`, [W, 3]."""
+    steps, world = load.shape
+    rows, now, before, trial = np.zeros((window, 3)), np.zeros(16), np.zeros(16), np.zeros(16)
+    for rank in range(world):
+        step, first, mean_u, mean_v = steps, window, 0.0, 0.0
+        while step > 0 and first > 0:
+            step -= 1
+            u, v, time_s = load[step, rank], float(samples[step, rank]), compute_s[step, rank]
+            if min(u, v, time_s) > 0:
+                first -= 1
+                rows[first, 0], rows[first, 1], rows[first, 2] = u, v, time_s
+                mean_u += (u - mean_u) / (window - first)
+                mean_v += (v - mean_v) / (window - first)
+        if first == window:
+            continue
+        for k in range(first, window):
+            rows[k, 0] /= mean_u
+            rows[k, 1] /= mean_v
+        losses[rank, 0], losses[rank, 1] = _fit_rows(rows[first:], now, before, trial)
+        a, c, b = now[_BETA], now[_BETA + 1], now[_BETA + 2]
+        losses[rank, 2] = 0.5 * (c**2 + b**2) / (a + c + b) ** 2 / _SHARE**2
+        fits[rank, 0], fits[rank, 1], fits[rank, 2] = a / mean_u, c / mean_v, b
+
+
+@compiled
+def _fit_rows(rows: Floats, now: Floats, before: Floats, trial: Floats) -> tuple[float, int]:
+    """Fits one rank's rows, [F, 3] of (u, v, time_s): its loss, and of how many of them.
+
+    u and v are load and samples over their means. The result is in `now`; `before` holds what it
+    was before the last change of speed, `trial` is for `_reshaped`. Such a fit is an array of
+    normal equations, how many rows they are of, beta, and the beta to which they are drawn.
+    """
+    for fit in (now, before, trial):
+        fit.fill(0.0)
+    now[_BETA] = rows[0, 2] / rows[0, 0]
+    squares, seen, recent, drift, held, held_off = 0.0, 0, 0.0, 0.0, -1, 0.0
+    loss, judged = 0.0, 0
+    for k in range(len(rows)):
+        variance = (_NOISE**2 * _BELIEF + squares) / (_BELIEF + seen)
+        off = _off(now, rows[k]) - drift
+        if seen >= _BLIND:
+            loss += min(off * off, _CAP**2)
+            judged += 1
+        if abs(off) <= max(_CHANGED, _WILD * math.sqrt(variance)):
+            squares += off * off
+            _learn(now, rows[k])
+            _solve(now, variance)
+        else:  # a first step is often slow: the second is believed
+            changed = seen == 1 or (held == k - 1 and off * held_off > 0)
+            if _reshaped(rows, held, k, changed, variance, now, before, trial):
+                _copy(trial, now)
+                squares += _off(now, rows[k]) ** 2
+            elif changed:
+                _copy(now, before)
+                _multiply(now[_BETA:_USUAL], math.exp(off + drift))
+                now[:_BETA].fill(0.0)
+                _copy(now[_BETA:_USUAL], now[_USUAL:])
+                _learn(now, rows[k])
+                _solve(now, variance)
+            else:
+                held, held_off = k, off
+                continue
+            held, recent, drift = -1, 0.0, 0.0
+        seen += 1
+        recent += _FAST * (_off(now, rows[k]) - recent)
+        drift = _significant(recent, variance)
+        if drift != 0:  # what was learned is, little by little, taken to the new speed
+            recent -= _FAST * drift
+            _slow_down(now, math.exp(_FAST * drift))
+            drift -= _FAST * drift
+    _multiply(now[_BETA:_USUAL], math.exp(drift))
+    return loss, judged
+
+
+@compiled
+def _reshaped(
+    rows: Floats,
+    held: int,
+    at: int,
+    changed: bool,
+    variance: float,
+    now: Floats,
+    before: Floats,
+    trial: Floats,
+) -> bool:
+    """Whether other costs at the same speed explain a surprising row better; these are in `trial`.
+
+    Rows of a new load say what b is, and are as far off as those of a new speed. So compared are
+    likelihoods of all rows: of those before the last change and since as of one speed; else of
+    those since and the two surprising ones, with a rank that changed its speed or did two odd ones.
+    """
+    likely = _unlikely(now, variance)
+    if before[_ROWS] > 0:
+        _copy(before, trial)
+        for k in range(_BETA):
+            trial[k] += now[k]
+        _learn(trial, rows[at])
+        _solve(trial, variance)
+        if _unlikely(trial, variance) < _unlikely(before, variance) + likely + 2 * _RARE:
+            before.fill(0.0)
+            return True
+    if held < 0:
+        return False
+    odd = _RARE
+    if changed:
+        odd = min(odd, 0.5 * (_off(now, rows[held]) - _off(now, rows[at])) ** 2 / variance)
+    _copy(now, trial)
+    _learn(trial, rows[held])
+    _learn(trial, rows[at])
+    _solve(trial, variance)
+    return _unlikely(trial, variance) < likely + _RARE + odd
+
+
+@compiled
+def _unlikely(fit: Floats, variance: float) -> float:
+    """−log-likelihood of a fit's rows and of its c and b."""
+    a, c, b = fit[_BETA], fit[_BETA + 1], fit[_BETA + 2]
+    rest = a * (a * fit[0] + 2 * (c * fit[1] + b * fit[2] - fit[6])) + fit[_ROWS]
+    rest += c * (c * fit[3] + 2 * (b * fit[4] - fit[7])) + b * (b * fit[5] - 2 * fit[8])
+    drawn = ((c - fit[_USUAL + 1]) ** 2 + (b - fit[_USUAL + 2]) ** 2) / (a + c + b) ** 2
+    unlikely: float = 0.5 * (max(rest, 0.0) / variance + drawn / _SHARE**2)
+    return unlikely
+
+
+@compiled
+def _off(fit: Floats, row: Floats) -> float:
+    """A row's residual."""
+    a, c, b = fit[_BETA], fit[_BETA + 1], fit[_BETA + 2]
+    return math.log(row[2] / (a * row[0] + c * row[1] + b))
+
+
+@compiled
+def _significant(mean: float, variance: float) -> float:
+    """A mean of residuals, shrunk to 0 as far as noise alone explains it (garrote)."""
+    noise = _DRIFT**2 * variance * _FAST / (2 - _FAST)
+    return mean * (1 - noise / mean**2) if mean**2 > noise else 0.0
+
+
+@compiled
+def _learn(fit: Floats, row: Floats) -> None:
+    """Adds a row to the normal equations of Σ (forecast / time − 1)².
+
+    They are kept as aa, ac, ab, cc, cb, bb, and a, c, b of the right side.
+    """
+    x, y, z = row[0] / row[2], row[1] / row[2], 1 / row[2]
+    fit[0] += x * x
+    fit[1] += x * y
+    fit[2] += x * z
+    fit[3] += y * y
+    fit[4] += y * z
+    fit[5] += z * z
+    fit[6] += x
+    fit[7] += y
+    fit[8] += z
+    fit[_ROWS] += 1
+
+
+@compiled
+def _slow_down(fit: Floats, factor: float) -> None:
+    """As if each row had taken so many times as long."""
+    _multiply(fit[:6], 1 / factor**2)
+    _multiply(fit[6:_ROWS], 1 / factor)
+    _multiply(fit[_BETA:], factor)
+
+
+# Array expressions would take seconds to compile.
+@compiled
+def _multiply(values: Floats, factor: float) -> None:
+    """In place."""
+    for k in range(len(values)):
+        values[k] *= factor
+
+
+@compiled
+def _copy(source: Floats, target: Floats) -> None:
+    for k in range(len(target)):
+        target[k] = source[k]
+
+
+@compiled
+def _solve(fit: Floats, variance: float) -> None:
+    """The least squares with c, b ≥ 0 and a ridge to the usual ones, as shares of a step's time."""
+    aa, ac, ab = fit[0], fit[1], fit[2]
+    if aa <= 0:  # too small for a float: what was known will do
+        return
+    ridge = variance / _SHARE**2 / (fit[_BETA] + fit[_BETA + 1] + fit[_BETA + 2]) ** 2
+    # With a, which is free, eliminated.
+    cc, cb, bb = fit[3] + ridge, fit[4] - ac * ab / aa, fit[5] + ridge
+    left_c, left_b = cc - ac * ac / aa, bb - ab * ab / aa
+    hc = fit[7] + ridge * fit[_USUAL + 1] - ac * fit[6] / aa
+    hb = fit[8] + ridge * fit[_USUAL + 2] - ab * fit[6] / aa
+    det = left_c * left_b - cb * cb
+    c, b = 0.0, 0.0
+    if left_c > _ROUND * cc and left_b > _ROUND * bb and det > _ROUND * left_c * left_b:
+        c, b = (hc * left_b - hb * cb) / det, (hb * left_c - hc * cb) / det
+        if c < 0 or b < 0:  # the better of the two edges
+            c, b = max(hc / left_c, 0.0), max(hb / left_b, 0.0)
+            if hc * c > hb * b:
+                b = 0.0
+            else:
+                c = 0.0
+    a = (fit[6] - ac * c - ab * b) / aa
+    if a <= _LEAST * (c + b):
+        a, c, b = fit[6] / aa, 0.0, 0.0
+    fit[_BETA], fit[_BETA + 1], fit[_BETA + 2] = a, c, b
+
+
+@dataclass(frozen=True)
+class PerSamplePredictor:
+    """CHRONICA's runtime prophet as printed (Alg. 1): OLS of T on Λ, ETT(sample) = a·λ + b.
+
+    Its sum over a batch counts b once per sample; `Models.c` therefore holds the paper's b.
+
+    Args:
+        window: steps to look at.
+    """
+
+    window: int = 64
+
+    def fit(self, feedback: Feedback, world: int) -> Models:
+        """See `Predictor.fit`. With fewer than two distinct Λ, a is the mean of T/Λ and b is 0."""
+        rows = feedback.by_step(world)
+        told = usable(rows.samples, rows.load, rows.compute_s)
+        if not told.any(axis=0).all():
+            return Models.unknown(world)
+        later = np.cumsum(told[::-1], axis=0)[::-1]  # usable rows from each on
+        weight = (told & (later <= self.window)) / np.minimum(later[0], self.window)
+        load, compute_s = (weight * rows.load).sum(axis=0), (weight * rows.compute_s).sum(axis=0)
+        x, y = rows.load - load, rows.compute_s - compute_s
+        with np.errstate(divide="ignore", invalid="ignore"):
+            a = (weight * x * y).sum(axis=0) / (weight * x**2).sum(axis=0)
+        most = np.where(weight > 0, rows.load, 0.0).max(axis=0)
+        least = np.where(weight > 0, rows.load, np.inf).min(axis=0)
+        told_apart = (most > least) & (a > 0)
+        a = np.where(told_apart, a, compute_s / load)
+        return Models(a, np.where(told_apart, compute_s - a * load, 0.0), np.zeros(world))
+
+
+def warm_up() -> None:
+    """Has the kernel compiled, or read from the cache: seconds that no plan should wait for."""
+    rows = Feedback.empty().by_step(1)
+    _fit(rows, SUM, 1)

@@ -1,0 +1,255 @@
+"""`adaptive`: an all-reduce or a partial one, by what the ranks' compute times promise.
+
+Ranks that are slow in turn need not wait for each other: between two meetings all take about as
+long. That is what RNA's partial all-reduce is for, and what it costs (older gradients, fewer of
+them in an update) is for nothing where all are alike, or where the same rank is always the slowest:
+all ranks have as many steps, so the others would wait for it when they meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from paceline.wire import ALLREDUCE, Synchronisation
+from paceline_backend.policies.base import Choice, Feedback, Floats, Policy, Preset
+from paceline_backend.policies.presets.relaxed import BATCHES, STALENESS
+from paceline_backend.policies.registry import make as policy_of
+
+_BLOCKS = 8  # of neighbouring steps: what slows a rank down may last for some
+_T = 2.365  # 97.5 % of Student's t with one degree of freedom less
+_FEWEST = 2 * _BLOCKS  # steps to judge from
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a step costs, from the measured times of some; seconds.
+
+    Exchanges are left out: under a partial all-reduce they run beside the next step.
+    """
+
+    slowest_s: float  # mean over the steps of the slowest rank's time: under the all-reduce
+    alone_s: float  # the largest of the ranks' means: where they need not wait in each step
+    levelled_s: float  # as `slowest_s`, without what lasting speeds and loads explain
+    contributors: float  # ranks with a gradient in a partial round, on average
+    gain: float  # gradients in a second of the partial all-reduce, over those of the all-reduce
+
+    @staticmethod
+    def of(compute_s: Floats, load: Floats, probes: int, staleness: int) -> Estimate:
+        """From each rank's steps.
+
+        A round is called by the first of `probes` ranks, so what it takes is their least time on
+        average (RNA, Sec. 3.2). A rank that takes longer has nothing for some rounds; one that
+        takes more than `staleness` rounds longer has it dropped.
+
+        Args:
+            compute_s: [S, W], some above 0.
+            load: [S, W].
+            probes: that call a round.
+            staleness: rounds after which a gradient is dropped.
+        """
+        slowest_s = float(compute_s.max(axis=1).mean())
+        alone_s = float(compute_s.mean(axis=0).max())
+        response_s = first_of(compute_s, probes)
+        late = compute_s > (staleness + 1) * response_s
+        ready = np.minimum(1.0, response_s / np.maximum(compute_s, 1e-12))
+        return Estimate(
+            slowest_s,
+            alone_s,
+            float(compute_s.mean() + _unexplained(compute_s, load).max(axis=1).mean()),
+            float((ready * ~late).mean() * compute_s.shape[1]),
+            slowest_s / alone_s * (1.0 - float(late.mean())),
+        )
+
+
+def first_of(times: Floats, probes: int) -> float:
+    """The mean of the least time among so many ranks drawn from each step's, s.
+
+    Args:
+        times: [S, W].
+        probes: from 1 on; more than W count as W.
+    """
+    world = times.shape[1]
+    probes = min(probes, world)
+    # That the i-th fastest is the first: i slower ones come in the way of ever fewer draws.
+    ranks = np.arange(world - 1)
+    steps = np.maximum(world - ranks - probes, 0) / np.maximum(world - 1 - ranks, 1)
+    chances = probes / world * np.concatenate([[1.0], np.cumprod(steps)])
+    return float((np.sort(times, axis=1) @ chances).mean())
+
+
+def _unexplained(compute_s: Floats, load: Floats) -> Floats:
+    """What is left of times when each rank's mean and the effect of its loads are out, [S, W]."""
+    off, loads = compute_s - compute_s.mean(axis=0), load - load.mean(axis=0)
+    spread = (loads**2).sum(axis=0)
+    slope = (loads * off).sum(axis=0) / np.where(spread > 0, spread, np.inf)
+    return np.asarray(off - slope * loads)
+
+
+class _Memory(msgspec.Struct):
+    partial: bool = False
+    segments: int = 0  # that it has been so
+
+
+@dataclass(frozen=True)
+class Adaptive:
+    """Chooses the partial all-reduce where it surely saves more than `saving` of the time.
+
+    And the all-reduce again where it surely saves less than `back`. Sure: the 95 % interval of the
+    gain, by a jackknife over blocks of steps, is on one side. So noise decides nothing, and where
+    the saving is in between, all stays as it is.
+
+    Args:
+        saving: of the time for as many gradients.
+        back: below `saving`; above it counts as that.
+        steps: the newest complete ones, to judge from.
+        hold: segments that a choice is kept for, at least.
+        probes: see `Synchronisation` "partial".
+        staleness: likewise.
+    """
+
+    saving: float
+    back: float
+    steps: int
+    hold: int
+    probes: int
+    staleness: int
+
+    def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
+        """See `Chooser.choose`."""
+        before = _recall(memory)
+        if world == 1:
+            return self._choice(before, "there is one rank only")
+        rows = feedback.by_step(world)
+        worked = rows.compute_s.max(axis=1, initial=0.0) > 0
+        count = min(self.steps, int(worked.sum())) // _BLOCKS * _BLOCKS
+        if count < _FEWEST:
+            return self._choice(before, f"too few steps are known: {worked.sum()} of {_FEWEST}")
+        compute_s, load = rows.compute_s[worked][-count:], rows.load[worked][-count:]
+        found = Estimate.of(compute_s, load, self.probes, self.staleness)
+        error = self._error(compute_s, load)
+        after = self._decide(before, found.gain - error, found.gain + error)
+        return self._choice(after, self._words(found, error, world, after.partial))
+
+    def _decide(self, before: _Memory, low: float, high: float) -> _Memory:
+        """What to do where the gain is between these."""
+        saves, loses = 1 / (1 - self.saving), 1 / (1 - min(self.back, self.saving))
+        wants = low > saves if not before.partial else high >= loses
+        if wants != before.partial and before.segments >= self.hold:
+            return _Memory(wants, 0)
+        return before
+
+    def _error(self, compute_s: Floats, load: Floats) -> float:
+        """Half the 95 % interval of the gain: delete-a-block jackknife."""
+        blocks = np.arange(len(compute_s)) * _BLOCKS // len(compute_s)
+        gains = np.array(
+            [
+                Estimate.of(
+                    compute_s[blocks != k], load[blocks != k], self.probes, self.staleness
+                ).gain
+                for k in range(_BLOCKS)
+            ]
+        )
+        deviation = np.sqrt((_BLOCKS - 1) / _BLOCKS * ((gains - gains.mean()) ** 2).sum())
+        return float(_T * deviation)
+
+    def _words(self, found: Estimate, error: float, world: int, partial: bool) -> str:
+        words = (
+            f"a step's slowest rank takes {_ms(found.slowest_s)}, no rank more than "
+            f"{_ms(found.alone_s)} on average: "
+        )
+        gain = f"{found.gain:.2f} times the gradients (± {error:.2f}, exchanges left out)"
+        if partial:
+            ranks = f"some {found.contributors:.1f} of {world} ranks"
+            words += f"{gain} are expected, those of {ranks} in a round"
+        else:
+            words += f"a partial one would give {gain}"
+        levelled = 1 - found.levelled_s / found.slowest_s
+        if levelled > max(self.saving, 1 - 1 / found.gain):
+            words += (
+                f"; batches that fit the ranks' speeds and the samples' sizes (`batches`) could "
+                f"save {levelled:.0%}"
+            )
+        return words
+
+    def _choice(self, now: _Memory, words: str) -> Choice:
+        how, name = ALLREDUCE, "all-reduce"
+        if now.partial:
+            given = {"probes": self.probes, "staleness": self.staleness, "mean": True}
+            how, name = Synchronisation("partial", given), "partial"
+        memory = {"partial": now.partial, "segments": now.segments + 1}
+        return Choice(how, f"{name}: {words}", memory)
+
+
+def _recall(memory: Mapping[str, Any]) -> _Memory:
+    """What was last; nothing where another release, with another memory, planned."""
+    try:
+        return msgspec.convert(memory, _Memory)
+    except msgspec.ValidationError:
+        return _Memory()
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"
+
+
+def make(parameters: Mapping[str, Any]) -> Policy:
+    """The policy."""
+    names = ("saving", "back", "steps", "hold", "probes", "staleness")
+    chooser = Adaptive(**{name: parameters[name] for name in names})
+    return replace(policy_of(parameters["batches"]), name="adaptive", synchroniser=chooser)
+
+
+preset = Preset(
+    name="adaptive",
+    summary="All-reduce, or a partial one while ranks are slow in turn: whichever the measured "
+    "times of steps promise more of.",
+    source="Paceline; the partial all-reduce is RNA's",
+    make=make,
+    parameters={
+        "saving": {
+            "type": "number",
+            "minimum": 0,
+            "maximum": 0.9,
+            "default": 0.15,
+            "description": "Share of the time for as many gradients that the partial all-reduce "
+            "must save: the lower bound of the 95 % interval.",
+        },
+        "back": {
+            "type": "number",
+            "minimum": 0,
+            "maximum": 0.9,
+            "default": 0.1,
+            "description": "Share below which, by the upper bound, the all-reduce comes back; not "
+            "above `saving`.",
+        },
+        "steps": {
+            "type": "integer",
+            "minimum": _FEWEST,
+            "maximum": 64,
+            "default": 32,
+            "description": "The newest steps, whose times it rests on.",
+        },
+        "hold": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": 1024,
+            "default": 4,
+            "description": "Segments that a choice is kept for, at least.",
+        },
+        "probes": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": 1024,
+            "default": 2,
+            "description": "Ranks, drawn anew for each partial round, of which the first that is "
+            "ready calls it.",
+        },
+        "staleness": STALENESS,
+        "batches": BATCHES,
+    },
+)

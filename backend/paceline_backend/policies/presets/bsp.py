@@ -1,0 +1,64 @@
+"""`bsp`: equal counts in random order, an all-reduce after each step: plain PyTorch DDP."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.core.dealing import dealt, equal_counts
+from paceline_backend.policies.base import (
+    Batches,
+    Ints,
+    KeepPlacement,
+    Models,
+    Policy,
+    Preset,
+    Problem,
+)
+from paceline_backend.policies.predict.linear import WINDOW, LinearPredictor
+from paceline_backend.policies.solve.counts import bounds
+from paceline_backend.policies.solve.order import remaining_in_order
+
+
+class EqualCounts:
+    """Global batches in ``DistributedSampler``'s order; rank r gets positions r, r + W, … of each.
+
+    A rank at its memory limit gets no more; the others go on in turn. After a switch in mid-epoch
+    what remains keeps the epoch's order. Models are not looked at.
+    """
+
+    def compose(self, problem: Problem, models: Models) -> Ints:
+        """See `Scheduler.compose`."""
+        return remaining_in_order(
+            len(problem.sizes), problem.seed, problem.epoch, problem.remaining
+        )
+
+    def schedule(self, problem: Problem, models: Models) -> Batches:
+        """See `Scheduler.schedule`."""
+        _, most = bounds(problem)
+        counts, samples, start = [], [], 0
+        for size in problem.batch_sizes():
+            counts.append(equal_counts(size, most))
+            samples.append(problem.order[start : start + size][dealt(counts[-1])])
+            start += size
+        return Batches.joined(counts, samples, problem.world)
+
+
+def make(parameters: Mapping[str, Any]) -> Policy:
+    """The policy. Its predictor only serves to show ETT."""
+    return Policy(
+        name="bsp",
+        predictor=LinearPredictor(window=parameters["window"]),
+        scheduler=EqualCounts(),
+        shuffler=KeepPlacement(),
+        balances=False,
+    )
+
+
+preset = Preset(
+    name="bsp",
+    summary="Equal batches in random order: plain data parallelism, as PyTorch's DDP does it.",
+    source="PyTorch DistributedSampler and DistributedDataParallel; also Horovod, SSGD",
+    make=make,
+    parameters={"window": WINDOW},
+)

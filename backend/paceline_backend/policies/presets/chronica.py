@@ -1,0 +1,307 @@
+"""`chronica`: each worker gets as much of each global batch as its speed allows, sample by sample.
+
+CHRONICA's runtime prophet (Alg. 1, in `linear`), data scheduler (Alg. 2), data shuffler (Alg. 3)
+and learning-rate compensator (Alg. 4). What the defaults do beyond the paper, and why, is told in
+docs/decisions/0006-chronica-levelled.md; ``picks="paper"`` and ``ett="per-sample"`` do as printed.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+import numpy as np
+
+from paceline_backend.policies.base import (
+    Batches,
+    Floats,
+    Ints,
+    Models,
+    Policy,
+    Predictor,
+    Preset,
+    Problem,
+)
+from paceline_backend.policies.predict.linear import WINDOW, LinearPredictor, PerSamplePredictor
+from paceline_backend.policies.solve.counts import bounds
+from paceline_backend.policies.solve.holdings import Holdings, split
+
+_ROUNDS = 2  # of levelling a step: a third gains less than 0.1 ‰
+
+
+class _Step:
+    """One global batch in the making. Plain lists: NumPy scalars would make each pick slow."""
+
+    def __init__(self, models: Models, most: Ints, holdings: list[Holdings]) -> None:
+        self.most: list[int] = most.tolist()
+        self.a: list[float] = models.a.tolist()
+        self.c: list[float] = models.c.tolist()
+        self.ett: list[float] = models.b.tolist()
+        self.batches: list[list[tuple[int, float]]] = [[] for _ in self.a]  # (sample, size)
+        self.holdings = holdings
+        self._left: Floats | None = None  # what each has to do, once somebody holds nothing
+
+    def source(self, rank: int) -> int:
+        """Of whose samples a worker's next one is: its own, else whoever has most left to do.
+
+        The paper does not say what the least loaded worker does once it holds nothing. Such a
+        sample changes its holder, and counts as moved.
+        """
+        if self.holdings[rank]:
+            return rank
+        if self._left is None:
+            self._left = np.array([self._left_of(rank) for rank in range(len(self.holdings))])
+        return int(self._left.argmax())
+
+    def give(self, rank: int, source: int, at: int) -> None:
+        """Gives a worker the sample at a place of what it, or another, holds."""
+        self.add(rank, *self.holdings[source].take(at))
+        if self._left is not None:
+            self._left[source] = self._left_of(source)
+
+    def _left_of(self, rank: int) -> float:
+        held = self.holdings[rank]
+        return self.a[rank] * held.load + self.c[rank] * len(held) if held else -inf
+
+    def add(self, rank: int, sample: int, size: float) -> None:
+        self.batches[rank].append((sample, size))
+        self.ett[rank] += self.a[rank] * size + self.c[rank]
+
+    def full(self, rank: int) -> bool:
+        """Whether no more samples fit into its memory."""
+        return len(self.batches[rank]) >= self.most[rank]
+
+    def assignments(self) -> list[Ints]:
+        return [np.array([sample for sample, _ in batch], np.int64) for batch in self.batches]
+
+
+@dataclass(frozen=True)
+class PaperScheduler:
+    """CHRONICA's data scheduler as printed (Alg. 2), strictly local as long as it can be.
+
+    A step's first pick is a random sample, done by its holder. Each later one goes to the worker
+    with the least ETT so far, first fit decreasing: the largest of its samples that fits into the
+    gap to the most loaded worker, else its smallest.
+    """
+
+    def compose(self, problem: Problem, models: Models) -> Ints:
+        """Nothing: each pick depends on the ones before."""
+        return problem.remaining
+
+    def schedule(self, problem: Problem, models: Models) -> Batches:
+        """See `Scheduler.schedule`."""
+        holdings = split(problem.remaining, problem.placement, problem.sizes, problem.world)
+        rng = problem.rng()
+        _, most = bounds(problem)
+        plan = []
+        for count in problem.batch_sizes():
+            step = _Step(models, most, holdings)
+            held = np.array([len(h) for h in holdings])
+            rank = int(rng.choice(problem.world, p=held / held.sum()))
+            able = rank if most[rank] else int(most.argmax())
+            step.give(able, rank, int(rng.integers(held[rank])))
+            least = [(ett, rank) for rank, ett in enumerate(step.ett) if not step.full(rank)]
+            heapq.heapify(least)
+            longest = max(step.ett)
+            for _ in range(count - 1):
+                rank = least[0][1]
+                gap = (longest - step.ett[rank] - step.c[rank]) / step.a[rank]
+                source = step.source(rank)
+                step.give(rank, source, holdings[source].fitting(gap))
+                longest = max(longest, step.ett[rank])
+                if step.full(rank):
+                    heapq.heappop(least)
+                else:
+                    heapq.heapreplace(least, (step.ett[rank], rank))
+            plan.append(step.assignments())
+        return Batches.of(plan, problem.world)
+
+
+@dataclass(frozen=True)
+class LevelledScheduler:
+    """Alg. 2 with representative batches and exact closing.
+
+    Each pick goes to the worker that would be done first with a typical sample of its own, and is a
+    random sample of that worker. Then the workers are levelled: each exchanges one of its picks for
+    one that it holds back, such that its ETT comes nearest to where all would be equal at the same
+    total load. An epoch's last step, which has no choice of samples, is filled largest first.
+    """
+
+    def compose(self, problem: Problem, models: Models) -> Ints:
+        """Nothing: each pick depends on the ones before."""
+        return problem.remaining
+
+    def schedule(self, problem: Problem, models: Models) -> Batches:
+        """See `Scheduler.schedule`."""
+        holdings = split(problem.remaining, problem.placement, problem.sizes, problem.world)
+        rng = problem.rng()
+        _, most = bounds(problem)
+        plan = []
+        for count in problem.batch_sizes():
+            step = _Step(models, most, holdings)
+            if count == sum(map(len, holdings)):
+                _largest_first(step)
+            else:
+                _fill(step, rng.random(count).tolist())
+                for _ in range(_ROUNDS):
+                    _level(step)
+            plan.append(step.assignments())
+        return Batches.of(plan, problem.world)
+
+
+def _fill(step: _Step, draws: list[float]) -> None:
+    def done(rank: int) -> float:
+        held = step.holdings[rank]
+        typical = held.load / len(held) if held else 0.0
+        return step.ett[rank] + step.a[rank] * typical + step.c[rank]
+
+    first = [(done(rank), rank) for rank in range(len(step.a)) if not step.full(rank)]
+    heapq.heapify(first)
+    for draw in draws:
+        rank = first[0][1]
+        source = step.source(rank)
+        step.give(rank, source, int(draw * len(step.holdings[source])))
+        if step.full(rank):
+            heapq.heappop(first)
+        else:
+            heapq.heapreplace(first, (done(rank), rank))
+
+
+def _level(step: _Step) -> None:
+    active = [rank for rank, batch in enumerate(step.batches) if batch]
+    speed = [1.0 / step.a[rank] for rank in active]
+    ett = [step.ett[rank] for rank in active]
+    level = sum(e * s for e, s in zip(ett, speed, strict=True)) / sum(speed)
+    for rank in active:
+        held, batch = step.holdings[rank], step.batches[rank]
+        if not held:
+            continue
+        missing = (level - step.ett[rank]) / step.a[rank]
+        nearest = [held.nearest(size + missing) for _, size in batch]
+        error = [
+            abs(size + missing - held.sizes[at])
+            for at, (_, size) in zip(nearest, batch, strict=True)
+        ]
+        best = error.index(min(error))
+        if error[best] < abs(missing):
+            sample, size = batch.pop(best)
+            step.ett[rank] -= step.a[rank] * size + step.c[rank]
+            step.add(rank, *held.take(nearest[best]))
+            held.put(sample, size)
+
+
+def _largest_first(step: _Step) -> None:
+    rest = sorted(
+        (-size, sample)
+        for held in step.holdings
+        for size, sample in zip(held.sizes, held.samples, strict=True)
+    )
+    a, c, ett = np.array(step.a), np.array(step.c), np.array(step.ett)
+    for rank in range(len(a)):
+        if step.full(rank):
+            ett[rank] = inf
+    for size, sample in rest:
+        rank = int(np.argmin(ett + a * -size + c))
+        step.add(rank, sample, -size)
+        ett[rank] = inf if step.full(rank) else step.ett[rank]
+
+
+@dataclass(frozen=True)
+class ChronicaShuffler:
+    """CHRONICA's data shuffler (Alg. 3): overloaded workers give samples up, as few as will do.
+
+    A worker whose total ETT is above the level gives up samples, the largest that fits its surplus
+    first, until it is not. They go, largest first, to the least loaded worker, at that worker's
+    cost.
+
+    Args:
+        paper: the level is the mean of the totals, as printed. Otherwise it is what all would have
+        if the
+            load were divided by speed: the mean leaves a slow worker above that for several epochs.
+    """
+
+    paper: bool = False
+
+    def shuffle(self, problem: Problem, models: Models) -> Ints:
+        """See `Shuffler.shuffle`."""
+        holdings = split(problem.remaining, problem.placement, problem.sizes, problem.world)
+        steps = -(-len(problem.remaining) // problem.global_batch)
+        load = np.array([h.load for h in holdings])
+        count = np.array([len(h) for h in holdings])
+        total = models.a * load + models.c * count + models.b * steps
+        weight = np.ones(problem.world) if self.paper else 1.0 / models.a
+        level = float(np.average(total, weights=weight))
+        pool: list[tuple[float, int]] = []
+        for rank, held in enumerate(holdings):
+            a, c = float(models.a[rank]), float(models.c[rank])
+            while total[rank] > level and held:
+                sample, size = held.take(held.fitting((total[rank] - level - c) / a))
+                total[rank] -= a * size + c
+                pool.append((-size, sample))
+        placement = problem.placement.copy()
+        for negative, sample in sorted(pool):
+            cost = models.a * -negative + models.c
+            rank = int(np.argmin(total if self.paper else total + cost))
+            total[rank] += cost[rank]
+            placement[sample] = rank
+        return placement
+
+
+def compensate(gradients: Floats, loads: Floats) -> Floats:
+    """CHRONICA's compensated gradient (Eq. 7): Σ_j g_j Λ_j / ΣΛ, which is the global batch's.
+
+    For reference: the ranks' all-reduce does this, whatever the policy.
+
+    Args:
+        gradients: of each worker, a mean over its size units, [W, P].
+        loads: Λ_j, [W]; n_j instead where the loss is a mean over samples.
+
+    Raises:
+        ValueError: the loads are all zero.
+    """
+    total = loads.sum()
+    if total <= 0:
+        raise ValueError("loads: all zero; a step needs at least one sample of positive size")
+    return np.asarray(loads @ gradients / total)
+
+
+def make(parameters: Mapping[str, Any]) -> Policy:
+    """The policy."""
+    paper = parameters["picks"] == "paper"
+    per_sample = parameters["ett"] == "per-sample"
+    window = parameters["window"]
+    predictor: Predictor = PerSamplePredictor(window) if per_sample else LinearPredictor(window)
+    return Policy(
+        name="chronica",
+        predictor=predictor,
+        scheduler=PaperScheduler() if paper else LevelledScheduler(),
+        shuffler=ChronicaShuffler(paper),
+    )
+
+
+preset = Preset(
+    name="chronica",
+    summary="Learns each worker's speed and gives each as much load per step as it can take.",
+    source="CHRONICA: a data-imbalance-aware scheduler for distributed deep learning",
+    make=make,
+    parameters={
+        "ett": {
+            "type": "string",
+            "enum": ["per-step", "per-sample"],
+            "default": "per-step",
+            "description": "What the predictor fits: a step's time T = a·Λ + c·n + b, "
+            "or as in the paper a·λ + b for each sample.",
+        },
+        "picks": {
+            "type": "string",
+            "enum": ["levelled", "paper"],
+            "default": "levelled",
+            "description": "How samples are picked and placed: representative batches levelled "
+            "exactly, or Algorithms 2 and 3 as printed.",
+        },
+        "window": WINDOW,
+    },
+)

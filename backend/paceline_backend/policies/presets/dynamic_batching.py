@@ -1,0 +1,222 @@
+"""`dynamic-batching`: batches that follow the workers' iteration times, in a closed loop.
+
+Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching, §III-C, Eqs. 4–5.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+
+from paceline_backend.policies.base import (
+    Allocation,
+    Feedback,
+    Floats,
+    Ints,
+    Models,
+    Policy,
+    Preset,
+    Problem,
+)
+from paceline_backend.policies.presets.static_batching import CAPACITY, counts_of
+from paceline_backend.policies.solve import counts as counted
+
+
+class _Memory(counted.Counted):
+    target: list[float]  # [W] what `counts` were rounded from
+    next: int  # the first step that the means do not hold
+    steps: int  # since the last change, that they hold
+    mean_s: list[float]  # [W] μ, seconds for `counts` samples; 0: unknown
+    before: list[int]  # [W] counts before the last change, until judged,
+    rate: list[float]  # [W] and samples per second then; 0: unknown
+    most: list[int]  # [W] the learned upper bounds,
+    learned: list[int]  # [W] and in which step
+
+
+@dataclass(frozen=True)
+class DynamicAllocator:
+    """b_k ← b_k · mean(μ) / μ_k (Eqs. 4–5), rescaled to the global batch, then rounded.
+
+    μ_k is the moving average of worker k's iteration times since the counts last changed; times of
+    other counts (an epoch's last step, coasted ones) count in proportion. When worker k got slower
+    per sample, by more than the dead band, from getting more samples, its upper bound becomes what
+    it had before.
+
+    Args:
+        capacity: of each rank, for the counts at the beginning; empty: equal.
+        dead_band: change nothing unless some worker's batch changes by more, relatively.
+        smoothing: weight of the newest time in the moving average.
+        every_steps: steps that must be known between two changes.
+        b_min: samples that each worker gets at least.
+        b_max: samples that each worker gets at most; 0: no bound.
+        forget_steps: a learned bound holds for so many steps; 0: for good.
+    """
+
+    capacity: tuple[float, ...] = ()
+    dead_band: float = 0.05
+    smoothing: float = 0.3
+    every_steps: int = 4
+    b_min: int = 1
+    b_max: int = 0
+    forget_steps: int = 1000
+
+    def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
+        """See `Allocator.allocate`."""
+        memory = counted.recall(problem, _Memory) or self._begin(problem)
+        memory = self._follow(memory, counted.told(feedback, problem.world, memory.next))
+        if memory.steps >= self.every_steps:
+            memory = self._adjust(self._judge(memory, problem), problem)
+        return counted.allocation(memory)
+
+    def _begin(self, problem: Problem) -> _Memory:
+        world = problem.world
+        counts = counts_of(self.capacity, problem).tolist()
+        return _Memory(
+            counts=counts,
+            target=[float(count) for count in counts],
+            next=0,
+            steps=0,
+            mean_s=[0.0] * world,
+            before=[],
+            rate=[0.0] * world,
+            most=[problem.global_batch] * world,
+            learned=[0] * world,
+        )
+
+    def _follow(self, memory: _Memory, rows: counted.Told) -> _Memory:
+        """The means with the steps that became known."""
+        counts, mean = np.array(memory.counts), np.array(memory.mean_s)
+        for k in range(len(rows)):
+            says = rows.usable[k] & (counts > 0)
+            time_s = rows.compute_s[k] * counts / np.maximum(rows.samples[k], 1)
+            next_ = mean + self.smoothing * (time_s - mean)
+            mean = np.where(says, np.where(mean > 0, next_, time_s), mean)
+        following = int(rows.step[-1]) + 1 if len(rows) else memory.next
+        return replace(memory, mean_s=mean.tolist(), steps=memory.steps + len(rows), next=following)
+
+    def _judge(self, memory: _Memory, problem: Problem) -> _Memory:
+        """The upper bounds with what the last change taught, once it is known."""
+        most, learned = np.array(memory.most), np.array(memory.learned)
+        if self.forget_steps:
+            most[problem.first_step - learned >= self.forget_steps] = problem.global_batch
+        if memory.before:
+            rate, before = _rate(memory), np.array(memory.before)
+            worse = (rate > 0) & (rate < np.array(memory.rate) * (1 - self.dead_band))
+            worse &= np.array(memory.counts) > before
+            most[worse], learned[worse] = before[worse], problem.first_step
+        return replace(memory, before=[], most=most.tolist(), learned=learned.tolist())
+
+    def _adjust(self, memory: _Memory, problem: Problem) -> _Memory:
+        """Other counts, if they are worth it: the moving averages begin anew."""
+        most = np.minimum(memory.most, self.b_max or problem.global_batch)
+        low, high = counted.bounds(problem, self.b_min, most)
+        wanted = proportional(np.array(memory.counts), np.array(memory.mean_s))
+        target = counted.spread(wanted, problem.global_batch, low, high)
+        counts, old = counted.rounded(target).tolist(), np.array(memory.target)
+        # Of what is not rounded: else noise would move a sample to and fro.
+        small = (np.abs(target - old) <= self.dead_band * old).all()
+        if small or counts == memory.counts:
+            return memory
+        return replace(
+            memory,
+            counts=counts,
+            target=target.tolist(),
+            next=max(memory.next, problem.first_step),
+            steps=0,
+            mean_s=[0.0] * problem.world,
+            before=memory.counts,
+            rate=_rate(memory).tolist(),
+        )
+
+
+def proportional(counts: Ints, mean_s: Floats) -> Floats:
+    """Eqs. 4–5: b_k − X_k (μ_k − mean μ) with X_k = b_k / μ_k, which is b_k · mean(μ) / μ_k, [W].
+
+    Their sum is another than before: (1, 1) with times (1, 3) becomes (2, ⅔).
+
+    Args:
+        counts: b, [W].
+        mean_s: μ; 0 is unknown, and leaves b as it is, [W].
+    """
+    wanted, known = counts.astype(np.float64), mean_s > 0
+    if known.any():
+        wanted[known] *= mean_s[known].mean() / mean_s[known]
+    return wanted
+
+
+def _rate(memory: _Memory) -> Floats:
+    """Samples per second of each worker since the last change; 0: unknown, [W]."""
+    mean = np.array(memory.mean_s)
+    return np.where(mean > 0, memory.counts / np.where(mean > 0, mean, 1.0), 0.0)
+
+
+def make(parameters: Mapping[str, Any]) -> Policy:
+    """The policy."""
+    allocator = DynamicAllocator(
+        capacity=tuple(parameters["capacity"]),
+        **{
+            name: parameters[name]
+            for name in ("dead_band", "smoothing", "every_steps", "b_min", "b_max", "forget_steps")
+        },
+    )
+    return counted.policy("dynamic-batching", allocator, parameters)
+
+
+preset = Preset(
+    name="dynamic-batching",
+    summary="Makes batches larger or smaller until all workers take the same time.",
+    source="Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching, "
+    "closed loop",
+    make=make,
+    parameters={
+        "capacity": {**CAPACITY, "description": f"To begin with. {CAPACITY['description']}"},
+        "dead_band": {
+            "type": "number",
+            "minimum": 0,
+            "maximum": 1,
+            "default": 0.05,
+            "description": "Change nothing unless some worker's batch changes by more, relatively.",
+        },
+        "smoothing": {
+            "type": "number",
+            "minimum": 0.01,
+            "maximum": 1,
+            "default": 0.3,
+            "description": "Weight of the newest step in the moving average of the times.",
+        },
+        "every_steps": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": 10_000,
+            "default": 4,
+            "description": "Steps that must be known between two changes.",
+        },
+        "b_min": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": 1_000_000,
+            "default": 1,
+            "description": "Samples that each worker gets at least.",
+        },
+        "b_max": {
+            "type": "integer",
+            "minimum": 0,
+            "maximum": 1_000_000,
+            "default": 0,
+            "description": "Samples that each worker gets at most; 0: no bound.",
+        },
+        "forget_steps": {
+            "type": "integer",
+            "minimum": 0,
+            "maximum": 1_000_000,
+            "default": 1000,
+            "description": "How long an upper bound holds that was learned from a worker's "
+            "slowing down with larger batches; 0: for good.",
+        },
+        **counted.PARAMETERS,
+    },
+)

@@ -1,0 +1,364 @@
+"""`ep4ddl`: equal batches; workers predicted to be slow compute with more CPU threads.
+
+EP4DDL (Z. Ji, X. Zhang, J. Li, J. Wei, Z. Wei, The Journal of Supercomputing, 2022), as CHRONICA
+describes it (§II, §VI-A): a GRU predicts each worker's performance, and branch and bound picks the
+combination of parallelism that minimises the variance between workers. What that leaves open is
+filled in here as simply as will do; docs/policies.md tells how.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+
+from paceline_backend.policies.base import (
+    Allocation,
+    Feedback,
+    Floats,
+    Ints,
+    KeepPlacement,
+    Models,
+    Policy,
+    Preset,
+    Problem,
+)
+from paceline_backend.policies.presets.bsp import EqualCounts
+from paceline_backend.policies.solve import counts as counted
+
+if TYPE_CHECKING:
+    import torch
+
+_PAST = 8  # steps that a prediction looks back; so many follow a change before the next
+_HIDDEN = 4
+_SEQUENCES = 64  # that the GRU learns from
+_ROUNDS = 24  # of Adam, on all of them at once
+_RATE = 0.05
+_NODES = 20_000  # of branch and bound: some 30 ms
+_WORKERS = 64  # beyond so many it would not get far with them
+_LEVELS = 256
+_WORTH = 0.05  # of the mean time: a smaller gain in standard deviation changes nothing
+_NO_SIZE = 1e-12  # of the time: what a size unit costs, to a model that knows of none
+
+_alone = threading.Lock()  # torch's number of threads is the process's, which plans several runs
+
+
+@dataclass(frozen=True)
+class GruPredictor:
+    """EP4DDL's predictor: the time of each worker's next step from its last ones, by a GRU.
+
+    One small network for all workers, trained anew on the window whenever a plan is made, so that
+    the plan depends on nothing else. It predicts how far the next step's time lies from the mean of
+    the eight before, and begins with "not at all". It sees times alone: `Models.b` is the whole of
+    the prediction.
+    """
+
+    def fit(self, feedback: Feedback, world: int) -> Models:
+        """See `Predictor.fit`. Known as soon as each rank has one usable row."""
+        if not len(feedback):
+            return Models.unknown(world)
+        told = counted.told(feedback, world, 0)
+        times = [t[ok] for t, ok in zip(told.compute_s.T, told.usable.T, strict=True)]
+        if not all(map(len, times)):
+            return Models.unknown(world)
+        level = np.array([t[-_PAST:].mean() for t in times])
+        long_ = [rank for rank, t in enumerate(times) if len(t) > _PAST]
+        if long_:
+            windows = [sliding_window_view(times[rank], _PAST + 1) for rank in long_]
+            history = np.concatenate(windows)
+            # From all of the window and all workers, evenly.
+            history = history[np.linspace(0, len(history) - 1, _SEQUENCES).astype(int)]
+            last = np.stack([times[rank][-_PAST:] for rank in long_])
+            mean = history[:, :_PAST].mean(axis=1, keepdims=True)
+            level[long_] *= np.maximum(
+                1 + _predict(history / mean - 1, last / last.mean(axis=1, keepdims=True) - 1), 0.1
+            )
+        return Models(_NO_SIZE * level, np.zeros(world), level)
+
+
+def _predict(history: Floats, last: Floats) -> Floats:
+    """The value after each row of `last` [W, P], by a GRU that learned from `history` [S, P + 1].
+
+    The same rows give the same values: one seed, one thread, float64.
+    """
+    import torch
+
+    with _alone:
+        threads = torch.get_num_threads()
+        torch.set_num_threads(1)  # with two, it takes ten times as long
+        try:
+            with torch.enable_grad():
+                forecast = _learned(torch.from_numpy(history))
+            with torch.no_grad():
+                return forecast(torch.from_numpy(last)).numpy()
+        finally:
+            torch.set_num_threads(threads)
+
+
+def _learned(history: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
+    """A forecast of the last column of `history` [S, P + 1] from those before, by Adam.
+
+    Of torch only what ``import torch`` brings: its modules and optimisers would import its compiler
+    too, which takes a busy machine half a minute.
+    """
+    import torch
+
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(3 * _HIDDEN, 1), (3 * _HIDDEN, _HIDDEN), (3 * _HIDDEN,), (3 * _HIDDEN,)]
+    gru = [torch.empty(s, dtype=torch.float64) for s in shapes]
+    for values in gru:
+        values.uniform_(-0.5, 0.5, generator=generator)
+    weights, bias = torch.zeros(_HIDDEN, dtype=torch.float64), torch.zeros(1, dtype=torch.float64)
+    parameters = [p.requires_grad_() for p in (*gru, weights, bias)]
+
+    def forecast(rows: torch.Tensor) -> torch.Tensor:
+        start = torch.zeros(1, len(rows), _HIDDEN, dtype=torch.float64)
+        out, _ = torch.gru(rows[..., None], start, gru, True, 1, 0.0, False, False, True)
+        return out[:, -1] @ weights + bias
+
+    moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in parameters]
+    for round_ in range(1, _ROUNDS + 1):
+        # One change of speed is no habit: errors above a tenth count linearly.
+        error = torch.nn.functional.smooth_l1_loss(
+            forecast(history[:, :-1]), history[:, -1], beta=0.1
+        )
+        gradients = torch.autograd.grad(error, parameters)
+        with torch.no_grad():
+            for p, g, (first, second) in zip(parameters, gradients, moments, strict=True):
+                first.lerp_(g, 0.1)
+                second.lerp_(g * g, 0.001)
+                mean, square = first / (1 - 0.9**round_), second / (1 - 0.999**round_)
+                p -= _RATE * mean / (square.sqrt() + 1e-8)
+    return forecast
+
+
+def shortened(threads: Ints, serial: float) -> Floats:
+    """What k threads multiply a step's time by (Amdahl): serial + (1 - serial)/k."""
+    return np.asarray(serial + (1 - serial) / threads)
+
+
+def least_variance(times: Floats, most: int, cores: int, serial: float) -> Ints:
+    """Threads 1 … most of each worker that minimise the variance of their times, [W].
+
+    Branch and bound, depth first: the squares by which the workers decided on so far are off their
+    own mean can only grow with more workers. It begins with what comes out when each takes what is
+    nearest to a common level; with more than 64 workers that is the result, and after 20,000 nodes
+    the best found so far: a dozen workers need fewer. Of equally good choices, fewer threads.
+
+    Args:
+        times: of each worker with one thread, [W] s.
+        most: threads of a worker.
+        cores: of all workers together, though each has one at least; 0: no bound.
+        serial: share of the time that threads do not shorten.
+    """
+    search = _Search(times[:, None] * shortened(np.arange(1, most + 1), serial), cores)
+    search.try_levels()
+    if len(times) <= _WORKERS:
+        search.descend()
+    return search.best
+
+
+class _Search:
+    """Branch and bound over each worker's choice; who takes longest decides first.
+
+    Args:
+        choices: each worker's time with 1, 2, … threads, [W, most].
+        cores: see `least_variance`.
+    """
+
+    def __init__(self, choices: Floats, cores: int) -> None:
+        world, most = choices.shape
+        self._workers = np.argsort(-choices[:, 0], kind="stable")
+        self._choices = choices[self._workers]
+        self._spare = max(cores - world, 0) if cores else world * most  # beyond one for each
+        self._found: Ints = np.zeros(world, np.int64)  # threads beyond the first
+        self._least = _squares(self._choices[:, 0])
+        self._nodes = 0
+
+    @property
+    def best(self) -> Ints:
+        """Threads of each worker."""
+        threads = np.empty_like(self._found)
+        threads[self._workers] = self._found + 1
+        return threads
+
+    def try_levels(self) -> None:
+        """Each takes what is nearest to a level, as far as the cores last, for many levels."""
+        levels = np.unique(self._choices)
+        for level in levels[:: max(1, len(levels) // _LEVELS)]:
+            wanted = np.cumsum(np.abs(self._choices - level).argmin(axis=1))
+            self._keep(np.diff(np.minimum(wanted, self._spare), prepend=0))
+
+    def descend(self) -> None:
+        """Searches the tree, for each worker what is nearest to the best level first."""
+        level = self._times(self._found).mean()
+        order = np.argsort(np.abs(self._choices - level), axis=1, kind="stable")
+        self._visit(order.tolist(), [], 0.0, 0.0, self._spare)
+
+    def _visit(
+        self, order: list[list[int]], picks: list[int], mean: float, squares: float, spare: int
+    ) -> None:
+        depth = len(picks)
+        if depth == len(order):
+            self._keep(np.array(picks))
+            return
+        for extra in order[depth]:
+            if extra > spare or self._nodes >= _NODES:
+                continue
+            self._nodes += 1
+            off = float(self._choices[depth, extra]) - mean
+            step = off / (depth + 1)
+            if (grown := squares + off * (off - step)) <= self._least:
+                self._visit(order, [*picks, extra], mean + step, grown, spare - extra)
+
+    def _keep(self, extra: Ints) -> None:
+        squares = _squares(self._times(extra))
+        slack = 1e-9 * self._least
+        fewer = extra.sum() < self._found.sum()
+        if squares < self._least - slack or (squares <= self._least + slack and fewer):
+            self._found, self._least = extra, squares
+
+    def _times(self, extra: Ints) -> Floats:
+        return np.asarray(self._choices[np.arange(len(extra)), extra])
+
+
+def _squares(times: Floats) -> float:
+    """The squares by which times are off their mean, summed."""
+    return float(np.square(times - times.mean()).sum())
+
+
+class _Memory(counted.Counted):
+    threads: list[int]  # [W]
+    since: int  # the first step with them
+    serial: float  # share of the time that threads do not shorten
+    one: list[float]  # [W] s with one thread, when they were chosen; empty: nothing to learn of it
+
+
+@dataclass(frozen=True)
+class ThreadAllocator:
+    """EP4DDL's choice of parallelism. All workers get the same number of samples.
+
+    Ranks begin with one thread. The choice changes when the standard deviation of the predicted
+    times then falls by more than 5 % of their mean, and not again before eight steps have shown
+    what came of it: from those the share that threads do not shorten is learned.
+
+    Args:
+        most: threads of a worker.
+        cores: of all workers together; 0: no bound.
+        serial: share of the time that threads do not shorten, until it is learned.
+    """
+
+    most: int
+    cores: int
+    serial: float
+
+    def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
+        """See `Allocator.allocate`."""
+        memory = counted.recall(problem, _Memory) or self._first(problem)
+        settled = len(feedback) and int(feedback.step[-1]) >= memory.since + _PAST - 1
+        if not models.known or not settled:
+            return self._told(memory, self._expected(models, memory))
+        threads = np.array(memory.threads)
+        serial = memory.serial
+        if memory.one and (threads > 1).any():
+            serial = serial_share(models.b / memory.one, threads)
+        one = models.b / shortened(threads, serial)
+        wanted = least_variance(one, self.most, self.cores, serial)
+        gain = models.b.std() - (one * shortened(wanted, serial)).std()
+        fewer = wanted.sum() < threads.sum()
+        if gain > _WORTH * models.b.mean() or (fewer and gain >= 0):
+            memory = _Memory(
+                counts=memory.counts,
+                threads=wanted.tolist(),
+                since=problem.first_step,
+                serial=serial,
+                one=one.tolist(),
+            )
+        else:
+            memory = msgspec.structs.replace(memory, serial=serial, one=[])
+        return self._told(memory, self._expected(models, memory))
+
+    def _first(self, problem: Problem) -> _Memory:
+        world, batch = problem.world, problem.global_batch
+        return _Memory(
+            counts=[len(range(rank, batch, world)) for rank in range(world)],
+            threads=[1] * world,
+            since=problem.first_step,
+            serial=self.serial,
+            one=[],
+        )
+
+    @staticmethod
+    def _expected(models: Models, memory: _Memory) -> Models:
+        """What the feedback says is of other threads for a while."""
+        if not models.known or not memory.one:
+            return models
+        return replace(
+            models, b=np.array(memory.one) * shortened(np.array(memory.threads), memory.serial)
+        )
+
+    @staticmethod
+    def _told(memory: _Memory, models: Models) -> Allocation:
+        # Also all ones: else ranks would keep the script's number, and times tell of that.
+        counts, threads = np.array(memory.counts), tuple(memory.threads)
+        return Allocation(counts, msgspec.structs.asdict(memory), threads, models)
+
+
+def serial_share(ratio: Floats, threads: Ints) -> float:
+    """The share that explains what the workers' times with threads are to those with one, [W]."""
+    many = threads > 1
+    share = (ratio[many] - 1 / threads[many]) / (1 - 1 / threads[many])
+    return float(np.clip(np.median(share), 0.0, 1.0))
+
+
+def make(parameters: Mapping[str, Any]) -> Policy:
+    """The policy."""
+    return Policy(
+        name="ep4ddl",
+        predictor=GruPredictor(),
+        scheduler=EqualCounts(),
+        shuffler=KeepPlacement(),
+        allocator=ThreadAllocator(
+            parameters["most_threads"], parameters["cores"], float(parameters["serial"])
+        ),
+        balances=False,
+        threads=True,
+    )
+
+
+preset = Preset(
+    name="ep4ddl",
+    summary="Equal batches; ranks predicted to be slow compute with more CPU threads.",
+    source="EP4DDL: addressing straggler problem in heterogeneous distributed deep learning",
+    make=make,
+    parameters={
+        "most_threads": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": 64,
+            "default": 4,
+            "description": "CPU threads that a rank may use.",
+        },
+        "cores": {
+            "type": "integer",
+            "minimum": 0,
+            "maximum": 65536,
+            "default": 0,
+            "description": "CPU threads of all ranks together; 0: no bound. Ranks that share a "
+            "node slow each other down beyond its cores.",
+        },
+        "serial": {
+            "type": "number",
+            "minimum": 0,
+            "maximum": 1,
+            "default": 0.1,
+            "description": "Share of a step's computing that more threads do not shorten, until "
+            "the first change of threads has shown it.",
+        },
+    },
+)

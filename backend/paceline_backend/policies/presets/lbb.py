@@ -1,0 +1,275 @@
+"""`lbb`: batch sizes that level the workers' times, tuned in small moves or at once.
+
+LBB: Load Balanced Batching for Efficient Distributed Learning on Heterogeneous GPU Cluster.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from msgspec.structs import replace
+from sklearn.linear_model import LinearRegression
+
+from paceline_backend.policies.base import (
+    Allocation,
+    Feedback,
+    Floats,
+    Ints,
+    Models,
+    Policy,
+    Preset,
+    Problem,
+)
+from paceline_backend.policies.solve import counts as counted
+from paceline_backend.policies.solve.minmax import minmax
+
+_BEGIN = 8  # steps of another policy that the first counts rest on
+
+
+class _Memory(counted.Counted):
+    next: int  # the first step that was not looked at
+    slope: list[float]  # [W] s per sample, of the last rough model; 0: unknown
+    idle: list[int]  # [W] since which step it has no samples, if it has none
+    calm_until: int  # the first step in which rapid tuning is allowed again
+
+
+@dataclass(frozen=True)
+class Line:
+    """Eq. 1, rough models: T(b) = slope · b + fixed, of each worker; arrays are [W]."""
+
+    slope: Floats  # s per sample
+    fixed: Floats  # a0, s
+
+    def __call__(self, counts: Ints) -> Floats:
+        """Times of so many samples, s, [W]."""
+        return np.where(counts > 0, self.slope * counts + self.fixed, 0.0)
+
+
+@dataclass(frozen=True)
+class Cubic:
+    """Eq. 1 as the profiling phase fits it, of each worker."""
+
+    terms: Floats  # [W, 4] a0 … a3, ≥ 0
+
+    def __call__(self, counts: Ints) -> Floats:
+        """Times of so many samples, s, [W]."""
+        time_s = (self.terms * powers(counts)).sum(axis=1)
+        return np.where(counts > 0, time_s, 0.0)
+
+
+def powers(counts: Any) -> Floats:
+    """1, b, b², b³ of each count, [..., 4]."""
+    return np.asarray(counts, np.float64)[..., None] ** np.arange(4)
+
+
+def fit_profile(points: list[tuple[int, float]]) -> Floats:
+    """a0 … a3 of a worker's profile (Alg. 1): least squares of relative errors, none negative, [4].
+
+    So the time never falls as the batch grows, also beyond what was profiled: a cubic free of this
+    may turn down there, and would promise that a larger batch takes less.
+
+    Args:
+        points: (samples, s), at least one.
+    """
+    samples, time_s = np.array(points, np.float64).T
+    scale = powers(samples.max())
+    # Weights of 1/T² make errors relative. The intercept is a0, which must not be negative either.
+    cubic = LinearRegression(positive=True, fit_intercept=False)
+    cubic.fit(powers(samples) / scale, time_s, sample_weight=time_s**-2.0)
+    return np.asarray(cubic.coef_ / scale)
+
+
+@dataclass(frozen=True)
+class LbbAllocator:
+    """LBB's coordinator (Alg. 2), which acts on the straggler effect SE of the last steps.
+
+    Below `fine_threshold` it does nothing; below `rapid_threshold` it moves `step` samples from the
+    slowest worker to the fastest; else it makes rough models of all and solves Eq. 3 anew. After
+    that it only moves samples for `window_steps` steps. To begin with, it solves Eq. 3 for the
+    profiles, or keeps the proportions of the steps before.
+
+    A worker may be left out (B_i = 0). It does not count in SE, but it does in Eq. 3, with its last
+    model; and after `retry_steps` it gets `step` samples of the worker that has most, so that it is
+    known again and tuning goes on from there.
+
+    Args:
+        fine_threshold: FT.
+        rapid_threshold: RT.
+        step: samples to move. The paper takes ⌊step/2⌋ and gives ⌈step/2⌉, which changes the
+            global batch; here both are `step`.
+        window_steps: steps in which there is no rapid tuning after one.
+        retry_steps: see above.
+    """
+
+    fine_threshold: float = 0.05
+    rapid_threshold: float = 0.3
+    step: int = 1
+    window_steps: int = 8
+    retry_steps: int = 200
+
+    def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
+        """See `Allocator.allocate`."""
+        profiled = all(problem.profiles) and len(problem.profiles) == problem.world
+        cubic = Cubic(np.array([fit_profile(p) for p in problem.profiles])) if profiled else None
+        memory = counted.recall(problem, _Memory) or _begin(problem, cubic, feedback)
+        rows = counted.told(feedback, problem.world, memory.next)
+        fixed = models.b if cubic is None else cubic.terms[:, 0]
+        if len(rows):
+            line = rough_models(rows, fixed, np.array(memory.slope))
+            memory = replace(memory, slope=line.slope.tolist(), next=int(rows.step[-1]) + 1)
+            memory = self._tune(memory, problem, line, rows)
+        return counted.allocation(self._retry(memory, problem))
+
+    def _tune(self, memory: _Memory, problem: Problem, line: Line, rows: counted.Told) -> _Memory:
+        """Alg. 2, lines 7–19, of the means over the steps that became known."""
+        counts = np.array(memory.counts)
+        expected = line(counts)
+        takes_part = (counts > 0) & rows.usable.any(axis=0)
+        if not takes_part.any():
+            return memory
+        times = expected[takes_part]
+        effect = (times.max() - times.min()) / times.mean()
+        if effect < self.fine_threshold:
+            return memory
+        if effect < self.rapid_threshold or problem.first_step < memory.calm_until:
+            return self._move(memory, problem, line, takes_part)
+        _, limits = counted.bounds(problem)
+        solved = minmax(line, problem.global_batch, limits)
+        if (solved == counts).all():
+            return memory
+        memory = replace(memory, calm_until=problem.first_step + self.window_steps)
+        return _changed(memory, problem, solved)
+
+    def _move(self, memory: _Memory, problem: Problem, line: Line, takes_part: Any) -> _Memory:
+        """Fine tuning, unless it would only make another worker as slow.
+
+        Where workers have few samples one more is much, and would be moved to and fro.
+        """
+        counts, (_, limits) = np.array(memory.counts), counted.bounds(problem)
+        expected = line(counts)
+        slowest = int(np.argmax(np.where(takes_part, expected, -np.inf)))
+        fastest = int(np.argmin(np.where(takes_part & (counts < limits), expected, np.inf)))
+        samples = min(self.step, counts[slowest], limits[fastest] - counts[fastest])
+        counts[slowest] -= samples
+        counts[fastest] += samples
+        better = line(counts)[fastest] < expected[slowest]
+        return _changed(memory, problem, counts) if better else memory
+
+    def _retry(self, memory: _Memory, problem: Problem) -> _Memory:
+        """Gives whoever was left out for long samples of the worker that has most."""
+        counts, (_, limits) = np.array(memory.counts), counted.bounds(problem)
+        since = np.where((counts == 0) & (limits > 0), memory.idle, problem.first_step)
+        rank, donor = int(np.argmin(since)), int(np.argmax(counts))
+        if problem.first_step - since[rank] < self.retry_steps:
+            return memory
+        samples = min(self.step, counts[donor], limits[rank])
+        counts[donor] -= samples
+        counts[rank] += samples
+        return _changed(memory, problem, counts)
+
+
+def _begin(problem: Problem, cubic: Cubic | None, feedback: Feedback) -> _Memory:
+    """Goes on from the last steps of another policy, if there were any."""
+    low, limits = counted.bounds(problem)
+    last = np.unique(feedback.step)[-_BEGIN:]
+    first = int(last[0]) if len(last) else 0
+    samples, _, _ = counted.told(feedback, problem.world, first).sums()
+    if samples.any():
+        counts = counted.rounded(counted.spread(samples, problem.global_batch, low, limits))
+    elif cubic is not None:
+        counts = minmax(cubic, problem.global_batch, limits)
+    else:
+        counts = counted.equal(problem)
+    return _Memory(
+        counts=counts.tolist(),
+        next=first,
+        slope=[0.0] * problem.world,
+        idle=[problem.first_step] * problem.world,
+        calm_until=0,
+    )
+
+
+def _changed(memory: _Memory, problem: Problem, counts: Ints) -> _Memory:
+    """Other counts from the problem's first step on; what came before says nothing of them."""
+    was_idle = (np.array(memory.counts) == 0) & (counts == 0)
+    return replace(
+        memory,
+        counts=counts.tolist(),
+        next=max(memory.next, problem.first_step),
+        idle=np.where(was_idle, memory.idle, problem.first_step).tolist(),
+    )
+
+
+def rough_models(rows: counted.Told, fixed: Floats, before: Floats) -> Line:
+    """T_i(b) = (CT_i − a0_i) / CB_i · b + a0_i (Alg. 2, line 3).
+
+    Args:
+        rows: the steps whose mean samples and times are CB and CT.
+        fixed: a0 of the profiling phase or of the predictor; 0 in place of one above CT, s, [W].
+        before: slopes of earlier models, for workers that had no samples; 0: unknown, then a
+            typical one, [W].
+    """
+    samples, compute_s, steps = rows.sums()
+    known, mean_s = steps > 0, compute_s / np.maximum(steps, 1)
+    fixed = np.where(known & (fixed >= mean_s), 0.0, fixed)
+    slope = before.copy()
+    slope[known] = (mean_s - fixed)[known] / (samples / np.maximum(steps, 1))[known]
+    typical = slope[slope > 0].mean() if slope.any() else 0.0
+    return Line(np.where(slope > 0, slope, typical), fixed)
+
+
+def make(parameters: Mapping[str, Any]) -> Policy:
+    """The policy."""
+    names = ("fine_threshold", "rapid_threshold", "step", "window_steps", "retry_steps")
+    allocator = LbbAllocator(**{name: parameters[name] for name in names})
+    return counted.policy("lbb", allocator, parameters)
+
+
+preset = Preset(
+    name="lbb",
+    summary="Levels the ranks' times: moves single samples, or solves for all batch sizes at once.",
+    source="LBB: Load Balanced Batching for Efficient Distributed Learning on Heterogeneous GPU "
+    "Cluster",
+    make=make,
+    parameters={
+        "fine_threshold": {
+            "type": "number",
+            "minimum": 0,
+            "maximum": 10,
+            "default": 0.05,
+            "description": "Straggler effect below which nothing changes.",
+        },
+        "rapid_threshold": {
+            "type": "number",
+            "minimum": 0,
+            "maximum": 10,
+            "default": 0.3,
+            "description": "Straggler effect from which on all batch sizes are solved for anew.",
+        },
+        "step": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": 10_000,
+            "default": 1,
+            "description": "Samples that fine tuning moves from the slowest rank to the fastest.",
+        },
+        "window_steps": {
+            "type": "integer",
+            "minimum": 0,
+            "maximum": 10_000,
+            "default": 8,
+            "description": "Steps after a rapid tuning in which only fine tuning is allowed.",
+        },
+        "retry_steps": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": 100_000,
+            "default": 200,
+            "description": "Steps after which a rank that was left out is tried again.",
+        },
+        **counted.PARAMETERS,
+    },
+)

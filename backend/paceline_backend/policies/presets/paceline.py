@@ -1,0 +1,170 @@
+"""`paceline`, the project's own: what each sample costs and how fast each worker is, together.
+
+In exact mode every global batch is that of plain DDP with the same seed; only who computes which
+of its samples differs. In free mode the batches are composed too (`_compose`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from paceline.core.cost import SUM, Cost
+from paceline_backend.policies.base import (
+    Batches,
+    Ints,
+    KeepPlacement,
+    Models,
+    Policy,
+    Preset,
+    Problem,
+)
+from paceline_backend.policies.predict.linear import COST, WINDOW, LinearPredictor
+from paceline_backend.policies.solve.balance import FEW_RANKS, grouped, partition
+from paceline_backend.policies.solve.compose import compose
+from paceline_backend.policies.solve.order import remaining_in_order
+from paceline_backend.policies.solve.padded import compose_padded
+from paceline_backend.policies.solve.workers import Workers, most_of
+
+_ALIKE = 1.005  # workers whose times are within this factor count as equally fast
+
+
+@dataclass(frozen=True)
+class PacelineScheduler:
+    """Divides each global batch such that its slowest worker ends as early as can be.
+
+    While speeds are unknown all workers get as many samples as under `bsp`, but levelled.
+
+    Args:
+        free: compose the batches as well.
+    """
+
+    free: bool = False
+
+    def compose(self, problem: Problem, models: Models) -> Ints:
+        """See `Scheduler.compose`."""
+        order = remaining_in_order(
+            len(problem.sizes), problem.seed, problem.epoch, problem.remaining
+        )
+        if not self.free:
+            return order
+        samples = len(order)
+        used = samples - samples % problem.global_batch if problem.drop_last else samples
+        if not used:
+            return order
+        effective = models.cost.sizes(problem.sizes[order[:used]])
+        batch = problem.global_batch
+        models = _alike(
+            models, float(effective.mean()) * batch / problem.world, batch / problem.world
+        )
+        workers = Workers.of(models, most_of(problem.limits, batch, problem.world))
+        composer = compose_padded if models.cost.padded else compose
+        composed = composer(effective, workers, batch, problem.rng())
+        return np.concatenate([order[:used][composed], order[used:]])
+
+    def schedule(self, problem: Problem, models: Models) -> Batches:
+        """See `Scheduler.schedule`."""
+        world, start, counts, samples = problem.world, 0, [], []
+        sizes = models.cost.sizes(problem.sizes[problem.order[: sum(problem.batch_sizes())]])
+        share = problem.global_batch / world
+        models = _alike(models, share * float(sizes.mean()) if len(sizes) else 0.0, share)
+        for count in problem.batch_sizes():
+            batch = problem.order[start : start + count]
+            start += count
+            equal = None if models.known else _equal(count, problem)
+            ranks = partition(
+                problem.sizes[batch], models, equal, problem.limits, laid_out=self.free
+            )
+            by_rank, of_rank = grouped(ranks, world)
+            counts.append(of_rank)
+            samples.append(batch[by_rank])
+        if not counts:
+            return Batches(np.empty((0, world), np.int64), np.empty(0, np.int64))
+        return Batches(np.array(counts, np.int64), np.concatenate(samples))
+
+
+def _alike(models: Models, load: float, samples: float) -> Models:
+    """The models, with workers that can hardly be told apart given the mean of theirs.
+
+    What these differ by is noise, or what the predictor made of loads too alike. Taken at its word,
+    one of equal workers would always get the larger share that can be no smaller than a sample.
+
+    Args:
+        models: of the workers.
+        load: of an equal share; workers are compared with this, half and twice of it.
+        samples: of an equal share.
+    """
+    shares = np.outer([0.5, 1.0, 2.0], [load, samples])  # [3, 2]
+    time_s = shares @ np.array([models.a, models.c]) + models.b  # [3, W]
+    left = np.argsort(time_s[1], kind="stable")
+    a, c, b = models.a.copy(), models.c.copy(), models.b.copy()
+    while len(left):
+        first = time_s[:, left[:1]]
+        end = int(np.searchsorted(time_s[1, left], first[1, 0] * _ALIKE, "right"))
+        some = left[:end]
+        near = np.maximum(time_s[:, some], first) <= _ALIKE * np.minimum(time_s[:, some], first)
+        like = near.all(axis=0)
+        like[:1] = True
+        for values in (a, c, b):
+            values[some[like]] = values[some[like]].mean()
+        left = np.concatenate([some[~like], left[max(end, 1) :]])
+    return replace(models, a=a, c=c, b=b)
+
+
+def _equal(count: int, problem: Problem) -> Ints | None:
+    """As many samples as each worker gets under `bsp`; None: some memory has no room for them."""
+    counts = -((np.arange(problem.world) - count) // problem.world)
+    if problem.limits is not None and (counts > problem.limits).any():
+        return None
+    return counts
+
+
+def make(parameters: Mapping[str, Any]) -> Policy:
+    """The policy."""
+    free = parameters["mode"] == "free"
+    return Policy(
+        name="paceline",
+        predictor=LinearPredictor(parameters["window"], parameters["cost"]),
+        scheduler=PacelineScheduler(free),
+        shuffler=KeepPlacement(),
+        recomposes=free,
+    )
+
+
+def warm_up() -> None:
+    """Has the kernels compiled, or read from the cache: seconds that no plan should wait for."""
+    none = np.empty(0, np.int64)
+    for world in (2, FEW_RANKS + 1):  # many are partitioned in another way
+        models = Models(np.arange(1.0, world + 1), np.zeros(world), np.zeros(world))
+        samples = np.arange(4 * world)
+        for cost in (SUM, Cost(padded=True)):
+            for free in (False, True):
+                scheduler = PacelineScheduler(free)
+                work = Problem(
+                    np.arange(1.0, 4 * world + 1), samples, none, none, 0, 0, 2, 2 * world, world, 0
+                )
+                models = replace(models, cost=cost)
+                work = replace(work, order=scheduler.compose(work, models))
+                scheduler.schedule(work, models)
+
+
+preset = Preset(
+    name="paceline",
+    summary="Each global batch divided such that all workers end together, to within a sample.",
+    source="Paceline",
+    make=make,
+    parameters={
+        "mode": {
+            "type": "string",
+            "enum": ["exact", "free"],
+            "default": "exact",
+            "description": "exact: every global batch holds the samples that plain DDP with the "
+            "same seed gives it. free: batches are composed such that they divide well.",
+        },
+        "cost": COST,
+        "window": WINDOW,
+    },
+)

@@ -1,0 +1,134 @@
+"""`rna-hierarchical`: `rna` within groups of ranks of about the same speed, and a server between.
+
+So between two meetings a group's rounds come at its own pace, and a gradient is not too old for
+what is slow all the time. Where a segment ends the fast wait: all ranks have as many steps. Between
+groups a parameter server adds up what each has changed (RNA, Sec. 4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from paceline.wire import Synchronisation
+from paceline_backend.policies.base import Choice, Feedback, Floats, Policy, Preset
+from paceline_backend.policies.predict.groups import groups, step_times
+from paceline_backend.policies.presets.relaxed import BATCHES, STALENESS
+from paceline_backend.policies.registry import make as policy_of
+
+_PARTS = 4  # of the newest steps, that must agree
+_STEPS = 8 * _PARTS
+
+
+@dataclass(frozen=True)
+class Grouping:
+    """Groups ranks by what steps took them; plain RNA where all are one group.
+
+    They are grouped anew where the older and the newer parts of the last steps all agree on it: so
+    noise does not move a rank back and forth.
+
+    Args:
+        spread: see `groups`.
+        every: see `Synchronisation` "hierarchical",
+        probes: likewise,
+        staleness: likewise.
+    """
+
+    spread: float
+    every: int
+    probes: int
+    staleness: int
+
+    def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
+        """See `Chooser.choose`."""
+        found = _recall(memory, world)
+        steps = len(feedback) // world
+        if steps < _STEPS:
+            return self._choice(found, f"few steps are known: {steps} of {_STEPS}")
+        rows = feedback.by_step(world)
+        compute_s, samples = rows.compute_s[-_STEPS:], rows.samples[-_STEPS:]
+        proposed = [
+            groups(step_times(*part), self.spread)
+            for part in zip(np.split(compute_s, _PARTS), np.split(samples, _PARTS), strict=True)
+        ]
+        if all(one == proposed[0] for one in proposed):
+            found = proposed[0]
+        return self._choice(found, _words(found, step_times(compute_s, samples)))
+
+    def _choice(self, found: list[list[int]], why: str) -> Choice:
+        given: dict[str, Any] = {"probes": self.probes, "staleness": self.staleness, "mean": True}
+        name = "partial"
+        if len(found) > 1:
+            name = "hierarchical"
+            given |= {"groups": found, "every": self.every}
+        return Choice(Synchronisation(name, given), why, {"groups": found})
+
+
+def _recall(memory: Mapping[str, Any], world: int) -> list[list[int]]:
+    """What was last; one group where other ranks, or another release, trained then."""
+    try:
+        found = msgspec.convert(memory.get("groups"), list[list[int]])
+    except msgspec.ValidationError:
+        found = []
+    ranks = list(range(world))
+    return found if sorted(rank for one in found for rank in one) == ranks else [ranks]
+
+
+def _words(found: list[list[int]], times: Floats) -> str:
+    if len(found) == 1:
+        return f"one group: a step takes {_ms(times.min())} to {_ms(times.max())}"
+    by_speed = sorted(found, key=lambda one: float(times[one].mean()))
+    parts = [f"{len(one)} ranks at {_ms(float(np.mean(times[one])))}" for one in by_speed]
+    return f"{len(found)} groups by what a step takes: {', '.join(parts)}"
+
+
+def _ms(seconds: float) -> str:
+    return f"{1e3 * seconds:.3g} ms"
+
+
+def make(parameters: Mapping[str, Any]) -> Policy:
+    """The policy."""
+    names = ("spread", "every", "probes", "staleness")
+    chooser = Grouping(**{name: parameters[name] for name in names})
+    batches = policy_of(parameters["batches"])
+    return replace(batches, name="rna-hierarchical", synchroniser=chooser)
+
+
+preset = Preset(
+    name="rna-hierarchical",
+    summary="As rna, in groups of ranks of about the same speed, with a parameter server between.",
+    source="Yang et al., Mitigating stragglers in the decentralized training on heterogeneous "
+    "clusters (RNA)",
+    make=make,
+    parameters={
+        "spread": {
+            "type": "number",
+            "minimum": 0.05,
+            "maximum": 10,
+            "default": 1.0,
+            "description": "In a group the slowest rank's step may take longer than the fastest "
+            "one's by this part of their mean.",
+        },
+        "every": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": 1024,
+            "default": 4,
+            "description": "Rounds of a group between two exchanges with the server.",
+        },
+        "probes": {
+            "type": "integer",
+            "minimum": 1,
+            "maximum": 1024,
+            "default": 2,
+            "description": "Ranks of the group, drawn anew for each round, of which the first that "
+            "is ready calls it.",
+        },
+        "staleness": STALENESS,
+        "batches": BATCHES,
+    },
+)

@@ -1,0 +1,139 @@
+"""`sata`: each epoch, shares of the global batch by the time that the epoch before took.
+
+SATA: self-adaptive task allocation, Eq. 8 and Algorithm 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paceline_backend.policies.base import (
+    Allocation,
+    Feedback,
+    Floats,
+    Models,
+    Policy,
+    Preset,
+    Problem,
+)
+from paceline_backend.policies.solve import counts as counted
+
+
+class _Memory(counted.Counted):
+    weights: list[float]  # [W] w, their sum is 1
+    epoch: int  # in which they were decided,
+    since: int  # and the first step of theirs
+    next: int  # the first step that is not in the sums:
+    samples: list[float]  # [W] done, and
+    compute_s: list[float]  # [W] needed for them, since they were decided
+
+
+@dataclass(frozen=True)
+class SataAllocator:
+    """w_i ← (w_i / t_i) / Σ_k (w_k / t_k) at each epoch's start (Eq. 8), t_i the epoch's time.
+
+    In place of w_i stands what it came to, the samples done in t_i: the same but for rounding, and
+    right also where the leader coasted or another policy planned before. A worker of which nothing
+    is known keeps its share. Each gets a sample at least, so that its time stays known.
+
+    Args:
+        tolerance: redistribute only if some w changed by more, relatively.
+        every_steps: redistribute after so many steps; 0: once an epoch, as in the paper.
+    """
+
+    tolerance: float = 0.01
+    every_steps: int = 0
+
+    def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
+        """See `Allocator.allocate`."""
+        world = problem.world
+        memory = counted.recall(problem, _Memory) or _Memory(
+            counts=counted.equal(problem).tolist(),
+            weights=[1 / world] * world,
+            epoch=-1,
+            since=problem.first_step,
+            next=0,
+            samples=[0.0] * world,
+            compute_s=[0.0] * world,
+        )
+        rows = counted.told(feedback, world, memory.next)
+        samples, compute_s, _ = rows.sums()
+        samples, compute_s = samples + memory.samples, compute_s + memory.compute_s
+        weights, epoch, since = np.array(memory.weights), memory.epoch, memory.since
+        if self._due(problem, memory):
+            found = reweighted(weights, samples, compute_s)
+            if np.abs(found / weights - 1).max() > self.tolerance:
+                weights = found
+            epoch, since = problem.epoch, problem.first_step
+            samples, compute_s = np.zeros(world), np.zeros(world)
+        target = counted.spread(weights, problem.global_batch, *counted.bounds(problem, least=1))
+        memory = _Memory(
+            counts=counted.rounded(target).tolist(),
+            weights=weights.tolist(),
+            epoch=epoch,
+            since=since,
+            next=int(rows.step[-1]) + 1 if len(rows) else memory.next,
+            samples=samples.tolist(),
+            compute_s=compute_s.tolist(),
+        )
+        return counted.allocation(memory)
+
+    def _due(self, problem: Problem, memory: _Memory) -> bool:
+        if memory.epoch < 0 or not self.every_steps:
+            return problem.epoch != memory.epoch
+        return problem.first_step - memory.since >= self.every_steps
+
+
+def reweighted(weights: Floats, samples: Floats, compute_s: Floats) -> Floats:
+    """Eq. 8: shares in proportion to samples done per second, [W].
+
+    Worked example: w = (½, ½), t = (2, 6) → (¾, ¼).
+
+    Args:
+        weights: w, [W]; of workers without a time these stay.
+        samples: done in the epoch, in proportion to w where all went by plan, [W].
+        compute_s: t, seconds of gradient computing that they took, [W].
+    """
+    known = (samples > 0) & (compute_s > 0)
+    if not known.any():
+        return weights
+    found = weights.copy()
+    speed = samples[known] / compute_s[known]
+    found[known] = speed / speed.sum() * weights[known].sum()
+    return found
+
+
+def make(parameters: Mapping[str, Any]) -> Policy:
+    """The policy."""
+    allocator = SataAllocator(parameters["tolerance"], parameters["every_steps"])
+    return counted.policy("sata", allocator, parameters)
+
+
+preset = Preset(
+    name="sata",
+    summary="Each epoch, divides the global batch by the speeds seen in the epoch before.",
+    source="SATA: Self-Adaptive Task Allocation for Decentralized Deep Learning in Heterogeneous "
+    "Environments",
+    make=make,
+    parameters={
+        "tolerance": {
+            "type": "number",
+            "minimum": 0,
+            "maximum": 1,
+            "default": 0.01,
+            "description": "Redistribute only if some worker's share changed by more, relatively.",
+        },
+        "every_steps": {
+            "type": "integer",
+            "minimum": 0,
+            "maximum": 100_000,
+            "default": 0,
+            "description": "Redistribute after so many steps; 0: once an epoch, as in the paper.",
+        },
+        **counted.PARAMETERS,
+    },
+)

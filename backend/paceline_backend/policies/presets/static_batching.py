@@ -1,0 +1,73 @@
+"""`static-batching`: shares of the global batch in proportion to given capacities, once.
+
+Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching, §III-B (open loop).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paceline_backend.policies.base import (
+    Allocation,
+    Feedback,
+    Ints,
+    Models,
+    Policy,
+    Preset,
+    Problem,
+)
+from paceline_backend.policies.solve import counts as counted
+
+CAPACITY: Mapping[str, Any] = {
+    **counted.PER_RANK,
+    "description": "What each rank can do relative to the others: its CPU cores, or its FLOP/s. "
+    "One number for each rank; none: all count as equal.",
+}
+
+
+def counts_of(capacity: tuple[float, ...], problem: Problem) -> Ints:
+    """b_k = B · X_k / ΣX, within the limits, [W]; equal counts without a capacity for each rank.
+
+    Args:
+        capacity: X, of any unit, [W]. Those of a run that came back with other ranks say nothing.
+        problem: what the counts are for.
+    """
+    if len(capacity) != problem.world:
+        return counted.equal(problem)
+    shares = np.array(capacity) / max(capacity)
+    return counted.rounded(counted.spread(shares, problem.global_batch, *counted.bounds(problem)))
+
+
+@dataclass(frozen=True)
+class StaticAllocator:
+    """Counts in proportion to capacities, whatever the feedback.
+
+    Args:
+        capacity: of each rank; empty: equal.
+    """
+
+    capacity: tuple[float, ...] = ()
+
+    def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
+        """See `Allocator.allocate`."""
+        return Allocation(counts_of(self.capacity, problem), {})
+
+
+def make(parameters: Mapping[str, Any]) -> Policy:
+    """The policy."""
+    allocator = StaticAllocator(tuple(parameters["capacity"]))
+    return counted.policy("static-batching", allocator, parameters)
+
+
+preset = Preset(
+    name="static-batching",
+    summary="Divides the global batch by capacities that you give, such as CPU cores or FLOP/s.",
+    source="Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching, "
+    "open loop",
+    make=make,
+    parameters={"capacity": CAPACITY, **counted.PARAMETERS},
+)

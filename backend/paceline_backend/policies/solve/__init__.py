@@ -1,0 +1,1 @@
+"""Solvers: which samples, or how many, each worker gets."""

@@ -1,0 +1,398 @@
+"""Who of the workers computes which samples of one global batch, such that the slowest ends first.
+
+Samples add up (`Cost.padded` is `_padded`'s business): T_j = a_j·Σf(λ) + c_j·n + b_j, and 0 for a
+worker without samples. Largest gap first, then exchanges between the slowest worker and the others
+until none helps, then, for a few samples, a search of what is left to try.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from paceline_backend.policies.base import Floats, Ints, Models
+from paceline_backend.policies.solve.jit import compiled
+from paceline_backend.policies.solve.padded import partition_padded
+from paceline_backend.policies.solve.workers import Workers, descending, least, level, most_of
+
+_CLOSE = 1e-3  # of a bound on the best: nearer is not tried for, with more than `FEW_RANKS`
+_CLOSER = 1e-5  # and with fewer
+_HALVINGS = 6
+FEW_RANKS = 64  # up to so many every exchange with the slowest is looked at
+_FEW_SAMPLES = 20  # up to so many the search runs
+_EFFORT = 1_000_000  # exchanges that are looked at for one batch: 2 ms; less with many ranks
+_NODES = 30_000  # of the search: 2 ms
+
+
+def partition(
+    sizes: Floats,
+    models: Models,
+    counts: Ints | None = None,
+    limits: Ints | None = None,
+    *,
+    laid_out: bool = False,
+) -> Ints:
+    """The rank of each sample of a global batch, [n]; max_j T_j is as small as was found.
+
+    To level loads in proportion to `counts`, give models with ``a = 1 / counts``.
+
+    Args:
+        sizes: λ of the samples, [n].
+        models: of the workers; its `cost` says how sizes add up.
+        counts: how many samples each worker gets, [W]; their sum is n. None: as is best.
+        limits: the most samples that fit into each worker's memory, [W]; kept while the batch fits
+            into all of them together.
+        laid_out: begin with the best cut of the samples as they come: first those of rank 0, ….
+
+    Raises:
+        ValueError: the counts' sum is not n.
+    """
+    samples, world = len(sizes), models.world
+    if counts is not None and int(np.sum(counts)) != samples:
+        raise ValueError(f"counts: their sum is {int(np.sum(counts))}; give {samples}, one a size")
+    workers = Workers.of(models, most_of(limits if counts is None else counts, samples, world))
+    effective = np.array(models.cost.sizes(sizes), np.float64)
+    if samples == 0:
+        return np.empty(0, np.int64)
+    if models.cost.padded:
+        return partition_padded(effective, workers, laid_out=laid_out)
+    goal = level(effective, workers)
+    cut, fits = np.empty(0, np.int64), False
+    if laid_out and counts is None:
+        cut, fits = _cut(effective, workers, goal)
+    if fits and samples > _FEW_SAMPLES:
+        return _improved(effective, workers, goal, cut)
+    order = descending(effective)
+    ranks = np.empty(samples, np.int64)
+    ranks[order] = _improved(effective[order], workers, goal, cut[order] if fits else None)
+    return ranks
+
+
+def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) -> Ints:
+    """The ranks of samples, from those in `start`; else, or if few, they come largest first."""
+    world = len(workers.a)
+    few = world <= FEW_RANKS
+    alone = float((workers.a * sizes.max() + workers.c + workers.b)[workers.most > 0].min())
+    goal = max(goal, alone)
+    bound = max(least(sizes, workers), alone) if few else goal
+    ranks = _largest_gap(sizes, workers, goal) if start is None else start
+    enough = bound * (1 + (_CLOSER if few else _CLOSE))
+    state = _State.of(sizes, ranks, workers)
+    if not few:
+        _pairs(sizes, workers, state, enough)
+    _descend(sizes, workers, state, enough, _EFFORT // (1 + world // FEW_RANKS))
+    if len(sizes) <= _FEW_SAMPLES and state.time_s.max() > bound * (1 + 1e-12):
+        rest = np.append(np.cumsum(sizes[::-1])[::-1], 0.0)
+        _search(sizes, rest, workers, bound, float(state.time_s.max()), ranks)
+    return ranks
+
+
+class _State(NamedTuple):
+    """A partition in the making; the samples of each rank as linked lists, -1 ends one."""
+
+    ranks: Ints  # [n]
+    first: Ints  # [W] of each rank's samples,
+    following: Ints  # [n] the next after each
+    time_s: Floats  # [W]
+    number: Ints  # [W] samples
+
+    @staticmethod
+    def of(sizes: Floats, ranks: Ints, workers: Workers) -> _State:
+        """Of these ranks, which then change in place."""
+        world = len(workers.a)
+        count = np.bincount(ranks, minlength=world)
+        load = np.bincount(ranks, sizes, minlength=world)
+        time_s = workers.a * load + workers.c * count + workers.b
+        first, following = linked(ranks, world)
+        return _State(ranks, first, following, np.where(count > 0, time_s, 0.0), count)
+
+
+@compiled
+def linked(ranks: Ints, world: int) -> tuple[Ints, Ints]:
+    """The samples of each rank as linked lists: the first of each, and each one's next; -1 ends."""
+    first = np.full(world, -1)
+    following = np.full(len(ranks), -1)
+    for i in range(len(ranks) - 1, -1, -1):
+        following[i] = first[ranks[i]]
+        first[ranks[i]] = i
+    return first, following
+
+
+@compiled
+def _cut(sizes: Floats, w: Workers, low: float) -> tuple[Ints, bool]:
+    """The ranks of samples that go to rank 0, 1, … as they come: the best such cut, if any fits.
+
+    `low` is a time that no cut beats. Composed samples are cut well, so the search begins there.
+    """
+    ranks, best, fits = np.empty(len(sizes), np.int64), np.empty(len(sizes), np.int64), False
+    step = _CLOSE / 16 * low
+    high, halvings = low + step, 0
+    while halvings < _HALVINGS and 0 < step < 64 * low:
+        time_s = (low + high) / 2 if fits else high
+        i = 0
+        for j in range(len(w.a)):
+            done, end = w.b[j], min(i + w.most[j], len(sizes))
+            while i < end:
+                done += w.a[j] * sizes[i] + w.c[j]
+                if done > time_s:
+                    break
+                ranks[i] = j
+                i += 1
+        if fits:
+            halvings += 1
+        if i == len(sizes):
+            ranks, best, fits, high = best, ranks, True, time_s
+        elif fits:
+            low = time_s
+        else:
+            low, step = high, 2 * step
+            high = low + step
+    return best, fits
+
+
+@compiled
+def grouped(ranks: Ints, world: int) -> tuple[Ints, Ints]:
+    """Positions rank by rank, in each ascending, [n]; and how many each has, [W]."""
+    counts = np.zeros(world, np.int64)
+    for i in range(len(ranks)):
+        counts[ranks[i]] += 1
+    at = np.empty(world, np.int64)
+    total = 0
+    for j in range(world):
+        at[j] = total
+        total += counts[j]
+    order = np.empty(len(ranks), np.int64)
+    for i in range(len(ranks)):
+        order[at[ranks[i]]] = i
+        at[ranks[i]] += 1
+    return order, counts
+
+
+def _largest_gap(sizes: Floats, workers: Workers, goal: float) -> Ints:
+    """Each sample, largest first, to the rank that can take most until all have reached `goal`.
+
+    Where counts are given, a rank keeps room for average ones in its other places.
+    """
+    a, c, b, most = workers
+    mean = float(sizes.mean())
+    if int(most.sum()) == len(sizes):
+        gap = (goal - b - c * most) / a - mean * (most - 1)
+        return _gaps(sizes - mean, gap, np.zeros(len(a)), most)
+    return _gaps(sizes, (goal - b - c) / a, c / a, most)
+
+
+def _gaps(sizes: Floats, gap: Floats, each: Floats, most: Ints) -> Ints:
+    heap = np.argsort(-gap, kind="stable")
+    heap = heap[most[heap] > 0]
+    return _largest_first(sizes, gap, each, most.copy(), heap)
+
+
+@compiled
+def _largest_first(sizes: Floats, gap: Floats, each: Floats, left: Ints, heap: Ints) -> Ints:
+    """Each sample to the rank with the largest gap, which it narrows by size and `each`."""
+    end = len(heap)
+    ranks = np.empty(len(sizes), np.int64)
+    for i in range(len(sizes)):
+        j = heap[0]
+        ranks[i] = j
+        gap[j] -= sizes[i] + each[j]
+        left[j] -= 1
+        if left[j] == 0:
+            end -= 1
+            heap[0] = heap[end]
+        item, at = heap[0], 0
+        while True:
+            child = 2 * at + 1
+            if child >= end:
+                break
+            if child + 1 < end and gap[heap[child + 1]] > gap[heap[child]]:
+                child += 1
+            if gap[heap[child]] <= gap[item]:
+                break
+            heap[at] = heap[child]
+            at = child
+        heap[at] = item
+    return ranks
+
+
+@compiled
+def hand_over(first: Ints, following: Ints, sample: int, giver: int, taker: int) -> None:
+    """Moves a sample from one linked list to another; see `linked`."""
+    if first[giver] == sample:
+        first[giver] = following[sample]
+    else:
+        at = first[giver]
+        while following[at] != sample:
+            at = following[at]
+        following[at] = following[sample]
+    following[sample] = first[taker]
+    first[taker] = sample
+
+
+@compiled
+def _exchange(
+    p: int, q: int, sizes: Floats, w: Workers, state: _State, best: float
+) -> tuple[float, int, int]:
+    """What p may give q, and get for it, such that the slower of both takes less than `best`.
+
+    Returns:
+        What the slower then takes, p's sample (-1: nothing helps), q's sample (-1: none).
+    """
+    give, get = -1, -1
+    p_s, q_s, a_p, a_q = state.time_s[p], state.time_s[q], w.a[p], w.a[q]
+    may_move = state.number[q] < w.most[q]
+    more_p = w.c[p] + (w.b[p] if state.number[p] == 1 else 0.0)
+    more_q = w.c[q] + (w.b[q] if state.number[q] == 0 else 0.0)
+    i = state.first[p]
+    while i >= 0:
+        if may_move:
+            slower = max(p_s - a_p * sizes[i] - more_p, q_s + a_q * sizes[i] + more_q)
+            if slower < best:
+                best, give, get = slower, i, -1
+        k = state.first[q]
+        while k >= 0:
+            more = sizes[i] - sizes[k]
+            if more > 0:
+                slower = max(p_s - a_p * more, q_s + a_q * more)
+                if slower < best:
+                    best, give, get = slower, i, k
+            k = state.following[k]
+        i = state.following[i]
+    return best, give, get
+
+
+@compiled
+def _apply(p: int, q: int, give: int, get: int, sizes: Floats, w: Workers, state: _State) -> None:
+    hand_over(state.first, state.following, give, p, q)
+    state.ranks[give] = q
+    if get >= 0:
+        hand_over(state.first, state.following, get, q, p)
+        state.ranks[get] = p
+    else:
+        state.number[p] -= 1
+        state.number[q] += 1
+    for j in (p, q):  # anew: differences would add up rounding errors
+        total, i = 0.0, state.first[j]
+        while i >= 0:
+            total += sizes[i]
+            i = state.following[i]
+        count = state.number[j]
+        state.time_s[j] = w.a[j] * total + w.c[j] * count + w.b[j] if count else 0.0
+
+
+def _pairs(sizes: Floats, workers: Workers, state: _State, enough: float) -> None:
+    """Slowest with fastest, next slowest with next fastest, …: one exchange each, while it pays."""
+    slowest = np.inf
+    while True:
+        order = np.argsort(state.time_s, kind="stable")
+        most_s = float(state.time_s[order[-1]])
+        if most_s <= enough or most_s - enough > 0.9 * (slowest - enough):
+            break
+        slowest = most_s
+        _paired(order, sizes, workers, state, enough)
+
+
+@compiled
+def _paired(order: Ints, sizes: Floats, w: Workers, state: _State, enough: float) -> None:
+    for k in range(len(order) // 2):
+        p, q = order[len(order) - 1 - k], order[k]
+        if state.time_s[p] <= enough:
+            break
+        _, give, get = _exchange(p, q, sizes, w, state, state.time_s[p])
+        if give >= 0:
+            _apply(p, q, give, get, sizes, w, state)
+
+
+@compiled
+def _descend(sizes: Floats, w: Workers, state: _State, enough: float, effort: int) -> None:
+    """The slowest rank's best exchange with any other, or the first that is good enough.
+
+    Again and again, until none helps.
+    """
+    world = len(w.a)
+    while effort > 0:
+        p = int(np.argmax(state.time_s))
+        if state.time_s[p] <= enough:
+            break
+        effort -= (state.number[p] + 1) * len(sizes) + world
+        best = state.time_s[p] * (1 - 1e-12)
+        give, get, taker = p, p, p
+        least_p = state.time_s[p] - w.c[p] - (w.b[p] if state.number[p] == 1 else 0.0)
+        for q in range(world):
+            # Nothing brings both below the time at which they would end together.
+            together = (least_p * w.a[q] + state.time_s[q] * w.a[p]) / (w.a[p] + w.a[q])
+            if q != p and state.time_s[q] < best and together < best and w.most[q] > 0:
+                found, x, y = _exchange(p, q, sizes, w, state, best)
+                if x >= 0:
+                    best, give, get, taker = found, x, y, q
+                    if best <= enough:
+                        break
+        if taker == p:
+            break
+        _apply(p, taker, give, get, sizes, w, state)
+
+
+@compiled
+def _search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, ranks: Ints) -> None:
+    """Branch and bound, depth first, largest sample first, at most `_NODES` nodes.
+
+    Args:
+        sizes: descending, [n].
+        rest: load of a sample and all after it, [n + 1].
+        w: the workers.
+        goal: a bound; what reaches it ends the search.
+        best: what `ranks` take; these are replaced by better ones.
+        ranks: see there.
+    """
+    samples, world = len(sizes), len(w.a)
+    time_s, count = np.zeros(world), np.zeros(world, np.int64)
+    chosen = np.full(samples, -1)
+    before = np.zeros(samples)  # the chosen rank's time without the sample
+    i, nodes = 0, 0
+    while i >= 0 and nodes < _NODES and best > goal * (1 + 1e-12):
+        last = chosen[i]
+        tried_s = -1.0
+        if last >= 0:
+            tried_s = time_s[last]
+            time_s[last] = before[i]
+            count[last] -= 1
+        least_s, rank = best * (1 - 1e-12), -1
+        for j in range(world):  # the next one in order of (time, rank)
+            if count[j] < w.most[j]:
+                then = time_s[j] + w.a[j] * sizes[i] + w.c[j] + (w.b[j] if count[j] == 0 else 0.0)
+                after = then > tried_s or (then == tried_s and j > last)
+                if after and then < least_s and not _twin(j, time_s, count, w):
+                    least_s, rank = then, j
+        chosen[i] = rank
+        if rank < 0:
+            i -= 1
+            continue
+        nodes += 1
+        before[i] = time_s[rank]
+        time_s[rank] = least_s
+        count[rank] += 1
+        room = 0.0
+        for j in range(world):
+            if count[j] < w.most[j]:
+                room += max(best - time_s[j], 0.0) / w.a[j]
+        if room < rest[i + 1]:
+            continue
+        if i == samples - 1:
+            best = 0.0
+            for j in range(world):
+                best = max(best, time_s[j])
+            for k in range(samples):
+                ranks[k] = chosen[k]
+        else:
+            i += 1
+
+
+@compiled
+def _twin(j: int, time_s: Floats, count: Ints, w: Workers) -> bool:
+    """Whether an earlier rank is in the same state: then trying both is in vain."""
+    for k in range(j):
+        same = time_s[k] == time_s[j] and count[k] == count[j] and w.most[k] == w.most[j]
+        if same and w.a[k] == w.a[j] and w.c[k] == w.c[j] and w.b[k] == w.b[j]:
+            return True
+    return False

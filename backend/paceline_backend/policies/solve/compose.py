@@ -1,0 +1,333 @@
+"""Which samples share a step, such that every step divides well between the workers.
+
+An epoch of K steps on W workers is K·W bins: bin (step, worker) gets a fixed number of samples and
+should get the load that the worker can do in the step's time. Steps need not take equally long:
+samples too large for an average step share steps of their own, one on each worker, smaller ones on
+slower workers. All other steps have one time. Which steps come when, and which of the samples of
+about one size meet, is random.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline_backend.policies.base import Floats, Ints
+from paceline_backend.policies.solve.exchange import close, evened
+from paceline_backend.policies.solve.jit import compiled
+from paceline_backend.policies.solve.padded import proportional
+from paceline_backend.policies.solve.workers import Workers, descending, level
+
+Bools = npt.NDArray[np.bool_]
+
+_JITTER = 0.3  # of sizes' logarithms when ordinary samples are put in order
+_FILLERS = 0.2  # the smallest part of the samples, with which the largest share their bins
+
+
+def compose(
+    effective: Floats, workers: Workers, global_batch: int, rng: np.random.Generator
+) -> Ints:
+    """An order of the samples in which each `global_batch` of them divides well.
+
+    Within a step, samples are in the order of the workers that they are meant for. What is left for
+    a smaller last step stays last.
+
+    Args:
+        effective: f(λ) of each sample, [R].
+        workers: that share them.
+        global_batch: samples of a step.
+        rng: what is left to chance.
+
+    Returns:
+        Positions in `effective`, [R].
+    """
+    steps, rest = divmod(len(effective), global_batch)
+    if steps == 0 or global_batch < 2:
+        return rng.permutation(len(effective))
+    smallest = np.concatenate([[0.0], np.cumsum(np.sort(effective))])
+    counts, bind = step_counts(smallest, workers, global_batch)
+    last = step_counts(smallest, workers, rest)[0] if rest else np.zeros_like(counts)
+    step_s = level(effective, workers) * global_batch / len(effective)
+    order = _descending(effective, step_s, workers, rng)
+    sizes = effective[order]
+    # Workers that even the smallest samples keep longer than the others get just these.
+    small = np.zeros(len(sizes), bool)
+    few = int(steps * counts[bind].sum() + last[bind].sum())
+    if few:
+        small[descending(sizes)[-few:]] = True
+    world = len(counts)
+    bins = np.empty(len(sizes), np.int64)
+    for chosen, among in ((~small, ~bind), (small, bind)):
+        if among.any():
+            part, some = sizes[chosen], workers.only(among)
+            dealt = _dealt(part, some, counts[among], last[among], steps)
+            close(part, dealt.of, dealt.gap, some.a, step_s)
+            step, member = np.divmod(dealt.of, len(some.a))
+            bins[chosen] = step * world + np.flatnonzero(among)[member]
+    bins = evened(bins, sizes, workers, np.vstack([np.tile(counts, (steps, 1)), last]), step_s)
+    turn = np.append(rng.permutation(steps), steps)
+    laid_out: Ints = order[_laid_out(bins, counts, last, turn)]
+    return laid_out
+
+
+def _descending(
+    effective: Floats, step_s: float, workers: Workers, rng: np.random.Generator
+) -> Ints:
+    """Largest first, but ordinary ones only about so: else the same ones would always meet."""
+    ordinary = effective < 0.5 * step_s / workers.a.max()
+    noise = np.exp(rng.uniform(-_JITTER, _JITTER, len(effective)))
+    return descending(np.where(ordinary, effective * noise, effective))
+
+
+def step_counts(smallest: Floats, workers: Workers, samples: int) -> tuple[Ints, Bools]:
+    """How many of a step's samples each worker gets, [W], the same in all steps; and who binds.
+
+    The least time that such counts allow is that of the worst group of workers: whichever samples
+    they get, they are at least as large together as the smallest of all. Beginning with counts in
+    proportion to speed, one sample at a time goes to another worker while that lowers this time.
+
+    Args:
+        smallest: Σ f(λ) of the k smallest of all samples, [R + 1].
+        workers: that share them.
+        samples: of a step.
+
+    Returns:
+        The counts, and which workers are in the worst group unless that is all of them, [W].
+    """
+    part = samples / (len(smallest) - 1)
+    marks = np.round(np.arange(samples + 1) / part).astype(np.int64)
+    of_step = smallest[marks] * part  # [samples + 1]
+    counts = proportional(float(of_step[-1]) / samples, workers, samples)
+    order = descending(workers.a * counts)
+    _improve(counts, of_step, workers, order)
+    _, binding = _bound(of_step, counts, workers, order)
+    bind = np.zeros(len(counts), bool)
+    if binding < (counts > 0).sum():
+        bind[order[:binding]] = True
+    return counts, bind
+
+
+@compiled
+def _bound(smallest: Floats, counts: Ints, w: Workers, order: Ints) -> tuple[float, int]:
+    """Least time with these counts, and how many of the workers in `order` bind.
+
+    `order` is put in order of the load a sample that the time allows. That depends on the time; the
+    one without overhead decides.
+    """
+    for k in range(1, len(order)):  # usually in order but for two
+        j, at = order[k], k
+        need = w.a[j] * counts[j]
+        while at > 0 and w.a[order[at - 1]] * counts[order[at - 1]] < need:
+            order[at] = order[at - 1]
+            at -= 1
+        order[at] = j
+    speed, due, number, worst, binding = 0.0, 0.0, 0, 0.0, 0
+    for k in range(len(order)):
+        j = order[k]
+        if counts[j] == 0:
+            break
+        speed += 1.0 / w.a[j]
+        due += (w.b[j] + w.c[j] * counts[j]) / w.a[j]
+        number += counts[j]
+        time_s = (smallest[number] + due) / speed
+        if time_s > worst:
+            worst, binding = time_s, k + 1
+    return worst, binding
+
+
+@compiled
+def _improve(counts: Ints, smallest: Floats, w: Workers, order: Ints) -> None:
+    world = len(order)
+    best, binding = _bound(smallest, counts, w, order)
+    stride = max(1, world // 32)  # of many workers some stand for the others
+    tried = order.copy()
+    for _ in range(64):
+        if binding == world or counts[order[binding]] == 0:
+            break  # as fast as all together are
+        giver, taker = 0, 0
+        for k in range(0, binding, stride):
+            p = order[k]
+            for q in range(0, world, stride):
+                if q != p and counts[q] < w.most[q]:
+                    counts[p] -= 1
+                    counts[q] += 1
+                    time_s, _ = _bound(smallest, counts, w, tried)
+                    counts[p] += 1
+                    counts[q] -= 1
+                    if time_s < best * (1 - 1e-9):
+                        best, giver, taker = time_s, p, q
+        if giver == taker:
+            break
+        counts[giver] -= 1
+        counts[taker] += 1
+        best, binding = _bound(smallest, counts, w, order)
+
+
+class _Bins(NamedTuple):
+    """The bins, step · W + worker, in the making; those of the smaller last step come last."""
+
+    of: Ints  # [R] the bin of each sample
+    gap: Floats  # [bins] the load that each lacks
+    heaps: Ints  # [places + 1, bins] bins with so many places free, the largest gap first
+    ends: Ints  # [places + 1] how many there are
+
+
+def _dealt(sizes: Floats, workers: Workers, counts: Ints, last: Ints, steps: int) -> _Bins:
+    """See `_deal`."""
+    number, places = (steps + 1) * len(counts), int(max(counts.max(), last.max()))
+    bins = _Bins(
+        np.empty(len(sizes), np.int64),
+        np.zeros(number),
+        np.empty((places + 1, number), np.int64),
+        np.zeros(places + 1, np.int64),
+    )
+    fillers = max(1, int(len(sizes) * _FILLERS))
+    _deal(sizes, float(sizes.sum()), float(sizes[-fillers:].mean()), workers, counts, last, bins)
+    return bins
+
+
+@compiled
+def _push(places: int, item: int, bins: _Bins) -> None:
+    """Adds a bin to those with so many places free."""
+    heap, key = bins.heaps[places], bins.gap
+    at = bins.ends[places]
+    bins.ends[places] += 1
+    while at > 0:
+        parent = (at - 1) // 2
+        if key[heap[parent]] >= key[item]:
+            break
+        heap[at] = heap[parent]
+        at = parent
+    heap[at] = item
+
+
+@compiled
+def _pop(places: int, bins: _Bins) -> int:
+    """Takes the one with the largest gap out of them."""
+    heap, key = bins.heaps[places], bins.gap
+    bins.ends[places] -= 1
+    end = bins.ends[places]
+    result, item, at = heap[0], heap[end], 0
+    while True:
+        child = 2 * at + 1
+        if child >= end:
+            break
+        if child + 1 < end and key[heap[child + 1]] > key[heap[child]]:
+            child += 1
+        if key[heap[child]] <= key[item]:
+            break
+        heap[at] = heap[child]
+        at = child
+    heap[at] = item
+    return int(result)
+
+
+@compiled
+def _fullest(bins: _Bins, each: float) -> tuple[int, float]:
+    """The bin with most room for its next sample, if its others are of size `each`: (places, room).
+
+    Of bins with as many places the fullest is known: one heap for each number of places.
+    """
+    places, room = 0, -np.inf
+    for free in range(1, len(bins.ends)):
+        if bins.ends[free]:
+            of_free = bins.gap[bins.heaps[free, 0]] - (free - 1) * each
+            if of_free > room:
+                places, room = free, of_free
+    return places, room
+
+
+@compiled
+def _open(step: int, time_s: float, counts: Ints, w: Workers, bins: _Bins) -> None:
+    """Lets the bins of a step take samples."""
+    for j in range(len(counts)):
+        if counts[j]:
+            at = step * len(counts) + j
+            bins.gap[at] = (time_s - w.b[j] - w.c[j] * counts[j]) / w.a[j]
+            _push(counts[j], at, bins)
+
+
+@compiled
+def _speed(counts: Ints, w: Workers) -> tuple[float, float]:
+    """Of the workers that get samples: Σ 1/a, and Σ of what each could do while it has overhead."""
+    speed, due = 0.0, 0.0
+    for j in range(len(counts)):
+        if counts[j]:
+            speed += 1.0 / w.a[j]
+            due += (w.b[j] + w.c[j] * counts[j]) / w.a[j]
+    return speed, due
+
+
+@compiled
+def _deal(
+    sizes: Floats, total: float, small: float, w: Workers, counts: Ints, last: Ints, bins: _Bins
+) -> None:
+    """Largest first, each sample to the bin with most room, its other places accounted for.
+
+    Args:
+        sizes: in about descending order.
+        total: their sum.
+        small: the mean of the smallest.
+        w: the workers.
+        counts: of each worker in a step.
+        last: the same in the smaller last step.
+        bins: to be filled.
+    """
+    world, samples = len(counts), len(sizes)
+    steps = len(bins.gap) // world - 1
+    of_last, rest = 0, total
+    for j in range(world):
+        of_last += last[j]
+    share = of_last / samples
+    if of_last > 0:
+        speed, due = _speed(last, w)
+        for step in range(steps, steps + 1):
+            _open(step, (rest * share + due) / speed, last, w, bins)
+    speed, due = _speed(counts, w)
+    uncommitted = rest * (1 - share) + due * steps
+    opened = 0
+    for i in range(samples):
+        while opened < steps:
+            time_s = uncommitted / (speed * (steps - opened))
+            alone = np.inf  # the least time of a step with it, if small ones take the other places
+            for j in range(world):
+                if counts[j]:
+                    load = sizes[i] + (counts[j] - 1) * small
+                    alone = min(alone, w.a[j] * load + w.c[j] * counts[j] + w.b[j])
+            until = steps
+            if alone > time_s:
+                if _fullest(bins, small)[1] >= sizes[i] * (1 - 1e-9):
+                    break
+                until, time_s = opened + 1, alone
+            for step in range(opened, until):
+                _open(step, time_s, counts, w, bins)
+            uncommitted -= time_s * speed * (until - opened)
+            opened = until
+        rest -= sizes[i]
+        part = i / samples if opened == steps else 0.0
+        each = part * rest / max(samples - i - 1, 1) + (1 - part) * small
+        places, _ = _fullest(bins, each)
+        at = _pop(places, bins)
+        bins.of[i] = at
+        bins.gap[at] -= sizes[i]
+        if places > 1:
+            _push(places - 1, at, bins)
+
+
+@compiled
+def _laid_out(bins: Ints, counts: Ints, last: Ints, turn: Ints) -> Ints:
+    """Samples step by step in a given turn, in each worker by worker."""
+    world = len(counts)
+    at = np.empty(len(turn) * world, np.int64)  # where a bin's next sample goes
+    start = 0
+    for place in range(len(turn)):
+        for j in range(world):
+            at[turn[place] * world + j] = start
+            start += last[j] if turn[place] == len(turn) - 1 else counts[j]
+    order = np.empty(len(bins), np.int64)
+    for i in range(len(bins)):
+        order[at[bins[i]]] = i
+        at[bins[i]] += 1
+    return order

@@ -1,0 +1,61 @@
+"""The order of an epoch: PyTorch's, without PyTorch."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from paceline_backend.policies.base import Ints
+from paceline_backend.policies.solve.jit import compiled
+
+_LONGEST = (2**32 - 1) // 20  # from here on torch.randperm draws 64 bits for each swap
+
+
+@lru_cache(maxsize=4)
+def epoch_order(n: int, seed: int, epoch: int) -> Ints:
+    """The permutation of an epoch, as ``DistributedSampler`` draws it.
+
+    Equal to ``torch.randperm(n, generator=torch.Generator().manual_seed(seed + epoch))``: Mersenne
+    Twister (of whose seed only the low 32 bits count), 32-bit draws, Fisher-Yates from the front.
+
+    Args:
+        n: samples.
+        seed: of the run.
+        epoch: counts from 0.
+
+    Returns:
+        Sample indices, [n]; shared between callers, so read-only.
+
+    Raises:
+        ValueError: more samples than PyTorch draws in this way.
+    """
+    if n >= _LONGEST:
+        raise ValueError(f"n: {n} samples; epoch_order handles fewer than {_LONGEST}")
+    swaps = max(n - 1, 0)
+    generator = np.random.MT19937()
+    generator._legacy_seeding((seed + epoch) & 0xFFFFFFFF)
+    here = np.arange(swaps)
+    there = generator.random_raw(swaps).astype(np.int64) % (n - here) + here
+    result = _swapped(there, n)
+    result.setflags(write=False)
+    return result
+
+
+@compiled
+def _swapped(there: Ints, n: int) -> Ints:
+    """0 … n-1 after each i in turn changed places with what is at `there` of it."""
+    order = np.arange(n)
+    for i in range(len(there)):
+        order[i], order[there[i]] = order[there[i]], order[i]
+    return order
+
+
+def remaining_in_order(n: int, seed: int, epoch: int, remaining: Ints) -> Ints:
+    """The samples left of an epoch, [R], in the epoch's order."""
+    order = epoch_order(n, seed, epoch)
+    if len(remaining) == n:
+        return order
+    left = np.zeros(n, bool)
+    left[remaining] = True
+    return order[left[order]]

@@ -1,0 +1,273 @@
+"""Padded batches: each sample of a local batch takes as long as its longest.
+
+T_j = a_j·n_j·f(longest_j) + c_j·n_j + b_j. In a best partition each worker gets a run of the batch
+in order of length: exchanging samples until it is so makes no longest longer. So the batch is
+sorted and cut, which leaves who gets which run, and where to cut.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline_backend.policies.base import Floats, Ints
+from paceline_backend.policies.solve.jit import compiled
+from paceline_backend.policies.solve.workers import Workers
+
+_STATES = 1024  # of the table of `_merged`, at most: all orders of 10 workers
+_CLOSE = 1e-4  # of a time: nearer to the least is not tried for
+_ROUNDS = 6  # of putting an epoch's bins in order
+_BINS = 16_384  # of an epoch in small, on which counts are tried
+_TILTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # samples more for the first worker
+
+
+def partition_padded(effective: Floats, workers: Workers, *, laid_out: bool = False) -> Ints:
+    """The rank of each sample, [n > 0]. The best one for up to 10 workers, or equal ones.
+
+    With more, workers of about one speed get their runs in order of speed.
+
+    Args:
+        effective: f(λ) of each sample, [n].
+        workers: that share them.
+        laid_out: as the samples come, they may be cut well.
+    """
+    order = np.argsort(-effective, kind="stable")
+    descending = effective[order]
+    by_speed = np.lexsort((workers.b, workers.a))
+    tried = [(order, descending, by_speed), (order, descending, by_speed[::-1].copy())]
+    if laid_out:
+        tried.append((np.arange(len(order)), effective, np.arange(len(workers.a))))
+    best_s, ranks = np.inf, np.empty(len(order), np.int64)
+    given = int(workers.most.sum()) == len(order)
+    for positions, sizes, turn in tried:
+        counts = workers.most[turn] if given else _cut(sizes, turn, workers, best_s)
+        if counts.sum() == len(order):
+            time_s = _slowest(sizes, turn, counts, workers)
+            if time_s < best_s:
+                best_s = time_s
+                ranks[positions] = np.repeat(turn, counts)
+    if not given:
+        turn, counts = _merged(descending, _groups(by_speed, workers, descending), workers, best_s)
+        if len(turn):
+            ranks[order] = np.repeat(turn, counts)
+    return ranks
+
+
+def _cut(sizes: Floats, turn: Ints, workers: Workers, below_s: float) -> Ints:
+    """Counts of the ranks in turn for the least time, if that is below a time; else fewer."""
+    low, high = 0.0, below_s
+    if high == np.inf:
+        each = workers.a * sizes.max() + workers.c
+        high = float((each * workers.most + workers.b).max())
+    best = _fill(sizes, turn, workers, high)
+    while best.sum() == len(sizes) and high - low > _CLOSE * high:
+        middle = (low + high) / 2
+        counts = _fill(sizes, turn, workers, middle)
+        if counts.sum() == len(sizes):
+            best, high = counts, _slowest(sizes, turn, counts, workers)
+        else:
+            low = middle
+    return best
+
+
+@compiled
+def _slowest(sizes: Floats, turn: Ints, counts: Ints, w: Workers) -> float:
+    slowest, at = 0.0, 0
+    for k in range(len(turn)):
+        j, longest = turn[k], 0.0
+        for i in range(at, at + counts[k]):
+            longest = max(longest, sizes[i])
+        if counts[k]:
+            slowest = max(slowest, w.a[j] * counts[k] * longest + w.c[j] * counts[k] + w.b[j])
+        at += counts[k]
+    return slowest
+
+
+@compiled
+def _fill(sizes: Floats, turn: Ints, w: Workers, time_s: float) -> Ints:
+    """How many samples each rank in turn takes within a time, as they come."""
+    counts = np.zeros(len(turn), np.int64)
+    at = 0
+    for k in range(len(turn)):
+        j, longest = turn[k], 0.0
+        while at < len(sizes) and counts[k] < w.most[j]:
+            longest = max(longest, sizes[at])
+            if (w.a[j] * longest + w.c[j]) * (counts[k] + 1) + w.b[j] > time_s * (1 + 1e-12):
+                break
+            counts[k] += 1
+            at += 1
+    return counts
+
+
+def _groups(by_speed: Ints, workers: Workers, sizes: Floats) -> list[Ints]:
+    """Ranks in groups of like speed, as many as the table has room for."""
+    each = workers.a * sizes.mean() + workers.c
+    gaps = np.diff(np.log(np.maximum(each[by_speed], 1e-300)))
+    groups, states = [by_speed], len(by_speed) + 1
+    for cut in np.argsort(-gaps, kind="stable"):
+        splits = sorted({int(cut) + 1, *np.cumsum([len(g) for g in groups])[:-1].tolist()})
+        split = np.split(by_speed, splits)
+        states = int(np.prod([float(len(g) + 1) for g in split]))
+        if states > _STATES:
+            break
+        groups = split
+    return groups
+
+
+def _merged(
+    sizes: Floats, groups: list[Ints], workers: Workers, below_s: float
+) -> tuple[Ints, Ints]:
+    """The order of ranks, each group's kept, and their counts for the least time below one."""
+    turn, counts = np.empty(0, np.int64), np.empty(0, np.int64)
+    if len(groups) < 2:
+        return turn, counts
+    members = np.concatenate(groups)
+    starts = np.cumsum([0, *map(len, groups)])
+    low, high = 0.0, below_s * (1 - _CLOSE)
+    while high - low > _CLOSE * high:
+        middle = (low + high) / 2 if len(turn) else high
+        tried, filled = _reached(sizes, members, starts, workers, middle)
+        if filled.sum() == len(sizes):
+            turn, counts = tried, filled
+            high = _slowest(sizes, turn, counts, workers)
+        elif len(turn):
+            low = middle
+        else:
+            break
+    return turn, counts
+
+
+@compiled
+def _reached(
+    sizes: Floats, members: Ints, starts: Ints, w: Workers, time_s: float
+) -> tuple[Ints, Ints]:
+    """An order of ranks, and their counts, that gets farthest in the sorted samples within a time.
+
+    A table over how many of each group had their run: how far the samples are then used up at
+    best. That is all that matters of the way there: later samples are shorter.
+    """
+    groups = len(starts) - 1
+    strides = np.ones(groups + 1, np.int64)
+    for g in range(groups):
+        strides[g + 1] = strides[g] * (starts[g + 1] - starts[g] + 1)
+    far, came = np.zeros(strides[groups], np.int64), np.full(strides[groups], -1)
+    for state in range(1, strides[groups]):
+        for g in range(groups):
+            had = state % strides[g + 1] // strides[g]
+            if had == 0:
+                continue
+            j, at = members[starts[g] + had - 1], far[state - strides[g]]
+            end = at
+            if at < len(sizes):
+                each = max(w.a[j] * sizes[at] + w.c[j], 1e-300)
+                room = max(time_s * (1 + 1e-12) - w.b[j], 0.0) / each
+                end += min(int(min(room, float(len(sizes) - at))), w.most[j])
+            if end > far[state] or came[state] < 0:
+                far[state], came[state] = end, g
+    turn, counts = np.empty(len(members), np.int64), np.empty(len(members), np.int64)
+    state = strides[groups] - 1
+    for k in range(len(members) - 1, -1, -1):
+        g = came[state]
+        turn[k] = members[starts[g] + state % strides[g + 1] // strides[g] - 1]
+        before = state - strides[g]
+        counts[k] = far[state] - far[before]
+        state = before
+    return turn, counts
+
+
+def compose_padded(
+    effective: Floats, workers: Workers, global_batch: int, rng: np.random.Generator
+) -> Ints:
+    """An order of the samples in which each `global_batch` of them is cut well, [R].
+
+    An epoch of K steps on W workers is K·W bins with a fixed number of samples for each worker.
+    Each bin is a run of the epoch's samples in order of length; a step's bins have such lengths
+    that its workers end together. With different counts on different workers, long samples meet in
+    small bins, where padding costs little. Steps come in random order, in each samples rank by
+    rank; what is left for a smaller last step stays last.
+
+    Args:
+        effective: f(λ) of each sample, [R].
+        workers: that share them.
+        global_batch: samples of a step.
+        rng: what is left to chance.
+    """
+    order = rng.permutation(len(effective))  # of equal lengths
+    order = order[np.argsort(-effective[order], kind="stable")]
+    steps, rest = divmod(len(order), global_batch)
+    at = int(rng.integers(steps + 1)) * global_batch
+    last = order[at : at + rest]
+    if not steps:
+        return last
+    order = np.concatenate([order[:at], order[at + rest :]])
+    sizes = effective[order]
+    counts = _best_counts(sizes, workers, global_batch, steps)
+    starts, _ = _runs(sizes, workers, counts, steps)
+    starts = starts[rng.permutation(steps)].ravel()
+    number = np.tile(counts, steps)
+    within = np.arange(len(order)) - np.repeat(np.cumsum(number) - number, number)
+    return np.concatenate([order[np.repeat(starts, number) + within], last])
+
+
+def _best_counts(sizes: Floats, workers: Workers, global_batch: int, steps: int) -> Ints:
+    """Samples of each worker in a step: about as fast as it is, some tilted to the fast ones."""
+    world = len(workers.a)
+    few = max(1, min(steps, _BINS // world))
+    part = sizes[np.arange(few * global_batch) * steps // few]
+    base = proportional(float(sizes.mean()), workers, global_batch)
+    profile = np.linspace(1.0, -1.0, world)
+    best_s, best = np.inf, base
+    for tilt in _TILTS:
+        more = np.round(tilt * profile[: world // 2]).astype(np.int64)
+        counts = base.copy()
+        by_speed = np.lexsort((-base, workers.a))
+        counts[by_speed[: world // 2]] += more
+        counts[by_speed[::-1][: world // 2]] -= more
+        if (counts < 0).any() or (counts > workers.most).any():
+            continue
+        total_s = _runs(part, workers, counts, few)[1]
+        if total_s < best_s:
+            best_s, best = total_s, counts
+    return best
+
+
+def proportional(mean: float, workers: Workers, samples: int) -> Ints:
+    """Each of the samples, all of mean size, where it ends first, [W]."""
+    return _proportional(workers.a * mean + workers.c, workers.b, workers.most, samples)
+
+
+@compiled
+def _proportional(each: Floats, b: Floats, most: Ints, samples: int) -> Ints:
+    counts = np.zeros(len(each), np.int64)
+    for _ in range(samples):
+        least, to = np.inf, 0
+        for j in range(len(each)):
+            done = b[j] + (counts[j] + 0.5) * each[j]
+            if done < least and counts[j] < most[j]:
+                least, to = done, j
+        counts[to] += 1
+    return counts
+
+
+def _runs(sizes: Floats, workers: Workers, counts: Ints, steps: int) -> tuple[Ints, float]:
+    """Where the run of each bin begins in descending sizes, [steps, W]; the sum of steps' times.
+
+    Bins are filled in the order of the longest sample that they should get, which is what their
+    steps' times allow; then steps' times are those that came out, and so on.
+    """
+    used = counts > 0
+    n, a = np.maximum(counts, 1), workers.a
+    step_s = sizes[:: len(sizes) // steps][:steps] * float((a * counts).max())
+    best_s, best = np.inf, np.empty((0, len(a)), np.int64)
+    for _ in range(_ROUNDS):
+        longest = (step_s[:, None] - workers.b - workers.c * counts) / (a * n)
+        longest[:, ~used] = -np.inf
+        turn = np.argsort(-longest.ravel(), kind="stable")
+        number = np.tile(counts, steps)[turn]
+        starts = np.empty((steps, len(a)), np.int64)
+        starts.ravel()[turn] = np.minimum(np.cumsum(number) - number, len(sizes) - 1)
+        time_s = np.where(used, a * n * sizes[starts] + workers.c * counts + workers.b, 0.0)
+        slowest_s = time_s.max(axis=1)
+        if slowest_s.sum() < best_s:
+            best_s, best = float(slowest_s.sum()), starts
+        step_s = (slowest_s + time_s.sum(axis=1) / used.sum()) / 2
+    return best, best_s

@@ -1,0 +1,89 @@
+"""What a step costs the workers, as compiled code takes it, and the bounds that follow from it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline_backend.policies.base import Floats, Ints, Models
+
+
+class Workers(NamedTuple):
+    """T_j = a_j·Λ' + c_j·n + b_j, and 0 for a worker without samples."""
+
+    a: Floats  # [W] s per size unit
+    c: Floats  # [W] s per sample
+    b: Floats  # [W] s per step
+    most: Ints  # [W] samples that a worker may get of a step
+
+    @staticmethod
+    def of(models: Models, most: Ints) -> Workers:
+        """With arrays of the one type that code is compiled for."""
+        a, c, b = (np.array(values, np.float64) for values in (models.a, models.c, models.b))
+        return Workers(a, c, b, np.array(most, np.int64))
+
+    def only(self, among: npt.NDArray[np.bool_]) -> Workers:
+        """Some of them."""
+        return Workers(self.a[among], self.c[among], self.b[among], self.most[among])
+
+
+def most_of(limits: Ints | None, samples: int, world: int) -> Ints:
+    """The most samples that each worker may get, [W]; without effect where they are too few."""
+    if limits is None or int(np.sum(limits)) < samples:
+        return np.full(world, samples, np.int64)
+    return np.asarray(limits, np.int64)
+
+
+def descending(values: Floats) -> Ints:
+    """Positions, largest first; values that share their first 24 bits as they come.
+
+    A radix sort, several times as fast as a stable sort of doubles.
+
+    Args:
+        values: finite, none negative, [n].
+    """
+    largest = float(values.max(initial=0.0)) or 1.0
+    bits = ~(values / largest + 0.0).astype(np.float32).view(np.uint32)
+    order = np.argsort(bits.astype(np.uint16), kind="stable")
+    return np.asarray(order[np.argsort((bits >> 16).astype(np.uint16)[order], kind="stable")])
+
+
+def level(sizes: Floats, workers: Workers) -> float:
+    """The time at which all would end if average samples could be divided at will.
+
+    Workers whose b alone takes longer take no part; memory does not matter.
+
+    Args:
+        sizes: f(λ), [n].
+        workers: that share them.
+    """
+    if not len(sizes):
+        return 0.0
+    return _shared(float(len(sizes)), _rates(sizes, workers), workers)
+
+
+def least(sizes: Floats, workers: Workers) -> float:
+    """A proven bound on what any partition of these samples takes.
+
+    That is `level`, unless samples have costs that differ by worker (c/a): then each counts as on
+    the worker where it is cheapest, at these prices of time.
+    """
+    if not len(sizes) or not workers.c.any():
+        return level(sizes, workers)
+    rates = _rates(sizes, workers)
+    cheapest = (rates * (workers.a * sizes[:, None] + workers.c)).min(axis=1)
+    return _shared(float(cheapest.sum()), rates, workers)
+
+
+def _rates(sizes: Floats, workers: Workers) -> Floats:
+    """Average samples a second, [W]."""
+    return np.asarray(1.0 / np.maximum(workers.a * sizes.mean() + workers.c, 1e-300))
+
+
+def _shared(work: float, rates: Floats, workers: Workers) -> float:
+    by_b = np.argsort(workers.b)
+    rates, b = rates[by_b], workers.b[by_b]
+    # More workers end it earlier until one's b alone takes longer: then ever later.
+    return float(((work + np.cumsum(rates * b)) / np.cumsum(rates)).min())

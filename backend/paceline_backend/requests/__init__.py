@@ -1,0 +1,1 @@
+"""Switch, stop, launch: written and published once, for API, `auto` and command line."""

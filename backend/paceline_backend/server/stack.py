@@ -1,0 +1,156 @@
+"""The embedded default as one thing: control plane, dashboard, bus, database and one agent."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from paceline.core.errors import PacelineError
+from paceline.node.client import Client
+from paceline.node.processes import die_with_parent
+
+_READY = re.compile(r"Paceline on (http://\S+:(\d+))")
+_STOP_S = 25.0  # an agent ends its ranks, a server its streams, well before
+
+
+class Stack:
+    """`paceline server` and `paceline agent` as child processes of this one; a context manager.
+
+    Args:
+        data: directory for database, bus file, logs and runs; made if missing.
+        port: of REST and dashboard; 0 takes any free one.
+        host: to listen on.
+        token: wanted from clients; needed beyond loopback.
+    """
+
+    def __init__(
+        self, data: Path, port: int = 8000, host: str = "127.0.0.1", token: str | None = None
+    ) -> None:
+        self.data = data
+        self.host = host
+        self.port = port
+        self.url = ""  # of dashboard and REST; the server says it when it is ready
+        self.server: subprocess.Popen[bytes] | None = None
+        self.agent: subprocess.Popen[bytes] | None = None
+        self._token = token
+        self._client: Client | None = None
+        self._said_before: dict[str, int] = {}  # bytes in each log when its process started
+
+    def start(self) -> Stack:
+        """Starts both and waits until the server is ready and the agent registered.
+
+        Raises:
+            PacelineError: one of them ended or did not become ready; with its own last words.
+        """
+        try:
+            self.data.mkdir(parents=True, exist_ok=True)
+            (self.data / "server.log").touch()
+        except OSError as error:
+            raise PacelineError(
+                f"the data directory {self.data} cannot be written ({error.strerror}); "
+                "choose another with --data"
+            ) from error
+        try:
+            self.start_server()
+            self.start_agent()
+        except BaseException:  # a signal, too
+            self.stop()
+            raise
+        return self
+
+    def start_server(self) -> None:
+        """Starts the control plane (again, after a fault) and waits until it is ready."""
+        where = ["--host", self.host, "--port", str(self.port), "--data", str(self.data)]
+        self.server = self._spawn("server", *where)
+        # Its own word, not an answer on the port: that might be another server's.
+        self._wait(self.server, "server", lambda: _READY.search(self._said("server")))
+        url, port = _READY.findall(self._said("server"))[-1]
+        self.port = int(port)  # the same again after a fault
+        self.url = url
+        if self._client is not None:
+            self._client.close()
+        self._client = Client(url, self._token)
+
+    def start_agent(self) -> None:
+        """Starts the agent and waits until the server knows its node."""
+        where = ["--server", self.url, "--data", str(self.data)]
+        started = time.time()
+        self.agent = self._spawn("agent", *where)
+        self._wait(self.agent, "agent", lambda: self._registered(started))
+
+    def api(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """One call below ``/api/v1``; its JSON. Raises what `Client.call` does."""
+        assert self._client is not None
+        return self._client.call(method, path, body)
+
+    def stop(self) -> None:
+        """Ends the agent with its runs, then the server with its bus. Idempotent."""
+        for child in (self.agent, self.server):
+            if child is not None and child.poll() is None:
+                child.send_signal(signal.SIGTERM)
+                try:
+                    child.wait(timeout=_STOP_S)
+                except subprocess.TimeoutExpired:
+                    child.kill()
+                    child.wait()
+        self.agent = self.server = None
+        if self._client is not None:
+            self._client.close()
+            self._client = None
+
+    def _spawn(self, *arguments: str) -> subprocess.Popen[bytes]:
+        # Settings of another server, such as PACELINE_DATABASE, are not meant for this one.
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("PACELINE_")}
+        if self._token:
+            environment["PACELINE_TOKEN"] = self._token
+        with (self.data / f"{arguments[0]}.log").open("ab") as log:
+            self._said_before[arguments[0]] = log.tell()
+            return subprocess.Popen(
+                [sys.executable, "-m", "paceline", *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is ours: we stop them in order
+                preexec_fn=die_with_parent,
+            )
+
+    def _wait(self, child: subprocess.Popen[bytes], name: str, ready: Callable[[], object]) -> None:
+        deadline = time.monotonic() + 60
+        while child.poll() is None and time.monotonic() < deadline:
+            if ready():
+                return
+            time.sleep(0.05)
+        code = child.poll()
+        why = "did not become ready in 60 s" if code is None else f"ended with code {code}"
+        words = self._said(name).strip().splitlines()[-3:]
+        raise PacelineError(f"paceline {name} {why}: " + "\n".join(words))
+
+    def _said(self, name: str) -> str:
+        """What a child has written since it was started last."""
+        with (self.data / f"{name}.log").open("rb") as log:
+            log.seek(self._said_before[name])
+            return log.read().decode(errors="replace")
+
+    def _registered(self, since: float) -> bool:
+        nodes = self.api("GET", "/nodes")
+        return any(node["alive"] and node["heartbeat_at"] >= since for node in nodes)
+
+    def __enter__(self) -> Stack:
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.stop()

@@ -1,0 +1,149 @@
+"""Models of how gradients meet; `Synchronisation` says which, as on real ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from paceline.wire import ALLREDUCE, Synchronisation
+from paceline_backend.policies.base import Floats, Ints
+from paceline_backend.simulator.sync.base import (
+    Costs,
+    Course,
+    Dealing,
+    Piece,
+    Round,
+    Synchroniser,
+    Work,
+)
+from paceline_backend.simulator.sync.hierarchical import Hierarchical
+from paceline_backend.simulator.sync.pairwise import Pairwise
+from paceline_backend.simulator.sync.rounds import Call, Limits, Partial
+from paceline_backend.simulator.sync.together import AllReduce, Averaging
+
+__all__ = [
+    "NAMES",
+    "Costs",
+    "Course",
+    "Dealing",
+    "Piece",
+    "Round",
+    "Synchroniser",
+    "Work",
+    "goes_on",
+    "make",
+    "step_time_s",
+]
+
+
+def _all_reduce(given: Mapping[str, Any], world: int, seed: int) -> Synchroniser:
+    return AllReduce()
+
+
+def _averaging(given: Mapping[str, Any], world: int, seed: int) -> Synchroniser:
+    return Averaging(given["every"])
+
+
+def _partial(given: Mapping[str, Any], world: int, seed: int) -> Synchroniser:
+    call, limits = Call.of(given, world, seed), Limits.of(given)
+    return Partial(call, limits, steals=given.get("steals", False))
+
+
+def _pairwise(given: Mapping[str, Any], world: int, seed: int) -> Synchroniser:
+    return Pairwise(world, seed)
+
+
+def _hierarchical(given: Mapping[str, Any], world: int, seed: int) -> Synchroniser:
+    groups, limits = sorted(sorted(one) for one in given["groups"]), Limits.of(given)
+    return Hierarchical((one, Partial(Call.of(given, len(one), seed), limits)) for one in groups)
+
+
+# By name: parameters, ranks, seed. A new synchroniser is a line here.
+_MODELS: dict[str, Callable[[Mapping[str, Any], int, int], Synchroniser]] = {
+    ALLREDUCE.name: _all_reduce,
+    "averaging": _averaging,
+    "hierarchical": _hierarchical,
+    "pairwise": _pairwise,
+    "partial": _partial,
+}
+NAMES = tuple(_MODELS)
+
+
+def make(what: Synchronisation, world: int, seed: int) -> Synchroniser:
+    """The model of a synchroniser.
+
+    Args:
+        what: a plan's.
+        world: ranks.
+        seed: of what is drawn at random; real ranks take that of the run plus the segment's number.
+
+    Raises:
+        ValueError: there is none of this name; nor do real ranks know it.
+    """
+    if what.name not in NAMES:
+        raise ValueError(f"no synchroniser {what.name!r}; known: {', '.join(NAMES)}")
+    return _MODELS[what.name](what.parameters, world, seed)
+
+
+def goes_on(what: Synchronisation) -> bool:
+    """Whether ranks go on from segment to segment without meeting, until an epoch ends."""
+    return make(what, 1, 0).goes_on
+
+
+def step_time_s(
+    what: Synchronisation,
+    work_s: Floats,
+    costs: Costs,
+    segment_steps: int,
+    *,
+    samples: Ints | None = None,
+    sample_s: Floats | None = None,
+    seed: int = 0,
+) -> float:
+    """The mean time of a step of ranks that do this work: to compare with what real ranks took.
+
+    Args:
+        what: the synchroniser.
+        work_s: what each step takes each rank besides exchanges, [S, W].
+        costs: of exchanges, as measured.
+        segment_steps: steps of a segment, after each of which all meet, or may.
+        samples: of each step and rank, [S, W]; None: none is without.
+        sample_s: what each takes a rank, [W], where they may move; None: all of its step.
+        seed: of the run.
+
+    Raises:
+        ValueError: see `make`.
+    """
+    steps, world = work_s.shape
+    work_s = work_s if what == ALLREDUCE else work_s + costs.own_s
+    samples = np.ones(work_s.shape, np.int64) if samples is None else samples
+    all_reduce_s = np.full(work_s.shape, costs.round_s)
+    model, now = make(what, world, seed), np.zeros(world)
+    for number, first in enumerate(range(0, steps, segment_steps)):
+        part = slice(first, first + segment_steps)
+        if not model.goes_on:
+            model = make(what, world, seed + number)
+        last = part.stop >= steps
+        dealing = _Alike(work_s[part], samples[part], sample_s)
+        work = Work(first, work_s[part], samples[part], all_reduce_s[part], costs, last, dealing)
+        course = model.run(now, work)
+        now = now + (course.work_s + course.wait_s + course.communication_s).sum(axis=0)
+    return float(now.max() / steps)
+
+
+class _Alike:
+    """Samples that all take a rank the same in a step."""
+
+    def __init__(self, work_s: Floats, samples: Ints, sample_s: Floats | None) -> None:
+        each = work_s / np.maximum(samples, 1) if sample_s is None else sample_s
+        self._sample_s = np.broadcast_to(each, work_s.shape)
+        self._step_s = work_s - samples * self._sample_s
+
+    def work_s(self, rank: int, at: int, pieces: list[Piece]) -> tuple[float, int]:
+        count = sum(end - first for _, _, first, end in pieces)
+        return float(self._step_s[at, rank] + count * self._sample_s[at, rank]), count
+
+    def room(self, rank: int, samples: int) -> int:
+        return 2**31

@@ -1,0 +1,66 @@
+"""RNA's groups on the virtual clock; see `paceline.train.sync.hierarchical`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+import numpy as np
+
+from paceline_backend.policies.base import Floats
+from paceline_backend.simulator.sync.base import Costs, Course, Work
+from paceline_backend.simulator.sync.rounds import Partial
+
+_REDUCTIONS = 2  # where all meet: of the server's parameters, and of what optimisers hold
+
+
+class Hierarchical:
+    """Each group has rounds of its own; at the segment's end all meet.
+
+    What a group pushes to the server on the way holds nobody up, and takes no time here.
+
+    Args:
+        groups: their ranks, with what each of them does, rank 0's first.
+    """
+
+    goes_on = False
+
+    def __init__(self, groups: Iterable[tuple[list[int], Partial]]) -> None:
+        self._groups = list(groups)
+
+    def run(self, starts: Floats, work: Work) -> Course:
+        """See `Synchroniser.run`."""
+        wait_s, rounds = np.zeros_like(work.work_s), []
+        if not len(wait_s):
+            return Course(work.work_s, wait_s, wait_s, [])
+        for group, partial in self._groups:
+            mine = replace(
+                work,
+                work_s=work.work_s[:, group],
+                samples=work.samples[:, group],
+                all_reduce_s=work.all_reduce_s[:, group],
+                costs=work.costs.among(len(group)),
+                dealing=None,
+            )
+            course = partial.run(starts[group], mine)
+            wait_s[:, group] = course.wait_s
+            rounds += [replace(one, rank=group[0], world=len(group)) for one in course.rounds]
+        ended_at = starts + (work.work_s + wait_s).sum(axis=0)
+        wait_s[-1] += self._met_at(ended_at, work.costs) - ended_at
+        rounds.sort(key=lambda one: (one.ended_at, one.rank))
+        return Course(work.work_s, wait_s, np.zeros_like(wait_s), rounds)
+
+    def meet(self, starts: Floats, costs: Costs) -> float:
+        """See `Synchroniser.meet`."""
+        return float(starts.max())
+
+    def _met_at(self, ended_at: Floats, costs: Costs) -> float:
+        """When all have what the last pushes made of the server's parameters.
+
+        The server, on rank 0, takes one at a time; that of its own group takes no time.
+        """
+        free_at = 0.0
+        of_groups = [float(ended_at[group].max()) for group, _ in self._groups]
+        for at in sorted(of_groups[1:]):
+            free_at = max(at + costs.call_s, free_at) + costs.exchange_s()
+        return max(*of_groups, free_at) + _REDUCTIONS * costs.round_s

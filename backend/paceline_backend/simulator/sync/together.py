@@ -1,0 +1,71 @@
+"""Synchronisers of ranks that wait for all: in each step, or now and then."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline_backend.policies.base import Floats
+from paceline_backend.simulator.sync.base import Costs, Course, Round, Work
+
+
+class AllReduce:
+    """Each step ends for all at once: after the slowest has computed, and the all-reduce."""
+
+    goes_on = False
+
+    def run(self, starts: Floats, work: Work) -> Course:
+        """See `Synchroniser.run`."""
+        wait_s = work.work_s.max(axis=1, keepdims=True) - work.work_s
+        return Course(work.work_s, wait_s, work.all_reduce_s, [])
+
+    def meet(self, starts: Floats, costs: Costs) -> float:
+        """See `Synchroniser.meet`."""
+        return float(starts.max())
+
+
+class Averaging:
+    """Each rank steps by itself; every so many steps all meet, and replicas become their mean.
+
+    Args:
+        every: steps between two means (H of local SGD), by the run's count; None: at an epoch's
+            end only.
+    """
+
+    goes_on = True
+
+    def __init__(self, every: int | None) -> None:
+        self._every = every
+        self._worked: Floats | None = None  # [W] samples since the last mean
+        self._means = 0
+
+    def run(self, starts: Floats, work: Work) -> Course:
+        """See `Synchroniser.run`."""
+        steps, world = work.work_s.shape
+        wait_s, communication_s = np.zeros((steps, world)), np.zeros((steps, world))
+        rounds: list[Round] = []
+        worked = np.zeros(world) if self._worked is None else self._worked
+        now = starts
+        for k in range(steps):
+            now = now + work.work_s[k]
+            worked = worked + work.samples[k]
+            means = int(self._every is not None and (work.first_step + k + 1) % self._every == 0)
+            if k == steps - 1 and work.epoch_end:
+                means += 2  # of the replicas, and of what their optimisers hold
+            if not means:
+                continue
+            wait_s[k] = now.max() - now
+            communication_s[k] = means * work.costs.round_s
+            now = now + wait_s[k] + communication_s[k]
+            # Rank 0 tells how long it was in it.
+            took_s = float(wait_s[k, 0] + communication_s[k, 0])
+            givers = int((worked > 0).sum())
+            size, ended_at = work.costs.bytes, float(now[0])
+            rounds.append(Round(self._means, k, givers, [givers], 0, 0.0, took_s, size, ended_at))
+            self._means += 1
+            worked = np.zeros(world)
+        self._worked = worked
+        return Course(work.work_s, wait_s, communication_s, rounds)
+
+    def meet(self, starts: Floats, costs: Costs) -> float:
+        """See `Synchroniser.meet`: two means, as at an epoch's end."""
+        return float(starts.max()) + 2 * costs.round_s
