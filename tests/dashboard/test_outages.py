@@ -70,6 +70,40 @@ def test_a_run_that_has_ended_is_no_lost_connection(
     assert page.evaluate("window.said.filter(text => text.includes('lost'))") == []
 
 
+def test_an_ended_run_is_loaded_once_however_long_its_snapshot_takes(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    """The poll of the run's state must not begin the load again while it is under way."""
+    training = Training(store, bus_url, "r")
+    training.train(10)
+    training.end()
+    held: list[Route] = []
+    page.route("**/snapshot?*", lambda route: held.append(route))
+    with page.expect_request("**/snapshot?*"):
+        page.goto(str(web.base_url.join("/runs/r")))
+    for _ in range(3):
+        with page.expect_response("**/api/v1/runs/r"):
+            pass
+    assert len(held) == 1
+    held[0].continue_()
+    wait_for_chart(page, "se", 9)
+    expect(page.locator("#connection-status")).to_have_text("run ended")
+    assert len(held) == 1
+
+
+def test_late_telemetry_of_an_ended_run_is_shown(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    training = Training(store, bus_url, "r")
+    training.train(10)
+    training.end()
+    page.goto(str(web.base_url.join("/runs/r")))
+    expect(page.locator("#connection-status")).to_have_text("run ended")
+    wait_for_chart(page, "se", 9)
+    training.train(4)
+    wait_for_chart(page, "se", 13)
+
+
 def test_a_run_that_ended_while_the_server_was_away(
     page: Page, store: Store, bus_url: str, port: int
 ) -> None:

@@ -18,7 +18,8 @@ export class Live {
     this.retryS = FIRST_RETRY_S;
     this.source = null;
     this.timer = null;
-    this.round = 0; // an answer that arrives after close() or reopening is of no use
+    this.resting = false; // the run has ended, and the server has ended its stream
+    this.round = 0; // an answer that arrives after close() or a new connection is of no use
     this.onVisibility = () => (document.hidden ? this.#disconnect() : this.#connect());
   }
 
@@ -36,6 +37,7 @@ export class Live {
 
   #disconnect() {
     this.round += 1;
+    this.resting = false;
     clearTimeout(this.timer);
     this.source?.close();
     this.source = null;
@@ -78,12 +80,16 @@ export class Live {
   /** Nothing more will come, unless `reopen` is called. */
   #rest() {
     this.#disconnect();
+    this.resting = true;
     connection("ended");
   }
 
-  /** Starts anew: there is more to see after all. */
+  /**
+   * Loads an ended run again, because more of it has arrived. Before the run's end was reached this does nothing:
+   * a load that is under way, its retry or the open stream brings what has arrived.
+   */
   reopen() {
-    if (!document.hidden) this.#connect();
+    if (this.resting && !document.hidden) this.#connect();
   }
 
   /** Later and later, and not all pages at the same moment after a restart of the server. */
