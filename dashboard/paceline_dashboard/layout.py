@@ -360,11 +360,7 @@ def _switch_dialog() -> html.Dialog:
             ],
         ),
         html.P(id="switch-when"),
-        html.P(
-            "Training does not stop. Each sample is still used exactly once per epoch, and the "
-            "global batch stays the same. You can switch back at any time.",
-            className="muted small",
-        ),
+        html.P(id="switch-changes", className="small", role="status"),
         html.P(id="switch-problem", className="problem", role="alert", hidden=True),
         confirm=html.Button(
             "Switch policy", id="policy-confirm", type="button", className="primary"

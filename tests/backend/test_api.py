@@ -91,6 +91,19 @@ def test_policies(client: httpx.Client) -> None:
         assert all("default" in schema for schema in policy["parameters"].values())
 
 
+def test_policies_say_what_they_change_in_the_training(client: httpx.Client) -> None:
+    found = {policy["name"]: policy for policy in client.get(f"{V1}/policies").json()}
+    for name, policy in found.items():
+        made = policies.make(name)
+        assert (policy["changes"] == "training") == made.relaxed
+    plain = ["boa", "bsp", "dynamic-batching", "ep4ddl", "lbb", "paceline", "sata"]
+    plain.append("static-batching")
+    assert sorted(n for n, policy in found.items() if policy["changes"] == "nothing") == plain
+    assert [n for n, policy in found.items() if policy["changes"] == "batches"] == ["chronica"]
+    changing = {n: policy["changes_with"] for n, policy in found.items() if policy["changes_with"]}
+    assert changing == {"paceline": {"mode": {"free": "batches"}}}
+
+
 def test_create_without_launch(client: httpx.Client, bus_url: str) -> None:
     made = create(client, launch=False, policy="chronica", args=["--x"], node="here")
     assert made.status_code == 201

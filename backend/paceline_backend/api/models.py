@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, create_model
 
+from paceline_backend.policies import Changes
 from paceline_backend.store.reads import METRICS
 
 
@@ -50,6 +51,16 @@ class PolicyInfo(BaseModel):
     source: str = Field(examples=["CHRONICA (2022)"])
     parameters: dict[str, dict[str, Any]] = Field(
         description="JSON Schema of each", examples=[{"window": {"type": "integer", "default": 64}}]
+    )
+    changes: Changes = Field(
+        description="what it changes in the training, compared with plain DDP of the same seed, "
+        "with default parameters: nothing; which samples meet in a global batch; or also which "
+        "gradients meet, and when",
+        examples=["batches"],
+    )
+    changes_with: dict[str, dict[str, Changes]] = Field(
+        description="the same for those values of parameters with an enum that change it",
+        examples=[{"mode": {"free": "batches"}}],
     )
 
 

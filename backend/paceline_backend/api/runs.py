@@ -92,16 +92,25 @@ def version(request: Request) -> models.Version:
 @router.get("/policies")
 def list_policies() -> list[models.PolicyInfo]:
     """All registered presets."""
-    found = [policies.get(name) for name in policies.names()]
-    return [
-        models.PolicyInfo(
-            name=preset.name,
-            summary=preset.summary,
-            source=preset.source,
-            parameters={name: dict(schema) for name, schema in preset.parameters.items()},
-        )
-        for preset in found
-    ]
+    return [_policy_info(policies.get(name)) for name in policies.names()]
+
+
+def _policy_info(preset: policies.Preset) -> models.PolicyInfo:
+    changes = policies.make(preset.name).changes
+    changes_with: dict[str, dict[str, policies.Changes]] = {}
+    for parameter, schema in preset.parameters.items():
+        for value in schema.get("enum", ()):
+            with_value = policies.make(preset.name, {parameter: value}).changes
+            if with_value != changes:
+                changes_with.setdefault(parameter, {})[str(value)] = with_value
+    return models.PolicyInfo(
+        name=preset.name,
+        summary=preset.summary,
+        source=preset.source,
+        parameters={name: dict(schema) for name, schema in preset.parameters.items()},
+        changes=changes,
+        changes_with=changes_with,
+    )
 
 
 @router.get("/nodes", response_model=list[models.Node])

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import msgspec
 import numpy as np
@@ -29,6 +29,10 @@ from paceline.wire import ALLREDUCE, Synchronisation
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
+
+# What a policy changes in the training: nothing but the order of floating-point sums; which samples
+# meet in a global batch; or also which gradients meet, and when.
+Changes = Literal["nothing", "batches", "training"]
 
 _CHOOSER = "synchroniser"  # where in a segment's memory the chooser's is; the rest: the allocator's
 
@@ -288,12 +292,20 @@ class Policy:
     synchroniser: Synchronisation | Chooser = ALLREDUCE
     balances: bool = True  # False: equal counts by design, and so when the leader coasts
     recomposes: bool = False  # the order must fit the speeds: anew when these have changed
+    plain_batches: bool = False  # each global batch holds the samples that plain DDP gives it
     threads: bool = False  # it sets CPU threads: what that would do shows in no telemetry
 
     @property
     def relaxed(self) -> bool:
         """Whether there may be steps in which ranks do not wait for all others."""
         return self.synchroniser != ALLREDUCE
+
+    @property
+    def changes(self) -> Changes:
+        """What it changes in the training, compared with plain DDP of the same seed."""
+        if self.relaxed:
+            return "training"
+        return "nothing" if self.plain_batches else "batches"
 
     def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
         """How gradients meet in the next segment; `memory` is `Problem.memory`."""

@@ -23,6 +23,7 @@ from paceline.wire import SYNCHRONISERS, Hello, Synchronisation
 from paceline_backend.policies.base import Feedback, Plan, Policy, Preset, Problem, plan
 from paceline_backend.policies.presets import bsp
 from paceline_backend.policies.registry import _validated as validated
+from paceline_backend.policies.solve.order import remaining_in_order
 from paceline_backend.simulator import Simulation
 
 _SIZES = (0.0, 1.0, 1.0, 2.5, 40.0, 900.0)
@@ -177,6 +178,19 @@ def _check_plan(simulation: Simulation) -> None:
         same = np.array_equal(value, _values(again)[name])
         assert same, f"{name} differs when planned again from the same arguments"
     _check_legal(made, problem)
+    if simulation.policy.plain_batches:
+        _check_plain(made, problem)
+
+
+def _check_plain(made: Plan, problem: Problem) -> None:
+    """That global batches are those of plain DDP, as the policy says of itself."""
+    order = remaining_in_order(len(problem.sizes), problem.seed, problem.epoch, problem.remaining)
+    ends = np.cumsum(problem.batch_sizes())[:-1]
+    expected = np.split(order[: len(made.batches.samples)], ends)
+    for step, samples in enumerate(np.split(made.batches.samples, ends)):
+        assert np.array_equal(np.sort(samples), np.sort(expected[step])), (
+            f"plain_batches: step {step} has other samples than plain DDP gives it"
+        )
 
 
 def _check_legal(made: Plan, problem: Problem) -> None:

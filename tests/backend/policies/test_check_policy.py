@@ -37,6 +37,12 @@ class Forgets(bsp.EqualCounts):
 
 
 @dataclass(frozen=True)
+class Unshuffled(bsp.EqualCounts):
+    def compose(self, problem: Problem, models: Models) -> Ints:
+        return problem.remaining
+
+
+@dataclass(frozen=True)
 class Misplaces:
     def shuffle(self, problem: Problem, models: Models) -> Ints:
         return problem.placement + 1
@@ -88,7 +94,8 @@ def preset_of(policy: Policy, **changes: Any) -> Preset:
 
 
 def policy_of(**changes: Any) -> Policy:
-    return replace(policies.make("bsp"), name="broken", **changes)
+    """Equal counts, of which nothing is said about batches."""
+    return replace(policies.make("bsp"), **{"name": "broken", "plain_batches": False, **changes})
 
 
 @pytest.mark.parametrize(
@@ -99,6 +106,10 @@ def policy_of(**changes: Any) -> Policy:
         (preset_of(policy_of(scheduler=Broken(repeats))), "a sample twice in a segment"),
         (preset_of(policy_of(scheduler=Broken(shortens))), r"steps of \[.*0\], not "),
         (preset_of(policy_of(scheduler=Forgets())), "compose.. does not return what remains"),
+        (
+            preset_of(policy_of(scheduler=Unshuffled(), plain_batches=True)),
+            r"plain_batches: step \d+ has other samples than plain DDP",
+        ),
         (preset_of(policy_of(shuffler=Misplaces())), "shuffle.. "),
         (
             allocating(lambda problem: {"counts": counted.equal(problem) * 2}),
@@ -128,6 +139,6 @@ def test_a_default_must_be_legal() -> None:
         check_policy(preset_of(policy_of(), parameters={"k": schema}))
 
 
-@pytest.mark.parametrize("name", ["bsp", "chronica"])
+@pytest.mark.parametrize("name", ["bsp", "boa", "chronica", "paceline", "sata"])
 def test_what_keeps_it_passes(name: str) -> None:
     check_policy(policies.get(name), cases=10)

@@ -114,6 +114,7 @@ def make(parameters: Mapping[str, Any]) -> Policy:
         predictor=BatchSizePredictor(parameters["window"]),
         scheduler=counted.scheduler(parameters),
         shuffler=KeepPlacement(),
+        plain_batches=True,
         allocator=MinMaxAllocator(),
     )
 

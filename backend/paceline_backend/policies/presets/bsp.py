@@ -51,6 +51,7 @@ def make(parameters: Mapping[str, Any]) -> Policy:
         predictor=LinearPredictor(window=parameters["window"]),
         scheduler=EqualCounts(),
         shuffler=KeepPlacement(),
+        plain_batches=True,
         balances=False,
     )
 

@@ -323,6 +323,7 @@ def make(parameters: Mapping[str, Any]) -> Policy:
         predictor=GruPredictor(),
         scheduler=EqualCounts(),
         shuffler=KeepPlacement(),
+        plain_batches=True,
         allocator=ThreadAllocator(
             parameters["most_threads"], parameters["cores"], float(parameters["serial"])
         ),

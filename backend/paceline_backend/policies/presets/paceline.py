@@ -131,6 +131,7 @@ def make(parameters: Mapping[str, Any]) -> Policy:
         scheduler=PacelineScheduler(free),
         shuffler=KeepPlacement(),
         recomposes=free,
+        plain_batches=not free,
     )
 
 

@@ -253,5 +253,6 @@ def policy(name: str, allocator: Allocator, parameters: Mapping[str, Any]) -> Po
         predictor=LinearPredictor(window=parameters["window"], cost="auto"),
         scheduler=scheduler(parameters),
         shuffler=KeepPlacement(),
+        plain_batches=True,
         allocator=allocator,
     )

@@ -5,6 +5,21 @@ import { blame, fieldOf, FieldError, valueOf } from "./fields.js";
 import { mean, moment, seconds } from "./format.js";
 import { ENDED, simulated } from "./summary.js";
 
+// What the chosen preset does to the training: `changes` of `GET policies`.
+const CHANGES = {
+  nothing:
+    "Training does not stop and stays the same: each global batch holds the samples that plain DDP would give it, and " +
+    "each sample is used once per epoch. You can switch back at any time.",
+  batches:
+    "Training does not stop, but batches are composed differently: each sample is still used once per epoch and the " +
+    "global batch keeps its size, but other samples meet in it than under plain DDP. Accuracy may differ. You can " +
+    "switch back at any time; steps trained until then stay as they are.",
+  training:
+    "Training does not stop, but it changes: ranks do not wait for all others in each step, so gradients may be old or " +
+    "dropped, and replicas may differ. Accuracy may differ. You can switch back at any time; steps trained until then " +
+    "stay as they are.",
+};
+const SEVERITY = Object.keys(CHANGES);
 const AT_PARAMETER = /^parameters\.(\w+): (.*)$/s; // how the server names the parameter at fault
 
 export class PolicyPanel {
@@ -16,6 +31,7 @@ export class PolicyPanel {
     this.presets = [];
     byId("policy-apply").addEventListener("click", () => this.propose());
     byId("policy-presets").addEventListener("change", () => this.#chosen({}));
+    byId("policy-parameters").addEventListener("change", () => this.#tellChanges());
     byId("policy-parameters").addEventListener("keydown", (event) => {
       if (event.key !== "Enter") return;
       event.preventDefault(); // else the form's first button, Cancel, would be pressed
@@ -92,7 +108,15 @@ export class PolicyPanel {
     byId("policy-parameters").scrollTop = 0;
     text("policy-confirm", again ? `Restart ${preset.name} with these parameters` : `Switch to ${preset.name}`);
     text("switch-when", this.#when());
+    this.#tellChanges();
     problem("switch-problem", "");
+  }
+
+  /** What the chosen preset changes in the training, with the parameters that its fields hold. */
+  #tellChanges() {
+    const preset = this.#preset;
+    const choices = Object.keys(preset.changes_with).map((name) => [name, valueOf(name, preset.parameters[name])]);
+    text("switch-changes", CHANGES[changesOf(preset, Object.fromEntries(choices))]);
   }
 
   #when() {
@@ -153,6 +177,16 @@ export class PolicyPanel {
     const effect = this.effects.words(change);
     return `${asked} → took effect at step ${change.effective_step}${after}.${effect ? ` ${effect}.` : ""}`;
   }
+}
+
+/**
+ * What a preset changes in the training with these parameters: "nothing", "batches" or "training".
+ * Of several parameters that change it, the gravest counts.
+ */
+export function changesOf({ changes, changes_with: changesWith }, parameters) {
+  const values = Object.entries(changesWith).map(([name, byValue]) => byValue[String(parameters[name])]);
+  const known = values.filter((value) => value !== undefined);
+  return known.length ? known.reduce((one, other) => (SEVERITY.indexOf(other) > SEVERITY.indexOf(one) ? other : one)) : changes;
 }
 
 /** Puts lines into a list, if they are others than before. */
