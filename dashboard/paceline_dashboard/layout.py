@@ -116,6 +116,13 @@ def run_page(run: str, plotly_url: str) -> list[Any]:
     return [
         _data("run", run=run, plotly=plotly_url),
         html.Div(id="run-problem", className="problem", role="alert", hidden=True),
+        html.Pre(
+            id="run-log",
+            className="log",
+            hidden=True,
+            tabIndex="0",
+            **{"aria-label": "Last lines of the failed rank's log"},
+        ),
         _run_header(),
         html.Section(_kpis(), className="kpis", **{"aria-label": "Key figures"}),
         html.Div(

@@ -107,6 +107,36 @@ def test_switches_coasting_and_gaps_are_marked_on_every_chart(
     expect(lost).to_have_text("4")
 
 
+def test_a_failed_run_shows_the_end_of_its_log(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    training = Training(store, bus_url, "r")
+    training.train(10)
+    open_run(page, web, "r")
+    wait_for_chart(page, "se", 9)
+    log = page.locator("#run-log")
+    expect(log).to_be_hidden()
+    lines = ["Traceback (most recent call last):", '  File "train.py", line 7, in <module>']
+    lines.append("ValueError: <b>no</b> such column")
+    summary = "rank 1 exited with code 1; log: /srv/runs/r/1.log"
+    training.end("failed", message="\n".join([summary, *lines]), exit_code=1)
+    expect(page.locator("#run-problem")).to_have_text(f"The run failed: {summary}")
+    expect(log).to_be_visible()
+    assert log.evaluate("pre => pre.textContent") == "\n".join(lines)
+    assert log.evaluate("pre => getComputedStyle(pre).whiteSpace").startswith("pre")
+
+
+def test_a_message_of_one_line_needs_no_log(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    training = Training(store, bus_url, "r")
+    training.train(10)
+    training.end("failed", message="the agent was killed")
+    page.goto(str(web.base_url.join("/runs/r")))
+    expect(page.locator("#run-problem")).to_have_text("The run failed: the agent was killed")
+    expect(page.locator("#run-log")).to_be_hidden()
+
+
 def test_switch_by_clicking(page: Page, web: httpx.Client, store: Store, bus_url: str) -> None:
     training = Training(store, bus_url, "r")
     training.train(30)

@@ -166,7 +166,15 @@ class RunPage {
     this.run = run;
     this.policy.update(run);
     this.whatif.update(run);
-    problem("run-problem", run.state === "failed" ? `The run failed: ${run.message ?? `exit code ${run.exit_code}`}` : "");
+    this.#tellFailure(run);
+  }
+
+  /** Why the run failed: the message's first line says it, the lines after it are the end of a rank's log. */
+  #tellFailure({ state, message, exit_code: exitCode }) {
+    const [words, ...log] = state === "failed" ? (message ?? `exit code ${exitCode}`).trim().split("\n") : [];
+    problem("run-problem", words === undefined ? "" : `The run failed: ${words}`);
+    text("run-log", log.join("\n"));
+    show("run-log", log.length > 0);
   }
 
   /** Does without an answer where the server gives none: the stream notices and says so. */
