@@ -16,12 +16,14 @@ demo: setup-demo ## train a real model and watch it on http://127.0.0.1:8000
 demo-report: setup-demo ## the same without a browser: bsp, a switch to chronica, a table
 	@exec .venv/bin/paceline demo --report $(ARGS)
 
-check: setup-dev ## lint and types
+check: setup-dev ## lint and types, and the JavaScript modules' unit tests
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
 	.venv/bin/hadolint docker/*.Dockerfile
 	.venv/bin/compose-lint docker/compose.yaml >/dev/null
+	node_modules/.bin/tsc --project .
+	node --test tests/unit/js/*.test.js
 
 # Two files at once, each with servers of its own: most tests wait for processes, not for the CPU. Whole
 # installations that train with real ranks come after them, one by one: they need both cores.
@@ -44,4 +46,4 @@ format: setup-dev ## format the code
 	.venv/bin/ruff format .
 
 clean: ## remove what the targets above made
-	rm -rf .venv .paceline .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv node_modules .paceline .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -2,7 +2,7 @@
 # Makes .venv from the pinned constraints. Safe to run again: does nothing when nothing changed.
 #
 #   scripts/setup.sh demo   what `make demo` needs
-#   scripts/setup.sh dev    that, plus what `make test` needs (a Chromium too)
+#   scripts/setup.sh dev    that, plus what `make test` needs (a Chromium and Node's tools too)
 #   scripts/setup.sh bench  what benchmarks/ compares with
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -56,4 +56,20 @@ if [ "$extra" = dev ] && ! .venv/bin/python scripts/find_chromium.py >/dev/null 
     { as_root apt-get update -qq && as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } ||
         .venv/bin/python -m playwright install chromium ||
         { echo "no Chromium found; install one (apt-get install chromium) or set PACELINE_CHROMIUM" >&2; exit 1; }
+fi
+
+if [ "$extra" = dev ]; then
+    recent_node() { command -v npm >/dev/null && node -e 'process.exit(process.versions.node.split(".")[0] < 18)' 2>/dev/null; }
+    if ! recent_node; then
+        say "installing Node.js for the checks of the dashboard's modules"
+        { as_root apt-get update -qq && as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq nodejs npm >/dev/null; } || true
+        recent_node || { echo "the checks need Node.js 18 or newer, with npm; install it (https://nodejs.org)" >&2; exit 1; }
+    fi
+    want=$(cat package.json package-lock.json | sha256sum)
+    stamp=node_modules/.paceline
+    if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
+        say "installing the tools of package.json into node_modules"
+        npm ci --no-audit --no-fund --loglevel=error >/dev/null
+        echo "$want" > "$stamp"
+    fi
 fi

@@ -1,0 +1,166 @@
+import assert from "node:assert/strict";
+import { afterEach, beforeEach, describe, test } from "node:test";
+
+import { ApiError } from "../../../dashboard/paceline_dashboard/assets/js/api.js";
+import { Live } from "../../../dashboard/paceline_dashboard/assets/js/live.js";
+import { newDocument } from "./dom.js";
+
+class Stream {
+  constructor(url) {
+    this.url = url;
+    this.closed = false;
+    streams.push(this);
+  }
+
+  close() {
+    this.closed = true;
+  }
+
+  tell(event) {
+    this.onmessage({ data: JSON.stringify(event) });
+  }
+}
+
+const { setTimeout: later, clearTimeout: never } = globalThis;
+let made = 0;
+let timers; // number → task: what waits for its time
+let streams, loads, ended, events, problems, live;
+const settled = () => new Promise((resolve) => setImmediate(resolve));
+/** All that waits for its time has its turn. */
+function pass() {
+  const due = [...timers.values()];
+  timers.clear();
+  for (const task of due) task();
+}
+const status = () => document.getElementById("connection-status").textContent;
+
+beforeEach(() => {
+  timers = new Map();
+  globalThis.setTimeout = (task) => timers.set(++made, task) && made;
+  globalThis.clearTimeout = (timer) => timers.delete(timer);
+  newDocument().add("connection-status");
+  globalThis.EventSource = Stream;
+  [streams, loads, ended, events, problems] = [[], [], false, [], []];
+  const load = (current) => new Promise((resolve, reject) => loads.push({ current, resolve, reject }));
+  live = new Live("a run", load, { event: (e) => events.push(e), problem: (e) => problems.push(e), ended: () => ended });
+  live.open();
+});
+
+afterEach(() => {
+  live.close();
+  Object.assign(globalThis, { setTimeout: later, clearTimeout: never });
+});
+
+async function connected() {
+  loads.at(-1).resolve("7-0");
+  await settled();
+  streams.at(-1).onopen();
+}
+
+describe("the page of a run", () => {
+  test("loads, then follows the events from there", async () => {
+    assert.equal(status(), "connecting…");
+    await connected();
+    assert.match(String(streams[0].url), /api\/v1\/runs\/a%20run\/events\?since=7-0$/);
+    assert.equal(status(), "live");
+    streams[0].tell({ type: "run", step: 3 });
+    assert.deepEqual(events, [{ type: "run", step: 3 }]);
+  });
+
+  test("loads again when events were lost", async () => {
+    await connected();
+    streams[0].tell({ type: "reset" });
+    assert.equal(loads.length, 2);
+    assert.ok(streams[0].closed && !events.length);
+  });
+
+  test("tries again later while the server is away", async () => {
+    for (const waits of [1, 2, 3]) {
+      loads.at(-1).reject(new ApiError(0, "away"));
+      await settled();
+      assert.deepEqual([status(), loads.length], ["connection lost, retrying", waits]);
+      pass();
+      assert.equal(loads.length, waits + 1);
+    }
+    assert.deepEqual(problems, []);
+  });
+
+  test("does not try again what the server refuses", async () => {
+    loads[0].reject(new ApiError(404, "no such run"));
+    await settled();
+    pass();
+    assert.deepEqual([loads.length, problems.map((error) => error.message)], [1, ["no such run"]]);
+  });
+
+  test("tries again when the stream breaks", async () => {
+    await connected();
+    streams[0].onerror();
+    pass();
+    assert.equal(loads.length, 2);
+  });
+});
+
+describe("the page of an ended run", () => {
+  beforeEach(() => {
+    ended = true;
+  });
+
+  test("is loaded once at a time: reopening waits for a load that is under way", async () => {
+    for (let i = 0; i < 5; i++) live.reopen();
+    assert.equal(loads.length, 1);
+    assert.ok(loads[0].current());
+    await connected();
+    assert.equal(streams.length, 1);
+  });
+
+  test("rests when the server ends the stream", async () => {
+    await connected();
+    streams[0].onerror();
+    pass();
+    assert.deepEqual([status(), loads.length], ["run ended", 1]);
+  });
+
+  test("is loaded again for late telemetry, once it rests", async () => {
+    await connected();
+    live.reopen();
+    assert.equal(loads.length, 1, "the stream is open");
+    streams[0].onerror();
+    live.reopen();
+    live.reopen();
+    assert.equal(loads.length, 2);
+  });
+
+  test("waits for its retry while the server is away", async () => {
+    loads[0].reject(new ApiError(503, "away"));
+    await settled();
+    live.reopen();
+    assert.equal(loads.length, 1);
+  });
+});
+
+describe("a page that is hidden", () => {
+  test("has no stream, and loads anew when it is seen again", async () => {
+    await connected();
+    document.hidden = true;
+    document.dispatch("visibilitychange");
+    assert.ok(streams[0].closed);
+    document.hidden = false;
+    document.dispatch("visibilitychange");
+    assert.equal(loads.length, 2);
+  });
+
+  test("makes no use of an answer that comes meanwhile", async () => {
+    document.hidden = true;
+    document.dispatch("visibilitychange");
+    assert.equal(loads[0].current(), false);
+    loads[0].resolve("7-0");
+    await settled();
+    assert.equal(streams.length, 0);
+  });
+
+  test("stays closed after close()", () => {
+    live.close();
+    document.dispatch("visibilitychange");
+    assert.equal(loads.length, 1);
+  });
+});
