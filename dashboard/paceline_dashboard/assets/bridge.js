@@ -1,20 +1,23 @@
 // Classic scripts that Dash must find before it renders. Everything else is a module in js/, imported on demand.
 (function () {
-  const assets = new URL(".", document.currentScript.src);
-  const load = (name) => import(new URL(`js/${name}.js`, assets));
+  const assets = new URL(".", /** @type {HTMLScriptElement} */ (document.currentScript).src);
+  /** @type {(name: string) => Promise<any>} */
+  const load = (name) => import(new URL(`js/${name}.js`, assets).href);
 
   window.dash_clientside = window.dash_clientside || {};
   window.dash_clientside.paceline = {
     // Runs whenever a page's layout has been put in place.
-    open: (page) => {
+    open: (/** @type {PageData} */ page) => {
       load("main").then((main) => main.open(page));
       return window.dash_clientside.no_update;
     },
   };
 
   // Dash AG Grid evaluates column functions against this namespace; they must be synchronous.
+  /** @type {Record<string, (value: any) => string>} */
   const formats = {};
   load("format").then((format) => Object.assign(formats, format));
+  /** @type {(name: string) => (value: any) => string} */
   const safely = (name) => (value) => (formats[name] ? formats[name](value) : "");
   window.dashAgGridFunctions = window.dashAgGridFunctions || {};
   window.dashAgGridFunctions.paceline = {
@@ -25,7 +28,7 @@
     percent: safely("percent"),
     moment: safely("moment"),
     // The grid takes its colours from the page's own variables, so that it follows the theme without a redraw.
-    gridTheme: (base) =>
+    gridTheme: (/** @type {any} */ base) =>
       base.withParams({
         accentColor: "var(--accent)",
         backgroundColor: "var(--panel)",
@@ -41,19 +44,21 @@
       }),
   };
 
+  /** @type {(...parts: any[]) => any} */
   const element = (...parts) => window.React.createElement(...parts);
   const components = (window.dashAgGridComponentFunctions = window.dashAgGridComponentFunctions || {});
-  components.RunLink = ({ data }) => {
+  /** @typedef {{ data: any, value: any }} GridCell what AG Grid hands to a cell's component */
+  components.RunLink = (/** @type {GridCell} */ { data }) => {
     const href = new URL(`../runs/${encodeURIComponent(data.id)}`, assets).pathname;
-    const follow = (event) => {
+    const follow = (/** @type {MouseEvent} */ event) => {
       if (event.ctrlKey || event.metaKey || event.shiftKey || event.button !== 0) return;
       event.preventDefault(); // stay in the page: the next one needs no reload
       window.dash_clientside.set_props("url", { pathname: href });
     };
     return element("a", { href, onClick: follow }, data.name || data.id);
   };
-  components.RunState = ({ value }) => element("span", { className: `state ${value}` }, value);
-  components.RunDevice = ({ data }) =>
+  components.RunState = (/** @type {GridCell} */ { value }) => element("span", { className: `state ${value}` }, value);
+  components.RunDevice = (/** @type {GridCell} */ { data }) =>
     element(
       "span",
       null,
@@ -64,7 +69,7 @@
           ? element("span", { className: "badge warn", title: "Device speeds are emulated" }, "emulated")
           : null,
     );
-  components.WorkerWhy = ({ data }) => {
+  components.WorkerWhy = (/** @type {GridCell} */ { data }) => {
     if (!data.words) return element("span", null, "–");
     const { Tooltip } = window.dash_mantine_components;
     const shown = data.why || "–";

@@ -2,11 +2,17 @@
 const BASE = new URL("../../", import.meta.url); // assets/js/ lies two levels below the dashboard's root
 const LONGEST_MS = 20_000;
 
+/** @param {string} path */
 export function url(path) {
   return new URL(`api/v1/${path}`, BASE);
 }
 
 export class ApiError extends Error {
+  /**
+   * @param {number} status
+   * @param {string} message
+   * @param {{field: string, message: string}[]} fields
+   */
   constructor(status, message, fields = []) {
     super(message);
     this.status = status; // 0: no answer at all, or half of one
@@ -14,7 +20,13 @@ export class ApiError extends Error {
   }
 }
 
-/** The JSON answer; throws ApiError with the server's own words, or with status 0 when it is away. */
+/**
+ * The JSON answer; throws ApiError with the server's own words, or with status 0 when it is away.
+ * @param {string} path
+ * @param {Record<string, any>} params
+ * @param {number} longestMs
+ * @returns {Promise<any>}
+ */
 export async function get(path, params = {}, longestMs = LONGEST_MS) {
   const target = url(path);
   for (const [name, value] of Object.entries(params)) {
@@ -23,14 +35,27 @@ export async function get(path, params = {}, longestMs = LONGEST_MS) {
   return request(target, {}, longestMs);
 }
 
+/**
+ * @param {string} path
+ * @param {object} body
+ */
 export async function post(path, body) {
   return send("POST", path, body);
 }
 
+/**
+ * @param {string} path
+ * @param {object} body
+ */
 export async function put(path, body) {
   return send("PUT", path, body);
 }
 
+/**
+ * @param {string} method
+ * @param {string} path
+ * @param {object} body
+ */
 function send(method, path, body) {
   return request(url(path), {
     method,
@@ -39,6 +64,11 @@ function send(method, path, body) {
   });
 }
 
+/**
+ * @param {URL} target
+ * @param {RequestInit} options
+ * @param {number} longestMs
+ */
 async function request(target, options, longestMs = LONGEST_MS) {
   let response;
   try {
@@ -47,7 +77,7 @@ async function request(target, options, longestMs = LONGEST_MS) {
     throw new ApiError(0, `The server does not answer (${error.message}).`);
   }
   if (response.status === 401) {
-    location.assign(new URL("login", BASE)); // the session ended: sign in again
+    location.assign(new URL("login", BASE).href); // the session ended: sign in again
   }
   if (!response.ok) {
     const problem = await problemOf(response);
@@ -60,7 +90,10 @@ async function request(target, options, longestMs = LONGEST_MS) {
   }
 }
 
-/** The problem document; the status line where there is none. */
+/**
+ * The problem document; the status line where there is none.
+ * @param {Response} response
+ */
 async function problemOf(response) {
   const type = response.headers.get("Content-Type") || "";
   const problem = type.includes("json") ? await response.json().catch(() => ({})) : {};

@@ -15,16 +15,24 @@ const ID = "chart-attribution";
 
 export class AttributionChart {
   constructor() {
-    this.found = null;
+    /** @type {any} */
+    this.found = null; // the newest answer
+    /** @type {any} */
+    this.drawn = undefined; // the chart's element
   }
 
-  /** Takes an answer of `GET attribution`. */
+  /**
+   * Takes an answer of `GET attribution`.
+   * @param {any} found
+   * @param {Colours} colours
+   */
   update(found, colours) {
     this.found = found;
     text("attribution-words", found.words);
     this.draw(colours);
   }
 
+  /** @param {Colours} colours */
   draw(colours) {
     const element = byId(ID);
     if (!element || !this.found) return;
@@ -33,7 +41,7 @@ export class AttributionChart {
       const color = colours.ranks[at];
       return {
         type: "bar", name: `${name} ${percent(shares[cause])}`, y: over[cause],
-        x: over.step.map((step) => step + (over.bucket - 1) / 2), width: over.bucket,
+        x: over.step.map((/** @type {number} */ step) => step + (over.bucket - 1) / 2), width: over.bucket,
         marker: { color, line: { width: 0 }, pattern: { shape, fillmode: "overlay", fgcolor: colours.panel, size: 5, solidity: 0.35 } },
         hovertemplate: "%{y:.3~s}s",
       };

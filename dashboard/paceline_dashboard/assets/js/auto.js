@@ -4,6 +4,7 @@ import { byId, make, problem, show, text } from "./dom.js";
 import { moment } from "./format.js";
 import { ENDED } from "./summary.js";
 
+/** @type {Record<string, (last: NonNullable<AutoState["last"]>) => string>} */
 const DECIDED = {
   stay: () => "stays",
   wait: () => "waits",
@@ -13,11 +14,15 @@ const DECIDED = {
 };
 
 export class Auto {
-  /** @param propose opens the dialog for (policy, parameters). */
+  /**
+   * @param {string} path
+   * @param {Propose} propose
+   */
   constructor(path, propose) {
     this.path = `${path}/auto`;
     this.busy = false;
     this.changes = 0; // by the operator
+    /** @type {any} */
     this.found = null; // what was told last
     this.mode = byId("auto-mode");
     this.relaxed = make("input", { type: "checkbox", id: "auto-relaxed", disabled: true, "aria-describedby": "auto-relaxed-help" });
@@ -26,7 +31,10 @@ export class Auto {
     byId("auto-accept").addEventListener("click", () => propose(this.found.last.policy, this.found.last.parameters));
   }
 
-  /** Takes the run's newest state, and asks what was decided. */
+  /**
+   * Takes the run's newest state, and asks what was decided.
+   * @param {Run} run
+   */
   async refresh(run) {
     if (this.busy) return;
     const { changes } = this;
@@ -60,6 +68,7 @@ export class Auto {
     }
   }
 
+  /** @param {AutoState} found */
   #draw(found) {
     this.found = found;
     const { mode, relaxed, last } = found;

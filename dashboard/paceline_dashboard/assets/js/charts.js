@@ -16,20 +16,34 @@ const METRIC_CHARTS = [
 ];
 
 export class Charts {
-  /** @param on {zoomed(from, to), reset(), seen()}: steps were chosen; double-clicked to go back; scrolled to. */
+  /**
+   * @param {{zoomed: (from: number, to: number) => void, reset: () => void, seen: () => void}} on steps were chosen;
+   *   double-clicked to go back; scrolled to
+   */
   constructor(on) {
     this.on = on;
+    /** @type {Set<string>} */
     this.wired = new Set();
     this.hovering = false;
+    /** @type {{id: string, part: number} | null} */
     this.pointer = null; // the chart under the pointer and where along its axis: {id, part}
+    /** @type {Set<string>} */
     this.visible = new Set();
+    /** @type {Map<string, number>} */
     this.drawnAt = new Map(); // chart → when, in ms
+    this.range = [0, 0]; // steps drawn, [from, to]
     this.observer = new IntersectionObserver((entries) => this.#seen(entries));
   }
 
   /**
-   * Draws everything: `view` of data.js, the steps [from, to] of the x axis, theme.js's colours; and `others`, more
-   * charts over steps: {id, traces, options}.
+   * Draws everything: `view` over the steps [from, to] of the x axis; and `others`, more
+   * charts over steps.
+   * @param {import("./data.js").RunData} data
+   * @param {View} view
+   * @param {number} from
+   * @param {number} to
+   * @param {Colours} colours
+   * @param {ExtraChart[]} others
    */
   draw(data, view, from, to, colours, others) {
     const missing = gaps(view.step, view.bucket);
@@ -58,15 +72,24 @@ export class Charts {
     for (const id of this.wired) window.Plotly.purge(id);
   }
 
+  /**
+   * @param {string} id
+   * @param {object[]} traces
+   * @param {number} from
+   * @param {number} to
+   * @param {Colours} colours
+   * @param {Partial<ChartOptions>} options
+   */
   #plot(id, traces, from, to, colours, options) {
     const element = document.getElementById(id);
     const now = performance.now();
-    if (!element || (!this.visible.has(id) && now - this.drawnAt.get(id) < UNSEEN_MS)) return;
+    if (!element || (!this.visible.has(id) && now - (this.drawnAt.get(id) ?? -Infinity) < UNSEEN_MS)) return;
     this.drawnAt.set(id, now);
     window.Plotly.react(element, traces, layout(from, to, colours, options), CONFIG);
     if (!this.wired.has(id)) this.#wire(id, element);
   }
 
+  /** @param {IntersectionObserverEntry[]} entries */
   #seen(entries) {
     for (const { target, isIntersecting } of entries) {
       if (isIntersecting) this.visible.add(target.id);
@@ -75,18 +98,26 @@ export class Charts {
     this.on.seen();
   }
 
+  /**
+   * @param {string} id
+   * @param {any} element
+   */
   #wire(id, element) {
     this.wired.add(id);
     this.observer.observe(element);
-    element.on("plotly_relayout", (change) => {
+    element.on("plotly_relayout", (/** @type {Record<string, number>} */ change) => {
       const [from, to] = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
       if (from !== undefined && to !== undefined) this.on.zoomed(Math.round(from), Math.round(to));
     });
     element.on("plotly_doubleclick", () => this.on.reset());
-    element.on("plotly_hover", (event) => this.#hover(id, event.points[0]?.x));
+    element.on("plotly_hover", (/** @type {any} */ event) => this.#hover(id, event.points[0]?.x));
     element.on("plotly_unhover", () => this.#hover(id, undefined));
   }
 
+  /**
+   * @param {string} id
+   * @param {number | undefined} x
+   */
   #hover(id, x) {
     if (this.hovering) return; // our own call's event
     const [from, to] = this.range;
@@ -94,7 +125,11 @@ export class Charts {
     this.#others(id, x);
   }
 
-  /** Shows the same step on the other charts. */
+  /**
+   * Shows the same step on the other charts.
+   * @param {string} source
+   * @param {number | undefined} x
+   */
   #others(source, x) {
     this.hovering = true;
     for (const id of this.wired) {
@@ -106,8 +141,14 @@ export class Charts {
   }
 }
 
-/** What all charts look like, over the steps [from, to]. */
-export function layout(from, to, colours, { shapes, annotations, tick, suffix = "", top, legend = false }) {
+/**
+ * What all charts look like, over the steps [from, to].
+ * @param {number} from
+ * @param {number} to
+ * @param {Colours} colours
+ * @param {Partial<ChartOptions>} options
+ */
+export function layout(from, to, colours, { shapes = [], annotations = [], tick, suffix = "", top, legend = false }) {
   const axis = { gridcolor: colours.line, zerolinecolor: colours.line, linecolor: colours.line, automargin: false };
   return {
     shapes,
@@ -130,8 +171,15 @@ export function layout(from, to, colours, { shapes, annotations, tick, suffix = 
   };
 }
 
+/**
+ * @param {View} view
+ * @param {string} metric
+ * @param {string} hover
+ * @param {Colours} colours
+ */
 function metricLine(view, metric, hover, colours) {
   const y = view.metrics[metric] ?? [];
+  /** @type {[Column, Column] | null} */
   const bounds = view.bucket > 1 ? [view.metrics[`${metric}_min`], view.metrics[`${metric}_max`]] : null;
   return {
     ...thin(...broken(view.step, y, view.bucket, bounds), MOST_POINTS),
@@ -140,11 +188,15 @@ function metricLine(view, metric, hover, colours) {
   };
 }
 
+/**
+ * @param {View} view
+ * @param {Colours} colours
+ */
 function computeLines(view, colours) {
   const most = MOST_POINTS / (2 * Math.max(1, view.ranks.length));
   return view.ranks.flatMap((rank, at) => {
     const color = colours.ranks[at % colours.ranks.length];
-    const trace = (name) => ({
+    const trace = (/** @type {CellName} */ name) => ({
       ...thin(...broken(view.cellStep, column(view, name, rank), view.cellBucket), most),
       type: "scatter", connectgaps: false, legendgroup: `${rank}`,
     });
@@ -163,23 +215,40 @@ function computeLines(view, colours) {
   });
 }
 
+/** @typedef {[label: string, q: number, dash: string, width: number]} Level */
+/** @type {Level[]} */
 const BAND = [
   ["max", 1, "solid", 1.8],
   ["p90", 0.9, "dash", 1.4],
   ["p50", 0.5, "dot", 1.4],
 ];
 
-/** The slowest comes from the steps themselves: exact, however few of the workers' own rows are here. */
+/**
+ * The slowest comes from the steps themselves: exact, however few of the workers' own rows are here.
+ * @param {View} view
+ * @param {Colours} colours
+ */
 function computeBand(view, colours) {
   const [max, ...others] = quantileLines(view, "compute_s", BAND, colours, "%{y:.3~s}s");
   const slowest = metricLine(view, "compute_max", ".3~s", colours);
   return [{ ...max, x: slowest.x, y: slowest.y }, ...others];
 }
 
+/**
+ * @param {View} view
+ * @param {Colours} colours
+ */
 function shareBand(view, colours) {
   return quantileLines(view, "share", [...BAND, ["min", 0, "dashdot", 1.4]], colours, "%{y:.3~p}");
 }
 
+/**
+ * @param {View} view
+ * @param {CellName} name
+ * @param {Level[]} levels
+ * @param {Colours} colours
+ * @param {string} hovertemplate
+ */
 function quantileLines(view, name, levels, colours, hovertemplate) {
   return levels.map(([label, q, dash, width], at) => {
     const y = view.cells.map((cell) => quantileOf(cell, name, q));
@@ -191,12 +260,21 @@ function quantileLines(view, name, levels, colours, hovertemplate) {
   });
 }
 
-/** Sorting a thousand workers for each step at each drawing would cost more than drawing: remembered. */
+/**
+ * Sorting a thousand workers for each step at each drawing would cost more than drawing: remembered.
+ * @param {Cell} cell
+ * @param {CellName} name
+ * @param {number} q
+ */
 function quantileOf(cell, name, q) {
   cell.quantiles ??= {};
   return (cell.quantiles[`${name}${q}`] ??= quantile(cell[name], q));
 }
 
+/**
+ * @param {View} view
+ * @param {Colours} colours
+ */
 function shareAreas(view, colours) {
   const most = MOST_POINTS / Math.max(1, view.ranks.length);
   const every = Math.max(1, Math.ceil(view.cellStep.length / most)); // stacks need one x for all: no extremes
@@ -210,7 +288,12 @@ function shareAreas(view, colours) {
   }));
 }
 
-/** Each band's rank, written inside it at its right end. */
+/**
+ * Each band's rank, written inside it at its right end.
+ * @param {View} view
+ * @param {any[]} traces
+ * @param {Colours} colours
+ */
 function shareLabels(view, traces, colours) {
   let below = 0;
   return traces.flatMap((trace, order) => {
@@ -226,15 +309,29 @@ function shareLabels(view, traces, colours) {
   });
 }
 
-const known = (value) => (value === undefined || Number.isNaN(value) ? null : value);
+const known = (/** @type {number | undefined} */ value) => (value === undefined || Number.isNaN(value) ? null : value);
 
+/**
+ * @param {View} view
+ * @param {CellName} name
+ * @param {number} rank
+ */
 function column(view, name, rank) {
   return view.cells.map((cell) => known(cell[name][rank]));
 }
 
-/** x and y with a null wherever steps are missing, so that no line bridges a gap; extremes kept where given. */
+/**
+ * x and y with a null wherever steps are missing, so that no line bridges a gap; extremes kept where given.
+ * @param {number[]} step
+ * @param {Column} y
+ * @param {number} bucket
+ * @param {[Column, Column] | null} bounds
+ * @returns {[number[], Column]}
+ */
 function broken(step, y, bucket, bounds = null) {
+  /** @type {number[]} */
   const xs = [];
+  /** @type {Column} */
   const ys = [];
   for (let i = 0; i < step.length; i++) {
     if (i > 0 && step[i] - step[i - 1] > 1.5 * bucket) {
@@ -252,21 +349,29 @@ function broken(step, y, bucket, bounds = null) {
   return [xs, ys];
 }
 
-/** At most about `most` points: of each run of points the least and the greatest, so that no spike is lost. */
+/**
+ * At most about `most` points: of each run of points the least and the greatest, so that no spike is lost.
+ * @param {number[]} x
+ * @param {Column} y
+ * @param {number} most
+ */
 function thin(x, y, most) {
   if (x.length <= most) return { x, y };
   const size = Math.ceil((2 * x.length) / most);
+  /** @type {number[]} */
   const xs = [];
+  /** @type {Column} */
   const ys = [];
   for (let start = 0; start < x.length; start += size) {
     let low = -1;
     let high = -1;
     let gap = -1;
     for (let i = start; i < Math.min(start + size, x.length); i++) {
-      if (y[i] === null) gap = i;
+      const value = y[i];
+      if (value === null) gap = i;
       else {
-        if (low < 0 || y[i] < y[low]) low = i;
-        if (high < 0 || y[i] > y[high]) high = i;
+        if (low < 0 || value < Number(y[low])) low = i;
+        if (high < 0 || value > Number(y[high])) high = i;
       }
     }
     const kept = new Set([low, high, gap].filter((i) => i >= 0));

@@ -2,14 +2,19 @@
 export const MOST_STEPS = 2000;
 const MOST_CELLS = 400_000; // workers × steps: with many workers, theirs of fewer steps
 const MOST_CHOICES = 20;
+/** @type {CellName[]} */
 export const CELLS = ["compute_s", "ett_s", "share"];
 
-/** Rows of an object of columns. */
+/**
+ * Rows of an object of columns.
+ * @param {Partial<StepColumns>} columns
+ * @returns {Generator<Row>}
+ */
 export function* rows(columns) {
   const names = Object.keys(columns).filter((name) => Array.isArray(columns[name]));
   const length = columns.step?.length ?? 0;
   for (let i = 0; i < length; i++) {
-    const row = {};
+    const row = /** @type {Row} */ ({});
     for (const name of names) row[name] = columns[name][i];
     yield row;
   }
@@ -17,20 +22,31 @@ export function* rows(columns) {
 
 export class RunData {
   constructor() {
+    /** @type {ChosenSynchroniser[]} */
     this.chosen = []; // where policies chose another synchroniser, as `GET synchronisation` told last
     this.clear();
   }
 
   clear() {
-    this.steps = new Map(); // step → row of `GET steps`
+    /** @type {Map<number, Row>} */
+    this.steps = new Map(); // by step: rows of `GET steps`
+    /** @type {Map<number, Cell>} */
     this.cells = new Map(); // step → {compute_s, ett_s, share}: arrays by rank, NaN where unknown
+    /** @type {Set<number>} */
     this.known = new Set();
+    /** @type {number[]} */
     this.ranks = []; // whose cells are here: of very many workers, only some; ascending
+    /** @type {Switch[]} */
     this.switches = [];
+    /** @type {Span[]} */
     this.coasts = []; // [first step, one past the last): planned by no controller; disjoint, ascending; none older than `steps`
+    /** @type {Segment | null} */
     this.segment = null; // the newest
+    /** @type {SynchroniserChoice[]} */
     this.choices = []; // of synchronisers, by policies that choose: the newest, ascending
+    /** @type {number | undefined} */
     this.newest = undefined;
+    /** @type {number} */
     this.begins = 0; // the run's first step: later than 0 where it was resumed
   }
 
@@ -39,17 +55,21 @@ export class RunData {
     return this.newest ?? -1;
   }
 
+  /** @param {Partial<StepColumns>} columns */
   addSteps(columns) {
     for (const row of rows(columns)) {
       this.steps.set(row.step, row);
-      if (!(row.step <= this.newest)) this.newest = row.step;
+      if (this.newest === undefined || row.step > this.newest) this.newest = row.step;
     }
     if (!this.#forget(this.steps, MOST_STEPS)) return;
     const oldest = sorted(this.steps)[0];
     this.coasts = this.coasts.filter(([, end]) => end > oldest);
   }
 
-  /** Flat columns, as events bring them: one entry per rank and step. */
+  /**
+   * Flat columns, as events bring them: one entry per rank and step.
+   * @param {Record<string, any>} columns
+   */
   addFlat(columns) {
     const length = columns.step?.length ?? 0;
     for (let i = 0; i < length; i++) {
@@ -59,17 +79,22 @@ export class RunData {
     this.#forget(this.cells, this.#mostCells());
   }
 
-  /** Tables name[rank][step], as `GET worker-steps` answers. */
+  /**
+   * Tables name[rank][step], as `GET worker-steps` answers.
+   * @param {WorkerColumns} table
+   */
   addTable(table) {
     for (const [step, cell] of cellsOf(table)) this.cells.set(step, cell);
     this.#know(table.ranks);
     this.#forget(this.cells, this.#mostCells());
   }
 
+  /** @param {Segment} segment */
   addSegment(segment) {
     if (!this.segment || segment.first_step >= this.segment.first_step) this.segment = segment;
     if (segment.why) this.#choose(segment);
     if (segment.source !== "coast") return;
+    /** @type {Span} */
     const span = [segment.first_step, segment.first_step + segment.steps];
     const apart = this.coasts.filter(([from, to]) => to < span[0] || from > span[1]);
     for (const [from, to] of this.coasts) {
@@ -80,26 +105,43 @@ export class RunData {
     this.coasts = [...apart, span].sort((x, y) => x[0] - y[0]);
   }
 
+  /** @param {Switch} change */
   addSwitch(change) {
     this.switches = [...this.switches.filter((known) => known.version !== change.version), change];
     this.switches.sort((x, y) => x.version - y.version);
   }
 
-  /** Steps [from, to] that are here, ascending. */
+  /**
+   * Steps [from, to] that are here, ascending.
+   * @param {number} from
+   * @param {number} to
+   * @returns {Row[]}
+   */
   rowsBetween(from, to) {
-    return sorted(this.steps).filter((step) => step >= from && step <= to).map((step) => this.steps.get(step));
+    return sorted(this.steps).filter((step) => step >= from && step <= to).map((step) => /** @type {Row} */ (this.steps.get(step)));
   }
 
-  /** Whether all that there is of step `from` and later ones is here; with `cells`, of each worker too. */
+  /**
+   * Whether all that there is of step `from` and later ones is here; with `cells`, of each worker too.
+   * @param {number} from
+   * @param {boolean} cells
+   */
   reachesBackTo(from, cells = false) {
     return [this.steps, ...(cells ? [this.cells] : [])].every(
       (map) => sorted(map)[0] <= Math.max(from, this.begins),
     );
   }
 
-  /** What charts draw, of steps [from, to] of a run of `world` workers. */
+  /**
+   * What charts draw, of steps [from, to] of a run of `world` workers.
+   * @param {number} from
+   * @param {number} to
+   * @param {number} world
+   * @returns {View}
+   */
   view(from, to, world) {
     const found = this.rowsBetween(from, to);
+    /** @type {Record<string, any>} */
     const metrics = {};
     for (const name of found.length ? Object.keys(found[0]) : []) metrics[name] = found.map((row) => row[name]);
     const cellStep = sorted(this.cells).filter((step) => step >= from && step <= to);
@@ -109,13 +151,14 @@ export class RunData {
       step: found.map((row) => row.step),
       metrics,
       cellStep,
-      cells: cellStep.map((step) => this.cells.get(step)),
+      cells: cellStep.map((step) => /** @type {Cell} */ (this.cells.get(step))),
       ranks: this.ranks,
       world,
       coasts: this.coasts,
     };
   }
 
+  /** @param {Segment} segment */
   #choose({ attempt, version, synchroniser_digest: digest, first_step: step, why }) {
     const last = this.choices.at(-1);
     if (last && (attempt < last.attempt || (attempt === last.attempt && step < last.newest))) return; // told before
@@ -131,13 +174,17 @@ export class RunData {
     return Math.max(100, Math.min(MOST_STEPS, Math.floor(MOST_CELLS / Math.max(1, this.ranks.length))));
   }
 
+  /**
+   * @param {number} step
+   * @param {number} rank
+   */
   #cell(step, rank) {
     this.#know([rank]);
     let cell = this.cells.get(step);
-    if (!cell) this.cells.set(step, (cell = {}));
+    if (!cell) this.cells.set(step, (cell = /** @type {Cell} */ ({}))); // filled below
     for (const name of CELLS) {
       if (cell[name]?.length > rank) continue;
-      const wider = new Float32Array(this.ranks.at(-1) + 1).fill(NaN);
+      const wider = new Float32Array(/** @type {number} */ (this.ranks.at(-1)) + 1).fill(NaN);
       if (cell[name]) wider.set(cell[name]);
       cell[name] = wider;
     }
@@ -145,12 +192,17 @@ export class RunData {
     return cell;
   }
 
+  /** @param {number[]} ranks */
   #know(ranks) {
     if (ranks.every((rank) => this.known.has(rank))) return;
     for (const rank of ranks) this.known.add(rank);
     this.ranks = [...this.known].sort((x, y) => x - y);
   }
 
+  /**
+   * @param {Map<number, unknown>} map
+   * @param {number} most
+   */
   #forget(map, most) {
     if (map.size <= most) return false;
     for (const step of sorted(map).slice(0, map.size - most)) map.delete(step);
@@ -158,16 +210,21 @@ export class RunData {
   }
 }
 
+/** @param {Map<number, unknown>} map */
 function sorted(map) {
   return Array.from(map.keys()).sort((x, y) => x - y);
 }
 
-/** step → cell of the tables of `GET worker-steps`. */
+/**
+ * step → cell of the tables of `GET worker-steps`.
+ * @param {WorkerColumns} table
+ * @returns {Map<number, Cell>}
+ */
 function cellsOf(table) {
   const found = new Map();
   const width = 1 + Math.max(-1, ...table.ranks);
   table.step.forEach((step, at) => {
-    const cell = {};
+    const cell = /** @type {Cell} */ ({});
     for (const name of CELLS) {
       cell[name] = new Float32Array(width).fill(NaN);
       table.ranks.forEach((rank, row) => {
@@ -179,7 +236,14 @@ function cellsOf(table) {
   return found;
 }
 
-/** What charts draw, from the answers of `GET steps`, `GET worker-steps` and `GET coasts`. */
+/**
+ * What charts draw, from the answers of `GET steps`, `GET worker-steps` and `GET coasts`.
+ * @param {StepColumns} steps
+ * @param {WorkerColumns} table
+ * @param {[number, number][]} coasts
+ * @param {number} world
+ * @returns {View}
+ */
 export function historyView(steps, table, coasts, world) {
   const cells = cellsOf(table);
   return {
@@ -188,7 +252,7 @@ export function historyView(steps, table, coasts, world) {
     step: steps.step,
     metrics: steps,
     cellStep: table.step,
-    cells: table.step.map((step) => cells.get(step)),
+    cells: table.step.map((step) => /** @type {Cell} */ (cells.get(step))),
     ranks: table.ranks,
     world,
     coasts: coasts.map(([first, last]) => [first, last + 1]),

@@ -1,25 +1,48 @@
 // Small helpers around the document.
+/**
+ * The element of this id. layout.py says of which kind it is, and that it is there.
+ * @type {(id: string) => any}
+ */
 export const byId = (id) => document.getElementById(id);
 
-/** Sets text only when it changes: no needless layout, no repeated announcements by screen readers. */
+/**
+ * Sets text only when it changes: no needless layout, no repeated announcements by screen readers.
+ * @param {string} id
+ * @param {string} value
+ */
 export function text(id, value) {
   const element = byId(id);
   if (element && element.textContent !== value) element.textContent = value;
 }
 
+/**
+ * @param {string} id
+ * @param {boolean} visible
+ */
 export function show(id, visible) {
   const element = byId(id);
   if (element && element.hidden === visible) element.hidden = !visible;
 }
 
-/** Shows a message in an alert box; an empty one hides it. */
+/**
+ * Shows a message in an alert box; an empty one hides it.
+ * @param {string} id
+ * @param {string} message
+ */
 export function problem(id, message) {
   text(id, message);
   show(id, message !== "");
 }
 
-/** An element: tag, properties (or attributes, where the name has a dash), children as nodes or text. */
+/**
+ * An element: tag, properties (or attributes, where the name has a dash), children as nodes or text.
+ * @param {string} tag
+ * @param {Record<string, any>} properties
+ * @param {(Node | string)[]} children
+ * @returns {any}
+ */
 export function make(tag, properties = {}, ...children) {
+  /** @type {any} */
   const element = document.createElement(tag);
   for (const [name, value] of Object.entries(properties)) {
     if (name.includes("-") || name === "role" || name === "for") element.setAttribute(name, value);
@@ -29,7 +52,11 @@ export function make(tag, properties = {}, ...children) {
   return element;
 }
 
-/** The element, as soon as it is in the document: some of Dash's components render late. */
+/**
+ * The element, as soon as it is in the document: some of Dash's components render late.
+ * @param {string} id
+ * @returns {Promise<any>}
+ */
 export function whenThere(id) {
   const found = byId(id);
   if (found) return Promise.resolve(found);
@@ -44,7 +71,10 @@ export function whenThere(id) {
   });
 }
 
-/** Where we are, in the header; empty on the first page. */
+/**
+ * Where we are, in the header; empty on the first page.
+ * @param {string} label
+ */
 export function crumbs(label) {
   const nav = byId("crumbs");
   nav.replaceChildren(...(label ? [make("span", { "aria-current": "page" }, label)] : []));
@@ -57,19 +87,27 @@ const STATES = {
   ended: "run ended",
 };
 
-/** What the header says about the connection: "live", "connecting", "lost" or "ended". */
+/**
+ * What the header says about the connection: "live", "connecting", "lost" or "ended".
+ * @param {keyof typeof STATES} state
+ */
 export function connection(state) {
   const element = byId("connection-status");
   element.className = `connection ${state}`;
   text("connection-status", STATES[state]);
 }
 
-/** Calls `task` every `period_s` while the page is visible; never twice at once. Returns how to end it. */
+/**
+ * Calls `task` every `period_s` while the page is visible; never twice at once. Returns how to end it.
+ * @param {() => unknown} task
+ * @param {number} periodS
+ */
 export function poll(task, periodS) {
   let ended = false;
-  let timer = null;
+  /** @type {ReturnType<typeof setTimeout> | undefined} */
+  let timer;
   const round = async () => {
-    timer = null;
+    timer = undefined;
     try {
       if (!document.hidden) await task();
     } finally {
@@ -77,7 +115,7 @@ export function poll(task, periodS) {
     }
   };
   const now = () => {
-    if (!document.hidden && timer !== null) {
+    if (!document.hidden && timer !== undefined) {
       clearTimeout(timer);
       round();
     }

@@ -6,9 +6,14 @@ import { rows } from "./data.js";
 export const SIDE = 20;
 
 export class Effects {
+  /**
+   * @param {string} run
+   * @param {import("./data.js").RunData} data
+   */
   constructor(run, data) {
     this.run = run;
     this.data = data;
+    /** @type {Map<number, Row[] | undefined>} */
     this.fetched = new Map(); // version → rows around a switch that is older than what the page holds
   }
 
@@ -16,7 +21,11 @@ export class Effects {
     this.fetched.clear();
   }
 
-  /** {before, after}: rows of steps, or null before the switch took effect. */
+  /**
+   * {before, after}: rows of steps, or null before the switch took effect.
+   * @param {Switch} change
+   * @returns {{before: Row[], after: Row[]} | null}
+   */
   around(change) {
     const at = change.effective_step;
     if (change.version === 0 || at === null || at === undefined) return null;
@@ -32,12 +41,17 @@ export class Effects {
     return { before: found.filter((row) => row.step < at), after: found.filter((row) => row.step >= at) };
   }
 
-  /** "SE 0.62 → 0.09, step time 312 ms → 148 ms (2.11× faster; means of 20 and 12 steps)", or "". */
+  /**
+   * "SE 0.62 → 0.09, step time 312 ms → 148 ms (2.11× faster; means of 20 and 12 steps)", or "".
+   * @param {Switch} change
+   */
   words(change) {
     const sides = this.around(change);
     if (!sides || !sides.before.length || !sides.after.length) return "";
+    /** @type {(side: "before" | "after", name: string) => number | null} */
     const of = (side, name) => mean(sides[side].map((row) => row[name]));
     const [slow, fast] = [of("before", "step_s"), of("after", "step_s")];
+    if (slow === null || fast === null) return "";
     const gain = slow >= fast ? `${(slow / fast).toFixed(2)}× faster` : `${(fast / slow).toFixed(2)}× slower`;
     return (
       `SE ${ratio(of("before", "se"))} → ${ratio(of("after", "se"))}, ` +
@@ -46,6 +60,11 @@ export class Effects {
     );
   }
 
+  /**
+   * @param {number} version
+   * @param {number} from
+   * @param {number} to
+   */
   #fetch(version, from, to) {
     if (this.fetched.has(version)) return;
     this.fetched.set(version, undefined);

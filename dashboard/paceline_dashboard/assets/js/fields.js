@@ -2,17 +2,26 @@
 import { byId, make, problem } from "./dom.js";
 import { integer } from "./format.js";
 
-const inputId = (name) => `policy-parameter-${name}`;
+const inputId = (/** @type {string} */ name) => `policy-parameter-${name}`;
 
 /** A parameter's value is not legal. */
 export class FieldError extends Error {
+  /**
+   * @param {string} field
+   * @param {string} message
+   */
   constructor(field, message) {
     super(`${field}: ${message}`);
     this.field = field;
   }
 }
 
-/** A labelled control for one parameter, with a place for what is wrong with it. */
+/**
+ * A labelled control for one parameter, with a place for what is wrong with it.
+ * @param {string} name
+ * @param {ParameterSchema} schema
+ * @param {any} value
+ */
 export function fieldOf(name, schema, value) {
   const id = inputId(name);
   const control = controlOf(schema, value);
@@ -32,7 +41,12 @@ export function fieldOf(name, schema, value) {
   );
 }
 
-/** The value of a parameter's field. Throws FieldError. @param world ranks of the run */
+/**
+ * The value of a parameter's field. Throws FieldError.
+ * @param {string} name
+ * @param {ParameterSchema} schema
+ * @param {number} world ranks of the run
+ */
 export function valueOf(name, schema, world) {
   const control = byId(inputId(name));
   if (schema.enum) return JSON.parse(control.value);
@@ -43,7 +57,11 @@ export function valueOf(name, schema, world) {
   return checked(name, schema, control.value.trim() === "" ? NaN : Number(control.value));
 }
 
-/** Says at a parameter's field what is wrong with it; "" takes it back. Whether there is such a field. */
+/**
+ * Says at a parameter's field what is wrong with it; "" takes it back. Whether there is such a field.
+ * @param {string} name
+ * @param {string} message
+ */
 export function blame(name, message) {
   const control = byId(inputId(name));
   if (!control) return false;
@@ -53,6 +71,10 @@ export function blame(name, message) {
   return true;
 }
 
+/**
+ * @param {ParameterSchema} schema
+ * @param {any} value
+ */
 function controlOf(schema, value) {
   if (schema.enum) {
     const select = make("select", {}, ...schema.enum.map((entry) => make("option", { value: JSON.stringify(entry) }, String(entry))));
@@ -70,11 +92,17 @@ function controlOf(schema, value) {
   return input;
 }
 
+/**
+ * @param {string} name
+ * @param {ParameterSchema} schema
+ * @param {string} given
+ * @param {number} world
+ */
 function listOf(name, schema, given, world) {
   const parts = given.match(/[^\s,;]+/g) ?? [];
   const values = parts.map((part) => {
     if (Number.isNaN(Number(part))) throw new FieldError(name, `“${part}” is no number. Write numbers with commas between them.`);
-    return checked(name, schema.items, Number(part));
+    return checked(name, /** @type {ParameterSchema} */ (schema.items), Number(part));
   });
   if (schema.perRank && values.length && values.length !== world) {
     const ranks = `the run has ${integer(world)} ranks. Give one for each rank, or none.`;
@@ -83,6 +111,11 @@ function listOf(name, schema, given, world) {
   return values;
 }
 
+/**
+ * @param {string} name
+ * @param {ParameterSchema} schema
+ * @param {number} value
+ */
 function checked(name, schema, value) {
   const { minimum = -Infinity, exclusiveMinimum = -Infinity, maximum = Infinity } = schema;
   const whole = schema.type !== "integer" || Number.isInteger(value);
@@ -90,16 +123,21 @@ function checked(name, schema, value) {
   throw new FieldError(name, `must be ${bounds(schema)}.`);
 }
 
-/** "a whole number, at least 4, at most 64"; "" for what is no number. */
+/**
+ * "a whole number, at least 4, at most 64"; "" for what is no number.
+ * @param {ParameterSchema} schema
+ */
 function bounds(schema) {
   if (schema.type !== "integer" && schema.type !== "number") return "";
+  /** @type {[string, "exclusiveMinimum" | "minimum" | "maximum"][]} */
   const words = [["above", "exclusiveMinimum"], ["at least", "minimum"], ["at most", "maximum"]];
-  const limits = words.filter(([, key]) => key in schema).map(([word, key]) => `${word} ${limit(schema[key])}`);
+  const limits = words.filter(([, key]) => key in schema).map(([word, key]) => `${word} ${limit(Number(schema[key]))}`);
   return [schema.type === "integer" ? "a whole number" : "a number", ...limits].join(", ");
 }
 
-const limit = (value) => (Math.abs(value) < 1e9 ? value.toLocaleString("en", { maximumFractionDigits: 9 }) : String(value));
+const limit = (/** @type {number} */ value) => (Math.abs(value) < 1e9 ? value.toLocaleString("en", { maximumFractionDigits: 9 }) : String(value));
 
+/** @param {ParameterSchema} schema */
 function shown(schema) {
   if (schema.type === "array") return schema.default.length ? schema.default.join(", ") : "none";
   if (schema.type === "boolean") return schema.default ? "on" : "off";

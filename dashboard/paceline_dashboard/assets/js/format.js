@@ -1,7 +1,14 @@
 // Numbers with units. A missing one is an en dash, never 0 or NaN.
-const known = (value) => value !== null && value !== undefined && Number.isFinite(value);
+/**
+ * @param {number | null | undefined} value
+ * @returns {value is number}
+ */
+const known = (value) => typeof value === "number" && Number.isFinite(value);
 
-/** Three significant digits, with thousands separators and without an exponent. */
+/**
+ * Three significant digits, with thousands separators and without an exponent.
+ * @param {number | null | undefined} value
+ */
 export function number(value) {
   if (!known(value)) return "–";
   const size = Math.abs(value);
@@ -9,11 +16,15 @@ export function number(value) {
   return value.toLocaleString("en", { minimumFractionDigits: 0, maximumFractionDigits: digits });
 }
 
+/** @param {number | null | undefined} value */
 export function integer(value) {
   return known(value) ? Math.round(value).toLocaleString("en") : "–";
 }
 
-/** A duration in the unit that suits it. Widths stay put: always three significant digits. */
+/**
+ * A duration in the unit that suits it. Widths stay put: always three significant digits.
+ * @param {number | null | undefined} value
+ */
 export function seconds(value) {
   if (!known(value)) return "–";
   if (Math.abs(value) < 1e-3) return `${(value * 1e6).toFixed(0)} µs`;
@@ -24,20 +35,24 @@ export function seconds(value) {
   return `${(value / 3600).toFixed(1)} h`;
 }
 
+/** @param {number | null | undefined} value */
 export function ratio(value) {
   return known(value) ? value.toFixed(2) : "–";
 }
 
+/** @param {number | null | undefined} value */
 export function percent(value) {
   if (!known(value)) return "–";
   const shown = value * 100;
   return `${shown.toFixed(Math.abs(shown) < 10 ? 1 : 0)} %`;
 }
 
+/** @param {number | null | undefined} value */
 export function factor(value) {
   return known(value) ? `${value.toFixed(2)}×` : "–";
 }
 
+/** @param {number | null | undefined} value */
 export function bytes(value) {
   if (!known(value)) return "–";
   const units = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -46,7 +61,10 @@ export function bytes(value) {
   return `${value.toFixed(value < 10 && unit > 0 ? 1 : 0)} ${units[unit]}`;
 }
 
-/** A Unix time in the reader's zone: the time alone for today, else with its date. */
+/**
+ * A Unix time in the reader's zone: the time alone for today, else with its date.
+ * @param {number | null | undefined} value
+ */
 export function moment(value) {
   if (!known(value)) return "–";
   const at = new Date(value * 1000);
@@ -56,20 +74,30 @@ export function moment(value) {
     : `${at.toLocaleDateString("en-CA")} ${time.slice(0, 5)}`;
 }
 
+/**
+ * @param {number} count
+ * @param {string} noun
+ */
 export function plural(count, noun) {
   return `${integer(count)} ${noun}${count === 1 ? "" : "s"}`;
 }
 
+/** @param {(number | null | undefined)[]} values */
 export function mean(values) {
   const good = values.filter(known);
   return good.length ? good.reduce((sum, value) => sum + value, 0) / good.length : null;
 }
 
+/** @param {ArrayLike<number | null | undefined>} values */
 export function median(values) {
   return quantile(values, 0.5);
 }
 
-/** Quantile q of the known values, interpolated; null when there is none. */
+/**
+ * Quantile q of the known values, interpolated; null when there is none.
+ * @param {ArrayLike<number | null | undefined>} values
+ * @param {number} q
+ */
 export function quantile(values, q) {
   const sorted = Array.from(values).filter(known).sort((x, y) => x - y);
   if (!sorted.length) return null;

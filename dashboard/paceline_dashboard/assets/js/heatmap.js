@@ -15,12 +15,23 @@ const TABLE = Array.from({ length: 256 }, (_, i) => {
 
 export class HeatMap {
   constructor() {
-    this.view = null;
+    /** @type {any} */
+    this.view = null; // a `View`, once one was drawn
+    this.values = new Float32Array();
+    this.from = 0; // first step
+    this.columns = 0;
+    this.bucket = 1; // steps to a column
+    this.together = 1; // ranks to a row
     this.wired = false;
     this.hovered = false;
   }
 
-  /** Draws `view` of data.js over the steps [from, to]. */
+  /**
+   * Draws `view` of data.js over the steps [from, to].
+   * @param {View} view
+   * @param {number} from
+   * @param {number} to
+   */
   draw(view, from, to) {
     const canvas = byId("heatmap");
     if (!canvas || !view.cellStep.length) return;
@@ -39,15 +50,18 @@ export class HeatMap {
     text("heatmap-scale", `dark ${seconds(low)} – bright ${seconds(high)}`);
   }
 
-  /** Fills `values` (NaN: nothing known) and returns the least and the greatest. */
+  /**
+   * Fills `values` (NaN: nothing known) and returns the least and the greatest.
+   * @param {number} height
+   */
   #fill(height) {
     const { view, from, bucket, columns, together } = this;
     this.values = new Float32Array(columns * height).fill(NaN);
     let [low, high] = [Infinity, -Infinity];
-    view.cellStep.forEach((step, at) => {
+    view.cellStep.forEach((/** @type {number} */ step, /** @type {number} */ at) => {
       const x = Math.floor((step - from) / bucket);
       if (x < 0 || x >= columns) return;
-      view.ranks.forEach((rank, order) => {
+      view.ranks.forEach((/** @type {number} */ rank, /** @type {number} */ order) => {
         const value = view.cells[at].compute_s[rank];
         if (!(value >= 0)) return;
         const place = Math.floor(order / together) * columns + x;
@@ -59,6 +73,11 @@ export class HeatMap {
     return [low, high];
   }
 
+  /**
+   * @param {number} height
+   * @param {number} low
+   * @param {number} high
+   */
   #image(height, low, high) {
     const image = new ImageData(this.columns, height);
     const scale = 255 / Math.max(high - low, 1e-12);
@@ -70,6 +89,7 @@ export class HeatMap {
     return image;
   }
 
+  /** @param {HTMLCanvasElement} canvas */
   #wire(canvas) {
     this.wired = true;
     canvas.addEventListener("pointermove", (event) => {

@@ -10,26 +10,40 @@ const PAUSE_PER_MS = 4; // and so many times what the answer took: it may be a h
 const LONGEST_PAUSE_MS = 30_000; // while the server is away
 
 export class History {
-  /** @param arrived called when a view has come. */
+  /**
+   * @param {string} path
+   * @param {() => void} arrived called when a view has come
+   */
   constructor(path, arrived) {
     this.path = path;
     this.arrived = arrived;
+    this.round = 0; // an answer to what was asked before is of no use
     this.clear();
   }
 
   clear() {
+    /** @type {string | null} */
     this.key = null;
+    /** @type {View | null} */
     this.found = null;
+    /** @type {number} */
     this.end = -1; // the newest step when it was asked for
-    this.failures = 0;
+    /** @type {number} */
+    this.failures = 0; // in a row
+    /** @type {number} */
     this.notBefore = 0;
-    this.round = (this.round ?? 0) + 1; // an answer to what was asked before is of no use
+    this.round += 1;
     this.busy = false;
   }
 
   /**
    * The view of steps [from, to] of a run of `world` workers whose newest step is `latest`, or null while it is on
    * its way. Asks again, giving the last answer of the same `key` meanwhile, once there is a point more to draw.
+   * @param {string} key
+   * @param {number} from
+   * @param {number} to
+   * @param {number} latest
+   * @param {number} world
    */
   view(key, from, to, latest, world) {
     if (this.key !== key) {
@@ -42,6 +56,11 @@ export class History {
     return this.found;
   }
 
+  /**
+   * @param {number} from
+   * @param {number} to
+   * @param {number} world
+   */
   async #fetch(from, to, world) {
     this.busy = true;
     const { round } = this;
@@ -69,6 +88,7 @@ export class History {
     }
   }
 
+  /** @param {number} ms */
   #pause(ms) {
     this.notBefore = performance.now() + ms;
   }

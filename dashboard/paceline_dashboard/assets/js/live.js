@@ -7,17 +7,21 @@ const LONGEST_RETRY_S = 5;
 
 export class Live {
   /**
-   * @param load gets all that the page needs and returns where events go on from (`since`).
-   * @param on {event(event), problem(error), ended()}; `problem` tells why it goes no further;
-   *   `ended` says whether the run has: then the server ends its stream too.
+   * @param {string} run its id
+   * @param {(current: () => boolean) => Promise<string>} load gets all that the page needs and returns where events go
+   *   on from (`since`).
+   * @param {{event: (event: any) => void, problem: (error: Error) => void, ended: () => boolean}} on `problem` tells why
+   *   it goes no further; `ended` says whether the run has: then the server ends its stream too.
    */
   constructor(run, load, on) {
     this.run = run;
     this.load = load;
     this.on = on;
     this.retryS = FIRST_RETRY_S;
+    /** @type {EventSource | null} */
     this.source = null;
-    this.timer = null;
+    /** @type {ReturnType<typeof setTimeout> | undefined} */
+    this.timer = undefined;
     this.resting = false; // the run has ended, and the server has ended its stream
     this.round = 0; // an answer that arrives after close() or a new connection is of no use
     this.onVisibility = () => (document.hidden ? this.#disconnect() : this.#connect());
@@ -58,6 +62,10 @@ export class Live {
     }
   }
 
+  /**
+   * @param {string} since
+   * @param {number} round
+   */
   #listen(since, round) {
     const target = url(`runs/${encodeURIComponent(this.run)}/events`);
     target.searchParams.set("since", since);

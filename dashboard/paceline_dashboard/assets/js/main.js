@@ -5,7 +5,7 @@ import { openRuns } from "./runs.js";
 
 let close = () => {};
 
-/** @param page {page: "runs" | "run" | "missing", run?, palette, plotly?} */
+/** @param {PageData} page */
 export function open(page) {
   close();
   crumbs("");

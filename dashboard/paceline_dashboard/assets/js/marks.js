@@ -3,8 +3,14 @@
 const LABEL = 0.24; // of the axis: what a name may need
 const WORDS = 60; // characters of a line of what pointing at a label shows
 
-/** Spans of steps that not all workers reported, between those that they did: [first, one past the last). */
+/**
+ * Spans of steps that not all workers reported, between those that they did: [first, one past the last).
+ * @param {number[]} step
+ * @param {number} bucket
+ * @returns {Span[]}
+ */
 export function gaps(step, bucket) {
+  /** @type {Span[]} */
   const found = [];
   for (let i = 1; i < step.length; i++) {
     if (step[i] - step[i - 1] > 1.5 * bucket) found.push([step[i - 1] + bucket, step[i]]);
@@ -12,7 +18,16 @@ export function gaps(step, bucket) {
   return found;
 }
 
-/** Plotly shapes and annotations for the steps [from, to]. @param data {switches, chosen} of data.js */
+/**
+ * Plotly shapes and annotations for the steps [from, to].
+ * @param {{switches: Switch[], chosen: ChosenSynchroniser[]}} data
+ * @param {Span[]} coasts
+ * @param {Span[]} missing
+ * @param {number} from
+ * @param {number} to
+ * @param {Colours} colours
+ * @returns {{shapes: object[], annotations: object[]}}
+ */
 export function marks({ switches, chosen }, coasts, missing, from, to, colours) {
   const shapes = [];
   const annotations = [];
@@ -30,14 +45,17 @@ export function marks({ switches, chosen }, coasts, missing, from, to, colours) 
     // A label wider than its span would cover its neighbours; the key above the charts explains the rest.
     if (x1 - x0 > 0.12 * (to - from)) annotations.push(note(label, (x0 + x1) / 2, 0.04, "center", colours.muted));
   }
+  /** @type {(x: number, dash: string, width: number) => object} */
   const mark = (x, dash, width) => ({
     type: "line", xref: "x", yref: "paper", x0: x - 0.5, x1: x - 0.5, y0: 0, y1: 1,
     line: { color: colours.mark, width, dash },
   });
-  const right = (x) => x - from > 0.8 * (to - from);
+  const right = (/** @type {number} */ x) => x - from > 0.8 * (to - from);
+  /** @type {(words: string, x: number) => object} */
   const label = (words, x) => note(words, x - 0.5, 1, right(x) ? "right" : "left", colours.mark);
   const room = LABEL * (to - from);
-  const begins = (x) => (right(x) ? x - room : x); // of its label
+  const begins = (/** @type {number} */ x) => (right(x) ? x - room : x); // of its label
+  /** @type {number[]} */
   const labelled = [];
   for (const change of switches) {
     const x = change.effective_step;
@@ -58,6 +76,13 @@ export function marks({ switches, chosen }, coasts, missing, from, to, colours) 
   return { shapes, annotations };
 }
 
+/**
+ * @param {string} text
+ * @param {number} x
+ * @param {number} y
+ * @param {string} xanchor
+ * @param {string} color
+ */
 function note(text, x, y, xanchor, color) {
   return {
     text, x, y, xref: "x", yref: "paper", xanchor, yanchor: "bottom",
@@ -65,7 +90,10 @@ function note(text, x, y, xanchor, color) {
   };
 }
 
-/** Words in lines of about a length. */
+/**
+ * Words in lines of about a length.
+ * @param {string} words
+ */
 function lines(words) {
   return words.replace(new RegExp(`(.{${WORDS},}?) `, "g"), "$1<br>");
 }

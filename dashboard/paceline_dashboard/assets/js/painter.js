@@ -2,6 +2,7 @@
 const SHORTEST_MS = 200; // training shares the machine in the demonstration: five drawings a second suffice
 
 export class Painter {
+  /** @param {() => void} draw */
   constructor(draw) {
     this.draw = draw;
     this.wanted = false;

@@ -6,6 +6,7 @@ import { mean, moment, seconds } from "./format.js";
 import { ENDED, simulated } from "./summary.js";
 
 // What the chosen preset does to the training: `changes` of `GET policies`.
+/** @type {Record<Changes, string>} */
 const CHANGES = {
   nothing:
     "Training does not stop and stays the same: each global batch holds the samples that plain DDP would give it, and " +
@@ -19,20 +20,28 @@ const CHANGES = {
     "dropped, and replicas may differ. Accuracy may differ. You can switch back at any time; steps trained until then " +
     "stay as they are.",
 };
+/** @type {string[]} */
 const SEVERITY = Object.keys(CHANGES);
 const AT_PARAMETER = /^parameters\.(\w+): (.*)$/s; // how the server names the parameter at fault
 
 export class PolicyPanel {
+  /**
+   * @param {string} run
+   * @param {import("./data.js").RunData} data
+   * @param {import("./effect.js").Effects} effects
+   */
   constructor(run, data, effects) {
     this.id = run;
     this.data = data;
     this.effects = effects;
-    this.run = null;
+    /** @type {any} */
+    this.run = null; // its newest state, once there is any
+    /** @type {PresetInfo[]} */
     this.presets = [];
     byId("policy-apply").addEventListener("click", () => this.propose());
     byId("policy-presets").addEventListener("change", () => this.#chosen({}));
     byId("policy-parameters").addEventListener("change", () => this.#tellChanges());
-    byId("policy-parameters").addEventListener("keydown", (event) => {
+    byId("policy-parameters").addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
       if (event.key !== "Enter") return;
       event.preventDefault(); // else the form's first button, Cancel, would be pressed
       this.#apply();
@@ -44,7 +53,10 @@ export class PolicyPanel {
     this.presets = await get("policies");
   }
 
-  /** Takes the run's newest state. */
+  /**
+   * Takes the run's newest state.
+   * @param {Run} run
+   */
   update(run) {
     this.run = run;
     const ended = ENDED.includes(run.state);
@@ -52,7 +64,11 @@ export class PolicyPanel {
     byId("policy-apply").title = ended ? `The run has ${run.state === "finished" ? "finished" : "ended"}` : "";
   }
 
-  /** Opens the dialog, with a preset chosen: the one in force unless another is named. */
+  /**
+   * Opens the dialog, with a preset chosen: the one in force unless another is named.
+   * @param {string} policy
+   * @param {Record<string, any>} parameters
+   */
   propose(policy = this.run.policy, parameters = {}) {
     const options = this.presets.map((preset) => optionOf(preset, preset.name === this.run.policy));
     byId("policy-presets").replaceChildren(...options);
@@ -88,16 +104,26 @@ export class PolicyPanel {
     show("policy-choices", earlier.length > 0);
   }
 
+  /** @returns {PresetInfo} */
   get #preset() {
     const name = byId("policy-presets").querySelector("input:checked").value;
-    return this.presets.find((preset) => preset.name === name);
+    return /** @type {PresetInfo} */ (this.presets.find((preset) => preset.name === name));
   }
 
-  /** Parameters of the policy in force. */
+  /** Ranks of the run. @returns {number} */
+  get #world() {
+    return this.run.world ?? this.run.nproc;
+  }
+
+  /**
+   * Parameters of the policy in force.
+   * @returns {Record<string, any>}
+   */
   get #inForce() {
     return this.data.switches.at(-1)?.parameters ?? {};
   }
 
+  /** @param {Record<string, any>} parameters */
   #chosen(parameters) {
     const preset = this.#preset;
     const again = preset.name === this.run.policy;
@@ -115,7 +141,7 @@ export class PolicyPanel {
   /** What the chosen preset changes in the training, with the parameters that its fields hold. */
   #tellChanges() {
     const preset = this.#preset;
-    const choices = Object.keys(preset.changes_with).map((name) => [name, valueOf(name, preset.parameters[name])]);
+    const choices = Object.keys(preset.changes_with).map((name) => [name, valueOf(name, preset.parameters[name], this.#world)]);
     text("switch-changes", CHANGES[changesOf(preset, Object.fromEntries(choices))]);
   }
 
@@ -129,10 +155,9 @@ export class PolicyPanel {
 
   /** The chosen preset's parameters, or null where one is not legal: then its field says so. */
   #parameters() {
-    const world = this.run.world ?? this.run.nproc;
     try {
       const schemas = Object.entries(this.#preset.parameters);
-      return Object.fromEntries(schemas.map(([name, schema]) => [name, valueOf(name, schema, world)]));
+      return Object.fromEntries(schemas.map(([name, schema]) => [name, valueOf(name, schema, this.#world)]));
     } catch (error) {
       if (!(error instanceof FieldError)) throw error;
       blame(error.field, error.message);
@@ -158,12 +183,16 @@ export class PolicyPanel {
     this.draw();
   }
 
-  /** The server's words: at the field that they are about, else below all. */
+  /**
+   * The server's words: at the field that they are about, else below all.
+   * @param {import("./api.js").ApiError} error
+   */
   #refused(error) {
     const [, name, words] = error.fields[0]?.message.match(AT_PARAMETER) ?? [];
     if (!name || !blame(name, `${name}: ${words}`)) problem("switch-problem", error.message);
   }
 
+  /** @param {Switch} change */
   #words(change) {
     const asked = `${change.policy}: requested ${moment(change.requested_at)} by ${change.requested_by}`;
     if (change.effective_step === null || change.effective_step === undefined) {
@@ -173,7 +202,7 @@ export class PolicyPanel {
       return `${asked} → takes effect with the next segment…`;
     }
     // A simulated run's own clock says nothing about how long an operator waited.
-    const after = simulated(this.run) ? "" : ` (after ${seconds(Math.max(0, change.effective_at - change.requested_at))})`;
+    const after = simulated(this.run) ? "" : ` (after ${seconds(Math.max(0, Number(change.effective_at) - change.requested_at))})`;
     const effect = this.effects.words(change);
     return `${asked} → took effect at step ${change.effective_step}${after}.${effect ? ` ${effect}.` : ""}`;
   }
@@ -182,14 +211,21 @@ export class PolicyPanel {
 /**
  * What a preset changes in the training with these parameters: "nothing", "batches" or "training".
  * Of several parameters that change it, the gravest counts.
+ * @param {Pick<PresetInfo, "changes" | "changes_with">} preset
+ * @param {Record<string, any>} parameters
+ * @returns {Changes}
  */
 export function changesOf({ changes, changes_with: changesWith }, parameters) {
   const values = Object.entries(changesWith).map(([name, byValue]) => byValue[String(parameters[name])]);
   const known = values.filter((value) => value !== undefined);
-  return known.length ? known.reduce((one, other) => (SEVERITY.indexOf(other) > SEVERITY.indexOf(one) ? other : one)) : changes;
+  return known.length ? known.reduce((gravest, next) => (SEVERITY.indexOf(next) > SEVERITY.indexOf(gravest) ? next : gravest)) : changes;
 }
 
-/** Puts lines into a list, if they are others than before. */
+/**
+ * Puts lines into a list, if they are others than before.
+ * @param {string} id
+ * @param {string[]} lines
+ */
 function fill(id, lines) {
   const list = byId(id);
   if (list.dataset.shown === JSON.stringify(lines)) return;
@@ -197,6 +233,10 @@ function fill(id, lines) {
   list.replaceChildren(...lines.map((line) => make("li", {}, line)));
 }
 
+/**
+ * @param {PresetInfo} preset
+ * @param {boolean} inForce
+ */
 function optionOf(preset, inForce) {
   const id = `policy-preset-${preset.name}`;
   const mark = inForce ? [make("span", { className: "badge" }, "in force")] : [];
@@ -213,9 +253,13 @@ function optionOf(preset, inForce) {
   );
 }
 
-const same = (one, other) => JSON.stringify(one) === JSON.stringify(other);
+/** @type {(value: any, other: any) => boolean} */
+const same = (value, other) => JSON.stringify(value) === JSON.stringify(other);
 
-/** A value in a few words; of a long list its beginning. */
+/**
+ * A value in a few words; of a long list its beginning.
+ * @param {any} value
+ */
 function brief(value) {
   if (!Array.isArray(value)) return String(value);
   return value.length > 8 ? `${value.slice(0, 6).join(" ")} … (${value.length})` : value.join(" ");

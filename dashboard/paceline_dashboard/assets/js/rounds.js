@@ -9,14 +9,21 @@ const MOST_POLICIES = PATTERNS.length; // of the steps shown: the newest
 
 export class Rounds {
   constructor() {
+    /** @type {any} */
     this.found = null; // what was told last, of a run that has or had rounds
+    /** @type {any} */
+    this.drawn = undefined; // the chart's element
   }
 
   get any() {
     return this.found !== null;
   }
 
-  /** Takes an answer of `GET synchronisation`. */
+  /**
+   * Takes an answer of `GET synchronisation`.
+   * @param {any} found
+   * @param {Colours} colours
+   */
   update(found, colours) {
     if (!this.any && found.newest === null) return;
     this.found = found;
@@ -32,17 +39,23 @@ export class Rounds {
     this.draw(colours);
   }
 
-  /** The charts over steps, for charts.js. */
+  /**
+   * The charts over steps, for charts.js.
+   * @param {Colours} colours
+   * @returns {ExtraChart[]}
+   */
   charts(colours) {
     if (!this.any) return [];
     const { over_time: over, in_force: policies } = this.found;
-    const world = Math.max(1, ...policies.map((one) => one.world));
+    const world = Math.max(1, ...policies.map((/** @type {any} */ one) => one.world));
+    /** @type {(column: Column, name: string, color: string, dash: string, more?: object) => object} */
     const line = (column, name, color, dash, more = {}) => ({
       ...this.#line(column), type: "scatter", mode: "lines+markers", name, connectgaps: false,
       line: { color, dash, width: 1.4 }, marker: { color, size: 3 }, ...more,
     });
-    const perStep = (column) => over[column].map((sum) => sum / over.bucket);
+    const perStep = (/** @type {string} */ column) => over[column].map((/** @type {number} */ sum) => sum / over.bucket);
     const [mean, other, third, fourth] = colours.ranks;
+    /** @type {(column: Column, name: string, color: string, dash: string) => object} */
     const seconds = (column, name, color, dash) =>
       line(column, name, color, dash, { mode: "lines", hovertemplate: "%{y:.3~s}s" });
     return [
@@ -66,7 +79,7 @@ export class Rounds {
       {
         id: "chart-dropped", options: { tick: "~s" },
         traces: [{
-          type: "bar", name: "", x: over.step.map((step) => step + (over.bucket - 1) / 2), width: over.bucket,
+          type: "bar", name: "", x: over.step.map((/** @type {number} */ step) => step + (over.bucket - 1) / 2), width: over.bucket,
           y: perStep("dropped"), marker: { color: colours.accent, line: { width: 0 } },
           hovertemplate: "%{y:.4~g}<extra></extra>",
         }],
@@ -78,17 +91,20 @@ export class Rounds {
     ];
   }
 
-  /** The distribution of staleness, which is over no steps. */
+  /**
+   * The distribution of staleness, which is over no steps.
+   * @param {Colours} colours
+   */
   draw(colours) {
     const element = byId(STALENESS);
     if (!element || !this.any) return;
     const policies = this.#policies();
     const most = Math.max(1, ...policies.map((one) => one.staleness.length)); // the last one: or older
-    const oldest = Math.max(1, ...policies.map((one) => one.staleness.findLastIndex((count) => count > 0)));
+    const oldest = Math.max(1, ...policies.map((one) => one.staleness.findLastIndex((/** @type {number} */ count) => count > 0)));
     const bins = Math.min(most, oldest + 1);
     const ages = Array.from({ length: bins }, (_, age) => age);
     const traces = policies.map((one, at) => {
-      const all = one.staleness.reduce((sum, count) => sum + count, 0);
+      const all = one.staleness.reduce((/** @type {number} */ sum, /** @type {number} */ count) => sum + count, 0);
       return {
         type: "bar", name: `${one.policy}, from step ${one.from}`, x: ages,
         y: ages.map((age) => (all ? (one.staleness[age] ?? 0) / all : 0)),
@@ -110,18 +126,24 @@ export class Rounds {
     if (this.drawn) window.Plotly.purge(this.drawn);
   }
 
+  /** @returns {any[]} */
   #policies() {
     return this.found.in_force.slice(-MOST_POLICIES);
   }
 
-  /** x and y, with a null where another policy begins: what was between its rounds and those before had none. */
+  /**
+   * x and y, with a null where another policy begins: what was between its rounds and those before had none.
+   * @param {Column} column
+   */
   #line(column) {
     const { over_time: over, in_force: policies } = this.found;
-    const begins = policies.slice(1).map((one) => one.from);
+    const begins = policies.slice(1).map((/** @type {any} */ one) => one.from);
+    /** @type {number[]} */
     const x = [];
+    /** @type {Column} */
     const y = [];
-    over.step.forEach((step, at) => {
-      if (begins.some((begin) => begin > over.step[at - 1] && begin <= step)) {
+    over.step.forEach((/** @type {number} */ step, /** @type {number} */ at) => {
+      if (begins.some((/** @type {number} */ begin) => begin > over.step[at - 1] && begin <= step)) {
         x.push(step - over.bucket / 2);
         y.push(null);
       }

@@ -26,7 +26,10 @@ const POINTS = 1000; // of rounds over time
 const PAUSE_PER_MS = 4; // between two answers about rounds, for each ms that one took
 const LEAST_SPAN = 20; // steps on the axis from the first one on, so that it does not jump
 
-/** Opens the page; returns how to close it. @param page {run, palette, plotly}: id, colours, where Plotly is. */
+/**
+ * Opens the page; returns how to close it.
+ * @param {Pick<PageData, "run" | "palette" | "plotly">} page id, colours, where Plotly is
+ */
 export function openRun({ run, palette, plotly }) {
   const page = new RunPage(run, palette, plotly);
   page.open();
@@ -34,13 +37,20 @@ export function openRun({ run, palette, plotly }) {
 }
 
 class RunPage {
+  /**
+   * @param {string} id
+   * @param {string[]} palette
+   * @param {string} plotlyUrl
+   */
   constructor(id, palette, plotlyUrl) {
     this.id = id;
     this.plotlyUrl = plotlyUrl;
     this.path = `runs/${encodeURIComponent(id)}`;
     this.palette = palette;
     this.closed = false;
-    this.run = null;
+    /** @type {any} */
+    this.run = null; // its newest state, a `Run`
+    /** @type {[number, number] | null} */
     this.zoom = null; // [from, to] that the user chose
     this.data = new RunData();
     this.effects = new Effects(id, this.data);
@@ -55,10 +65,23 @@ class RunPage {
     this.attribution = new AttributionChart();
     this.rounds = new Rounds();
     this.workers = new WorkersTable();
+    // Made by `open`, when the page's elements are there.
+    /** @type {any} */
+    this.policy = null;
+    /** @type {any} */
+    this.whatif = null;
+    /** @type {any} */
+    this.auto = null;
+    /** @type {any} */
+    this.live = null;
+    /** @type {any} */
+    this.colours = null; // the theme's `Colours`
+    /** @type {Record<string, string>} */
     this.told = {}; // table → what it was asked for last, up to which step, in which state of the run
     this.asked = 0; // how often for rounds,
     this.meetAfter = 0; // and when again: those of a long run are a heavy answer
-    this.endings = [];
+    /** @type {(() => void)[]} */
+    this.endings = []; // how to end what the page began
   }
 
   async open() {
@@ -69,6 +92,7 @@ class RunPage {
     if (this.closed) return;
     this.workers.open();
     this.policy = new PolicyPanel(this.id, this.data, this.effects);
+    /** @type {Propose} */
     const propose = (policy, parameters) => this.policy.propose(policy, parameters);
     this.whatif = new WhatIf(this.path, propose);
     this.auto = new Auto(this.path, propose);
@@ -112,7 +136,10 @@ class RunPage {
     document.title = "Paceline";
   }
 
-  /** What `ask` gives, as soon as the server answers; undefined where it knows of no such thing. */
+  /**
+   * What `ask` gives, as soon as the server answers; undefined where it knows of no such thing.
+   * @param {() => Promise<any>} ask
+   */
   async #insist(ask) {
     while (!this.closed) {
       try {
@@ -128,7 +155,10 @@ class RunPage {
     return undefined;
   }
 
-  /** What the page holds at its beginning; returns where events go on from. */
+  /**
+   * What the page holds at its beginning; returns where events go on from.
+   * @param {() => boolean} current
+   */
   async #load(current) {
     const world = this.run.world ?? this.run.nproc;
     const most = Math.max(50, Math.min(MOST_STEPS, Math.floor(LOADED_CELLS / world)));
@@ -138,6 +168,7 @@ class RunPage {
     return answer.since;
   }
 
+  /** @param {any} answer */
   #start(answer) {
     this.data.clear();
     this.data.begins = answer.begins ?? 0;
@@ -145,13 +176,14 @@ class RunPage {
     this.history.clear();
     this.data.addSteps(answer.steps);
     this.data.addTable(answer.worker_steps);
-    answer.segments.forEach((segment) => this.data.addSegment(segment));
-    answer.switches.forEach((change) => this.data.addSwitch(change));
+    answer.segments.forEach((/** @type {Segment} */ segment) => this.data.addSegment(segment));
+    answer.switches.forEach((/** @type {Switch} */ change) => this.data.addSwitch(change));
     this.#take(answer.run);
     this.#bearing(() => this.#meet());
     this.painter.request();
   }
 
+  /** @param {any} event */
   #event(event) {
     const { type, ...body } = event;
     if (type === "steps") this.data.addSteps(body);
@@ -162,6 +194,7 @@ class RunPage {
     this.painter.request();
   }
 
+  /** @param {Run} run */
   #take(run) {
     this.run = run;
     this.policy.update(run);
@@ -169,7 +202,10 @@ class RunPage {
     this.#tellFailure(run);
   }
 
-  /** Why the run failed: the message's first line says it, the lines after it are the end of a rank's log. */
+  /**
+   * Why the run failed: the message's first line says it, the lines after it are the end of a rank's log.
+   * @param {Run} run
+   */
   #tellFailure({ state, message, exit_code: exitCode }) {
     const [words, ...log] = state === "failed" ? (message ?? `exit code ${exitCode}`).trim().split("\n") : [];
     problem("run-problem", words === undefined ? "" : `The run failed: ${words}`);
@@ -177,7 +213,10 @@ class RunPage {
     show("run-log", log.length > 0);
   }
 
-  /** Does without an answer where the server gives none: the stream notices and says so. */
+  /**
+   * Does without an answer where the server gives none: the stream notices and says so.
+   * @param {() => unknown} task
+   */
   async #bearing(task) {
     try {
       await task();
@@ -220,8 +259,12 @@ class RunPage {
     this.painter.request();
   }
 
-  /** An answer about the newest steps; null where the run has ended and it is known. */
-  async #news(name, parameters) {
+  /**
+   * An answer about the newest steps; null where the run has ended and it is known.
+   * @param {string} name
+   * @param {Record<string, any>} parameters
+   */
+  async #news(name, parameters = {}) {
     const { state, step } = this.run;
     const key = `${state} ${step} ${JSON.stringify(parameters)}`;
     if (ENDED.includes(state) && this.told[name] === key) return null;
@@ -256,6 +299,7 @@ class RunPage {
     }
   }
 
+  /** @param {[number, number] | null} range */
   #zoom(range) {
     this.zoom = range;
     this.history.clear();
@@ -263,7 +307,10 @@ class RunPage {
     this.painter.request();
   }
 
-  /** The steps on the axis, [from, to]. */
+  /**
+   * The steps on the axis, [from, to].
+   * @returns {[number, number]}
+   */
   #range() {
     const { latest, begins } = this.data;
     const choice = byId("chart-window").value;
@@ -271,7 +318,10 @@ class RunPage {
     return this.zoom ?? [first, Math.max(latest, first + LEAST_SPAN - 1)];
   }
 
-  /** The steps to draw, [from, to], and the view that holds them. */
+  /**
+   * The steps to draw, [from, to], and the view that holds them.
+   * @returns {[number, number, View]}
+   */
   #shown() {
     const { latest } = this.data;
     const world = this.run.world ?? this.run.nproc;
@@ -301,6 +351,10 @@ class RunPage {
   }
 }
 
+/**
+ * @param {View} view
+ * @param {[number, number] | null} zoom
+ */
 function note(view, zoom) {
   const parts = [];
   const [first, firstCell] = [view.step[0], view.cellStep[0]];
@@ -310,12 +364,16 @@ function note(view, zoom) {
   return parts.join(" · ");
 }
 
-/** Loads Plotly with the first run that is opened: the list of runs does without its 4.5 MB. */
+/**
+ * Loads Plotly with the first run that is opened: the list of runs does without its 4.5 MB.
+ * @param {string} source
+ * @returns {Promise<void>}
+ */
 function plotly(source) {
   if (window.Plotly) return Promise.resolve();
   return new Promise((resolve, reject) => {
     const script = make("script", { src: source });
-    script.onload = resolve;
+    script.onload = () => resolve();
     script.onerror = () => {
       script.remove();
       reject(new ApiError(0, `Cannot load ${source}.`));

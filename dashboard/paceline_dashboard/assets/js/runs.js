@@ -19,6 +19,9 @@ class RunsPage {
   constructor() {
     this.closed = false;
     this.pages = 1;
+    /** @type {any} */
+    this.grid = null;
+    /** @type {Map<string, Record<string, number | null>>} */
     this.figures = new Map(); // run → what its last steps were like; for good once it has ended
     this.end = () => {};
   }
@@ -65,7 +68,12 @@ class RunsPage {
     }
   }
 
+  /**
+   * @param {string} state
+   * @returns {Promise<{runs: Run[], more: boolean}>}
+   */
   async #runs(state) {
+    /** @type {Run[]} */
     const runs = [];
     let cursor = null;
     for (let page = 0; page < this.pages; page++) {
@@ -77,14 +85,19 @@ class RunsPage {
     return { runs, more: cursor !== null };
   }
 
+  /** @param {Run} run */
   async #figure(run) {
     const known = this.figures.get(run.id);
     if (run.step === null || run.step === undefined || known?.step === run.step) return;
     const columns = await get(`runs/${encodeURIComponent(run.id)}/steps`, { from: Math.max(0, run.step - RECENT + 1), points: RECENT });
-    const of = (name) => mean(columns[name] ?? []);
+    const of = (/** @type {string} */ name) => mean(columns[name] ?? []);
     this.figures.set(run.id, { step: run.step, step_s: of("step_s"), se: of("se"), waste: of("waste") });
   }
 
+  /**
+   * @param {{runs: Run[], more: boolean}} found
+   * @param {string} state
+   */
   #show({ runs, more }, state) {
     const rows = runs.map((run) => {
       const { step_s, se, waste } = this.figures.get(run.id) ?? {};
@@ -100,6 +113,7 @@ class RunsPage {
   }
 }
 
+/** @param {any[]} nodes */
 function drawNodes(nodes) {
   if (!nodes.length) {
     byId("nodes").replaceChildren(

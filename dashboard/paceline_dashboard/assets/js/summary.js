@@ -6,9 +6,16 @@ import { factor, integer, mean, moment, number, percent, plural, ratio, seconds 
 export const ENDED = ["finished", "failed", "stopped"];
 const MOST_NAMED = 16; // of more workers, how far apart they are
 
-/** Whether its workers are made up, and its clock too. */
+/**
+ * Whether its workers are made up, and its clock too.
+ * @type {(run: Run) => boolean}
+ */
 export const simulated = (run) => run.backend === "simulated";
 
+/**
+ * @param {Run} run
+ * @param {Row | undefined} row
+ */
 export function drawHeader(run, row) {
   text("run-name", run.name || run.id);
   document.title = `${run.name || run.id} · Paceline`;
@@ -26,6 +33,7 @@ export function drawHeader(run, row) {
   byId("stop-run").disabled = ENDED.includes(run.state);
 }
 
+/** @param {Run} run */
 function drawController(run) {
   const ended = ENDED.includes(run.state);
   show("run-controller", !ended && run.state !== "pending" && !simulated(run)); // it plans by itself
@@ -33,11 +41,14 @@ function drawController(run) {
   text("run-controller", alive ? "controller planning" : "no controller: coasting");
   byId("run-controller").className = alive ? "badge" : "badge warn";
   byId("run-controller").title = alive
-    ? `Planned by ${run.controller.owner}`
+    ? `Planned by ${run.controller?.owner}`
     : "The leader plans by itself in the last known proportions. A policy switch waits for a controller.";
 }
 
-/** Emulated devices in words: how much longer each takes per unit than the fastest. */
+/**
+ * Emulated devices in words: how much longer each takes per unit than the fastest.
+ * @param {Run["emulated"]} emulated
+ */
 function emulation(emulated) {
   if (!emulated?.a_s?.length) return "";
   const least = Math.min(...emulated.a_s);
@@ -46,9 +57,13 @@ function emulation(emulated) {
   return `Ranks' times per unit: ${emulated.a_s.map((a) => `${(a / least).toFixed(1)}×`).join(", ")}`;
 }
 
+/**
+ * @param {import("./data.js").RunData} data
+ * @param {import("./effect.js").Effects} effects
+ */
 export function drawKpis(data, effects) {
   const recent = data.rowsBetween(data.latest - SIDE + 1, data.latest);
-  const of = (name) => mean(recent.map((row) => row[name]));
+  const of = (/** @type {string} */ name) => mean(recent.map((row) => row[name]));
   const over = recent.length ? `mean of ${plural(recent.length, "step")}` : "no step yet";
   tile("kpi-step-time", seconds(of("step_s")), over);
   tile("kpi-se", ratio(of("se")), over);
@@ -57,16 +72,22 @@ export function drawKpis(data, effects) {
   tile("kpi-ett-error", percent(of("ett_error")), of("ett_error") === null && recent.length ? "no estimate yet" : over);
   const change = data.switches.filter((known) => known.version > 0 && known.effective_step !== null).at(-1);
   const before = change ? mean((effects.around(change)?.before ?? []).map((row) => row.step_s)) : null;
-  const since = recent.filter((row) => row.step >= change?.effective_step).map((row) => row.step_s);
-  const gain = before !== null && since.length ? before / mean(since) : null;
+  const since = recent.filter((row) => row.step >= (change?.effective_step ?? Infinity)).map((row) => row.step_s);
+  const gain = before !== null && since.length ? before / Number(mean(since)) : null;
   tile("kpi-speedup", factor(gain), change ? `${change.policy}, since step ${integer(change.effective_step)}` : "no switch yet");
 }
 
+/**
+ * @param {string} id
+ * @param {string} value
+ * @param {string} note
+ */
 function tile(id, value, note) {
   text(id, value);
   text(`${id}-note`, note);
 }
 
+/** @param {Run} run */
 export function drawFacts(run) {
   const facts = [
     ["Script", [run.script, ...(run.args ?? [])].join(" ")],

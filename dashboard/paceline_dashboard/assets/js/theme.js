@@ -1,9 +1,13 @@
 // Colours of the page, for what CSS does not reach: charts and the heat map.
 
-/** The current theme's variables, and `ranks`: the palette, each colour readable on the panel. */
+/**
+ * The current theme's variables, and `ranks`: the palette, each colour readable on the panel.
+ * @param {string[]} palette
+ * @returns {Colours}
+ */
 export function theme(palette) {
   const style = getComputedStyle(document.body);
-  const colour = (name) => style.getPropertyValue(name).trim();
+  const colour = (/** @type {string} */ name) => style.getPropertyValue(name).trim();
   const panel = rgb(colour("--panel"));
   return {
     text: colour("--text"),
@@ -17,22 +21,32 @@ export function theme(palette) {
   };
 }
 
-/** Calls back when light and dark change places. Returns how to end it. */
+/**
+ * Calls back when light and dark change places. Returns how to end it.
+ * @param {() => void} changed
+ */
 export function onTheme(changed) {
   const observer = new MutationObserver(changed);
   observer.observe(document.documentElement, { attributeFilter: ["data-mantine-color-scheme"] });
   return () => observer.disconnect();
 }
 
-/** [r, g, b] of "#rrggbb" or "rgb(r, g, b)". */
+/**
+ * [r, g, b] of "#rrggbb" or "rgb(r, g, b)".
+ * @param {string} text
+ * @returns {number[]}
+ */
 function rgb(text) {
   if (text.startsWith("#")) return [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16));
-  return text.match(/\d+/g).slice(0, 3).map(Number);
+  return (text.match(/\d+/g) ?? []).slice(0, 3).map(Number);
 }
 
-const css = (colour) => `rgb(${colour.map(Math.round).join(",")})`;
+const css = (/** @type {number[]} */ colour) => `rgb(${colour.map(Math.round).join(",")})`;
 
-/** WCAG 2 relative luminance. */
+/**
+ * WCAG 2 relative luminance.
+ * @param {number[]} colour
+ */
 function luminance(colour) {
   const [r, g, b] = colour.map((value) => {
     const part = value / 255;
@@ -41,7 +55,11 @@ function luminance(colour) {
   return 0.2126 * r + 0.7152 * g + 0.0722 * b;
 }
 
-/** The colour, moved towards black or white until its contrast with the ground is 3:1 (WCAG 1.4.11). */
+/**
+ * The colour, moved towards black or white until its contrast with the ground is 3:1 (WCAG 1.4.11).
+ * @param {number[]} colour
+ * @param {number[]} ground
+ */
 function readable(colour, ground) {
   const below = luminance(ground);
   const towards = below > 0.5 ? 0 : 255;

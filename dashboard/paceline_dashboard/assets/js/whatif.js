@@ -7,16 +7,24 @@ import { ENDED } from "./summary.js";
 const LONGEST_MS = 120_000; // it simulates: seconds, more on a busy machine
 
 export class WhatIf {
-  /** @param propose opens the dialog for (policy, parameters). */
+  /**
+   * @param {string} path
+   * @param {Propose} propose
+   */
   constructor(path, propose) {
     this.path = `${path}/whatif`;
     this.propose = propose;
+    /** @type {any} */
     this.run = null;
-    this.found = null;
+    /** @type {any} */
+    this.found = null; // the newest answer
     byId("whatif-ask").addEventListener("click", () => this.#ask());
   }
 
-  /** Takes the run's newest state. */
+  /**
+   * Takes the run's newest state.
+   * @param {Run} run
+   */
   update(run) {
     this.run = run;
     for (const button of byId("whatif-forecasts").querySelectorAll("button")) button.disabled = this.#blocked(button.value);
@@ -45,11 +53,12 @@ export class WhatIf {
     const { forecasts, left_out: leftOut, reason, fit_error: error, current } = this.found;
     text("whatif-ask", "Ask again");
     text("whatif-words", reason ?? `${current.policy} takes ${seconds(current.step_time_s)} a step.`);
-    const others = forecasts.filter((one) => one.policy !== current.policy);
+    /** @type {PresetForecast[]} */
+    const others = forecasts.filter((/** @type {PresetForecast} */ one) => one.policy !== current.policy);
     const least = Math.min(0, ...others.map((one) => one.saving_low));
     const most = Math.max(0.01, ...others.map((one) => one.saving_high));
     byId("whatif-forecasts").replaceChildren(...others.map((one) => this.#row(one, least, most)));
-    const left = leftOut.map((one) => `${one.policy}: ${one.reason}`);
+    const left = leftOut.map((/** @type {{policy: string, reason: string}} */ one) => `${one.policy}: ${one.reason}`);
     const rest = reason
       ? []
       : [`From steps ${integer(this.found.first_step)}–${integer(this.found.step)}, ${moment(this.found.made_at)}.`,
@@ -58,8 +67,14 @@ export class WhatIf {
     this.update(this.run);
   }
 
+  /**
+   * @param {PresetForecast} one
+   * @param {number} least
+   * @param {number} most
+   */
   #row(one, least, most) {
-    const at = (saving) => `${(100 * (saving - least)) / (most - least)}%`;
+    const at = (/** @type {number} */ saving) => `${(100 * (saving - least)) / (most - least)}%`;
+    /** @type {(className: string, from: number, to: number) => HTMLElement} */
     const part = (className, from, to) => {
       const element = make("span", { className });
       element.style.left = at(from);
@@ -80,6 +95,7 @@ export class WhatIf {
     return make("li", {}, words, bar, button);
   }
 
+  /** @param {string} policy */
   #blocked(policy) {
     return ENDED.includes(this.run.state) || policy === this.run.policy;
   }

@@ -3,6 +3,7 @@ import { whenThere } from "./dom.js";
 
 const PAGE = 25; // as layout.py has it
 
+/** @type {Record<WorkerCause["cause"], (worker: WorkerCause) => string>} */
 const WHY = {
   data: () => "large samples",
   node: (worker) => `slow node, ${worker.factor.toFixed(1)}×`,
@@ -13,8 +14,11 @@ const WHY = {
 
 export class WorkersTable {
   constructor() {
+    /** @type {any} */
     this.grid = null;
+    /** @type {Map<number, WorkerCause>} */
     this.causes = new Map(); // rank → of `GET attribution`
+    /** @type {{rank: number}[]} */
     this.workers = [];
     this.many = false;
   }
@@ -26,13 +30,19 @@ export class WorkersTable {
     this.#draw();
   }
 
-  /** Takes an answer of `GET workers`. */
+  /**
+   * Takes an answer of `GET workers`.
+   * @param {{rank: number}[]} workers
+   */
   update(workers) {
     this.workers = workers;
     this.#draw();
   }
 
-  /** Takes the workers of an answer of `GET attribution`. */
+  /**
+   * Takes the workers of an answer of `GET attribution`.
+   * @param {WorkerCause[]} workers
+   */
   explain(workers) {
     this.causes = new Map(workers.map((worker) => [worker.rank, worker]));
     this.#draw();
