@@ -59,7 +59,7 @@ if [ "$extra" = dev ] && ! .venv/bin/python scripts/find_chromium.py >/dev/null 
 fi
 
 if [ "$extra" = dev ]; then
-    recent_node() { command -v npm >/dev/null && node -e 'process.exit(process.versions.node.split(".")[0] < 18)' 2>/dev/null; }
+    recent_node() { command -v npm >/dev/null && node -e 'process.exitCode = process.versions.node.split(".")[0] < 18 ? 1 : 0' 2>/dev/null; }
     if ! recent_node; then
         say "installing Node.js for the checks of the dashboard's modules"
         { as_root apt-get update -qq && as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq nodejs npm >/dev/null; } || true
