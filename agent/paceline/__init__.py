@@ -1,15 +1,14 @@
 """Removes stragglers from data-parallel PyTorch training: the library and the node agent."""
 
-from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import PacelineError
+from paceline.core.version import __version__
 
 if TYPE_CHECKING:
     from paceline.train.parts import Batch
     from paceline.train.session import Session
 
-__version__ = version("paceline")
 __all__ = ["Batch", "PacelineError", "Session", "__version__"]
 
 

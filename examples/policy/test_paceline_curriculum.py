@@ -8,7 +8,7 @@ import numpy as np
 from paceline_curriculum import Curriculum, preset
 
 from paceline_backend.policies import Models, Problem
-from paceline_backend.policies.testing import check_policy
+from paceline_backend.testing import check_policy
 
 
 def test_contract() -> None:

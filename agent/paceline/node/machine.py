@@ -10,7 +10,7 @@ import time
 
 import psutil
 
-import paceline
+from paceline.core.version import __version__
 from paceline.wire import NodeState
 
 
@@ -30,7 +30,7 @@ def describe(name: str) -> NodeState:
         memory_bytes=psutil.virtual_memory().total,
         gpus=gpus(),
         at=time.time(),
-        paceline=paceline.__version__,
+        paceline=__version__,
     )
 
 

@@ -16,9 +16,9 @@ import torch
 from torch import nn
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from paceline import __version__
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms, length, whole
+from paceline.core.version import __version__
 from paceline.node.spool import Spool
 from paceline.train import ddp
 from paceline.train.checkpoint import Position

@@ -8,7 +8,7 @@ from importlib.metadata import entry_points
 from fastapi import APIRouter, FastAPI, Request
 from fastapi_offline import FastAPIOffline
 
-from paceline import __version__
+from paceline.core.version import __version__
 from paceline_backend.api import (
     attribution,
     errors,

@@ -12,7 +12,7 @@ import redis
 import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
 
-from paceline import __version__
+from paceline.core.version import __version__
 from paceline.wire import (
     ENDED,
     PROTOCOL_VERSION,

@@ -28,10 +28,18 @@ MOVED = {
     "counted": "solve.counts",
     "order": "solve.order",
     **{f"_{name}": f"solve.{name}" for name in ("balance", "compose", "exchange", "holdings")},
-    **{f"_{name}": f"solve.{name}" for name in ("jit", "minmax", "padded", "workers")},
+    **{f"_{name}": f"solve.{name}" for name in ("minmax", "padded", "workers")},
+    "_jit": "jit",
     "_relaxed": "presets.relaxed",
     **{name: f"presets.{name}" for name in _PRESETS.split()},
+    "testing": "..testing.policies",
 }
+
+
+def moved_to(old: str) -> str:
+    """The full name of the module that was `paceline_backend.policies.{old}`."""
+    new = MOVED[old]
+    return f"paceline_backend.{new[2:]}" if new.startswith("..") else f"{_PACKAGE}.{new}"
 
 
 class _Moved(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -46,7 +54,7 @@ class _Moved(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.util.spec_from_loader(name, self)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        new = f"{_PACKAGE}.{MOVED[spec.name.rpartition('.')[2]]}"
+        new = moved_to(spec.name.rpartition(".")[2])
         warnings.warn(
             f"{spec.name} has moved to {new}; the old path works until the next release",
             DeprecationWarning,

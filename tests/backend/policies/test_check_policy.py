@@ -15,7 +15,7 @@ from paceline_backend.policies import Batches, Feedback, Models, Policy, Preset,
 from paceline_backend.policies.base import Allocation, Ints
 from paceline_backend.policies.presets import bsp
 from paceline_backend.policies.solve import counts as counted
-from paceline_backend.policies.testing import check_policy
+from paceline_backend.testing import check_policy
 
 _calls = count()
 

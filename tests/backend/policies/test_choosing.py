@@ -16,8 +16,8 @@ from paceline_backend.planning.offer import LEAST_RELAXED, MOST_STEPS
 from paceline_backend.policies import Choice, Feedback, Models, Policy, Preset, Problem, plan
 from paceline_backend.policies.base import Allocation
 from paceline_backend.policies.solve import counts as counted
-from paceline_backend.policies.testing import check_policy
 from paceline_backend.simulator import Ran, Simulation
+from paceline_backend.testing import check_policy
 from support.records import hello
 
 PARTIAL = Synchronisation("partial", {"probes": 2, "staleness": 4, "mean": True})

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from paceline.core.emulation import Emulation
 from paceline_backend import policies
 from paceline_backend.policies.base import Feedback, Floats, Ints
+from paceline_backend.policies.predict.gru import GruPredictor
 from paceline_backend.policies.presets.ep4ddl import (
-    GruPredictor,
     least_variance,
     serial_share,
     shortened,

@@ -7,13 +7,13 @@ import sys
 
 import pytest
 
-from paceline_backend.policies.moved import MOVED
+from paceline_backend.policies.moved import MOVED, moved_to
 
 
 @pytest.mark.parametrize("old", sorted(MOVED))
 def test_an_old_path_gives_the_new_module_with_a_warning(old: str) -> None:
     name = f"paceline_backend.policies.{old}"
-    new = importlib.import_module(f"paceline_backend.policies.{MOVED[old]}")
+    new = importlib.import_module(moved_to(old))
     sys.modules.pop(name, None)
     with pytest.warns(DeprecationWarning, match=f"has moved to {new.__name__}"):
         module = importlib.import_module(name)

@@ -11,7 +11,7 @@ import numpy as np
 
 from paceline.core.cost import SUM, Cost
 from paceline_backend.policies.base import Feedback, Floats, Ints, Models, usable
-from paceline_backend.policies.solve.jit import compiled
+from paceline_backend.policies.jit import compiled
 
 WINDOW: Mapping[str, Any] = {
     "type": "integer",

@@ -22,6 +22,7 @@ from paceline_backend.policies.base import (
     Preset,
     Problem,
 )
+from paceline_backend.policies.predict.table import StepTable
 from paceline_backend.policies.presets.static_batching import CAPACITY, counts_of
 from paceline_backend.policies.solve import counts as counted
 
@@ -67,7 +68,7 @@ class DynamicAllocator:
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
         """See `Allocator.allocate`."""
         memory = counted.recall(problem, _Memory) or self._begin(problem)
-        memory = self._follow(memory, counted.told(feedback, problem.world, memory.next))
+        memory = self._follow(memory, StepTable.of(feedback, problem.world, memory.next))
         if memory.steps >= self.every_steps:
             memory = self._adjust(self._judge(memory, problem), problem)
         return counted.allocation(memory)
@@ -87,7 +88,7 @@ class DynamicAllocator:
             learned=[0] * world,
         )
 
-    def _follow(self, memory: _Memory, rows: counted.Told) -> _Memory:
+    def _follow(self, memory: _Memory, rows: StepTable) -> _Memory:
         """The means with the steps that became known."""
         counts, mean = np.array(memory.counts), np.array(memory.mean_s)
         for k in range(len(rows)):

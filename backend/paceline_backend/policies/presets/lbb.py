@@ -23,6 +23,7 @@ from paceline_backend.policies.base import (
     Preset,
     Problem,
 )
+from paceline_backend.policies.predict.table import StepTable
 from paceline_backend.policies.solve import counts as counted
 from paceline_backend.policies.solve.minmax import minmax
 
@@ -115,7 +116,7 @@ class LbbAllocator:
         profiled = all(problem.profiles) and len(problem.profiles) == problem.world
         cubic = Cubic(np.array([fit_profile(p) for p in problem.profiles])) if profiled else None
         memory = counted.recall(problem, _Memory) or _begin(problem, cubic, feedback)
-        rows = counted.told(feedback, problem.world, memory.next)
+        rows = StepTable.of(feedback, problem.world, memory.next)
         fixed = models.b if cubic is None else cubic.terms[:, 0]
         if len(rows):
             line = rough_models(rows, fixed, np.array(memory.slope))
@@ -123,7 +124,7 @@ class LbbAllocator:
             memory = self._tune(memory, problem, line, rows)
         return counted.allocation(self._retry(memory, problem))
 
-    def _tune(self, memory: _Memory, problem: Problem, line: Line, rows: counted.Told) -> _Memory:
+    def _tune(self, memory: _Memory, problem: Problem, line: Line, rows: StepTable) -> _Memory:
         """Alg. 2, lines 7–19, of the means over the steps that became known."""
         counts = np.array(memory.counts)
         expected = line(counts)
@@ -176,7 +177,7 @@ def _begin(problem: Problem, cubic: Cubic | None, feedback: Feedback) -> _Memory
     low, limits = counted.bounds(problem)
     last = np.unique(feedback.step)[-_BEGIN:]
     first = int(last[0]) if len(last) else 0
-    samples, _, _ = counted.told(feedback, problem.world, first).sums()
+    samples, _, _ = StepTable.of(feedback, problem.world, first).sums()
     if samples.any():
         counts = counted.rounded(counted.spread(samples, problem.global_batch, low, limits))
     elif cubic is not None:
@@ -203,7 +204,7 @@ def _changed(memory: _Memory, problem: Problem, counts: Ints) -> _Memory:
     )
 
 
-def rough_models(rows: counted.Told, fixed: Floats, before: Floats) -> Line:
+def rough_models(rows: StepTable, fixed: Floats, before: Floats) -> Line:
     """T_i(b) = (CT_i − a0_i) / CB_i · b + a0_i (Alg. 2, line 3).
 
     Args:

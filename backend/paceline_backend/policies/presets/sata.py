@@ -20,6 +20,7 @@ from paceline_backend.policies.base import (
     Preset,
     Problem,
 )
+from paceline_backend.policies.predict.table import StepTable
 from paceline_backend.policies.solve import counts as counted
 
 
@@ -60,7 +61,7 @@ class SataAllocator:
             samples=[0.0] * world,
             compute_s=[0.0] * world,
         )
-        rows = counted.told(feedback, world, memory.next)
+        rows = StepTable.of(feedback, world, memory.next)
         samples, compute_s, _ = rows.sums()
         samples, compute_s = samples + memory.samples, compute_s + memory.compute_s
         weights, epoch, since = np.array(memory.weights), memory.epoch, memory.since

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paceline_backend.policies.base import Floats, Ints, Models
-from paceline_backend.policies.solve.jit import compiled
+from paceline_backend.policies.jit import compiled
 from paceline_backend.policies.solve.padded import partition_padded
 from paceline_backend.policies.solve.workers import Workers, descending, least, level, most_of
 

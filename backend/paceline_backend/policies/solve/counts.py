@@ -6,7 +6,7 @@ Every preset with an allocator is `policy()` of it: one scheduler makes batches 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import msgspec
@@ -18,14 +18,12 @@ from paceline_backend.policies.base import (
     Allocation,
     Allocator,
     Batches,
-    Feedback,
     Floats,
     Ints,
     KeepPlacement,
     Models,
     Policy,
     Problem,
-    usable,
 )
 from paceline_backend.policies.predict.linear import WINDOW, LinearPredictor
 from paceline_backend.policies.solve.balance import partition
@@ -154,33 +152,6 @@ def recall(problem: Problem, kind: type[M]) -> M | None:
 def allocation(memory: Counted) -> Allocation:
     """The counts of a memory, with it."""
     return Allocation(np.array(memory.counts), msgspec.to_builtins(memory))
-
-
-@dataclass(frozen=True)
-class Told:
-    """What the workers reported of some steps; arrays are [steps, W], oldest first."""
-
-    step: Ints  # [steps]
-    samples: Ints
-    compute_s: Floats
-    usable: Any  # bool: whether the row says something about the worker's speed
-
-    def __len__(self) -> int:
-        return len(self.step)
-
-    def sums(self) -> tuple[Floats, Floats, Ints]:
-        """Samples and seconds of each worker, and its usable steps, [W] each."""
-        samples = np.where(self.usable, self.samples, 0).sum(axis=0).astype(np.float64)
-        compute_s = np.where(self.usable, self.compute_s, 0.0).sum(axis=0)
-        return samples, compute_s, self.usable.sum(axis=0)
-
-
-def told(feedback: Feedback, world: int, first: int) -> Told:
-    """What is known of the steps from `first` on."""
-    late = feedback.step >= first
-    rows = Feedback(*(getattr(feedback, f.name)[late] for f in fields(feedback))).by_step(world)
-    says = usable(rows.samples, rows.load, rows.compute_s)
-    return Told(rows.step[:, 0], rows.samples, rows.compute_s, says)
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from paceline_backend.policies.base import Floats, Ints
+from paceline_backend.policies.jit import compiled
 from paceline_backend.policies.solve.balance import grouped
-from paceline_backend.policies.solve.jit import compiled
 from paceline_backend.policies.solve.workers import Workers, descending
 
 _CLOSE = 2e-4  # of a step's time: bins nearer to their target are left alone

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from paceline_backend.policies.base import Floats, Ints
-from paceline_backend.policies.solve.jit import compiled
+from paceline_backend.policies.jit import compiled
 from paceline_backend.policies.solve.workers import Workers
 
 _STATES = 1024  # of the table of `_merged`, at most: all orders of 10 workers

@@ -1,6 +1,6 @@
 """What every policy must keep, as a test for whoever writes one.
 
-    from paceline_backend.policies.testing import check_policy
+    from paceline_backend.testing import check_policy
 
     def test_contract() -> None:
         check_policy(preset)

@@ -1,0 +1,5 @@
+"""This release's version."""
+
+from importlib.metadata import version
+
+__version__ = version("paceline")

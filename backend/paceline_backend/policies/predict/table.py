@@ -1,0 +1,38 @@
+"""Feedback as a table of steps and workers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+
+from paceline_backend.policies.base import Feedback, Floats, Ints, usable
+
+
+@dataclass(frozen=True)
+class StepTable:
+    """What the workers reported of some steps; arrays are [steps, W], oldest first."""
+
+    step: Ints  # [steps]
+    samples: Ints
+    compute_s: Floats
+    usable: Any  # bool: whether the row says something about the worker's speed
+
+    @staticmethod
+    def of(feedback: Feedback, world: int, first: int) -> StepTable:
+        """What is known of the steps from `first` on."""
+        late = feedback.step >= first
+        rows = Feedback(*(getattr(feedback, f.name)[late] for f in fields(feedback)))
+        rows = rows.by_step(world)
+        says = usable(rows.samples, rows.load, rows.compute_s)
+        return StepTable(rows.step[:, 0], rows.samples, rows.compute_s, says)
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def sums(self) -> tuple[Floats, Floats, Ints]:
+        """Samples and seconds of each worker, and its usable steps, [W] each."""
+        samples = np.where(self.usable, self.samples, 0).sum(axis=0).astype(np.float64)
+        compute_s = np.where(self.usable, self.compute_s, 0.0).sum(axis=0)
+        return samples, compute_s, self.usable.sum(axis=0)

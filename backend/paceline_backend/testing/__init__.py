@@ -1,0 +1,11 @@
+"""Contract suites for whoever writes a policy.
+
+from paceline_backend.testing import check_policy
+
+def test_contract() -> None:
+    check_policy(preset)
+"""
+
+from paceline_backend.testing.policies import check_policy
+
+__all__ = ["check_policy"]
