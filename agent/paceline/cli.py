@@ -55,6 +55,9 @@ Parameters = Annotated[
     list[str] | None,
     typer.Option("--param", metavar="NAME=VALUE", help="A parameter of the policy; repeatable."),
 ]
+RunId = Annotated[
+    str, typer.Argument(metavar="RUN", help="Its id, or a beginning that no other run's id has.")
+]
 Json = Annotated[bool, typer.Option("--json", help="JSON alone on standard output.")]
 
 
@@ -196,7 +199,7 @@ def policies(server: Server = None, token: Token = None, as_json: Json = False) 
 
 @app.command()
 def switch(
-    run_id: Annotated[str, typer.Argument(metavar="RUN")],
+    run_id: RunId,
     policy: Annotated[str, typer.Argument(metavar="POLICY")],
     param: Parameters = None,
     server: Server = None,
@@ -206,6 +209,7 @@ def switch(
     """Switches a run to another policy while it trains."""
     body = {"policy": policy, "parameters": _parameters(param), "by": "cli"}
     with _client(server, token) as client:
+        run_id = client.run(run_id)
         answer = client.call("POST", f"/runs/{run_id}/policy", body)
     if as_json:
         _print_json(answer)
@@ -215,7 +219,7 @@ def switch(
 
 @app.command()
 def stop(
-    run_id: Annotated[str, typer.Argument(metavar="RUN")],
+    run_id: RunId,
     force: Annotated[bool, typer.Option("--force", help="Kill its processes now.")] = False,
     server: Server = None,
     token: Token = None,
@@ -223,6 +227,7 @@ def stop(
 ) -> None:
     """Ends a run at its next segment: the script goes on to its last lines."""
     with _client(server, token) as client:
+        run_id = client.run(run_id)
         answer = client.call("POST", f"/runs/{run_id}/stop", {"force": force})
     if as_json:
         _print_json(answer)
@@ -312,9 +317,14 @@ def _print_table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None
     from rich.console import Console
     from rich.table import Table
 
-    table = Table(*columns, box=box.SIMPLE)
+    table = Table(box=box.SIMPLE)
+    for column in columns:
+        # An id is for copying: whole, however narrow the terminal is.
+        least = max((len(str(row[column])) for row in rows), default=0) if column == "id" else None
+        table.add_column(column, min_width=least, no_wrap=column == "id")
     for row in rows:
-        table.add_row(*("" if row[c] is None else str(row[c]) for c in columns))
+        texts = ("" if row[c] is None else str(row[c]) for c in columns)
+        table.add_row(*(text.partition("\n")[0] for text in texts))
     Console(highlight=False, markup=False).print(table)
 
 

@@ -81,7 +81,9 @@ def server(
 
 
 def replay(
-    run: Annotated[str, typer.Argument(help="Public id of a run.")],
+    run: Annotated[
+        str, typer.Argument(help="A run's id, or a beginning that no other run's id has.")
+    ],
     database: Annotated[
         str | None,
         typer.Option(envvar="PACELINE_DATABASE", help="SQLAlchemy URL; default: SQLite in --data."),
@@ -130,7 +132,9 @@ def simulate(
 
 
 def whatif(
-    run: Annotated[str, typer.Argument(help="Public id of a run.")],
+    run: Annotated[
+        str, typer.Argument(help="A run's id, or a beginning that no other run's id has.")
+    ],
     server: Annotated[
         str | None,
         typer.Option(

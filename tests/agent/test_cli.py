@@ -11,11 +11,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from paceline import cli, wire
+from paceline.core.errors import InputError
+from paceline.node.client import Client
 from paceline.wire import Kill
 from paceline.wire.bus import connect, publish
 from paceline_backend.server.embedded import EmbeddedBus
@@ -302,6 +305,15 @@ def test_run_that_ends_while_the_bus_is_away_is_delivered_by_an_agent(
             "for each of 2 ranks",
         ),
         (["run", "--emulate", "{}", "--slowdown", "1", "SCRIPT"], 2, "give one of them"),
+        (
+            ["run", "--policy", "bspp", "SCRIPT"],
+            2,
+            "--policy bspp: no policy has this name",
+        ),
+        (["run", "--policy", "bspp", "SCRIPT"], 2, "did you mean bsp"),
+        (["run", "--policy", "chronica", "SCRIPT"], 2, "--policy chronica needs a control plane"),
+        (["run", "--policy", "chronica", "SCRIPT"], 2, f"no server answers at {NOBODY}"),
+        (["run", "--param", "mode=free", "SCRIPT"], 2, "--param needs a control plane"),
         (["run", "--server", NOBODY, "SCRIPT"], 3, f"no server answers at {NOBODY}"),
         (["run", "--data", "SCRIPT", "SCRIPT"], 3, "cannot be written"),
         (["agent", "--data", "/proc/paceline", "--bus", "redis://h"], 3, "cannot be written"),
@@ -446,6 +458,8 @@ def test_thin_clients(server: httpx.Client, main: Main, data: Path, tmp_path: Pa
     assert run in main("runs", *where)[1]
     assert main("switch", run, "chronica", *where)[0] == 0
     assert the_run(server)["policy"] == "chronica"
+    assert main("switch", run[:7], "sata", *where)[0] == 0
+    assert the_run(server)["policy"] == "sata"
     code, _, err = main("switch", run, "bsp", "--param", "nonsense=1", *where)
     assert code == 2
     assert "nonsense" in err
@@ -453,3 +467,50 @@ def test_thin_clients(server: httpx.Client, main: Main, data: Path, tmp_path: Pa
     assert code == 2
     assert "nobody" in err
     assert main("stop", run, "--force", *where)[0] == 0
+
+
+def test_ids_are_whole_on_any_terminal(
+    server: httpx.Client, main: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"script": "a/rather/long/name/of/a/script.py", "nproc": 1, "launch": False}
+    run = server.post("/api/v1/runs", json=body).json()["id"]
+    for columns in ("20", "40", "80"):
+        monkeypatch.setenv("COLUMNS", columns)
+        assert run in main("runs", "--server", url(server))[1]
+
+
+@pytest.mark.parametrize("command", [["stop"], ["switch", "bsp"], ["whatif"]])
+def test_a_run_is_known_by_a_beginning_that_no_other_has(
+    command: list[str], main: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def call(client: Client, method: str, path: str, *_: object, **options: Any) -> Any:
+        asked.append(path)
+        if path == "/runs":  # in two pages
+            first = options["params"].get("cursor") is None
+            ids = ["ab12cd", "ab34ef"] if first else ["c0ffee"]
+            return {"items": [{"id": i} for i in ids], "next_cursor": "2" if first else None}
+        if path == "/runs/ab12cd":
+            return {"id": "ab12cd"}
+        if path.count("/") == 2:
+            raise InputError("no such run")
+        raise InputError("far enough")
+
+    monkeypatch.setattr(Client, "call", call)
+    for given, words, last in [
+        ("ab12cd", "far enough", "/runs/ab12cd/"),
+        ("ab1", "far enough", "/runs/ab12cd/"),
+        ("c", "far enough", "/runs/c0ffee/"),
+        ("ab", "RUN ab: 2 runs begin with it: ab12cd, ab34ef", "/runs"),
+        ("x", "RUN x: no run's id begins with it", "/runs"),
+        ("../../x", "RUN ../../x: ", ""),
+        ("..", "RUN ..: ", ""),
+        ("ab12cd/stop?x=", "RUN ab12cd/stop?x=: ", ""),
+        ("", "RUN : ", ""),
+    ]:
+        asked.clear()
+        code, _, err = main(command[0], given, *command[1:])
+        assert code == 2
+        assert words in err
+        assert asked[-1].startswith(last) if last else not asked

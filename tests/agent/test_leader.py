@@ -157,6 +157,49 @@ def test_an_invalid_proposal_is_refused_and_the_leader_coasts(
     assert why in caplog.text
 
 
+def poisoned(parameters: bytes) -> dict[bytes, bytes]:
+    """The bus entry of `FIRST`, its synchroniser's parameters replaced by these in MessagePack."""
+    mark = {"mark": "here"}
+    what = wire.Synchronisation("hierarchical", mark)
+    fields = wire.encode(Proposal(0, msgspec.structs.replace(FIRST, synchroniser=what), "x"), RUN)
+    marked = msgspec.msgpack.encode(mark)
+    assert marked in fields[b"data"]
+    return fields | {b"data": fields[b"data"].replace(marked, parameters)}
+
+
+@pytest.mark.parametrize(
+    "parameters",
+    [
+        msgspec.msgpack.encode({"groups": 5}),
+        msgspec.msgpack.encode({"groups": [5]}),
+        msgspec.msgpack.encode({1: 2}),
+        msgspec.msgpack.encode({"groups": msgspec.msgpack.Ext(5, b"")}),
+        msgspec.msgpack.encode({"groups": {(1, 2): 3}}),
+        msgspec.msgpack.encode({"mark": {(1, 2): 3}}),
+        b"\x81\xa1a" + b"\x91" * 900 + b"\x01",
+        b"\x81\xa1a" + b"\x91" * 5000 + b"\x01",
+        b"\x81\xa1a" + b"\x81\xa1a" * 5000 + b"\x01",
+        b"\x05",
+        b"\xc1",
+        b"",
+    ],
+    ids=lambda parameters: f"{parameters}"[:30],
+)
+def test_whatever_the_bus_brings_the_leader_coasts_and_hears_what_comes_next(
+    run: Run, parameters: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    run.client.xadd(wire.control(RUN), poisoned(parameters))  # type: ignore[arg-type]
+    run.propose(segment([], seq=9))  # so what came before was heard, too
+    epoch = run.epoch()
+    next(epoch), next(epoch)
+    used = np.frombuffer(run.adopted[0].indices, "<u4")
+    unused = np.setdiff1d(range(20), used)
+    run.propose(segment([[unused[:1].tolist(), unused[1:4].tolist()]], seq=1, first_step=2))
+    next(epoch)
+    assert [s.source for s in run.adopted] == ["coast", "controller"]
+    assert "refused" in caplog.text or "unreadable" in caplog.text
+
+
 def test_used_samples_are_refused_and_other_attempts_not_heard(
     run: Run, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -160,6 +160,26 @@ def test_layers_that_would_train_wrongly_are_refused(layer: nn.Module, says: str
     session.close()
 
 
+MEND = "model = session.wrap(model) in place of DistributedDataParallel"
+
+
+@pytest.mark.parametrize("around", ["ddp", "framework", "nothing"])
+def test_a_model_that_was_not_wrapped_is_refused_in_the_first_step(
+    ranks: Ranks, around: str
+) -> None:
+    """On each rank, and before anything is trained wrongly."""
+    for message, step, untouched in ranks.run(sessions.unwrapped, around):
+        assert "no model was given to session.wrap()" in message
+        assert MEND in message
+        assert (step, untouched) == (0, True)
+
+
+def test_a_model_that_was_not_wrapped_is_refused_in_a_single_process_too() -> None:
+    message, step, untouched = sessions.unwrapped("nothing")
+    assert MEND in message
+    assert (step, untouched) == (0, True)
+
+
 def test_batchnorm_can_be_accepted(ranks: Ranks) -> None:
     assert all(ranks.run(sessions.local_batchnorm))
 

@@ -86,7 +86,7 @@ def test_every_plan_comes_out_the_same(
     assert report == replace(report, identical=report.segments, unknown=0, earlier=0)
 
     url = store.url.render_as_string(hide_password=False)
-    assert replay_command(url, run, json_output=True) == 0
+    assert replay_command(url, run[:10], json_output=True) == 0
     assert json.loads(capsys.readouterr().out)["exact"] is True
 
     seq = tamper(store, run)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -189,6 +190,41 @@ def plain_ddp(count: int, epochs: int, global_batch: int, seed: int) -> Log:
             step += 1
     log.parameters = parameters(model)
     return log
+
+
+class PreparedOptimizer:
+    """As a framework such as Accelerate puts one around the script's optimiser."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+
+    def step(self, closure: Callable[[], float] | None = None) -> None:
+        self.optimizer.step(closure)  # type: ignore[arg-type]
+
+
+def unwrapped(around: str) -> tuple[str, int, bool]:
+    """Trains with the loader, but never gives the session the model.
+
+    Args:
+        around: the model: "ddp", "framework" (own DDP and optimiser), or "nothing".
+
+    Returns:
+        What the session says against it, in which step, and whether the parameters are untouched.
+    """
+    with session(12, {"global_batch": 4}) as run:
+        loader = run.loader()
+        alone = network()
+        several = dist.is_initialized() and around != "nothing"
+        model = DistributedDataParallel(alone) if several else alone
+        plain = torch.optim.SGD(model.parameters(), 0.05)
+        optimizer = PreparedOptimizer(plain) if around == "framework" else plain
+        before = [parameter.detach().clone() for parameter in alone.parameters()]
+        with pytest.raises(paceline.PacelineError) as refused:
+            for _, x, y in loader:
+                mse_loss(model(x), y).backward()
+                optimizer.step()
+        same = all(map(torch.equal, before, alone.parameters()))
+        return str(refused.value), run.step, same
 
 
 def loop_twice(count: int, options: dict[str, Any], leave_at: int) -> Log:

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from paceline.core import synchronisation
 from paceline.core.dealing import dealt, equal_counts
 from paceline.core.terms import epoch_over
-from paceline.wire import SYNCHRONISERS, Segment
+from paceline.wire import Segment
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
+
+_DEEPEST = 64  # nesting of a policy's memory: JSON and MessagePack libraries bear some hundreds
+_MOST = 65_536  # CPU threads of a rank
+_SMALLEST_SHARE = 1e-9  # above 0: what is divided by it stays finite
 
 
 class Epoch:
@@ -104,17 +111,18 @@ class Epoch:
             return f"epoch_end is {segment.epoch_end} with {left} samples left"
         if segment.ett_s and [len(row) for row in segment.ett_s] != [world] * len(totals):
             return "ett_s does not fit counts"
-        shares = np.asarray(segment.shares)
-        if len(shares) and not (len(shares) == world and (shares >= 0).all() and shares.sum() > 0):
+        if segment.ett_s and not np.isfinite(segment.ett_s).all():
+            return "ett_s holds what is no time"
+        if segment.shares and not _are_shares(np.asarray(segment.shares), world):
             return f"shares {segment.shares} are not those of {world} ranks"
-        if segment.threads and (len(segment.threads) != world or min(segment.threads) < 1):
-            return f"threads {segment.threads} are not those of {world} ranks, each 1 or more"
-        if segment.synchroniser.name not in SYNCHRONISERS:
-            return f"synchroniser {segment.synchroniser.name!r} is not known to paceline here"
-        groups = segment.synchroniser.parameters.get("groups", [range(world)])
-        if sorted(rank for group in groups for rank in group) != list(range(world)):
-            return f"groups {groups} are not those of {world} ranks"
-        return None
+        threads = segment.threads
+        if threads and not (len(threads) == world and 1 <= min(threads) <= max(threads) <= _MOST):
+            return (
+                f"threads {threads} are not those of {world} ranks, each 1 or more, up to {_MOST}"
+            )
+        if not _is_plain(segment.memory, _DEEPEST):
+            return f"memory holds more than JSON can, or is nested more than {_DEEPEST} deep"
+        return synchronisation.refusal(segment.synchroniser, world)
 
     def coast(self, steps: int, world: int, sizes: Floats, shares: list[float]) -> list[list[Ints]]:
         """Assignments [step][rank] of the next steps in the epoch's order; marks nothing.
@@ -148,6 +156,21 @@ class Epoch:
             if len(ahead) >= count:
                 return ahead[:count]
             window *= 2
+
+
+def _are_shares(shares: Floats, world: int) -> bool:
+    fit = np.isfinite(shares) & ((shares == 0) | (shares >= _SMALLEST_SHARE))
+    return len(shares) == world and bool(fit.all()) and 0 < shares.sum() < np.inf
+
+
+def _is_plain(value: Any, depth: int) -> bool:
+    """Whether JSON can hold a value, with so many levels of nesting at most."""
+    if isinstance(value, dict):
+        fit = depth > 0 and all(isinstance(key, str) for key in value)
+        return fit and all(_is_plain(entry, depth - 1) for entry in value.values())
+    if isinstance(value, list):
+        return depth > 0 and all(_is_plain(entry, depth - 1) for entry in value)
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def _deal_in_turn(samples: Ints, limits: Ints) -> list[Ints]:

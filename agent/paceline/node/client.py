@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any
 
 import httpx
 
+from paceline.core import runid
 from paceline.core.errors import InputError, PacelineError
 from paceline.wire import PROTOCOL_VERSION
+
+_PAGE = 500  # runs in an answer, the most that the server gives
 
 
 class ServerUnreachable(PacelineError):  # noqa: N818 - reads as what happened
@@ -106,6 +109,31 @@ class Client:
                 "install the same release on both"
             )
         return dict(answer)
+
+    def run(self, given: str) -> str:
+        """The whole id of a run.
+
+        Args:
+            given: it, or a beginning that no other run's id has.
+
+        Raises:
+            InputError: no run's id begins with it, or several do; the message lists them.
+            PacelineError: as `call`.
+        """
+        runid.checked(given)
+        try:
+            return str(self.call("GET", f"/runs/{given}")["id"])
+        except InputError:  # no run has this id
+            return runid.chosen(given, self._run_ids())
+
+    def _run_ids(self) -> Iterator[str]:
+        query: dict[str, Any] = {"limit": _PAGE}
+        while True:
+            page = self.call("GET", "/runs", params=query)
+            yield from (run["id"] for run in page["items"])
+            if page["next_cursor"] is None:
+                return
+            query = {"limit": _PAGE, "cursor": page["next_cursor"]}
 
     def close(self) -> None:
         """Gives the connections back."""

@@ -8,7 +8,10 @@ import secrets
 import signal
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack
+from difflib import get_close_matches
+from importlib.metadata import entry_points
 from pathlib import Path
 from types import FrameType
 from typing import IO, Any
@@ -24,6 +27,7 @@ from paceline.node.rundir import Record
 from paceline.node.supervisor import Supervisor, check
 from paceline.wire import Kill, Launch
 
+_PLAIN = "bsp"  # what ranks train as where nobody plans
 _TICK_S = 0.1
 _DELIVER_S = 10.0
 
@@ -108,7 +112,8 @@ def train(
         name: the run's.
 
     Raises:
-        InputError: nothing that can be launched, or the server refused the run.
+        InputError: nothing that can be launched, or the server refused the run, or there is none
+            and a policy or its parameters were given.
         PacelineError: the server does not answer or speaks another protocol version.
     """
     check(launch)
@@ -122,6 +127,7 @@ def train(
         except PacelineError as error:  # nobody asked for what is at the default address
             if server is not None:
                 raise
+            _refuse_plans(policy, parameters, error)
             _say(f"{error}: training without a control plane, in plain DDP's order")
         else:
             choice = {"parameters": parameters, "name": name, "node": node}
@@ -146,6 +152,28 @@ def train(
                 "`paceline agent` with the same --data delivers it"
             )
     return code
+
+
+def _refuse_plans(policy: str | None, parameters: Mapping[str, Any], away: PacelineError) -> None:
+    """Refuses what only a control plane can do: without, ranks train in plain DDP's order, `bsp`.
+
+    Raises:
+        InputError: another policy was asked for, or parameters were given.
+    """
+    if policy in (None, _PLAIN) and not parameters:
+        return
+    asked = "--param" if policy in (None, _PLAIN) else f"--policy {policy}"
+    known = entry_points(group="paceline.policies").names  # also where the server is not installed
+    if policy is not None and policy not in known:
+        near = ", ".join(get_close_matches(policy.lower(), known))
+        hint = f"did you mean {near}? " if near else ""
+        raise InputError(
+            f"{asked}: no policy has this name; {hint}known: {', '.join(sorted(known))}"
+        )
+    raise InputError(
+        f"{asked} needs a control plane, and {away}: start `paceline server` first, or leave out "
+        "policy and parameters to train without one, in plain DDP's order"
+    )
 
 
 def _say(line: str) -> None:

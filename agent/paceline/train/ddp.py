@@ -37,6 +37,7 @@ class Now:
     def __init__(self, world: int) -> None:
         self.world = world
         self.step: RunningStep | None = None
+        self.wrapped = False  # the session has a model, whose gradients it weighs
         self.weighs = True  # False: ranks step by themselves, with their own batches' means
 
     def weighed(self, gradient: torch.Tensor) -> torch.Tensor:
@@ -83,6 +84,7 @@ class WeightedDDP(DistributedDataParallel):
         if not options.keys() & {"broadcast_buffers", "forward_sync_buffers"}:
             # They are equal at the start. Sent before every step they would blur compute times.
             self.broadcast_buffers = False
+        now.wrapped = True
         self._now = now
         self._local = False  # gradients of the newest forward pass stay on this rank
         super().register_comm_hook(now, _mean)
@@ -143,6 +145,7 @@ class Alone(nn.Module):
 
     def __init__(self, module: nn.Module, now: Now) -> None:
         super().__init__()
+        now.wrapped = True
         self.module = module
 
         def computed(_: torch.Tensor) -> None:

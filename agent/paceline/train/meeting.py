@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,9 @@ from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-de
 from paceline.core.errors import PacelineError
 
 TIMEOUT = timedelta(minutes=30)  # as of a process group: a rank may evaluate meanwhile
+REACH = timedelta(seconds=30)  # rank 0's store listens before the others are told of it
+_BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_NETWORK = Path("/proc/self/ns/net")
 _KINDS: dict[str, type[Exception]] = {"TypeError": TypeError, "ValueError": ValueError}
 
 
@@ -75,7 +79,7 @@ def meet(same: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]) -> 
     _broadcast(
         {
             "same": same,
-            "host": socket.gethostname(),
+            "place": place(),
             "address": os.environ.get("MASTER_ADDR") or socket.getfqdn(),
             "port": store.port,
             "filler": filler,
@@ -97,9 +101,43 @@ def _join(rank: int, world: int, same: dict[str, Any]) -> Meeting:
                 f"{name} is {value!r} on rank {rank} but {word['same'][name]!r} on rank 0: "
                 "give every rank the same"
             )
-    host = "127.0.0.1" if word["host"] == socket.gethostname() else word["address"]
-    store = TCPStore(host, word["port"], None, is_master=False, timeout=TIMEOUT)
-    return Meeting(rank, world, store, word["filler"], None)
+    host = "127.0.0.1" if word["place"] == place() else word["address"]
+    return Meeting(rank, world, reach(rank, host, word["port"]), word["filler"], None)
+
+
+def place() -> str:
+    """Names where this process runs: two that get the same reach each other over loopback.
+
+    They share a kernel, known by its boot id, and a network namespace. The host name says neither:
+    cloned machines have the same one, and so have containers that take it from their host.
+    """
+    try:
+        kernel = _BOOT_ID.read_text().strip()
+    except OSError:  # not Linux, or a container that hides it
+        kernel = socket.gethostname()
+    try:
+        network = str(_NETWORK.readlink())
+    except OSError:
+        network = ""
+    return f"{kernel} {network}"
+
+
+def reach(rank: int, host: str, port: int) -> TCPStore:
+    """This rank's connection to rank 0's store.
+
+    Raises:
+        PacelineError: nothing answers there.
+    """
+    try:
+        store = TCPStore(host, port, None, is_master=False, timeout=REACH)
+    except dist.DistError as error:
+        raise PacelineError(
+            f"rank {rank} cannot reach rank 0's store at {host}:{port}: set MASTER_ADDR on rank 0 "
+            "to an address of its node that all nodes reach, and let connections between the nodes "
+            "through on all ports"
+        ) from error
+    store.set_timeout(TIMEOUT)
+    return store
 
 
 def _broadcast(word: dict[str, Any] | None) -> dict[str, Any]:

@@ -214,6 +214,8 @@ def replay_command(database_url: str, run_id: str, json_output: bool) -> int:
         PacelineError: no such run, or the database cannot be used.
     """
     with Store.open(database_url) as store:
+        with store.read() as connection:
+            run_id = runs.whole_id(connection, run_id)
         report = replay(store, run_id)
     if json_output:
         typer.echo(json.dumps({**asdict(report), "exact": report.exact}))

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import sqlalchemy as sa
 
+from paceline.core import runid
 from paceline.core.errors import PacelineError
 from paceline.wire import ENDED, Hello
 from paceline_backend.store import attempts
@@ -75,6 +76,16 @@ def key_of(connection: sa.Connection, run: str) -> int:
     if key is None:
         raise UnknownRunError(f"no run {run}")
     return int(key)
+
+
+def whole_id(connection: sa.Connection, given: str) -> str:
+    """A run's public id, of itself or of a beginning that no other run's id has.
+
+    Raises:
+        InputError: no run's id begins with it, or several do.
+    """
+    ids = sa.select(runs.c.id).where(runs.c.id.startswith(runid.checked(given), autoescape=True))
+    return runid.chosen(given, connection.execute(ids).scalars())
 
 
 def create(connection: sa.Connection, new: NewRun, by: str) -> str:

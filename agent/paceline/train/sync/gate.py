@@ -36,6 +36,13 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+_UNWRAPPED = (
+    "session.loader() was used, but no model was given to session.wrap(): this step would train "
+    "with gradients that are not weighted for the ranks' different batches. Before the loop write "
+    "model = session.wrap(model) in place of DistributedDataParallel, also where a framework such "
+    "as Accelerate would wrap the model"
+)
+
 _T = TypeVar("_T")
 Reported = Callable[[Step, Round], None]
 
@@ -301,6 +308,8 @@ class Exchange:
     def _stepping(self, optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         if self._inside or self._now.step is None:
             return
+        if not self._now.wrapped:
+            raise PacelineError(_UNWRAPPED)
         closure = len(args) > 1 or kwargs.get("closure") is not None  # args[0]: itself
         if (self._relaxed is None and not closure) or optimiser in self._others:
             return

@@ -13,7 +13,7 @@ from rich.table import Table
 
 from paceline.node.client import Client
 from paceline_backend.insight.whatif.answer import STEPS
-from paceline_backend.store import Store
+from paceline_backend.store import Store, runs
 
 _TIMEOUT_S = 300.0  # on a busy machine forecasts, which are niced, take their time
 
@@ -25,7 +25,7 @@ def from_server(server: str, token: str | None, run: str, as_json: bool) -> int:
         PacelineError: no such run, or nothing answers.
     """
     with Client(server, token, _TIMEOUT_S) as client:
-        found = client.call("GET", f"/runs/{run}/whatif")
+        found = client.call("GET", f"/runs/{client.run(run)}/whatif")
     return _print(found, as_json)
 
 
@@ -38,6 +38,8 @@ def from_database(database: str, run: str, as_json: bool) -> int:
     from paceline_backend.insight.whatif.forecast import forecast
 
     with Store.open(database) as store:
+        with store.read() as connection:
+            run = runs.whole_id(connection, run)
         found = msgspec.to_builtins(forecast(store, run, steps=STEPS))
     del found["decision"]
     return _print(found, as_json)
