@@ -332,7 +332,7 @@ def stored_segment(body: bytes, world: int | None, samples: int | None) -> Segme
 def _stored(body: bytes, kind: type[T]) -> T | None:
     try:
         return msgspec.msgpack.decode(body, type=kind)
-    except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+    except (ValueError, TypeError, RecursionError) as error:  # msgspec's errors are ValueErrors
         _warn_once(f"a stored {kind.__name__} is left out: {error}")
         return None
 
