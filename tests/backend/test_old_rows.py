@@ -10,10 +10,10 @@ import msgspec
 import pytest
 import sqlalchemy as sa
 
-from paceline.emulation import Emulation
+from paceline.core.emulation import Emulation
 from paceline.wire import Segment
-from paceline_backend.controller import history
-from paceline_backend.replay import replay
+from paceline_backend.insight.replay import replay
+from paceline_backend.planning import history
 from paceline_backend.store import Store, runs, schema
 from support import poison
 from support.forecasts import Training, drawn

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 
-from paceline.emulation import Emulation
+from paceline.core.emulation import Emulation
 from paceline.wire import SYNCHRONISERS, Hello, NodeState, RunState, Segment, Synchronisation
 
 logger = logging.getLogger(__name__)
