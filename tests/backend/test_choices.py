@@ -16,8 +16,8 @@ from support.records import add_run, adopted, hello
 from support.web import serving
 
 PARTIAL = Synchronisation("partial", {"probes": 2})
-GROUPS = Synchronisation("hierarchical", {"every": 4, "groups": [[0, 1], [2, 3]]})
-OTHERS = Synchronisation("hierarchical", {"every": 4, "groups": [[0, 2], [1, 3]]})
+GROUPS = Synchronisation("hierarchical", {"every": 4, "groups": [[0], [1]]})
+OTHERS = Synchronisation("hierarchical", {"every": 4, "groups": [[0, 1]]})
 
 Plan = tuple[int, Synchronisation, str]  # version, how, why; each of two steps
 

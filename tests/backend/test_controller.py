@@ -20,11 +20,12 @@ from paceline.node.processes import die_with_parent
 from paceline.wire import TELEMETRY, Adopted, RunState, live, pack_indices
 from paceline.wire.bus import publish
 from paceline_backend import policies
-from paceline_backend.control import Controller, ControllerManager, leases
+from paceline_backend.control import Controller, ControllerManager, controller, leases
 from paceline_backend.planning.history import History, Window
 from paceline_backend.policies import Feedback, plan
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store, schema, telemetry
+from support import poison
 from support.cluster import plaid_like
 from support.leading import Leading, ingest, new_run, switch, working
 from support.node import until
@@ -308,8 +309,8 @@ def test_without_its_lease_a_controller_is_silent(store: Store, bus_url: str) ->
         training.stored(store)
         lease = leases.acquire(store, training.key(store), "me", 60)
         assert lease is not None
-        controller = Controller(store, bus_url, training.key(store), run, lease)
-        with working(controller.run):
+        own = Controller(store, bus_url, training.key(store), run, lease)
+        with working(own.run):
             training.follow(2)
             made = len(training.proposals())
             lease.prolong(0.0)
@@ -317,7 +318,7 @@ def test_without_its_lease_a_controller_is_silent(store: Store, bus_url: str) ->
                 training.report(training.adopt())
             training.stored(store)
         assert len(training.proposals()) <= made + 1, "at most the one that it was at"
-        controller.run(threading.Event())  # returns at once
+        own.run(threading.Event())  # returns at once
         assert len(training.proposals()) <= made + 1
 
 
@@ -332,6 +333,96 @@ def test_an_unknown_policy_leaves_the_leader_coasting(
         until(lambda: "no policy 'not-installed-here'" in caplog.text, "the reason in the log")
         training.coast(2)
         assert training.proposals() == []
+
+
+def test_after_a_policy_that_cannot_be_made_another_plans(
+    store: Store, bus_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    run = new_run(store, "chronica", window="long")
+    with (
+        working(ingest(store, bus_url), manager(store, bus_url).run),
+        Leading(bus_url, run, SIZES, SPEEDS) as training,
+    ):
+        until(lambda: "parameters.window: 'long'" in caplog.text, "the reason in the log")
+        training.coast(2)
+        switch(store, bus_url, run, "bsp")
+        assert training.follow(2)[-1].policy == "bsp"
+    assert caplog.text.count("parameters.window: 'long'") == 1
+    assert "Traceback" not in caplog.text
+
+
+def test_no_poison_on_the_live_stream_ends_a_controller(
+    store: Store, bus_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As an ingest of an older release would publish it; what ends a run is left out."""
+    bad = {n: f for n, f in poison.TELEMETRY.items() if n not in poison.STATES}
+    run = new_run(store, "chronica")
+    with (
+        working(ingest(store, bus_url), manager(store, bus_url).run),
+        Leading(bus_url, run, SIZES, SPEEDS, epochs=2) as training,
+    ):
+        training.follow(2)
+        for fields in bad.values():
+            entry: Any = {**fields, b"run": run.encode()}
+            training.bus.xadd(live(run), entry)
+        assert all(not segment.shuffled for segment in training.follow(3)), "it did not start anew"
+        training.assert_exact()
+    assert "failed" not in caplog.text and "starts anew" not in caplog.text
+    lines = [record.getMessage() for record in caplog.records if "left out" in record.getMessage()]
+    assert lines and len(lines) == len(set(lines))
+    assert any("groups" in line or "counts" in line for line in lines)
+
+
+def test_a_plan_that_fails_ends_no_controller(
+    store: Store, bus_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failing = controller.offer, iter(range(2))
+
+    def offer(*arguments: Any) -> Any:
+        if next(failing, None) is not None:
+            raise KeyError("surprise")
+        return real(*arguments)
+
+    monkeypatch.setattr(controller, "offer", offer)
+    run = new_run(store)
+    with (
+        working(ingest(store, bus_url), manager(store, bus_url).run),
+        Leading(bus_url, run, SIZES, SPEEDS) as training,
+    ):
+        until(lambda: "KeyError: 'surprise'" in caplog.text, "the reason in the log")
+        training.coast(2)
+        training.follow(2)
+    assert caplog.text.count("nothing is planned until more is known") == 1
+    assert "starts anew" not in caplog.text
+
+
+def test_a_controller_that_fails_unexpectedly_starts_anew(
+    store: Store, bus_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failing = Controller._hear, iter(range(1))
+
+    def hear(self: Controller, message: Any) -> None:
+        if next(failing, None) is not None:
+            raise KeyError("surprise")
+        real(self, message)
+
+    monkeypatch.setattr(Controller, "_hear", hear)
+    monkeypatch.setattr(controller, "_AGAIN_S", 0.01)
+    run = new_run(store)
+    with (
+        working(ingest(store, bus_url), manager(store, bus_url).run),
+        Leading(bus_url, run, SIZES, SPEEDS) as training,
+    ):
+        training.follow(1)
+        until(lambda: "starts anew: KeyError: 'surprise'" in caplog.text, "the reason in the log")
+        training.follow(2)
+    assert "its leader coasts" not in caplog.text, "the manager was not needed"
+
+
+def test_records_of_ranks_and_steps_that_there_are_not_do_not_count() -> None:
+    window = Window(world=2, attempt=0)
+    window.add([record(step, rank) for step in (-1, 3) for rank in (0, 1, 2, -1, 2**31)])
+    assert window.ranges() == [(3, 4)]
 
 
 def test_other_runs_messages_are_not_ours(store: Store, bus_url: str) -> None:

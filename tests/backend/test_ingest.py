@@ -36,7 +36,8 @@ from paceline.wire import (
 from paceline.wire.bus import connect, publish
 from paceline_backend.control.ingest import DEAD, Ingest
 from paceline_backend.server.embedded import EmbeddedBus
-from paceline_backend.store import Store, schema
+from paceline_backend.store import Store, schema, telemetry
+from support import poison
 from support.records import add_run, adopted, hello, record
 
 INGEST = """
@@ -196,6 +197,86 @@ def test_poison_is_put_aside_and_the_rest_goes_on(
     for part in ("protocol version 99", "not a paceline message", "is 'sleeping'", "not telemetry"):
         assert sum(part in reason for reason in reasons) == 1, part
     assert ingest.stats.rows == 40
+
+
+def test_no_poison_stops_ingest_and_each_is_put_aside(
+    store: Store, bus: redis.Redis, bus_url: str
+) -> None:
+    """Each bad message between two good ones: only the bad ones go to the dead."""
+    add_run(store, "r")
+    send(bus, hello(world=2))
+    bad: dict[bytes, str] = {}
+    for step, (name, entry) in enumerate(poison.TELEMETRY.items()):
+        send(bus, StepBatch([record(step, 0)]), StepBatch([record(step, 1)]))
+        fields: Any = entry
+        bad[bus.xadd(TELEMETRY, fields)] = name
+    assert len(bad) >= 50
+    send(bus, adopted(0, 0), NodeState("n", "host", 2, 2**30, [], 5.0, "0"))
+    with ingesting(store, bus_url) as ingest:
+        until(lambda: settled(bus), "all is acknowledged")
+    dead = {fields[b"entry"]: fields[b"reason"].decode() for _, fields in bus.xrange(DEAD)}
+    assert {name for number, name in bad.items() if not dead.get(number)} == set()
+    assert dead.keys() == bad.keys()
+    assert ingest.stats.dead == len(bad)
+    assert max(map(len, dead.values())) < 10_000
+    tables = (schema.worker_steps, schema.steps, schema.rounds, schema.segments, schema.nodes)
+    assert [stored(store, table) for table in tables] == [2 * len(bad), len(bad), 0, 1, 1]
+    assert len(payloads(bus, live("r"))) == 2 * len(bad) + 2
+
+
+def _surprising(monkeypatch: pytest.MonkeyPatch, surprises: Callable[[list[Any]], bool]) -> None:
+    """Makes writing raise what nobody expects, whenever `surprises` says so of the messages."""
+    real = telemetry.write
+
+    def write(store: Store, messages: Any) -> Any:
+        if surprises([message for _, message in messages]):
+            raise KeyError("surprise")
+        return real(store, messages)
+
+    monkeypatch.setattr(telemetry, "write", write)
+
+
+def test_a_message_that_makes_writing_fail_unexpectedly_is_put_aside_alone(
+    store: Store, bus: redis.Redis, bus_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    add_run(store, "r")
+    bad = StepBatch([record(5, 1)])
+    _surprising(monkeypatch, lambda messages: bad in messages)
+    send(bus, *[StepBatch([record(step, 0)]) for step in range(9)], bad)
+    with ingesting(store, bus_url):
+        until(lambda: settled(bus), "all is acknowledged")
+    assert stored(store) == 9
+    assert [fields[b"reason"] for _, fields in bus.xrange(DEAD)] == [b"KeyError: 'surprise'"]
+
+
+def test_an_unexpected_failure_that_is_no_messages_fault_costs_nothing(
+    store: Store,
+    bus: redis.Redis,
+    bus_url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    add_run(store, "r")
+    failing = iter(range(7))
+    _surprising(monkeypatch, lambda _: next(failing, None) is not None)
+    send(bus, *[StepBatch([record(step, 0)]) for step in range(9)])
+    with ingesting(store, bus_url):
+        until(lambda: settled(bus), "all is acknowledged")
+    assert (stored(store), bus.xlen(DEAD)) == (9, 0)
+    assert "KeyError: 'surprise'" in caplog.text
+
+
+def test_a_failure_that_does_not_come_again_costs_nothing(
+    store: Store, bus: redis.Redis, bus_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The message is alone in its batch, and the database answers."""
+    add_run(store, "r")
+    failing = iter([True])
+    _surprising(monkeypatch, lambda messages: bool(messages) and next(failing, False))
+    send(bus, StepBatch([record(0, 0)]))
+    with ingesting(store, bus_url):
+        until(lambda: settled(bus), "it is acknowledged")
+    assert (stored(store), bus.xlen(DEAD)) == (1, 0)
 
 
 def test_unknown_run_is_put_aside_and_logged_once(

@@ -360,7 +360,7 @@ def test_text_with_nul_bytes_is_kept_without_them(store: Store) -> None:
     """No text of Postgres may hold one; what a script printed may."""
     add_run(store, "r")
     ended = RunState("failed", 9.0, "n\0", exit_code=1, message="rank 0: \0bad\0")
-    odd = adopted(0, 0, policy="b\0sp", source="co\0ast")
+    odd = adopted(0, 0, policy="b\0sp", why="co\0ast")
     node = NodeState("n\0", "ho\0st", 1, 1, ["gp\0u"], 5.0, "0\0", ["r\0"])
     send(store, ended, odd, node)
     run = the_run(store)

@@ -136,6 +136,7 @@ def read_rows(connection: sa.Connection, run: int, span: Range) -> Rows:
     query = (
         sa.select(step, worker_steps.c.rank, *(worker_steps.c[name] for name in _COLUMNS))
         .where(worker_steps.c.run == run, step.between(first, last))
+        .where(*attempts.present(attempt, world))
         .where(sa.or_(*(sa.and_(*part.rows()) for part in parts)))
         .order_by(step)
     )

@@ -31,10 +31,10 @@ from paceline.wire.bus import connect, publish
 from paceline_backend import policies
 from paceline_backend.control.leases import Lease
 from paceline_backend.planning import history
-from paceline_backend.planning.history import History, Window
+from paceline_backend.planning.history import AHEAD, History, Window
 from paceline_backend.planning.offer import Offer, offer
 from paceline_backend.policies import Policy
-from paceline_backend.store import Store, StoreUnavailableError
+from paceline_backend.store import Store, StoreUnavailableError, refusals
 from paceline_backend.store.schema import switches
 
 logger = logging.getLogger(__name__)
@@ -42,6 +42,8 @@ logger = logging.getLogger(__name__)
 _BLOCK_S = 0.25
 _RETRY_S = 0.5
 _READ = 1_000  # entries
+_AGAIN_S = 5.0  # before a controller that failed starts anew
+_REASON_LENGTH, _REASONS = 500, 1_000  # characters of a logged reason, and how many of a run
 _SPARE = 5.0  # times the last planning time to let pass before planning the same segment again
 _CONTROL_LENGTH = 64
 
@@ -56,6 +58,9 @@ class Controller:
     It keeps nothing of its own: everything is rebuilt from the database at the start, after an
     outage of bus or database, and when the live stream was trimmed before it was read. Meanwhile
     the leader plans by itself.
+
+    What arrives over the bus never ends it: a message that does not fit is left out, and after any
+    other failure it starts anew from the database. Each reason is logged once.
 
     Args:
         store: the database.
@@ -78,13 +83,14 @@ class Controller:
         self._offers: list[Offer] = []  # for the next segment, in the order they were made
         self._offered: tuple[int, ...] = ()  # what the last of them was based on
         self._offered_at = 0.0
+        self._reported: set[str] = set()  # reasons
         self._plan_s = (0.0, 0.0)  # what the last two plans took
 
     def run(self, stop: threading.Event) -> None:
         """Works until the run ends, the lease is lost or `stop` is set. Waits out bus and database.
 
-        Raises:
-            ValueError: the run's policy does not exist here, or refuses its parameters.
+        A policy that does not exist here, or refuses its parameters, plans nothing: the leader
+        coasts until another is asked for.
         """
         away = False
         with closing(connect(self._bus_url)) as bus:
@@ -99,6 +105,18 @@ class Controller:
                         logger.warning("run %s is not planned for now: %s", self._id, error)
                     away = True
                     stop.wait(_RETRY_S)
+                except Exception as error:  # of this run only, and perhaps of one message
+                    self._report("its controller starts anew", error)
+                    stop.wait(_AGAIN_S)
+
+    def _report(self, what: str, reason: Exception | str) -> None:
+        """Logs a reason, once; with where it happened if it is unexpected."""
+        words = reason if isinstance(reason, str) else f"{type(reason).__name__}: {reason}"
+        words = words[:_REASON_LENGTH]
+        if words not in self._reported and len(self._reported) < _REASONS:
+            self._reported.add(words)
+            trace = reason if isinstance(reason, Exception) else None
+            logger.warning("run %s: %s: %s", self._id, what, words, exc_info=trace)
 
     def _follow(self, bus: redis.Redis, stop: threading.Event) -> None:
         # Positions first: ingest commits before it publishes, so the database has all before them.
@@ -120,7 +138,7 @@ class Controller:
         try:
             run, message = decode(fields)
         except WireError as error:
-            logger.warning("run %s: unreadable message: %s", self._id, error)
+            self._report("an unreadable message is left out", str(error))
             return None
         return message if run == self._id else None
 
@@ -142,24 +160,35 @@ class Controller:
         with self._store.read() as connection:
             version, name, parameters = connection.execute(query).one()
         if version != self._version:
-            self._policy = policies.make(name, parameters)
-            self._version = version
+            self._version, self._policy = version, None
+            try:
+                self._policy = policies.make(name, parameters)
+            except ValueError as error:
+                self._report("its leader coasts", str(error))
+                return
             logger.info("run %s: version %d, policy %s", self._id, version, name)
 
     def _hear(self, message: Message) -> None:
         if isinstance(message, SwitchRequested | RunChanged):
             self._load_policy()
         elif isinstance(message, Hello):
-            if self._history is None or message.attempt > self._history.hello.attempt:
+            if reason := refusals.of_hello(message):
+                self._report("a Hello is left out", reason)
+            elif self._history is None or message.attempt > self._history.hello.attempt:
                 self._load()
         elif self._history is None:
             return
         elif isinstance(message, StepBatch):
-            self._window.add(message.records)
+            last = self._history.step + AHEAD
+            self._window.add(record for record in message.records if record.step < last)
         elif isinstance(message, Adopted) and message.attempt == self._history.hello.attempt:
             self._adopted(self._history, message.segment)
 
     def _adopted(self, state: History, segment: Segment) -> None:
+        samples = len(state.hello.sizes) // 8
+        if reason := refusals.of_segment(segment, state.hello.world, samples):
+            self._report("an adopted segment is left out", reason)
+            return
         late = segment.seq < state.seq
         if late and not state.lost:
             return  # delivered twice
@@ -181,15 +210,22 @@ class Controller:
         state = self._history
         if state is None or state.lost or state.finished or not self._lease.held():
             return
+        if self._policy is None:
+            return
         basis = (state.hello.attempt, state.seq, self._version, self._window.newest)
         if basis == self._offered:
             return
         only_feedback = basis[:-1] == self._offered[:-1]
         if only_feedback and time.monotonic() < self._offered_at + _SPARE * self._plan_s[1]:
             return
-        assert self._policy is not None
-        # The lesser: a policy's first plan may import and compile what later ones find ready.
-        made = offer(state, self._window, self._policy, self._version, min(self._plan_s))
+        try:
+            # The lesser: a policy's first plan may import and compile what later ones find ready.
+            made = offer(state, self._window, self._policy, self._version, min(self._plan_s))
+        except Exception as error:  # of the policy, or of what it is said to remember
+            self._report("nothing is planned until more is known", error)
+            state.forget_memory()
+            self._offered = basis
+            return
         self._plan_s = (self._plan_s[1], made.segment.plan_s)
         if not self._lease.held():  # planning may take long
             return

@@ -5,6 +5,10 @@ between the two repeats the batch, which changes nothing in the store and publis
 time. So every record is stored once and appears in the live stream, there twice only when another
 ingest took over from one that was stuck, not dead. (Not so of nodes and rounds: who shows them asks
 the store.) A bus or database that is away stops ingest, not its producers: entries wait on the bus.
+
+No message stops the others. A message that cannot be read, stored or published goes to the stream
+`DEAD` with its reason. When a batch fails and the database answers, its halves are tried by
+themselves, until the message is alone that fails.
 """
 
 from __future__ import annotations
@@ -43,6 +47,7 @@ from paceline_backend.store import Store, StoreError, StoreRefusedError, telemet
 DEAD = "paceline:dead"  # what could not be stored, with the reason: for people to look at
 
 _DEAD_LENGTH = 1_000
+_REASON_LENGTH = 2_000  # characters
 _BATCH = 500  # messages
 _BLOCK_S = 0.25  # how long `Ingest.run` may take to notice that it should stop
 
@@ -156,30 +161,61 @@ class Ingest:
         """
         messages = [(item.run, item.message) for item in items if item.message is not None]
         outage = _Outage(self._store.name, stop)
-        while True:
+        reason: str | None = None
+        surprises = 0
+        while reason is None:
             try:
                 written = telemetry.write(self._store, messages)
-            except StoreRefusedError as error:
-                if len(items) == 1:
-                    items[0].reason = str(error)
-                    return set()
-                half = len(items) // 2  # one of them is bad: find it
-                return self._write(items[:half], stop) | self._write(items[half:], stop)
-            except StoreError as error:
-                if outage.wait(error):
+            except Exception as error:
+                if self._at_fault(error):
+                    surprises += not isinstance(error, StoreRefusedError)
+                    if surprises != 1 or len(items) > 1:  # the last message gets a second chance
+                        reason = _words(error)
+                elif outage.wait(error):
                     raise _StoppedError from error
             else:
-                break
+                outage.over()
+                return self._written(items, written)
         outage.over()
+        if len(items) == 1:
+            items[0].reason = reason
+            return set()
+        half = len(items) // 2
+        return self._write(items[:half], stop) | self._write(items[half:], stop)
+
+    def _at_fault(self, error: Exception) -> bool:
+        """Whether messages made writing fail, not the database."""
+        if isinstance(error, StoreRefusedError):
+            return True
+        if isinstance(error, StoreError):
+            return False
+        try:
+            telemetry.write(self._store, [])
+        except Exception:
+            return False
+        return True
+
+    def _written(self, items: list[_Item], written: telemetry.Written) -> set[str]:
+        """Notes what became of items; returns which of their runs are over."""
         self.stats.rows += written.rows
         self.stats.batches += 1
         self.stats.last_commit_at = time.time()
         for item in items:
             item.simulated = item.run in written.simulated
-            if item.run in written.unknown:
+            if item.run in written.unknown and not isinstance(item.message, NodeState):
                 item.reason = f"unknown run {item.run!r}"
         self._report(written.unknown)
         return set(written.ended)
+
+    def _shown(self, item: _Item) -> dict[Any, Any] | None:
+        """What the live stream gets of an item, if anything; marks it if that cannot be made."""
+        if item.reason is not None or isinstance(item.message, NodeState | RoundBatch):
+            return None
+        try:
+            return item.shown()
+        except Exception as error:
+            item.reason = _words(error)
+            return None
 
     def _report(self, unknown: Iterable[str]) -> None:
         for run in unknown:
@@ -192,12 +228,14 @@ class Ingest:
         pipeline = client.pipeline(transaction=True)
         dead = 0
         for item in items:
+            shown = self._shown(item)
             if item.reason is not None:
                 dead += 1
-                put_aside = {**item.fields, b"entry": item.number, b"reason": item.reason.encode()}
+                reason = item.reason[:_REASON_LENGTH].encode(errors="backslashreplace")
+                put_aside = {**item.fields, b"entry": item.number, b"reason": reason}
                 pipeline.xadd(DEAD, dict(put_aside.items()), maxlen=_DEAD_LENGTH)
-            elif not isinstance(item.message, NodeState | RoundBatch):
-                pipeline.xadd(live(item.run), item.shown(), maxlen=streams.LIVE_LENGTH)
+            elif shown is not None:
+                pipeline.xadd(live(item.run), shown, maxlen=streams.LIVE_LENGTH)
         for run in ended:
             streams.expire(pipeline, run)
         numbers = [item.number for item in items]
@@ -206,6 +244,12 @@ class Ingest:
         pipeline.xlen(TELEMETRY)
         self.stats.lag = int(pipeline.execute()[-1])
         self.stats.dead += dead
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, StoreError | redis.RedisError):
+        return str(error)
+    return f"{type(error).__name__}: {error}"
 
 
 def _item(entry: Entry) -> _Item:
@@ -234,7 +278,7 @@ class _Outage:
     def wait(self, error: Exception) -> bool:
         """Waits; returns whether to stop."""
         if not self._pause_s:
-            logger.warning("ingest waits for %s: %s", self._what, error)
+            logger.warning("ingest waits for %s: %s", self._what, _words(error))
         self._pause_s = min(2 * self._pause_s or 0.05, 2.0)
         return self._stop.wait(self._pause_s)
 

@@ -73,7 +73,7 @@ def replay(store: Store, run_id: str) -> ReplayReport:
         if hello is None:
             return ReplayReport(run_id, 0, 0, 0, 0, 0, 0, None)
         replayer = _Replayer(connection, key, History(hello))
-        for segment in read_segments(connection, key, hello.attempt):
+        for segment in read_segments(connection, key, hello):
             replayer.take(segment)
         earlier = connection.scalar(
             sa.select(sa.func.count())
@@ -195,6 +195,7 @@ class _Rows:
             .where(
                 c.run == self._run,
                 c.attempt == self._attempt,
+                c.rank.between(0, self._world - 1),
                 sa.or_(*(c.step.between(start, end - 1) for start, end in ranges)),
             )
             .order_by(c.step, c.rank)

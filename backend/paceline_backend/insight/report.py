@@ -12,7 +12,7 @@ import sqlalchemy as sa
 
 from paceline.core.emulation import Emulation
 from paceline.wire import Hello
-from paceline_backend.store import Store, choices, reads, rounds, runs
+from paceline_backend.store import Store, attempts, choices, reads, rounds, runs
 from paceline_backend.store.coverage import coverage, effective
 from paceline_backend.store.schema import steps, worker_steps
 
@@ -201,7 +201,8 @@ def _fluid(
         # What is padded depends on who is with whom: no load that could be divided at will.
         if lasting and not devices.cost.padded and min(a_s) > 0:
             return _Fluid(a_s, b_s, communication_s, "emulated")
-    fitted = _fitted(connection, key)
+    ranks = [] if hello is None else attempts.present(hello.attempt, hello.world)
+    fitted = _fitted(connection, key, ranks)
     if not fitted:
         return None
     return _Fluid([a for a, _ in fitted], [b for _, b in fitted], communication_s, "fitted")
@@ -216,13 +217,15 @@ def _true(devices: Emulation, sizes: Floats) -> tuple[list[float], list[float]]:
     return a_s.tolist(), b_s.tolist()
 
 
-def _fitted(connection: sa.Connection, key: int) -> list[tuple[float, float]]:
+def _fitted(
+    connection: sa.Connection, key: int, ranks: list[sa.ColumnElement[bool]]
+) -> list[tuple[float, float]]:
     """Each rank's (a, b) by least squares of T on Λ, from sums that the database takes."""
     x, y = worker_steps.c.load, worker_steps.c.compute_s
     sums = [sa.func.count(), sa.func.sum(x), sa.func.sum(y), sa.func.sum(x * x), sa.func.sum(x * y)]
     rows = connection.execute(
         sa.select(worker_steps.c.rank, *sums)
-        .where(worker_steps.c.run == key, worker_steps.c.samples > 0)
+        .where(worker_steps.c.run == key, worker_steps.c.samples > 0, *ranks)
         .group_by(worker_steps.c.rank)
         .order_by(worker_steps.c.rank)
     ).all()

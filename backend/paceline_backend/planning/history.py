@@ -7,7 +7,6 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
 import numpy as np
 import sqlalchemy as sa
 
@@ -15,11 +14,12 @@ from paceline.core.cost import SUM
 from paceline.wire import Hello, Segment, StepRecord
 from paceline_backend.policies import Batches, Feedback, Plan, Problem
 from paceline_backend.policies.base import Floats, Ints, usable
-from paceline_backend.store import runs
+from paceline_backend.store import refusals, runs
 from paceline_backend.store.schema import segments, worker_steps
 
 WINDOW = 64  # complete steps of feedback that a plan may use,
 USABLE = 8  # and older ones for ranks that had samples in fewer steps than this since,
+AHEAD = 4096  # steps beyond the adopted ones that a record may be of: ranks report at once
 CHANGED = 0.1  # a rank's share of the load by so much another than when the steps were composed
 CURVED = 2.0  # or κ by so many times,
 OLDEST = 1024  # up to so old: a rank whose speed is known no more is tried again
@@ -108,6 +108,10 @@ class History:
     def memory(self, version: int) -> dict[str, Any]:
         """What a policy version wanted to know when it plans next; empty if it never planned."""
         return self._memory[1] if self._memory[0] == version else {}
+
+    def forget_memory(self) -> None:
+        """The policy plans next as if for the first time."""
+        self._memory = (-1, {})
 
     def shuffled(self, version: int, plan: Plan) -> None:
         """Notes that a segment is in force for which the shuffler ran, with what came of it.
@@ -210,7 +214,7 @@ class Window:
 
     def put(self, step: int, rank: int, values: _Row) -> None:
         """Takes one row in: the values of `COLUMNS`."""
-        if not self._wanted(step):
+        if not 0 <= rank < self.world or step < 0 or not self._wanted(step):
             return
         rows = self._rows.get(step)
         if rows is None:
@@ -305,7 +309,7 @@ def load(connection: sa.Connection, run: int) -> tuple[History, Window] | None:
     if hello is None:
         return None
     history = History(hello)
-    for segment in read_segments(connection, run, hello.attempt):
+    for segment in read_segments(connection, run, hello):
         history.adopt(segment)
     window = Window(hello.world, hello.attempt)
     columns = [worker_steps.c[name] for name in ("step", "rank", *COLUMNS)]
@@ -315,6 +319,7 @@ def load(connection: sa.Connection, run: int) -> tuple[History, Window] | None:
     query = sa.select(*columns).where(
         worker_steps.c.run == run,
         worker_steps.c.attempt == hello.attempt,
+        step < history.step + AHEAD,
         sa.or_(
             step >= history.step - 2 * WINDOW,
             *(step.between(start, end - 1) for start, end in history.feedback),
@@ -325,13 +330,15 @@ def load(connection: sa.Connection, run: int) -> tuple[History, Window] | None:
     return history, window
 
 
-def read_segments(connection: sa.Connection, run: int, attempt: int) -> Iterable[Segment]:
-    """The segments of an attempt, as they ran."""
+def read_segments(connection: sa.Connection, run: int, hello: Hello) -> Iterable[Segment]:
+    """The segments of an attempt, as they ran. Those that do not fit its Hello are left out."""
+    samples = len(hello.sizes) // 8
     query = (
         sa.select(segments.c.body)
-        .where(segments.c.run == run, segments.c.attempt == attempt)
+        .where(segments.c.run == run, segments.c.attempt == hello.attempt)
         .order_by(segments.c.seq)
         .execution_options(yield_per=500)
     )
     for body in connection.scalars(query):
-        yield msgspec.msgpack.decode(body, type=Segment)
+        if segment := refusals.stored_segment(body, hello.world, samples):
+            yield segment

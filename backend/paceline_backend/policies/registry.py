@@ -9,8 +9,9 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from paceline.wire import SYNCHRONISERS, Synchronisation
+from paceline.wire import Synchronisation
 from paceline_backend.policies.base import Policy, Preset
+from paceline_backend.store import refusals
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +71,8 @@ def make(
     Raises:
         UnknownPolicyError: no such policy.
         PolicyParameterError: a parameter is unknown or its value not legal.
-        ValueError: the policy has a synchroniser that ranks do not know.
+        ValueError: the policy has a synchroniser that ranks do not know, or parameters that the
+            synchroniser does not take.
     """
     preset = get(name)
     values = _validated(preset, parameters or {})
@@ -78,9 +80,10 @@ def make(
         _check_per_rank(preset, values, world)
     policy: Policy = preset.make(values)
     how = policy.synchroniser
-    if isinstance(how, Synchronisation) and how.name not in SYNCHRONISERS:
-        known = ", ".join(SYNCHRONISERS)
-        raise ValueError(f"policy: {name} has a synchroniser {how.name!r}; ranks know: {known}")
+    if isinstance(how, Synchronisation):
+        reason = refusals.of_synchronisation(how, world, complete=True)
+        if reason is not None:
+            raise ValueError(f"policy: {name}: {reason}")
     return policy
 
 

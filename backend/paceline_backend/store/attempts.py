@@ -11,10 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 
-from paceline.wire import Hello
+from paceline_backend.store import refusals
 from paceline_backend.store.schema import runs, segments, steps, worker_steps
 
 
@@ -38,6 +37,20 @@ class Span:
         if self.end is not None:
             where.append(step < self.end)
         return where
+
+
+def present(attempt: int | None, world: int | None) -> list[sa.ColumnElement[bool]]:
+    """The condition for records of ranks that the latest attempt has; older releases stored any.
+
+    Args:
+        attempt: the latest; None: not known yet.
+        world: its ranks. Attempts before may have had more.
+    """
+    c = worker_steps.c
+    possible = c.rank.between(0, refusals.MOST_RANKS - 1)
+    if attempt is None or world is None:
+        return [possible]
+    return [possible, sa.or_(c.attempt != attempt, c.rank < world)]
 
 
 def end_of(attempt: int, starts: Mapping[int, int]) -> int | None:
@@ -122,4 +135,5 @@ def _first(
 
 def _hello_step(connection: sa.Connection, run: int) -> int | None:
     data = connection.execute(sa.select(runs.c.hello).where(runs.c.key == run)).scalar()
-    return None if data is None else msgspec.msgpack.decode(data, type=Hello).step
+    hello = None if data is None else refusals.stored_hello(data)
+    return None if hello is None else hello.step

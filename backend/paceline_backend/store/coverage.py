@@ -7,14 +7,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
 
 from paceline.wire import ENDED, Hello, Segment
-from paceline_backend.store import rounds, runs
-from paceline_backend.store.attempts import end_of
+from paceline_backend.store import refusals, rounds, runs
+from paceline_backend.store.attempts import end_of, present
 from paceline_backend.store.schema import runs as runs_table
 from paceline_backend.store.schema import segments, steps, worker_steps
 
@@ -53,13 +52,17 @@ def effective(connection: sa.Connection, run: int, hello: Hello | None) -> Itera
     if hello is not None:
         starts[hello.attempt] = hello.step
     ends = {attempt: end_of(attempt, starts) for attempt in starts}
+    latest, samples = (None, None) if hello is None else (hello.attempt, len(hello.sizes) // 8)
+    terms = (None if hello is None else hello.world, samples)
     bodies = connection.execute(
         sa.select(segments.c.attempt, segments.c.body)
         .where(segments.c.run == run)
         .order_by(segments.c.attempt, segments.c.seq)
     )
     for attempt, body in bodies:
-        segment = msgspec.msgpack.decode(body, type=Segment)
+        segment = refusals.stored_segment(body, *(terms if attempt == latest else (None, samples)))
+        if segment is None:
+            continue
         end, limit = segment.first_step + segment.steps, ends[attempt]
         end = end if limit is None else min(end, limit)
         if end > segment.first_step:
@@ -130,7 +133,7 @@ def _told(connection: sa.Connection, run: int, hello: Hello) -> int:
     newest = connection.execute(
         sa.select(sa.func.max(worker_steps.c.step))
         .where(worker_steps.c.run == run, worker_steps.c.step >= since)
-        .where(worker_steps.c.attempt == hello.attempt)
+        .where(worker_steps.c.attempt == hello.attempt, *present(hello.attempt, hello.world))
         .group_by(worker_steps.c.rank)
     ).scalars()
     found = [int(step) for step in newest]
@@ -187,7 +190,7 @@ def _used(
         )
     )
     assigned = segment.assignments()
-    parts = [assigned[step - segment.first_step][rank] for step, rank in rows]
+    parts = [assigned[step - segment.first_step][rank] for step, rank in rows if 0 <= rank < world]
     return np.concatenate(parts) if parts else np.empty(0, np.int64)
 
 

@@ -21,6 +21,10 @@ _CONNECT_TIMEOUT_S = 5
 _WRITES = "paceline_writes"  # execution option: the transaction will write
 
 
+# A value that exceeds a limit of Postgres, as an index's, is an OperationalError of psycopg.
+_REFUSALS = (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.ProgramLimitExceeded)
+
+
 class StoreError(PacelineError):
     """The database cannot do what was asked; the message names the database."""
 
@@ -129,8 +133,10 @@ class Store:
         text = f"database {self.name}: {str(original).strip()}"
         if isinstance(original, sqlite3.OperationalError) and "open" in str(original):
             text += "; does its directory exist, and may this user write there?"
-        if isinstance(error, (exc.DataError, exc.IntegrityError)) or isinstance(
-            original, (psycopg.DataError, psycopg.IntegrityError)
+        if (
+            isinstance(error, (exc.DataError, exc.IntegrityError))
+            or isinstance(original, _REFUSALS)
+            or str(original).startswith("Error binding parameter")  # of sqlite3
         ):
             return StoreRefusedError(text)
         if isinstance(error, (exc.OperationalError, exc.InterfaceError)) or isinstance(

@@ -16,14 +16,15 @@ from paceline.wire import RoundBatch, RoundRecord
 from paceline_backend.store import attempts
 from paceline_backend.store.database import StoreRefusedError, insert
 from paceline_backend.store.reads import Range, bucket_of, within
+from paceline_backend.store.refusals import MOST_STEPS
 from paceline_backend.store.schema import rounds, runs, segments, steps
 
 _BOUNDS: dict[type, int] = {sa.SmallInteger: 2**15, sa.Integer: 2**31, sa.BigInteger: 2**63}
 _WHOLE = [
     (name, _BOUNDS[type(rounds.c[name].type)])
     for name in RoundRecord.__struct_fields__
-    if type(rounds.c[name].type) in _BOUNDS
-]
+    if type(rounds.c[name].type) in _BOUNDS and name != "step"
+] + [("step", MOST_STEPS)]
 _HUGE = 1e100  # Postgres raises where sums of finite numbers leave the range of a double
 
 _Plan = tuple[int, str, str]  # version, policy, synchroniser
@@ -46,7 +47,7 @@ def write(connection: sa.Connection, batches: Iterable[tuple[int, RoundBatch]]) 
 
 def _row(run: int, record: RoundRecord) -> dict[str, Any]:
     for name, bound in _WHOLE:
-        if not -bound <= getattr(record, name) < bound:
+        if not 0 <= getattr(record, name) < bound:
             raise StoreRefusedError(f"{name} is out of range in {record}")
     times = record.waited_s, record.reduced_s, record.copied_s, record.ended_at
     if not sum(map(abs, times)) < _HUGE:

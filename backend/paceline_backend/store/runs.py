@@ -10,13 +10,12 @@ from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
 
-import msgspec
 import sqlalchemy as sa
 
 from paceline.core import runid
 from paceline.core.errors import PacelineError
 from paceline.wire import ENDED, Hello
-from paceline_backend.store import attempts
+from paceline_backend.store import attempts, refusals
 from paceline_backend.store.database import Store
 from paceline_backend.store.schema import leases, nodes, runs, scenarios, switches
 
@@ -248,9 +247,9 @@ def nodes_now(connection: sa.Connection) -> list[dict[str, Any]]:
 
 
 def hello(connection: sa.Connection, key: int) -> Hello | None:
-    """The latest Hello of a run's leader."""
+    """The latest Hello of a run's leader; None if it cannot be used."""
     data = connection.execute(sa.select(runs.c.hello).where(runs.c.key == key)).scalar()
-    return None if data is None else msgspec.msgpack.decode(data, type=Hello)
+    return None if data is None else refusals.stored_hello(data)
 
 
 def scenario(connection: sa.Connection, run: str) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ Messages may come late, in any order and repeatedly; the tables end up the same:
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -29,11 +30,12 @@ from paceline.wire import (
     Message,
     NodeState,
     RoundBatch,
+    RoundRecord,
     RunState,
     StepBatch,
     StepRecord,
 )
-from paceline_backend.store import rounds, schema
+from paceline_backend.store import refusals, rounds, schema
 from paceline_backend.store.database import Store, StoreRefusedError, insert
 
 _PROGRESS = {"pending": 0, "starting": 1, "running": 2} | dict.fromkeys(ENDED, 3)
@@ -44,6 +46,7 @@ _RUN = [
     "state",
     "attempt",
     "world",
+    "samples",
     "loss_mean",
     "started_at",
     "dropped",
@@ -83,8 +86,8 @@ _BITS = {"int2": 16, "int4": 32, "int8": 64}
 _BOUNDS = [
     (name, 2 ** (_BITS[kind] - 1))
     for name, kind in zip(_COLUMNS, _COPY_TYPES, strict=True)
-    if kind in _BITS and name != "run"
-]
+    if kind in _BITS and name not in ("run", "step")
+] + [("step", refusals.MOST_STEPS)]
 
 # A rank without samples counts in every sum but the ETT error: its forward and backward are real.
 # Postgres raises where a product or quotient of finite numbers leaves the range of a double, and so
@@ -119,6 +122,7 @@ _SUM_UP = sa.text(
     f"INSERT INTO steps ({', '.join(_SUMS)}) SELECT {', '.join(_SUMS.values())} "
     "FROM worker_steps WHERE run = :run AND step >= :first AND step < :end GROUP BY run, step "
     "HAVING count(*) = :world AND min(attempt) = max(attempt) "
+    "AND min(rank) >= 0 AND max(rank) < :world "  # others came before the Hello
     "ON CONFLICT (run, step) DO UPDATE SET "
     + ", ".join(f"{c} = excluded.{c}" for c in _SUMS if c not in ("run", "step"))
 )
@@ -149,6 +153,7 @@ class _Run:
     state: str
     attempt: int | None
     world: int | None
+    samples: int | None
     loss_mean: str | None
     started_at: float | None
     dropped: int
@@ -198,7 +203,7 @@ def write(store: Store, messages: Sequence[tuple[str, Message]]) -> Written:
         _write_nodes(connection, [m for _, m in messages if isinstance(m, NodeState)])
         rows = _write_steps(connection, [(r, m) for r, m in known if isinstance(m, StepBatch)])
         _sum_up(connection, runs.values())
-        rounds.write(connection, [(r.key, m) for r, m in known if isinstance(m, RoundBatch)])
+        _write_rounds(connection, [(r, m) for r, m in known if isinstance(m, RoundBatch)])
     return Written(
         rows,
         unknown=frozenset(r for r, m in messages if r not in runs and not isinstance(m, NodeState)),
@@ -225,9 +230,13 @@ def _lock_runs(connection: sa.Connection, ids: set[str]) -> dict[str, _Run]:
     return {row.id: _Run(*row) for row in connection.execute(query)}
 
 
+def _refuse(run: str, kind: str, reason: str | None) -> None:
+    if reason is not None:
+        raise StoreRefusedError(f"run {run}: {kind}.{reason}")
+
+
 def _hello(run: _Run, hello: Hello) -> None:
-    if len(hello.sizes) % 8:
-        raise StoreRefusedError(f"run {run.id}: Hello.sizes is not a sequence of float64")
+    _refuse(run.id, "Hello", refusals.of_hello(hello))
     _started(run, hello.started_at)
     if run.state in ("pending", "starting"):
         run.set(state="running")
@@ -250,6 +259,7 @@ def _run_state(run: _Run, change: RunState) -> None:
         raise StoreRefusedError(
             f"run {run.id}: RunState.state is {change.state!r}, not one of {', '.join(_PROGRESS)}"
         )
+    _refuse(run.id, "RunState", refusals.of_run_state(change))
     if change.state == "running":
         _started(run, change.at)
     if change.dropped > run.dropped:
@@ -283,6 +293,8 @@ def _started(run: _Run, at: float) -> None:
 def _write_segments(connection: sa.Connection, adopted: list[tuple[_Run, Adopted]]) -> None:
     if not adopted:
         return
+    for run, message in adopted:
+        _refuse_segment(run, message)
     connection.execute(
         insert(connection, schema.segments).on_conflict_do_nothing(),
         [
@@ -329,9 +341,20 @@ def _write_segments(connection: sa.Connection, adopted: list[tuple[_Run, Adopted
     )
 
 
+def _refuse_segment(run: _Run, message: Adopted) -> None:
+    if not 0 <= message.attempt < 2**15 or not math.isfinite(message.adopted_at):
+        raise StoreRefusedError(f"run {run.id}: Adopted.attempt or adopted_at is out of range")
+    known = message.attempt == run.attempt  # of another attempt, ranks and samples are unknown
+    terms = (run.world, run.samples) if known else (None, None)
+    _refuse(run.id, "Adopted.segment", refusals.of_segment(message.segment, *terms))
+
+
 def _write_nodes(connection: sa.Connection, states: list[NodeState]) -> None:
     if not states:
         return
+    for state in states:
+        if reason := refusals.of_node_state(state):
+            raise StoreRefusedError(f"NodeState.{reason}")
     latest = {state.node: state for state in sorted(states, key=lambda state: state.at)}
     rows = insert(connection, schema.nodes)
     mutable = [c.name for c in schema.nodes.c if c.name not in ("id", "registered_at")]
@@ -373,6 +396,7 @@ def _write_steps(connection: sa.Connection, batches: list[tuple[_Run, StepBatch]
             at = (key, record.step, record.rank)
             earlier = rows.get(at)
             if earlier is None or earlier[0] < record.attempt:  # attempt is the first column
+                _check_rank(run, record)
                 rows[at] = (*msgspec.structs.astuple(_checked(record)), key)
     if not rows:
         return count
@@ -383,14 +407,36 @@ def _write_steps(connection: sa.Connection, batches: list[tuple[_Run, StepBatch]
     return count
 
 
+def _write_rounds(connection: sa.Connection, batches: list[tuple[_Run, RoundBatch]]) -> None:
+    for run, batch in batches:
+        for record in batch.records:
+            _check_rank(run, record)
+    rounds.write(connection, [(run.key, batch) for run, batch in batches])
+
+
+def _check_rank(run: _Run, record: StepRecord | RoundRecord) -> None:
+    """Refuses ranks that the attempt does not have; how many it has, its Hello says.
+
+    Another attempt may have had more.
+    """
+    world = refusals.MOST_RANKS
+    if run.world is not None and record.attempt == run.attempt:
+        world = run.world
+    if not 0 <= record.rank < world:
+        raise StoreRefusedError(
+            f"run {run.id}: rank {record.rank} is out of range: attempt {record.attempt} has "
+            f"{world} ranks"
+        )
+
+
 def _checked(record: StepRecord) -> StepRecord:
     """Only numbers that fit and can be summed up; a loss or ETT that is none is unknown."""
     for name, bound in _BOUNDS:
-        if not -bound <= getattr(record, name) < bound:
+        if not 0 <= getattr(record, name) < bound:
             raise StoreRefusedError(f"{name} is out of range in {record}")
     total = abs(record.load) + abs(record.data_s) + abs(record.compute_s)
     total += abs(record.sync_s) + abs(record.step_s) + abs(record.ended_at)
-    if not total < _HUGE:
+    if not total + abs(record.squares) + abs(record.longest) < _HUGE:
         raise StoreRefusedError(f"the load or a time is not a finite number in {record}")
     if record.loss is not None and not -_HUGE < record.loss < _HUGE:
         record = msgspec.structs.replace(record, loss=None)

@@ -56,16 +56,18 @@ def summary(
     last = min(last, max(_FEWEST, _MOST_ROWS // (world or 1)))
     rows = connection.execute(
         sa.select(*(worker_steps.c[name] for name in _READ))
-        .where(worker_steps.c.run == run)
+        .where(worker_steps.c.run == run, *attempts.present(attempt, world))
         .where(worker_steps.c.step > newest.step - last, worker_steps.c.step <= newest.step)
         .where(sa.or_(*(sa.and_(*part.rows()) for part in parts)))
         .order_by(worker_steps.c.step, worker_steps.c.rank)
     ).all()
+    if not rows:
+        return []
     # NULL (no ETT yet) becomes NaN.
     table = dict(zip(_READ, np.array(rows, dtype=np.float64).T, strict=True))
     table |= _against_others(table)
     ranks, at = np.unique(table["rank"].astype(np.int64), return_inverse=True)
-    world = world or int(ranks[-1]) + 1
+    world = max(world or 0, int(ranks[-1]) + 1)  # an attempt before may have had more
     models = Models.unknown(0)
     if predictor is not None:
         models = predictor.fit(_feedback(table, world), world)

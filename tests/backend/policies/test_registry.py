@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from typing import Any
@@ -103,10 +104,36 @@ def test_a_synchroniser_that_ranks_do_not_know_is_refused(
     made = replace(policies.make("bsp"), name="gossip", synchroniser=Synchronisation("gossip"))
     preset = replace(policies.get("bsp"), name="gossip", make=lambda parameters: made)
     monkeypatch.setattr(_registry, "_presets", lambda: {"gossip": preset})
-    says = "policy: gossip has a synchroniser 'gossip'; ranks know: allreduce, averaging, "
+    says = "policy: gossip: synchroniser 'gossip' is unknown; ranks know: allreduce, averaging, "
     with pytest.raises(ValueError, match=says):
         policies.make("gossip")
     scenario = {"name": "s", "workers": 2, "global_batch": 2, "steps": 1, "policy": "gossip"}
     scenario |= {"sizes": {"distribution": "constant", "mean": 1, "samples": 4}}
     with pytest.raises(ScenarioError, match=says):
         Scenario.of({**scenario, "devices": {"unit_s": 1.0}})
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "says"),
+    [
+        ("hierarchical", {"groups": 5}, "parameters.groups: 5 must be lists of ranks"),
+        ("hierarchical", {"groups": [[0], [2]]}, "each of the 2 ranks in one of them"),
+        ("averaging", {}, "parameters.every is missing"),
+        ("averaging", {"every": 0}, "parameters.every: 0 must be a whole number of at least 1"),
+        ("partial", {"staleness": 4, "mean": True}, "one of probes, parts, spare, quorum is"),
+        ("partial", {"probes": 2, "staleness": 4}, "parameters.mean is missing"),
+        ("partial", {"mean": "yes"}, "parameters.mean: 'yes' must be true or false"),
+        ("partial", {"pace": True}, "parameters.pace is unknown; it takes: probes, "),
+        ("pairwise", {"every": 1}, "parameters.every is unknown; it takes: none"),
+        ("partial", {"x": {1: 2}}, "has the key 1: keys must be strings"),
+    ],
+)
+def test_parameters_that_a_synchroniser_does_not_take_are_refused(
+    monkeypatch: pytest.MonkeyPatch, name: str, parameters: dict[str, Any], says: str
+) -> None:
+    how = Synchronisation(name, parameters)
+    made = replace(policies.make("bsp"), name="odd", synchroniser=how)
+    preset = replace(policies.get("bsp"), name="odd", make=lambda parameters: made)
+    monkeypatch.setattr(_registry, "_presets", lambda: {"odd": preset})
+    with pytest.raises(ValueError, match=re.escape(says)):
+        policies.make("odd", world=2)

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
@@ -18,7 +17,7 @@ from paceline_backend.planning import history
 from paceline_backend.planning.history import History, Window
 from paceline_backend.policies.base import Feedback, Floats, Ints
 from paceline_backend.simulator import sync as synchronisers
-from paceline_backend.store import runs
+from paceline_backend.store import refusals, runs
 from paceline_backend.store.schema import rounds, segments, switches, worker_steps
 
 _FEWEST = 16  # steady steps that say what the policy in force takes
@@ -261,7 +260,10 @@ def _read_steps(
     found = connection.execute(
         sa.select(c.step, c.rank, *(c[name] for name in _COLUMNS))
         .where(
-            c.run == run, c.attempt == hello.attempt, c.step >= upto - 2 * steps - hello.lookahead
+            c.run == run,
+            c.attempt == hello.attempt,
+            c.rank.between(0, hello.world - 1),
+            c.step >= upto - 2 * steps - hello.lookahead,
         )
         .order_by(c.step, c.rank)
     ).all()
@@ -293,8 +295,8 @@ def _with_segments(
     if not len(measured):
         return measured
     c = segments.c
-    bodies = connection.scalars(
-        sa.select(c.body)
+    stored = connection.execute(
+        sa.select(c.first_step + c.steps, c.body)
         .where(
             c.run == run,
             c.attempt == hello.attempt,
@@ -303,7 +305,15 @@ def _with_segments(
         )
         .order_by(c.seq)
     )
-    found = [apart(measured.step, msgspec.msgpack.decode(body, type=Segment)) for body in bodies]
+    kept: list[Segment] = []
+    for end, body in stored:
+        segment = refusals.stored_segment(body, hello.world, len(hello.sizes) // 8)
+        if segment is not None and _simulated(segment.synchroniser, hello.world):
+            kept.append(segment)
+            continue
+        # What its steps took says nothing about others: only later ones count.
+        kept, measured = [], measured.since(int(np.searchsorted(measured.step, end)))
+    found = [apart(measured.step, segment) for segment in kept]
     spans = tuple(one for one in found if one.end > one.first)
     if not spans:
         return measured
@@ -318,6 +328,15 @@ def _with_segments(
     ways = 2 if names[-1:] == ["pairwise"] else 1  # the answer's is told: there were two
     told_round_s = ways * float(np.median(told)) if told else None
     return replace(measured, apart=spans, told_round_s=told_round_s)
+
+
+def _simulated(what: Synchronisation, world: int) -> bool:
+    """Whether there is a model of a synchroniser: older releases stored any parameters."""
+    try:
+        synchronisers.make(what, world, 0)
+    except (LookupError, TypeError, ValueError):
+        return False
+    return True
 
 
 def apart(step: Ints, segment: Segment) -> Apart:
