@@ -85,6 +85,15 @@ def paths(database: Path) -> list[str]:
     return [*_SERVER, *of_runs]
 
 
+def answered(database: Path) -> dict[str, Any]:
+    """The answers to record: without those that are errors of the server itself."""
+    return {
+        path: answer
+        for path, answer in ask(database).items()
+        if answer["status"] < 500 or path == "/readyz"  # which says so that the bus is away
+    }
+
+
 def ask(database: Path) -> dict[str, Any]:
     """The answers by path: status, media type and normalised document."""
     asked = paths(database)
@@ -115,7 +124,9 @@ def normalised(path: str, document: Any) -> Any:
     if path == "/api/v1/version":
         return {**document, "version": None}
     if path == "/metrics":
-        return sorted(line for line in document if not line.startswith("# HELP"))
+        return sorted(
+            line for line in document if not line.startswith(("# HELP", "paceline_nodes_alive "))
+        )
     drop = ("alive",)
     if path == "/api/v1/policies":
         drop += _WORDING
@@ -174,8 +185,8 @@ def _schema(
 ) -> Iterator[str]:
     if reference := schema.get("$ref"):
         name = reference.rpartition("/")[2]
-        if name not in inside:
-            target = openapi["components"]["schemas"][name]
+        target = openapi["components"]["schemas"].get(name)
+        if target and name not in inside:
             yield from _schema(openapi, target, where, (*inside, name))
         return
     yield where

@@ -71,7 +71,7 @@ def make_documents() -> None:
     with tempfile.TemporaryDirectory(prefix="golden") as folder:
         database = data.copy_of_database(Path(folder))
         product.migrated(database)
-        data.save("documents", documents.ask(database))
+        data.save("documents", documents.answered(database))
         runs = documents.runs(database)
         data.save("replays", {run: product.replayed(database, run) for run in runs.values()})
         data.save("forecasts", documents.forecasts(database))

@@ -143,7 +143,8 @@ async def answers(database: Path, paths: list[str]) -> list[httpx.Response]:
     """
     settings = Settings(_url(database), _NO_BUS)
     with Store.open(settings.database) as store:
-        transport = httpx.ASGITransport(create_app(store, settings))
+        app = create_app(store, settings)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return [await client.get(path) for path in paths]
 
