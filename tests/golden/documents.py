@@ -56,6 +56,7 @@ _RUN = (
     "/events?since=x",
 )
 _KEPT = "/whatif"  # where a forecast is kept: a new one would be made at other times
+_DECIMALS = 9
 _WORDING = ("summary", "description")  # of presets and their parameters: text for people
 
 
@@ -117,8 +118,11 @@ def normalised(path: str, document: Any) -> Any:
     """A document without what depends on the time or the place of asking.
 
     Removed are: whether a node or a controller is alive; the bus's error message; the release's
-    number; and the wording with which presets and parameters are described.
+    number; and the wording with which presets and parameters are described. Attribution is rounded:
+    it is computed with BLAS, whose sums differ in the last bits from CPU to CPU.
     """
+    if "/attribution" in path:
+        return _rounded(document)
     if path == "/readyz":
         return {**document, "bus": document["bus"].partition(":")[0]}
     if path == "/api/v1/version":
@@ -127,10 +131,17 @@ def normalised(path: str, document: Any) -> Any:
         return sorted(
             line for line in document if not line.startswith(("# HELP", "paceline_nodes_alive "))
         )
-    drop = ("alive",)
-    if path == "/api/v1/policies":
-        drop += _WORDING
-    return _without(document, drop)
+    wording = _WORDING if path == "/api/v1/policies" else ()
+    return _without(document, ("alive", *wording))
+
+
+def _rounded(value: Any) -> Any:
+    """The same value with floats of so many decimals."""
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return round(value, _DECIMALS) + 0.0 if isinstance(value, float) else value  # no -0.0
 
 
 def _without(value: Any, keys: tuple[str, ...]) -> Any:
@@ -142,11 +153,11 @@ def _without(value: Any, keys: tuple[str, ...]) -> Any:
 
 
 def forecasts(database: Path) -> dict[str, Any]:
-    """A new forecast of two recorded runs, rounded, without the time at which it was made."""
+    """A new forecast of a recorded run, rounded, without the time at which it was made."""
     known = runs(database)
     return {
         name: data.rounded({**product.forecast_again(database, known[name]), "made_at": None})
-        for name in ("switches", "watched")
+        for name in ("switches",)
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def answers(database: Path) -> Iterator[dict[str, Any]]:
+def answers(database: Path) -> dict[str, Any]:
     return documents.ask(database)
 
 
