@@ -36,22 +36,29 @@ def test_plans_are_as_recorded(preset: str) -> None:
 
 
 def difference(name: str, case: dict[str, Any]) -> str | None:
-    """How the first segment that is not as recorded differs; None: all are the same."""
-    count = 0
-    for segment, digests in zip(product.segments(case["scenario"]), case["segments"], strict=False):
-        count += 1
-        different = [key for key, value in data.digests(segment).items() if value != digests[key]]
-        if not different:
-            continue
-        lines = [
-            f"case {name!r}: segment {segment['seq']} of attempt {segment['attempt']}, steps from "
-            f"{segment['first_step']}, {segment['policy']}: {', '.join(different)} differ",
-            f"to compare: python -m golden.make show {name!r}, in two checkouts",
-        ]
-        clear = case["clear"]
-        if (clear["attempt"], clear["seq"]) == (segment["attempt"], segment["seq"]):
-            lines += data.differences(clear, segment)
-        return "\n".join(lines)
-    if count != len(case["segments"]):
-        return f"case {name!r}: {count} segments, recorded {len(case['segments'])}"
-    return None
+    """How a case differs from the recorded one; None: it is the same.
+
+    Told are the first segment that differs, and all values of the one that is recorded in clear.
+    """
+    segments = list(product.segments(case["scenario"]))
+    recorded_digests = case["segments"]
+    lines = []
+    for segment, digests in zip(segments, recorded_digests, strict=False):
+        now = data.digests(segment)
+        if different := [key for key in sorted(digests) if now.get(key) != digests[key]]:
+            lines.append(f"{_title(segment)}: {', '.join(different)} differ")
+            break
+    if len(segments) != len(recorded_digests):
+        lines.append(f"{len(segments)} segments, recorded {len(recorded_digests)}")
+    if not lines:
+        return None
+    clear = case["clear"]
+    for segment in segments:
+        if _title(segment) == _title(clear):
+            lines += data.differences(clear, segment, "recorded in clear")
+    show = f"to compare all: python -m golden.make show {name!r}, in two checkouts"
+    return "\n".join([f"case {name!r}", *lines, show])
+
+
+def _title(segment: dict[str, Any]) -> str:
+    return f"attempt {segment['attempt']}, segment {segment['seq']}"
