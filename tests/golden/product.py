@@ -21,11 +21,11 @@ from paceline import __version__, cli
 from paceline.wire import PROTOCOL_VERSION
 from paceline_backend import policies
 from paceline_backend.api.app import create_app
-from paceline_backend.replay import replay
-from paceline_backend.settings import Settings
+from paceline_backend.insight.replay import replay
+from paceline_backend.insight.whatif.forecast import forecast
+from paceline_backend.server.settings import Settings
 from paceline_backend.simulator import Scenario, Simulation
 from paceline_backend.store import Store
-from paceline_backend.whatif.forecast import forecast
 
 Plain = dict[str, Any]
 

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from paceline.client import Client
-from paceline_backend.stack import Stack
+from paceline.node.client import Client
+from paceline_backend.server.stack import Stack
 from support import relaxed_script
 from support.chains import switch, wait_for_plan
 from support.e2e import wait_for, wait_for_end, wait_for_step
