@@ -1,0 +1,98 @@
+"""Makes the recorded data below `tests/golden/data`, with the code that is checked out.
+
+    cd tests
+    python -m golden.make plans        # simulated runs of every preset
+    python -m golden.make database     # recorded runs, by a real control plane and real ranks
+    python -m golden.make documents    # what REST answers about the runs of that database
+    python -m golden.make interface    # OpenAPI, versions
+    python -m golden.make show CASE    # a case's segments in clear, as JSON; compare two checkouts
+
+The data that is committed was made by the release of commit 30b5758. The tests compare what the
+code does now with it. Make data again only where a difference is wanted, and say in the commit why;
+a database of a released schema stays forever, as proof that it can still be opened. `database`
+takes some two minutes and also makes the documents, as each recording gives other times.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+from golden import cases, data, documents, product
+
+CLEAR = 2  # this segment of each case is recorded in clear, too
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="golden.make")
+    kinds = ("plans", "database", "documents", "interface", "show")
+    parser.add_argument("what", choices=kinds)
+    parser.add_argument("case", nargs="?")
+    arguments = parser.parse_args()
+    if arguments.what == "show":
+        show(arguments.case)
+    else:
+        {
+            "plans": make_plans,
+            "database": make_database,
+            "documents": make_documents,
+            "interface": make_interface,
+        }[arguments.what]()
+
+
+def make_plans() -> None:
+    """Records each case's scenario, its segments' digests, and a segment in clear."""
+    recorded = {}
+    for name, scenario in cases.scenarios().items():
+        segments = list(product.segments(scenario))
+        recorded[name] = {
+            "scenario": scenario,
+            "segments": [data.digests(segment) for segment in segments],
+            "clear": segments[CLEAR] if len(segments) > CLEAR else segments[-1],
+        }
+    data.save("plans", recorded)
+
+
+def make_database() -> None:
+    """Records runs, and what REST answers about them."""
+    from golden.record import record
+
+    with tempfile.TemporaryDirectory(prefix="golden") as folder:
+        database, _ = record(Path(folder))
+        data.save_database(database)
+    make_documents()
+
+
+def make_documents() -> None:
+    """Records what REST answers about the recorded runs, their replays, and a forecast."""
+    with tempfile.TemporaryDirectory(prefix="golden") as folder:
+        database = data.copy_of_database(Path(folder))
+        product.migrated(database)
+        data.save("documents", documents.answered(database))
+        runs = documents.runs(database)
+        data.save("replays", {run: product.replayed(database, run) for run in runs.values()})
+        data.save("forecasts", documents.forecasts(database))
+
+
+def make_interface() -> None:
+    """Records OpenAPI and the versions."""
+    with tempfile.TemporaryDirectory(prefix="golden") as folder:
+        database = data.copy_of_database(Path(folder))
+        data.save("interface", documents.interface(database))
+
+
+def show(case: str) -> None:
+    """Prints a case's segments in clear.
+
+    Args:
+        case: its name, as in a failed test's message.
+    """
+    segments = list(product.segments(cases.scenarios()[case]))
+    json.dump(segments, sys.stdout, indent=1, sort_keys=True)
+
+
+if __name__ == "__main__":
+    main()

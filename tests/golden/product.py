@@ -1,0 +1,166 @@
+"""Everything that the golden tests take from the product.
+
+When modules move or types change shape, change this file and nothing else below `tests/golden`.
+The recorded data stays: `described` must go on giving the plain values that it gave when the data
+was made.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+import httpx
+import msgspec
+import typer
+
+from paceline import __version__, cli
+from paceline.wire import PROTOCOL_VERSION
+from paceline_backend import policies
+from paceline_backend.api.app import create_app
+from paceline_backend.insight.replay import replay
+from paceline_backend.insight.whatif.forecast import forecast
+from paceline_backend.server.settings import Settings
+from paceline_backend.simulator import Scenario, Simulation
+from paceline_backend.store import Store
+
+Plain = dict[str, Any]
+
+_NO_BUS = "redis://127.0.0.1:1/0"  # nothing listens there
+_FORECAST_STEPS = 64  # newest steps of a run that a recorded forecast rests on
+
+
+def presets() -> list[str]:
+    """The names of all registered presets."""
+    return policies.names()
+
+
+def segments(scenario: Plain) -> Iterator[Plain]:
+    """Simulates a scenario in virtual time; each of its segments as plain values.
+
+    Args:
+        scenario: the fields of a scenario file.
+    """
+    simulation = Simulation.of(Scenario.of(scenario))
+    while not simulation.finished:
+        yield described(simulation.advance())
+
+
+def described(trained: Any) -> Plain:
+    """A trained segment as plain values: what was planned, and how long it took.
+
+    Times are virtual, in seconds. Lists are [step][rank], but for `rounds`.
+
+    Args:
+        trained: what `Simulation.advance` returns.
+    """
+    segment = trained.segment
+    return {
+        "attempt": trained.attempt,
+        "seq": segment.seq,
+        "epoch": segment.epoch,
+        "first_step": segment.first_step,
+        "steps": segment.steps,
+        "epoch_end": segment.epoch_end,
+        "policy": segment.policy,
+        "version": segment.version,
+        "assignment": [[part.tolist() for part in step] for step in segment.assignments()],
+        "ett_s": segment.ett_s,
+        "shares": segment.shares,
+        "feedback": [list(span) for span in segment.feedback],
+        "shuffled": segment.shuffled,
+        "moved": segment.moved,
+        "memory": segment.memory,
+        "threads": segment.threads,
+        "synchroniser": _synchroniser(segment.synchroniser),
+        "why": segment.why,
+        "begins_at": trained.begins_at,
+        "started_at": trained.started_at.tolist(),
+        "data_s": trained.data_s.tolist(),
+        "compute_s": trained.compute_s.tolist(),
+        "wait_s": trained.wait_s.tolist(),
+        "communication_s": trained.communication_s.tolist(),
+        "rounds": [_round(each) for each in trained.rounds],
+    }
+
+
+def _synchroniser(synchronisation: Any) -> Plain:
+    return {"name": synchronisation.name, "parameters": synchronisation.parameters}
+
+
+def _round(each: Any) -> Plain:
+    """A round of a relaxed synchroniser; its numbers are counted from the segment's first."""
+    return {
+        "number": each.number,
+        "rank": each.rank,
+        "step": each.step,
+        "world": each.world,
+        "contributors": each.contributors,
+        "staleness": list(each.staleness),
+        "dropped": each.dropped,
+        "waited_s": each.waited_s,
+        "reduced_s": each.reduced_s,
+        "bytes": each.bytes,
+        "ended_at": each.ended_at,
+    }
+
+
+def versions() -> Plain:
+    """The release and the protocol that the command line and the API tell."""
+    return {"version": __version__, "protocol": PROTOCOL_VERSION}
+
+
+def commands() -> list[str]:
+    """Each command of `paceline` and each of its options, as `command option`."""
+    for entry in entry_points(group="paceline.commands"):
+        entry.load()(cli.app)
+    group: Any = typer.main.get_command(cli.app)
+    lines = []
+    for name, command in group.commands.items():
+        lines.append(name)
+        lines += [f"{name} {option}" for each in command.params for option in each.opts]
+    return sorted(lines)
+
+
+def migrated(database: Path) -> Plain:
+    """Opens a database as a server does, which migrates it; its state afterwards."""
+    with Store.open(_url(database)) as store, store.read() as connection:
+        revision = connection.exec_driver_sql("SELECT version_num FROM alembic_version").scalar()
+    return {"revision": str(revision)}
+
+
+async def answers(database: Path, paths: list[str]) -> list[httpx.Response]:
+    """What the web application answers over a database; no bus answers it.
+
+    The application runs in this process, without a socket.
+
+    Args:
+        database: its file.
+        paths: to get, with their queries.
+    """
+    settings = Settings(_url(database), _NO_BUS)
+    with Store.open(settings.database) as store:
+        app = create_app(store, settings)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            return [await client.get(path) for path in paths]
+
+
+def replayed(database: Path, run: str) -> Plain:
+    """Plans a recorded run again; the report as plain values."""
+    with Store.open(_url(database)) as store:
+        return asdict(replay(store, run))
+
+
+def forecast_again(database: Path, run: str) -> Plain:
+    """What other presets would take, computed anew from a recorded run."""
+    with Store.open(_url(database)) as store:
+        answer: Plain = msgspec.to_builtins(forecast(store, run, steps=_FORECAST_STEPS))
+    return answer
+
+
+def _url(database: Path) -> str:
+    return f"sqlite:///{database}"

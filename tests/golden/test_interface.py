@@ -1,0 +1,26 @@
+"""What clients and operators rely on may grow, but nothing of it goes away."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from golden import data, documents
+
+
+@pytest.fixture(scope="module")
+def now(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return documents.interface(data.copy_of_database(tmp_path_factory.mktemp("golden")))
+
+
+@pytest.mark.parametrize("kind", ["commands", "rest"])
+def test_nothing_has_gone(kind: str, now: dict[str, Any]) -> None:
+    gone = sorted(set(data.load("interface")[kind]) - set(now[kind]))
+    assert not gone, "recorded, but not there now:\n" + "\n".join(gone)
+
+
+def test_ranks_of_the_release_are_still_understood(now: dict[str, Any]) -> None:
+    before = data.load("interface")
+    assert now["versions"]["protocol"] == before["versions"]["protocol"]
+    assert now["migrated"]["revision"] >= before["migrated"]["revision"]
