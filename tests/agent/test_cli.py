@@ -181,6 +181,7 @@ def test_run_without_a_server(data: Path, tmp_path: Path) -> None:
     assert shown["cost"] == {"kappa": 0.5, "padded": False} and "serial" not in shown
     assert code == 5
     assert "rank 0 ended with code 5" in err or "rank 0 failed: err 0 (exit code 5)" in err
+    assert err.splitlines().count("err 0") == 1, "it was copied already"
 
 
 @pytest.mark.ranks
@@ -198,7 +199,8 @@ def test_run_with_a_server(server: httpx.Client, bus_url: str, data: Path, tmp_p
     assert code == 1
     assert "rank 2 failed: LookupError: no such label (exit code 1); log: " in err
     assert f"{url(server)}/runs/{run['id']}" in err
-    assert "Traceback" not in err
+    assert err.count('    raise LookupError("no such label")\n') == 1
+    assert "launcher.py" not in err
     assert (run["name"], run["args"], run["node"], run["nproc"]) == ("label", ["a", "b"], "here", 3)
     assert out == f"{run['id']}\n"
     last = states(bus_url, str(run["id"]))[-1]

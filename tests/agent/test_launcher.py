@@ -134,7 +134,7 @@ def test_rank_that_raises_is_named_and_ends_the_others(train: Train, tmp_path: P
     finish(supervisor)
     log = rundir.rank_log(supervisor.directory, 0, 2, "stderr")
     words = "RuntimeError: bad sample 7"
-    assert failure(supervisor) in (
+    assert failure(supervisor).splitlines()[0] in (
         f"rank 2 failed: {words} (exit code 1); log: {log}",
         # At times: gloo's threads may outlive the interpreter.
         f"rank 2 was killed by SIGABRT after {words}; log: {log}",
@@ -171,6 +171,51 @@ def test_first_to_raise_is_to_blame_even_if_last_to_exit(train: Train) -> None:
     finish(supervisor)
     assert "RuntimeError: a consequence" in output(supervisor, 0, "stderr")
     assert failure(supervisor).startswith("rank 1 failed: ValueError: the cause (exit code 1)")
+
+
+@pytest.mark.ranks
+def test_a_failure_shows_the_end_of_the_ranks_log(train: Train, bus_url: str) -> None:
+    text = """
+        import os, sys, time
+        if os.environ["RANK"] == "0":
+            time.sleep(60)
+        for number in range(1000):
+            print("line", number, "of a long log", file=sys.stderr)
+        sys.stderr.buffer.write(b"not UTF-8: \\xff, NUL: \\0\\n")
+        raise ValueError("no such label")
+    """
+    supervisor = train(text, 2, bus_url=bus_url)
+    finish(supervisor)
+    (told,) = [state.message for state in states(bus_url, "r0") if state.state == "failed"]
+    assert told == failure(supervisor)
+    head, *tail = told.splitlines()
+    log = rundir.rank_log(supervisor.directory, 0, 1, "stderr")
+    assert head == f"rank 1 failed: ValueError: no such label (exit code 1); log: {log}"
+    assert tail[-1] == "ValueError: no such label"
+    assert "line 999 of a long log" in tail
+    assert "line 0 of a long log" not in tail
+    assert "\0" not in told
+    assert len("\n".join(tail)) <= 2000
+
+
+@pytest.mark.parametrize(
+    ("log", "shown"),
+    [
+        (b"", ""),
+        (b"\n\n", ""),
+        (b"one\ntwo\n", "one\ntwo"),
+        (b"[rank1]: one\n[rank1]: two", "one\ntwo"),
+        (b" 10%\r 50%\r100%\nover\n", "100%\nover"),
+        (b"a" * 5000, "a" * 2000),
+        (b"first\n" + b"a" * 1999 + b"\n", "a" * 1999),
+        (b"x\0y", "xy"),
+    ],
+)
+def test_the_end_of_a_log(log: bytes, shown: str, tmp_path: Path) -> None:
+    path = tmp_path / "stderr.log"
+    path.write_bytes(log)
+    assert rundir.last_lines(path) == shown
+    assert rundir.last_lines(tmp_path / "missing") == ""
 
 
 @pytest.mark.ranks
@@ -307,11 +352,6 @@ def test_what_cannot_be_launched_is_refused(
         (
             "Traceback (most recent call last):\n  File 'x'\nKeyboardInterrupt\n",
             "KeyboardInterrupt",
-        ),
-        (
-            "[rank2]: Traceback (most recent call last):\n[rank2]:   File 'x'\n"
-            "[rank2]: RuntimeError: boom\n",
-            "RuntimeError: boom",
         ),
         ('  File "x.py", line 1\n    a b\n      ^\nSyntaxError: invalid\n', "SyntaxError: invalid"),
     ],

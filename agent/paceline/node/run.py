@@ -145,7 +145,7 @@ def train(
         code = Foreground(supervisor, link, node).run()
         assert supervisor.last is not None
         if supervisor.last.message is not None:
-            _say(supervisor.last.message)
+            _say(_unseen(supervisor.last.message))
         if not supervisor.settled:
             _say(
                 f"the bus is away: what it did not take is in {supervisor.directory}; "
@@ -174,6 +174,11 @@ def _refuse_plans(policy: str | None, parameters: Mapping[str, Any], away: Pacel
         f"{asked} needs a control plane, and {away}: start `paceline server` first, or leave out "
         "policy and parameters to train without one, in plain DDP's order"
     )
+
+
+def _unseen(message: str) -> str:
+    """A run's message without the last lines of rank 0's log, which was copied before."""
+    return message.partition("\n")[0] if message.startswith("rank 0 ") else message
 
 
 def _say(line: str) -> None:

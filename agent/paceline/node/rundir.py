@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 from pathlib import Path
 from typing import TypeVar
 
@@ -22,6 +23,9 @@ from paceline.core.errors import PacelineError
 from paceline.wire import RunState
 
 T = TypeVar("T")
+
+_TAIL_BYTES = 65536
+_SHOWN = 2000  # characters of a log that a run's message holds
 
 
 class LauncherStatus(msgspec.Struct, frozen=True):
@@ -75,6 +79,30 @@ def open_data(path: Path) -> Path:
 def rank_log(directory: Path, attempt: int, rank: int, stream: str) -> Path:
     """The file that a rank's `stream` ("stdout", "stderr") goes to."""
     return directory / "logs" / f"attempt_{attempt}" / str(rank) / f"{stream}.log"
+
+
+def tail(log: Path) -> str:
+    """The end of what a rank wrote, without the prefix that torch.distributed puts on lines."""
+    try:
+        with log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return re.sub(r"^\[rank\d+\]: ?", "", text.replace("\0", ""), flags=re.M)
+
+
+def last_lines(log: Path) -> str:
+    """The last lines of a log, for a run's message: 2,000 characters at most; "" if there are none.
+
+    Of a line that was written over, such as a progress bar, only what was shown last.
+    """
+    lines = [line.rstrip("\r").rpartition("\r")[2] for line in tail(log).strip().split("\n")]
+    text = "\n".join(lines)
+    if len(text) <= _SHOWN:
+        return text
+    cut = text[-_SHOWN - 1 :]
+    return cut.partition("\n")[2] if "\n" in cut else cut[1:]
 
 
 def write(path: Path, value: msgspec.Struct) -> None:

@@ -194,9 +194,9 @@ class Supervisor:
                 if code < 0
                 else f"ended with code {code}"
             )
-            self._end(
-                "failed", None, f"the launcher {what}; log: {self.directory / 'launcher.log'}"
-            )
+            log = self.directory / "launcher.log"
+            message = f"the launcher {what}; log: {log}\n{rundir.last_lines(log)}"
+            self._end("failed", None, message.rstrip("\n"))
         elif status is not None and exit_code:
             self._end("failed", exit_code, status.message)
         else:

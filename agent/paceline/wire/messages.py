@@ -227,7 +227,8 @@ class RunState(msgspec.Struct, frozen=True, tag="run_state"):
     node: str
     attempt: int = 0
     exit_code: int | None = None
-    message: str | None = None  # of a failure: rank, exception and where its log is
+    # Of a failure. First line: rank, exception and where its log is; then the log's last lines.
+    message: str | None = None
     dropped: int = 0  # telemetry records that did not fit into the bounded spool
 
 

@@ -47,7 +47,6 @@ _RENDEZVOUS = {
     "keep_alive_max_attempt": 5,
     "is_host": False,
 }
-_TAIL_BYTES = 65536
 
 
 class _Logs(DefaultLogsSpecs):
@@ -104,7 +103,7 @@ class _Agent(LocalElasticAgent):
                     os.killpg(pid, signal.SIGKILL)
 
     def _failure(self, failed: dict[int, int]) -> LauncherStatus:
-        """The first of the ranks that failed, {rank: exit code}, and why.
+        """The first of the ranks that failed, {rank: exit code}, and why, with its last lines.
 
         Ranks that fail because a peer is gone say so after the peer's last words.
         """
@@ -112,9 +111,7 @@ class _Agent(LocalElasticAgent):
         logs = {r: rundir.rank_log(self._directory, attempt, r, "stderr") for r in failed}
         rank = min(failed, key=lambda r: logs[r].stat().st_mtime_ns)
         code = failed[rank]
-        with logs[rank].open("rb") as log:
-            log.seek(max(0, logs[rank].stat().st_size - _TAIL_BYTES))
-            words = last_words(log.read().decode(errors="replace"))
+        words = last_words(rundir.tail(logs[rank]))
         if code > 0:
             what = f"failed: {words} (exit code {code})" if words else f"ended with code {code}"
         else:
@@ -122,13 +119,12 @@ class _Agent(LocalElasticAgent):
             # One in six ranks that raise aborts while it exits, as gloo's threads still run.
             if -code == signal.SIGABRT and words:
                 what += f" after {words}"
-        message = f"rank {rank} {what}; log: {logs[rank]}"
-        return LauncherStatus(attempt, code if code > 0 else 128 - code, message)
+        message = f"rank {rank} {what}; log: {logs[rank]}\n{rundir.last_lines(logs[rank])}"
+        return LauncherStatus(attempt, code if code > 0 else 128 - code, message.rstrip("\n"))
 
 
 def last_words(stderr: str) -> str:
     """The exception that ended a Python program, ``Type: message``, else its last line."""
-    stderr = re.sub(r"^\[rank\d+\]: ?", "", stderr, flags=re.M)  # which torch.distributed adds
     *_, last = stderr.rpartition("Traceback (most recent call last):\n")
     lines = last.splitlines()
     if len(last) < len(stderr):
