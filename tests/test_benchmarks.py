@@ -209,7 +209,7 @@ def test_speech_trains_alike_and_times_every_epoch(
     for voice, frequency, row in zip(("en_US_f", "it_IT_m"), (500, 900), lengths, strict=True):
         for number, seconds in enumerate(row):
             record(tmp_path / "sounds" / voice / f"{number}.wav", frequency, seconds)
-    contenders = (speech.DDP, speech.EXACT)
+    contenders = (speech.DDP, speech.EXACT, speech.PADDED)
     small = speech.Size(epochs=4, batch=4, seeds=1, contenders=contenders)
     monkeypatch.setattr(speech, "QUICK", small)
     whole = keeps_conventions(
@@ -222,9 +222,8 @@ def test_speech_trains_alike_and_times_every_epoch(
         assert len(training["epochs_s"]) == 4
         assert figures["total_s"] == pytest.approx(sum(training["epochs_s"]))
         assert figures["epoch_s"] == training["epochs_s"][3]
-    plain, exact = (results[name]["accuracy"] for name in contenders)
-    assert plain == exact
-    assert whole["checks"][-1]["value"] == abs(plain - exact)
+    accuracies = {figures["accuracy"] for figures in results.values()}
+    assert len(accuracies) == 1
 
 
 @pytest.mark.ranks
