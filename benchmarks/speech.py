@@ -2,8 +2,9 @@
 
 examples/speech is trained with plain DDP, with DDP on batches of similar lengths, and with
 `paceline` in its exact and its free mode under a real control plane: in turn, seed by seed, from
-the same parameters. Printed are seconds per epoch, loading and padding included, and held-out
-accuracy.
+the same parameters. Exact mode finds out that a batch costs as much as its padded form, or is told
+so from the start (`cost=padded`). Printed are seconds per epoch, loading and padding included, and
+held-out accuracy after the last epoch.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from typing import Any
 from harness import Check, finish, parser
 from switch import wait
 
-from paceline_backend.stack import Stack
+from paceline_backend.server.stack import Stack
 
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "speech"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "paceline" / "speech"
@@ -52,7 +53,7 @@ class Size:
     contenders: tuple[str, ...] = (DDP, GROUPED, EXACT, PADDED, FREE)
 
 
-QUICK = Size(epochs=6, seeds=1, contenders=(DDP, EXACT, PADDED))
+QUICK = Size(epochs=5, seeds=1, contenders=(DDP, PADDED))
 
 
 @dataclass
@@ -160,6 +161,8 @@ def checks_of(results: Results) -> list[Check]:
     """The promises about exact mode, as far as their contenders were trained."""
     checks = []
     for name in (EXACT, PADDED):
+        if name not in results:
+            continue
         exact_s = epoch_s(results[name])
         speedup = epoch_s(results[DDP]) / exact_s
         checks.append(Check(f"{name}: plain DDP's epoch over its own", speedup, 3, ">="))
