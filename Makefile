@@ -1,4 +1,4 @@
-.PHONY: help setup-demo setup-dev setup-bench demo demo-report test check bench format clean
+.PHONY: help setup-demo setup-dev setup-bench demo demo-report test check bench bench-real format clean
 .DEFAULT_GOAL := help
 
 help: ## what there is
@@ -40,6 +40,9 @@ setup-bench:
 
 bench: setup-bench ## how near each policy and its peers come to the fluid limit (ARGS=--quick)
 	.venv/bin/python benchmarks/balance.py $(ARGS)
+
+bench-real: setup-demo ## plain DDP and paceline on real speech, nothing emulated: time per epoch, accuracy
+	.venv/bin/python benchmarks/speech.py $(ARGS)
 
 format: setup-dev ## format the code
 	.venv/bin/ruff check --fix .

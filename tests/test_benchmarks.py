@@ -6,6 +6,7 @@ import dataclasses
 import importlib
 import json
 import re
+import wave
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -183,6 +184,46 @@ def test_papers_prints_each_figure_beside_ours(
     table = papers.table_of(results)
     assert "578 / " in table
     assert "paper 104.9 ms [167, 167, 158, 20]" in table
+
+
+def record(path: Path, frequency: float, seconds: float) -> None:
+    """Writes a tone as a telephone recording."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    phase = 2 * np.pi * frequency * np.arange(int(8000 * seconds)) / 8000
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(8000)
+        file.writeframes((np.sin(phase) * 8000).astype("<i2").tobytes())
+
+
+@pytest.mark.ranks
+def test_speech_trains_alike_and_times_every_epoch(
+    program: Any,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    speech = program("speech")
+    lengths = np.random.default_rng(0).lognormal(-0.5, 0.7, (2, 25)).clip(0.2, 5)
+    for voice, frequency, row in zip(("en_US_f", "it_IT_m"), (500, 900), lengths, strict=True):
+        for number, seconds in enumerate(row):
+            record(tmp_path / "sounds" / voice / f"{number}.wav", frequency, seconds)
+    contenders = (speech.DDP, speech.EXACT, speech.PADDED)
+    small = speech.Size(epochs=4, batch=4, seeds=1, contenders=contenders)
+    monkeypatch.setattr(speech, "QUICK", small)
+    whole = keeps_conventions(
+        *run(speech, monkeypatch, capsys, "--quick", "--json", "--data", str(tmp_path))
+    )
+    results = whole["results"]
+    assert results.keys() == set(contenders)
+    for figures in results.values():
+        (training,) = figures["trainings"]
+        assert len(training["epochs_s"]) == 4
+        assert figures["total_s"] == pytest.approx(sum(training["epochs_s"]))
+        assert figures["epoch_s"] == training["epochs_s"][3]
+    accuracies = {figures["accuracy"] for figures in results.values()}
+    assert len(accuracies) == 1
 
 
 @pytest.mark.ranks
