@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from paceline.wire import ALLREDUCE, StepRecord, Synchronisation
+from paceline.wire import ALLREDUCE, StepRecord
+from paceline.wire.synchronisation import Synchronisation
 from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.simulator.sync import Costs, step_time_s
 

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from harness import Check, finish, parser
 
-from paceline.wire import Synchronisation
+from paceline.wire.synchronisation import convert
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.sync import Costs, Work, make
 
@@ -42,7 +42,7 @@ def work_s(seed: int) -> Floats:
 
 def respond(probes: int, message_s: float, seeds: int) -> dict[str, Any]:
     """Response times of RNA's rounds, and how many ranks gave to them."""
-    what = Synchronisation("partial", {"probes": probes, "staleness": None, "mean": True})
+    what = convert("partial", {"probes": probes, "staleness": None, "mean": True})
     costs = Costs(call_s=(probes + 1) * message_s)
     rounds = []
     for seed in range(seeds):

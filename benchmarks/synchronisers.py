@@ -44,17 +44,9 @@ from trainings import Trained, Work, train
 
 from paceline.core.cost import Features
 from paceline.node.spool import drain
-from paceline.wire import (
-    ALLREDUCE,
-    TELEMETRY,
-    RoundBatch,
-    RoundRecord,
-    RunState,
-    StepBatch,
-    Synchronisation,
-    decode,
-)
+from paceline.wire import ALLREDUCE, TELEMETRY, RoundBatch, RoundRecord, RunState, StepBatch, decode
 from paceline.wire.bus import connect, publish
+from paceline.wire.synchronisation import Hierarchical, Partial, Synchronisation
 from paceline_backend import policies
 from paceline_backend.planning.offer import segment_steps
 from paceline_backend.policies.base import Feedback, Floats
@@ -150,7 +142,7 @@ def coasted(pool: Ranks, scenario: Scenario, contender: Contender, seed: int) ->
         drain(Path(spool), entries.append, include_open=True)
     messages = [decode(entry)[1] for entry in entries]
     rounds = [one for m in messages if isinstance(m, RoundBatch) for one in m.records]
-    means = what.parameters.get("mean", False)
+    means = isinstance(what, Partial | Hierarchical) and what.parameters.mean
     found = run_of(ranks, rounds, task_of(scenario.task), means=means)
     if contender.preset is not None:
         steps = [one for m in messages if isinstance(m, StepBatch) for one in m.records]

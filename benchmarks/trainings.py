@@ -42,7 +42,8 @@ from paceline.train.sync.base import Synchroniser
 from paceline.train.sync.hierarchical import Hierarchical
 from paceline.train.sync.pairwise import Pairwise
 from paceline.train.sync.partial import Partial
-from paceline.wire import ALLREDUCE, Segment, Synchronisation
+from paceline.wire import ALLREDUCE, Segment
+from paceline.wire.synchronisation import Synchronisation
 
 logging.getLogger("paceline.train.device").setLevel(logging.ERROR)  # that devices are emulated
 

@@ -25,6 +25,7 @@ from paceline.core.terms import Terms
 from paceline.train.leader import Control, Leader
 from paceline.train.parts import Plan, Step
 from paceline.wire import Adopted, Proposal, Segment, StopTraining, bus
+from paceline.wire.synchronisation import convert
 from paceline_backend.server.embedded import EmbeddedBus
 from support import sessions
 from support.ranks import Ranks
@@ -159,10 +160,10 @@ def test_an_invalid_proposal_is_refused_and_the_leader_coasts(
 
 def poisoned(parameters: bytes) -> dict[bytes, bytes]:
     """The bus entry of `FIRST`, its synchroniser's parameters replaced by these in MessagePack."""
-    mark = {"mark": "here"}
-    what = wire.Synchronisation("hierarchical", mark)
+    rounds = {"probes": 2, "staleness": 4, "mean": True}
+    what = convert("hierarchical", rounds | {"groups": [[0], [1]], "every": 4})
     fields = wire.encode(Proposal(0, msgspec.structs.replace(FIRST, synchroniser=what), "x"), RUN)
-    marked = msgspec.msgpack.encode(mark)
+    marked = msgspec.msgpack.encode(what.parameters)
     assert marked in fields[b"data"]
     return fields | {b"data": fields[b"data"].replace(marked, parameters)}
 

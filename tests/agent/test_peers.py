@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 import torch
 
-from paceline.wire import Synchronisation
+from paceline.wire.synchronisation import Synchronisation, convert
 from support import peers
 from support.ranks import Ranks
 
 pytestmark = pytest.mark.ranks
 WORLD = 4
-PAIRWISE = Synchronisation("pairwise")
+PAIRWISE = convert("pairwise")
 LOSSLESS = {"quorum": 1, "staleness": None, "mean": False}
 
 
 def hierarchical(groups: list[list[int]], every: int | None) -> Synchronisation:
-    return Synchronisation("hierarchical", {"groups": groups, "every": every} | LOSSLESS)
+    return convert("hierarchical", {"groups": groups, "every": every} | LOSSLESS)
 
 
 @pytest.fixture(scope="module")
@@ -104,7 +104,7 @@ def test_a_mean_of_local_steps_weighs_by_what_ranks_trained_with(ranks: Ranks) -
 
     Two steps, then their mean: 0.8 · 2 + 0.2 · 4 = 2.4; and so twice.
     """
-    what = Synchronisation("averaging", {"every": 2})
+    what = convert("averaging", {"every": 2})
     found = ranks.run(peers.by_ranks, what, 4, [0.8, 0.2, 0.0, 0.0])
     for one in found:
         assert one["after"] == one["before"] == pytest.approx([4.8] * 5)
@@ -150,6 +150,6 @@ def test_unequal_groups_find_the_least_loss_of_all(ranks: Ranks, groups: list[li
 
 def test_within_a_group_replicas_are_the_same(ranks: Ranks) -> None:
     given: dict[str, Any] = {"quorum": 2, "staleness": 0, "waits": True, "mean": False}
-    what = Synchronisation("hierarchical", {"groups": [[0, 2], [1, 3]], "every": 3} | given)
+    what = convert("hierarchical", {"groups": [[0, 2], [1, 3]], "every": 3} | given)
     found = ranks.run(peers.by_noise, what, 30, 1)
     assert found[0]["before"] == found[2]["before"] != found[1]["before"] == found[3]["before"]

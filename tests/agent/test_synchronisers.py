@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.wire import ALLREDUCE, Synchronisation
+from paceline.wire import ALLREDUCE
+from paceline.wire.synchronisation import convert
 from support import relaxing
 from support.ranks import RankError, Ranks
 from support.relaxing import SAMPLES, STEPS
@@ -17,26 +18,24 @@ from support.relaxing import SAMPLES, STEPS
 pytestmark = pytest.mark.ranks
 WORLD = 3
 KINDS = {
-    "rna": Synchronisation("partial", {"probes": 2, "staleness": 4, "mean": True}),
-    "majority": Synchronisation("partial", {"probes": 1, "staleness": 4, "mean": False}),
-    "n-soft": Synchronisation("partial", {"parts": 2, "staleness": 4, "mean": False}),
-    "ssp": Synchronisation("partial", {"quorum": 1, "staleness": None, "lead": 2, "mean": False}),
-    "backup": Synchronisation(
-        "partial", {"spare": 1, "staleness": 0, "waits": True, "mean": False}
-    ),
-    "flexrr": Synchronisation(
+    "rna": convert("partial", {"probes": 2, "staleness": 4, "mean": True}),
+    "majority": convert("partial", {"probes": 1, "staleness": 4, "mean": False}),
+    "n-soft": convert("partial", {"parts": 2, "staleness": 4, "mean": False}),
+    "ssp": convert("partial", {"quorum": 1, "staleness": None, "lead": 2, "mean": False}),
+    "backup": convert("partial", {"spare": 1, "staleness": 0, "waits": True, "mean": False}),
+    "flexrr": convert(
         "partial", {"quorum": 1, "staleness": None, "lead": 2, "mean": False, "steals": True}
     ),
-    "local": Synchronisation("averaging", {"every": 3}),
-    "osa": Synchronisation("averaging", {"every": None}),
-    "pairwise": Synchronisation("pairwise"),
-    "hierarchical": Synchronisation(
+    "local": convert("averaging", {"every": 3}),
+    "osa": convert("averaging", {"every": None}),
+    "pairwise": convert("pairwise"),
+    "hierarchical": convert(
         "hierarchical",
         {"groups": [[0, 1], [2]], "every": 2, "probes": 2, "staleness": 4, "mean": True},
     ),
 }
-EACH = Synchronisation("averaging", {"every": 1})
-ALL = Synchronisation("partial", {"quorum": WORLD, "staleness": 0, "waits": True, "mean": False})
+EACH = convert("averaging", {"every": 1})
+ALL = convert("partial", {"quorum": WORLD, "staleness": 0, "waits": True, "mean": False})
 RELAXED = 2 * SAMPLES - 4 * relaxing.BATCH  # samples after the first segment, which is all-reduced
 SCRIPTS: dict[str, dict[str, Any]] = {
     "usual": {},

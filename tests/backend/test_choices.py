@@ -8,16 +8,18 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline.wire import ALLREDUCE, Synchronisation
+from paceline.wire import ALLREDUCE
+from paceline.wire.synchronisation import Synchronisation, convert
 from paceline_backend.demo import print_report
 from paceline_backend.insight.report import run_report
 from paceline_backend.store import Store, choices, telemetry
 from support.records import add_run, adopted, hello
 from support.web import serving
 
-PARTIAL = Synchronisation("partial", {"probes": 2})
-GROUPS = Synchronisation("hierarchical", {"every": 4, "groups": [[0], [1]]})
-OTHERS = Synchronisation("hierarchical", {"every": 4, "groups": [[0, 1]]})
+ROUNDS = {"every": 4, "probes": 2, "staleness": 4, "mean": True}
+PARTIAL = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
+GROUPS = convert("hierarchical", ROUNDS | {"groups": [[0], [1]]})
+OTHERS = convert("hierarchical", ROUNDS | {"groups": [[0, 1]]})
 
 Plan = tuple[int, Synchronisation, str]  # version, how, why; each of two steps
 
@@ -100,8 +102,8 @@ def test_what_a_later_attempt_undid_does_not_count(store: Store) -> None:
 def test_a_digest_tells_parameters_apart_but_not_their_order() -> None:
     digests = {how.digest for how in (ALLREDUCE, PARTIAL, GROUPS, OTHERS)}
     assert len(digests) == 4
-    turned = dict(reversed(GROUPS.parameters.items()))
-    assert Synchronisation("hierarchical", turned).digest == GROUPS.digest
+    turned = dict(reversed(msgspec.to_builtins(GROUPS.parameters).items()))
+    assert convert("hierarchical", turned).digest == GROUPS.digest
     again = msgspec.msgpack.decode(msgspec.msgpack.encode(GROUPS), type=Synchronisation)
     assert again.digest == GROUPS.digest
     assert {len(digest) for digest in digests} == {16}

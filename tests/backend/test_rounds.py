@@ -13,17 +13,18 @@ import redis
 import sqlalchemy as sa
 
 from paceline.wire import (
+    ALLREDUCE,
     TELEMETRY,
     Adopted,
     Message,
     RoundBatch,
     RoundRecord,
     StepBatch,
-    Synchronisation,
     live,
     pack_indices,
 )
 from paceline.wire.bus import connect, publish
+from paceline.wire.synchronisation import convert
 from paceline_backend.control.ingest import DEAD, Ingest
 from paceline_backend.demo import print_report
 from paceline_backend.insight.report import run_report
@@ -34,7 +35,7 @@ from support.node import until
 from support.records import a_round, add_run, adopted, hello, record
 from support.web import serving
 
-PARTIAL = Synchronisation("partial", {"probes": 2})
+PARTIAL = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
 
 
 @pytest.fixture
@@ -253,7 +254,7 @@ def test_what_a_later_attempt_undid_does_not_count(store: Store) -> None:
 def test_time_under_another_synchroniser_is_not_counted(store: Store) -> None:
     """A policy that chooses for each segment: an hour of all-reduce lies between two rounds."""
     key = add_run(store, "r")
-    plans = [plan(seq, synchroniser=Synchronisation() if seq == 1 else PARTIAL) for seq in range(3)]
+    plans = [plan(seq, synchroniser=ALLREDUCE if seq == 1 else PARTIAL) for seq in range(3)]
     ends = {0: 1_000.0, 2: 4_600.0}
     made = [a_round(seq, segment=seq, step=2 * seq, ended_at=at) for seq, at in ends.items()]
     write(store, hello(world=2), *plans, *(trained(seq) for seq in range(3)), told(*made))

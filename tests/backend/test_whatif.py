@@ -18,7 +18,7 @@ import pytest
 import sqlalchemy as sa
 
 from paceline.core.emulation import Emulation, Slowdown
-from paceline.wire import Synchronisation
+from paceline.wire.synchronisation import Partial, PartialRules
 from paceline_backend import policies
 from paceline_backend.api.whatif import _kept
 from paceline_backend.insight.whatif import forecast as whatif_forecast
@@ -26,8 +26,7 @@ from paceline_backend.insight.whatif.answer import STEPS, Forecast
 from paceline_backend.insight.whatif.command import from_database
 from paceline_backend.insight.whatif.forecast import forecast, of_state
 from paceline_backend.insight.whatif.measured import same_speeds
-from paceline_backend.policies import Policy, Problem, UnknownPolicyError
-from paceline_backend.simulator.sync import NAMES
+from paceline_backend.policies import Choice, Policy, Problem, UnknownPolicyError
 from paceline_backend.store import Store, forecasts, runs, schema, telemetry
 from paceline_backend.store.runs import UnknownRunError
 from support.forecasts import Training, drawn
@@ -201,6 +200,10 @@ def test_unknown_speeds_and_policies() -> None:
 def test_a_preset_that_cannot_be_simulated_costs_only_its_own_forecast(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    class Misjudges:
+        def choose(self, feedback: Any, world: int, memory: Any) -> Choice:
+            return Choice(Partial(PartialRules(probes=0, staleness=4, mean=True)))
+
     class Broken:
         def compose(self, problem: Problem, models: Any) -> Any:
             raise ZeroDivisionError("of nothing")
@@ -217,14 +220,15 @@ def test_a_preset_that_cannot_be_simulated_costs_only_its_own_forecast(
             raise ImportError("a library is missing")
         policy = real(name, parameters)
         if name == "sata":
-            return replace(policy, synchroniser=Synchronisation("gossip"))
+            return replace(policy, synchroniser=Misjudges())
         return replace(policy, scheduler=Broken()) if name == "chronica" else policy
 
     monkeypatch.setattr(policies, "make", make)
     found = of(training, *PRESETS, "lbb")
     assert {one.policy for one in found.forecasts} == {"bsp", "paceline"}
     assert {one.policy: one.reason for one in found.left_out} == {
-        "sata": f"ValueError: no synchroniser 'gossip'; known: {', '.join(NAMES)}",
+        "sata": "ValueError: policy: sata chose what ranks cannot do: synchroniser 'partial': "
+        "parameters.probes: expected `int` >= 1",
         "chronica": "ZeroDivisionError: of nothing",
         "lbb": "ImportError: a library is missing",
     }

@@ -8,7 +8,8 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from paceline.wire import RoundBatch, Synchronisation
+from paceline.wire import RoundBatch
+from paceline.wire.synchronisation import convert
 from paceline_backend.store import Store
 from support.node import until
 from support.pages import layout_of, open_run, wait_for_chart
@@ -17,6 +18,7 @@ from support.training import PARTIAL, Training
 
 pytestmark = pytest.mark.browser
 
+HIERARCHICAL = {"every": 4, "probes": 2, "staleness": 4, "mean": True}
 CHARTS = ["contributors", "response", "bytes", "dropped"]  # over steps
 
 
@@ -96,7 +98,7 @@ def test_other_synchronisers_that_a_policy_chose_are_marked(
     wait_for_chart(page, "contributors", 79)
     assert layout_of(page, "se")["shapes"] == [["line", 19.5, 19.5]]  # a policy's first: one mark
     for groups, words in ([[[0], [1]], "2 groups by what a step takes"], [[[0, 1]], "others"]):
-        training.synchroniser = Synchronisation("hierarchical", {"groups": groups})
+        training.synchroniser = convert("hierarchical", HIERARCHICAL | {"groups": groups})
         training.why = f"{words}: a sentence that is longer than a line where one points at it"
         training.train(20)
         training.why += " (again)"
@@ -127,7 +129,7 @@ def test_staleness_is_shown_for_each_policy(
     training.train(10)
     training.switch("chronica")
     training.train(10)
-    training.switch("n-soft", Synchronisation("partial", {"quorum": 2}))
+    training.switch("n-soft", convert("partial", {"quorum": 2, "staleness": 4, "mean": False}))
     training.train(10)
     open_run(page, web, "r")
     wait_for_chart(page, "contributors", 29)

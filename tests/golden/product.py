@@ -88,7 +88,8 @@ def described(trained: Any) -> Plain:
 
 
 def _synchroniser(synchronisation: Any) -> Plain:
-    return {"name": synchronisation.name, "parameters": synchronisation.parameters}
+    plain: Plain = msgspec.to_builtins(synchronisation)
+    return plain
 
 
 def _round(each: Any) -> Plain:

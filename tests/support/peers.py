@@ -21,7 +21,7 @@ from paceline.train.sync import make
 from paceline.train.sync.base import Round, Synchroniser
 from paceline.train.sync.peers import Peers
 from paceline.train.sync.rounds import Rounds
-from paceline.wire import Synchronisation
+from paceline.wire.synchronisation import Synchronisation
 from support.rounds import ranks
 
 FIRST = 1000  # step of the run, as if others came before

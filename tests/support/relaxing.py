@@ -24,7 +24,8 @@ from paceline.train.leader import Leader
 from paceline.train.parts import Step
 from paceline.train.sync.base import Round
 from paceline.train.sync.partial import Partial
-from paceline.wire import ALLREDUCE, Segment, Synchronisation
+from paceline.wire import ALLREDUCE, Segment
+from paceline.wire.synchronisation import Synchronisation
 
 SAMPLES, BATCH, WIDTH = 192, 12, 5
 STEPS = SAMPLES // BATCH  # of an epoch

@@ -8,23 +8,15 @@ from typing import Any
 
 import numpy as np
 
-from paceline.wire import (
-    ALLREDUCE,
-    Message,
-    RoundBatch,
-    RunState,
-    StepBatch,
-    SwitchRequested,
-    Synchronisation,
-    live,
-)
+from paceline.wire import ALLREDUCE, Message, RoundBatch, RunState, StepBatch, SwitchRequested, live
 from paceline.wire.bus import connect, publish
+from paceline.wire.synchronisation import Synchronisation, convert
 from paceline_backend.store import Store, runs, telemetry
 from support.records import a_round, add_run, adopted, hello, record
 
 SEGMENT = 2  # steps
 ROUNDS = 2  # to a step, under a relaxed synchroniser
-PARTIAL = Synchronisation("partial", {"probes": 2})
+PARTIAL = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
 
 
 class Training:

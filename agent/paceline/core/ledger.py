@@ -8,7 +8,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from paceline.core import synchronisation
 from paceline.core.dealing import dealt, equal_counts
 from paceline.core.terms import epoch_over
 from paceline.wire import Segment
@@ -122,7 +121,7 @@ class Epoch:
             )
         if not _is_plain(segment.memory, _DEEPEST):
             return f"memory holds more than JSON can, or is nested more than {_DEEPEST} deep"
-        return synchronisation.refusal(segment.synchroniser, world)
+        return segment.synchroniser.problem(world)
 
     def coast(self, steps: int, world: int, sizes: Floats, shares: list[float]) -> list[list[Ints]]:
         """Assignments [step][rank] of the next steps in the epoch's order; marks nothing.

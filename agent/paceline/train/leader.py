@@ -305,7 +305,7 @@ class Leader:
 
     def _adopt(self, segment: Segment) -> None:
         parts = self._parts(segment)
-        if segment.synchroniser.parameters.get("steals"):
+        if segment.synchroniser.steals:
             sizes = [self._sizes[np.frombuffer(part.indices, "<u4")] for part in parts]
             stealing.put(self._store, parts, sizes)
         self._put(segment.seq, parts)

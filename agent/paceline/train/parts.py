@@ -10,7 +10,7 @@ import msgspec
 import numpy as np
 
 from paceline.core.errors import PacelineError
-from paceline.wire import ALLREDUCE, Synchronisation
+from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store

@@ -2,12 +2,10 @@
 
 from paceline.wire.messages import (
     AGES,
-    ALLREDUCE,
     ENDED,
     INGEST_GROUP,
     MOST_WAITING,
     PROTOCOL_VERSION,
-    SYNCHRONISERS,
     TELEMETRY,
     Adopted,
     Hello,
@@ -25,7 +23,6 @@ from paceline.wire.messages import (
     StepRecord,
     StopTraining,
     SwitchRequested,
-    Synchronisation,
     WireError,
     commands,
     control,
@@ -35,6 +32,8 @@ from paceline.wire.messages import (
     live,
     pack_indices,
 )
+from paceline.wire.synchronisation import ALLREDUCE, SYNCHRONISERS
+from paceline.wire.synchronisation import untyped as Synchronisation
 
 __all__ = [
     "AGES",

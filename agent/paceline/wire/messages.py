@@ -21,13 +21,14 @@ stream                    writer → reader            messages
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 
 PROTOCOL_VERSION = 1
 
@@ -112,23 +113,8 @@ class RoundBatch(msgspec.Struct, frozen=True, tag="rounds"):
     records: list[RoundRecord]
 
 
-class Synchronisation(msgspec.Struct, frozen=True):
-    """How gradients meet in a segment: the name of a synchroniser and what it takes."""
-
-    name: str = "allreduce"
-    parameters: dict[str, Any] = {}
-
-    @property
-    def digest(self) -> str:
-        """16 hex digits: the same for the same name and parameters, in any process."""
-        text = msgspec.json.encode(self, order="deterministic")
-        return hashlib.blake2b(text, digest_size=8).hexdigest()
-
-
-ALLREDUCE = Synchronisation()
 AGES = 16  # of gradients that `RoundRecord.staleness` tells apart at most
 MOST_WAITING = 4  # gradients of a rank for the same partial round, before it calls it itself
-SYNCHRONISERS = ("allreduce", "averaging", "hierarchical", "pairwise", "partial")  # that ranks know
 
 
 class Segment(msgspec.Struct, frozen=True):

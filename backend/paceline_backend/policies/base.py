@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.cost import SUM, Cost, Features, features
-from paceline.wire import ALLREDUCE, Synchronisation
+from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -308,10 +308,17 @@ class Policy:
         return "nothing" if self.plain_batches else "batches"
 
     def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
-        """How gradients meet in the next segment; `memory` is `Problem.memory`."""
+        """How gradients meet in the next segment; `memory` is `Problem.memory`.
+
+        Raises:
+            ValueError: `world` ranks cannot train with what the policy chose.
+        """
         if isinstance(self.synchroniser, Synchronisation):
             return Choice(self.synchroniser)
-        return self.synchroniser.choose(feedback, world, memory.get(_CHOOSER, {}))
+        choice = self.synchroniser.choose(feedback, world, memory.get(_CHOOSER, {}))
+        if problem := choice.synchroniser.problem(world):
+            raise ValueError(f"policy: {self.name} chose what ranks cannot do: {problem}")
+        return choice
 
 
 @dataclass(frozen=True)

@@ -9,9 +9,8 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
-from paceline.wire import Synchronisation
+from paceline.wire.synchronisation import Synchronisation
 from paceline_backend.policies.base import Policy, Preset
-from paceline_backend.store import refusals
 
 logger = logging.getLogger(__name__)
 
@@ -78,12 +77,15 @@ def make(
     values = _validated(preset, parameters or {})
     if world is not None:
         _check_per_rank(preset, values, world)
-    policy: Policy = preset.make(values)
+    return _checked(name, preset.make(values), world)
+
+
+def _checked(name: str, policy: Policy, world: int | None) -> Policy:
     how = policy.synchroniser
-    if isinstance(how, Synchronisation):
-        reason = refusals.of_synchronisation(how, world, complete=True)
-        if reason is not None:
-            raise ValueError(f"policy: {name}: {reason}")
+    if not isinstance(how, Synchronisation):
+        return policy
+    if problem := how.problem(world):
+        raise ValueError(f"policy: {name}: {problem}")
     return policy
 
 

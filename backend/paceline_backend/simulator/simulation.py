@@ -12,7 +12,8 @@ import numpy as np
 
 from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
-from paceline.wire import ALLREDUCE, Hello, Segment, Synchronisation
+from paceline.wire import ALLREDUCE, Hello, Segment
+from paceline.wire.synchronisation import Synchronisation
 from paceline_backend import policies
 from paceline_backend.planning.history import COLUMNS, History, Window
 from paceline_backend.planning.offer import offer

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from paceline.core.emulation import Emulation
-from paceline.wire import SYNCHRONISERS, Hello, NodeState, RunState, Segment, Synchronisation
+from paceline.wire import Hello, NodeState, RunState, Segment
 
 logger = logging.getLogger(__name__)
 
@@ -29,95 +29,6 @@ _SMALL, _INT, _BIG = 2**15, 2**31, 2**63  # columns of 16, 32 and 64 bits
 _DEPTH = 32  # of nested parameters
 _LONGEST_NAME = 500  # characters: Postgres indexes no key above 2,704 bytes
 _LONGEST_RANGE = 2**20  # steps of feedback
-
-_WORDS = {
-    "whole": "a whole number of at least 1",
-    "count": "a whole number of at least 0",
-    "flag": "true or false",
-}
-_CALLS = ("probes", "parts", "spare", "quorum")  # who calls a round: one of these is given
-# Of each synchroniser's parameters: its kind, and whether it may be null.
-_PARTIAL: Mapping[str, tuple[str, bool]] = {
-    "probes": ("whole", True),
-    "parts": ("whole", False),
-    "spare": ("count", False),
-    "quorum": ("whole", False),
-    "staleness": ("count", True),
-    "lead": ("count", True),
-    "mean": ("flag", False),
-    "waits": ("flag", False),
-    "paced": ("flag", False),
-    "steals": ("flag", False),
-}
-_PARAMETERS: Mapping[str, Mapping[str, tuple[str, bool]]] = {
-    "allreduce": {},
-    "averaging": {"every": ("whole", True)},
-    "hierarchical": {**_PARTIAL, "every": ("whole", False), "groups": ("groups", False)},
-    "pairwise": {},
-    "partial": _PARTIAL,
-}
-_REQUIRED = {
-    "averaging": ("every",),
-    "hierarchical": ("every", "groups", "mean", "staleness"),
-    "partial": ("mean", "staleness"),
-}
-
-
-def of_synchronisation(
-    what: Synchronisation, world: int | None = None, *, complete: bool = False
-) -> str | None:
-    """What is wrong with a synchroniser's name or parameters.
-
-    Args:
-        what: the synchroniser.
-        world: ranks of the run; None: unknown.
-        complete: also refuses parameters that are missing or unknown.
-    """
-    if what.name not in SYNCHRONISERS:
-        return f"synchroniser {what.name!r} is unknown; ranks know: {', '.join(SYNCHRONISERS)}"
-    place = f"synchroniser {what.name!r}: parameters"
-    if reason := of_builtins(what.parameters, place):
-        return reason
-    kinds = _PARAMETERS[what.name]
-    for name, value in what.parameters.items():
-        if name not in kinds:
-            if complete:
-                return f"{place}.{name} is unknown; it takes: {', '.join(kinds) or 'none'}"
-            continue
-        if reason := _of_parameter(value, *kinds[name], world):
-            return f"{place}.{name}: {reason}"
-    if not complete:
-        return None
-    for name in _REQUIRED.get(what.name, ()):
-        if name not in what.parameters:
-            return f"{place}.{name} is missing"
-    if kinds.keys() >= set(_CALLS) and not what.parameters.keys() & set(_CALLS):
-        return f"{place}: one of {', '.join(_CALLS)} is missing"
-    return None
-
-
-def _of_parameter(value: Any, kind: str, null: bool, world: int | None) -> str | None:
-    if value is None and null:
-        return None
-    if kind == "groups":
-        return _of_groups(value, world)
-    if kind == "flag":
-        right = isinstance(value, bool)
-    else:
-        least = 1 if kind == "whole" else 0
-        right = isinstance(value, int) and not isinstance(value, bool) and least <= value < _INT
-    return None if right else f"{value!r} must be {_WORDS[kind]}{' or null' if null else ''}"
-
-
-def _of_groups(value: Any, world: int | None) -> str | None:
-    lists = isinstance(value, list | tuple) and all(isinstance(g, list | tuple) for g in value)
-    ranks = [rank for group in value for rank in group] if lists else []
-    right = bool(ranks) and all(value) and all(type(rank) is int for rank in ranks)
-    expected = len(ranks) if world is None else world
-    if not right or sorted(ranks) != list(range(expected)):
-        of = "" if world is None else f", each of the {world} ranks in one of them"
-        return f"{value!r} must be lists of ranks{of}"
-    return None
 
 
 def of_builtins(value: Any, place: str, depth: int = 0) -> str | None:
@@ -165,7 +76,7 @@ def of_segment(
         or _of_shape(segment, world)
         or _of_indices(segment, samples)
         or _of_beliefs(segment)
-        or of_synchronisation(segment.synchroniser, world)
+        or segment.synchroniser.problem(world)
         or of_builtins(segment.memory, "memory")
     )
 

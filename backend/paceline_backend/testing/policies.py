@@ -19,7 +19,8 @@ import msgspec
 import numpy as np
 
 from paceline.core.emulation import Emulation
-from paceline.wire import SYNCHRONISERS, Hello, Synchronisation
+from paceline.wire import Hello
+from paceline.wire.synchronisation import Synchronisation
 from paceline_backend.policies.base import Feedback, Plan, Policy, Preset, Problem, plan
 from paceline_backend.policies.presets import bsp
 from paceline_backend.policies.registry import _validated as validated
@@ -226,7 +227,8 @@ def _check_legal(made: Plan, problem: Problem) -> None:
         f"threads: {made.threads}; give none, or a whole number from 1 on for each of {world} ranks"
     )
     how = made.synchroniser
-    assert how.name in SYNCHRONISERS, f"synchroniser: {how.name!r}, not of {SYNCHRONISERS}"
+    refused = how.problem(world)
+    assert refused is None, refused
     arrived = msgspec.msgpack.decode(msgspec.msgpack.encode(how), type=Synchronisation)
     assert arrived == how, f"synchroniser: {how} is not the same after its way in a segment"
     packed = msgspec.msgpack.encode(made.memory)

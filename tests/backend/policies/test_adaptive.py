@@ -11,7 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.emulation import Emulation, Slowdown
-from paceline.wire import ALLREDUCE, Segment, Synchronisation
+from paceline.wire import ALLREDUCE, Segment
+from paceline.wire.synchronisation import convert
 from paceline_backend import policies
 from paceline_backend.policies import Choice, Feedback
 from paceline_backend.policies.base import Floats
@@ -19,7 +20,7 @@ from paceline_backend.policies.presets.adaptive import Adaptive, Estimate, first
 from paceline_backend.simulator import Simulation
 from support.records import hello
 
-PARTIAL = Synchronisation("partial", {"probes": 2, "staleness": 4, "mean": True})
+PARTIAL = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
 FIRST, LAST = 160, 479  # steps in which something happens
 
 

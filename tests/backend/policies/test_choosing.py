@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from paceline.core.emulation import Emulation, Slowdown
-from paceline.wire import ALLREDUCE, Synchronisation
+from paceline.wire import ALLREDUCE
+from paceline.wire.synchronisation import Partial, PartialRules, convert
 from paceline_backend import policies
 from paceline_backend.planning.offer import LEAST_RELAXED, MOST_STEPS
 from paceline_backend.policies import Choice, Feedback, Models, Policy, Preset, Problem, plan
@@ -20,7 +21,7 @@ from paceline_backend.simulator import Ran, Simulation
 from paceline_backend.testing import check_policy
 from support.records import hello
 
-PARTIAL = Synchronisation("partial", {"probes": 2, "staleness": 4, "mean": True})
+PARTIAL = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
 
 
 @dataclass(frozen=True)
@@ -146,8 +147,8 @@ class Says:
 @pytest.mark.parametrize(
     ("choice", "says"),
     [
-        (Choice(Synchronisation("gossip")), "synchroniser: 'gossip', not of"),
-        (Choice(Synchronisation("partial", {"groups": ((0, 1),)})), "not the same after its way"),
+        (Choice(Partial(PartialRules(probes=0, staleness=4, mean=True))), "probes: expected"),
+        (Choice(Partial(PartialRules(probes=2, staleness=-1, mean=True))), "staleness: expected"),
         (Choice(ALLREDUCE, memory={"at": float("nan")}), "memory is not the same"),
     ],
 )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
 
-from paceline.wire import Synchronisation
+from paceline.wire import Synchronisation, synchronisation
 from paceline_backend import policies
 from paceline_backend.policies import (
     PolicyParameterError,
@@ -97,14 +96,17 @@ def test_defaults_are_legal_and_described() -> None:
         assert all(schema["description"] for schema in parameters.values())
 
 
-def test_a_synchroniser_that_ranks_do_not_know_is_refused(
+BAD = synchronisation.Partial(synchronisation.PartialRules(probes=0, staleness=4, mean=True))
+
+
+def test_a_synchroniser_that_ranks_cannot_follow_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where a package's policy is asked for, in a scenario too: not in the middle of a run."""
-    made = replace(policies.make("bsp"), name="gossip", synchroniser=Synchronisation("gossip"))
+    made = replace(policies.make("bsp"), name="gossip", synchroniser=BAD)
     preset = replace(policies.get("bsp"), name="gossip", make=lambda parameters: made)
     monkeypatch.setattr(_registry, "_presets", lambda: {"gossip": preset})
-    says = "policy: gossip: synchroniser 'gossip' is unknown; ranks know: allreduce, averaging, "
+    says = "policy: gossip: synchroniser 'partial': parameters.probes: expected `int` >= 1"
     with pytest.raises(ValueError, match=says):
         policies.make("gossip")
     scenario = {"name": "s", "workers": 2, "global_batch": 2, "steps": 1, "policy": "gossip"}
@@ -113,27 +115,23 @@ def test_a_synchroniser_that_ranks_do_not_know_is_refused(
         Scenario.of({**scenario, "devices": {"unit_s": 1.0}})
 
 
-@pytest.mark.parametrize(
-    ("name", "parameters", "says"),
-    [
-        ("hierarchical", {"groups": 5}, "parameters.groups: 5 must be lists of ranks"),
-        ("hierarchical", {"groups": [[0], [2]]}, "each of the 2 ranks in one of them"),
-        ("averaging", {}, "parameters.every is missing"),
-        ("averaging", {"every": 0}, "parameters.every: 0 must be a whole number of at least 1"),
-        ("partial", {"staleness": 4, "mean": True}, "one of probes, parts, spare, quorum is"),
-        ("partial", {"probes": 2, "staleness": 4}, "parameters.mean is missing"),
-        ("partial", {"mean": "yes"}, "parameters.mean: 'yes' must be true or false"),
-        ("partial", {"pace": True}, "parameters.pace is unknown; it takes: probes, "),
-        ("pairwise", {"every": 1}, "parameters.every is unknown; it takes: none"),
-        ("partial", {"x": {1: 2}}, "has the key 1: keys must be strings"),
-    ],
-)
-def test_parameters_that_a_synchroniser_does_not_take_are_refused(
-    monkeypatch: pytest.MonkeyPatch, name: str, parameters: dict[str, Any], says: str
-) -> None:
-    how = Synchronisation(name, parameters)
-    made = replace(policies.make("bsp"), name="odd", synchroniser=how)
-    preset = replace(policies.get("bsp"), name="odd", make=lambda parameters: made)
-    monkeypatch.setattr(_registry, "_presets", lambda: {"odd": preset})
-    with pytest.raises(ValueError, match=re.escape(says)):
-        policies.make("odd", world=2)
+def test_groups_are_those_of_the_runs_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    rules = {"groups": [[0, 1], [2]], "every": 4, "probes": 2, "staleness": 4, "mean": True}
+    pairs = synchronisation.convert("hierarchical", rules)
+    made = replace(policies.make("bsp"), name="pairs", synchroniser=pairs)
+    preset = replace(policies.get("bsp"), name="pairs", make=lambda parameters: made)
+    monkeypatch.setattr(_registry, "_presets", lambda: {"pairs": preset})
+    assert policies.make("pairs", world=3) == policies.make("pairs") == made
+    with pytest.raises(ValueError, match=r"policy: pairs: .*\[\[0, 1\], \[2\]\].* of 4 ranks"):
+        policies.make("pairs", world=4)
+
+
+def test_policies_written_for_the_released_wire_work_with_a_warning() -> None:
+    with pytest.warns(DeprecationWarning, match="AllReduce, Averaging, Pairwise"):
+        made = Synchronisation("partial", {"probes": 2, "staleness": 4, "mean": True})
+    assert made == policies.make("rna").synchroniser
+    with (
+        pytest.warns(DeprecationWarning),
+        pytest.raises(ValueError, match=r"'partial': parameters.probe: is not a known field"),
+    ):
+        Synchronisation("partial", {"probe": 2, "staleness": 4, "mean": True})

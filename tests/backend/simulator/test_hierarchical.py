@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.wire import SYNCHRONISERS, Synchronisation
+from paceline.wire.synchronisation import Synchronisation, convert
 from paceline_backend.simulator import Ran, Scenario, Simulation
 from paceline_backend.simulator.broadcast import rounds
-from paceline_backend.simulator.sync import NAMES, Costs, Course, Work, make, step_time_s
+from paceline_backend.simulator.sync import Costs, Course, Work, make, step_time_s
 
 SOLO = {"probes": None, "staleness": 4, "mean": False}
 RNA = {"probes": 2, "staleness": 4, "mean": True}
@@ -21,7 +21,7 @@ SSP = {"quorum": 1, "staleness": None, "lead": 2, "mean": False}
 
 
 def hierarchical(groups: list[list[int]], **given: Any) -> Synchronisation:
-    return Synchronisation("hierarchical", {"groups": groups, "every": 4} | given)
+    return convert("hierarchical", {"groups": groups, "every": 4, "mean": True} | given)
 
 
 def run(what: Synchronisation, work_s: Any, costs: Costs, seed: int = 0) -> Course:
@@ -82,7 +82,7 @@ def test_a_group_goes_as_if_it_was_alone(
     assert np.ptp(ends) < 1e-9
     alone_until = []
     for group in groups:
-        alone = run(Synchronisation("partial", rounds_of), work_s[:, group], costs, seed=0)
+        alone = run(convert("partial", rounds_of), work_s[:, group], costs, seed=0)
         assert whole.wait_s[:-1, group].tolist() == alone.wait_s[:-1].tolist()
         mine = [one for one in whole.rounds if one.rank == group[0]]
         assert [replace(one, rank=0, world=None) for one in mine] == alone.rounds
@@ -135,7 +135,7 @@ def test_a_run_under_rna_hierarchical() -> None:
     first = kinds.index("hierarchical")
     assert set(kinds[:first]) == {"partial"} and set(kinds[first:]) == {"hierarchical"}
     found = ran[first].segment
-    assert found.synchroniser.parameters["groups"] == [[0, 1, 3], [2, 4, 5]]
+    assert found.synchroniser.parameters.groups == [[0, 1, 3], [2, 4, 5]]
     assert found.why.startswith("2 groups by what a step takes: 3 ranks at")
     used = np.zeros((2, 2400), int)
     for one in ran:
@@ -158,9 +158,3 @@ def test_gradients_are_not_older_for_ranks_that_are_slow_all_the_time() -> None:
         dropped[name] = sum(told.dropped for one in late for told in one.rounds)
     assert dropped["rna"] > 100
     assert dropped["rna-hierarchical"] == 0
-
-
-def test_every_synchroniser_that_ranks_know_has_a_model() -> None:
-    assert set(NAMES) == set(SYNCHRONISERS)
-    with pytest.raises(ValueError, match="no synchroniser 'gossip'; known: allreduce, averaging"):
-        make(Synchronisation("gossip"), 2, 0)

@@ -11,14 +11,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.wire import AGES, Synchronisation
+from paceline.wire import AGES
+from paceline.wire.synchronisation import convert
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator import Scenario, Simulation, summary
 from paceline_backend.simulator.broadcast import rounds
 from paceline_backend.simulator.communication import Communication
 from paceline_backend.simulator.sync import Costs, Course, Synchroniser, Work, make, step_time_s
 
-PAIRWISE = Synchronisation("pairwise")
+PAIRWISE = convert("pairwise")
 
 
 class Ranks:

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.wire import ALLREDUCE, Synchronisation
+from paceline.wire import ALLREDUCE
+from paceline.wire.synchronisation import Synchronisation, convert
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.sync import Costs, Course, Piece, Work, make, step_time_s
 
@@ -30,7 +31,7 @@ FREE = Costs()
 
 
 def partial(**given: Any) -> Synchronisation:
-    return Synchronisation("partial", given)
+    return convert("partial", {"mean": False} | given)
 
 
 def run(
@@ -183,7 +184,7 @@ def test_ranks_without_samples_hold_nobody_up() -> None:
 
 def test_means_of_replicas_every_so_many_steps() -> None:
     """By the run's count of steps, over segments that are no multiple of it."""
-    model = make(Synchronisation("averaging", {"every": 3}), 2, 0)
+    model = make(convert("averaging", {"every": 3}), 2, 0)
     work_s = np.array([[1.0, 2.0]] * 4)
     costs = Costs(round_s=0.5)
     samples = np.array([[1, 0]] * 4)
@@ -283,7 +284,7 @@ def test_every_gradient_counts_once_or_as_dropped(
     rng = np.random.default_rng(seed)
     work_s = rng.choice([0.0, 0.5, 1.0, 2.5, 9.0], (steps, world))
     samples = rng.choice([0, 1, 1, 4], (steps, world))
-    what = Synchronisation("partial", PARTIAL[name])
+    what = partial(**PARTIAL[name])
     course = run(what, work_s, Costs(round_s, call_s), samples=samples, seed=seed)
     again = run(what, work_s, Costs(round_s, call_s), samples=samples, seed=seed)
     assert course.rounds == again.rounds
@@ -317,7 +318,7 @@ def test_the_mean_time_of_a_step() -> None:
     slow = np.array([[1.0, 3.0], [1.0, 3.0]])
     alike = step_time_s(partial(**STEALS), slow, FREE, 2, samples=np.full((2, 2), 2))
     assert alike == pytest.approx(4.5 / 2)
-    osa = Synchronisation("averaging", {"every": None})
+    osa = convert("averaging", {"every": None})
     assert step_time_s(osa, work_s, costs, 2) == pytest.approx((4 + 2 * 0.25) / 3)
 
 
@@ -326,5 +327,5 @@ def test_a_thousand_workers() -> None:
     work_s = np.random.default_rng(0).uniform(0.01, 0.05, (50, 1000))
     slowest_s = work_s.sum(axis=0).max() / 50
     for name in ("rna", "ssp", "n-soft"):
-        found = step_time_s(Synchronisation("partial", PARTIAL[name]), work_s, Costs(0.001), 50)
+        found = step_time_s(partial(**PARTIAL[name]), work_s, Costs(0.001), 50)
         assert slowest_s <= found <= 1.1 * slowest_s, name

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
+from msgspec import UNSET
 from torch import nn
 
 from paceline.train.sync.averaging import Averaging
@@ -14,11 +12,11 @@ from paceline.train.sync.hierarchical import Hierarchical, Server
 from paceline.train.sync.pairwise import Pairwise
 from paceline.train.sync.partial import Partial
 from paceline.train.sync.rounds import Call, Limits, Probes, Quorum
-from paceline.wire import Synchronisation
+from paceline.wire import synchronisation
 
 
 def make(
-    what: Synchronisation,
+    what: synchronisation.Synchronisation,
     ranks: Ranks,
     prefix: str,
     parameters: list[nn.Parameter],
@@ -37,21 +35,23 @@ def make(
         seed: of what is drawn at random, new for each segment.
         told: called with each round, on one of the ranks that are in it.
     """
-    given: dict[str, Any] = dict(what.parameters)
     tells = told if ranks.rank == 0 else None
-    if what.name == "averaging":
-        return Averaging(ranks, parameters, given["every"], tells)
-    if what.name == "pairwise":
-        return Pairwise(ranks, prefix, parameters, seed, told)
-    if what.name == "hierarchical":
-        return _hierarchical(given, ranks, prefix, parameters, optimiser, seed, told)
-    assert what.name == "partial", what.name
-    call = call_of(given, ranks, prefix, seed)
-    return Partial(ranks, prefix, parameters, optimiser, call, limits_of(given), tells)
+    match what:
+        case synchronisation.Averaging(rules):
+            return Averaging(ranks, parameters, rules.every, tells)
+        case synchronisation.Pairwise():
+            return Pairwise(ranks, prefix, parameters, seed, told)
+        case synchronisation.Hierarchical(rules):
+            return _hierarchical(rules, ranks, prefix, parameters, optimiser, seed, told)
+        case synchronisation.Partial(rules):
+            call = call_of(rules, ranks, prefix, seed)
+            return Partial(ranks, prefix, parameters, optimiser, call, limits_of(rules), tells)
+        case synchronisation.AllReduce():
+            raise ValueError("DDP does the all-reduce: it needs no synchroniser")
 
 
 def _hierarchical(
-    given: Mapping[str, Any],
+    rules: synchronisation.HierarchicalRules,
     ranks: Ranks,
     prefix: str,
     parameters: list[nn.Parameter],
@@ -59,30 +59,25 @@ def _hierarchical(
     seed: int,
     told: Told | None,
 ) -> Hierarchical:
-    groups = sorted(sorted(one) for one in given["groups"])
+    groups = sorted(sorted(group) for group in rules.groups)
     group = ranks.among(groups)
     server = Server(ranks, f"{prefix}/server", parameters, group.world / ranks.world)
-    prefix = f"{prefix}/{next(k for k, one in enumerate(groups) if ranks.rank in one)}"
-    call = call_of(given, group, prefix, seed)
+    prefix = f"{prefix}/{next(k for k, members in enumerate(groups) if ranks.rank in members)}"
+    call = call_of(rules, group, prefix, seed)
     tells = told if group.rank == 0 else None
-    limits, every = limits_of(given), given["every"]
-    return Hierarchical(group, prefix, parameters, optimiser, call, limits, server, every, tells)
+    limits = limits_of(rules)
+    return Hierarchical(
+        group, prefix, parameters, optimiser, call, limits, server, rules.every, tells
+    )
 
 
-def call_of(given: Mapping[str, Any], ranks: Ranks, prefix: str, seed: int) -> Call:
-    """Who calls rounds: "probes" (None: of all ranks), or else "quorum", "parts" or "spare"."""
-    if "probes" in given:
-        return Probes(ranks.rank, given["probes"] or ranks.world, seed)
-    if "parts" in given:
-        count = -(-ranks.world // int(given["parts"]))
-    elif "spare" in given:
-        count = max(1, ranks.world - int(given["spare"]))
-    else:
-        count = int(given["quorum"])
-    return Quorum(ranks.asking, prefix, count)
+def call_of(rules: synchronisation.RoundRules, ranks: Ranks, prefix: str, seed: int) -> Call:
+    """Who calls rounds."""
+    if rules.probes is not UNSET:
+        return Probes(ranks.rank, rules.probes or ranks.world, seed)
+    return Quorum(ranks.asking, prefix, rules.ready(ranks.world))
 
 
-def limits_of(given: Mapping[str, Any]) -> Limits:
-    """How far ranks may drift apart: "staleness", "lead", "mean", "waits", "paced"."""
-    waits, paced = given.get("waits", False), given.get("paced", False)
-    return Limits(given["staleness"], given.get("lead"), given["mean"], waits, paced)
+def limits_of(rules: synchronisation.RoundRules) -> Limits:
+    """How far ranks may drift apart."""
+    return Limits(rules.staleness, rules.lead, rules.mean, rules.waits, rules.paced)

@@ -124,7 +124,7 @@ class Exchange:
 
     def dealt(self, plan: Step) -> Step:
         """A step that is about to be loaded, possibly with more or fewer samples than planned."""
-        if not plan.synchroniser.parameters.get("steals"):
+        if not plan.synchroniser.steals:
             return plan
         here = self._plan is not None and self._plan.segment == plan.segment
         clocks = self._relaxed.clocks if here and isinstance(self._relaxed, Partial) else None

@@ -11,7 +11,8 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from paceline.core.cost import Features
-from paceline.wire import ALLREDUCE, Hello, Segment, Synchronisation
+from paceline.wire import ALLREDUCE, Hello, Segment
+from paceline.wire.synchronisation import Averaging, Hierarchical, Partial, Synchronisation
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.planning import history
 from paceline_backend.planning.history import History, Window
@@ -140,7 +141,8 @@ class Measured:
         # A rank applies what has come where it also waits: what is left in the steps of the rank
         # that waits least.
         own_s = float(np.quantile(sync_s, _UNDISTURBED, axis=0).min())
-        if self.apart[-1].what.parameters.get("waits"):
+        what = self.apart[-1].what
+        if isinstance(what, Partial | Hierarchical) and what.parameters.waits:
             own_s = max(own_s - self.round_s, 0.0)
         return np.asarray(rest_s + own_s)
 
@@ -152,8 +154,8 @@ class Measured:
             return float(np.median(self.sync_s[together].min(axis=1)))
         means = np.zeros(len(self), bool)
         for one in self.apart:
-            every = one.what.parameters.get("every")
-            if every and one.what.name == "averaging":
+            every = one.what.parameters.every if isinstance(one.what, Averaging) else None
+            if every:
                 rows = slice(one.first, one.end)
                 means[rows] = (self.step[rows] + 1) % every == 0
         if means.any() and not means.all():

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from paceline.wire import ALLREDUCE, Synchronisation
+from paceline.wire.synchronisation import ALLREDUCE, Partial, PartialRules
 from paceline_backend.policies.base import Choice, Feedback, Floats, Policy, Preset
 from paceline_backend.policies.presets.relaxed import BATCHES, STALENESS
 from paceline_backend.policies.registry import make as policy_of
@@ -108,7 +108,7 @@ class Adaptive:
         back: below `saving`; above it counts as that.
         steps: the newest complete ones, to judge from.
         hold: segments that a choice is kept for, at least.
-        probes: see `Synchronisation` "partial".
+        probes: see `RoundRules`.
         staleness: likewise.
     """
 
@@ -179,8 +179,8 @@ class Adaptive:
     def _choice(self, now: _Memory, words: str) -> Choice:
         how, name = ALLREDUCE, "all-reduce"
         if now.partial:
-            given = {"probes": self.probes, "staleness": self.staleness, "mean": True}
-            how, name = Synchronisation("partial", given), "partial"
+            rules = PartialRules(probes=self.probes, staleness=self.staleness, mean=True)
+            how, name = Partial(rules), "partial"
         memory = {"partial": now.partial, "segments": now.segments + 1}
         return Choice(how, f"{name}: {words}", memory)
 

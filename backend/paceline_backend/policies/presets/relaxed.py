@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from paceline.wire import Synchronisation
+from paceline.wire.synchronisation import convert
 from paceline_backend.policies.base import Policy
 from paceline_backend.policies.registry import make
 
@@ -43,4 +43,4 @@ def relaxed(name: str, batches: str, synchroniser: str, **parameters: Any) -> Po
         synchroniser: its name in `paceline.train.sync`.
         **parameters: that it takes.
     """
-    return replace(make(batches), name=name, synchroniser=Synchronisation(synchroniser, parameters))
+    return replace(make(batches), name=name, synchroniser=convert(synchroniser, parameters))

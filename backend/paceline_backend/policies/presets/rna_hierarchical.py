@@ -14,7 +14,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from paceline.wire import Synchronisation
+from paceline.wire.synchronisation import (
+    Hierarchical,
+    HierarchicalRules,
+    Partial,
+    PartialRules,
+    Synchronisation,
+)
 from paceline_backend.policies.base import Choice, Feedback, Floats, Policy, Preset
 from paceline_backend.policies.predict.groups import groups, step_times
 from paceline_backend.policies.presets.relaxed import BATCHES, STALENESS
@@ -33,7 +39,7 @@ class Grouping:
 
     Args:
         spread: see `groups`.
-        every: see `Synchronisation` "hierarchical",
+        every: see `HierarchicalRules`,
         probes: likewise,
         staleness: likewise.
     """
@@ -60,12 +66,17 @@ class Grouping:
         return self._choice(found, _words(found, step_times(compute_s, samples)))
 
     def _choice(self, found: list[list[int]], why: str) -> Choice:
-        given: dict[str, Any] = {"probes": self.probes, "staleness": self.staleness, "mean": True}
-        name = "partial"
-        if len(found) > 1:
-            name = "hierarchical"
-            given |= {"groups": found, "every": self.every}
-        return Choice(Synchronisation(name, given), why, {"groups": found})
+        return Choice(self._synchroniser(found), why, {"groups": found})
+
+    def _synchroniser(self, found: list[list[int]]) -> Synchronisation:
+        probes, staleness = self.probes, self.staleness
+        if len(found) == 1:
+            return Partial(PartialRules(probes=probes, staleness=staleness, mean=True))
+        return Hierarchical(
+            HierarchicalRules(
+                probes=probes, staleness=staleness, mean=True, groups=found, every=self.every
+            )
+        )
 
 
 def _recall(memory: Mapping[str, Any], world: int) -> list[list[int]]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
-
 import numpy as np
 
-from paceline.wire import ALLREDUCE, Synchronisation
+from paceline.wire import ALLREDUCE, synchronisation
 from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.simulator.sync.base import (
     Costs,
@@ -24,7 +21,6 @@ from paceline_backend.simulator.sync.rounds import Call, Limits, Partial
 from paceline_backend.simulator.sync.together import AllReduce, Averaging
 
 __all__ = [
-    "NAMES",
     "Costs",
     "Course",
     "Dealing",
@@ -38,62 +34,38 @@ __all__ = [
 ]
 
 
-def _all_reduce(given: Mapping[str, Any], world: int, seed: int) -> Synchroniser:
-    return AllReduce()
-
-
-def _averaging(given: Mapping[str, Any], world: int, seed: int) -> Synchroniser:
-    return Averaging(given["every"])
-
-
-def _partial(given: Mapping[str, Any], world: int, seed: int) -> Synchroniser:
-    call, limits = Call.of(given, world, seed), Limits.of(given)
-    return Partial(call, limits, steals=given.get("steals", False))
-
-
-def _pairwise(given: Mapping[str, Any], world: int, seed: int) -> Synchroniser:
-    return Pairwise(world, seed)
-
-
-def _hierarchical(given: Mapping[str, Any], world: int, seed: int) -> Synchroniser:
-    groups, limits = sorted(sorted(one) for one in given["groups"]), Limits.of(given)
-    return Hierarchical((one, Partial(Call.of(given, len(one), seed), limits)) for one in groups)
-
-
-# By name: parameters, ranks, seed. A new synchroniser is a line here.
-_MODELS: dict[str, Callable[[Mapping[str, Any], int, int], Synchroniser]] = {
-    ALLREDUCE.name: _all_reduce,
-    "averaging": _averaging,
-    "hierarchical": _hierarchical,
-    "pairwise": _pairwise,
-    "partial": _partial,
-}
-NAMES = tuple(_MODELS)
-
-
-def make(what: Synchronisation, world: int, seed: int) -> Synchroniser:
+def make(what: synchronisation.Synchronisation, world: int, seed: int) -> Synchroniser:
     """The model of a synchroniser.
 
     Args:
         what: a plan's.
         world: ranks.
         seed: of what is drawn at random; real ranks take that of the run plus the segment's number.
-
-    Raises:
-        ValueError: there is none of this name; nor do real ranks know it.
     """
-    if what.name not in NAMES:
-        raise ValueError(f"no synchroniser {what.name!r}; known: {', '.join(NAMES)}")
-    return _MODELS[what.name](what.parameters, world, seed)
+    match what:
+        case synchronisation.AllReduce():
+            return AllReduce()
+        case synchronisation.Averaging(rules):
+            return Averaging(rules.every)
+        case synchronisation.Pairwise():
+            return Pairwise(world, seed)
+        case synchronisation.Partial(rules):
+            call = Call.of(rules, world, seed)
+            return Partial(call, Limits.of(rules), steals=rules.steals)
+        case synchronisation.Hierarchical(rules):
+            groups, limits = sorted(sorted(group) for group in rules.groups), Limits.of(rules)
+            return Hierarchical(
+                (group, Partial(Call.of(rules, len(group), seed), limits)) for group in groups
+            )
 
 
-def goes_on(what: Synchronisation) -> bool:
+def goes_on(what: synchronisation.Synchronisation) -> bool:
     """Whether ranks go on from segment to segment without meeting, until an epoch ends."""
     return make(what, 1, 0).goes_on
 
 
 def step_time_s(
-    what: Synchronisation,
+    what: synchronisation.Synchronisation,
     work_s: Floats,
     costs: Costs,
     segment_steps: int,
@@ -112,9 +84,6 @@ def step_time_s(
         samples: of each step and rank, [S, W]; None: none is without.
         sample_s: what each takes a rank, [W], where they may move; None: all of its step.
         seed: of the run.
-
-    Raises:
-        ValueError: see `make`.
     """
     steps, world = work_s.shape
     work_s = work_s if what == ALLREDUCE else work_s + costs.own_s

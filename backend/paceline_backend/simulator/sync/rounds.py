@@ -8,13 +8,13 @@ from __future__ import annotations
 import heapq
 import math
 import random
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
+from msgspec import UNSET
 
 from paceline.wire import AGES, MOST_WAITING
+from paceline.wire.synchronisation import RoundRules
 from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.simulator.sync.base import Costs, Course, Round, Work
 from paceline_backend.simulator.sync.stealing import Stealing
@@ -37,15 +37,11 @@ class Call:
     seed: int = 0
 
     @staticmethod
-    def of(given: Mapping[str, Any], world: int, seed: int) -> Call:
-        """By a synchroniser's parameters "probes" (None: all ranks), "quorum", "parts", "spare"."""
-        if "probes" in given:
-            return Call(1, given["probes"] or world, seed)
-        if "parts" in given:
-            return Call(math.ceil(world / given["parts"]))
-        if "spare" in given:
-            return Call(max(1, world - given["spare"]))
-        return Call(given["quorum"])
+    def of(rules: RoundRules, world: int, seed: int) -> Call:
+        """As a synchroniser's rules say."""
+        if rules.probes is not UNSET:
+            return Call(1, rules.probes or world, seed)
+        return Call(rules.ready(world))
 
     @property
     def leftovers(self) -> bool:
@@ -70,10 +66,9 @@ class Limits:
     paced: bool = False
 
     @staticmethod
-    def of(given: Mapping[str, Any]) -> Limits:
-        """By a synchroniser's parameters."""
-        waits, paced = given.get("waits", False), given.get("paced", False)
-        return Limits(given["staleness"], given.get("lead"), waits, paced)
+    def of(rules: RoundRules) -> Limits:
+        """As a synchroniser's rules say."""
+        return Limits(rules.staleness, rules.lead, rules.waits, rules.paced)
 
     def fresh(self, age: int) -> bool:
         """Whether a gradient so many rounds old goes into a round."""
