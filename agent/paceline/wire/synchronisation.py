@@ -92,7 +92,8 @@ class _Synchroniser(msgspec.Struct, frozen=True, tag_field="name", forbid_unknow
     @property
     def digest(self) -> str:
         """16 hex digits: the same for the same name and parameters, in any process."""
-        text = msgspec.json.encode(self, order="deterministic")
+        # As a mapping: the order of a Struct's fields is that of its declaration.
+        text = msgspec.json.encode(msgspec.to_builtins(self), order="deterministic")
         return hashlib.blake2b(text, digest_size=8).hexdigest()
 
     @property
