@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from paceline.core.emulation import Emulation
+from paceline.wire import Hello
 from paceline_backend.policies.base import Floats, Ints, Policy
 from paceline_backend.simulator import Simulation
 from support.records import hello
@@ -33,6 +34,12 @@ class Trained:
     def changes(self) -> list[int]:
         """The steps from which on counts are others."""
         return [int(k) + 1 for k in np.flatnonzero((np.diff(self.counts, axis=0) != 0).any(axis=1))]
+
+
+def endless(sizes: Floats, world: int, global_batch: int) -> Hello:
+    """The start of a run without a last epoch, whose plans take effect at once."""
+    encoded = np.asarray(sizes, "<f8").tobytes()
+    return hello(world, global_batch=global_batch, sizes=encoded, seed=3, epochs=None, lookahead=0)
 
 
 def simulate(

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from golden import data, product
+from unit.golden import data, product
 
 _SERVER = (
     "/healthz",

@@ -80,7 +80,7 @@ def test_compensation_makes_every_frame_weigh_the_same() -> None:
 
 @pytest.mark.parametrize("loss_mean", ["samples", "size"])
 def test_compensated_gradient_is_that_of_one_process(loss_mean: str) -> None:
-    """The gradient that ranks are compared with too (tests/agent/test_ddp.py)."""
+    """The gradient that ranks are compared with too (tests/integration/train/test_ddp.py)."""
     parts = gradients.split([5, 0, 1, 3], seed=2)
 
     def gradient(batch: list[gradients.Sample]) -> Any:

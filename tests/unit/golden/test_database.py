@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from golden import data, documents, product
+from unit.golden import data, documents, product
 
 
 @functools.cache

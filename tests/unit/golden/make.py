@@ -1,11 +1,11 @@
-"""Makes the recorded data below `tests/golden/data`, with the code that is checked out.
+"""Makes the recorded data in `tests/unit/golden/data`, with the code that is checked out.
 
     cd tests
-    python -m golden.make plans        # simulated runs of every preset
-    python -m golden.make database     # recorded runs, by a real control plane and real ranks
-    python -m golden.make documents    # what REST answers about the runs of that database
-    python -m golden.make interface    # OpenAPI, versions
-    python -m golden.make show CASE    # a case's segments in clear, as JSON; compare two checkouts
+    python -m unit.golden.make plans        # simulated runs of every preset
+    python -m unit.golden.make database     # recorded runs, by a real control plane and real ranks
+    python -m unit.golden.make documents    # what REST answers about the runs of that database
+    python -m unit.golden.make interface    # OpenAPI, versions
+    python -m unit.golden.make show CASE    # a case's segments as JSON, to compare two checkouts
 
 The data that is committed was made by the release of commit 30b5758. The tests compare what the
 code does now with it. Make data again only where a difference is wanted, and say in the commit why;
@@ -21,13 +21,13 @@ import sys
 import tempfile
 from pathlib import Path
 
-from golden import cases, data, documents, product
+from unit.golden import cases, data, documents, product
 
 CLEAR = 2  # this segment of each case is recorded in clear, too
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(prog="golden.make")
+    parser = argparse.ArgumentParser(prog="unit.golden.make")
     kinds = ("plans", "database", "documents", "interface", "show")
     parser.add_argument("what", choices=kinds)
     parser.add_argument("case", nargs="?")
@@ -58,7 +58,7 @@ def make_plans() -> None:
 
 def make_database() -> None:
     """Records runs, and what REST answers about them."""
-    from golden.record import record
+    from unit.golden.record import record
 
     with tempfile.TemporaryDirectory(prefix="golden") as folder:
         database, _ = record(Path(folder))

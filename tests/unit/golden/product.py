@@ -1,6 +1,6 @@
 """Everything that the golden tests take from the product.
 
-When modules move or types change shape, change this file and nothing else below `tests/golden`.
+When modules move or types change shape, change this file and no other of `tests/unit/golden`.
 The recorded data stays: `described` must go on giving the plain values that it gave when the data
 was made.
 """

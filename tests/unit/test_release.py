@@ -7,7 +7,7 @@ from pathlib import Path
 
 import paceline
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def test_changelog_begins_with_this_version() -> None:

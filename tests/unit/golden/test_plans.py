@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from golden import data, product
+from unit.golden import data, product
 
 
 @functools.cache
@@ -56,7 +56,7 @@ def difference(name: str, case: dict[str, Any]) -> str | None:
     for segment in segments:
         if _title(segment) == _title(clear):
             lines += data.differences(clear, segment, "recorded in clear")
-    show = f"to compare all: python -m golden.make show {name!r}, in two checkouts"
+    show = f"to compare all: python -m unit.golden.make show {name!r}, in two checkouts"
     return "\n".join([f"case {name!r}", *lines, show])
 
 

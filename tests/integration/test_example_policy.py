@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "policy"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "policy"
 
 SIMULATE = """
 import json

@@ -34,7 +34,7 @@ WORLD, STEPS = 6, 100
 @pytest.fixture
 def scenarios(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """The benchmark with its scenarios."""
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "benchmarks"))
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[3] / "benchmarks"))
     return importlib.import_module("attribution")
 
 

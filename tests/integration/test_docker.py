@@ -17,7 +17,7 @@ import yaml
 from paceline.node.processes import free_port
 from support.postgres import Postgres
 
-DOCKER = Path(__file__).parents[1] / "docker"
+DOCKER = Path(__file__).parents[2] / "docker"
 
 
 def command(image: str, folder: Path, port: int) -> list[str]:
@@ -36,7 +36,7 @@ def environment(service: str, values: dict[str, str]) -> dict[str, str]:
     names = compose["services"][service]["environment"]
     assert set(names) == set(values), f"compose.yaml gives {service} other variables than its test"
     keep = {k: v for k, v in os.environ.items() if not k.startswith("PACELINE_")}
-    venv = str(Path(__file__).parents[1] / ".venv" / "bin")
+    venv = str(Path(__file__).parents[2] / ".venv" / "bin")
     return {**keep, **values, "PATH": venv + os.pathsep + keep["PATH"]}
 
 

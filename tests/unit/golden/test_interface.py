@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from golden import data, documents
+from unit.golden import data, documents
 
 
 @pytest.fixture(scope="module")

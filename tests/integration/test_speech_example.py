@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import torch
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "speech"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "speech"
 
 
 def module(name: str) -> ModuleType:

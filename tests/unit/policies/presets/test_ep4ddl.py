@@ -21,8 +21,7 @@ from paceline_backend.policies.presets.ep4ddl import (
 )
 from paceline_backend.simulator import Simulation
 from support.cluster import Cluster
-
-from .test_boa import hello
+from support.simulated import endless
 
 
 def feedback(times: Floats) -> Feedback:
@@ -111,7 +110,7 @@ def test_learns_what_threads_do_not_shorten() -> None:
 def simulate(serial: float, slowness: list[float], **parameters: float) -> list[Simulation]:
     """A run under ep4ddl, and the same under bsp."""
     devices = Emulation([1e-3 * s for s in slowness], [0.0] * len(slowness), serial=serial)
-    start = hello(np.ones(2_048), len(slowness), 64)
+    start = endless(np.ones(2_048), len(slowness), 64)
     made = policies.make("ep4ddl", parameters)
     return [Simulation(start, devices, made), Simulation(start, devices, policies.make("bsp"))]
 

@@ -9,30 +9,12 @@ import numpy as np
 import pytest
 
 from paceline.core.emulation import Emulation
-from paceline.wire import Hello
 from paceline_backend import policies
-from paceline_backend.policies.base import Feedback, Floats, Models
+from paceline_backend.policies.base import Feedback, Models
 from paceline_backend.policies.presets.boa import MinMaxAllocator, line, profiled, solve
 from paceline_backend.simulator import Simulation
 from support.cluster import Cluster
-
-
-def hello(sizes: Floats, world: int, global_batch: int) -> Hello:
-    return Hello(
-        attempt=0,
-        world=world,
-        global_batch=global_batch,
-        seed=3,
-        sizes=sizes.astype("<f8").tobytes(),
-        loss_mean="samples",
-        drop_last=False,
-        epochs=None,
-        lookahead=0,
-        started_at=0.0,
-        paceline="0",
-        torch="2",
-        device="cpu",
-    )
+from support.simulated import endless
 
 
 def cluster(world: int, global_batch: int) -> Cluster:
@@ -94,7 +76,7 @@ def test_equal_counts_while_nothing_is_known() -> None:
 def test_levels_devices_but_not_sizes() -> None:
     """Equal sizes: as fast as whole samples allow. Unequal ones: a straggler in each step stays."""
     devices = Emulation(a_s=[0.0] * 4, c_s=[0.01, 0.01, 0.015, 0.03], b_s=[0.02] * 4)
-    run = Simulation(hello(np.ones(2_000), 4, 64), devices, policies.make("boa"))
+    run = Simulation(endless(np.ones(2_000), 4, 64), devices, policies.make("boa"))
     while run.step < 100:
         ran = run.advance()
     best = solve(models(devices.c_s, devices.b_s), run.history.problem(1, 0, shuffle=False))
@@ -103,7 +85,7 @@ def test_levels_devices_but_not_sizes() -> None:
 
     sizes = np.random.default_rng(0).lognormal(3, 1, 2_000)
     devices = Emulation(a_s=[1e-3, 1e-3, 1.5e-3, 3e-3], b_s=[0.0] * 4)
-    run = Simulation(hello(sizes, 4, 64), devices, policies.make("boa"))
+    run = Simulation(endless(sizes, 4, 64), devices, policies.make("boa"))
     slowest = []
     while run.step < 100:
         ran = run.advance()

@@ -16,7 +16,7 @@ import pytest
 
 from paceline.core.emulation import Emulation
 
-BENCHMARKS = Path(__file__).parents[1] / "benchmarks"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
 @pytest.fixture

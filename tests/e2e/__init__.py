@@ -1,1 +1,0 @@
-"""The whole product, end to end."""
