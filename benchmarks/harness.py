@@ -50,6 +50,14 @@ def parser(description: str | None) -> argparse.ArgumentParser:
     return made
 
 
+def report(
+    config: Mapping[str, Any], results: Mapping[str, Any], checks: list[Check]
+) -> dict[str, Any]:
+    """What is kept of a run."""
+    rows = [{**asdict(check), "ok": check.ok} for check in checks]
+    return {"machine": machine(), "config": config, "results": results, "checks": rows}
+
+
 def finish(
     options: argparse.Namespace,
     config: Mapping[str, Any],
@@ -59,9 +67,7 @@ def finish(
 ) -> None:
     """Prints the table, or everything as JSON, and exits 1 when a check failed."""
     if options.json:
-        rows = [{**asdict(check), "ok": check.ok} for check in checks]
-        whole = {"machine": machine(), "config": config, "results": results, "checks": rows}
-        print(json.dumps(whole))
+        print(json.dumps(report(config, results, checks)))
     else:
         print(table)
         for check in checks:

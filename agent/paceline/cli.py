@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from paceline import __version__
 from paceline.core.errors import InputError, PacelineError
 
 if TYPE_CHECKING:
@@ -241,7 +242,7 @@ def show_version(as_json: Json = False) -> None:
     from paceline.wire import PROTOCOL_VERSION
 
     versions = {
-        "paceline": version("paceline"),
+        "paceline": __version__,
         "protocol": PROTOCOL_VERSION,
         "python": sys.version.split()[0],
         "torch": version("torch"),

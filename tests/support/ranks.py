@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-_context = multiprocessing.get_context("forkserver")
-_context.set_forkserver_preload(["torch", "torch._dynamo.trace_rules"])
+_PRELOADED = ["torch", "torch._dynamo.trace_rules"]
 
 _PATIENCE_S = 8.0
 
@@ -27,10 +26,18 @@ class Ranks:
 
     A case is a function of a module that can be imported; it runs on every rank at once and finds
     its rank in the process group.
+
+    Args:
+        world: how many.
+        backend: of the process group.
+        start: how processes start: "forkserver", or "spawn", which CUDA needs.
     """
 
-    def __init__(self, world: int) -> None:
+    def __init__(self, world: int, backend: str = "gloo", start: str = "forkserver") -> None:
         self.world = world
+        self._backend = backend
+        self._context: Any = multiprocessing.get_context(start)
+        self._context.set_forkserver_preload(_PRELOADED)
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
 
@@ -84,9 +91,9 @@ class Ranks:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
         for rank in range(self.world):
-            here, there = _context.Pipe()
-            process = _context.Process(
-                target=_serve, args=(rank, self.world, port, there), daemon=False
+            here, there = self._context.Pipe()
+            process = self._context.Process(
+                target=_serve, args=(rank, self.world, port, there, self._backend), daemon=False
             )
             process.start()
             there.close()
@@ -105,14 +112,16 @@ class Ranks:
         self._processes, self._pipes = [], []
 
 
-def _serve(rank: int, world: int, port: int, pipe: Connection) -> None:
+def _serve(rank: int, world: int, port: int, pipe: Connection, backend: str) -> None:
     import torch
     import torch.distributed as dist
 
     multiprocessing.set_start_method("fork", force=True)  # of data loader workers, as in a script
     torch.set_num_threads(1)
     address = f"tcp://127.0.0.1:{port}"
-    dist.init_process_group("gloo", init_method=address, rank=rank, world_size=world)
+    if backend == "nccl":
+        torch.cuda.set_device(0)
+    dist.init_process_group(backend, init_method=address, rank=rank, world_size=world)
     while True:
         try:
             case, args, env = pipe.recv()

@@ -1,5 +1,8 @@
 """This release's version."""
 
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
-__version__ = version("paceline")
+try:
+    __version__ = version("paceline")
+except PackageNotFoundError:  # run from a checkout that is on PYTHONPATH and not installed
+    __version__ = "0+unknown"
