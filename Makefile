@@ -1,4 +1,4 @@
-.PHONY: help setup-demo setup-dev setup-bench demo demo-report test check bench bench-real format clean
+.PHONY: help setup-demo setup-dev setup-bench demo demo-report test check bench bench-real gpu-check format clean
 .DEFAULT_GOAL := help
 
 help: ## what there is
@@ -43,6 +43,10 @@ bench: setup-bench ## how near each policy and its peers come to the fluid limit
 
 bench-real: setup-demo ## plain DDP and paceline on real speech, nothing emulated: time per epoch, accuracy
 	.venv/bin/python benchmarks/speech.py $(ARGS)
+# Needs the library's own dependencies only. It sets nothing up, so it runs on machines without a network.
+gpu-check: ## what needs a GPU: times, gradients, synchronisers, copies (ARGS=--quick, PYTHON=python3)
+	PYTHONPATH="agent:backend:dashboard$${PYTHONPATH:+:$$PYTHONPATH}" \
+	$(or $(PYTHON),$(wildcard .venv/bin/python),python3) benchmarks/gpu_check.py $(ARGS)
 
 format: setup-dev ## format the code
 	.venv/bin/ruff check --fix .

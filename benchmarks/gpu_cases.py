@@ -94,8 +94,9 @@ def mlp(hidden: int, device: torch.device, layers: int = 1) -> nn.Module:
 
 
 def sgd(network: nn.Module, *, fused: bool = False) -> torch.optim.Optimizer:
-    """The optimiser of every case."""
-    return torch.optim.SGD(network.parameters(), 0.01, momentum=0.5, fused=fused)
+    """The optimiser of every case. Wide models take smaller steps: else they diverge."""
+    width = max(max(p.shape) for p in network.parameters())
+    return torch.optim.SGD(network.parameters(), min(0.01, 1 / width), momentum=0.5, fused=fused)
 
 
 @contextlib.contextmanager
@@ -209,9 +210,9 @@ def weighted(
             used = [] if session.batch.empty else indices.tolist()
             empty += session.batch.empty
             reference.load_state_dict(network.state_dict())
-            for one_of, rows in ((model, indices.tolist()), (reference, _gathered(used))):
-                one_of.zero_grad()
-                _loss(one_of, data, rows, loss_mean, place.device).backward()
+            for trained_model, rows in ((model, indices.tolist()), (reference, _gathered(used))):
+                trained_model.zero_grad()
+                _loss(trained_model, data, rows, loss_mean, place.device).backward()
             errors.append(_difference(network, reference))
             optimizer.step()
     return {"errors": errors, "empty": empty}
@@ -298,7 +299,6 @@ def trained(kind: str, work: Training) -> dict[str, Any]:
         loader = session.loader()
         for epoch in range(work.epochs):
             for indices, x, y in loader:
-                # A batch is the one that was loaded: stealing may change it until then.
                 used[epoch] += [] if session.batch.empty else indices.tolist()
                 if work.slow is not None and session.rank == work.slow[0]:
                     time.sleep(work.slow[1])

@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -60,8 +61,12 @@ class Ranks:
         """
         if not self._processes:
             self._start()
-        for pipe in self._pipes:
-            pipe.send((case, args, dict(env or {})))
+        try:
+            for pipe in self._pipes:
+                pipe.send((case, args, dict(env or {})))
+        except OSError as error:
+            self.stop()
+            raise RankError("a rank had died before the case began") from error
         deadline = time.monotonic() + timeout_s
         answers: dict[int, tuple[bool, Any]] = {}
         while len(answers) < self.world:
@@ -110,6 +115,11 @@ class Ranks:
         for pipe in self._pipes:
             pipe.close()
         self._processes, self._pipes = [], []
+
+
+def hang(*_: Any) -> None:
+    """A case that never ends."""
+    threading.Event().wait()
 
 
 def _serve(rank: int, world: int, port: int, pipe: Connection, backend: str) -> None:
