@@ -43,6 +43,7 @@ bench: setup-bench ## how near each policy and its peers come to the fluid limit
 
 bench-real: setup-demo ## plain DDP and paceline on real speech, nothing emulated: time per epoch, accuracy
 	.venv/bin/python benchmarks/speech.py $(ARGS)
+
 # Needs the library's own dependencies only. It sets nothing up, so it runs on machines without a network.
 gpu-check: ## what needs a GPU: times, gradients, synchronisers, copies (ARGS=--quick, PYTHON=python3)
 	PYTHONPATH="agent:backend:dashboard$${PYTHONPATH:+:$$PYTHONPATH}" \

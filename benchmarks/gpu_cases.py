@@ -296,7 +296,7 @@ def trained(kind: str, work: Training) -> dict[str, Any]:
         session_over(work.samples, work.batch, seed=3) as session,
     ):
         model = session.wrap(network)
-        loader = session.loader()
+        loader = session.loader(pin_memory=kind == "cuda")
         for epoch in range(work.epochs):
             for indices, x, y in loader:
                 used[epoch] += [] if session.batch.empty else indices.tolist()
@@ -319,8 +319,8 @@ def _train_step(
     precision = torch.float16 if device.type == "cuda" else torch.bfloat16
     optimizer.zero_grad()
     with torch.autocast(device.type, dtype=precision, enabled=work.amp):
-        outputs = model(x.to(device))
-    loss = mse_loss(outputs.float(), y.to(device))
+        outputs = model(x.to(device, non_blocking=True))
+    loss = mse_loss(outputs.float(), y.to(device, non_blocking=True))
     session.log(loss=loss)
     if work.overflow == (session.batch.step, session.rank):
         loss = loss * torch.inf
@@ -522,3 +522,50 @@ def _holds(copier: Copier, scale: float) -> bool:
 def _arrived(gradient: Gradient) -> float:
     """Waits for a copy; the seconds that it took."""
     return gradient.arrive() if gradient.arrive is not None else gradient.copied_s
+
+
+# Memory
+
+FITS = 32  # samples
+SAMPLE_BYTES = 16 << 20
+
+
+def profiled(kind: str) -> dict[str, int]:
+    """How many samples a profiling phase says fit, and the most that training had after it."""
+    place = Place(kind)
+    network = mlp(32, place.device)
+    with session_over(4 * 64, 64) as session, _room(place, FITS * SAMPLE_BYTES * 3 // 2):
+        model, optimizer = session.wrap(network), sgd(network)
+
+        def run_batch(samples: int) -> None:
+            if kind == "cpu" and samples > FITS:
+                raise MemoryError
+            size = samples * SAMPLE_BYTES if kind == "cuda" else 1
+            held = torch.empty(size, dtype=torch.uint8, device=place.device)
+            model(torch.ones(samples, WIDTH, device=place.device)).mean().backward()
+            del held
+
+        profile = session.profile(run_batch)
+        largest = 0
+        for _, x, y in session.loader():
+            largest = max(largest, session.batch.samples)
+            optimizer.zero_grad()
+            mse_loss(model(x.to(place.device)), y.to(place.device)).backward()
+            optimizer.step()
+    return {"limit": profile.limit or 0, "largest": largest}
+
+
+@contextlib.contextmanager
+def _room(place: Place, room_bytes: int) -> Iterator[None]:
+    """Within it the GPU gives this process so much memory besides what it has already."""
+    if place.kind == "cpu":
+        yield
+        return
+    torch.cuda.empty_cache()
+    allowed = torch.cuda.memory_reserved(place.device) + room_bytes
+    whole = torch.cuda.get_device_properties(place.device).total_memory
+    torch.cuda.set_per_process_memory_fraction(min(1.0, allowed / whole), place.device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, place.device)

@@ -264,7 +264,7 @@ def gradients(kit: Kit) -> tuple[Figures, list[Check]]:
 
 def compiled(kit: Kit) -> tuple[Figures, list[Check]]:
     """A model of ``torch.compile`` in a session, if there is a compiler."""
-    backend = "inductor" if kit.cuda else "aot_eager"
+    backend = "inductor" if kit.cuda else "eager"
     shares = [0.6, 0.3, 0.1]
     answers = kit.run(gpu_cases.weighted, "samples", shares, "mlp", backend).answers
     if why := next((a["unavailable"] for a in answers if "unavailable" in a), None):
@@ -411,7 +411,8 @@ def mixed_precision(kit: Kit) -> tuple[Figures, list[Check]]:
         chains = {"allreduce": (ALLREDUCE,), "rna": (RNA, ALLREDUCE)}
         for name, chain in chains.items():
             label = f"{name}{', fused' if fused else ''}"
-            work = Training(chain, amp=True, fused=fused, overflow=(5, 1))
+            epochs = 1 if kit.quick else 2
+            work = Training(chain, amp=True, fused=fused, overflow=(5, 1), epochs=epochs)
             outcome = kit.run(gpu_cases.trained, work)
             scales = [answer["scale"] for answer in outcome.answers]
             figures[label] = _summary(outcome) | {"scales": scales}
@@ -419,6 +420,22 @@ def mixed_precision(kit: Kit) -> tuple[Figures, list[Check]]:
             checks.append(Check(f"{label}: different scales", len(set(scales)), 1, "<="))
             checks.append(Check(f"{label}: scale after the overflow", max(scales), 128.0, "<="))
     return figures, checks
+
+
+# Memory
+
+
+def memory(kit: Kit) -> tuple[Figures, list[Check]]:
+    """A profiling phase runs out of memory, says what fits, and training goes on."""
+    answers = kit.run(gpu_cases.profiled).answers
+    limits = [answer["limit"] for answer in answers]
+    largest = max(answer["largest"] for answer in answers)
+    right = sum(limit == gpu_cases.FITS for limit in limits)
+    checks = [
+        Check("ranks that know how many samples fit", right, WORLD, ">="),
+        Check("samples of the largest batch after it", largest, gpu_cases.FITS, "<="),
+    ]
+    return {"limits": limits, "largest": largest}, checks
 
 
 PARTS: dict[str, tuple[Part, float]] = {  # what it does, and its time limit in seconds
@@ -429,6 +446,7 @@ PARTS: dict[str, tuple[Part, float]] = {  # what it does, and its time limit in 
     "overhead": (overhead, 60.0),
     "copies": (copies, 90.0),
     "mixed-precision": (mixed_precision, 60.0),
+    "memory": (memory, 60.0),
     "compiled": (compiled, 100.0),
 }
 

@@ -24,6 +24,7 @@ PARTS = (
     "overhead",
     "copies",
     "mixed-precision",
+    "memory",
     "compiled",
 )
 pytestmark = pytest.mark.ranks
