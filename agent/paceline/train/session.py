@@ -157,7 +157,7 @@ class Session:
         ddp.check(model, batchnorm, options)
         parameter = next(model.parameters(), None)
         if parameter is not None and parameter.is_cuda:
-            self._device, self._clock = parameter.device, CudaClock()
+            self._device, self._clock = parameter.device, CudaClock(parameter.device)
         if self.world == 1 and not torch.distributed.is_initialized():
             return ddp.Alone(model, self._now)
         wrapped = ddp.WeightedDDP(model, self._now, **options)

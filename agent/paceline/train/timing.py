@@ -31,12 +31,20 @@ class CpuClock:
 
 
 class CudaClock:
-    """Stamps are events in the current stream: when the device got there, not the host."""
+    """Stamps are events in the current stream: when the device got there, not the host.
+
+    Args:
+        device: of the model. A thread may have another current device: gloo's threads have the
+            first one, and scripts need not set theirs.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
 
     def stamp(self, again: torch.cuda.Event | None = None) -> torch.cuda.Event:
         """Marks this point of the current stream, moving the mark `again` if there is one."""
         event = again or torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event
 
     def between(self, first: torch.cuda.Event, second: torch.cuda.Event) -> float:

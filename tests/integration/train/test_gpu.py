@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from paceline.train.timing import CudaClock
 from support.ranks import hang
 
 ROOT = Path(__file__).parents[2]
@@ -124,9 +125,30 @@ def test_wrong_gradients_are_a_miss(
     assert len(missed) == 6 + 2  # all errors, and the batches that should have been empty
 
 
+class Event:
+    """Stands for `torch.cuda.Event`."""
+
+    def __init__(self, *, enable_timing: bool) -> None:
+        assert enable_timing
+        self.streams: list[object] = []
+
+    def record(self, stream: object) -> None:
+        self.streams.append(stream)
+
+
+def test_stamps_are_in_the_streams_of_the_models_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also in a thread whose current device is another one: else times cannot be compared."""
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: f"stream of {device}")
+    clock: Any = CudaClock(torch.device("cuda", 1))
+    first = clock.stamp()
+    assert clock.stamp(first) is first
+    assert first.streams == ["stream of cuda:1"] * 2
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
 def test_without_a_gpu_the_program_says_so(tmp_path: Path) -> None:
-    """It runs from a checkout that is not installed, as `make gpu-check` does."""
+    """One line, or JSON; no file, and no failure."""
     out = tmp_path / "gpu.json"
     command = ["make", "-s", "gpu-check", f"PYTHON={sys.executable}", f"ARGS=--json --out {out}"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
