@@ -6,7 +6,7 @@ import math
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -164,7 +164,7 @@ Found = tuple[Figures, list[Check]]
 Part = Callable[[Kit], Found]
 
 
-def in_turn(cases: dict[str, Callable[[], Found]]) -> Found:
+def in_turn(cases: Mapping[str, Callable[[], Found]]) -> Found:
     """Runs cases by name; one that fails is a failed check, and the others go on."""
     figures: Figures = {}
     checks: list[Check] = []
@@ -409,20 +409,18 @@ def _copies(kit: Kit) -> Found:
 def _large(kit: Kit) -> Found:
     """Rounds of a model of 67 MB on the GPU: they apply what an all-reduce would."""
     hidden = 4096 if kit.cuda else 64
-    size = {"hidden": hidden, "samples": 96, "epochs": 1}
-    rounds, reduced = (kit.run(gpu_cases.trained, Training((w,), **size)) for w in (ALL, ALLREDUCE))
+    works = [Training((what,), hidden, samples=96, epochs=1) for what in (ALL, ALLREDUCE)]
+    rounds, reduced = (kit.run(gpu_cases.trained, work) for work in works)
     got, want = (torch.tensor(outcome.answers[0]["values"]) for outcome in (rounds, reduced))
     difference = float((got - want).norm() / want.norm())
     copied_s = statistics.median(record.copied_s for record in rounds.rounds)
     checks = [
         Check("rounds of all ranks beside the all-reduce", difference, 1e-5, "<="),
         Check("seconds of a copy in rounds", copied_s, 1e-9, ">="),
-        *_trained_well(rounds, Training((ALL,), **size)),
+        *_trained_well(rounds, works[0]),
     ]
-    return _summary(rounds) | {
-        "bytes": rounds.answers[0]["bytes"],
-        "difference": difference,
-    }, checks
+    size = rounds.answers[0]["bytes"]
+    return _summary(rounds) | {"bytes": size, "difference": difference}, checks
 
 
 # Mixed precision
