@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from paceline import __version__
 from paceline.core.errors import InputError, PacelineError
+from paceline.core.version import __version__
 
 if TYPE_CHECKING:
     from paceline.node.client import Client
