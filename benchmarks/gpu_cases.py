@@ -19,7 +19,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 import paceline
-from paceline.wire import ALLREDUCE, Synchronisation
+from paceline.wire import ALLREDUCE
+from paceline.wire.synchronisation import Synchronisation
 from support.relaxing import planned
 
 WIDTH = 16  # of a sample

@@ -16,7 +16,7 @@ import torch
 from paceline.train.timing import CudaClock
 from support.ranks import hang
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PARTS = (
     "timing",
     "nccl",
