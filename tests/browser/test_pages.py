@@ -8,7 +8,7 @@ from playwright.sync_api import Page, expect
 
 from paceline.wire import NodeState, StopTraining, control, decode
 from paceline.wire.bus import connect
-from paceline_backend.store import Store, runs, telemetry
+from paceline_backend.store import Store, runs, switches, telemetry
 from support.pages import layout_of, open_run, wait_for_chart
 from support.training import Training
 from support.web import serving
@@ -150,13 +150,13 @@ def test_switch_by_clicking(page: Page, web: httpx.Client, store: Store, bus_url
     expect(dialog).to_contain_text("the switch waits until one does")
     page.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
-    assert runs.switches_of(store, "r") == []
+    assert switches.rows(store, "r") == []
     page.click("#policy-apply")
     page.check("#policy-preset-chronica")
     page.click("#policy-confirm")
     status = page.locator("#switch-status")
     expect(status).to_contain_text("takes effect with the next segment")
-    [made] = runs.switches_of(store, "r")
+    [made] = switches.rows(store, "r")
     assert (made["policy"], made["requested_by"], made["version"]) == ("chronica", "dashboard", 1)
     assert made["parameters"]["window"] > 0
     training.adopt(1, "chronica")

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, Route, expect
 
 from paceline_backend import policies
-from paceline_backend.store import Store, runs
+from paceline_backend.store import Store, switches
 from support.node import until
 from support.pages import keep_forecast, open_run, wait_for_chart
 from support.training import PARTIAL, Training
@@ -50,7 +50,7 @@ def test_the_dialog_lists_every_preset_with_all_its_parameters(
                 expect(control).to_have_value(f"{value:.9g}")
     page.click("#policy-confirm")
     expect(page.locator("#switch-dialog")).to_be_hidden()
-    [made] = runs.switches_of(store, "r")
+    [made] = switches.rows(store, "r")
     defaults = {key: schema["default"] for key, schema in known.parameters.items()}
     assert (made["policy"], made["parameters"]) == (name, defaults)
 
@@ -106,7 +106,7 @@ def test_illegal_values_are_refused_at_their_field(
         assert sent == []
     page.locator("#policy-parameter-dead_band").press("Enter")
     expect(page.locator("#switch-dialog")).to_be_hidden()
-    [made] = runs.switches_of(store, "r")
+    [made] = switches.rows(store, "r")
     kept = made["parameters"]
     assert [kept[name] for name in ("capacity", "dead_band", "every_steps")] == [
         [4, 2, 1, 1],
@@ -136,7 +136,7 @@ def test_what_the_server_refuses_is_said_at_the_field(
     problem = page.locator("#policy-parameter-dead_band-problem")
     expect(problem).to_contain_text("dead_band: 7 is not legal for dynamic-batching")
     expect(page.locator("#switch-dialog")).to_be_visible()
-    assert runs.switches_of(store, "r") == []
+    assert switches.rows(store, "r") == []
 
 
 def test_parameters_in_force_are_shown_and_kept(
@@ -188,7 +188,7 @@ def test_what_others_would_save_and_switching_to_one(
     page.click("#policy-confirm")
     expect(page.locator("#switch-dialog")).to_be_hidden()
     expect(page.locator("#whatif-old")).to_be_visible()
-    [made] = runs.switches_of(store, "r")
+    [made] = switches.rows(store, "r")
     assert (made["policy"], made["parameters"]["window"]) == ("chronica", 32)
 
 

@@ -18,9 +18,9 @@ from torch.nn.utils import vector_to_parameters
 from paceline.wire import ALLREDUCE
 from paceline_backend import policies
 from paceline_backend.insight.replay import ReplayReport, replay
-from paceline_backend.planning.history import read_segments
 from paceline_backend.server.stack import Stack
 from paceline_backend.store import Store, runs
+from paceline_backend.store import segments as segments_store
 from support import chain_script
 from support.e2e import wait_for, wait_for_end, wait_for_step
 
@@ -134,7 +134,10 @@ def _errors(store: Store, run: str, directory: Path) -> dict[int, float]:
     rows = np.load(directory / "rows.npy")
     found = {}
     with store.read() as connection:
-        for segment in read_segments(connection, runs.key_of(connection, run), 0):
+        key = runs.key_of(connection, run)
+        hello = runs.hello(connection, key)
+        assert hello is not None
+        for segment in segments_store.adopted(connection, key, hello):
             if segment.synchroniser != ALLREDUCE:
                 continue
             for step, parts in enumerate(segment.assignments(), segment.first_step):

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.cost import features
-from paceline_backend.planning.history import COLUMNS, Window
+from paceline_backend.planning.feedback import COLUMNS, Window
 from paceline_backend.policies import Feedback, Plan, Policy, Problem, plan
 
 Floats = npt.NDArray[np.float64]

@@ -30,7 +30,7 @@ from paceline.wire import (
 )
 from paceline.wire.bus import connect, publish
 from paceline_backend.control.ingest import Ingest
-from paceline_backend.store import Store, runs, schema
+from paceline_backend.store import Store, runs, schema, switches
 from support.node import until
 
 Floats = npt.NDArray[np.float64]
@@ -66,7 +66,7 @@ def new_run(store: Store, policy: str = "bsp", **parameters: Any) -> str:
 def switch(store: Store, bus_url: str, run: str, policy: str, **parameters: Any) -> int:
     """A switch as the API does it; its version."""
     with store.write() as connection:
-        row = runs.switch(connection, run, policy, parameters, "test")
+        row = switches.add(connection, run, policy, parameters, "test")
     with connect(bus_url) as bus:
         publish(bus, live(run), SwitchRequested(row["version"], policy, time.time()), run)
     return int(row["version"])

@@ -11,7 +11,7 @@ import numpy as np
 from paceline.wire import ALLREDUCE, Message, RoundBatch, RunState, StepBatch, SwitchRequested, live
 from paceline.wire.bus import connect, publish
 from paceline.wire.synchronisation import Synchronisation, convert
-from paceline_backend.store import Store, runs, telemetry
+from paceline_backend.store import Store, switches, telemetry
 from support.records import a_round, add_run, adopted, hello, record
 
 SEGMENT = 2  # steps
@@ -117,7 +117,7 @@ class Training:
         """Requests a policy as the API does; the steps from now on follow it."""
         self.synchroniser = synchroniser
         with self.store.write() as connection:
-            made = runs.switch(connection, self.run, policy, {}, "test")
+            made = switches.add(connection, self.run, policy, {}, "test")
         self.announce(SwitchRequested(made["version"], policy, made["requested_at"]))
         self.adopt(made["version"], policy)
 

@@ -201,6 +201,11 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
         """λ of every sample, shape [N]."""
         return np.frombuffer(self.sizes, dtype="<f8").astype(np.float64)
 
+    @property
+    def samples(self) -> int:
+        """How many samples the data set has."""
+        return len(self.sizes) // 8
+
 
 class RunState(msgspec.Struct, frozen=True, tag="run_state"):
     """A change of a run's life: from the agent that supervises it, or from `paceline run`.

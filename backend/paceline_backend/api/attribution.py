@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from http import HTTPStatus
-from itertools import chain
 from typing import Any
 
 import numpy as np
-import sqlalchemy as sa
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -18,23 +15,16 @@ from paceline_backend.api.telemetry import From, Points, To
 from paceline_backend.insight.attribution import (
     CAUSES,
     Attribution,
-    Rows,
     attribute,
+    read_rows,
     words,
     worker_words,
 )
 from paceline_backend.policies.base import Floats, Ints
-from paceline_backend.store import attempts
-from paceline_backend.store import runs as runs_store
-from paceline_backend.store.reads import Range, bucket_of
-from paceline_backend.store.schema import runs, worker_steps
+from paceline_backend.store import runs
+from paceline_backend.store.reads import bucket_of
 
 router = APIRouter(prefix="/runs/{run}", responses=documented(HTTPStatus.NOT_FOUND))
-
-STEPS = 100  # that a verdict rests on unless asked otherwise
-MOST_ROWS = 200_000  # that are read: of a longer range the newest steps
-
-_COLUMNS = ("samples", "load", "squares", "longest", "data_s", "compute_s")
 
 
 class Shares(BaseModel):
@@ -108,51 +98,8 @@ def get_attribution(
 ) -> Any:
     """Why ranks wait: data, node, transient or input. By default in the newest 100 steps."""
     with store_of(request).read() as connection:
-        rows = read_rows(connection, runs_store.key_of(connection, run), (first, to))
+        rows = read_rows(connection, runs.key_of(connection, run), (first, to))
     return _answer(attribute(rows), points)
-
-
-def read_rows(connection: sa.Connection, run: int, span: Range) -> Rows:
-    """What ranks reported of the complete steps of a range, as far as it counts.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-        span: first and last step; without a first one, `STEPS` of them. Never more than
-            `MOST_ROWS` rows: then the newest.
-    """
-    attempt, world = connection.execute(
-        sa.select(runs.c.attempt, runs.c.world).where(runs.c.key == run)
-    ).one()
-    parts = attempts.spans(connection, run, attempt)
-    newest = attempts.newest_complete(connection, run, parts)
-    if newest is None or not world:
-        return _rows([], world or 0)
-    first, last = span
-    last = newest.step if last is None else min(last, newest.step)
-    first = last - STEPS + 1 if first is None else first
-    first = max(first, last - MOST_ROWS // world + 1)
-    step = worker_steps.c.step
-    query = (
-        sa.select(step, worker_steps.c.rank, *(worker_steps.c[name] for name in _COLUMNS))
-        .where(worker_steps.c.run == run, step.between(first, last))
-        .where(*attempts.present(attempt, world))
-        .where(sa.or_(*(sa.and_(*part.rows()) for part in parts)))
-        .order_by(step)
-    )
-    return _rows(connection.execute(query).all(), world)
-
-
-def _rows(found: Sequence[sa.Row[Any]], world: int) -> Rows:
-    width = 2 + len(_COLUMNS)
-    table = np.fromiter(chain.from_iterable(found), np.float64, len(found) * width)
-    table = table.reshape(len(found), width)
-    ranks = table[:, 1].astype(np.int64)
-    steps, at = np.unique(table[:, 0], return_inverse=True)
-    # An attempt before may have had more ranks.
-    columns = np.full((len(_COLUMNS), len(steps), max(world, ranks.max(initial=-1) + 1)), np.nan)
-    columns[:, at, ranks] = table[:, 2:].T
-    return Rows(steps.astype(np.int64), **dict(zip(_COLUMNS, columns, strict=True)))
 
 
 def _answer(found: Attribution, points: int) -> dict[str, Any]:

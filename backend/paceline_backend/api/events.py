@@ -13,7 +13,6 @@ import anyio
 import orjson
 import redis
 import redis.asyncio
-import sqlalchemy as sa
 from fastapi import APIRouter, Header, Query, Request, Response
 from fastapi.responses import StreamingResponse
 from pydantic import AfterValidator
@@ -36,7 +35,7 @@ from paceline_backend.api import models
 from paceline_backend.api.errors import documented
 from paceline_backend.api.runs import settings_of, store_of
 from paceline_backend.api.telemetry import Points
-from paceline_backend.store import Store, StoreUnavailableError, reads
+from paceline_backend.store import Connection, Store, StoreUnavailableError, reads, switches
 from paceline_backend.store import runs as runs_store
 
 log = logging.getLogger(__name__)
@@ -105,7 +104,7 @@ def snapshot(
             "worker_steps": reads.worker_step_columns(
                 connection, key, worker_span, points, every=reads.shown_every(world)
             ),
-            "switches": runs_store.switches_of(store, run),
+            "switches": switches.rows(store, run),
             "segments": reads.segment_rows(connection, key, (span[0], None), _SEGMENTS),
         }
 
@@ -235,7 +234,7 @@ class _Feed:
                 self.version = message.segment.version
             switched |= isinstance(message, SwitchRequested)
         if switched:
-            rows = runs_store.switches_of(self.store, self.run)
+            rows = switches.rows(self.store, self.run)
             happened += [{"type": "switch", **row} for row in rows]
         if any(not isinstance(message, StepBatch | Adopted) for message in messages):
             found = runs_store.get(self.store, self.run)
@@ -243,9 +242,7 @@ class _Feed:
             happened.append({"type": "run", **found})
         return happened
 
-    def _steps(
-        self, connection: sa.Connection, key: int, messages: list[Message]
-    ) -> Iterator[Event]:
+    def _steps(self, connection: Connection, key: int, messages: list[Message]) -> Iterator[Event]:
         named = {
             record.step
             for message in messages

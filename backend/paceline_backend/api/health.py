@@ -5,15 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import redis
-import sqlalchemy as sa
 from fastapi import APIRouter, Request, Response
 
 from paceline.wire.bus import connect
 from paceline_backend.api import models
 from paceline_backend.api.runs import settings_of, store_of
 from paceline_backend.server import heartbeat
-from paceline_backend.store import Store, StoreError
-from paceline_backend.store.schema import runs
+from paceline_backend.store import Store, StoreError, meta
 
 router = APIRouter()
 
@@ -37,7 +35,7 @@ def readyz(request: Request, response: Response) -> models.Readiness:
 def _database(store: Store) -> str:
     try:
         with store.read() as connection:
-            connection.execute(sa.select(runs.c.key).limit(1))
+            meta.probe(connection)
     except StoreError as error:
         return str(error)
     return "ok"

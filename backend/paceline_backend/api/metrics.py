@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 
 import redis
-import sqlalchemy as sa
 from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,9 +14,8 @@ from paceline.wire import TELEMETRY
 from paceline.wire.bus import connect
 from paceline_backend.api.runs import settings_of, store_of
 from paceline_backend.server import heartbeat
-from paceline_backend.store import Store, StoreError
+from paceline_backend.store import Store, StoreError, leases
 from paceline_backend.store import runs as runs_store
-from paceline_backend.store.schema import leases, runs
 
 router = APIRouter()
 
@@ -56,11 +53,9 @@ class _ControlPlane(Collector):
 
     def _database(self) -> Iterator[Metric]:
         with self.store.read() as connection:
-            counts = sa.select(runs.c.state, sa.func.count()).group_by(runs.c.state)
-            states = {str(state): int(count) for state, count in connection.execute(counts)}
+            states = runs_store.counts(connection)
             alive = sum(node["alive"] for node in runs_store.nodes_now(connection))
-            held = sa.select(sa.func.count()).where(leases.c.expires_at > time.time())
-            controllers = connection.execute(held).scalar_one()
+            controllers = leases.held_now(connection)
         family = GaugeMetricFamily("paceline_runs", "Runs by state", labels=["state"])
         for state in runs_store.STATES:
             family.add_metric([state], states.get(state, 0))

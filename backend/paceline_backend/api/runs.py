@@ -9,7 +9,6 @@ from pathlib import PurePath
 from typing import Annotated, Any
 
 import redis
-import sqlalchemy as sa
 from fastapi import APIRouter, Query, Request
 
 from paceline.core.version import __version__
@@ -31,7 +30,7 @@ from paceline_backend.api.errors import ProblemError, documented
 from paceline_backend.requests import streams
 from paceline_backend.server.settings import Settings
 from paceline_backend.simulator.scenario import Scenario, ScenarioError
-from paceline_backend.store import Store
+from paceline_backend.store import Connection, Store, switches
 from paceline_backend.store import runs as runs_store
 
 router = APIRouter()
@@ -176,7 +175,7 @@ def _check_scenario(body: models.RunCreate) -> None:
         raise refuse("nproc", f"{body.nproc}, but the scenario has {scenario.workers} workers")
 
 
-def _node_for(connection: sa.Connection, body: models.RunCreate) -> str:
+def _node_for(connection: Connection, body: models.RunCreate) -> str:
     alive = [node for node in runs_store.nodes_now(connection) if node["alive"]]
     if body.node is not None:
         if body.node not in {node["id"] for node in alive}:
@@ -276,7 +275,7 @@ def switch_policy(request: Request, run: str, body: models.PolicySwitch) -> Any:
         known = runs_store.get(store_of(request), run)
         _checked(body.policy, body.parameters, known["world"] or known["nproc"])
         with store_of(request).write() as connection:
-            made = runs_store.switch(connection, run, body.policy, body.parameters, body.by)
+            made = switches.add(connection, run, body.policy, body.parameters, body.by)
         message = SwitchRequested(made["version"], body.policy, made["requested_at"])
         publish(bus, live(run), message, run, maxlen=streams.LIVE_LENGTH)
     return made
@@ -289,4 +288,4 @@ def switch_policy(request: Request, run: str, body: models.PolicySwitch) -> Any:
 )
 def list_switches(request: Request, run: str) -> Any:
     """Every policy that was asked for, and since when it plans."""
-    return runs_store.switches_of(store_of(request), run)
+    return switches.rows(store_of(request), run)

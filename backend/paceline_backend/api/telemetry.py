@@ -13,9 +13,10 @@ from paceline_backend import policies
 from paceline_backend.api import models, report_models
 from paceline_backend.api.errors import documented
 from paceline_backend.api.runs import store_of
+from paceline_backend.insight import workers
 from paceline_backend.insight.report import WARMUP_STEPS, round_words, run_report
 from paceline_backend.policies import Predictor
-from paceline_backend.store import choices, coverage, reads, rounds, workers
+from paceline_backend.store import choices, coverage, reads, rounds, switches
 from paceline_backend.store import runs as runs_store
 
 log = logging.getLogger(__name__)
@@ -38,7 +39,7 @@ def list_workers(
 ) -> Any:
     """How each rank has been doing lately."""
     store = store_of(request)
-    asked = runs_store.switches_of(store, run)
+    asked = switches.rows(store, run)
     predictor = _predictor(asked[-1]) if asked else None
     with store.read() as connection:
         key = runs_store.key_of(connection, run)

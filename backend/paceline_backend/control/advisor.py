@@ -10,17 +10,15 @@ from typing import Any, cast
 
 import msgspec
 import redis
-import sqlalchemy as sa
 
 from paceline.wire import ENDED, SwitchRequested, live
 from paceline.wire.bus import connect, publish
 from paceline_backend.insight.whatif.answer import STEPS, Decision, Forecast, kept
-from paceline_backend.insight.whatif.auto import AUTO_STEPS, BY, Mode, Switched, decide
+from paceline_backend.insight.whatif.auto import AUTO_STEPS, BY, Mode, decide
 from paceline_backend.insight.whatif.child import Forecaster
 from paceline_backend.requests import streams
-from paceline_backend.store import Store, StoreUnavailableError, forecasts, runs
+from paceline_backend.store import Store, StoreUnavailableError, forecasts, switches
 from paceline_backend.store.forecasts import Watched
-from paceline_backend.store.schema import switches
 
 logger = logging.getLogger(__name__)
 
@@ -96,7 +94,7 @@ class Advisor:
 
     def _decide(self, run: Watched, made: Forecast) -> None:
         with self._store.read() as connection:
-            asked = _switches(connection, run.key)
+            asked = switches.history(connection, run.key)
             bodies = forecasts.bodies(connection, run.key)
         earlier = [one for one in kept(bodies) if one.decision is not None]
         if asked[-1].version != made.current.version:
@@ -121,16 +119,6 @@ class Advisor:
                 if not allowed or not same or forecasts.state(connection, run.key) in ENDED:
                     return
                 forecasts.add(connection, run.key, body)
-                made = runs.switch(connection, run.id, decision.policy, decision.parameters, BY)
+                made = switches.add(connection, run.id, decision.policy, decision.parameters, BY)
             message = SwitchRequested(made["version"], decision.policy, made["requested_at"])
             publish(bus, live(run.id), message, run.id, maxlen=streams.LIVE_LENGTH)
-
-
-def _switches(connection: sa.Connection, run: int) -> list[Switched]:
-    c = switches.c
-    rows = connection.execute(
-        sa.select(c.version, c.policy, c.requested_by, c.effective_step, c.parameters)
-        .where(c.run == run)
-        .order_by(c.version)
-    )
-    return [Switched(*row) for row in rows]

@@ -9,7 +9,6 @@ from contextlib import closing
 from typing import Any
 
 import redis
-import sqlalchemy as sa
 
 from paceline.wire import (
     ENDED,
@@ -30,12 +29,12 @@ from paceline.wire import (
 from paceline.wire.bus import connect, publish
 from paceline_backend import policies
 from paceline_backend.control.leases import Lease
-from paceline_backend.planning import history
-from paceline_backend.planning.history import AHEAD, History, Window
+from paceline_backend.planning.feedback import Window
+from paceline_backend.planning.history import AHEAD, History
+from paceline_backend.planning.load import load
 from paceline_backend.planning.offer import Offer, offer
 from paceline_backend.policies import Policy
-from paceline_backend.store import Store, StoreUnavailableError, refusals
-from paceline_backend.store.schema import switches
+from paceline_backend.store import Store, StoreUnavailableError, refusals, switches
 
 logger = logging.getLogger(__name__)
 
@@ -146,27 +145,21 @@ class Controller:
         self._history = None
         self._offers, self._offered = [], ()
         with self._store.read() as connection:
-            if loaded := history.load(connection, self._key):
+            if loaded := load(connection, self._key):
                 self._history, self._window = loaded
         self._load_policy()
 
     def _load_policy(self) -> None:
-        query = (
-            sa.select(switches.c.version, switches.c.policy, switches.c.parameters)
-            .where(switches.c.run == self._key)
-            .order_by(switches.c.version.desc())
-            .limit(1)
-        )
         with self._store.read() as connection:
-            version, name, parameters = connection.execute(query).one()
-        if version != self._version:
-            self._version, self._policy = version, None
+            switch = switches.latest(connection, self._key)
+        if switch.version != self._version:
+            self._version, self._policy = switch.version, None
             try:
-                self._policy = policies.make(name, parameters)
+                self._policy = policies.make(switch.policy, switch.parameters)
             except ValueError as error:
                 self._report("its leader coasts", str(error))
                 return
-            logger.info("run %s: version %d, policy %s", self._id, version, name)
+            logger.info("run %s: version %d, policy %s", self._id, switch.version, switch.policy)
 
     def _hear(self, message: Message) -> None:
         if isinstance(message, SwitchRequested | RunChanged):
@@ -185,7 +178,7 @@ class Controller:
             self._adopted(self._history, message.segment)
 
     def _adopted(self, state: History, segment: Segment) -> None:
-        samples = len(state.hello.sizes) // 8
+        samples = state.hello.samples
         if reason := refusals.of_segment(segment, state.hello.world, samples):
             self._report("an adopted segment is left out", reason)
             return

@@ -7,14 +7,11 @@ import threading
 import time
 from dataclasses import dataclass
 
-import sqlalchemy as sa
-
 from paceline_backend import policies
 from paceline_backend.control import leases
 from paceline_backend.control.controller import Controller
 from paceline_backend.control.leases import Lease
-from paceline_backend.store import Store, StoreUnavailableError
-from paceline_backend.store.schema import runs
+from paceline_backend.store import Store, StoreUnavailableError, runs
 
 logger = logging.getLogger(__name__)
 
@@ -87,13 +84,8 @@ class ControllerManager:
 
     def _scan(self) -> None:
         """Ends controllers of runs that are over, starts those of runs that have none."""
-        query = sa.select(runs.c.key, runs.c.id).where(
-            runs.c.state.in_(("starting", "running")),
-            runs.c.hello.is_not(None),
-            runs.c.backend != "simulated",  # the simulator plans those itself
-        )
         with self._store.read() as connection:
-            active = {int(row.key): str(row.id) for row in connection.execute(query)}
+            active = runs.active(connection)
         for key, owned in list(self._owned.items()):
             if key not in active:
                 owned.stop.set()

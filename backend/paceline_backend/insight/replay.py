@@ -8,16 +8,15 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import sqlalchemy as sa
 import typer
 
 from paceline.wire import Segment
 from paceline_backend import policies
-from paceline_backend.planning.history import COLUMNS, History, feedback_of, read_segments
+from paceline_backend.planning.feedback import COLUMNS, feedback_of
+from paceline_backend.planning.history import History
 from paceline_backend.policies import Feedback
 from paceline_backend.policies.base import Policy
-from paceline_backend.store import Store, runs
-from paceline_backend.store.schema import segments, switches, worker_steps
+from paceline_backend.store import Connection, Store, records, runs, segments, switches
 
 _COMPARED = (
     "counts",
@@ -73,17 +72,9 @@ def replay(store: Store, run_id: str) -> ReplayReport:
         if hello is None:
             return ReplayReport(run_id, 0, 0, 0, 0, 0, 0, None)
         replayer = _Replayer(connection, key, History(hello))
-        for segment in read_segments(connection, key, hello):
+        for segment in segments.adopted(connection, key, hello):
             replayer.take(segment)
-        earlier = connection.scalar(
-            sa.select(sa.func.count())
-            .select_from(segments)
-            .where(
-                segments.c.run == key,
-                segments.c.attempt < hello.attempt,
-                segments.c.source == "controller",
-            )
-        )
+        earlier = segments.planned_before(connection, key, hello.attempt)
     return ReplayReport(
         run=run_id,
         attempt=hello.attempt,
@@ -91,21 +82,20 @@ def replay(store: Store, run_id: str) -> ReplayReport:
         identical=replayer.identical,
         unknown=replayer.unknown,
         coasted=replayer.coasted,
-        earlier=int(earlier or 0),
+        earlier=earlier,
         first_difference=replayer.first_difference,
     )
 
 
 class _Replayer:
-    def __init__(self, connection: sa.Connection, run: int, history: History) -> None:
+    def __init__(self, connection: Connection, run: int, history: History) -> None:
         self.total = self.identical = self.unknown = self.coasted = 0
         self.first_difference: str | None = None
         self._history = history
         self._rows = _Rows(connection, run, history.hello.attempt, history.hello.world)
-        query = sa.select(switches.c.version, switches.c.policy, switches.c.parameters)
         self._versions: dict[int, tuple[str, dict[str, Any]]] = {
-            version: (name, parameters)
-            for version, name, parameters in connection.execute(query.where(switches.c.run == run))
+            switch.version: (switch.policy, switch.parameters)
+            for switch in switches.history(connection, run)
         }
         self._policies: dict[int, Policy | str] = {}  # or why there is none here
 
@@ -169,7 +159,7 @@ class _Replayer:
 class _Rows:
     """Feedback rows by step, read in chunks as the segments move on."""
 
-    def __init__(self, connection: sa.Connection, run: int, attempt: int, world: int) -> None:
+    def __init__(self, connection: Connection, run: int, attempt: int, world: int) -> None:
         self._connection = connection
         self._run = run
         self._attempt = attempt
@@ -189,22 +179,9 @@ class _Rows:
         return feedback_of(steps, [self._steps[step] for step in steps])
 
     def _fetch(self, ranges: list[tuple[int, int]]) -> None:
-        c = worker_steps.c
-        query = (
-            sa.select(c.step, *(c[name] for name in COLUMNS))
-            .where(
-                c.run == self._run,
-                c.attempt == self._attempt,
-                c.rank.between(0, self._world - 1),
-                sa.or_(*(c.step.between(start, end - 1) for start, end in ranges)),
-            )
-            .order_by(c.step, c.rank)
+        self._steps = records.complete_steps(
+            self._connection, self._run, self._attempt, self._world, COLUMNS, ranges
         )
-        rows = self._connection.execute(query).all()
-        found: dict[int, list[Any]] = {}
-        for step, *values in rows:
-            found.setdefault(step, []).append(values)
-        self._steps = {s: np.array(r) for s, r in found.items() if len(r) == self._world}
         self._read = {step for start, end in ranges for step in range(start, end)}
 
 

@@ -8,13 +8,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-import sqlalchemy as sa
 
 from paceline.core.emulation import Emulation
 from paceline.wire import Hello
-from paceline_backend.store import Store, attempts, choices, reads, rounds, runs
+from paceline_backend.store import Connection, Store, choices, records, rounds, runs
 from paceline_backend.store.coverage import coverage, effective
-from paceline_backend.store.schema import steps, worker_steps
 
 BASELINE = "bsp"
 WARMUP_STEPS = 20  # what a policy needs to learn the ranks' speeds, with a margin
@@ -112,7 +110,7 @@ def _time(seconds: float) -> str:
 
 
 def _planned(
-    connection: sa.Connection, key: int, hello: Hello | None, warmup: int
+    connection: Connection, key: int, hello: Hello | None, warmup: int
 ) -> tuple[dict[str, set[int]], int, bool]:
     """Each policy's steady steps, policies in order of their start.
 
@@ -134,17 +132,10 @@ def _planned(
     return planned, coasted, threads
 
 
-def _steps(connection: sa.Connection, key: int) -> dict[str, Floats]:
+def _steps(connection: Connection, key: int) -> dict[str, Floats]:
     """All complete steps as columns; NaN where unknown."""
     names = ("se", "dif", "waste", "ett_error", "comm_s", "step_s")
-    columns = [reads.METRICS[name] for name in names]
-    rows = connection.execute(
-        sa.select(steps.c.step, steps.c.load_sum, *columns)
-        .where(steps.c.run == key)
-        .order_by(steps.c.step)
-    ).all()
-    values = np.array([tuple(row) for row in rows], dtype=np.float64)
-    values = values.reshape(len(rows), 2 + len(names))  # also of no rows
+    values = records.step_table(connection, key, names)
     return dict(zip(("step", "load", *names), values.T, strict=True))
 
 
@@ -179,7 +170,7 @@ def _mean(values: Floats) -> float | None:
 
 
 def _fluid(
-    connection: sa.Connection,
+    connection: Connection,
     key: int,
     hello: Hello | None,
     communication_s: float,
@@ -201,8 +192,8 @@ def _fluid(
         # What is padded depends on who is with whom: no load that could be divided at will.
         if lasting and not devices.cost.padded and min(a_s) > 0:
             return _Fluid(a_s, b_s, communication_s, "emulated")
-    ranks = [] if hello is None else attempts.present(hello.attempt, hello.world)
-    fitted = _fitted(connection, key, ranks)
+    attempt, world = (None, None) if hello is None else (hello.attempt, hello.world)
+    fitted = [_line(*sums) for sums in records.sums(connection, key, attempt, world)]
     if not fitted:
         return None
     return _Fluid([a for a, _ in fitted], [b for _, b in fitted], communication_s, "fitted")
@@ -215,21 +206,6 @@ def _true(devices: Emulation, sizes: Floats) -> tuple[list[float], list[float]]:
     a_s += np.array(devices.c_s or 0.0) * len(sizes) / load
     b_s = np.array(devices.b_s) + np.array(devices.data_s or 0.0)
     return a_s.tolist(), b_s.tolist()
-
-
-def _fitted(
-    connection: sa.Connection, key: int, ranks: list[sa.ColumnElement[bool]]
-) -> list[tuple[float, float]]:
-    """Each rank's (a, b) by least squares of T on Λ, from sums that the database takes."""
-    x, y = worker_steps.c.load, worker_steps.c.compute_s
-    sums = [sa.func.count(), sa.func.sum(x), sa.func.sum(y), sa.func.sum(x * x), sa.func.sum(x * y)]
-    rows = connection.execute(
-        sa.select(worker_steps.c.rank, *sums)
-        .where(worker_steps.c.run == key, worker_steps.c.samples > 0, *ranks)
-        .group_by(worker_steps.c.rank)
-        .order_by(worker_steps.c.rank)
-    ).all()
-    return [_line(*map(float, row[1:])) for row in rows]
 
 
 def _line(n: float, x: float, y: float, xx: float, xy: float) -> tuple[float, float]:

@@ -1,31 +1,20 @@
-"""What a run has done, from its messages or from the database: all that planning rests on."""
+"""What an attempt has done so far: what is left of its epoch, and who holds which sample."""
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
-import sqlalchemy as sa
 
 from paceline.core.cost import SUM
-from paceline.wire import Hello, Segment, StepRecord
-from paceline_backend.policies import Batches, Feedback, Plan, Problem
-from paceline_backend.policies.base import Floats, Ints, usable
-from paceline_backend.store import refusals, runs
-from paceline_backend.store.schema import segments, worker_steps
+from paceline.wire import Hello, Segment
+from paceline_backend.policies import Batches, Plan, Problem
+from paceline_backend.policies.base import Floats, Ints
 
-WINDOW = 64  # complete steps of feedback that a plan may use,
-USABLE = 8  # and older ones for ranks that had samples in fewer steps than this since,
 AHEAD = 4096  # steps beyond the adopted ones that a record may be of: ranks report at once
 CHANGED = 0.1  # a rank's share of the load by so much another than when the steps were composed
 CURVED = 2.0  # or κ by so many times,
-OLDEST = 1024  # up to so old: a rank whose speed is known no more is tried again
-
-# Of a record: what is kept of each rank's step.
-COLUMNS = ("samples", "load", "compute_s", "squares", "longest", "step_s")
 
 
 class History:
@@ -179,166 +168,3 @@ class History:
     def _begin_epoch(self, epoch: int) -> None:
         self.epoch = epoch
         self._remaining[:] = True
-
-
-_Row = tuple[float, ...]  # values of `COLUMNS`
-
-
-class Window:
-    """The last complete steps' feedback, of one attempt.
-
-    A rank that gets few samples, being slow, has few rows that say something about its speed. The
-    steps of its last ones stay, so that it is not thought to be as fast as the others.
-
-    Args:
-        world: ranks that make a step complete.
-        attempt: records of others are not taken.
-    """
-
-    def __init__(self, world: int, attempt: int) -> None:
-        self.world = world
-        self.attempt = attempt
-        self._rows: dict[int, Floats] = {}  # step → [W, columns]; rows not there yet are NaN
-        self._complete: list[int] = []  # ascending, the last `WINDOW`
-        self._older: list[int] = []  # ascending, complete, before those
-        self._seen = -1  # the latest step of which there was a row
-        # The steps, [W, USABLE] with the latest last, in which a rank had samples; -1: fewer.
-        self._usable = np.full((world, USABLE), -1)
-
-    def add(self, records: Iterable[StepRecord]) -> None:
-        """Takes records in; those seen before change nothing."""
-        for record in records:
-            if record.attempt == self.attempt:
-                values = tuple(getattr(record, name) for name in COLUMNS)
-                self.put(record.step, record.rank, values)
-
-    def put(self, step: int, rank: int, values: _Row) -> None:
-        """Takes one row in: the values of `COLUMNS`."""
-        if not 0 <= rank < self.world or step < 0 or not self._wanted(step):
-            return
-        rows = self._rows.get(step)
-        if rows is None:
-            rows = self._rows[step] = np.full((self.world, len(COLUMNS)), np.nan)
-        if np.isnan(rows[rank, 0]):
-            rows[rank] = values
-            if not np.isnan(rows[:, 0]).any():
-                self._completed(step)
-
-    def put_step(self, step: int, rows: Floats) -> None:
-        """Takes a whole step in: the values of `COLUMNS`, [W, columns]."""
-        if self._wanted(step) and step not in self._complete:
-            self._rows[step] = rows
-            self._completed(step)
-
-    def _wanted(self, step: int) -> bool:
-        if len(self._complete) == WINDOW and step < self._complete[0]:
-            return False
-        if step > self._seen:
-            self._seen = step
-            self._forget()
-            return True
-        # Else its other rows are given up.
-        return step >= self._seen - 2 * WINDOW or step in self._rows
-
-    def _completed(self, step: int) -> None:
-        self._complete = sorted([*self._complete, step])[-WINDOW:]
-        samples, load_, compute_s = self._rows[step][:, :3].T
-        told = usable(samples, load_, compute_s)
-        self._usable[told, 0] = np.maximum(self._usable[told, 0], step)  # over the oldest
-        self._usable[told] = np.sort(self._usable[told], axis=1)
-        self._forget()
-
-    def _forget(self) -> None:
-        first = self._complete[0] if self._complete else 0
-        oldest, since = self.newest - OLDEST, self._seen - 2 * WINDOW
-        if len(self._complete) == WINDOW:
-            since = max(since, first)
-        kept = self._usable[(self._usable > oldest) & (self._usable < first)]
-        self._older = np.unique(kept[kept >= 0]).tolist()
-        keep = {*self._older, *self._complete}
-        if any(s not in keep and s < since for s in self._rows):
-            self._rows = {s: r for s, r in self._rows.items() if s in keep or s >= since}
-
-    @property
-    def newest(self) -> int:
-        """The latest complete step; -1 if there is none."""
-        return self._complete[-1] if self._complete else -1
-
-    def step_s(self) -> float | None:
-        """What a step takes at present, in seconds."""
-        column = COLUMNS.index("step_s")
-        recent = [float(self._rows[s][:, column].mean()) for s in self._complete[-8:]]
-        return statistics.median(recent) if recent else None
-
-    def ranges(self) -> list[tuple[int, int]]:
-        """The complete steps as half-open ranges, for `Segment.feedback`."""
-        found: list[tuple[int, int]] = []
-        for step in [*self._older, *self._complete]:
-            if found and found[-1][1] == step:
-                found[-1] = (found[-1][0], step + 1)
-            else:
-                found.append((step, step + 1))
-        return found
-
-    def feedback(self) -> Feedback:
-        """The rows for the predictor."""
-        steps = [*self._older, *self._complete]
-        return feedback_of(steps, [self._rows[step] for step in steps])
-
-
-def feedback_of(steps: list[int], rows: list[Floats]) -> Feedback:
-    """Feedback of whole steps, ascending, with the values of `COLUMNS` of each, [W, columns]."""
-    if not steps:
-        return Feedback.empty()
-    world = len(rows[0])
-    table = dict(zip(COLUMNS, np.concatenate(rows).T, strict=True))
-    return Feedback(
-        step=np.repeat(np.array(steps, np.int64), world),
-        rank=np.tile(np.arange(world), len(steps)),
-        samples=table["samples"].astype(np.int64),
-        load=table["load"],
-        compute_s=table["compute_s"],
-        squares=table["squares"],
-        longest=table["longest"],
-    )
-
-
-def load(connection: sa.Connection, run: int) -> tuple[History, Window] | None:
-    """History and feedback of a run's latest attempt; None before its Hello."""
-    hello = runs.hello(connection, run)
-    if hello is None:
-        return None
-    history = History(hello)
-    for segment in read_segments(connection, run, hello):
-        history.adopt(segment)
-    window = Window(hello.world, hello.attempt)
-    columns = [worker_steps.c[name] for name in ("step", "rank", *COLUMNS)]
-    # Twice the window: the latest steps may be incomplete, and some may lack a rank's record. Older
-    # ones as the last plan had them.
-    step = worker_steps.c.step
-    query = sa.select(*columns).where(
-        worker_steps.c.run == run,
-        worker_steps.c.attempt == hello.attempt,
-        step < history.step + AHEAD,
-        sa.or_(
-            step >= history.step - 2 * WINDOW,
-            *(step.between(start, end - 1) for start, end in history.feedback),
-        ),
-    )
-    for at, rank, *values in connection.execute(query.order_by(*columns[:2])):
-        window.put(at, rank, tuple(values))
-    return history, window
-
-
-def read_segments(connection: sa.Connection, run: int, hello: Hello) -> Iterable[Segment]:
-    """The segments of an attempt, as they ran. Those that do not fit its Hello are left out."""
-    samples = len(hello.sizes) // 8
-    query = (
-        sa.select(segments.c.body)
-        .where(segments.c.run == run, segments.c.attempt == hello.attempt)
-        .order_by(segments.c.seq)
-        .execution_options(yield_per=500)
-    )
-    for body in connection.scalars(query):
-        if segment := refusals.stored_segment(body, hello.world, samples):
-            yield segment

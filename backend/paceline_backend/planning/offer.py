@@ -10,7 +10,8 @@ import numpy as np
 
 from paceline.wire import ALLREDUCE, Segment
 from paceline_backend import policies
-from paceline_backend.planning.history import History, Window
+from paceline_backend.planning.feedback import Window
+from paceline_backend.planning.history import History
 from paceline_backend.policies import Feedback, Plan, Policy
 from paceline_backend.policies.base import Floats
 

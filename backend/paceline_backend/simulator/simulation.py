@@ -15,7 +15,8 @@ from paceline.core.emulation import Emulation
 from paceline.wire import ALLREDUCE, Hello, Segment
 from paceline.wire.synchronisation import Synchronisation
 from paceline_backend import policies
-from paceline_backend.planning.history import COLUMNS, History, Window
+from paceline_backend.planning.feedback import COLUMNS, Window
+from paceline_backend.planning.history import History
 from paceline_backend.planning.offer import offer
 from paceline_backend.policies import Plan, Policy
 from paceline_backend.policies.base import Floats, Ints

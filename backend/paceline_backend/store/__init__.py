@@ -1,10 +1,11 @@
 """History in SQLite or Postgres."""
 
 from paceline_backend.store.database import (
+    Connection,
     Store,
     StoreError,
     StoreRefusedError,
     StoreUnavailableError,
 )
 
-__all__ = ["Store", "StoreError", "StoreRefusedError", "StoreUnavailableError"]
+__all__ = ["Connection", "Store", "StoreError", "StoreRefusedError", "StoreUnavailableError"]

@@ -52,7 +52,7 @@ def effective(connection: sa.Connection, run: int, hello: Hello | None) -> Itera
     if hello is not None:
         starts[hello.attempt] = hello.step
     ends = {attempt: end_of(attempt, starts) for attempt in starts}
-    latest, samples = (None, None) if hello is None else (hello.attempt, len(hello.sizes) // 8)
+    latest, samples = (None, None) if hello is None else (hello.attempt, hello.samples)
     terms = (None if hello is None else hello.world, samples)
     bodies = connection.execute(
         sa.select(segments.c.attempt, segments.c.body)
@@ -82,7 +82,7 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
     hello = runs.hello(connection, run)
     if hello is None:
         return {"epochs": [], "exact": False, "dropped": 0}
-    samples = len(hello.sizes) // 8
+    samples = hello.samples
     uses: dict[int, Ints] = defaultdict(lambda: np.zeros(samples, np.int64))
     ended: set[int] = set()
     complete: set[int] = set()

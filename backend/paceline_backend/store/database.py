@@ -16,6 +16,8 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from paceline.core.errors import PacelineError
 from paceline_backend.store import migrate as _migrate
 
+Connection = sa.Connection  # what `Store.read` and `Store.write` give
+
 _BUSY_TIMEOUT_S = 30.0
 _CONNECT_TIMEOUT_S = 5
 _WRITES = "paceline_writes"  # execution option: the transaction will write

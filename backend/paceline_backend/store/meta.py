@@ -5,10 +5,14 @@ from __future__ import annotations
 import secrets
 
 import sqlalchemy as sa
-from sqlalchemy.dialects import postgresql, sqlite
 
-from paceline_backend.store.database import Store
-from paceline_backend.store.schema import meta
+from paceline_backend.store.database import Store, insert
+from paceline_backend.store.schema import meta, runs
+
+
+def probe(connection: sa.Connection) -> None:
+    """Reads from a table that every release has: raises StoreError unless the database answers."""
+    connection.execute(sa.select(runs.c.key).limit(1))
 
 
 def control_id(store: Store) -> str:
@@ -21,9 +25,8 @@ def control_id(store: Store) -> str:
     with store.read() as connection:
         found = connection.execute(query).scalar()
     if found is None:
-        insert = sqlite.insert if store.is_sqlite else postgresql.insert
         values = {"name": "id", "value": secrets.token_hex(8)}
         with store.write() as connection:
-            connection.execute(insert(meta).values(values).on_conflict_do_nothing())
+            connection.execute(insert(connection, meta).values(values).on_conflict_do_nothing())
             found = connection.execute(query).scalar_one()
     return str(found)

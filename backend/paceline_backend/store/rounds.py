@@ -45,6 +45,25 @@ def write(connection: sa.Connection, batches: Iterable[tuple[int, RoundBatch]]) 
         connection.execute(insert(connection, rounds).on_conflict_do_nothing(), found)
 
 
+def newest_reduced_s(
+    connection: sa.Connection, run: int, attempt: int, of_segments: Sequence[int], limit: int
+) -> Sequence[float]:
+    """Seconds that the newest rounds of some segments took, the newest of each rank first.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        attempt: of the segments.
+        of_segments: their numbers.
+        limit: at most so many rounds.
+    """
+    c = rounds.c
+    query = sa.select(c.reduced_s).where(
+        c.run == run, c.attempt == attempt, c.segment.in_(of_segments)
+    )
+    return connection.scalars(query.order_by(c.rank, c.seq.desc()).limit(limit)).all()
+
+
 def _row(run: int, record: RoundRecord) -> dict[str, Any]:
     for name, bound in _WHOLE:
         if not 0 <= getattr(record, name) < bound:

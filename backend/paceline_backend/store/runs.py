@@ -127,36 +127,6 @@ def create(connection: sa.Connection, new: NewRun, by: str) -> str:
     return run
 
 
-def switch(
-    connection: sa.Connection, run: str, policy: str, parameters: Mapping[str, Any], by: str
-) -> dict[str, Any]:
-    """Requests another policy; the new row of `switches`.
-
-    Raises:
-        UnknownRunError: no such run.
-        RunEndedError: too late.
-    """
-    # The update takes the row's lock first: two switches at once get two versions.
-    row = connection.execute(
-        sa.update(runs)
-        .where(runs.c.id == run, runs.c.state.not_in(ENDED))
-        .values(policy=policy, version=runs.c.version + 1)
-        .returning(runs.c.key, runs.c.version)
-    ).one_or_none()
-    if row is None:
-        key_of(connection, run)
-        raise RunEndedError(f"run {run} has ended: its policy cannot change any more")
-    values = {
-        "version": row.version,
-        "policy": policy,
-        "parameters": dict(parameters),
-        "requested_at": time.time(),
-        "requested_by": by,
-    }
-    connection.execute(sa.insert(switches).values(run=row.key, **values))
-    return {**values, "effective_step": None, "effective_at": None}
-
-
 def end(
     connection: sa.Connection, run: str, state: str, message: str, *, lost: bool = False
 ) -> bool:
@@ -225,18 +195,6 @@ def page(
     return found[:limit], _cursor(keys[limit - 1]) if more else None
 
 
-def switches_of(store: Store, run: str) -> list[dict[str, Any]]:
-    """All switches of a run, oldest first.
-
-    Raises:
-        UnknownRunError: no such run.
-    """
-    columns = [column for column in switches.c if column.name != "run"]
-    with store.read() as connection:
-        query = sa.select(*columns).where(switches.c.run == key_of(connection, run))
-        return [_plain(row) for row in connection.execute(query.order_by(switches.c.version))]
-
-
 def nodes_now(connection: sa.Connection) -> list[dict[str, Any]]:
     """All nodes that ever registered, those that answer first."""
     oldest = time.time() - NODE_ALIVE_S
@@ -244,6 +202,22 @@ def nodes_now(connection: sa.Connection) -> list[dict[str, Any]]:
     for node in found:
         node["alive"] = not node.pop("left") and node["heartbeat_at"] >= oldest
     return sorted(found, key=lambda node: not node["alive"])
+
+
+def active(connection: sa.Connection) -> dict[int, str]:
+    """Runs that controllers plan: key → public id. The simulator plans its runs itself."""
+    query = sa.select(runs.c.key, runs.c.id).where(
+        runs.c.state.in_(("starting", "running")),
+        runs.c.hello.is_not(None),
+        runs.c.backend != "simulated",
+    )
+    return {int(row.key): str(row.id) for row in connection.execute(query)}
+
+
+def counts(connection: sa.Connection) -> dict[str, int]:
+    """How many runs are in each state."""
+    query = sa.select(runs.c.state, sa.func.count()).group_by(runs.c.state)
+    return {str(state): int(count) for state, count in connection.execute(query)}
 
 
 def hello(connection: sa.Connection, key: int) -> Hello | None:

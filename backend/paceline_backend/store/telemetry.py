@@ -246,7 +246,7 @@ def _hello(run: _Run, hello: Hello) -> None:
     run.set(
         attempt=hello.attempt,
         world=hello.world,
-        samples=len(hello.sizes) // 8,
+        samples=hello.samples,
         global_batch=hello.global_batch,
         seed=hello.seed,
         loss_mean=hello.loss_mean,

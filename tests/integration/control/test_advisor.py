@@ -15,14 +15,16 @@ from paceline.core.emulation import Emulation, Slowdown
 from paceline.wire import SwitchRequested, decode, live
 from paceline_backend.control.advisor import Advisor
 from paceline_backend.insight.whatif.answer import Current, Decision, Forecast, PresetForecast
-from paceline_backend.insight.whatif.auto import AUTO_STEPS, MARGIN, Switched, decide
+from paceline_backend.insight.whatif.auto import AUTO_STEPS, MARGIN, decide
 from paceline_backend.insight.whatif.forecast import of_state
 from paceline_backend.store import Store, forecasts, runs, schema
+from paceline_backend.store import switches as switches_store
+from paceline_backend.store.switches import Switch
 from support.forecasts import Training, drawn
 from support.leading import new_run, working
 from support.node import until
 
-START = Switched(0, "bsp", "api", 0)
+START = Switch(0, "bsp", "api", 0)
 
 
 def made(
@@ -68,7 +70,7 @@ def made(
 
 FIRST = made(100, {"chronica": 0.4}, decided="wait")
 SECOND = made(200, {"chronica": 0.4}, decided="switch")
-SWITCHED = Switched(1, "chronica", "auto", 210)
+SWITCHED = Switch(1, "chronica", "auto", 210)
 
 
 def test_two_forecasts_in_a_row() -> None:
@@ -90,7 +92,7 @@ def test_what_does_not_count_as_a_forecast_before() -> None:
     assert decide(now, [FIRST, weak], [START], "switch").decided == "wait"
     slower = made(100, {"chronica": 0.4}, speeds=(1.0, 2.0), decided="wait")
     assert decide(now, [slower], [START], "switch").decided == "wait"
-    switches = [START, Switched(1, "bsp", "me", 50)]
+    switches = [START, Switch(1, "bsp", "me", 50)]
     again = made(200, {"chronica": 0.4}, version=1)
     assert decide(again, [FIRST], switches, "switch").decided == "wait"
     unknown = made(100, {"chronica": 0.4}, speeds=(1.0, 0.0), decided="wait")
@@ -123,13 +125,13 @@ def test_a_saving_that_may_be_noise() -> None:
 def test_it_waits_when_there_is_no_forecast_or_a_switch_is_young() -> None:
     none = Forecast("run", 1.0, Current("bsp", {}, 0), reason="too few steps")
     assert decide(none, [], [START], "switch") == Decision("wait", "too few steps")
-    asked = [START, Switched(1, "sata", "me", None)]
+    asked = [START, Switch(1, "sata", "me", None)]
     pending = made(260, {"chronica": 0.4}, version=1, policy="sata")
     assert "has yet to take effect" in decide(pending, [FIRST], asked, "switch").reason
-    young = [START, Switched(1, "sata", "me", 161)]
+    young = [START, Switch(1, "sata", "me", 161)]
     before = made(160, {"chronica": 0.4}, version=1, policy="sata", decided="wait")
     assert decide(pending, [before], young, "switch").decided == "wait"
-    old = [START, Switched(1, "sata", "me", 100)]
+    old = [START, Switch(1, "sata", "me", 100)]
     assert decide(pending, [before], old, "switch").decided == "switch"
 
 
@@ -165,19 +167,19 @@ def test_never_back_and_forth() -> None:
     two = made(550, tempting, **changed)
     assert decide(two, [*earlier, one], switches, "switch").decided == "switch"
 
-    returned = [*switches, Switched(2, "bsp", "auto", 360)]
+    returned = [*switches, Switch(2, "bsp", "auto", 360)]
     earlier.append(after(0.97, {}, decided="back"))
     one = made(460, {"chronica": 0.4}, version=2, decided="wait")
     two = made(560, {"chronica": 0.4}, version=2)
     assert decide(two, [*earlier, one], returned, "switch").policy is None, "it did not keep"
-    overruled = [START, SWITCHED, Switched(2, "bsp", "me", 360)]
+    overruled = [START, SWITCHED, Switch(2, "bsp", "me", 360)]
     assert decide(two, [*earlier, one], overruled, "switch").policy is None, "somebody left it"
 
 
-def steered(training: Training, upto: int, presets: tuple[str, ...]) -> list[Switched]:
+def steered(training: Training, upto: int, presets: tuple[str, ...]) -> list[Switch]:
     """Lets `auto` steer a simulation; its switches."""
     earlier: list[Forecast] = []
-    switches = [Switched(0, training.policy, "api", 0)]
+    switches = [Switch(0, training.policy, "api", 0)]
     while training.step < upto:
         training.train(training.step + AUTO_STEPS)
         forecast = of_state("run", training.state(), presets, replicates=2)
@@ -187,7 +189,7 @@ def steered(training: Training, upto: int, presets: tuple[str, ...]) -> list[Swi
             assert decision.policy is not None
             training.switch(decision.policy)
             version = training.simulation.version
-            switches.append(Switched(version, decision.policy, "auto", training.step))
+            switches.append(Switch(version, decision.policy, "auto", training.step))
     return switches
 
 
@@ -239,7 +241,7 @@ def test_it_switches_a_run_that_allows_it(store: Store, bus_url: str) -> None:
         training.train(training.step + AUTO_STEPS)
         training.store(store, run)
         until(lambda: runs.get(store, run)["version"] == 1, "the switch", 120)
-    asked = runs.switches_of(store, run)[-1]
+    asked = switches_store.rows(store, run)[-1]
     assert asked["requested_by"] == "auto"
     last = decided()
     assert last is not None

@@ -17,8 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.wire import StepBatch
-from paceline_backend.api.attribution import read_rows
-from paceline_backend.insight.attribution import Rows, attribute, words, worker_words
+from paceline_backend.insight.attribution import Rows, attribute, read_rows, words, worker_words
 from paceline_backend.insight.attribution.model import Model
 from paceline_backend.insight.attribution.split import _lateness
 from paceline_backend.store import Store, telemetry

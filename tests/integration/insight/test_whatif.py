@@ -27,7 +27,7 @@ from paceline_backend.insight.whatif.command import from_database
 from paceline_backend.insight.whatif.forecast import forecast, of_state
 from paceline_backend.insight.whatif.measured import same_speeds
 from paceline_backend.policies import Choice, Policy, Problem, UnknownPolicyError
-from paceline_backend.store import Store, forecasts, runs, schema, telemetry
+from paceline_backend.store import Store, forecasts, runs, schema, switches, telemetry
 from paceline_backend.store.runs import UnknownRunError
 from support.forecasts import Training, drawn
 from support.leading import new_run
@@ -366,7 +366,7 @@ def test_when_a_kept_forecast_holds(store: Store) -> None:
     assert not kept(70.0)
     assert _kept(store, run, 32, 0.0) is None
     with store.write() as connection:
-        runs.switch(connection, run, "chronica", {}, "test")
+        switches.add(connection, run, "chronica", {}, "test")
     assert not kept(1.0), "another policy is in force"
     with store.write() as connection:
         another = {"made_at": now + 1, "step": 1, "forecasts": "of another release"}

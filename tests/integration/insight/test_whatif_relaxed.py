@@ -12,10 +12,11 @@ from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
 from paceline_backend import policies
 from paceline_backend.insight.whatif.answer import Forecast
-from paceline_backend.insight.whatif.auto import AUTO_STEPS, Switched, decide
+from paceline_backend.insight.whatif.auto import AUTO_STEPS, decide
 from paceline_backend.insight.whatif.forecast import forecast, of_state
 from paceline_backend.insight.whatif.measured import State, steady_time
 from paceline_backend.store import Store
+from paceline_backend.store.switches import Switch
 from support.forecasts import COMMUNICATION_S, Training, drawn
 from support.leading import new_run
 
@@ -166,7 +167,7 @@ def test_auto_chooses_them_only_where_it_may() -> None:
         assert best.policy == "rna"
         assert best.saving_low > 0.05
         decided = [
-            decide(found, earlier, [Switched(0, "bsp", "api", 0)], "switch", relaxed=relaxed)
+            decide(found, earlier, [Switch(0, "bsp", "api", 0)], "switch", relaxed=relaxed)
             for relaxed in (False, True)
         ]
         earlier.append(found)

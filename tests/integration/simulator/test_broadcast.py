@@ -30,7 +30,7 @@ from paceline_backend.control import ControllerManager
 from paceline_backend.insight.replay import replay
 from paceline_backend.simulator import Scenario, Simulation
 from paceline_backend.simulator.broadcast import Broadcast, records, register, rounds
-from paceline_backend.store import Store, coverage, schema
+from paceline_backend.store import Store, coverage, schema, switches
 from paceline_backend.store import runs as runs_store
 from support.leading import ingest, working
 from support.node import until
@@ -113,7 +113,7 @@ def test_is_stored_as_it_was_simulated(store: Store, bus_url: str) -> None:
         covered = coverage.coverage(connection, runs_store.key_of(connection, run))
     assert covered["exact"]
     assert [epoch["used"] for epoch in covered["epochs"]] == [300, 300]
-    assert [(s["policy"], s["requested_by"]) for s in runs_store.switches_of(store, run)] == [
+    assert [(s["policy"], s["requested_by"]) for s in switches.rows(store, run)] == [
         ("chronica", "api"),
         ("bsp", "scenario"),
     ]
@@ -209,7 +209,7 @@ def test_obeys_an_operator(sqlite: Store, bus_url: str) -> None:
             pass
         assert broadcast.state == "stopped"
         until(lambda: runs_store.get(sqlite, run)["state"] == "stopped", "it is stopped")
-    effective = [s["effective_step"] for s in runs_store.switches_of(sqlite, run)]
+    effective = [s["effective_step"] for s in switches.rows(sqlite, run)]
     assert effective[:2] == [0, segment.first_step]
 
 

@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from paceline.core.emulation import Emulation
 from paceline.wire import Segment
 from paceline_backend.insight.replay import replay
-from paceline_backend.planning import history
+from paceline_backend.planning.load import load
 from paceline_backend.store import Store, runs, schema
 from support import poison
 from support.forecasts import Training, drawn
@@ -144,7 +144,7 @@ def test_history_and_replay_go_on_without_rows_that_cannot_be_used(store: Store,
     insert_segments(store, key)
     assert replay(store, run) == before
     with store.read() as connection:
-        loaded = history.load(connection, key)
+        loaded = load(connection, key)
     assert loaded is not None
     state, window = loaded
     assert not state.lost

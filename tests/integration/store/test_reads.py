@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from paceline.wire import Message, NodeState, RunState, StepBatch
 from paceline_backend import policies
-from paceline_backend.store import Store, reads, runs, schema, telemetry, workers
+from paceline_backend.insight import workers
+from paceline_backend.store import Store, reads, runs, schema, telemetry
 from support.records import add_run, adopted, hello, record
 
 

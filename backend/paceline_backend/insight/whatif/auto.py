@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Literal
 
 from paceline_backend.insight.whatif.answer import Decision, Forecast, PresetForecast
+from paceline_backend.store.switches import Switch
 
 BY = "auto"  # who requests its switches
 MARGIN = 0.05  # what a switch must save at least: the lower bound of the interval,
@@ -19,21 +19,10 @@ CHANGED = 0.25  # a rank's speed is off by more than this: what was learned abou
 Mode = Literal["recommend", "switch"]
 
 
-@dataclass(frozen=True)
-class Switched:
-    """A policy that was asked for; version 0 is the one at the start."""
-
-    version: int
-    policy: str
-    by: str
-    effective_step: int | None  # None: not yet
-    parameters: dict[str, Any] = field(default_factory=dict)
-
-
 def decide(
     forecast: Forecast,
     earlier: Sequence[Forecast],
-    switches: Sequence[Switched],
+    switches: Sequence[Switch],
     mode: Mode,
     *,
     relaxed: bool = False,
@@ -116,7 +105,7 @@ def _promised_before(policy: str, forecast: Forecast, earlier: Sequence[Forecast
 
 
 def _verdict(
-    forecast: Forecast, earlier: Sequence[Forecast], switches: Sequence[Switched], mode: Mode
+    forecast: Forecast, earlier: Sequence[Forecast], switches: Sequence[Switch], mode: Mode
 ) -> Decision | None:
     """Whether to wait for, or take back, what `auto` did last; None: it is as it should be."""
     if len(switches) < 2 or mode == "recommend":
@@ -149,7 +138,7 @@ def _judged(forecast: Forecast) -> bool:
 
 
 def _barred(
-    forecast: Forecast, earlier: Sequence[Forecast], switches: Sequence[Switched]
+    forecast: Forecast, earlier: Sequence[Forecast], switches: Sequence[Switch]
 ) -> set[str]:
     """Presets that a switch by `auto`, or one from what it chose, has left."""
     found = set()

@@ -8,18 +8,17 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import sqlalchemy as sa
 
 from paceline.core.cost import Features
-from paceline.wire import ALLREDUCE, Hello, Segment
+from paceline.wire import Hello, Segment
 from paceline.wire.synchronisation import Averaging, Hierarchical, Partial, Synchronisation
 from paceline_backend.insight.report import WARMUP_STEPS
-from paceline_backend.planning import history
-from paceline_backend.planning.history import History, Window
+from paceline_backend.planning.feedback import Window
+from paceline_backend.planning.history import History
+from paceline_backend.planning.load import load
 from paceline_backend.policies.base import Feedback, Floats, Ints
 from paceline_backend.simulator import sync as synchronisers
-from paceline_backend.store import refusals, runs
-from paceline_backend.store.schema import rounds, segments, switches, worker_steps
+from paceline_backend.store import Connection, records, rounds, runs, segments, switches
 
 _FEWEST = 16  # steady steps that say what the policy in force takes
 _BLOCK = 8  # steps whose median tells the speed of a rank
@@ -220,7 +219,7 @@ class State:
     steady: npt.NDArray[np.bool_] | None = None  # [S] planned by the policy in force, warmed up
 
 
-def read(connection: sa.Connection, run: int, steps: int, cells: int) -> State:
+def read(connection: Connection, run: int, steps: int, cells: int) -> State:
     """A run's state and the newest complete steps of its latest attempt.
 
     Args:
@@ -229,47 +228,26 @@ def read(connection: sa.Connection, run: int, steps: int, cells: int) -> State:
         steps: so many,
         cells: but no more than so many ranks' steps.
     """
-    version, policy, parameters, effective = connection.execute(
-        sa.select(
-            switches.c.version,
-            switches.c.policy,
-            switches.c.parameters,
-            switches.c.effective_step,
-        )
-        .where(switches.c.run == run)
-        .order_by(switches.c.version.desc())
-        .limit(1)
-    ).one()
-    state = State(version, policy, parameters)
+    switch = switches.latest(connection, run)
+    state = State(switch.version, switch.policy, switch.parameters)
     hello = runs.hello(connection, run)
-    loaded = history.load(connection, run)
+    loaded = load(connection, run)
     if hello is None or loaded is None:
         return state
     steps = max(_FEWEST, min(steps, cells // hello.world))
     measured = _read_steps(connection, run, hello, loaded[0].step, steps)
     measured = _with_segments(connection, run, hello, measured)
-    steady = _planned(connection, run, hello.attempt, version, measured.step)
-    if effective is not None:
-        steady &= measured.step >= effective + WARMUP_STEPS
+    steady = _planned(connection, run, hello.attempt, switch.version, measured.step)
+    if switch.effective_step is not None:
+        steady &= measured.step >= switch.effective_step + WARMUP_STEPS
     return replace(state, history=loaded[0], window=loaded[1], measured=measured, steady=steady)
 
 
-def _read_steps(
-    connection: sa.Connection, run: int, hello: Hello, upto: int, steps: int
-) -> Measured:
+def _read_steps(connection: Connection, run: int, hello: Hello, upto: int, steps: int) -> Measured:
     """Incomplete steps do not count: some of the newest always are."""
-    c, world = worker_steps.c, hello.world
-    found = connection.execute(
-        sa.select(c.step, c.rank, *(c[name] for name in _COLUMNS))
-        .where(
-            c.run == run,
-            c.attempt == hello.attempt,
-            c.rank.between(0, hello.world - 1),
-            c.step >= upto - 2 * steps - hello.lookahead,
-        )
-        .order_by(c.step, c.rank)
-    ).all()
-    table = np.array([tuple(row) for row in found], np.float64).reshape(-1, 2 + len(_COLUMNS))
+    world = hello.world
+    first = upto - 2 * steps - hello.lookahead
+    table = records.since(connection, run, hello.attempt, world, _COLUMNS, first)
     at, count = np.unique(table[:, 0], return_counts=True)
     newest = at[count == world][-steps:]
     rows = table[np.isin(table[:, 0], newest)].reshape(len(newest), world, table.shape[1])
@@ -290,26 +268,12 @@ def _read_steps(
     )
 
 
-def _with_segments(
-    connection: sa.Connection, run: int, hello: Hello, measured: Measured
-) -> Measured:
+def _with_segments(connection: Connection, run: int, hello: Hello, measured: Measured) -> Measured:
     """The same, with the rows in which ranks went their own ways."""
     if not len(measured):
         return measured
-    c = segments.c
-    stored = connection.execute(
-        sa.select(c.first_step + c.steps, c.body)
-        .where(
-            c.run == run,
-            c.attempt == hello.attempt,
-            c.synchroniser != ALLREDUCE.name,
-            c.first_step + c.steps > int(measured.step[0]),
-        )
-        .order_by(c.seq)
-    )
     kept: list[Segment] = []
-    for end, body in stored:
-        segment = refusals.stored_segment(body, hello.world, len(hello.sizes) // 8)
+    for end, segment in segments.relaxed(connection, run, hello, int(measured.step[0])):
         if segment is not None and _simulated(segment.synchroniser, hello.world):
             kept.append(segment)
             continue
@@ -322,11 +286,7 @@ def _with_segments(
     # Of a mean of all replicas, the time that a rank waits for others is part.
     names = [one.what.name for one in spans if one.what.name != "averaging"]
     seqs = [one.seq for one in spans if one.what.name in names[-1:]]
-    r = rounds.c
-    query = sa.select(r.reduced_s).where(
-        r.run == run, r.attempt == hello.attempt, r.segment.in_(seqs)
-    )
-    told = connection.scalars(query.order_by(r.rank, r.seq.desc()).limit(_ROUNDS)).all()
+    told = rounds.newest_reduced_s(connection, run, hello.attempt, seqs, _ROUNDS)
     ways = 2 if names[-1:] == ["pairwise"] else 1  # the answer's is told: there were two
     told_round_s = ways * float(np.median(told)) if told else None
     return replace(measured, apart=spans, told_round_s=told_round_s)
@@ -358,23 +318,13 @@ def apart(step: Ints, segment: Segment) -> Apart:
 
 
 def _planned(
-    connection: sa.Connection, run: int, attempt: int, version: int, step: Ints
+    connection: Connection, run: int, attempt: int, version: int, step: Ints
 ) -> npt.NDArray[np.bool_]:
     """Which steps a controller planned by this version of the policy, [S]."""
     mine = np.zeros(len(step), bool)
     if not len(step):
         return mine
-    c = segments.c
-    rows = connection.execute(
-        sa.select(c.first_step, c.steps).where(
-            c.run == run,
-            c.attempt == attempt,
-            c.version == version,
-            c.source == "controller",
-            c.first_step + c.steps > int(step[0]),
-        )
-    )
-    for first, steps in rows:
+    for first, steps in segments.planned(connection, run, attempt, version, int(step[0])):
         mine |= (step >= first) & (step < first + steps)
     return mine
 

@@ -6,11 +6,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import sqlalchemy as sa
 
 from paceline_backend.policies import Feedback, Models, Predictor
-from paceline_backend.store import attempts
-from paceline_backend.store.schema import runs, worker_steps
+from paceline_backend.store import Connection, records
 
 Floats = npt.NDArray[np.float64]
 
@@ -18,8 +16,6 @@ _MOST_ROWS = 100_000  # read at once: fewer steps of thousands of ranks,
 _FEWEST = 8  # but not fewer than that
 
 _READ = (
-    "step",
-    "rank",
     "samples",
     "load",
     "compute_s",
@@ -33,51 +29,46 @@ _READ = (
 
 
 def summary(
-    connection: sa.Connection, run: int, last: int, predictor: Predictor | None
+    connection: Connection, run: int, last: int, predictor: Predictor | None
 ) -> list[dict[str, Any]]:
-    """Per rank with records in the run's last steps, means over these.
+    """Per rank with records in the run's last steps, means over these steps.
 
-    `missing` counts those of them that it did, but of which no record came.
-
-    `a`, `c`, `b` are what the predictor makes of these steps; None while it cannot tell.
+    `missing` counts the steps that a rank did, but of which no record came. `a`, `c`, `b` are what
+    the predictor makes of these steps; None while it cannot tell.
 
     Args:
         connection: to read from.
         run: key of the run.
         last: over so many steps; fewer of thousands of ranks.
-        predictor: the run's; None: it has none that is known here.
+        predictor: of the policy in force; None: this server does not have that policy.
     """
-    about = sa.select(runs.c.attempt, runs.c.world).where(runs.c.key == run)
-    attempt, world = connection.execute(about).one()
-    parts = attempts.spans(connection, run, attempt)
-    newest = attempts.newest(connection, run, parts)
-    if newest is None:
+    read = records.newest(connection, run, _READ, count=last, most_rows=_MOST_ROWS, fewest=_FEWEST)
+    if not len(read.table):
         return []
-    last = min(last, max(_FEWEST, _MOST_ROWS // (world or 1)))
-    rows = connection.execute(
-        sa.select(*(worker_steps.c[name] for name in _READ))
-        .where(worker_steps.c.run == run, *attempts.present(attempt, world))
-        .where(worker_steps.c.step > newest.step - last, worker_steps.c.step <= newest.step)
-        .where(sa.or_(*(sa.and_(*part.rows()) for part in parts)))
-        .order_by(worker_steps.c.step, worker_steps.c.rank)
-    ).all()
-    if not rows:
-        return []
-    # NULL (no ETT yet) becomes NaN.
-    table = dict(zip(_READ, np.array(rows, dtype=np.float64).T, strict=True))
+    table = dict(zip(("step", "rank", *_READ), read.table.T, strict=True))
     table |= _against_others(table)
     ranks, at = np.unique(table["rank"].astype(np.int64), return_inverse=True)
-    world = max(world or 0, int(ranks[-1]) + 1)  # an attempt before may have had more
-    models = Models.unknown(0)
-    if predictor is not None:
-        models = predictor.fit(_feedback(table, world), world)
     columns = {"rank": ranks.tolist(), **_by_rank(table, at, len(ranks))}
-    for name in ("a", "c", "b"):
-        fitted = getattr(models, name)[ranks].tolist() if models.known else [None] * len(ranks)
-        columns[name] = fitted
+    # An earlier attempt may have had more ranks.
+    world = max(read.world or 0, int(ranks[-1]) + 1)
+    columns |= _fitted(table, ranks, world, predictor)
     return [
         dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
     ]
+
+
+def _fitted(
+    table: dict[str, Floats], ranks: npt.NDArray[np.int64], world: int, predictor: Predictor | None
+) -> dict[str, list[Any]]:
+    """The predictor's `a`, `c` and `b` of some ranks; None where it cannot tell."""
+    models = Models.unknown(0)
+    if predictor is not None:
+        models = predictor.fit(_feedback(table, world), world)
+    unknown = [None] * len(ranks)
+    return {
+        name: getattr(models, name)[ranks].tolist() if models.known else unknown
+        for name in ("a", "c", "b")
+    }
 
 
 def _feedback(table: dict[str, Floats], world: int) -> Feedback:

@@ -1,0 +1,36 @@
+"""From the database to what an attribution rests on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline_backend.insight.attribution.model import Rows
+from paceline_backend.store import Connection, records
+from paceline_backend.store.reads import Range
+
+STEPS = 100  # A verdict rests on so many steps unless a range is given.
+MOST_ROWS = 200_000  # At most so many rows are read: of a longer range, the newest steps.
+
+_COLUMNS = ("samples", "load", "squares", "longest", "data_s", "compute_s")
+
+
+def read_rows(connection: Connection, run: int, span: Range) -> Rows:
+    """What ranks reported of the complete steps of a range, as far as it counts.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        span: first and last step; without a first one, `STEPS` of them. Never more than
+            `MOST_ROWS` rows: of a longer range, the newest steps.
+    """
+    read = records.newest_complete(
+        connection, run, _COLUMNS, span, count=STEPS, most_rows=MOST_ROWS
+    )
+    table = read.table
+    ranks = table[:, 1].astype(np.int64)
+    steps, at = np.unique(table[:, 0], return_inverse=True)
+    # An earlier attempt may have had more ranks.
+    world = max(read.world or 0, int(ranks.max(initial=-1)) + 1)
+    columns = np.full((len(_COLUMNS), len(steps), world), np.nan)
+    columns[:, at, ranks] = table[:, 2:].T
+    return Rows(steps.astype(np.int64), **dict(zip(_COLUMNS, columns, strict=True)))

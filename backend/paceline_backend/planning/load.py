@@ -1,0 +1,36 @@
+"""From the database to what planning rests on."""
+
+from __future__ import annotations
+
+from paceline_backend.planning.feedback import COLUMNS, WINDOW, Window
+from paceline_backend.planning.history import AHEAD, History
+from paceline_backend.store import Connection, records, runs, segments
+
+
+def load(connection: Connection, run: int) -> tuple[History, Window] | None:
+    """History and feedback of a run's latest attempt; None before its Hello.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+    """
+    hello = runs.hello(connection, run)
+    if hello is None:
+        return None
+    history = History(hello)
+    for segment in segments.adopted(connection, run, hello):
+        history.adopt(segment)
+    window = Window(hello.world, hello.attempt)
+    rows = records.of_attempt(
+        connection,
+        run,
+        hello.attempt,
+        COLUMNS,
+        # Twice the window: the newest steps may be incomplete, and others may lack a record.
+        since=history.step - 2 * WINDOW,
+        before=history.step + AHEAD,
+        also=history.feedback,
+    )
+    for step, rank, values in rows:
+        window.put(step, rank, values)
+    return history, window

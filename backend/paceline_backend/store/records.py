@@ -1,0 +1,261 @@
+"""What ranks reported of their steps, as tables of numbers.
+
+Columns are named as the fields of `StepRecord`. Each function reads one range of steps; which rows
+of earlier attempts count is decided by `store.attempts`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import sqlalchemy as sa
+
+from paceline_backend.store import attempts
+from paceline_backend.store.reads import METRICS, Range
+from paceline_backend.store.schema import runs, steps, worker_steps
+
+Floats = npt.NDArray[np.float64]
+Steps = Iterable[tuple[int, int]]  # half-open ranges
+
+
+@dataclass(frozen=True)
+class Records:
+    """Rows of ranks' steps, and how many ranks the latest attempt has (None: not known yet)."""
+
+    world: int | None
+    table: Floats  # [rows, 2 + columns]: step, rank, and the columns that were asked for
+
+
+def of_attempt(
+    connection: sa.Connection,
+    run: int,
+    attempt: int,
+    columns: Sequence[str],
+    *,
+    since: int,
+    before: int,
+    also: Steps,
+) -> Iterator[tuple[int, int, tuple[float, ...]]]:
+    """An attempt's rows, by step and rank: step, rank and values.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        attempt: whose rows.
+        columns: names of the values.
+        since: the first step,
+        before: one past the last step,
+        also: and these older steps.
+    """
+    c = worker_steps.c
+    query = sa.select(c.step, c.rank, *(c[name] for name in columns)).where(
+        c.run == run,
+        c.attempt == attempt,
+        c.step < before,
+        sa.or_(c.step >= since, *(c.step.between(start, end - 1) for start, end in also)),
+    )
+    for step, rank, *values in connection.execute(query.order_by(c.step, c.rank)):
+        yield step, rank, tuple(values)
+
+
+def complete_steps(
+    connection: sa.Connection,
+    run: int,
+    attempt: int,
+    world: int,
+    columns: Sequence[str],
+    ranges: Steps,
+) -> dict[int, Floats]:
+    """The steps of some ranges that all ranks of an attempt reported: step → [world, columns].
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        attempt: whose rows.
+        world: how many ranks it has.
+        columns: names of the values.
+        ranges: of steps.
+    """
+    c = worker_steps.c
+    query = sa.select(c.step, *(c[name] for name in columns)).where(
+        c.run == run,
+        c.attempt == attempt,
+        c.rank.between(0, world - 1),
+        sa.or_(*(c.step.between(start, end - 1) for start, end in ranges)),
+    )
+    rows: dict[int, list[Any]] = {}
+    for step, *values in connection.execute(query.order_by(c.step, c.rank)):
+        rows.setdefault(step, []).append(values)
+    return {step: np.array(values) for step, values in rows.items() if len(values) == world}
+
+
+def since(
+    connection: sa.Connection,
+    run: int,
+    attempt: int,
+    world: int,
+    columns: Sequence[str],
+    first: int,
+) -> Floats:
+    """An attempt's rows from a step on, by step and rank: [rows, 2 + columns].
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        attempt: whose rows.
+        world: how many ranks it has.
+        columns: names of the values; step and rank stand before them.
+        first: step.
+    """
+    c = worker_steps.c
+    query = sa.select(c.step, c.rank, *(c[name] for name in columns)).where(
+        c.run == run,
+        c.attempt == attempt,
+        c.rank.between(0, world - 1),
+        c.step >= first,
+    )
+    return _table(connection.execute(query.order_by(c.step, c.rank)).all(), 2 + len(columns))
+
+
+def newest_complete(
+    connection: sa.Connection,
+    run: int,
+    columns: Sequence[str],
+    span: Range,
+    *,
+    count: int,
+    most_rows: int,
+) -> Records:
+    """Rows that count, of a range of steps up to the newest complete one; ascending by step.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        columns: names of the values.
+        span: first and last step; without a first one, `count` steps.
+        count: see `span`.
+        most_rows: never more rows: of a longer range, its newest steps.
+    """
+    attempt, world, parts = _counting(connection, run)
+    newest = attempts.newest_complete(connection, run, parts)
+    if newest is None or not world:
+        return Records(world, _table([], 2 + len(columns)))
+    first, last = span
+    last = newest.step if last is None else min(last, newest.step)
+    first = last - count + 1 if first is None else first
+    first = max(first, last - most_rows // world + 1)
+    rows = _rows_that_count(connection, run, columns, (first, last), (attempt, world, parts))
+    return Records(world, _table(rows, 2 + len(columns)))
+
+
+def newest(
+    connection: sa.Connection,
+    run: int,
+    columns: Sequence[str],
+    *,
+    count: int,
+    most_rows: int,
+    fewest: int,
+) -> Records:
+    """Rows that count of the newest steps, whether complete or not; ascending by step.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        columns: names of the values.
+        count: how many steps,
+        most_rows: but no more rows than so many,
+        fewest: unless that would be fewer steps than this.
+    """
+    attempt, world, parts = _counting(connection, run)
+    row = attempts.newest(connection, run, parts)
+    if row is None:
+        return Records(world, _table([], 2 + len(columns)))
+    count = min(count, max(fewest, most_rows // (world or 1)))
+    span = (row.step - count + 1, row.step)
+    rows = _rows_that_count(connection, run, columns, span, (attempt, world, parts))
+    return Records(world, _table(rows, 2 + len(columns)))
+
+
+def step_table(connection: sa.Connection, run: int, metrics: Sequence[str]) -> Floats:
+    """All complete steps, ascending: step, load, and some of `reads.METRICS`; NaN: unknown.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        metrics: names of the values; the result is [steps, 2 + metrics].
+    """
+    columns = [METRICS[name] for name in metrics]
+    query = sa.select(steps.c.step, steps.c.load_sum, *columns).where(steps.c.run == run)
+    rows = connection.execute(query.order_by(steps.c.step)).all()
+    values = np.array([tuple(row) for row in rows], dtype=np.float64)
+    return values.reshape(len(rows), 2 + len(metrics))  # also of no rows
+
+
+def sums(
+    connection: sa.Connection, run: int, attempt: int | None, world: int | None
+) -> list[tuple[float, float, float, float, float]]:
+    """Sums over each rank's rows with samples, by rank, taken by the database.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        attempt: the latest; None: there was none.
+        world: how many ranks it has.
+
+    Returns:
+        Of each rank n, Σx, Σy, Σx² and Σxy with x its load and y its time of computing.
+    """
+    c = worker_steps.c
+    x, y = c.load, c.compute_s
+    values = [sa.func.count(), sa.func.sum(x), sa.func.sum(y), sa.func.sum(x * x)]
+    ranks = [] if attempt is None else attempts.present(attempt, world)
+    query = (
+        sa.select(c.rank, *values, sa.func.sum(x * y))
+        .where(c.run == run, c.samples > 0, *ranks)
+        .group_by(c.rank)
+        .order_by(c.rank)
+    )
+    return [
+        (float(row[1]), float(row[2]), float(row[3]), float(row[4]), float(row[5]))
+        for row in connection.execute(query)
+    ]
+
+
+_Attempts = tuple[int | None, int | None, list[attempts.Span]]
+
+
+def _counting(connection: sa.Connection, run: int) -> _Attempts:
+    """The latest attempt, its ranks, and which steps of each attempt count."""
+    query = sa.select(runs.c.attempt, runs.c.world).where(runs.c.key == run)
+    attempt, world = connection.execute(query).one()
+    return attempt, world, attempts.spans(connection, run, attempt)
+
+
+def _rows_that_count(
+    connection: sa.Connection,
+    run: int,
+    columns: Sequence[str],
+    span: tuple[int, int],
+    counting: _Attempts,
+) -> Sequence[sa.Row[Any]]:
+    c = worker_steps.c
+    attempt, world, parts = counting
+    query = (
+        sa.select(c.step, c.rank, *(c[name] for name in columns))
+        .where(c.run == run, c.step.between(*span))
+        .where(*attempts.present(attempt, world))
+        .where(sa.or_(*(sa.and_(*part.rows()) for part in parts)))
+    )
+    return connection.execute(query.order_by(c.step, c.rank)).all()
+
+
+def _table(rows: Sequence[sa.Row[Any]], width: int) -> Floats:
+    """Rows as numbers, [rows, width]; NULL becomes NaN."""
+    numbers = np.fromiter(chain.from_iterable(rows), np.float64, len(rows) * width)
+    return numbers.reshape(len(rows), width)

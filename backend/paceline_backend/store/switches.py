@@ -1,0 +1,107 @@
+"""The policies that were asked for, in a run: one row for each version."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import sqlalchemy as sa
+
+from paceline.wire import ENDED
+from paceline_backend.store.database import Store
+from paceline_backend.store.runs import RunEndedError, key_of
+from paceline_backend.store.schema import runs, switches
+
+
+@dataclass(frozen=True)
+class Switch:
+    """A policy that was asked for; version 0 is the policy at the start."""
+
+    version: int
+    policy: str
+    by: str
+    effective_step: int | None  # first step that it planned; None: it has planned none yet
+    parameters: dict[str, Any] = field(default_factory=dict)
+
+
+_COLUMNS = (
+    switches.c.version,
+    switches.c.policy,
+    switches.c.requested_by,
+    switches.c.effective_step,
+    switches.c.parameters,
+)
+
+
+def add(
+    connection: sa.Connection, run: str, policy: str, parameters: Mapping[str, Any], by: str
+) -> dict[str, Any]:
+    """Requests another policy; the new row of `switches`.
+
+    Args:
+        connection: to write with.
+        run: the run's public id.
+        policy: its name.
+        parameters: of the policy.
+        by: who asks.
+
+    Raises:
+        UnknownRunError: no such run.
+        RunEndedError: the run is over.
+    """
+    # The update takes the row's lock first: two switches at once get two versions.
+    row = connection.execute(
+        sa.update(runs)
+        .where(runs.c.id == run, runs.c.state.not_in(ENDED))
+        .values(policy=policy, version=runs.c.version + 1)
+        .returning(runs.c.key, runs.c.version)
+    ).one_or_none()
+    if row is None:
+        key_of(connection, run)
+        raise RunEndedError(f"run {run} has ended: its policy cannot change any more")
+    values = {
+        "version": row.version,
+        "policy": policy,
+        "parameters": dict(parameters),
+        "requested_at": time.time(),
+        "requested_by": by,
+    }
+    connection.execute(sa.insert(switches).values(run=row.key, **values))
+    return {**values, "effective_step": None, "effective_at": None}
+
+
+def rows(store: Store, run: str) -> list[dict[str, Any]]:
+    """All switches of a run as the API shows them, oldest first.
+
+    Raises:
+        UnknownRunError: no such run.
+    """
+    columns = [column for column in switches.c if column.name != "run"]
+    with store.read() as connection:
+        query = sa.select(*columns).where(switches.c.run == key_of(connection, run))
+        found = connection.execute(query.order_by(switches.c.version))
+        return [{str(name): value for name, value in row._mapping.items()} for row in found]
+
+
+def latest(connection: sa.Connection, run: int) -> Switch:
+    """The policy that was asked for last.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+    """
+    query = sa.select(*_COLUMNS).where(switches.c.run == run)
+    return Switch(*connection.execute(query.order_by(switches.c.version.desc()).limit(1)).one())
+
+
+def history(connection: sa.Connection, run: int) -> list[Switch]:
+    """All switches of a run, oldest first.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+    """
+    query = sa.select(*_COLUMNS).where(switches.c.run == run).order_by(switches.c.version)
+    return [Switch(*row) for row in connection.execute(query)]
