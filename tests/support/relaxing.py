@@ -125,11 +125,11 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
 
         def report(plan: Step, one: Round) -> None:
             told.append((plan.segment, one))
-            relaxed = session._exchange._relaxed
+            relaxed = session._loop.gate.relaxed
             if isinstance(relaxed, Partial) and max(relaxed.clocks) < script.segment:
                 found["contributors"].append(one.contributors)
 
-        session._exchange.reported = report
+        session._loop.gate.on_round = report
         made = _optimisers(network, script)
         scheduler = _scheduler(made[0]) if script.schedule else None
         scaler, *unused = (
@@ -155,7 +155,7 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
                         spare.append(torch.optim.SGD(network.parameters(), 0.1))
                     found["samples"] += session.batch.samples
                     found["weight"] += session.batch.weight
-                    found["used"][epoch] += session._running().plan.indices
+                    found["used"][epoch] += session._loop.running().step.indices
                     if scheduler is not None:
                         scheduler.step()
                     if script.leave is not None and script.leave[0] == session.batch.step:
