@@ -310,7 +310,7 @@ def _by_paceline(work: Work, task: Task, data: Epoch, network: nn.Module, watch:
         own = _coasted(work.synchroniser, work.segment)
     with _groups_seen(watch), own:
         session = paceline.Session(data, global_batch=batch, seed=work.seed)
-        watch.relaxed = lambda: session._exchange._relaxed
+        watch.relaxed = lambda: session._loop.gate.relaxed
         model = session.wrap(network)
         optimiser = watch.optimiser
         for *inputs, classes in session.loader(collate_fn=task.collate):

@@ -165,14 +165,14 @@ def compare(
 ) -> list[float]:
     """Errors of three steps in a row (DDP rebuilds its buckets after the first)."""
     rank = dist.get_rank()
-    now = ddp.Now(dist.get_world_size())
+    current = ddp.CurrentStep(dist.get_world_size())
     reference = make(kind, seed)
-    model = ddp.WeightedDDP(make(kind, seed), now, **options)
+    model = ddp.WeightedDDP(make(kind, seed), current, **options)
     errors = []
     for step in range(3):
         shifted = counts[step:] + counts[:step]
         parts = split(shifted, seed + step)
-        now.step = running(parts, rank, loss_mean)
+        current.running = running(parts, rank, loss_mean)
         model.zero_grad()
         reference.zero_grad()
         loss_of(model, parts[rank] or [FILLER], loss_mean).backward()
@@ -195,9 +195,9 @@ def accumulate(
         options: of DDP.
     """
     rank = dist.get_rank()
-    now = ddp.Now(dist.get_world_size())
+    current = ddp.CurrentStep(dist.get_world_size())
     reference = make(kind, seed)
-    model = ddp.WeightedDDP(make(kind, seed), now, **options)
+    model = ddp.WeightedDDP(make(kind, seed), current, **options)
     errors = []
     for round_ in range(2):
         model.zero_grad(set_to_none=round_ == 0)
@@ -207,14 +207,14 @@ def accumulate(
             loss_of(reference, list(chain(*parts)), "samples").backward()
             if how == "twice":
                 loss_of(reference, list(chain(*parts)), "samples").backward()
-        _accumulate(model, now, batches, rank, how)
+        _accumulate(model, current, batches, rank, how)
         errors.append(difference(gradient(model.module), gradient(reference)))
     return errors
 
 
 def _accumulate(
     model: ddp.WeightedDDP,
-    now: ddp.Now,
+    current: ddp.CurrentStep,
     batches: list[list[list[Sample]]],
     rank: int,
     how: str,
@@ -223,7 +223,7 @@ def _accumulate(
         loss_of(model, parts[rank] or [FILLER], "samples").backward()
 
     def begin(parts: list[list[Sample]]) -> None:
-        now.step = running(parts, rank)
+        current.running = running(parts, rank)
 
     *first, last = batches
     if how == "all":
@@ -252,13 +252,13 @@ def discard_late() -> float:
     discarded.
     """
     rank, world = dist.get_rank(), dist.get_world_size()
-    now = ddp.Now(world)
-    model, reference = ddp.WeightedDDP(make("mlp", 1), now), make("mlp", 1)
+    current = ddp.CurrentStep(world)
+    model, reference = ddp.WeightedDDP(make("mlp", 1), current), make("mlp", 1)
     first, second = (split([3, 1, 2, 4][:world], seed) for seed in range(2))
-    now.step = running(first, rank)
+    current.running = running(first, rank)
     with model.no_sync():
         loss_of(model, first[rank], "samples").backward()
-    now.step = running(second, rank)
+    current.running = running(second, rank)
     loss = loss_of(model, second[rank], "samples")
     model.zero_grad()
     loss.backward()
@@ -269,14 +269,14 @@ def discard_late() -> float:
 def backward_outside() -> float:
     """Error of an accumulation whose first backward pass runs after the forward's `no_sync`."""
     rank, world = dist.get_rank(), dist.get_world_size()
-    now = ddp.Now(world)
-    model, reference = ddp.WeightedDDP(make("mlp", 1), now), make("mlp", 1)
+    current = ddp.CurrentStep(world)
+    model, reference = ddp.WeightedDDP(make("mlp", 1), current), make("mlp", 1)
     first, second = (split([3, 1, 2, 4][:world], seed) for seed in range(2))
-    now.step = running(first, rank)
+    current.running = running(first, rank)
     with model.no_sync():
         loss = loss_of(model, first[rank], "samples")
     loss.backward()
-    now.step = running(second, rank)
+    current.running = running(second, rank)
     loss_of(model, second[rank], "samples").backward()
     for parts in (first, second):
         loss_of(reference, list(chain(*parts)), "samples").backward()
@@ -286,12 +286,12 @@ def backward_outside() -> float:
 def two_models(counts: list[int]) -> tuple[list[float], tuple[float, float, float]]:
     """Errors of two models that are trained in the same step, and what the step measured."""
     rank = dist.get_rank()
-    now = ddp.Now(dist.get_world_size())
+    current = ddp.CurrentStep(dist.get_world_size())
     parts = split(counts, 1)
-    models = [ddp.WeightedDDP(make(kind, 1), now) for kind in ("mlp", "norm")]
+    models = [ddp.WeightedDDP(make(kind, 1), current) for kind in ("mlp", "norm")]
     references = [make(kind, 1) for kind in ("mlp", "norm")]
     started = time.perf_counter()
-    step = now.step = running(parts, rank)
+    step = current.running = running(parts, rank)
     for model, reference in zip(models, references, strict=True):
         loss_of(model, parts[rank] or [FILLER], "samples").backward()
         loss_of(reference, list(chain(*parts)), "samples").backward()
@@ -307,9 +307,9 @@ def two_models(counts: list[int]) -> tuple[list[float], tuple[float, float, floa
 
 def buckets() -> tuple[int, bool]:
     """Buckets of a model of some MB once DDP has rebuilt them, and whether it sends buffers."""
-    now = ddp.Now(dist.get_world_size())
+    current = ddp.CurrentStep(dist.get_world_size())
     big = nn.Sequential(*[nn.Linear(512, 512) for _ in range(4)], nn.BatchNorm1d(512))
-    model = ddp.WeightedDDP(big, now)
+    model = ddp.WeightedDDP(big, current)
     for _ in range(3):
         model(torch.zeros(2, 512)).sum().backward()
     sizes = model._get_ddp_logging_data()["rebuilt_bucket_sizes"]
@@ -317,7 +317,9 @@ def buckets() -> tuple[int, bool]:
 
 
 def no_sync_of_static_graph() -> str:
-    model = ddp.WeightedDDP(make("mlp", 1), ddp.Now(dist.get_world_size()), static_graph=True)
+    model = ddp.WeightedDDP(
+        make("mlp", 1), ddp.CurrentStep(dist.get_world_size()), static_graph=True
+    )
     try:
         with model.no_sync():
             return ""

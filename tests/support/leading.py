@@ -14,7 +14,8 @@ import sqlalchemy as sa
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from paceline.core.terms import Terms
-from paceline.train.leader import Control, Leader
+from paceline.train.leader import Leader
+from paceline.train.proposals import Proposals
 from paceline.wire import (
     TELEMETRY,
     Adopted,
@@ -103,7 +104,7 @@ class Leading:
         self.run, self.sizes, self.a, self.attempt = run, sizes, a, attempt
         self.world, self.epoch, self.step_s = len(a), epoch, step_s
         self.bus = connect(bus_url)
-        self.control = Control(bus_url, run, attempt)
+        self.heard = Proposals(bus_url, run, attempt)
         terms = Terms(
             samples=len(sizes),
             global_batch=global_batch,
@@ -117,7 +118,7 @@ class Leading:
             self.world,
             sizes,
             HashStore(),
-            self.control,
+            self.heard,
             attempt=attempt,
             announce=self._announced,
             epoch=epoch,
@@ -151,7 +152,7 @@ class Leading:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.control.close()
+        self.heard.close()
         self.bus.close()
 
     def _announced(self, adopted: Adopted) -> None:
@@ -173,7 +174,7 @@ class Leading:
             offers = self.proposals()
             mine = [p.segment for p in offers if p.segment.seq == self.leader.seq]
             # Not by their number: the stream keeps the latest only.
-            heard = bool(offers) and self.control.newest == offers[-1]
+            heard = bool(offers) and self.heard.newest == offers[-1]
             return mine[-1] if mine and heard and condition(mine[-1]) else None
 
         segment = until(found, f"a proposal for segment {self.leader.seq}", timeout_s)

@@ -7,7 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,6 +73,8 @@ class Script:
 
     optimiser: str = "SGD"
     optimisers: int = 1
+    declare: str = ""  # to session.optimizer: nothing, "optimiser", or "both": the scaler, too
+    models: int = 1  # that are wrapped: one for each half of the network, or the whole
     late: bool = False  # a new optimiser for the second epoch
     schedule: bool = False  # of learning rate and momentum, in each step
     accumulate: int = 1  # steps until the optimiser steps
@@ -114,6 +116,7 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
     farewell_s = 20.0 if script.leave is not None else 2.0  # a rank may begin late here
     first = chain[0] if script.at_once else ALLREDUCE
     with (
+        ExitStack() as undiscovered,
         planned(chain, script.shares, script.segment, first),
         mock.patch("paceline.train.leader._FAREWELL_S", farewell_s),
         mock.patch("paceline.train.sync.agreement._STILL_S", script.still_s),
@@ -121,15 +124,15 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
         session = paceline.Session(Data(), global_batch=BATCH, seed=3)
         network = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 1))
         network[0].requires_grad_(not script.frozen)
-        model = session.wrap(network)
+        model = _wrapped(session, network, script)
 
         def report(plan: Step, one: Round) -> None:
             told.append((plan.segment, one))
-            relaxed = session._exchange._relaxed
+            relaxed = session._loop.gate.relaxed
             if isinstance(relaxed, Partial) and max(relaxed.clocks) < script.segment:
                 found["contributors"].append(one.contributors)
 
-        session._exchange.reported = report
+        session._loop.gate.on_round = report
         made = _optimisers(network, script)
         scheduler = _scheduler(made[0]) if script.schedule else None
         scaler, *unused = (
@@ -138,6 +141,10 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
             )
             for _ in range(script.scalers)
         )
+        if script.declare:
+            both = script.declare == "both"
+            assert session.optimizer(made[0], scaler if both else None) is made[0]
+            undiscovered.enter_context(_undiscovered(both=both))
         temper = nn.Parameter(torch.zeros(1))
         tempering = torch.optim.LBFGS([temper], max_iter=2)
         more = {"prefetch_factor": 2} if script.workers else {}
@@ -155,7 +162,7 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
                         spare.append(torch.optim.SGD(network.parameters(), 0.1))
                     found["samples"] += session.batch.samples
                     found["weight"] += session.batch.weight
-                    found["used"][epoch] += session._running().plan.indices
+                    found["used"][epoch] += session._loop.running().step.indices
                     if scheduler is not None:
                         scheduler.step()
                     if script.leave is not None and script.leave[0] == session.batch.step:
@@ -197,6 +204,23 @@ def survive(what: Synchronisation, given: dict[str, Any], directory: str) -> Non
     found = train([what], given)
     Path(directory, str(dist.get_rank())).write_text(found["error"])
     os._exit(1)
+
+
+def _wrapped(session: paceline.Session, network: nn.Sequential, script: Script) -> nn.Module:
+    if script.models == 1:
+        return session.wrap(network)
+    return nn.Sequential(session.wrap(network[:2]), session.wrap(network[2:]))
+
+
+@contextmanager
+def _undiscovered(*, both: bool) -> Iterator[None]:
+    """What a script declares is not searched for among the garbage collector's objects."""
+    refused = mock.Mock(side_effect=AssertionError("searched for what was declared"))
+    with (
+        mock.patch("paceline.train.sync.discovery.optimisers", refused),
+        mock.patch("paceline.train.sync.discovery.scalers", refused) if both else ExitStack(),
+    ):
+        yield
 
 
 def _optimisers(network: nn.Sequential, script: Script) -> list[torch.optim.Optimizer]:

@@ -227,6 +227,68 @@ def unwrapped(around: str) -> tuple[str, int, bool]:
         return str(refused.value), run.step, same
 
 
+def wrapped_elsewhere(kind: str) -> str:
+    """What `Session.wrap` says to a model that something else has wrapped or split.
+
+    Args:
+        kind: "ddp"; "part": DDP around a part of the model; "twice": by this session; "fsdp1",
+            "fsdp2", or "dtensor": a parameter of it.
+    """
+    model: Any = nn.Sequential(network(), nn.Linear(1, 1))
+    with session(12, {"global_batch": 4}) as run:
+        if kind == "ddp":
+            model = DistributedDataParallel(model)
+        elif kind == "part":
+            model[1] = DistributedDataParallel(model[1])
+        elif kind == "twice":
+            model = run.wrap(model)
+        else:
+            model = _sharded(model, kind)
+        with pytest.raises(ValueError) as refused:
+            run.wrap(model)
+        return str(refused.value)
+
+
+def _sharded(model: nn.Module, kind: str) -> nn.Module:
+    from torch.distributed import device_mesh, fsdp, tensor  # import takes a second
+
+    if kind == "fsdp1":  # making a real one needs an accelerator
+
+        class Sharded(fsdp.FullyShardedDataParallel):
+            def __init__(self) -> None:
+                nn.Module.__init__(self)
+                self._fsdp_wrapped_module = model
+
+        return Sharded()
+    mesh = device_mesh.init_device_mesh("cpu", (dist.get_world_size(),))
+    if kind == "fsdp2":
+        fsdp.fully_shard(model, mesh=mesh)
+        return model
+    return tensor.distribute_module(model, mesh)
+
+
+def one_cycle(count: int, epochs: int, global_batch: int) -> tuple[int, int, int]:
+    """Trains with the documented schedule: steps of an epoch, by session and by loader, and done.
+
+    OneCycleLR raises where it is stepped more often than it was told; fewer leave it unfinished.
+    """
+    with session(count, {"global_batch": global_batch}) as run:
+        loader = run.loader()
+        model = run.wrap(network())
+        optimizer = run.optimizer(torch.optim.SGD(model.parameters(), 0.05, momentum=0.9))
+        schedule = torch.optim.lr_scheduler.OneCycleLR(
+            optimizer, max_lr=3e-3, total_steps=epochs * run.steps_per_epoch + 1
+        )
+        done = 0
+        for _ in run.epochs(epochs):
+            for _, x, y in loader:
+                mse_loss(model(x), y).backward()
+                optimizer.step()
+                schedule.step()
+                done += 1
+        return run.steps_per_epoch, len(loader), done
+
+
 def loop_twice(count: int, options: dict[str, Any], leave_at: int) -> Log:
     """Plain `for … in range` over epochs, the first of which is left early."""
     log = Log()

@@ -1,4 +1,4 @@
-"""An epoch's samples as the leader keeps them: which are used, what fits, and what comes next."""
+"""The ledger of an epoch: which samples are used, which segments fit, and what comes next."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from paceline.core.dealing import dealt, equal_counts
 from paceline.core.terms import epoch_over
@@ -20,39 +19,39 @@ _MOST = 65_536  # CPU threads of a rank
 _SMALLEST_SHARE = 1e-9  # above 0: what is divided by it stays finite
 
 
-class Epoch:
-    """The samples of one epoch in DistributedSampler's order. For one thread.
+class Ledger:
+    """Keeps account of the samples of one epoch. For one thread.
+
+    The leader makes a ledger for each epoch, asks `refusal` about each proposed segment, or takes
+    the assignments of `coast`, and enters what it adopts with `use`.
 
     Args:
-        number: of the epoch.
-        samples: N.
-        seed: of the run; the order is that of ``seed + number``.
+        epoch: number of the epoch.
+        order: all samples in the order in which coasting uses them, [N].
         global_batch: samples per step.
         drop_last: leave out an incomplete last step.
         used: samples that a resumed epoch has used already.
-        limits: the most samples of each rank in a step, [W], together at least a global batch;
-            None: there are none.
+        limits: the most samples that each rank gets in a step, [W]. Their sum is at least a global
+            batch. None: there are no limits.
     """
 
     def __init__(
         self,
-        number: int,
-        samples: int,
-        seed: int,
+        epoch: int,
+        order: Ints,
         global_batch: int,
         drop_last: bool,
         used: Ints | None = None,
         limits: Ints | None = None,
     ) -> None:
-        generator = torch.Generator().manual_seed(seed + number)
-        self.number = number
-        self._order: Ints = torch.randperm(samples, generator=generator).numpy()
-        self._unused = np.ones(samples, dtype=bool)
-        self._head = 0  # all of the order before it is used
+        self.epoch = epoch
+        self._order = order
+        self._unused = np.ones(len(order), dtype=bool)
+        self._head = 0  # every sample before this position of the order is used
         self._global_batch = global_batch
         self._drop_last = drop_last
         self._limits = limits
-        self.left = samples
+        self.left = len(order)
         if used is not None:
             self.use(used)
 
@@ -62,7 +61,7 @@ class Epoch:
         return self.over_with(self.left)
 
     def over_with(self, left: int) -> bool:
-        """Whether no step is left once so many samples are."""
+        """Whether no step is left when `left` samples are left."""
         return epoch_over(left, self._global_batch, self._drop_last)
 
     def batch_sizes(self, steps: int) -> list[int]:
@@ -84,8 +83,8 @@ class Epoch:
 
     def refusal(self, segment: Segment, world: int) -> str | None:
         """Why this segment cannot come next in this epoch; None if it can."""
-        if segment.epoch != self.number:
-            return f"it is for epoch {segment.epoch}, this is {self.number}"
+        if segment.epoch != self.epoch:
+            return f"it is for epoch {segment.epoch}, this is {self.epoch}"
         if not segment.counts or any(len(row) != world for row in segment.counts):
             return f"counts are not [steps][{world} ranks]"
         if any(count < 0 for row in segment.counts for count in row):
@@ -124,14 +123,14 @@ class Epoch:
         return segment.synchroniser.problem(world)
 
     def coast(self, steps: int, world: int, sizes: Floats, shares: list[float]) -> list[list[Ints]]:
-        """Assignments [step][rank] of the next steps in the epoch's order; marks nothing.
+        """Assignments [step][rank] of the next steps in the epoch's order; marks nothing as used.
 
-        With `shares` each sample goes, largest first, to the rank that then has the least
-        load/share; without, rank r takes positions r, r + W, … of each global batch as
-        DistributedSampler does. Either way past ranks that have as many as their limit.
+        With `shares`, samples are dealt from the largest to the smallest, each to the rank that
+        has the least load/share at that moment. Without `shares`, rank r takes positions r, r + W,
+        … of each global batch, as DistributedSampler does. A rank at its limit gets no more.
 
         Args:
-            steps: at most so many.
+            steps: number of steps at most.
             world: W.
             sizes: λ, [N].
             shares: each rank's share of the load, [W], or empty.
@@ -180,10 +179,10 @@ def _deal_in_turn(samples: Ints, limits: Ints) -> list[Ints]:
 def _deal(samples: Ints, sizes: Floats, shares: Floats, limits: Ints) -> list[Ints]:
     """Samples to ranks: longest processing time first, on ranks of unequal speed."""
     shares = np.where(limits > 0, shares, 0.0)
-    if limits[shares > 0].sum() < len(samples):  # those without a share must help
+    if limits[shares > 0].sum() < len(samples):  # ranks without a share must help
         least = shares[shares > 0].min(initial=1.0)
         shares = np.where(limits > 0, np.maximum(shares, least), 0.0)
-    able = np.flatnonzero(shares)  # the others get nothing
+    able = np.flatnonzero(shares)  # the other ranks get nothing
     load, pace = np.zeros(len(able)), 1.0 / shares[able]
     parts: list[list[int]] = [[] for _ in shares]
     for position in np.argsort(-sizes, kind="stable"):

@@ -1,8 +1,9 @@
 """DistributedDataParallel with weighted gradients, right for uneven and for empty local batches.
 
 The update is Σ_j w_j g_j with w_j = n_j/Σn or Λ_j/ΣΛ (CHRONICA Alg. 4, Eq. 7): the mean gradient
-over the global batch, as one process would compute it. Here as the mean over ranks of M w_j g_j:
-what was reduced before, alike on all ranks, stays as it is when more is added and reduced.
+over the global batch, as one process would compute it. It is computed as the mean over ranks of
+M w_j g_j. A gradient that was reduced before is equal on all ranks, and the mean leaves it as it is
+when more is added to it and reduced.
 """
 
 # No `from __future__ import annotations`: DDP checks the hook's annotations and takes no strings.
@@ -15,54 +16,49 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.futures import Future
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.train.timing import RunningStep
 
 _SMALL_BYTES = 25 << 20  # up to here one bucket: three took 13.9 ms where one took 7.7
 
-_REFUSED = {
-    "process_group": "gradients are weighted over all ranks: leave it out",
-    "device_mesh": "gradients are weighted over all ranks: leave it out",
-    "delay_all_reduce_named_params": "these gradients would not be weighted: leave it out",
-    "param_to_hook_all_reduce": "these gradients would not be weighted: leave it out",
-    "mixed_precision": "it needs a communication hook of its own: use torch.autocast",
-}
 
+class CurrentStep:
+    """The step that this rank is in, and how its gradients are weighed.
 
-class Now:
-    """The step that this rank is in; None outside the loader's loop."""
+    Args:
+        world: W.
+    """
 
     def __init__(self, world: int) -> None:
         self.world = world
-        self.step: RunningStep | None = None
-        self.wrapped = False  # the session has a model, whose gradients it weighs
-        self.weighs = True  # False: ranks step by themselves, with their own batches' means
+        self.running: RunningStep | None = None  # None outside the loop over the loader
+        self.weighs = True  # False: gradients stay the means of each rank's own batch
 
     def weighed(self, gradient: torch.Tensor) -> torch.Tensor:
-        """A local gradient times this rank's weight, relative to an equal part's."""
-        if self.step is None:
+        """A local gradient times this rank's weight, relative to the weight of an equal part."""
+        if self.running is None:
             return gradient
-        if self.step.plan.samples == 0:  # 0 · NaN is NaN, and a filler's gradient may be anything
+        step = self.running.step
+        if step.samples == 0:  # 0 · NaN is NaN, and a filler's gradient may be anything
             return torch.zeros_like(gradient)
-        return gradient * (self.step.plan.weight * self.world) if self.weighs else gradient
+        return gradient * (step.weight * self.world) if self.weighs else gradient
 
 
 def _mean(
-    now: Now,
+    current: CurrentStep,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[torch.Tensor]:
-    """The communication hook: the mean over ranks of what has been weighed, as DDP's own."""
-    step, last = now.step, bucket.is_last()
-    if last and step is not None:
-        step.gradients_ready()
-    work = dist.all_reduce(bucket.buffer().div_(now.world), async_op=True)
+    """The communication hook: the mean over ranks of the weighed gradients, as DDP's own hook."""
+    running, last = current.running, bucket.is_last()
+    if last and running is not None:
+        running.gradients_ready()
+    work = dist.all_reduce(bucket.buffer().div_(current.world), async_op=True)
     assert work is not None
 
     def reduced(future: Future[list[torch.Tensor]]) -> torch.Tensor:
-        if last and step is not None:
-            step.reduced()
+        if last and running is not None:
+            running.reduced()
         return future.value()[0]
 
     result: Future[torch.Tensor] = work.get_future().then(reduced)
@@ -70,24 +66,23 @@ def _mean(
 
 
 class WeightedDDP(DistributedDataParallel):
-    """DistributedDataParallel that weighs each rank's gradient. Made by `Session.wrap`.
+    """DistributedDataParallel that weighs each rank's gradient. `Session.wrap` makes it.
 
-    Each parameter's gradient is weighed before it is added to ``.grad``, so what accumulates there,
-    in `no_sync` or over several steps, needs no more weighing.
+    Each parameter's gradient is weighed before it is added to ``.grad``. So gradients that
+    accumulate there, in `no_sync` or over several steps, are weighed already.
     """
 
-    def __init__(self, module: nn.Module, now: Now, **options: Any) -> None:
+    def __init__(self, module: nn.Module, current: CurrentStep, **options: Any) -> None:
         size = sum(p.numel() * p.element_size() for p in module.parameters() if p.requires_grad)
         if size <= _SMALL_BYTES and "bucket_cap_mb_list" not in options:
             options.setdefault("bucket_cap_mb", _SMALL_BYTES >> 20)
         super().__init__(module, **options)
         if not options.keys() & {"broadcast_buffers", "forward_sync_buffers"}:
-            # They are equal at the start. Sent before every step they would blur compute times.
+            # Buffers are equal at the start. Sending them in every step would blur compute times.
             self.broadcast_buffers = False
-        now.wrapped = True
-        self._now = now
+        self._current = current
         self._local = False  # gradients of the newest forward pass stay on this rank
-        super().register_comm_hook(now, _mean)
+        super().register_comm_hook(current, _mean)
         for parameter in module.parameters():
             if parameter.requires_grad:
                 parameter.register_hook(self._arrives)  # type: ignore[no-untyped-call]
@@ -99,29 +94,29 @@ class WeightedDDP(DistributedDataParallel):
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
     def reduce(self, reduces: bool) -> None:
-        """Whether backward passes reduce gradients; else they stay on this rank. Between steps."""
+        """Sets whether backward passes reduce gradients or keep them here. Between steps."""
         self.require_backward_grad_sync = reduces
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Within it backward passes accumulate on this rank; the next one outside reduces all.
+        """Accumulates gradients on this rank; the next backward pass outside reduces all of them.
 
         Raises:
             ValueError: with ``static_graph=True``, where PyTorch's reducer fails.
         """
         if self.static_graph:
-            raise ValueError("no_sync() needs static_graph=False: PyTorch's reducer takes not both")
+            raise ValueError("no_sync() needs static_graph=False: PyTorch's reducer cannot do both")
         with super().no_sync():
             yield
 
     def _arrives(self, gradient: torch.Tensor) -> torch.Tensor:
-        """A backward pass has computed a parameter's gradient; what is added to ``.grad``."""
-        if self._local and self._now.step is not None:
-            self._now.step.gradients_kept()
-        return self._now.weighed(gradient)
+        """Called with a parameter's new gradient; returns what is added to ``.grad``."""
+        if self._local and self._current.running is not None:
+            self._current.running.gradients_kept()
+        return self._current.weighed(gradient)
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """Refused: the hook that reduces gradients is the only one.
+        """Refused: DDP takes one hook, and Paceline reduces gradients in it.
 
         Raises:
             ValueError: always.
@@ -140,18 +135,19 @@ class WeightedDDP(DistributedDataParallel):
         raise ValueError("Paceline's loader ends on all ranks at the same step: leave join() out")
 
 
-class Alone(nn.Module):
-    """What `Session.wrap` returns in a single process: DDP's face without its work."""
+class SingleProcess(nn.Module):
+    """What `Session.wrap` returns in a single process: `WeightedDDP` without its work."""
 
-    def __init__(self, module: nn.Module, now: Now) -> None:
+    static_graph = False
+
+    def __init__(self, module: nn.Module, current: CurrentStep) -> None:
         super().__init__()
-        now.wrapped = True
         self.module = module
 
         def computed(_: torch.Tensor) -> None:
-            """The step's last gradient ends its computing, as a reduction would."""
-            if now.step is not None:
-                now.step.gradients_kept()
+            """Marks the end of computing: the last gradient of the step overwrites the mark."""
+            if current.running is not None:
+                current.running.gradients_kept()
 
         for parameter in module.parameters():
             if parameter.requires_grad:
@@ -161,37 +157,9 @@ class Alone(nn.Module):
         """The module's forward pass."""
         return self.module(*inputs, **kwargs)
 
+    def reduce(self, reduces: bool) -> None:
+        """Does nothing: there is no other rank."""
+
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
-        """Does nothing: there is nobody to synchronise with."""
+        """Does nothing: there is no other rank."""
         return contextlib.nullcontext()
-
-
-def check(module: nn.Module, batchnorm: str | None, options: dict[str, Any]) -> None:
-    """Refuses what would give wrong gradients.
-
-    Raises:
-        ValueError: the message names the layer or option and what to do instead.
-    """
-    if batchnorm not in (None, "local"):
-        raise ValueError(f"batchnorm={batchnorm!r}: give 'local', or leave it out")
-    for name, layer in module.named_modules():
-        if isinstance(layer, nn.SyncBatchNorm):
-            raise ValueError(
-                f"{name or 'the model'} is a SyncBatchNorm: its backward pass mixes the ranks' "
-                "gradients before they are weighted, so uneven batches would train wrongly; "
-                "use GroupNorm or LayerNorm, or BatchNorm with wrap(model, batchnorm='local')"
-            )
-        if isinstance(layer, _BatchNorm) and batchnorm is None:
-            raise ValueError(
-                f"{name or 'the model'} is a {type(layer).__name__}: its statistics are of the "
-                "local batch, whose size Paceline changes, so training differs from one process; "
-                "use GroupNorm or LayerNorm, or accept that with wrap(model, batchnorm='local')"
-            )
-        if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
-            raise ValueError(
-                f"{name or 'the model'} has sparse gradients, which Paceline does not weigh: "
-                "use sparse=False"
-            )
-    for option, reason in _REFUSED.items():
-        if options.get(option) is not None:
-            raise ValueError(f"wrap(..., {option}=…) is refused: {reason}")

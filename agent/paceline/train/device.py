@@ -1,4 +1,4 @@
-"""What this rank computes on: its CPU threads, and the device that it stands in for."""
+"""What this rank computes on: its CPU threads, and the device that it emulates."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ logger = logging.getLogger(__name__)
 
 
 class Device:
-    """One rank's device: the real one, or an emulated one on top of it. For one thread.
+    """One rank's device: the real one, or a slower one that it emulates. For one thread.
 
     Args:
         emulate: the value of PACELINE_EMULATE; None: the real device.
-        rank: which of them.
-        world: ranks.
+        rank: this rank.
+        world: number of ranks.
 
     Raises:
         ValueError: `emulate` is not right for these ranks.
@@ -45,27 +45,29 @@ class Device:
 
     @property
     def loading_s(self) -> float:
-        """How much longer loading a batch shall take."""
+        """How much longer loading a batch takes, in s."""
         emulation = self._emulation
         return emulation.data_s[self._rank] if emulation is not None and emulation.data_s else 0.0
 
-    def begin(self, plan: Step) -> float | None:
-        """Takes the CPU threads that the plan wants; how long computing shall take, if emulated."""
+    def begin(self, step: Step) -> float | None:
+        """Takes the step's number of CPU threads; its emulated compute time in s, or None."""
         emulation = self._emulation
-        if emulation is None or emulation.serial == 1:  # else threads shorten the emulated time
-            self._take_threads(plan.threads)
-        if emulation is None or not plan.samples:
+        # With a parallel part in the emulation, threads shorten the emulated time instead.
+        if emulation is None or emulation.serial == 1:
+            self._take_threads(step.threads)
+        if emulation is None or not step.samples:
             return None
         return self._seconds(
-            plan.step, plan.samples, plan.load, plan.squares, plan.longest, plan.threads
+            step.step, step.samples, step.load, step.squares, step.longest, step.threads
         )
 
     def trial(self, step: int, moments: tuple[float, float]) -> Hold:
-        """What waits until a trial batch is done, where the device is emulated.
+        """A function that waits until the emulated device is done with a trial batch.
 
         Args:
-            step: of which slowdowns and noise count; each later timing is of the next step.
-            moments: λ and λ² that its samples have in the mean.
+            step: the first timing has this step's slowdowns and noise, each later one the next
+                step's.
+            moments: the means of λ and of λ² over the data set.
         """
         mean, square = moments
         steps = count(step)
@@ -86,7 +88,7 @@ class Device:
         return self._emulation.rank_s(self._rank, step, Features(*batch), threads)
 
     def _take_threads(self, wanted: int) -> None:
-        """So many; 0: as many as the script had before a plan wanted others."""
+        """Sets the number of CPU threads; 0: as many as the script had before a plan set them."""
         if wanted == 0:
             if self._own_threads is None:
                 return

@@ -5,68 +5,69 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch.utils.data import DataLoader, Sampler
 
+from paceline.train.loop import Loop
 from paceline.train.parts import Step
-
-if TYPE_CHECKING:
-    from paceline.train.session import Session
 
 _PLANNED = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
 
 
 class _Batches(Sampler[list[int]]):
-    """Sample indices of each step of the session's epoch, in the order in which they are loaded."""
+    """The sample indices of each step of the epoch, in the order in which they are loaded."""
 
-    def __init__(self, session: Session, steps: deque[Step]) -> None:
-        self._session = session
+    def __init__(self, loop: Loop, steps: deque[Step]) -> None:
+        self._loop = loop
         self._steps = steps
 
     def __iter__(self) -> Iterator[list[int]]:
-        for step in self._session.steps():
+        for step in self._loop.steps():
             self._steps.append(step)
-            yield step.indices or [self._session.filler]
+            yield step.indices or [self._loop.filler]
 
 
 class Loader:
-    """A DataLoader whose batches follow the plan, one epoch an iteration. Made by `Session`.
+    """A DataLoader whose batches follow the plan; each iteration over it is an epoch.
 
-    Leaving the loop early drops the rest of the epoch; all ranks must leave it at the same step. A
-    rank that the plan gives no samples gets the smallest sample of the data set as a filler, whose
-    gradient does not count (`Session.batch` tells).
+    `Session.loader` makes it. Leaving the loop early drops the rest of the epoch; all ranks must
+    leave it at the same step. A rank that has no samples in a step gets the smallest sample of the
+    data set as a filler, whose gradient does not count; then `Session.batch` is `empty`.
+
+    ``len(loader)`` is the number of steps in a whole epoch on every rank, whatever the policy, so a
+    schedule of the learning rate can count with it; see `Session.steps_per_epoch`.
     """
 
-    def __init__(self, session: Session, dataset: Any, options: dict[str, Any]) -> None:
+    def __init__(self, loop: Loop, dataset: Any, options: dict[str, Any]) -> None:
         if clash := sorted(_PLANNED & options.keys()):
             raise TypeError(
-                f"loader({clash[0]}=…): the plan decides it; batch and order are given to Session "
-                "(global_batch, seed, drop_last)"
+                f"loader({clash[0]}=…): the plan decides it; leave it out here and give Session "
+                "global_batch, seed or drop_last"
             )
         if not options.get("in_order", True):
             raise TypeError("loader(in_order=False): steps follow the plan in order; leave it out")
-        self._session = session
-        self._steps: deque[Step] = deque()  # handed to the DataLoader, not yet to the user
-        batches = _Batches(session, self._steps)
+        self._loop = loop
+        self._steps: deque[Step] = deque()  # given to the DataLoader, not yet to the script
+        batches = _Batches(loop, self._steps)
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, **options)
 
     @property
     def lookahead(self) -> int:
-        """Steps whose plan is needed before training reaches them."""
+        """Steps that the DataLoader fetches before training reaches them."""
         return self._loader.num_workers * (self._loader.prefetch_factor or 0)
 
     def __len__(self) -> int:
         """Steps in a whole epoch."""
-        return self._session.steps_per_epoch
+        return self._loop.terms.steps_per_epoch
 
     def __iter__(self) -> Iterator[Any]:
-        session = self._session
-        if not session.begin_epoch(self.lookahead):
+        loop = self._loop
+        if not loop.begin_epoch(self.lookahead):
             return
         self._steps.clear()
         ran_out = False
-        longer_s = session.emulated_loading_s
+        longer_s = loop.emulated_loading_s
         try:
             batches = iter(self._loader)
             while True:
@@ -78,12 +79,12 @@ class Loader:
                     break
                 if longer_s:
                     time.sleep(longer_s)
-                session.begin_step(self._steps.popleft(), time.perf_counter() - asked)
-                closing = True  # by a break, a return or an exception in the body
+                loop.begin_step(self._steps.popleft(), time.perf_counter() - asked)
+                closing = True  # unless the body runs to its end: a break, a return or an exception
                 try:
                     yield batch
                     closing = False
                 finally:
-                    session.end_body(closing)
+                    loop.end_body(closing)
         finally:
-            session.end_epoch(ran_out)
+            loop.end_epoch(ran_out)

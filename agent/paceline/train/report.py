@@ -230,9 +230,9 @@ class Reporter:
         self._seq = 0
         self._over: deque[RunningStep] = deque()
 
-    def over(self, step: RunningStep) -> None:
-        """Takes a finished step, to be read once the device is through with it or a step later."""
-        self._over.append(step)
+    def over(self, running: RunningStep) -> None:
+        """Takes a finished step; reads it once the device is through with it, or a step later."""
+        self._over.append(running)
         while self._over and (len(self._over) > 1 or self._over[0].readable):
             self._report(self._over.popleft())
 
@@ -241,29 +241,29 @@ class Reporter:
         while self._over:
             self._report(self._over.popleft())
 
-    def _report(self, step: RunningStep) -> None:
-        plan = step.plan
-        compute_s, sync_s, loss = step.read()
+    def _report(self, running: RunningStep) -> None:
+        step = running.step
+        compute_s, sync_s, loss = running.read()
         self._emitter.record(
             StepRecord(
                 attempt=self._attempt,
                 rank=self._rank,
                 seq=self._seq,
-                step=plan.step,
-                epoch=plan.epoch,
-                segment=plan.segment,
-                samples=plan.samples,
-                load=plan.load,
-                data_s=step.data_s,
+                step=step.step,
+                epoch=step.epoch,
+                segment=step.segment,
+                samples=step.samples,
+                load=step.load,
+                data_s=running.data_s,
                 compute_s=compute_s,
                 sync_s=sync_s,
-                step_s=step.step_s,
-                ended_at=step.ended_at,
-                ett_s=plan.ett_s,
+                step_s=running.step_s,
+                ended_at=running.ended_at,
+                ett_s=step.ett_s,
                 loss=loss,
                 memory_bytes=self._emitter.memory_bytes,
-                squares=plan.squares,
-                longest=plan.longest,
+                squares=step.squares,
+                longest=step.longest,
             )
         )
         self._seq += 1
@@ -284,16 +284,16 @@ class RoundReporter:
         self._rank = rank
         self._seq = 0
 
-    def over(self, plan: Step, one: Round) -> None:
+    def over(self, step: Step, finished: Round) -> None:
         """Takes a round that has just ended, and the step that the rank was in."""
         record = RoundRecord(
             attempt=self._attempt,
             rank=self._rank,
             seq=self._seq,
-            segment=plan.segment,
-            step=plan.step,
+            segment=step.segment,
+            step=step.step,
             ended_at=time.time(),
-            **asdict(one),
+            **asdict(finished),
         )
         self._emitter.record(record)
         self._seq += 1

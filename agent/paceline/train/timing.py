@@ -64,20 +64,20 @@ Clock = CpuClock | CudaClock
 
 
 class RunningStep:
-    """A step under way on this rank: its plan, its times, its loss.
+    """A step that this rank is in: what it does in it, its times, its loss.
 
     The stamps alternate: start, gradients computed, reduction ended, gradients computed, … so that
     several reductions in one step are told apart from computing as well as one is.
 
     Args:
-        plan: of the step.
+        step: what this rank does in it.
         clock: of the model's device.
         data_s: how long the loader took.
         hold_s: emulated duration of its computing, or None.
     """
 
-    def __init__(self, plan: Step, clock: Clock, data_s: float, hold_s: float | None) -> None:
-        self.plan = plan
+    def __init__(self, step: Step, clock: Clock, data_s: float, hold_s: float | None) -> None:
+        self.step = step
         self.data_s = data_s
         self.step_s = 0.0
         self.ended_at = 0.0
@@ -148,7 +148,7 @@ class RunningStep:
         times = [0.0, 0.0]
         for k, (first, second) in enumerate(pairwise(self._stamps)):
             times[k % 2] += self._clock.between(first, second)
-        loss = float(self._loss) if self._loss is not None and self.plan.samples else None
+        loss = float(self._loss) if self._loss is not None and self.step.samples else None
         return times[0], times[1] + self._waited_s, loss
 
     def _hold(self) -> None:

@@ -20,10 +20,12 @@ from torch.distributed import HashStore
 
 import paceline
 from paceline import wire
-from paceline.core.ledger import Epoch
+from paceline.core.ledger import Ledger
 from paceline.core.terms import Terms
-from paceline.train.leader import Control, Leader
-from paceline.train.parts import Plan, Step
+from paceline.train.follower import Follower
+from paceline.train.leader import Leader, epoch_order
+from paceline.train.parts import Step
+from paceline.train.proposals import Proposals
 from paceline.wire import Adopted, Proposal, Segment, StopTraining, bus
 from paceline.wire.synchronisation import convert
 from paceline_backend.server.embedded import EmbeddedBus
@@ -53,7 +55,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.client = bus.connect(self.bus_url)
-        self.control = Control(self.bus_url, RUN, attempt=0)
+        self.proposals = Proposals(self.bus_url, RUN, attempt=0)
         terms = Terms(self.samples, self.global_batch, 0, self.drop_last, "samples", 2)
         store = HashStore()
         self.sizes = np.arange(1.0, self.samples + 1)
@@ -62,25 +64,25 @@ class Run:
             WORLD,
             self.sizes,
             store,
-            self.control,
+            self.proposals,
             announce=lambda adopted: self.adopted.append(adopted.segment),
         )
-        self.ranks = [Plan(store, 0, self.leader), Plan(store, 1, None)]
+        self.ranks = [Follower(store, 0, self.leader), Follower(store, 1, None)]
 
     def propose(self, segment: Segment, attempt: int = 0) -> None:
         """Sends a proposal and waits until the leader has heard it."""
-        before = self.control.heard
+        before = self.proposals.heard
         proposal = Proposal(attempt, segment, "test")
         bus.publish(self.client, wire.control(RUN), proposal, RUN)
         if attempt == 0:
-            until(lambda: self.control.heard > before)
+            until(lambda: self.proposals.heard > before)
 
     def epoch(self, number: int = 0) -> Iterator[list[Step]]:
         """The steps of both ranks."""
-        return zip(*[plan.steps(number) for plan in self.ranks], strict=True)
+        return zip(*[follower.steps(number) for follower in self.ranks], strict=True)
 
     def close(self) -> None:
-        self.control.close()
+        self.proposals.close()
         self.client.close()
 
 
@@ -124,7 +126,7 @@ def test_what_was_said_before_the_leader_began_counts(bus_url: str) -> None:
     with redis.Redis.from_url(bus_url) as client:
         bus.publish(client, wire.control(RUN), Proposal(0, FIRST, "early"), RUN)
     run = Run(bus_url)
-    until(lambda: run.control.heard == 1)
+    until(lambda: run.proposals.heard == 1)
     next(run.epoch())
     assert run.adopted == [FIRST]
     run.close()
@@ -272,9 +274,9 @@ def test_stop_ends_all_ranks_at_the_next_segment(run: Run) -> None:
     epoch = run.epoch()
     next(epoch)
     bus.publish(run.client, wire.control(RUN), StopTraining("operator"), RUN)
-    until(lambda: run.control.stop_reason)
+    until(lambda: run.proposals.stop_reason)
     assert len(list(epoch)) == 1, "the segment that was adopted is finished"
-    assert [plan.stopped for plan in run.ranks] == [True, True]
+    assert [follower.stopped for follower in run.ranks] == [True, True]
     assert list(run.epoch(1)) == []
 
 
@@ -314,7 +316,7 @@ def _reachable(client: redis.Redis) -> bool:
         return False
 
 
-# The epoch
+# The ledger of an epoch
 
 
 @st.composite
@@ -332,19 +334,19 @@ def test_coasting_uses_every_sample_once_and_is_valid(
     random = np.random.default_rng(data.draw(st.integers(0, 99)))
     begun = data.draw(st.integers(0, samples // batch)) * batch
     used = random.permutation(samples)[:begun]
-    epoch = Epoch(1, samples, 5, batch, drop_last, used)
+    ledger = Ledger(1, epoch_order(samples, 5, 1), batch, drop_last, used)
     sizes = random.lognormal(size=samples)
     shares = data.draw(st.sampled_from([[], (random.random(world) + 0.01).tolist()]))
     seen = used.tolist()
-    while not epoch.over:
-        parts = epoch.coast(data.draw(st.integers(1, 4)), world, sizes, shares)
+    while not ledger.over:
+        parts = ledger.coast(data.draw(st.integers(1, 4)), world, sizes, shares)
         counts, indices = wire.pack_indices(parts)
         flat = np.concatenate(list(chain(*parts)))
-        left = epoch.left - len(flat)
+        left = ledger.left - len(flat)
         over = left == 0 or (drop_last and left < batch)
         made = Segment(0, 1, 0, counts, indices, "bsp", 0, "coast", over)
-        assert epoch.refusal(made, world) is None
-        epoch.use(flat)
+        assert ledger.refusal(made, world) is None
+        ledger.use(flat)
         seen += flat.tolist()
     assert len(set(seen)) == len(seen) == samples - (samples % batch if drop_last else 0)
 
@@ -355,8 +357,9 @@ def test_the_leader_keeps_the_samples_of_steps_ahead_only(lookahead: int) -> Non
     loading = {"num_workers": 2, "prefetch_factor": 2} if lookahead else {}
     kept = []
     for _ in session.loader(**loading):
-        assert session._leader is not None
-        kept.append(len(session._leader._ahead))
+        wiring = session._loop.wiring
+        assert wiring is not None and wiring.leader is not None
+        kept.append(len(wiring.leader._ahead))
     session.close()
     assert len(kept) == 100
     assert max(kept) <= lookahead + 2

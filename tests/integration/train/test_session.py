@@ -180,6 +180,43 @@ def test_a_model_that_was_not_wrapped_is_refused_in_a_single_process_too() -> No
     assert (step, untouched) == (0, True)
 
 
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("ddp", "the model is a DistributedDataParallel already: give session.wrap the plain"),
+        ("part", "1 is a DistributedDataParallel already"),
+        ("twice", "the model is a WeightedDDP already: give session.wrap the plain model, once"),
+        ("fsdp2", "the model is sharded by FSDP2 (fully_shard)"),
+        ("fsdp2", "leave fully_shard out"),
+        ("dtensor", "parameter 0.0.weight is a DTensor"),
+        ("dtensor", "before parallelize_module or distribute_tensor"),
+    ],
+)
+def test_models_that_something_else_has_wrapped_are_refused(
+    ranks: Ranks, kind: str, says: str
+) -> None:
+    for message in ranks.run(sessions.wrapped_elsewhere, kind):
+        assert says in message
+
+
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [
+        ("twice", "the model is a SingleProcess already: give session.wrap the plain model, once"),
+        ("fsdp1", "the model is a FullyShardedDataParallel, which reduces gradients before"),
+        ("fsdp1", "leave FSDP out"),
+    ],
+)
+def test_wrapped_models_are_refused_in_a_single_process_too(kind: str, says: str) -> None:
+    assert says in sessions.wrapped_elsewhere(kind)
+
+
+def test_a_learning_rate_schedule_counts_steps_per_epoch(ranks: Ranks) -> None:
+    """Docs: OneCycleLR over `epochs * session.steps_per_epoch` ends where training ends."""
+    assert ranks.run(sessions.one_cycle, 20, 2, 6) == [(4, 4, 8)] * 3
+    assert sessions.one_cycle(20, 2, 6) == (4, 4, 8)
+
+
 def test_batchnorm_can_be_accepted(ranks: Ranks) -> None:
     assert all(ranks.run(sessions.local_batchnorm))
 

@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paceline.core.ledger import Epoch
+from paceline.core.ledger import Ledger
 from paceline.wire import ALLREDUCE
 from paceline.wire.synchronisation import Synchronisation
 from paceline_backend import policies
 from paceline_backend.policies import Plan, Policy, plan
+from paceline_backend.policies.solve.order import epoch_order
 from support.cluster import Cluster
 
 NAMES = policies.names()
@@ -67,17 +68,11 @@ def happenings(draw: st.DrawFn, name: str) -> list[Any]:
 def coast(training: Cluster, shares: list[float], steps: int) -> None:
     """What the leader does without a controller."""
     used = np.flatnonzero(~training.remaining)
-    epoch = Epoch(
-        training.epoch,
-        len(training.sizes),
-        training.seed,
-        training.global_batch,
-        training.drop_last,
-        used,
-    )
-    assignments = epoch.coast(steps, training.world, training.sizes, shares)
-    epoch.use(np.concatenate([part for step in assignments for part in step]))
-    training.train(assignments, epoch_end=epoch.over)
+    order = epoch_order(len(training.sizes), training.seed, training.epoch)
+    ledger = Ledger(training.epoch, order, training.global_batch, training.drop_last, used)
+    assignments = ledger.coast(steps, training.world, training.sizes, shares)
+    ledger.use(np.concatenate([part for step in assignments for part in step]))
+    training.train(assignments, epoch_end=ledger.over)
 
 
 def restart(training: Cluster) -> None:

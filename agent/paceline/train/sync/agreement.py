@@ -1,14 +1,10 @@
-"""Ranks that leave the loop over the loader early: all after the same step, or it is an error."""
+"""Ranks may leave the loop over the loader early: all of them after the same step, or none."""
 
 from __future__ import annotations
 
 import contextlib
-import gc
-import inspect
-import sys
 import time
 from collections.abc import Iterator
-from types import FrameType, TracebackType
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import PacelineError
@@ -17,62 +13,42 @@ if TYPE_CHECKING:
     from paceline.train.sync.base import Ranks
 
 _LOOK_S = 0.005
-_STILL_S = 30.0  # after an exception: so long, or ten steps, nobody has come any further
+_STILL_S = 30.0  # how long, or ten steps, a rank that raised waits while no rank moves
 
 
-def raises() -> bool:
-    """Whether an exception ends the loop over the loader, which is closed as by a ``break``.
+class LoopAgreement:
+    """Tells a loop that all ranks leave after the same step from a rank that leaves alone.
 
-    Then it is under way, and its newest traceback is of where the loop's frame stands. False where
-    that cannot be told: the loop is in a generator.
-    """
-    frame: FrameType | None = sys._getframe()
-    for generators in (False, True):  # out of the loader, and of what is around it
-        while frame is not None and _is_generators(frame) == generators:
-            frame = frame.f_back
-    return frame is not None and any(
-        isinstance(one, TracebackType) and one.tb_lasti == frame.f_lasti
-        for one in gc.get_referrers(frame)
-    )
-
-
-def _is_generators(frame: FrameType) -> bool:
-    return bool(frame.f_code.co_flags & inspect.CO_GENERATOR)
-
-
-class Leaving:
-    """Tells a loop that all ranks leave after one step from a rank that raised, or leaves alone.
-
-    Without the all-reduce others would train on for a while, and then wait for it. All may leave by
-    an exception, and one alone by a ``break``: so whoever leaves waits until all have, or one goes
-    on.
+    Without the all-reduce, other ranks would train on for a while after one left, and then wait for
+    that rank. How a rank leaves says nothing: all may leave by an exception, and one alone by a
+    ``break``. So a rank that leaves waits until all have left, or until one has gone on.
 
     Args:
-        ranks: that take part.
+        ranks: the ranks that take part.
     """
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks, self._store = ranks, ranks.asking
-        self._times = 0  # that all have left
-        self._step: int | None = None  # the one in hand,
-        self._began = 0.0  # when it did,
-        self._took_s = 0.0  # and what the one before took
+        self._times = 0  # how often all ranks have left so far
+        self._step: int | None = None  # the current step
+        self._began = 0.0  # when the current step began
+        self._took_s = 0.0  # how long the step before took
 
     def begin(self, step: int) -> None:
         """This rank goes on to a step.
 
         Raises:
-            PacelineError: another has left its loop before that; the message says who.
+            PacelineError: another rank left its loop before that step; the message says which.
         """
         now = time.monotonic()
         self._took_s = now - self._began if self._step == step - 1 else 0.0
         self._step, self._began = step, now
         self._store.set(self._at(self._ranks.rank), str(step))
-        # In this order: either this rank sees that one has left, or that one sees where this is.
+        # The order matters: this rank sees that another has left, or that rank sees this step.
         if not self._store.check([self._key("count")]):
             return
         left = self._left()
-        first = min(left, key=lambda rank: left[rank])  # others may have left because it did
+        first = min(left, key=lambda rank: left[rank])  # other ranks may have left because of it
         if left[first] < step:
             self._refuse(first, left[first], self._ranks.rank, step)
 
@@ -80,45 +56,45 @@ class Leaving:
         """This rank has left its loop in a step: waits until all have.
 
         Args:
-            step: which one.
-            raised: by an exception. Others may be in a collective of the script's own, where they
-                wait for this rank: so it waits for less long.
+            step: number of the step.
+            raised: an exception ended the loop. Then other ranks may wait for this one in a
+                collective of the script's own, so this rank waits for less long.
 
         Raises:
-            PacelineError: another went on, or all are silent for too long; the message says who.
+            PacelineError: another rank went on, or no rank moves; the message says which.
         """
         rank, world = self._ranks.rank, self._ranks.world
-        if self._told(step) == world:
+        if self._count(step) == world:
             self._store.compare_set(self._key("all"), "", "ok")
         for steps in self._looking(step, raised):
             if self._store.check([self._key("all")]):
                 break
-            for other, there in enumerate(steps):
-                if there is not None and there > step:
-                    self._refuse(rank, step, other, there)
+            for other, reached in enumerate(steps):
+                if reached is not None and reached > step:
+                    self._refuse(rank, step, other, reached)
         word = self._store.get(self._key("all")).decode()
         if word != "ok":
             raise PacelineError(word)
         self._times += 1
 
     def through(self, step: int, raised: bool) -> None:
-        """This rank is at the end of an epoch's last step; if it raised, it waits until all are.
+        """This rank is at the end of an epoch's last step; if it raised, it waits for all others.
 
         Args:
-            step: which one.
+            step: number of the step.
             raised: see `leave`.
 
         Raises:
-            PacelineError: others are silent for too long; the message says who.
+            PacelineError: no rank moves; the message says which are missing.
         """
         self._store.set(self._at(self._ranks.rank), str(step + 1))
         if raised:
             for steps in self._looking(step, raised):
-                if all(there is not None and there > step for there in steps):
+                if all(reached is not None and reached > step for reached in steps):
                     break
 
     def where(self) -> str:
-        """In which steps the ranks are, and which have left: where to look when a rank is gone."""
+        """In which steps the ranks are and which have left, in words, for an error message."""
         with contextlib.suppress(RuntimeError):
             steps = [self._read(self._at(rank)) for rank in range(self._ranks.world)]
             left = [f"; rank {rank} left in step {step}" for rank, step in self._left().items()]
@@ -126,7 +102,11 @@ class Leaving:
         return "rank 0 has ended"
 
     def _looking(self, step: int, raised: bool) -> Iterator[list[int | None]]:
-        """In which steps ranks are, again and again, while any comes further, or leaves."""
+        """Yields the ranks' steps, again and again, as long as any rank goes on or leaves.
+
+        Raises:
+            PacelineError: for too long no rank did.
+        """
         patience_s = self._ranks.timeout.total_seconds()
         if raised:
             patience_s = min(patience_s, max(_STILL_S, 10 * self._took_s))
@@ -151,13 +131,14 @@ class Leaving:
         raise PacelineError(why)
 
     def tell(self, step: int, why: str) -> None:
-        """This rank ends in a step: whoever goes on, or waits for it, fails. Does not wait."""
-        with contextlib.suppress(RuntimeError):  # the leader, whose store it is, has gone first
-            self._told(step)
+        """This rank ends in a step: ranks that go on or wait for it fail. Does not wait."""
+        with contextlib.suppress(RuntimeError):  # rank 0, whose store it is, has ended first
+            self._count(step)
             word = f"rank {self._ranks.rank} left its loop in step {step}: {why}"
             self._store.compare_set(self._key("all"), "", word)
 
-    def _told(self, step: int) -> int:
+    def _count(self, step: int) -> int:
+        """Notes that this rank left in a step; the number of ranks that have left."""
         self._store.set(self._key(str(self._ranks.rank)), str(step))
         return int(self._store.add(self._key("count"), 1))
 

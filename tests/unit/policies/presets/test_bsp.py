@@ -9,8 +9,9 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
-from paceline.core.ledger import Epoch
+from paceline.core.ledger import Ledger
 from paceline_backend import policies
+from paceline_backend.policies.solve.order import epoch_order
 from support.cluster import Cluster, plaid_like
 
 N, WORLD, BATCH = 96, 4, 16
@@ -47,7 +48,8 @@ def test_limits_are_kept_as_in_coasting() -> None:
     problem = replace(training.problem(9, shuffle=True), limits=limits)
     made = policies.plan(policies.make("bsp"), problem, training.feedback(), shuffle=True)
     assert made.batches.counts.tolist() == [[2, 5, 5, 4]] * 6 + [[2, 2, 2, 2]]
-    coasted = Epoch(0, 104, 7, BATCH, False, limits=limits).coast(9, WORLD, problem.sizes, [])
+    ledger = Ledger(0, epoch_order(104, 7, 0), BATCH, False, limits=limits)
+    coasted = ledger.coast(9, WORLD, problem.sizes, [])
     assert [[p.tolist() for p in s] for s in made.assignments] == [
         [p.tolist() for p in s] for s in coasted
     ]

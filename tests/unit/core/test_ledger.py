@@ -16,9 +16,9 @@ from torch.distributed import HashStore
 
 from paceline import wire
 from paceline.core.dealing import dealt, equal_counts
-from paceline.core.ledger import Epoch
+from paceline.core.ledger import Ledger
 from paceline.core.terms import Terms
-from paceline.train.leader import Leader
+from paceline.train.leader import Leader, epoch_order
 from paceline.wire import Adopted, Segment
 from paceline.wire.synchronisation import Averaging, AveragingRules, convert
 from paceline_backend import policies
@@ -36,16 +36,16 @@ def test_coasting_keeps_limits(data: st.DataObject) -> None:
     share = st.lists(st.sampled_from([0.0, 0.1, 1.0]), min_size=world, max_size=world)
     shares = data.draw(share.filter(any) | st.just([]))
     sizes = np.random.default_rng(1).lognormal(size=samples)
-    epoch = Epoch(1, samples, 5, batch, False, limits=limits)
+    ledger = Ledger(1, epoch_order(samples, 5, 1), batch, False, limits=limits)
     seen = []
-    while not epoch.over:
-        counts, indices = wire.pack_indices(epoch.coast(2, world, sizes, shares))
+    while not ledger.over:
+        counts, indices = wire.pack_indices(ledger.coast(2, world, sizes, shares))
         assert (np.array(counts) <= limits).all()
         flat = np.frombuffer(indices, "<u4").astype(np.int64)
-        over = len(flat) == epoch.left
+        over = len(flat) == ledger.left
         made = Segment(0, 1, 0, counts, indices, "bsp", 0, "coast", over, shares=shares)
-        assert epoch.refusal(made, world) is None
-        epoch.use(flat)
+        assert ledger.refusal(made, world) is None
+        ledger.use(flat)
         seen += flat.tolist()
     assert sorted(seen) == list(range(samples))
 
@@ -57,11 +57,11 @@ def test_limits_that_do_not_bind_change_nothing(data: st.DataObject) -> None:
     sizes = np.random.default_rng(1).lognormal(size=50)
     ample = np.full(world, batch)
     parts = [
-        Epoch(1, 50, 5, batch, False, limits=limits).coast(4, world, sizes, shares)
+        Ledger(1, epoch_order(50, 5, 1), batch, False, limits=limits).coast(4, world, sizes, shares)
         for limits in (None, ample)
     ]
-    for one, other in zip(chain(*parts[0]), chain(*parts[1]), strict=True):
-        np.testing.assert_array_equal(one, other)
+    for free, limited in zip(chain(*parts[0]), chain(*parts[1]), strict=True):
+        np.testing.assert_array_equal(free, limited)
 
 
 def test_dealing_goes_on_past_ranks_at_their_limit() -> None:
@@ -122,7 +122,7 @@ def test_what_ranks_cannot_do_is_refused(changes: dict[str, Any], why: str | Non
     indices = np.arange(12).astype("<u4").tobytes()
     made = Segment(0, 0, 0, [[0, 12]], indices, "lbb", 0, "controller", False)
     made = msgspec.structs.replace(made, **changes)
-    said = Epoch(0, 40, 0, 12, False, limits=np.array([4, 12])).refusal(made, 2)
+    said = Ledger(0, np.arange(40), 12, False, limits=np.array([4, 12])).refusal(made, 2)
     if why is None:
         assert said is None
     else:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 
-from paceline.train.sync.agreement import raises
+from paceline.train.sync.discovery import exception_ends_loop
 
 
 class BoomError(Exception):
@@ -26,7 +26,7 @@ class Loader:
             self._over()
 
     def _over(self) -> None:
-        self.raised.append(raises())
+        self.raised.append(exception_ends_loop())
 
 
 Looped = Callable[[], Iterable[object]]  # a loop alone has what it returns

@@ -1,0 +1,302 @@
+"""The training loop of a rank: what its loader and its session share."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Iterator
+
+import torch
+
+from paceline.core.errors import PacelineError
+from paceline.core.terms import Terms
+from paceline.core.version import __version__
+from paceline.train.checkpoint import Position
+from paceline.train.ddp import CurrentStep
+from paceline.train.device import Device, memory_gauge, name_of
+from paceline.train.environment import Environment
+from paceline.train.meeting import Meeting
+from paceline.train.parts import Step, left_key
+from paceline.train.profile import Profile
+from paceline.train.sync.gate import SyncGate
+from paceline.train.sync.stealing import Stealing
+from paceline.train.timing import Clock, CpuClock, CudaClock, RunningStep
+from paceline.train.wiring import Wiring, agree_on_lookahead, connect
+from paceline.wire import Hello
+
+logger = logging.getLogger(__name__)
+
+
+class Loop:
+    """Where training is on this rank, and what happens around each step. For one thread.
+
+    The session makes it and asks it where training is. The loader calls, in this order:
+    `begin_epoch`; `steps`, which it reads ahead; for each batch `begin_step`, and `end_body` once
+    the script's body has run; `end_epoch`.
+
+    Args:
+        terms: of the run.
+        meeting: what the ranks know of each other.
+        environment: what the launcher told this rank.
+        device: what this rank computes on.
+        limits: the most samples that each rank gets in a step, [W]; empty: no limits.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        meeting: Meeting,
+        environment: Environment,
+        device: Device,
+        limits: list[int],
+    ) -> None:
+        self.terms, self.device = terms, device
+        self.rank, self.filler = meeting.rank, meeting.filler
+        self.limits = limits
+        self.profiles: list[Profile] = []
+        self.epochs: int | None = None  # that the script trains, where the session knows
+        self.current = CurrentStep(meeting.world)
+        self.gate = SyncGate(self.current, meeting.store, meeting.rank, terms.seed)
+        self.wiring: Wiring | None = None  # from the first iteration on
+        self._meeting: Meeting | None = meeting  # until the loop is closed
+        self._environment = environment
+        self._clock: Clock = CpuClock()
+        self._torch_device = torch.device("cpu")
+        self._start = Position()
+
+        self.epoch = 0  # the epoch that the loader is in, or was in last
+        self.step = -1  # the step of the run that the script is in, or was in last
+        self.next_epoch = 0
+        self._epoch_is_done = False  # the checkpoint was taken in the epoch's last step
+        self._in_epoch = False
+        self._ran_out = False  # the newest loop over the loader ran to its end
+        self._failure: PacelineError | None = None  # raised where Python swallowed it
+        self._stopped = False  # as of closing
+        self.closed = False
+
+    # What the session asks.
+
+    @property
+    def begun(self) -> bool:
+        """Whether the loader's first iteration has begun."""
+        return self.wiring is not None
+
+    @property
+    def stopped(self) -> bool:
+        """Whether an operator ended the run."""
+        return self._stopped if self.wiring is None else self.wiring.follower.stopped
+
+    @property
+    def meeting(self) -> Meeting:
+        """What the ranks know of each other.
+
+        Raises:
+            PacelineError: the session is closed.
+        """
+        self.refuse_closed()
+        assert self._meeting is not None
+        return self._meeting
+
+    def running(self) -> RunningStep:
+        """The current step.
+
+        Raises:
+            PacelineError: the script is outside the loop over the loader.
+        """
+        if self.current.running is None:
+            raise PacelineError(
+                "there is no current step: use this inside the loop over session.loader()"
+            )
+        return self.current.running
+
+    def refuse_closed(self) -> None:
+        """Checks that the session can go on.
+
+        Raises:
+            PacelineError: it is closed, or an earlier loop failed.
+        """
+        if self.closed:
+            raise PacelineError("this session is closed: make another Session")
+        if self._failure is not None:
+            raise PacelineError(str(self._failure)) from self._failure
+
+    def use_device(self, device: torch.device) -> None:
+        """The model is on this device: steps are timed there."""
+        if device.type == "cuda":
+            self._torch_device, self._clock = device, CudaClock(device)
+
+    def position(self) -> Position:
+        """Where training is, with the current batch counted as used."""
+        # A stop leaves an epoch in its middle; its rest is for the run that goes on from here.
+        if self._in_epoch or self.stopped:
+            leader = self.wiring.leader if self.wiring is not None else None
+            used = leader.used(self.step) if leader is not None else None
+            return Position(self.epoch, self.step + 1, used)
+        if not self.begun:
+            return self._start
+        return Position(self.next_epoch, self.step + 1)
+
+    def resume(self, position: Position) -> None:
+        """Begins at a checkpoint's position. Before the first iteration."""
+        assert position.used is not None
+        self.next_epoch = self.epoch = position.epoch
+        self.step = position.step - 1
+        self._epoch_is_done = self.terms.epoch_over(self.terms.samples - len(position.used))
+        after = Position(position.epoch + 1, position.step)
+        self._start = after if self._epoch_is_done else position
+
+    def close(self) -> None:
+        """Ends the background threads, delivering what they hold, in a few seconds at most."""
+        self._stopped, self.closed = self.stopped, True
+        self.gate.close()
+        if self.rank > 0 and self._meeting is not None:
+            with contextlib.suppress(RuntimeError):  # rank 0, whose store it is, has ended first
+                self._meeting.store.set(left_key(self.rank), "")
+        if self.wiring is not None:
+            self.wiring.close(ran_out=self._ran_out)
+        # Loader and script may live on; the store's server and its port must not.
+        self.wiring = self._meeting = None
+
+    # What the loader calls.
+
+    def begin_epoch(self, lookahead: int) -> bool:
+        """Begins the next epoch.
+
+        Args:
+            lookahead: steps that the loader fetches before training reaches them.
+
+        Returns:
+            Whether the epoch has steps.
+        """
+        self.refuse_closed()
+        if self.stopped:
+            return False
+        self.epoch = self.next_epoch
+        self.next_epoch += 1
+        if self._epoch_is_done:
+            self._epoch_is_done = False
+            return False
+        if self.wiring is None:
+            self.wiring = self._connect(lookahead)
+        self._in_epoch, self._ran_out = True, False
+        return True
+
+    def steps(self) -> Iterator[Step]:
+        """The steps of the epoch that has begun, as they are to be loaded."""
+        assert self.wiring is not None
+        return map(self.gate.adjust, self.wiring.follower.steps(self.epoch))
+
+    @property
+    def emulated_loading_s(self) -> float:
+        """How much longer loading a batch takes on the emulated device."""
+        return self.device.loading_s
+
+    def begin_step(self, step: Step, data_s: float) -> None:
+        """Begins a step: its batch is loaded and goes to the loop's body.
+
+        Args:
+            step: what this rank does in it.
+            data_s: how long the script waited for the batch.
+        """
+        assert self.wiring is not None
+        self.gate.begin(step)
+        self._finish_step()
+        hold_s = self.device.begin(step)
+        self.step = step.step
+        if self.wiring.leader is not None:
+            self.wiring.leader.reached(step.step)
+        self.current.running = RunningStep(step, self._clock, data_s, hold_s)
+
+    def end_body(self, closing: bool) -> None:
+        """Ends the loop's body.
+
+        Args:
+            closing: the script left the loop, by a break, a return or an exception.
+        """
+        with self._failing_later(closing):
+            self.gate.body_done(closing)
+        self.running().body_done()
+
+    def end_epoch(self, ran_out: bool) -> None:
+        """Ends the loop over the loader.
+
+        Args:
+            ran_out: the loader ran out of batches; otherwise the script left the loop.
+        """
+        with self._failing_later(not ran_out):
+            self.gate.end(ran_out)
+        self._finish_step()
+        self._in_epoch, self._ran_out = False, ran_out
+        if self.wiring is not None and self.wiring.reporter is not None:
+            self.wiring.reporter.flush()
+
+    @contextlib.contextmanager
+    def _failing_later(self, closing: bool) -> Iterator[None]:
+        """Keeps an error for the next use of the session while the loader's iterator is closed.
+
+        Python swallows what a generator raises while it is closed.
+        """
+        try:
+            yield
+        except PacelineError as error:
+            if not closing:
+                raise
+            self._failure = error
+            logger.warning("%s", error)
+
+    def _finish_step(self) -> None:
+        running, self.current.running = self.current.running, None
+        if running is None:
+            return
+        running.over()
+        if self.wiring is not None and self.wiring.reporter is not None:
+            self.wiring.reporter.over(running)
+
+    def _connect(self, lookahead: int) -> Wiring:
+        """Connects the rank's parts: now all is known that the control plane needs."""
+        meeting = self.meeting
+        agree_on_lookahead(meeting.store, self.rank, lookahead)
+        self._environment = environment = self._environment.claim()
+        wiring = connect(
+            self.terms,
+            meeting,
+            environment,
+            self._start,
+            self.limits,
+            memory_gauge(self._torch_device),
+            self._hello(meeting, lookahead),
+        )
+        if wiring.rounds is not None:
+            self.gate.on_round = wiring.rounds.over
+        limit = self.limits[self.rank] if self.limits else None
+        by_size = self.terms.loss_mean == "size"
+        self.gate.stealing = Stealing(meeting.store, self.rank, lookahead, limit, by_size=by_size)
+        return wiring
+
+    def _hello(self, meeting: Meeting, lookahead: int) -> Hello | None:
+        """On rank 0, the run's description for the control plane."""
+        if meeting.sizes is None:
+            return None
+        terms, start = self.terms, self._start
+        return Hello(
+            attempt=self._environment.attempt,
+            world=meeting.world,
+            global_batch=terms.global_batch,
+            seed=terms.seed,
+            sizes=meeting.sizes.astype("<f8").tobytes(),
+            loss_mean=terms.loss_mean,
+            drop_last=terms.drop_last,
+            epochs=self.epochs,
+            lookahead=lookahead,
+            started_at=time.time(),
+            paceline=__version__,
+            torch=str(torch.__version__),
+            device=name_of(self._torch_device),
+            epoch=start.epoch,
+            step=start.step,
+            used=b"" if start.used is None else start.used.astype("<u4").tobytes(),
+            emulated=self.device.emulated,
+            profiles=[profile.times for profile in self.profiles],
+            limits=self.limits,
+        )

@@ -1,0 +1,95 @@
+"""Models and options that `Session.wrap` refuses because they would train wrongly."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.parallel import DistributedDataParallel
+
+from paceline.train.ddp import SingleProcess
+
+_OPTIONS = {
+    "process_group": "gradients are weighted over all ranks: leave it out",
+    "device_mesh": "gradients are weighted over all ranks: leave it out",
+    "delay_all_reduce_named_params": "these gradients would not be weighted: leave it out",
+    "param_to_hook_all_reduce": "these gradients would not be weighted: leave it out",
+    "mixed_precision": "it needs a communication hook of its own: use torch.autocast",
+}
+
+
+def refuse_model(model: nn.Module, batchnorm: str | None, options: dict[str, Any]) -> None:
+    """Refuses what would give wrong gradients.
+
+    Raises:
+        ValueError: the message names the layer or the option, and what to do instead.
+    """
+    if batchnorm not in (None, "local"):
+        raise ValueError(f"batchnorm={batchnorm!r}: give 'local', or leave it out")
+    for name, layer in model.named_modules():
+        why = _wrapper(layer) or _layer(layer, batchnorm)
+        if why is not None:
+            raise ValueError(f"{name or 'the model'} {why}")
+    for name, parameter in model.named_parameters():
+        if _is(parameter, "torch.distributed.tensor", "DTensor"):
+            raise ValueError(
+                f"parameter {name} is a DTensor: each rank has a part of it, and Paceline weighs "
+                "whole gradients; give session.wrap the model before parallelize_module or "
+                "distribute_tensor"
+            )
+    for option, reason in _OPTIONS.items():
+        if options.get(option) is not None:
+            raise ValueError(f"wrap(..., {option}=…) is refused: {reason}")
+
+
+def _wrapper(layer: nn.Module) -> str | None:
+    """Why a model in another wrapper is refused: its gradients are reduced before they are weighed.
+
+    FSDP2 is named before its parameters, which are DTensors, are seen.
+    """
+    if isinstance(layer, DistributedDataParallel | SingleProcess):
+        return (
+            f"is a {type(layer).__name__} already: give session.wrap the plain model, once, in "
+            "place of DistributedDataParallel"
+        )
+    if _is(layer, "torch.distributed.fsdp", "FSDPModule"):
+        return (
+            "is sharded by FSDP2 (fully_shard), which reduces gradients before Paceline can weigh "
+            "them: give session.wrap the plain model and leave fully_shard out"
+        )
+    if _is(layer, "torch.distributed.fsdp", "FullyShardedDataParallel"):
+        return (
+            "is a FullyShardedDataParallel, which reduces gradients before Paceline can weigh "
+            "them: give session.wrap the plain model and leave FSDP out"
+        )
+    return None
+
+
+def _layer(layer: nn.Module, batchnorm: str | None) -> str | None:
+    if isinstance(layer, nn.SyncBatchNorm):
+        return (
+            "is a SyncBatchNorm: its backward pass mixes the ranks' gradients before they are "
+            "weighted, so uneven batches would train wrongly; use GroupNorm or LayerNorm, or "
+            "BatchNorm with wrap(model, batchnorm='local')"
+        )
+    if isinstance(layer, _BatchNorm) and batchnorm is None:
+        return (
+            f"is a {type(layer).__name__}: its statistics are of the local batch, whose size "
+            "Paceline changes, so training differs from one process; use GroupNorm or LayerNorm, "
+            "or accept that with wrap(model, batchnorm='local')"
+        )
+    if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
+        return "has sparse gradients, which Paceline does not weigh: use sparse=False"
+    return None
+
+
+def _is(value: object, module: str, name: str) -> bool:
+    """Whether a value is of a class of torch, without importing the class's module.
+
+    These modules take a second to import. Where a module was never imported, no value is of its
+    classes.
+    """
+    kind = getattr(sys.modules.get(module), name, None)
+    return kind is not None and isinstance(value, kind)

@@ -1,0 +1,198 @@
+"""The script's optimiser and gradient scaler: declared by `session.optimizer`, or discovered."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from paceline.core.errors import PacelineError
+from paceline.train.sync import discovery
+from paceline.train.sync.base import no_gradient
+
+
+class ScriptOptimiser:
+    """The optimiser that trains the wrapped models, as far as it is known. For one thread.
+
+    `choose` is called when a relaxed synchroniser comes into force: it settles which optimiser
+    `chosen` returns until the next call. `trains` is called before each step of any optimiser.
+    """
+
+    def __init__(self) -> None:
+        self._declared: torch.optim.Optimizer | None = None
+        self._scaler: torch.amp.GradScaler | None = None
+        self._chosen: weakref.ref[torch.optim.Optimizer] | None = None  # scripts may drop it
+        # Optimisers that have stepped, with parameters of wrapped models, and without any.
+        self._training: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self._others: weakref.WeakSet[torch.optim.Optimizer] = weakref.WeakSet()
+        self.closures = False  # the script steps an optimiser of wrapped models with a closure
+
+    def declare(
+        self,
+        optimiser: torch.optim.Optimizer,
+        scaler: torch.amp.GradScaler | None,
+        parameters: Sequence[nn.Parameter],
+    ) -> None:
+        """See `Session.optimizer`.
+
+        Args:
+            optimiser: the script's.
+            scaler: the script's, or None.
+            parameters: of the wrapped models.
+
+        Raises:
+            TypeError, ValueError, PacelineError: see `Session.optimizer`.
+        """
+        if not isinstance(optimiser, torch.optim.Optimizer):
+            raise TypeError(
+                f"session.optimizer({type(optimiser).__name__}): give it a torch.optim.Optimizer, "
+                "before a framework wraps it"
+            )
+        if not isinstance(scaler, torch.amp.GradScaler | None):
+            raise TypeError(
+                f"session.optimizer(…, scaler={type(scaler).__name__}): give it a "
+                "torch.amp.GradScaler, or leave it out"
+            )
+        if self._declared is not None:
+            raise PacelineError(
+                "this session has an optimiser already: give all parameters to one optimiser, as "
+                "parameter groups, or leave session.optimizer out"
+            )
+        if not discovery.has_any(optimiser, {id(p) for p in parameters}):
+            raise ValueError(
+                "the optimiser has no parameter of a wrapped model: first write "
+                "model = session.wrap(model), then make the optimiser of model.parameters()"
+            )
+        self._declared, self._scaler = optimiser, scaler
+
+    def choose(self, parameters: Sequence[nn.Parameter]) -> str | None:
+        """Settles which optimiser relaxed synchronisers step.
+
+        Args:
+            parameters: of the wrapped models.
+
+        Returns:
+            Why there is none that they could step; None if there is.
+        """
+        mine = {id(p) for p in parameters}
+        candidates = [self._declared] if self._declared is not None else discovery.optimisers(mine)
+        if len(candidates) != 1:
+            return (
+                f"{len(candidates)} optimisers have the wrapped models' parameters and it takes "
+                "one: give all parameters to one optimiser, and that to session.optimizer"
+            )
+        (optimiser,) = candidates
+        if self._declared is not None and any(other is not optimiser for other in self._training):
+            return "the script also steps an optimiser that session.optimizer was not given"
+        if self.closures or _needs_closure(optimiser):
+            return "the script steps its optimiser with a closure"
+        if _has_more(optimiser, mine):  # each round would step these parameters again
+            return (
+                "its optimiser has parameters of no wrapped model: give session.wrap the module "
+                "that has them, too"
+            )
+        scalers = self._scalers()
+        if len(scalers) > 1:  # nothing says which scalers of two ranks belong together
+            return (
+                f"{len(scalers)} gradient scalers are enabled and it takes one: give it to "
+                "session.optimizer(optimizer, scaler)"
+            )
+        self._chosen = weakref.ref(optimiser)
+        return None
+
+    def chosen(self) -> torch.optim.Optimizer:
+        """The optimiser that `choose` settled on.
+
+        Raises:
+            PacelineError: the script dropped it.
+        """
+        optimiser = self._chosen() if self._chosen is not None else None
+        if optimiser is None:
+            raise PacelineError(
+                "the optimiser is gone in the middle of training under a relaxed synchroniser: "
+                "keep it, or switch to a policy that reduces all gradients in each step"
+            )
+        return optimiser
+
+    def is_chosen(self, optimiser: torch.optim.Optimizer) -> bool:
+        """Whether `choose` settled on this optimiser."""
+        return self._chosen is not None and optimiser is self._chosen()
+
+    def trains(
+        self,
+        optimiser: torch.optim.Optimizer,
+        parameters: Callable[[], Sequence[nn.Parameter]],
+    ) -> bool:
+        """Whether an optimiser that is about to step has parameters of the wrapped models.
+
+        Args:
+            optimiser: any of the process.
+            parameters: gives those of the wrapped models; called for a new optimiser only.
+        """
+        if optimiser in self._training:
+            return True
+        if optimiser in self._others:
+            return False
+        has_any = discovery.has_any(optimiser, {id(p) for p in parameters()})
+        (self._training if has_any else self._others).add(optimiser)
+        return has_any
+
+    def equal_scales(self, parameters: Sequence[nn.Parameter], group: dist.ProcessGroup) -> None:
+        """Gives the ranks' gradient scalers the smallest of their scales; all ranks call it.
+
+        Gradients in ``.grad``, of steps over which the script accumulates, are scaled again.
+        """
+        scalers = self._scalers()
+        states = [scaler.state_dict() for scaler in scalers]
+        scales = [[state["scale"], state["_growth_tracker"]] for state in states]
+        # Ranks without a scaler take part with infinity.
+        vector = torch.tensor([*scales, [torch.inf, torch.inf]], dtype=torch.float64).amin(0)
+        dist.all_reduce(vector, dist.ReduceOp.MIN, group)
+        scale, grown = vector.tolist()
+        for scaler, state in zip(scalers, states, strict=True):
+            scaler.load_state_dict(state | {"scale": scale, "_growth_tracker": int(grown)})
+            for parameter in parameters:
+                if parameter.grad is not None:
+                    parameter.grad.mul_(scale / state["scale"])
+
+    def _scalers(self) -> list[torch.amp.GradScaler]:
+        """Those that are enabled."""
+        if self._scaler is None:
+            return discovery.scalers()
+        return [self._scaler] if self._scaler.is_enabled() else []
+
+
+@contextmanager
+def unscaled(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> Iterator[None]:
+    """Unscales the gradients where `GradScaler` leaves that to the optimiser, as to fused ones."""
+    given: Any = optimiser
+    scale, found_inf = getattr(given, "grad_scale", None), getattr(given, "found_inf", None)
+    if scale is None and found_inf is None:
+        yield
+        return
+    given.grad_scale = given.found_inf = None
+    for parameter in parameters:
+        if parameter.grad is not None and scale is not None:
+            parameter.grad.div_(scale.to(parameter.device))
+    if found_inf is not None and float(found_inf):
+        no_gradient(parameters)
+    try:
+        yield
+    finally:
+        given.found_inf = found_inf
+
+
+def _needs_closure(optimiser: torch.optim.Optimizer) -> bool:
+    closure = inspect.signature(type(optimiser).step).parameters.get("closure")
+    return closure is not None and closure.default is closure.empty
+
+
+def _has_more(optimiser: torch.optim.Optimizer, parameters: set[int]) -> bool:
+    given = (p for group in optimiser.param_groups for p in group["params"])
+    return any(p.requires_grad and id(p) not in parameters for p in given)

@@ -1,0 +1,136 @@
+"""The parts of a training rank, connected when the loader's first iteration begins."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch.distributed import Store  # type: ignore[attr-defined]
+
+from paceline.core.terms import Terms
+from paceline.node.spool import Spool
+from paceline.train.checkpoint import Position
+from paceline.train.environment import Environment
+from paceline.train.follower import Follower
+from paceline.train.leader import Leader
+from paceline.train.meeting import Meeting
+from paceline.train.proposals import Proposals
+from paceline.train.report import Emitter, Reporter, RoundReporter
+from paceline.wire import Hello
+
+
+@dataclass(frozen=True)
+class Wiring:
+    """What a rank has from the loader's first iteration on."""
+
+    follower: Follower
+    leader: Leader | None  # on rank 0
+    proposals: Proposals | None  # on rank 0, with a bus
+    emitter: Emitter | None  # in a run that a control plane knows; so are the reporters
+    reporter: Reporter | None
+    rounds: RoundReporter | None
+
+    def close(self, *, ran_out: bool) -> None:
+        """Ends the background threads, delivering what they hold, in a few seconds at most.
+
+        Args:
+            ran_out: the loop over the loader ran to its end.
+        """
+        if self.leader is not None:
+            self.leader.wait_for_readers(at_the_end=ran_out)
+        if self.reporter is not None:
+            self.reporter.flush()
+        if self.proposals is not None:
+            self.proposals.close()
+        if self.emitter is not None:
+            self.emitter.close()
+
+
+def connect(
+    terms: Terms,
+    meeting: Meeting,
+    environment: Environment,
+    start: Position,
+    limits: Sequence[int],
+    memory: Callable[[], int],
+    hello: Hello | None,
+) -> Wiring:
+    """Makes a rank's parts and announces the attempt.
+
+    Args:
+        terms: of the run.
+        meeting: what the ranks know of each other.
+        environment: what the launcher told this rank; without a run there is no control plane.
+        start: where training begins.
+        limits: the most samples that each rank gets in a step, [W]; empty: no limits.
+        memory: measures the memory in use, in bytes.
+        hello: on rank 0, the run's description for the control plane.
+    """
+    rank, attempt = meeting.rank, environment.attempt
+    emitter = None
+    if environment.run is not None:
+        emitter = _emitter(environment, environment.run, rank, memory)
+    proposals = leader = None
+    if rank == 0:
+        if emitter is not None and hello is not None:
+            emitter.send(hello)
+        if environment.run is not None and environment.bus is not None:
+            proposals = Proposals(environment.bus, environment.run, attempt)
+        leader = _leader(terms, meeting, proposals, emitter, attempt, start, limits)
+    return Wiring(
+        Follower(meeting.store, rank, leader),
+        leader,
+        proposals,
+        emitter,
+        Reporter(emitter, attempt, rank) if emitter is not None else None,
+        RoundReporter(emitter, attempt, rank) if emitter is not None else None,
+    )
+
+
+def agree_on_lookahead(store: Store, rank: int, lookahead: int) -> None:
+    """Checks that this rank's loader fetches as many steps ahead as rank 0's; each rank calls it.
+
+    Raises:
+        ValueError: it does not; the message names the option.
+    """
+    if rank == 0:
+        store.set("lookahead", str(lookahead))
+    elif (of_leader := int(store.get("lookahead"))) != lookahead:
+        # A rank that needs the plan earlier than the leader makes it would wait for ever.
+        raise ValueError(
+            f"the loader fetches {lookahead} steps ahead on rank {rank} but {of_leader} on rank 0: "
+            "give num_workers and prefetch_factor the same values on every rank"
+        )
+
+
+def _emitter(environment: Environment, run: str, rank: int, memory: Callable[[], int]) -> Emitter:
+    spool = None
+    if environment.spool is not None:
+        name = f"attempt{environment.attempt}-rank{rank}"
+        spool = Spool(environment.spool, name, environment.spool_bytes)
+    return Emitter(run, environment.bus, spool, memory)
+
+
+def _leader(
+    terms: Terms,
+    meeting: Meeting,
+    proposals: Proposals | None,
+    emitter: Emitter | None,
+    attempt: int,
+    start: Position,
+    limits: Sequence[int],
+) -> Leader:
+    assert meeting.sizes is not None, "rank 0 has the sizes"
+    return Leader(
+        terms,
+        meeting.world,
+        meeting.sizes,
+        meeting.store,
+        proposals,
+        attempt=attempt,
+        announce=emitter.send if emitter is not None else None,
+        epoch=start.epoch,
+        step=start.step,
+        used=start.used,
+        limits=limits,
+    )
