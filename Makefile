@@ -20,6 +20,7 @@ check: setup-dev ## lint and types, and the JavaScript modules' unit tests
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/mypy
+	.venv/bin/lint-imports --no-logo
 	.venv/bin/hadolint docker/*.Dockerfile
 	.venv/bin/compose-lint docker/compose.yaml >/dev/null
 	node_modules/.bin/tsc --project .
