@@ -24,6 +24,7 @@ from paceline_backend.control.worker import fail_lost_runs
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store, schema, telemetry
 from support.records import add_run, adopted, hello, record
+from support.waiting import until
 from support.web import serving
 
 RUN = "r"
@@ -102,13 +103,6 @@ def following(client: httpx.Client, **params: str) -> Iterator[Events]:
 def _quietly(events: Events, response: httpx.Response) -> None:
     with suppress(httpx.TransportError):  # the block ended while we read
         events.read(response)
-
-
-def until(condition: Any, what: str) -> None:
-    deadline = time.monotonic() + 15
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def tell(bus: redis.Redis, *messages: Message) -> None:

@@ -29,9 +29,9 @@ from support.node import (
     script,
     states,
     telemetry,
-    until,
     wait_gone,
 )
+from support.waiting import until
 
 StartAgent = Callable[..., subprocess.Popen[str]]
 

@@ -35,6 +35,7 @@ from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.server.supervisor import DataDirectory
 from paceline_backend.store import Store, runs, telemetry
 from support.records import add_run, hello, record
+from support.waiting import until
 
 V1 = "/api/v1"
 
@@ -97,13 +98,6 @@ def start(tmp_path: Path) -> Iterator[Callable[..., Server]]:
     for server in started:
         if server.process.poll() is None:
             server.end(signal.SIGKILL)
-
-
-def until(condition: Callable[[], bool], what: str, within_s: float = 30.0) -> None:
-    deadline = time.monotonic() + within_s
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.05)
 
 
 def gone(processes: dict[str, psutil.Process]) -> bool:
