@@ -108,7 +108,7 @@ emulations = st.builds(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(emulation=emulations, step=st.integers(0, 20), data=st.data())
 def test_a_rank_gets_the_simulator_s_number(
     emulation: Emulation, step: int, data: st.DataObject
