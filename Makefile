@@ -1,4 +1,4 @@
-.PHONY: help setup-demo setup-dev setup-bench demo demo-report test check bench bench-real gpu-check format clean
+.PHONY: help setup-demo setup-dev setup-bench demo demo-report check unit test test-fast test-long coverage bench bench-real gpu-check format clean
 .DEFAULT_GOAL := help
 
 help: ## what there is
@@ -26,15 +26,33 @@ check: setup-dev ## lint and types, and the JavaScript modules' unit tests
 	node_modules/.bin/tsc --project .
 	node --test tests/unit/js/*.test.js
 
+unit: setup-dev ## the unit tests alone, with few examples of each property
+	.venv/bin/pytest tests/unit --numprocesses 2 --dist worksteal --hypothesis-profile fast $(ARGS)
+
+test-fast: ## lint, types and unit tests side by side: no server, no process, under a minute
+	@$(MAKE) --no-print-directory --jobs 2 check unit
+
 # Two files at once, each with servers of its own: most tests wait for processes, not for the CPU. Whole
 # installations that train with real ranks come after them, one by one: they need both cores.
+FILES = --numprocesses 2 --dist loadfile --ignore tests/e2e
+
 test: check ## every test: real Redis protocol, SQLite, Postgres, TorchElastic, Chromium
 ifdef ARGS
 	.venv/bin/pytest $(ARGS)
 else
-	.venv/bin/pytest --numprocesses 2 --dist loadfile --ignore tests/e2e
+	.venv/bin/pytest $(FILES)
 	.venv/bin/pytest tests/e2e
 endif
+
+test-long: setup-dev ## what takes longer: tests marked `long`, and 500 examples of each property
+	.venv/bin/pytest -m long $(FILES) || [ $$? = 5 ]
+	.venv/bin/pytest tests/unit --numprocesses 2 --dist worksteal --hypothesis-profile long
+
+coverage: setup-dev ## every test but e2e, and the line coverage of the three packages
+	.venv/bin/coverage erase
+	.venv/bin/coverage run -m pytest $(FILES)
+	.venv/bin/coverage combine --quiet
+	.venv/bin/coverage report --skip-covered
 
 setup-bench:
 	@bash scripts/setup.sh bench
@@ -55,4 +73,4 @@ format: setup-dev ## format the code
 	.venv/bin/ruff format .
 
 clean: ## remove what the targets above made
-	rm -rf .venv node_modules .paceline .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv node_modules .paceline .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

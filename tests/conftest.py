@@ -4,22 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
-import redis
 from hypothesis import settings
 
-from paceline_backend.server.embedded import EmbeddedBus
-from paceline_backend.server.stack import Stack
-from support.postgres import Postgres
+if TYPE_CHECKING:  # imported by the fixtures: unit tests need no server
+    from paceline_backend.server.embedded import EmbeddedBus
+    from paceline_backend.server.stack import Stack
+    from support.postgres import Postgres
 
-# The machine is shared and noisy: an example's time says nothing.
+# --hypothesis-profile NAME chooses another than the first. No deadlines: the machine may be busy,
+# and the time that an example takes says nothing.
 settings.register_profile("paceline", deadline=None, max_examples=60)
+settings.register_profile("fast", deadline=None, max_examples=10)
+settings.register_profile("long", deadline=None, max_examples=500)
 settings.load_profile("paceline")
 
 
 @pytest.fixture(scope="session")
 def _bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBus]:
+    from paceline_backend.server.embedded import EmbeddedBus
+
     with EmbeddedBus(tmp_path_factory.mktemp("bus")) as bus:
         yield bus
 
@@ -27,6 +33,8 @@ def _bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBus]:
 @pytest.fixture
 def bus_url(_bus: EmbeddedBus) -> str:
     """A running, empty Redis-protocol server."""
+    import redis
+
     with redis.Redis.from_url(_bus.url) as client:
         client.flushall()
     return _bus.url
@@ -34,6 +42,8 @@ def bus_url(_bus: EmbeddedBus) -> str:
 
 @pytest.fixture(scope="session")
 def _postgres() -> Iterator[Postgres]:
+    from support.postgres import Postgres
+
     server = Postgres().start()
     yield server
     server.stop()
@@ -51,5 +61,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 @pytest.fixture
 def stack(tmp_path: Path) -> Iterator[Stack]:
     """A running embedded stack: server, bus, SQLite and one agent."""
+    from paceline_backend.server.stack import Stack
+
     with Stack(tmp_path / "data", 0) as running:
         yield running

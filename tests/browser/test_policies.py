@@ -10,9 +10,9 @@ from playwright.sync_api import Page, Route, expect
 
 from paceline_backend import policies
 from paceline_backend.store import Store, switches
-from support.node import until
 from support.pages import keep_forecast, open_run, wait_for_chart
 from support.training import PARTIAL, Training
+from support.waiting import until
 
 pytestmark = pytest.mark.browser
 

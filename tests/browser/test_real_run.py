@@ -8,7 +8,8 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from paceline_backend.server.stack import Stack
-from support.e2e import all_steps, start_training, wait_for, wait_for_step
+from support.e2e import all_steps, start_training, wait_for_step
+from support.waiting import until
 
 pytestmark = [pytest.mark.browser, pytest.mark.ranks]
 
@@ -39,7 +40,7 @@ def test_switch_by_clicking(page: Page, stack: Stack) -> None:
     assert switch["policy"] == "chronica"
     wait_for_step(stack, run, switch["effective_step"] + 25)
     # The tile is the mean of 20 steps; the page itself shows the fall, without a reload.
-    wait_for("the tile to fall", lambda: number(page, "kpi-se") < before / 2)
+    until(lambda: number(page, "kpi-se") < before / 2, "the tile to fall")
     se = all_steps(stack, run)["se"]
     assert sum(se[-10:]) / 10 < before / 2
     stack.api("POST", f"/runs/{run}/stop", {"force": False})

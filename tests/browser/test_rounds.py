@@ -11,10 +11,10 @@ from playwright.sync_api import Page, expect
 from paceline.wire import RoundBatch
 from paceline.wire.synchronisation import convert
 from paceline_backend.store import Store
-from support.node import until
 from support.pages import layout_of, open_run, wait_for_chart
 from support.records import a_round
 from support.training import PARTIAL, Training
+from support.waiting import until
 
 pytestmark = pytest.mark.browser
 

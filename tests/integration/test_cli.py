@@ -7,24 +7,21 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from paceline import cli, wire
-from paceline.core.errors import InputError
-from paceline.node.client import Client
+from paceline import wire
 from paceline.wire import Kill
 from paceline.wire.bus import connect, publish
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store
+from support.command_line import Main, in_process
 from support.node import (
-    NOBODY,
     SLEEP,
     family,
     nodes,
@@ -32,30 +29,10 @@ from support.node import (
     ranks,
     script,
     states,
-    until,
     wait_gone,
 )
+from support.waiting import until
 from support.web import serving
-
-Main = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
-    """The command line inside this process, for what starts no other: many times as fast."""
-    for name in ("SERVER", "TOKEN", "DATA"):
-        monkeypatch.delenv(f"PACELINE_{name}", raising=False)
-    monkeypatch.setenv("COLUMNS", "200")
-    monkeypatch.setattr(cli, "DEFAULT_SERVER", NOBODY)
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["paceline", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        out, err = capsys.readouterr()
-        return int(ended.value.code or 0), out, err
-
-    return run
 
 
 def call(*arguments: str) -> tuple[int, str, str]:
@@ -94,6 +71,11 @@ def web(answer: object, status: int = 200, kind: str = "application/json") -> It
 
 
 @pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
+    return in_process(monkeypatch, capsys)
+
+
+@pytest.fixture
 def server(tmp_path: Path, bus_url: str) -> Iterator[httpx.Client]:
     """The real REST server over SQLite and a real bus."""
     store = Store.open(f"sqlite:///{tmp_path / 'paceline.db'}")
@@ -127,13 +109,6 @@ def test_help_is_light() -> None:
         "assert not heavy, heavy"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
-
-
-def test_version(main: Main) -> None:
-    code, out, _ = main("version", "--json")
-    assert code == 0
-    assert json.loads(out)["protocol"] == wire.PROTOCOL_VERSION
-    assert main("version")[1].startswith("paceline ")
 
 
 def test_missing_server_packages_are_named() -> None:
@@ -283,68 +258,6 @@ def test_run_that_ends_while_the_bus_is_away_is_delivered_by_an_agent(
     store.close()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "words"),
-    [
-        (["run", "nowhere.py"], 2, "script: there is no file"),
-        (["run", "--nproc", "0", "SCRIPT"], 2, "--nproc"),
-        (["run", "SCRIPT", "a\0b"], 2, "NUL"),
-        (["run", "--bogus", "SCRIPT"], 2, "--bogus"),
-        (["run", "--param", "oops", "SCRIPT"], 2, "--param oops: give NAME=VALUE"),
-        (["run", "--slowdown", "1,x", "SCRIPT"], 2, "--slowdown 1,x: give factors above 0"),
-        (["run", "--slowdown", "1,0", "SCRIPT"], 2, "--slowdown 1,0: give factors above 0"),
-        (["run", "--slowdown", "1,2", "--nproc", "3", "SCRIPT"], 2, "2 factors for --nproc 3"),
-        (["run", "--slowdown", "1", "--seconds-per-step", "-1", "SCRIPT"], 2, "--seconds-per-step"),
-        (["run", "--emulate", "nowhere.json", "SCRIPT"], 2, "--emulate nowhere.json: "),
-        (["run", "--emulate", "SCRIPT", "SCRIPT"], 2, "--emulate: JSON is malformed"),
-        (["run", "--emulate", '{"a_s": [1, "x"], "b_s": [0]}', "SCRIPT"], 2, "at `$.a_s[1]`"),
-        (["run", "--emulate", '{"a_s": [1], "b": [0]}', "SCRIPT"], 2, "`b`"),
-        (["run", "--emulate", '{"a_s": [], "b_s": []}', "SCRIPT"], 2, "--emulate: a_s"),
-        (["run", "--emulate", '{"a_s": [1], "b_s": [0], "noise": 2}', "SCRIPT"], 2, "noise = 2"),
-        (
-            ["run", "--emulate", '{"a_s": [1], "b_s": [0]}', "--nproc", "2", "SCRIPT"],
-            2,
-            "for each of 2 ranks",
-        ),
-        (["run", "--emulate", "{}", "--slowdown", "1", "SCRIPT"], 2, "give one of them"),
-        (
-            ["run", "--policy", "bspp", "SCRIPT"],
-            2,
-            "--policy bspp: no policy has this name",
-        ),
-        (["run", "--policy", "bspp", "SCRIPT"], 2, "did you mean bsp"),
-        (["run", "--policy", "chronica", "SCRIPT"], 2, "--policy chronica needs a control plane"),
-        (["run", "--policy", "chronica", "SCRIPT"], 2, f"no server answers at {NOBODY}"),
-        (["run", "--param", "mode=free", "SCRIPT"], 2, "--param needs a control plane"),
-        (["run", "--server", NOBODY, "SCRIPT"], 3, f"no server answers at {NOBODY}"),
-        (["run", "--data", "SCRIPT", "SCRIPT"], 3, "cannot be written"),
-        (["agent", "--data", "/proc/paceline", "--bus", "redis://h"], 3, "cannot be written"),
-        (["agent", "--bus", "http://h"], 2, "bus http://h: "),
-        (["runs", "--server", NOBODY], 3, "no server answers"),
-        (["runs", "--server", "http://h:bad"], 2, "--server http://h:bad: "),
-    ],
-)
-def test_bad_input(
-    arguments: list[str],
-    code: int,
-    words: str,
-    data: Path,
-    tmp_path: Path,
-    main: Main,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    path = script(tmp_path, "raise SystemExit('it must not run')")
-    arguments = [path if a == "SCRIPT" else a for a in arguments]
-    monkeypatch.setenv("PACELINE_DATA", str(data))
-    got, out, err = main(*arguments)
-    assert got == code, err
-    assert words in err
-    assert out == ""
-    assert "Traceback" not in err
-    if "paceline: " in err:
-        assert len(err.strip().splitlines()) == 1
-
-
 @pytest.mark.parametrize("command", ["run", "agent"])
 def test_server_of_another_protocol(command: str, data: Path, tmp_path: Path) -> None:
     rest = [script(tmp_path, "")] if command == "run" else []
@@ -479,40 +392,3 @@ def test_ids_are_whole_on_any_terminal(
     for columns in ("20", "40", "80"):
         monkeypatch.setenv("COLUMNS", columns)
         assert run in main("runs", "--server", url(server))[1]
-
-
-@pytest.mark.parametrize("command", [["stop"], ["switch", "bsp"], ["whatif"]])
-def test_a_run_is_known_by_a_beginning_that_no_other_has(
-    command: list[str], main: Main, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = []
-
-    def call(client: Client, method: str, path: str, *_: object, **options: Any) -> Any:
-        asked.append(path)
-        if path == "/runs":  # in two pages
-            first = options["params"].get("cursor") is None
-            ids = ["ab12cd", "ab34ef"] if first else ["c0ffee"]
-            return {"items": [{"id": i} for i in ids], "next_cursor": "2" if first else None}
-        if path == "/runs/ab12cd":
-            return {"id": "ab12cd"}
-        if path.count("/") == 2:
-            raise InputError("no such run")
-        raise InputError("far enough")
-
-    monkeypatch.setattr(Client, "call", call)
-    for given, words, last in [
-        ("ab12cd", "far enough", "/runs/ab12cd/"),
-        ("ab1", "far enough", "/runs/ab12cd/"),
-        ("c", "far enough", "/runs/c0ffee/"),
-        ("ab", "RUN ab: 2 runs begin with it: ab12cd, ab34ef", "/runs"),
-        ("x", "RUN x: no run's id begins with it", "/runs"),
-        ("../../x", "RUN ../../x: ", ""),
-        ("..", "RUN ..: ", ""),
-        ("ab12cd/stop?x=", "RUN ab12cd/stop?x=: ", ""),
-        ("", "RUN : ", ""),
-    ]:
-        asked.clear()
-        code, _, err = main(command[0], given, *command[1:])
-        assert code == 2
-        assert words in err
-        assert asked[-1].startswith(last) if last else not asked

@@ -22,7 +22,8 @@ from paceline_backend.server.stack import Stack
 from paceline_backend.store import Store, runs
 from paceline_backend.store import segments as segments_store
 from support import chain_script
-from support.e2e import wait_for, wait_for_end, wait_for_step
+from support.e2e import wait_for_end, wait_for_step
+from support.waiting import until
 
 STEPS = 6  # that each policy has at least
 SEED = 4  # of the model and of the data's order
@@ -159,7 +160,7 @@ def wait_for_plan(stack: Stack, run: str) -> None:
         segments = stack.api("GET", f"/runs/{run}/segments")
         return any(segment["source"] == "controller" for segment in segments)
 
-    wait_for(f"a plan of run {run}", planned, 90)
+    until(planned, f"a plan of run {run}", 90)
 
 
 def switch(stack: Stack, run: str, number: int, name: str, steps: int) -> float:
@@ -173,7 +174,7 @@ def switch(stack: Stack, run: str, number: int, name: str, steps: int) -> float:
         step: int | None = stack.api("GET", f"/runs/{run}/switches")[number]["effective_step"]
         return step
 
-    step = wait_for(f"{name} to take effect", effective)
+    step = until(effective, f"{name} to take effect")
     waited_s = time.monotonic() - asked
     wait_for_step(stack, run, step + steps - 1)
     return waited_s

@@ -3,28 +3,15 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
 from typing import Any
-
-import pytest
 
 from paceline_backend.demo import example
 from paceline_backend.server.stack import Stack
+from support.waiting import until
 
 # A third of the demo's times: steps of some 0.1 to 0.2 s on four ranks.
 SLOWDOWNS = [1.0, 1.0, 1.5, 3.0]
 SECONDS_PER_UNIT = 12e-6
-
-
-def wait_for(what: str, condition: Callable[[], Any], timeout_s: float = 60.0) -> Any:
-    """The condition's first true value; fails with `what` after the deadline."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.05)
-    pytest.fail(f"waited {timeout_s:g} s for {what}")
 
 
 def start_training(stack: Stack, epochs: int, policy: str = "bsp") -> str:
@@ -52,7 +39,7 @@ def wait_for_step(stack: Stack, run: str, step: int) -> None:
         assert now["state"] not in ("failed", "stopped"), now["message"]
         return (now["step"] if now["step"] is not None else -1) >= step
 
-    wait_for(f"step {step} of run {run}", reached, 90)
+    until(reached, f"step {step} of run {run}", 90)
 
 
 def wait_for_end(stack: Stack, run: str) -> dict[str, Any]:
@@ -62,7 +49,7 @@ def wait_for_end(stack: Stack, run: str) -> dict[str, Any]:
         now = stack.api("GET", f"/runs/{run}")
         return now if now["state"] in ("finished", "failed", "stopped") else None
 
-    now: dict[str, Any] = wait_for(f"the end of run {run}", ended, 150)
+    now: dict[str, Any] = until(ended, f"the end of run {run}", 150)
     assert now["state"] == "finished", now["message"]
     return now
 

@@ -32,7 +32,7 @@ from paceline.wire import (
 from paceline.wire.bus import connect, publish
 from paceline_backend.control.ingest import Ingest
 from paceline_backend.store import Store, runs, schema, switches
-from support.node import until
+from support.waiting import until
 
 Floats = npt.NDArray[np.float64]
 

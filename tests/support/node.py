@@ -6,8 +6,7 @@ import os
 import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -24,16 +23,6 @@ SLEEP = """
     print("rank", os.environ["RANK"], "of", os.environ["WORLD_SIZE"], flush=True)
     time.sleep(600)
 """
-
-
-def until(condition: Callable[[], T], what: str, timeout_s: float = 40.0) -> T:
-    """The condition's first true value."""
-    deadline = time.monotonic() + timeout_s
-    while time.monotonic() < deadline:
-        if value := condition():
-            return value
-        time.sleep(0.05)
-    raise AssertionError(f"waited {timeout_s:g} s for {what}")
 
 
 def script(folder: Path, text: str, name: str = "train.py") -> str:

@@ -6,6 +6,7 @@ import contextlib
 import multiprocessing
 import os
 import socket
+import sys
 import threading
 import time
 import traceback
@@ -142,7 +143,16 @@ def _serve(rank: int, world: int, port: int, pipe: Connection, backend: str) -> 
                 answer: tuple[bool, Any] = True, case(*args)
         except Exception:
             answer = False, traceback.format_exc()
+        _save_coverage()
         pipe.send(answer)
+
+
+def _save_coverage() -> None:
+    """After each case, as ranks are killed in the end."""
+    coverage = sys.modules.get("coverage")  # `make coverage`
+    measured = coverage and coverage.Coverage.current()
+    if measured:
+        measured.save()
 
 
 @contextlib.contextmanager

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
@@ -24,6 +23,7 @@ from paceline_backend.control.worker import fail_lost_runs
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store, schema, telemetry
 from support.records import add_run, adopted, hello, record
+from support.waiting import until
 from support.web import serving
 
 RUN = "r"
@@ -102,13 +102,6 @@ def following(client: httpx.Client, **params: str) -> Iterator[Events]:
 def _quietly(events: Events, response: httpx.Response) -> None:
     with suppress(httpx.TransportError):  # the block ended while we read
         events.read(response)
-
-
-def until(condition: Any, what: str) -> None:
-    deadline = time.monotonic() + 15
-    while not condition():
-        assert time.monotonic() < deadline, what
-        time.sleep(0.01)
 
 
 def tell(bus: redis.Redis, *messages: Message) -> None:
@@ -218,17 +211,17 @@ def test_the_stream_ends_when_the_server_itself_ends_the_run(
     assert events.of("run")[-1]["state"] == "failed"
 
 
-def test_open_streams_do_not_hold_shutdown(store: Store, bus_url: str) -> None:
+def test_open_streams_do_not_hold_shutdown(
+    store: Store, bus_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
     add_run(store, RUN)
     with ExitStack() as stack:
         with serving(store, bus_url) as client:
             events = stack.enter_context(following(client))
             assert "paceline_sse_clients 1.0" in client.get("/metrics").text
             assert not events.ended.is_set()
-            closing = time.monotonic()
-        # Well before uvicorn would lose patience and cancel the stream.
-        assert time.monotonic() - closing < 4
-        assert events.ended.wait(5)
+        assert events.ended.wait(30)
+    assert "timeout graceful shutdown exceeded" not in caplog.text, "uvicorn cancelled the stream"
 
 
 def test_a_bus_that_dies_interrupts_nothing(store: Store, tmp_path: Path) -> None:

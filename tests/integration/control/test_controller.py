@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,17 @@ import pytest
 import sqlalchemy as sa
 
 from paceline.node.processes import die_with_parent
-from paceline.wire import TELEMETRY, Adopted, RunState, live, pack_indices
+from paceline.wire import TELEMETRY, Adopted, RunState, live
 from paceline.wire.bus import publish
-from paceline_backend import policies
 from paceline_backend.control import Controller, ControllerManager, controller, leases
-from paceline_backend.planning.feedback import Window
-from paceline_backend.planning.history import History
-from paceline_backend.policies import Feedback, plan
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store, schema, telemetry
 from support import poison
 from support.cluster import plaid_like
 from support.leading import Leading, ingest, new_run, switch, working
-from support.node import until
 from support.postgres import Postgres
-from support.records import adopted, hello, record
+from support.records import adopted
+from support.waiting import until
 
 SIZES = plaid_like(860)
 SPEEDS = np.array([1.0, 1.0, 1.5, 3.0]) * 1e-5
@@ -422,12 +417,6 @@ def test_a_controller_that_fails_unexpectedly_starts_anew(
     assert "its leader coasts" not in caplog.text, "the manager was not needed"
 
 
-def test_records_of_ranks_and_steps_that_there_are_not_do_not_count() -> None:
-    window = Window(world=2, attempt=0)
-    window.add([record(step, rank) for step in (-1, 3) for rank in (0, 1, 2, -1, 2**31)])
-    assert window.ranges() == [(3, 4)]
-
-
 def test_other_runs_messages_are_not_ours(store: Store, bus_url: str) -> None:
     """Two runs at once, each planned by its own controller."""
     with working(ingest(store, bus_url), manager(store, bus_url).run):
@@ -447,103 +436,3 @@ def test_other_runs_messages_are_not_ours(store: Store, bus_url: str) -> None:
 
 def segment(seq: int, epoch: int = 0, *, end: bool = False) -> Adopted:
     return adopted(seq, 2 * seq, epoch=epoch, epoch_end=end)
-
-
-def test_feedback_of_another_attempt_does_not_count() -> None:
-    window = Window(world=2, attempt=1)
-    window.add([record(5, 0, attempt=0), record(5, 1, attempt=1), record(6, 0, 1)])
-    assert window.newest == -1
-    window.add([record(6, 1, 1), record(6, 1, 1), record(5, 0, 1)])
-    assert window.ranges() == [(5, 7)]
-    assert window.feedback().rank.tolist() == [0, 1, 0, 1]
-
-
-def test_feedback_is_of_the_last_64_complete_steps() -> None:
-    window = Window(world=1, attempt=0)
-    window.add([record(step, 0) for step in range(100) if step != 80])
-    assert window.ranges() == [(35, 80), (81, 100)]
-    assert len(window.feedback()) == 64
-    window.add([record(3, 0)])
-    assert window.ranges() == [(35, 80), (81, 100)], "too old to come back"
-
-
-def test_a_rank_whose_records_never_come_costs_no_memory() -> None:
-    window = Window(world=2, attempt=0)
-    window.add([record(0, rank) for rank in range(2)])
-    for step in range(1, 1000):
-        window.add([record(step, 0)])
-    assert len(window._rows) <= 1 + 2 * 64 + 1
-    assert window.ranges() == [(0, 1)]
-    window.add([record(500, 1), record(999, 1)])
-    assert window.ranges() == [(0, 1), (999, 1000)], "500 is given up"
-
-
-def test_a_rank_that_gets_no_samples_keeps_its_last_rows() -> None:
-    window = Window(world=2, attempt=0)
-    starved: dict[str, Any] = {"samples": 0, "load": 0.0}
-
-    def train(step: int, rest: dict[str, Any]) -> None:
-        window.add([record(step, 0), record(step, 1, **rest)])
-
-    for step in range(12):
-        train(step, {})
-    for step in range(12, 200):
-        train(step, starved)
-    assert window.ranges() == [(4, 12), (136, 200)]
-    feedback = window.feedback()
-    assert len(feedback) == 2 * (8 + 64)
-    assert feedback.of(1).step.tolist() == list(range(4, 12))
-    train(200, {})
-    assert window.ranges() == [(5, 12), (137, 201)]
-    for step in range(201, 11 + 1024):
-        train(step, starved)
-    assert window.ranges()[0] == (11, 12)
-    for step in range(11 + 1024, 200 + 1024):
-        train(step, starved)
-    assert window.ranges()[0] == (200, 201)
-    train(200 + 1024, starved)
-    assert window.ranges() == [(1161, 1225)], "so old that the rank is tried again"
-
-
-def test_history_is_lost_after_a_gap_until_an_epoch_was_seen_whole() -> None:
-    """Who used a sample in the gap is not known before each has been used again."""
-    history = History(hello())
-    history.adopt(segment(0).segment)
-    lost = []
-    for later in (segment(2), segment(3, end=True), segment(4, epoch=1)):
-        history.adopt(later.segment)
-        lost.append(history.lost)
-    parts = [[np.arange(4 + k, 32, 2) for k in range(2)]]
-    counts, indices = pack_indices(parts)
-    whole = adopted(5, 10, epoch=1, epoch_end=True, counts=counts, indices=indices)
-    history.adopt(whole.segment)
-    assert [*lost, history.lost] == [True, True, True, False]
-    assert (history.epoch, history.seq, history.step) == (2, 6, 11)
-    assert len(history.problem(1, 0, shuffle=True).remaining) == 32
-
-
-def test_an_epoch_that_the_script_left_early() -> None:
-    history = History(hello())
-    history.adopt(segment(0).segment)
-    assert len(history.problem(1, 0, shuffle=True).remaining) == 28
-    history.adopt(segment(1, epoch=1).segment)
-    assert not history.lost
-    assert history.epoch == 1
-    assert len(history.problem(1, 0, shuffle=True).remaining) == 28
-
-
-def test_placement_given_to_the_shuffler_is_who_used_a_sample_last() -> None:
-    history = History(hello())
-    before = history.problem(1, 0, shuffle=True).placement
-    assert before.tolist() == [i % 2 for i in range(32)]
-    made = plan(
-        policies.make("bsp"), history.problem(1, 0, shuffle=True), Feedback.empty(), shuffle=True
-    )
-    history.shuffled(0, replace(made, placement=np.zeros(32, np.int64)))
-    assert not history.must_shuffle(0)
-    assert history.must_shuffle(1)
-    history.adopt(segment(0).segment)  # 0, 1 and 3 on rank 0, 2 on rank 1
-    assert history.problem(1, 0, shuffle=False).placement.tolist() == [0] * 32
-    assert history.problem(1, 0, shuffle=True).placement[:5].tolist() == [0, 0, 1, 0, 0]
-    history.adopt(segment(1, end=True).segment)
-    assert history.must_shuffle(0)

@@ -8,7 +8,6 @@ import sqlite3
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -39,6 +38,7 @@ from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store, schema, telemetry
 from support import poison
 from support.records import add_run, adopted, hello, record
+from support.waiting import until
 
 INGEST = """
 import sys, threading
@@ -62,14 +62,6 @@ def dying(*arguments):
 setattr(owner, name, dying)
 Ingest(Store.open(database), bus, "one").run(threading.Event())
 """
-
-
-def until(condition: Callable[[], bool], what: str, timeout_s: float = 30.0) -> None:
-    """Waits for a condition; fails when it does not come true."""
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, f"never: {what}"
-        time.sleep(0.005)
 
 
 @contextmanager

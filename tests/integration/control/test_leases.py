@@ -12,8 +12,8 @@ import sqlalchemy as sa
 from paceline.node.processes import die_with_parent
 from paceline_backend.control import leases
 from paceline_backend.store import Store, schema
-from support.node import until
 from support.records import add_run
+from support.waiting import until
 
 
 @pytest.fixture

@@ -31,8 +31,8 @@ from paceline_backend.store import Store, forecasts, runs, schema, switches, tel
 from paceline_backend.store.runs import UnknownRunError
 from support.forecasts import Training, drawn
 from support.leading import new_run
-from support.node import until
 from support.records import add_run
+from support.waiting import until
 from support.web import serving
 
 PRESETS = ("bsp", "chronica", "paceline", "sata")

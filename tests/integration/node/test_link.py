@@ -14,7 +14,7 @@ from paceline.node.link import Commands, Link
 from paceline.wire import Kill, Launch, NodeState
 from paceline.wire.bus import publish
 from paceline_backend.server.embedded import EmbeddedBus
-from support.node import until
+from support.waiting import until
 
 
 def command(bus_url: str, run: str) -> None:

@@ -33,7 +33,7 @@ from paceline_backend.simulator.broadcast import Broadcast, records, register, r
 from paceline_backend.store import Store, coverage, schema, switches
 from paceline_backend.store import runs as runs_store
 from support.leading import ingest, working
-from support.node import until
+from support.waiting import until
 from support.web import serving
 
 PROBLEM = "application/problem+json"

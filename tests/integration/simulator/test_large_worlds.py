@@ -17,7 +17,7 @@ from paceline_backend.simulator import Scenario, Simulation
 from paceline_backend.simulator.broadcast import Broadcast, register
 from paceline_backend.store import Store, reads, runs
 from support.leading import ingest, working
-from support.node import until
+from support.waiting import until
 from support.web import serving
 
 WORLD, STEPS, EVERY = 2_500, 12, 3

@@ -31,8 +31,8 @@ from paceline_backend.insight.report import run_report
 from paceline_backend.store import Store, StoreRefusedError, rounds, schema, telemetry
 from paceline_backend.store.coverage import coverage
 from support.leading import working
-from support.node import until
 from support.records import a_round, add_run, adopted, hello, record
+from support.waiting import until
 from support.web import serving
 
 PARTIAL = convert("partial", {"probes": 2, "staleness": 4, "mean": True})

@@ -108,7 +108,7 @@ emulations = st.builds(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(emulation=emulations, step=st.integers(0, 20), data=st.data())
 def test_a_rank_gets_the_simulator_s_number(
     emulation: Emulation, step: int, data: st.DataObject
@@ -143,6 +143,11 @@ def test_another_seed_gives_other_times() -> None:
     [
         ("fast", "PACELINE_EMULATE"),
         ('{"a_s": [1, 1, 1]}', "b_s"),
+        ('{"a_s": [1], "b_s": [0, 0, 0]}', "a_s"),
+        ('{"a_s": [1, -1, 1], "b_s": [0, 0, 0]}', "a_s"),
+        ('{"a_s": [1, 1, 1], "b_s": [0]}', "b_s"),
+        ('{"a_s": [1, 1, 1], "b_s": [0, 0, 0], "c_s": [0]}', "c_s"),
+        ('{"a_s": [1, 1, 1], "b_s": [0, 0, 0], "d_s": [0, 0, 0]}', "d_s"),
         ('{"a_s": [1, 1], "b_s": [0, 0, 0]}', "a_s = .*3 ranks"),
         ('{"a_s": [1, 1, 1], "b_s": [0, 0, 0], "speed": 1}', "speed"),
         ('{"a_s": [1, 1, 1], "b_s": [0, 0, 0], "c_s": [-1, 0, 0]}', "c_s"),

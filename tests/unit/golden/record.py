@@ -18,7 +18,8 @@ from paceline.node.client import Client
 from paceline_backend.server.stack import Stack
 from support import relaxed_script
 from support.chains import switch, wait_for_plan
-from support.e2e import wait_for, wait_for_end, wait_for_step
+from support.e2e import wait_for_end, wait_for_step
+from support.waiting import until
 
 Plain = dict[str, Any]
 
@@ -87,7 +88,7 @@ def record(folder: Path) -> tuple[Path, list[str]]:
         with Client(stack.url, None, _FORECAST_S) as client:
             for run in runs:  # the server keeps the forecasts
                 client.call("GET", f"/runs/{run}/whatif")
-        wait_for("leases to end", lambda: _no_controllers(stack, runs))
+        until(lambda: _no_controllers(stack, runs), "leases to end")
     database = folder / "data" / "paceline.db"
     _anonymous(database)
     return database, runs

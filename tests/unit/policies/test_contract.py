@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.ledger import Ledger
@@ -83,7 +83,6 @@ def restart(training: Cluster) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=60)
 @given(data=st.data())
 def test_each_epoch_uses_every_sample_exactly_once(name: str, data: st.DataObject) -> None:
     """Items 1 and 3, across switches, coasted segments and restarts."""
@@ -117,7 +116,6 @@ def test_each_epoch_uses_every_sample_exactly_once(name: str, data: st.DataObjec
 
 
 @pytest.mark.parametrize("name", NAMES)
-@settings(max_examples=40)
 @given(data=st.data())
 def test_plans_are_repeatable_values(name: str, data: st.DataObject) -> None:
     """Items 4 and 6: the same arguments give the same plan, and are left as they were."""

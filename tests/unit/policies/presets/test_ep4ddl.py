@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core.emulation import Emulation
@@ -63,7 +63,6 @@ def test_unknown_until_every_rank_has_a_row() -> None:
     assert not GruPredictor().fit(feedback(np.array([[1.0, 0.0]])), world=2).known
 
 
-@settings(max_examples=60)
 @given(data=st.data())
 def test_no_other_threads_vary_less(data: st.DataObject) -> None:
     world, most = data.draw(st.integers(1, 5)), data.draw(st.integers(1, 4))

@@ -18,7 +18,7 @@ def linear(slope: Floats, start: Floats) -> Times:
     return lambda counts: np.where(counts > 0, slope * counts + start, 0.0)
 
 
-@settings(max_examples=200)
+@settings(max_examples=3 * settings.default.max_examples)
 @given(data=st.data())
 def test_no_other_counts_are_better(data: st.DataObject) -> None:
     """Against brute force: any times that do not decrease, equal and zero ones included."""

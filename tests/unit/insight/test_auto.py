@@ -1,0 +1,162 @@
+"""`auto`: what it decides, in words and figures, and that it acts on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline_backend.insight.whatif.answer import Current, Decision, Forecast, PresetForecast
+from paceline_backend.insight.whatif.auto import MARGIN, decide
+from paceline_backend.store.switches import Switch
+
+START = Switch(0, "bsp", "api", 0)
+
+
+def made(
+    step: int,
+    savings: dict[str, float],
+    *,
+    version: int = 0,
+    policy: str = "bsp",
+    step_time_s: float = 1.0,
+    measured_s: float | None = None,
+    speeds: tuple[float, ...] = (1.0, 1.0),
+    decided: Any = None,
+) -> Forecast:
+    """A forecast with intervals of ± 2 %."""
+    presets = {policy: 0.0, **savings}
+    found = [
+        PresetForecast(
+            policy=name,
+            parameters={},
+            step_time_s=step_time_s * (1 - saving),
+            low_s=step_time_s * (0.98 - saving),
+            high_s=step_time_s * (1.02 - saving),
+            saving=saving,
+            saving_low=saving - 0.02,
+            saving_high=saving + 0.02,
+            words=f"{name} would save {saving}",
+        )
+        for name, saving in sorted(presets.items(), key=lambda item: -item[1])
+    ]
+    return Forecast(
+        run="run",
+        made_at=float(step),
+        current=Current(policy, {}, version, step_time_s, measured_s, 40),
+        step=step,
+        first_step=step - 63,
+        steps=64,
+        fit_error=0.01,
+        forecasts=found,
+        speeds=list(speeds),
+        decision=None if decided is None else Decision(decided, "because"),
+    )
+
+
+FIRST = made(100, {"chronica": 0.4}, decided="wait")
+SECOND = made(200, {"chronica": 0.4}, decided="switch")
+SWITCHED = Switch(1, "chronica", "auto", 210)
+
+
+def test_two_forecasts_in_a_row() -> None:
+    first = decide(made(100, {"chronica": 0.4, "sata": 0.2}), [], [START], "switch")
+    assert (first.decided, first.policy) == ("wait", "chronica")
+    assert first.reason.endswith("if the next forecast says so too")
+    second = decide(made(200, {"chronica": 0.4, "sata": 0.2}), [FIRST], [START], "switch")
+    assert (second.decided, second.policy, second.saving) == ("switch", "chronica", 0.4)
+    assert (second.low, second.high) == (pytest.approx(0.38), pytest.approx(0.42))
+    only = decide(made(200, {"chronica": 0.4}), [FIRST], [START], "recommend")
+    assert (only.decided, only.policy) == ("recommend", "chronica")
+    other = decide(made(200, {"sata": 0.5, "chronica": 0.1}), [FIRST], [START], "switch")
+    assert other.decided == "wait", "sata has been forecast once"
+
+
+def test_what_does_not_count_as_a_forecast_before() -> None:
+    now = made(200, {"chronica": 0.4})
+    weak = made(100, {"chronica": MARGIN}, decided="stay")
+    assert decide(now, [FIRST, weak], [START], "switch").decided == "wait"
+    slower = made(100, {"chronica": 0.4}, speeds=(1.0, 2.0), decided="wait")
+    assert decide(now, [slower], [START], "switch").decided == "wait"
+    switches = [START, Switch(1, "bsp", "me", 50)]
+    again = made(200, {"chronica": 0.4}, version=1)
+    assert decide(again, [FIRST], switches, "switch").decided == "wait"
+    unknown = made(100, {"chronica": 0.4}, speeds=(1.0, 0.0), decided="wait")
+    assert decide(now, [unknown], [START], "switch").decided == "wait"
+
+
+def test_forecasts_in_a_row_are_so_many_steps_apart() -> None:
+    """Whoever looks in between: another worker, or `auto` turned off and on again."""
+
+    def at(step: int, *earlier: Forecast) -> str:
+        return decide(made(step, {"chronica": 0.4}), earlier, [START], "switch").decided
+
+    soon = made(140, {"chronica": 0.4}, decided="wait")
+    assert at(140, FIRST) == "wait"
+    assert at(199, FIRST, soon) == "wait"
+    assert at(200, FIRST, soon) == "switch"
+    weak = made(140, {"chronica": MARGIN}, decided="stay")
+    assert at(200, FIRST, weak) == "wait"
+    assert at(60, FIRST) == "switch", "the next attempt, from an earlier step on"
+
+
+def test_a_saving_that_may_be_noise() -> None:
+    weak = made(200, {"chronica": MARGIN + 0.01})  # lower bound: 0.04
+    found = decide(weak, [FIRST], [START], "switch")
+    assert (found.decided, found.policy) == ("stay", "chronica")
+    assert "not clearly more than 5%" in found.reason
+    assert decide(made(200, {}), [FIRST], [START], "switch").policy is None
+
+
+def test_it_waits_when_there_is_no_forecast_or_a_switch_is_young() -> None:
+    none = Forecast("run", 1.0, Current("bsp", {}, 0), reason="too few steps")
+    assert decide(none, [], [START], "switch") == Decision("wait", "too few steps")
+    asked = [START, Switch(1, "sata", "me", None)]
+    pending = made(260, {"chronica": 0.4}, version=1, policy="sata")
+    assert "has yet to take effect" in decide(pending, [FIRST], asked, "switch").reason
+    young = [START, Switch(1, "sata", "me", 161)]
+    before = made(160, {"chronica": 0.4}, version=1, policy="sata", decided="wait")
+    assert decide(pending, [before], young, "switch").decided == "wait"
+    old = [START, Switch(1, "sata", "me", 100)]
+    assert decide(pending, [before], old, "switch").decided == "switch"
+
+
+def after(measured_s: float | None, savings: dict[str, float], **more: Any) -> Forecast:
+    more = {"step_time_s": 0.6, **more}
+    return made(350, savings, version=1, policy="chronica", measured_s=measured_s, **more)
+
+
+def test_a_promise_that_is_not_kept() -> None:
+    switches, earlier = [START, SWITCHED], [FIRST, SECOND]
+    assert decide(after(None, {}), earlier, switches, "switch").decided == "wait"
+    back = decide(after(0.97, {}), earlier, switches, "switch")
+    assert (back.decided, back.policy) == ("back", "bsp")
+    assert back.reason == "chronica saves 3% where 38% to 42% were forecast"
+    kept = decide(after(0.61, {}), earlier, switches, "switch")
+    assert kept.decided == "stay"
+    less = decide(after(0.8, {}), earlier, switches, "switch")
+    assert less.decided == "stay", "20 % are less than promised, but worth having"
+    slower = decide(after(0.97, {}, speeds=(1.0, 3.0)), earlier, switches, "switch")
+    assert slower.decided == "stay", "a rank became slow: not the preset's fault"
+    judged = made(340, {}, version=1, policy="chronica", decided="stay")
+    assert decide(after(0.97, {}), [*earlier, judged], switches, "switch").decided == "stay"
+
+
+def test_never_back_and_forth() -> None:
+    switches, earlier = [START, SWITCHED], [FIRST, SECOND]
+    tempting = {"bsp": 0.3}
+    one = made(450, tempting, version=1, policy="chronica", measured_s=0.6, decided="wait")
+    two = made(550, tempting, version=1, policy="chronica", measured_s=0.6)
+    assert decide(two, [*earlier, one], switches, "switch").policy is None, "auto left bsp"
+    changed = {"version": 1, "policy": "chronica", "measured_s": 0.6, "speeds": (1.0, 3.0)}
+    one = made(450, tempting, **changed, decided="wait")
+    two = made(550, tempting, **changed)
+    assert decide(two, [*earlier, one], switches, "switch").decided == "switch"
+
+    returned = [*switches, Switch(2, "bsp", "auto", 360)]
+    earlier.append(after(0.97, {}, decided="back"))
+    one = made(460, {"chronica": 0.4}, version=2, decided="wait")
+    two = made(560, {"chronica": 0.4}, version=2)
+    assert decide(two, [*earlier, one], returned, "switch").policy is None, "it did not keep"
+    overruled = [START, SWITCHED, Switch(2, "bsp", "me", 360)]
+    assert decide(two, [*earlier, one], overruled, "switch").policy is None, "somebody left it"

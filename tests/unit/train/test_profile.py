@@ -1,0 +1,176 @@
+"""The profiling phase: what it measures, where memory ends, and what the control plane hears."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+
+from paceline.core.errors import PacelineError
+from paceline.train.device import Device
+from paceline.train.parts import Step
+from paceline.train.profile import Profile, limits_of, listed_limits, measure
+
+
+def at_once(samples: int, began: float) -> None:
+    """A real device: nothing to wait for."""
+
+
+@pytest.mark.parametrize(
+    ("most", "sizes"),
+    [(1, [1]), (2, [2]), (3, [2, 3]), (8, [2, 4, 8]), (20, [2, 4, 8, 16, 20])],
+)
+def test_batches_double_up_to_the_most(most: int, sizes: list[int]) -> None:
+    seen: list[int] = []
+    profile = measure(seen.append, most, at_once)
+    assert [samples for samples, _ in profile.times] == sizes
+    assert seen == [sizes[0]] + [n for n in sizes for _ in range(3)]  # one to warm up
+    assert profile.limit is None
+
+
+def test_the_median_of_three_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One disturbed timing of each size does not."""
+    held: list[int] = []
+    now = 0.0
+    clock = SimpleNamespace(perf_counter=lambda: now)
+    monkeypatch.setattr("paceline.train.profile.time", clock)
+
+    def hold(samples: int, began: float) -> None:
+        nonlocal now
+        held.append(samples)
+        disturbed = len(held) % 3 == 2
+        now += 100.0 if disturbed else samples
+
+    profile = measure(lambda samples: None, 16, hold)
+    assert profile.times == [(2, 2.0), (4, 4.0), (8, 8.0), (16, 16.0)]
+
+
+def gigantic(samples: int) -> None:
+    torch.empty(2**58, dtype=torch.uint8)
+
+
+def lists(samples: int) -> None:
+    raise MemoryError
+
+
+def accelerator(samples: int) -> None:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+def saying(words: str) -> Callable[[int], None]:
+    def fail(samples: int) -> None:
+        raise RuntimeError(words)
+
+    return fail
+
+
+@pytest.mark.parametrize(
+    "allocate",
+    [
+        gigantic,
+        lists,
+        accelerator,
+        saying("CUDA error: out of memory"),
+        saying("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"),
+        saying("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        saying("MPS backend out of memory (MPS allocated: 9.1 GB, max allowed: 9.1 GB)"),
+    ],
+)
+def test_memory_ends_it(allocate: object) -> None:
+    """PyTorch's CPU allocator, Python's own, an accelerator's and its libraries'."""
+
+    def run_batch(samples: int) -> None:
+        if samples > 8:
+            assert callable(allocate)
+            allocate(samples)
+
+    profile = measure(run_batch, 64, at_once)
+    assert profile.limit == 8
+    assert [samples for samples, _ in profile.times] == [2, 4, 8]
+    with pytest.raises(PacelineError, match="at the first batch, of 2 samples"):
+        measure(gigantic, 64, at_once)
+
+
+def test_another_error_is_the_user_s() -> None:
+    def run_batch(samples: int) -> None:
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="shapes"):
+        measure(run_batch, 64, at_once)
+
+
+def test_limits() -> None:
+    met, unmet = Profile([(2, 0.1)], limit=8), Profile([(2, 0.1)])
+    assert limits_of([], [], 20, 2) == []
+    assert limits_of([], [unmet, unmet], 20, 2) == []
+    assert limits_of([], [met, unmet], 20, 2) == [8, 20]
+    assert limits_of([30, 5], [met, unmet], 10, 2) == [8, 5]
+    assert limits_of([16], [], 20, 2) == [16, 16]
+    with pytest.raises(PacelineError, match=r"\[8, 8\] samples fit .* global batch of 20"):
+        limits_of([], [met, met], 20, 2)
+    with pytest.raises(ValueError, match="each of 3 ranks"):
+        limits_of([1, 2], [], 20, 3)
+
+
+@pytest.mark.parametrize(
+    ("limits", "listed"),
+    [
+        (None, []),
+        (3, [3]),
+        (np.int64(3), [3]),
+        ((3, np.int32(4)), [3, 4]),
+        (np.array([3, 4]), [3, 4]),
+        (torch.tensor([3, 4]), [3, 4]),
+    ],
+)
+def test_limits_may_come_in_any_form(limits: object, listed: list[int]) -> None:
+    assert listed_limits(limits) == listed
+    assert all(type(limit) is int for limit in listed_limits(limits))
+
+
+@pytest.mark.parametrize("limits", [-1, 3.5, [3, 4.5], np.array([1.5]), True, "12", [[1, 2], [3]]])
+def test_what_is_no_limit_is_refused_by_name(limits: object) -> None:
+    with pytest.raises((TypeError, ValueError), match="limits is "):
+        listed_limits(limits)
+
+
+def step(threads: int, samples: int = 4) -> Step:
+    return Step(0, 3, 0, list(range(samples)), 40.0, 400.0, 10.0, 1.0, None, threads)
+
+
+@pytest.fixture
+def own_threads() -> Iterator[int]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield 1
+    torch.set_num_threads(before)
+
+
+def test_threads_are_the_plan_s_and_then_the_script_s_again(own_threads: int) -> None:
+    device = Device(None, 0, 1)
+    seen = []
+    for wanted in (0, 2, 3, 0, 0, 2):
+        assert device.begin(step(wanted)) is None
+        seen.append(torch.get_num_threads())
+    assert seen == [own_threads, 2, 3, own_threads, own_threads, 2]
+
+
+def test_threads_of_an_emulated_device_shorten_its_time_alone(own_threads: int) -> None:
+    device = Device('{"a_s": [0.1], "b_s": [1], "serial": 0.5}', 0, 1)
+    assert device.begin(step(threads=0)) == pytest.approx(5.0)
+    assert device.begin(step(threads=4)) == pytest.approx(0.1 * 40 * 0.625 + 1)
+    assert device.begin(step(threads=4, samples=0)) is None
+    assert torch.get_num_threads() == own_threads
+
+
+def test_each_timing_has_its_own_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    slept: list[float] = []
+    monkeypatch.setattr("paceline.train.device.time.sleep", slept.append)
+    hold = Device('{"a_s": [100], "b_s": [0], "noise": 0.2}', 0, 1).trial(5, (1.0, 1.0))
+    for _ in range(3):
+        hold(10, time.perf_counter())
+    assert len({round(seconds) for seconds in slept}) == 3

@@ -1,0 +1,106 @@
+"""Records without a bus: all go to the spool or are counted."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from paceline.node import spool as spool_module
+from paceline.node.spool import Spool, dropped
+from paceline.train import report as telemetry
+from paceline.train.report import Emitter
+from support.reports import RUN, hello, in_spool, step_record, steps_of
+from support.waiting import until
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Iterator[Spool]:
+    made = Spool(tmp_path / "spool", "rank0", 1 << 20)
+    yield made
+    made.close()
+
+
+def test_without_a_bus_all_goes_to_the_spool(tmp_path: Path, spool: Spool) -> None:
+    emitter = Emitter(RUN, None, spool, lambda: 0)
+    for seq in range(10):
+        emitter.record(step_record(seq))
+    emitter.close()
+    assert steps_of(in_spool(tmp_path / "spool")) == list(range(10))
+
+
+def test_what_fits_nowhere_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(telemetry, "BATCH_LIMIT", 10)
+    directory = tmp_path / "spool"
+    spool = Spool(directory, "rank0", 1000)
+    emitter = Emitter(RUN, None, spool, lambda: 0)
+    for seq in range(100):
+        emitter.record(step_record(seq))
+    emitter.close()
+    kept = steps_of(in_spool(directory))
+    assert 0 < len(kept) < 100
+    assert emitter.dropped == dropped(directory) == 100 - len(kept)
+
+
+def test_a_spool_that_cannot_be_written_costs_records_not_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    emitter = Emitter(RUN, None, Spool(tmp_path / "file", "rank0", 1000), lambda: 0)
+    emitter.record(step_record(0))
+    emitter.close()
+    assert emitter.dropped == 1
+    assert "cannot be spooled" in caplog.text
+
+
+def test_a_hello_that_is_never_sent_is_an_error(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    emitter = Emitter(RUN, None, Spool(tmp_path, "rank0", 10_000), lambda: 0)
+    emitter.send(hello(2_000))
+    emitter.close()
+    assert "description could not be sent" in caplog.text
+    assert emitter.dropped == dropped(tmp_path) == 1
+
+
+def test_a_spool_removed_under_the_writer_costs_its_records_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(spool_module, "CHUNK_AGE_S", 0.3)
+    directory = tmp_path / "spool"
+    emitter = Emitter(RUN, None, Spool(directory, "rank0", 1 << 20), lambda: 0)
+    emitter.record(step_record(0))
+    until(lambda: list(directory.glob("*.part")))
+    shutil.rmtree(directory)
+    until(lambda: emitter.dropped == 1)
+    for seq in range(1, 4):
+        emitter.record(step_record(seq))
+    emitter.close()
+    assert steps_of(in_spool(directory)) == [1, 2, 3]
+    assert emitter.dropped == dropped(directory) == 1
+
+
+def environment(url: str, directory: Path) -> dict[str, str]:
+    return {"PACELINE_RUN": RUN, "PACELINE_BUS": url, "PACELINE_SPOOL": str(directory)}
+
+
+def test_only_the_first_session_takes_the_run(caplog: pytest.LogCaptureFixture) -> None:
+    from paceline.train.environment import Environment
+
+    given = {"PACELINE_RUN": "only-first", "PACELINE_BUS": "redis://nowhere"}
+    environment = Environment.read(given)
+    assert environment.claim() is environment
+    for _ in range(2):
+        assert (environment.claim().run, environment.claim().bus) == (None, None)
+    restarted = Environment.read(given | {"TORCHELASTIC_RESTART_COUNT": "1"})
+    assert restarted.claim() is restarted
+    assert caplog.text.count("reports nothing") == 1
+
+
+def test_bad_environment_is_named() -> None:
+    from paceline.train.environment import Environment
+
+    with pytest.raises(ValueError, match="PACELINE_SPOOL_BYTES is '64M'"):
+        Environment.read({"PACELINE_SPOOL_BYTES": "64M"})
