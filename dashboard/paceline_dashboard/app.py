@@ -21,21 +21,7 @@ from paceline_dashboard import layout
 
 ASSETS = Path(__file__).parent / "assets"
 
-_INDEX = """<!DOCTYPE html>
-<html lang="en">
-<head>
-{%metas%}
-<title>{%title%}</title>
-{%css%}
-<link rel="icon" href="/assets/icon.svg">
-<script type="importmap">__IMPORTS__</script>
-</head>
-<body>
-<noscript>The dashboard needs JavaScript. All that it shows is in the API, /api/v1.</noscript>
-{%app_entry%}
-<footer>{%config%}{%scripts%}{%renderer%}</footer>
-</body>
-</html>"""
+_INDEX = Path(__file__).with_name("index.html").read_text(encoding="utf-8")
 
 
 # Its fingerprint lets browsers keep the 4.5 MB for good.

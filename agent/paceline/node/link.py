@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
@@ -12,6 +11,7 @@ from urllib.parse import urlsplit
 import redis
 
 from paceline import wire
+from paceline.core.outage import Outage
 from paceline.wire.bus import connect, publish
 
 _RETRY_S = 1.0
@@ -21,17 +21,19 @@ T = TypeVar("T")
 
 
 class Link:
-    """For one thread; a context manager. While the bus is away it is asked once a second at most.
+    """For one thread; a context manager. A bus that is away is asked once a second at most.
 
     Args:
         url: of the bus.
     """
 
     def __init__(self, url: str) -> None:
-        self.url = url
-        self.up = True
-        self._client = connect(url)
-        self._retry_at = 0.0
+        self._use(url)
+
+    @property
+    def up(self) -> bool:
+        """Whether the bus took the last call."""
+        return not self._outage.active
 
     @property
     def place(self) -> str:
@@ -40,20 +42,14 @@ class Link:
 
     def attempt(self, call: Callable[[redis.Redis], T]) -> T | None:
         """The call's result, or None while the bus is away. A call gives None only for that."""
-        if time.monotonic() < self._retry_at:
+        if self._outage.paused:
             return None
         try:
             result = call(self._client)
         except redis.RedisError as error:
-            if self.up:
-                _log.warning("the bus %s is away: %s", self.place, error)
-            self.up = False
-            self._retry_at = time.monotonic() + _RETRY_S
+            self._outage.failed(error)
             return None
-        if not self.up:
-            _log.info("the bus %s is back", self.place)
-        self.up = True
-        self._retry_at = 0.0
+        self._outage.over()
         return result
 
     def tell(self, message: wire.RunState | wire.NodeState, run: str = "") -> bool:
@@ -64,7 +60,18 @@ class Link:
     def move(self, url: str) -> None:
         """Goes on with a bus at another address."""
         self.close()
-        self.url, self._client, self._retry_at = url, connect(url), 0.0
+        self._use(url)
+
+    def _use(self, url: str) -> None:
+        self.url = url
+        self._client = connect(url)
+        self._outage = Outage(
+            _log,
+            f"the bus {self.place} is away",
+            f"the bus {self.place} is back",
+            first_s=_RETRY_S,
+            most_s=_RETRY_S,
+        )
 
     def close(self) -> None:
         """Gives the connection back."""

@@ -11,6 +11,7 @@ from dataclasses import asdict
 
 import redis
 
+from paceline.core.outage import Outage
 from paceline.node.spool import Spool
 from paceline.train.parts import Step
 from paceline.train.sync.base import Round
@@ -62,8 +63,13 @@ class Emitter:
         self._full = threading.Lock()  # held only to count what is lost
         self._wake = threading.Event()
         self._closing = False
-        self._away = False
-        self._retry_at = 0.0
+        self._outage = Outage(
+            logger,
+            "the bus does not take telemetry, which is spooled",
+            "the bus takes telemetry again",
+            first_s=_RETRY_S,
+            most_s=_RETRY_S,
+        )
         self._noted = 0
         self._hello: dict[bytes, bytes] | None = None  # that neither bus nor spool has taken
         self.memory_bytes = 0  # as of the last flush
@@ -174,21 +180,16 @@ class Emitter:
             self.undelivered += 1
 
     def _to_bus(self, fields: dict[bytes, bytes]) -> bool:
-        if self._bus is None or time.monotonic() < self._retry_at:
+        if self._bus is None or self._outage.paused:
             return False
         try:
             self._bus.xadd(TELEMETRY, dict(fields.items()))
         except redis.RedisError as error:
-            if not self._away:
-                logger.warning("the bus does not take telemetry (%s): spooling it", error)
-            self._away = True
-            self._retry_at = time.monotonic() + _RETRY_S
+            self._outage.failed(error)
             return False
-        if self._away:
-            logger.warning("the bus takes telemetry again")
-            self._away = False
-            if self._spool is not None:
-                self._spool.close()
+        if self._outage.active and self._spool is not None:
+            self._spool.close()
+        self._outage.over()
         return True
 
     def _to_spool(self, fields: dict[bytes, bytes], records: int) -> bool:

@@ -2,7 +2,6 @@
 
 from paceline.wire.messages import (
     AGES,
-    ENDED,
     INGEST_GROUP,
     MOST_WAITING,
     PROTOCOL_VERSION,
@@ -32,6 +31,7 @@ from paceline.wire.messages import (
     live,
     pack_indices,
 )
+from paceline.wire.states import ENDED, State
 from paceline.wire.synchronisation import ALLREDUCE, SYNCHRONISERS
 from paceline.wire.synchronisation import untyped as Synchronisation
 
@@ -56,6 +56,7 @@ __all__ = [
     "RunChanged",
     "RunState",
     "Segment",
+    "State",
     "StepBatch",
     "StepRecord",
     "StopTraining",

@@ -35,8 +35,6 @@ PROTOCOL_VERSION = 1
 TELEMETRY = "paceline:telemetry"
 INGEST_GROUP = "ingest"
 
-ENDED = ("finished", "failed", "stopped")  # states of a run that is over
-
 
 def live(run: str) -> str:
     """The stream of what is committed about a run; bounded, for controllers and open pages."""

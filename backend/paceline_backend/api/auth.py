@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
-import html
 from http import HTTPStatus
-from http.cookies import CookieError, SimpleCookie
+from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
+from itsdangerous import BadData, URLSafeTimedSerializer
 from starlette.datastructures import Headers
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.requests import HTTPConnection, Request
+from starlette.responses import RedirectResponse, Response
+from starlette.templating import Jinja2Templates
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline_backend.api.errors import problem_response
@@ -22,16 +22,11 @@ OPEN_PATHS = ("/healthz", "/readyz")
 _LOGIN_BYTES = 8192
 _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 
-_PAGE = """<!DOCTYPE html>
-<html lang="en"><head><meta charset="utf-8"><title>Paceline: log in</title>
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<style>body{{font:16px system-ui;max-width:24rem;margin:20vh auto;padding:0 1rem}}
-input,button{{font:inherit;padding:.5rem;width:100%;box-sizing:border-box;margin:.25rem 0}}</style>
-</head><body><h1>Paceline</h1><form method="post">
-<label for="token">Token</label>
-<input id="token" name="token" type="password" autocomplete="current-password" required autofocus>
-<input name="next" type="hidden" value="{next}">
-<button>Log in</button></form><p role="alert">{message}</p></body></html>"""
+_KEPT_S = 30 * 24 * 3600  # how long a browser stays logged in
+_SALT = "paceline session"
+_LOGGED_IN = "logged in"  # what the cookie says, signed with the token
+
+_templates = Jinja2Templates(Path(__file__).parent / "templates")
 
 
 class Guard:
@@ -77,7 +72,7 @@ class Guard:
     async def _login(self, request: Request, token: str) -> Response:
         target = request.query_params.get("next", "/")
         if request.method != "POST":
-            return HTMLResponse(_PAGE.format(next=html.escape(_local(target)), message=""))
+            return _page(request, _local(target))
         body = b""
         async for chunk in request.stream():
             body += chunk
@@ -86,8 +81,7 @@ class Guard:
         form = parse_qs(body.decode(errors="replace"))
         target = _local(form.get("next", ["/"])[0])
         if not _same(form.get("token", [""])[0].encode(), token):
-            page = _PAGE.format(next=html.escape(target), message="That is not the token.")
-            return HTMLResponse(page, HTTPStatus.UNAUTHORIZED)
+            return _page(request, target, "That is not the token.", HTTPStatus.UNAUTHORIZED)
         response = RedirectResponse(target, HTTPStatus.SEE_OTHER)
         response.set_cookie(
             COOKIE,
@@ -95,14 +89,35 @@ class Guard:
             httponly=True,
             samesite="lax",
             secure=request.url.scheme == "https",
-            max_age=30 * 24 * 3600,
+            max_age=_KEPT_S,
         )
         return response
 
 
 def cookie_value(token: str) -> str:
-    """What the cookie holds: proof of the token, not the token."""
-    return hmac.new(token.encode(), b"paceline session", hashlib.sha256).hexdigest()
+    """What the cookie of a browser that logs in now holds: proof of the token, not the token."""
+    return str(_serializer(token).dumps(_LOGGED_IN))
+
+
+def _serializer(token: str) -> URLSafeTimedSerializer:
+    return URLSafeTimedSerializer(token, salt=_SALT)
+
+
+def _logged_in(scope: Scope, token: str) -> bool:
+    """Whether a browser has logged in with this token, and not too long ago."""
+    given = HTTPConnection(scope).cookies.get(COOKIE, "")
+    try:
+        return bool(_serializer(token).loads(given, max_age=_KEPT_S) == _LOGGED_IN)
+    except BadData:
+        return False
+
+
+def _page(
+    request: Request, target: str, message: str = "", status: HTTPStatus = HTTPStatus.OK
+) -> Response:
+    """The page to log in, which leads to `target`."""
+    context = {"next": target, "message": message}
+    return _templates.TemplateResponse(request, "login.html", context, status)
 
 
 def _unauthorised(scope: Scope, headers: Headers, token: str) -> Response | None:
@@ -110,7 +125,7 @@ def _unauthorised(scope: Scope, headers: Headers, token: str) -> Response | None
     if kind.lower() == "bearer":
         if _same(given.strip().encode("latin-1"), token):
             return None
-    elif _same(_cookie(headers).encode("latin-1"), cookie_value(token)):
+    elif _logged_in(scope, token):
         # A browser sends it along for pages of any port of our host.
         return _from_elsewhere(scope, headers, "send the token as `Authorization: Bearer …`")
     wants_page = scope.get("method") == "GET" and "text/html" in headers.get("accept", "")
@@ -147,14 +162,6 @@ def _from_elsewhere(scope: Scope, headers: Headers, remedy: str) -> Response | N
             f"a page of {origin} may not use this server, which is {host}: {remedy}",
         )
     return None
-
-
-def _cookie(headers: Headers) -> str:
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(COOKIE)
-    except CookieError:
-        return ""
-    return "" if found is None else found.value
 
 
 def _same(given: bytes, expected: str) -> bool:

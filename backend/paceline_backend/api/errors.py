@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from paceline_backend.requests import ConflictError, InvalidRequestError
 from paceline_backend.store import StoreUnavailableError
 from paceline_backend.store.runs import RunEndedError, UnknownRunError
 
@@ -69,7 +70,11 @@ def problem_response(status: HTTPStatus, detail: str, **extra: Any) -> JSONRespo
 
 def documented(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
     """The `responses` of a route in OpenAPI."""
-    schema = {"schema": ProblemDocument.model_json_schema()}
+    # Within a response, references to `$defs` lead nowhere: the definition is put in place.
+    document = ProblemDocument.model_json_schema()
+    field_error = document.pop("$defs")["FieldError"]
+    document["properties"]["errors"]["anyOf"][0]["items"] = field_error
+    schema = {"schema": document}
     return {
         status.value: {"description": status.phrase, "content": {MEDIA_TYPE: schema}}
         for status in statuses
@@ -90,6 +95,17 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RunEndedError)
     async def run_ended(_: Request, error: RunEndedError) -> JSONResponse:
         return problem_response(HTTPStatus.CONFLICT, str(error))
+
+    @app.exception_handler(ConflictError)
+    async def conflict(_: Request, error: ConflictError) -> JSONResponse:
+        return problem_response(HTTPStatus.CONFLICT, str(error))
+
+    @app.exception_handler(InvalidRequestError)
+    async def invalid_request(_: Request, error: InvalidRequestError) -> JSONResponse:
+        extra = {"suggestion": error.suggestion} if error.suggestion else {}
+        errors = [{"field": error.field, "message": error.message}]
+        status = HTTPStatus.UNPROCESSABLE_ENTITY
+        return problem_response(status, str(error), errors=errors, **extra)
 
     @app.exception_handler(HTTPException)
     async def http(request: Request, error: HTTPException) -> JSONResponse:

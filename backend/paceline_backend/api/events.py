@@ -20,6 +20,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from starlette.concurrency import run_in_threadpool
 
+from paceline.core.outage import Outage
 from paceline.wire import (
     ENDED,
     Adopted,
@@ -167,6 +168,9 @@ class _Feed:
         self.ended = ended
         self.world = world
         self.version: int | None = None  # of the last segment seen
+        self.outage = Outage(
+            log, f"events of run {run} wait", f"events of run {run} go on", most_s=_OUTAGE_S
+        )
         self.sent: dict[int, float] = {}  # step → its end: a later attempt may run it again
 
     async def stream(self) -> AsyncIterator[bytes]:
@@ -183,10 +187,10 @@ class _Feed:
                     lost, entries = await self._read(client)
                     happened = await run_in_threadpool(self._told, lost, entries)
                 except (redis.RedisError, StoreUnavailableError) as error:
-                    log.warning("events of run %s wait: %s", self.run, error)
                     lost, entries, happened = False, [], []
-                    await asyncio.sleep(_OUTAGE_S)
+                    await asyncio.sleep(self.outage.failed(error))
                 else:
+                    self.outage.over()
                     if not entries and self.ended:
                         return
                 for chunk in self._encoded(happened, entries):

@@ -10,7 +10,7 @@ from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_l
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from paceline.wire import TELEMETRY
+from paceline.wire import TELEMETRY, State
 from paceline.wire.bus import connect
 from paceline_backend.api.runs import settings_of, store_of
 from paceline_backend.server import heartbeat
@@ -57,7 +57,7 @@ class _ControlPlane(Collector):
             alive = sum(node["alive"] for node in runs_store.nodes_now(connection))
             controllers = leases.held_now(connection)
         family = GaugeMetricFamily("paceline_runs", "Runs by state", labels=["state"])
-        for state in runs_store.STATES:
+        for state in State:
             family.add_metric([state], states.get(state, 0))
         yield family
         yield GaugeMetricFamily("paceline_nodes_alive", "Nodes whose agent answers", alive)

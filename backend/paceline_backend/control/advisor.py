@@ -11,13 +11,13 @@ from typing import Any, cast
 import msgspec
 import redis
 
-from paceline.wire import ENDED, SwitchRequested, live
-from paceline.wire.bus import connect, publish
+from paceline.core.outage import Outage
+from paceline.wire import ENDED
 from paceline_backend.insight.whatif.answer import STEPS, Decision, Forecast, kept
 from paceline_backend.insight.whatif.auto import AUTO_STEPS, BY, Mode, decide
 from paceline_backend.insight.whatif.child import Forecaster
-from paceline_backend.requests import streams
-from paceline_backend.store import Store, StoreUnavailableError, forecasts, switches
+from paceline_backend.requests import switch
+from paceline_backend.store import Connection, Store, StoreUnavailableError, forecasts, switches
 from paceline_backend.store.forecasts import Watched
 
 logger = logging.getLogger(__name__)
@@ -49,16 +49,14 @@ class Advisor:
 
     def run(self, stop: threading.Event) -> None:
         """Works until `stop` is set; waits out bus and database."""
-        away = False
+        outage = Outage(logger, "auto looks again later", "auto looks at runs again")
         with Forecaster(self._store.url.render_as_string(hide_password=False)) as forecaster:
             while not stop.wait(_SCAN_S):
                 try:
                     self._scan(forecaster, stop)
-                    away = False
+                    outage.over()
                 except (StoreUnavailableError, redis.RedisError) as error:
-                    if not away:
-                        logger.warning("auto looks again later: %s", error)
-                    away = True
+                    stop.wait(outage.failed(error))
 
     def _scan(self, forecaster: Forecaster, stop: threading.Event) -> None:
         with self._store.read() as connection:
@@ -109,16 +107,16 @@ class Advisor:
                 forecasts.add(connection, run.key, body)
 
     def _switch(self, run: Watched, decision: Decision, body: dict[str, Any]) -> None:
-        """As REST does it; not if somebody changed policy or mind since."""
+        """Switches and keeps the forecast, unless somebody has changed policy or mind since."""
         assert decision.policy is not None
-        with connect(self._bus_url) as bus:
-            bus.ping()
-            with self._store.write() as connection:
-                allowed = forecasts.auto(connection, run.key)["mode"] == "switch"
-                same = forecasts.version(connection, run.key) == body["current"]["version"]
-                if not allowed or not same or forecasts.state(connection, run.key) in ENDED:
-                    return
-                forecasts.add(connection, run.key, body)
-                made = switches.add(connection, run.id, decision.policy, decision.parameters, BY)
-            message = SwitchRequested(made["version"], decision.policy, made["requested_at"])
-            publish(bus, live(run.id), message, run.id, maxlen=streams.LIVE_LENGTH)
+
+        def unless(connection: Connection) -> bool:
+            allowed = forecasts.auto(connection, run.key)["mode"] == "switch"
+            same = forecasts.version(connection, run.key) == body["current"]["version"]
+            if not allowed or not same or forecasts.state(connection, run.key) in ENDED:
+                return True
+            forecasts.add(connection, run.key, body)
+            return False
+
+        policy, parameters = decision.policy, decision.parameters
+        switch(self._store, self._bus_url, run.id, policy, parameters, BY, unless=unless)

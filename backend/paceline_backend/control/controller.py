@@ -10,6 +10,7 @@ from typing import Any
 
 import redis
 
+from paceline.core.outage import Outage
 from paceline.wire import (
     ENDED,
     Adopted,
@@ -91,19 +92,22 @@ class Controller:
         A policy that does not exist here, or refuses its parameters, plans nothing: the leader
         coasts until another is asked for.
         """
-        away = False
+        outage = Outage(
+            logger,
+            f"run {self._id} is not planned for now",
+            f"run {self._id} is planned again",
+            first_s=_RETRY_S,
+            most_s=_RETRY_S,
+        )
         with closing(connect(self._bus_url)) as bus:
             while not stop.is_set() and self._lease.held():
                 try:
-                    self._follow(bus, stop)
+                    self._follow(bus, stop, outage)
                     return
                 except _GapError:
                     continue
                 except (redis.RedisError, StoreUnavailableError) as error:
-                    if not away:
-                        logger.warning("run %s is not planned for now: %s", self._id, error)
-                    away = True
-                    stop.wait(_RETRY_S)
+                    stop.wait(outage.failed(error))
                 except Exception as error:  # of this run only, and perhaps of one message
                     self._report("its controller starts anew", error)
                     stop.wait(_AGAIN_S)
@@ -117,10 +121,11 @@ class Controller:
             trace = reason if isinstance(reason, Exception) else None
             logger.warning("run %s: %s: %s", self._id, what, words, exc_info=trace)
 
-    def _follow(self, bus: redis.Redis, stop: threading.Event) -> None:
+    def _follow(self, bus: redis.Redis, stop: threading.Event, outage: Outage) -> None:
         # Positions first: ingest commits before it publishes, so the database has all before them.
         positions: dict[Any, Any] = {live(self._id): _newest(bus, live(self._id))}
         self._load()
+        outage.over()
         while not stop.is_set() and self._lease.held():
             self._offer(bus)
             answer: Any = bus.xread(positions, count=_READ, block=int(_BLOCK_S * 1e3))

@@ -24,6 +24,7 @@ from typing import Any
 import msgspec
 import redis
 
+from paceline.core.outage import Outage
 from paceline.wire import (
     INGEST_GROUP,
     TELEMETRY,
@@ -40,6 +41,7 @@ from paceline.wire import (
     live,
 )
 from paceline.wire.bus import connect
+from paceline_backend import backends
 from paceline_backend.control.consumer import Consumer, Entry
 from paceline_backend.requests import streams
 from paceline_backend.store import Store, StoreError, StoreRefusedError, telemetry
@@ -74,17 +76,17 @@ class _Item:
     run: str
     message: Message | None
     reason: str | None = None  # why it is put aside
-    simulated: bool = False
+    plans_itself: bool = False  # so is the run's backend
 
     def shown(self) -> dict[Any, Any]:
-        """What those who watch the run get: of a simulated one, which nobody plans, the outline.
+        """What the live stream gets: only the outline of a run that no controller plans.
 
-        With 10,000 workers that is a ten-thousandth.
+        The outline of a run of 10,000 ranks is a ten-thousandth of it.
         """
-        if self.simulated and isinstance(self.message, StepBatch):
+        if self.plans_itself and isinstance(self.message, StepBatch):
             of_steps = {record.step: record for record in self.message.records}
             return encode(StepBatch([*of_steps.values()]), self.run)
-        if self.simulated and isinstance(self.message, Adopted):
+        if self.plans_itself and isinstance(self.message, Adopted):
             segment = msgspec.structs.replace(
                 self.message.segment,
                 counts=[[] for _ in self.message.segment.counts],
@@ -129,14 +131,14 @@ class Ingest:
         """Works until `stop` is set. Waits out a bus or a database that is away."""
         with closing(connect(self._bus_url)) as client:
             consumer = Consumer(client, TELEMETRY, INGEST_GROUP, self._name, self._claim_idle_s)
-            outage = _Outage("the bus", stop)
+            outage = Outage(logger, "ingest waits for the bus", "ingest goes on: the bus is back")
             while not stop.is_set():
                 began = time.monotonic()
                 try:
                     count = self._step(client, consumer, stop)
                 except redis.RedisError as error:
                     consumer.reset()
-                    outage.wait(error)
+                    stop.wait(outage.failed(error))
                     continue
                 except _StoppedError:
                     return
@@ -160,7 +162,11 @@ class Ingest:
             _StoppedError: before the database answered.
         """
         messages = [(item.run, item.message) for item in items if item.message is not None]
-        outage = _Outage(self._store.name, stop)
+        outage = Outage(
+            logger,
+            f"ingest waits for {self._store.name}",
+            f"ingest goes on: {self._store.name} is back",
+        )
         reason: str | None = None
         surprises = 0
         while reason is None:
@@ -171,7 +177,7 @@ class Ingest:
                     surprises += not isinstance(error, StoreRefusedError)
                     if surprises != 1 or len(items) > 1:  # the last message gets a second chance
                         reason = _words(error)
-                elif outage.wait(error):
+                elif stop.wait(outage.failed(_words(error))):
                     raise _StoppedError from error
             else:
                 outage.over()
@@ -201,7 +207,7 @@ class Ingest:
         self.stats.batches += 1
         self.stats.last_commit_at = time.time()
         for item in items:
-            item.simulated = item.run in written.simulated
+            item.plans_itself = backends.plans_itself(written.backends.get(item.run))
             if item.run in written.unknown and not isinstance(item.message, NodeState):
                 item.reason = f"unknown run {item.run!r}"
         self._report(written.unknown)
@@ -265,25 +271,3 @@ def _item(entry: Entry) -> _Item:
 
 class _StoppedError(Exception):
     """`Ingest.run` was asked to stop while it waited."""
-
-
-class _Outage:
-    """Waiting for something that is away: ever longer, logged at the beginning and at the end."""
-
-    def __init__(self, what: str, stop: threading.Event) -> None:
-        self._what = what
-        self._stop = stop
-        self._pause_s = 0.0
-
-    def wait(self, error: Exception) -> bool:
-        """Waits; returns whether to stop."""
-        if not self._pause_s:
-            logger.warning("ingest waits for %s: %s", self._what, _words(error))
-        self._pause_s = min(2 * self._pause_s or 0.05, 2.0)
-        return self._stop.wait(self._pause_s)
-
-    def over(self) -> None:
-        """It answered."""
-        if self._pause_s:
-            logger.warning("ingest goes on: %s is back", self._what)
-        self._pause_s = 0.0

@@ -7,7 +7,8 @@ import threading
 import time
 from dataclasses import dataclass
 
-from paceline_backend import policies
+from paceline.core.outage import Outage
+from paceline_backend import backends, policies
 from paceline_backend.control import leases
 from paceline_backend.control.controller import Controller
 from paceline_backend.control.leases import Lease
@@ -54,7 +55,10 @@ class ControllerManager:
         # Kernels that no cache holds yet take half a minute; `bsp` does without.
         warming = threading.Thread(target=policies.warm_up, name="warm-up")
         warming.start()
-        away = reaped = False
+        outage = Outage(
+            logger, "controllers wait for the database", "controllers go on: the database is back"
+        )
+        reaped = False
         while not stop.is_set():
             try:
                 if not reaped:
@@ -62,11 +66,9 @@ class ControllerManager:
                     reaped = True
                 self._extend()
                 self._scan()
-                away = False
+                outage.over()
             except StoreUnavailableError as error:
-                if not away:
-                    logger.warning("controllers wait for the database: %s", error)
-                away = True
+                outage.failed(error)
             stop.wait(min(_SCAN_S, self._lease_s / 5))
         self._end_all()
         warming.join()
@@ -85,7 +87,7 @@ class ControllerManager:
     def _scan(self) -> None:
         """Ends controllers of runs that are over, starts those of runs that have none."""
         with self._store.read() as connection:
-            active = runs.active(connection)
+            active = runs.active(connection, backends.planned())
         for key, owned in list(self._owned.items()):
             if key not in active:
                 owned.stop.set()

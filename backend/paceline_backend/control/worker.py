@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import redis
 
+from paceline.core.outage import Outage
 from paceline.wire import TELEMETRY
 from paceline.wire.bus import connect
 from paceline_backend.control import ControllerManager
@@ -80,13 +81,15 @@ def _guarded(
 
 
 def _beat(bus_url: str, owner: str, stats: IngestStats, stop: threading.Event) -> None:
+    outage = Outage(log, "no heartbeat", "heartbeats again")
     with connect(bus_url) as client:
         while True:
             try:
                 sign = heartbeat.Beat(owner, **dataclasses.asdict(stats))
                 heartbeat.beat(client, sign)
+                outage.over()
             except redis.RedisError as error:
-                log.warning("no heartbeat: %s", error)
+                outage.failed(error)
             if stop.wait(heartbeat.BEAT_S):
                 break
         try:
@@ -97,14 +100,16 @@ def _beat(bus_url: str, owner: str, stats: IngestStats, stop: threading.Event) -
 
 def _sweep(store: Store, bus_url: str, stop: threading.Event) -> None:
     """Looks for lost runs; after an outage of ours only once everybody had time to report again."""
+    outage = Outage(log, "lost runs are looked for again later", "lost runs are looked for again")
     trusted_from = time.monotonic() + SILENT_S
     while not stop.wait(_SWEEP_S):
         try:
             behind = _behind(bus_url)
             if not behind and time.monotonic() >= trusted_from:
                 fail_lost_runs(store, bus_url, SILENT_S)
+            outage.over()
         except (StoreUnavailableError, redis.RedisError) as error:
-            log.warning("lost runs are looked for again later: %s", error)
+            outage.failed(error)
             behind = True
         if behind:
             trusted_from = time.monotonic() + SILENT_S

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import redis
 
 from paceline.wire import RunChanged, control, live
-from paceline.wire.bus import publish
+from paceline.wire.bus import connect, publish
 
 LIVE_LENGTH = 10_000  # entries: what a page may lag behind
-COMMANDS_LENGTH = 1_000  # of a node whose agent may never come back
 
 _KEPT_S = 3_600
+
+
+@contextlib.contextmanager
+def answering(url: str) -> Iterator[redis.Redis]:
+    """A client of a bus that answers: asked before anything is written.
+
+    Raises:
+        redis.RedisError: the bus does not answer.
+    """
+    with connect(url) as client:
+        client.ping()
+        yield client
 
 
 def tell_end(client: redis.Redis, run: str) -> None:

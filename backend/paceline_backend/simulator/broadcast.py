@@ -13,6 +13,7 @@ import numpy as np
 import redis
 
 from paceline.core.emulation import Emulation
+from paceline.core.outage import Outage
 from paceline.node.client import Client, ServerUnreachable
 from paceline.wire import (
     ENDED,
@@ -40,7 +41,6 @@ _RECORDS = 10_000  # in a message: whole steps, or at least one of them
 _AS_RECORDS = 250  # what a message counts at least while it waits: it takes memory too
 _SIGN_S = 3.0  # of life
 _POLL_S = 0.25  # how often the server is asked what an operator wants
-_RETRY_S = 0.2
 
 T = TypeVar("T")
 
@@ -107,6 +107,7 @@ class Broadcast:
         self._rounds = 0  # and its rounds so far
         self._signed = self._polled = 0.0  # monotonic
         self._waiting = waiting
+        self._outage = Outage(log, "the simulation waits", "the simulation goes on")
         self._sent: deque[int] = deque()  # records in each message that may be on the bus
 
     def segments(self) -> Iterator[tuple[Ran, Emulation]]:
@@ -227,15 +228,14 @@ class Broadcast:
 
     def _patiently(self, call: Callable[[], T]) -> T:
         """What `call` returns, as soon as bus or server answer."""
-        told = False
         while True:
             try:
-                return call()
+                answer = call()
             except (redis.ConnectionError, redis.TimeoutError, ServerUnreachable) as error:
-                if not told:
-                    log.warning("the simulation waits: %s", error)
-                told = True
-                time.sleep(_RETRY_S)
+                time.sleep(self._outage.failed(error))
+            else:
+                self._outage.over()
+                return answer
 
 
 def records(ran: Ran, part: slice, first_step: int, started_at: float) -> dict[str, list[Any]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import sqlalchemy as sa
 
-from paceline_backend.store import refusals
+from paceline_backend.store import blobs, refusals
 from paceline_backend.store.schema import runs, segments, steps, worker_steps
 
 
@@ -135,5 +135,5 @@ def _first(
 
 def _hello_step(connection: sa.Connection, run: int) -> int | None:
     data = connection.execute(sa.select(runs.c.hello).where(runs.c.key == run)).scalar()
-    hello = None if data is None else refusals.stored_hello(data)
+    hello = None if data is None else blobs.hello(data)
     return None if hello is None else hello.step

@@ -12,7 +12,7 @@ import numpy.typing as npt
 import sqlalchemy as sa
 
 from paceline.wire import ENDED, Hello, Segment
-from paceline_backend.store import refusals, rounds, runs
+from paceline_backend.store import blobs, rounds, runs
 from paceline_backend.store.attempts import end_of, present
 from paceline_backend.store.schema import runs as runs_table
 from paceline_backend.store.schema import segments, steps, worker_steps
@@ -60,7 +60,7 @@ def effective(connection: sa.Connection, run: int, hello: Hello | None) -> Itera
         .order_by(segments.c.attempt, segments.c.seq)
     )
     for attempt, body in bodies:
-        segment = refusals.stored_segment(body, *(terms if attempt == latest else (None, samples)))
+        segment = blobs.segment(body, *(terms if attempt == latest else (None, samples)))
         if segment is None:
             continue
         end, limit = segment.first_step + segment.steps, ends[attempt]

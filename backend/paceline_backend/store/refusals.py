@@ -6,21 +6,15 @@ can write to the bus, so types alone say little about them.
 
 from __future__ import annotations
 
-import logging
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
 
 from paceline.core.emulation import Emulation
 from paceline.wire import Hello, NodeState, RunState, Segment
-
-logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 MOST_STEPS = 2**53  # a step's number is exact in JSON and in a double
 MOST_RANKS = 2**17  # what is kept of each rank must fit into memory
@@ -214,40 +208,3 @@ def _of_times(message: Any, names: Sequence[str]) -> str | None:
         if not math.isfinite(getattr(message, name)):
             return f"{name} is {getattr(message, name)}, not a finite number"
     return None
-
-
-def stored_hello(body: bytes) -> Hello | None:
-    """A stored Hello; None if it cannot be used: older releases stored any."""
-    hello = _stored(body, Hello)
-    if hello is None or (reason := of_hello(hello)) is None:
-        return hello
-    _warn_once(f"a stored Hello is left out: {reason}")
-    return None
-
-
-def stored_segment(body: bytes, world: int | None, samples: int | None) -> Segment | None:
-    """A stored segment; None if it cannot be used: older releases stored any.
-
-    Args:
-        body: MessagePack.
-        world: see `of_segment`.
-        samples: see `of_segment`.
-    """
-    segment = _stored(body, Segment)
-    if segment is None or (reason := of_segment(segment, world, samples)) is None:
-        return segment
-    _warn_once(f"stored segment {segment.seq} is left out: {reason}")
-    return None
-
-
-def _stored(body: bytes, kind: type[T]) -> T | None:
-    try:
-        return msgspec.msgpack.decode(body, type=kind)
-    except (ValueError, TypeError, RecursionError) as error:  # msgspec's errors are ValueErrors
-        _warn_once(f"a stored {kind.__name__} is left out: {error}")
-        return None
-
-
-@lru_cache(maxsize=1024)
-def _warn_once(text: str) -> None:
-    logger.warning("%s", text)

@@ -13,7 +13,7 @@ import numpy as np
 import sqlalchemy as sa
 
 from paceline.wire import RoundBatch, RoundRecord
-from paceline_backend.store import attempts
+from paceline_backend.store import attempts, blobs
 from paceline_backend.store.database import StoreRefusedError, insert
 from paceline_backend.store.reads import Range, bucket_of, within
 from paceline_backend.store.refusals import MOST_STEPS
@@ -73,7 +73,7 @@ def _row(run: int, record: RoundRecord) -> dict[str, Any]:
         raise StoreRefusedError(f"a time is not a finite number in {record}")
     if not all(0 <= count < 2**31 for count in record.staleness):
         raise StoreRefusedError(f"staleness holds what is no count in {record}")
-    staleness = msgspec.msgpack.encode(record.staleness)
+    staleness = blobs.pack(record.staleness)
     return msgspec.structs.asdict(record) | {"run": run, "staleness": staleness}
 
 
@@ -210,7 +210,7 @@ def _parts(connection: sa.Connection, run: int) -> Sequence[attempts.Span]:
 
 
 def _counts(staleness: bytes) -> list[int]:
-    return msgspec.msgpack.decode(staleness, type=list[int])
+    return blobs.unpack(staleness, list[int])
 
 
 def _segments(connection: sa.Connection, run: int, span: Range) -> sa.Select[Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any
@@ -14,12 +14,11 @@ import sqlalchemy as sa
 
 from paceline.core import runid
 from paceline.core.errors import PacelineError
-from paceline.wire import ENDED, Hello
-from paceline_backend.store import attempts, refusals
+from paceline.wire import ENDED, Hello, State
+from paceline_backend.store import attempts, blobs
 from paceline_backend.store.database import Store
 from paceline_backend.store.schema import leases, nodes, runs, scenarios, switches
 
-STATES = ("pending", "starting", "running", *ENDED)
 NODE_ALIVE_S = 10.0  # a node without a heartbeat for longer gets no new runs
 
 _PUBLIC = [column for column in runs.c if column.name not in ("hello", "env", "seen_at", "lost")]
@@ -123,7 +122,7 @@ def create(connection: sa.Connection, new: NewRun, by: str) -> str:
         )
     )
     if new.scenario is not None:
-        connection.execute(sa.insert(scenarios).values(run=key, body=dict(new.scenario)))
+        connection.execute(sa.insert(scenarios).values(run=key, body=blobs.pack_json(new.scenario)))
     return run
 
 
@@ -141,7 +140,7 @@ def end(
     """
     changed = connection.execute(
         sa.update(runs)
-        .where(runs.c.id == run, runs.c.state.not_in(ENDED))
+        .where(runs.c.id == run, runs.c.state.in_(State(state).predecessors))
         .values(state=state, ended_at=time.time(), message=message, lost=lost)
     )
     return changed.rowcount > 0
@@ -204,12 +203,17 @@ def nodes_now(connection: sa.Connection) -> list[dict[str, Any]]:
     return sorted(found, key=lambda node: not node["alive"])
 
 
-def active(connection: sa.Connection) -> dict[int, str]:
-    """Runs that controllers plan: key → public id. The simulator plans its runs itself."""
+def active(connection: sa.Connection, backends: Collection[str]) -> dict[int, str]:
+    """Runs that start or train, and whose leader said hello: key → public id.
+
+    Args:
+        connection: to read from.
+        backends: only runs of these.
+    """
     query = sa.select(runs.c.key, runs.c.id).where(
-        runs.c.state.in_(("starting", "running")),
+        runs.c.state.in_((State.STARTING, State.RUNNING)),
         runs.c.hello.is_not(None),
-        runs.c.backend != "simulated",
+        runs.c.backend.in_(backends),
     )
     return {int(row.key): str(row.id) for row in connection.execute(query)}
 
@@ -223,7 +227,7 @@ def counts(connection: sa.Connection) -> dict[str, int]:
 def hello(connection: sa.Connection, key: int) -> Hello | None:
     """The latest Hello of a run's leader; None if it cannot be used."""
     data = connection.execute(sa.select(runs.c.hello).where(runs.c.key == key)).scalar()
-    return None if data is None else refusals.stored_hello(data)
+    return None if data is None else blobs.hello(data)
 
 
 def scenario(connection: sa.Connection, run: str) -> dict[str, Any] | None:
@@ -233,8 +237,8 @@ def scenario(connection: sa.Connection, run: str) -> dict[str, Any] | None:
         UnknownRunError: no such run.
     """
     query = sa.select(scenarios.c.body).where(scenarios.c.run == key_of(connection, run))
-    found: dict[str, Any] | None = connection.execute(query).scalar()
-    return found
+    body = connection.execute(query).scalar()
+    return None if body is None else blobs.unpack_json(body, "scenario")
 
 
 def lost(store: Store, silent_s: float) -> list[tuple[str, str]]:

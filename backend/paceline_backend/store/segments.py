@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import sqlalchemy as sa
 
 from paceline.wire import ALLREDUCE, Hello, Segment
-from paceline_backend.store import refusals
+from paceline_backend.store import blobs
 from paceline_backend.store.schema import segments
 
 
@@ -26,7 +26,7 @@ def adopted(connection: sa.Connection, run: int, hello: Hello) -> Iterator[Segme
         .execution_options(yield_per=500)
     )
     for body in connection.scalars(query):
-        if segment := refusals.stored_segment(body, hello.world, hello.samples):
+        if segment := blobs.segment(body, hello.world, hello.samples):
             yield segment
 
 
@@ -52,7 +52,7 @@ def relaxed(
         c.first_step + c.steps > since,
     )
     return [
-        (end, refusals.stored_segment(body, hello.world, hello.samples))
+        (end, blobs.segment(body, hello.world, hello.samples))
         for end, body in connection.execute(query.order_by(c.seq))
     ]
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,13 +32,13 @@ from paceline.wire import (
     RoundBatch,
     RoundRecord,
     RunState,
+    State,
     StepBatch,
     StepRecord,
 )
-from paceline_backend.store import refusals, rounds, schema
+from paceline_backend.store import blobs, refusals, rounds, schema
 from paceline_backend.store.database import Store, StoreRefusedError, insert
 
-_PROGRESS = {"pending": 0, "starting": 1, "running": 2} | dict.fromkeys(ENDED, 3)
 _ALL_STEPS = range(2**62)
 _RUN = [
     "key",
@@ -141,7 +141,7 @@ class Written:
     rows: int  # records of worker steps, repeated ones included
     unknown: frozenset[str]  # runs that the store does not have: nothing of theirs was written
     ended: frozenset[str]  # runs that are over
-    simulated: frozenset[str] = frozenset()  # runs that no controller plans
+    backends: Mapping[str, str] = field(default_factory=dict)  # of each run that the store has
 
 
 @dataclass
@@ -208,7 +208,7 @@ def write(store: Store, messages: Sequence[tuple[str, Message]]) -> Written:
         rows,
         unknown=frozenset(r for r, m in messages if r not in runs and not isinstance(m, NodeState)),
         ended=frozenset(run.id for run in runs.values() if run.state in ENDED),
-        simulated=frozenset(run.id for run in runs.values() if run.backend == "simulated"),
+        backends={run.id: run.backend for run in runs.values()},
     )
 
 
@@ -250,14 +250,14 @@ def _hello(run: _Run, hello: Hello) -> None:
         global_batch=hello.global_batch,
         seed=hello.seed,
         loss_mean=hello.loss_mean,
-        hello=msgspec.msgpack.encode(hello),
+        hello=blobs.pack(hello),
     )
 
 
 def _run_state(run: _Run, change: RunState) -> None:
-    if change.state not in _PROGRESS:
+    if change.state not in set(State):
         raise StoreRefusedError(
-            f"run {run.id}: RunState.state is {change.state!r}, not one of {', '.join(_PROGRESS)}"
+            f"run {run.id}: RunState.state is {change.state!r}, not one of {', '.join(State)}"
         )
     _refuse(run.id, "RunState", refusals.of_run_state(change))
     if change.state == "running":
@@ -266,9 +266,10 @@ def _run_state(run: _Run, change: RunState) -> None:
         run.set(dropped=change.dropped)
     if run.node is None and change.node:
         run.set(node=change.node)
-    if run.state in ENDED and not run.lost:
+    before, after = State(run.state), State(change.state)
+    if before.final and not run.lost:
         return
-    if change.state in ENDED:
+    if after.final:
         run.set(
             lost=False,
             state=change.state,
@@ -277,9 +278,9 @@ def _run_state(run: _Run, change: RunState) -> None:
             message=change.message,
         )
         return
-    if run.lost:  # its end was only assumed, and here is a sign of life
+    if run.lost:  # The end was only assumed from silence; this message is a sign of life.
         run.set(lost=False, state=change.state, ended_at=None, message=None)
-    elif _PROGRESS[change.state] > _PROGRESS[run.state]:
+    elif before.may_become(after):
         run.set(state=change.state)
     if change.message is not None:
         run.set(message=change.message)  # why it was restarted
@@ -311,7 +312,7 @@ def _write_segments(connection: sa.Connection, adopted: list[tuple[_Run, Adopted
                 "moved": message.segment.moved,
                 "plan_s": message.segment.plan_s,
                 "adopted_at": message.adopted_at,
-                "body": msgspec.msgpack.encode(message.segment),
+                "body": blobs.pack(message.segment),
                 "synchroniser": message.segment.synchroniser.name,
                 "why": message.segment.why,
                 "synchroniser_digest": message.segment.synchroniser.digest,

@@ -1,0 +1,73 @@
+"""Something that this process needs stops answering for a while."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+
+class Outage:
+    """Tells each outage once when it begins and once when it is over, and how long to pause.
+
+    Call `failed` with each error and `over` after each success. A loop that may block waits for as
+    long as `failed` returns. A loop that must go on asks `paused` before it tries again.
+
+    Args:
+        log: where both warnings go.
+        begins: the warning at the first failure; the error is put after it.
+        ends: the warning at the first success after failures.
+        first_s: the pause after the first failure; each further failure doubles it,
+        most_s: up to this.
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(
+        self,
+        log: logging.Logger,
+        begins: str,
+        ends: str,
+        *,
+        first_s: float = 0.05,
+        most_s: float = 2.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.begins = begins
+        self.ends = ends
+        self._log = log
+        self._first_s = first_s
+        self._most_s = most_s
+        self._clock = clock
+        self._pause_s = 0.0
+        self._until = 0.0
+
+    @property
+    def active(self) -> bool:
+        """Whether the last attempt failed."""
+        return self._pause_s > 0
+
+    @property
+    def paused(self) -> bool:
+        """Whether it is too early for another attempt."""
+        return self.active and self._clock() < self._until
+
+    def failed(self, error: object) -> float:
+        """Notes a failure.
+
+        Args:
+            error: why; it is logged if this is the first failure.
+
+        Returns:
+            Seconds to pause before the next attempt.
+        """
+        if not self.active:
+            self._log.warning("%s: %s", self.begins, error)
+        self._pause_s = min(2 * self._pause_s, self._most_s) if self.active else self._first_s
+        self._until = self._clock() + self._pause_s
+        return self._pause_s
+
+    def over(self) -> None:
+        """Notes a success."""
+        if self.active:
+            self._log.warning("%s", self.ends)
+        self._pause_s = 0.0

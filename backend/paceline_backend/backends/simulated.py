@@ -1,0 +1,43 @@
+"""Runs on a virtual cluster, which `paceline simulate --server` drives and plans."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import redis
+
+from paceline_backend.backends.base import NewRunError
+from paceline_backend.simulator.scenario import Scenario, ScenarioError
+from paceline_backend.store.runs import NewRun
+
+
+class Simulated:
+    """Each run is a simulation that plans itself; the control plane starts nothing. A `Backend`."""
+
+    name: ClassVar[str] = "simulated"
+    plans_itself: ClassVar[bool] = True
+
+    def check(self, new: NewRun, *, launch: bool) -> None:
+        """Wants a scenario for as many workers as the run has ranks, and no launch."""
+        if launch:
+            raise NewRunError(
+                "launch", "give false and run `paceline simulate SCENARIO --server URL`"
+            )
+        if new.scenario is None:
+            raise NewRunError("scenario", "give what to simulate; docs/simulator.md tells how")
+        try:
+            scenario = Scenario.of(new.scenario)
+        except ScenarioError as error:
+            raise NewRunError("scenario", str(error)) from error
+        if scenario.workers != new.nproc:
+            raise NewRunError(
+                "nproc", f"{new.nproc}, but the scenario has {scenario.workers} workers"
+            )
+
+    def place(self, new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> str | None:
+        """None: a simulation has no node."""
+        return None
+
+    def start(self, bus: redis.Redis, run: str, new: NewRun) -> None:
+        """Does nothing: `check` refuses launches."""

@@ -1,0 +1,60 @@
+"""Records a new run, and lets its backend start it."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import replace
+
+import redis
+
+from paceline_backend import backends
+from paceline_backend.requests import streams
+from paceline_backend.requests.errors import ConflictError, InvalidRequestError, check_policy
+from paceline_backend.store import Store, runs
+from paceline_backend.store.runs import NewRun
+
+
+def launch(store: Store, bus_url: str, new: NewRun, by: str, *, start: bool) -> str:
+    """Records a run; its public id.
+
+    Args:
+        store: the database.
+        bus_url: ``redis://…``.
+        new: the run.
+        by: who asks.
+        start: whether the control plane starts it; else who asks does.
+
+    Raises:
+        InvalidRequestError: the policy or another field is wrong.
+        ConflictError: no node can start it.
+        redis.RedisError: the bus is away. If that happens after the run was recorded, it failed.
+        StoreError: or one of its kinds.
+    """
+    check_policy(new.policy, new.parameters, new.nproc)
+    backend = backends.get(new.backend)
+    try:
+        backend.check(new, launch=start)
+    except backends.NewRunError as error:
+        raise InvalidRequestError(error.field, error.message) from error
+    with streams.answering(bus_url) as bus:
+        with store.write() as connection:
+            if start:
+                new = replace(new, node=_place(backend, new, runs.nodes_now(connection)))
+            run = runs.create(connection, new, by)
+        if start:
+            try:
+                backend.start(bus, run, new)
+            except redis.RedisError:
+                with store.write() as connection:
+                    runs.end(connection, run, "failed", "the bus went away before its launch")
+                with contextlib.suppress(redis.RedisError):
+                    streams.tell_end(bus, run)
+                raise
+    return run
+
+
+def _place(backend: backends.Backend, new: NewRun, nodes: list[dict[str, object]]) -> str | None:
+    try:
+        return backend.place(new, nodes)
+    except backends.NoNodeError as error:
+        raise ConflictError(str(error)) from error

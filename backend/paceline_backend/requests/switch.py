@@ -1,0 +1,56 @@
+"""Requests another policy for a run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from paceline.wire import SwitchRequested, live
+from paceline.wire.bus import publish
+from paceline_backend.requests import streams
+from paceline_backend.requests.errors import check_policy
+from paceline_backend.store import Connection, Store, runs, switches
+
+
+def switch(
+    store: Store,
+    bus_url: str,
+    run: str,
+    policy: str,
+    parameters: Mapping[str, Any],
+    by: str,
+    *,
+    unless: Callable[[Connection], bool] | None = None,
+) -> dict[str, Any] | None:
+    """Writes and publishes a switch; the policy plans from the next segment on.
+
+    Args:
+        store: the database.
+        bus_url: ``redis://…``.
+        run: the run's public id.
+        policy: its name.
+        parameters: of the policy.
+        by: who asks.
+        unless: called in the transaction before the switch is written. If it returns True, nothing
+            is requested; what it wrote is kept.
+
+    Returns:
+        The new row of `switches`; None if `unless` said so.
+
+    Raises:
+        UnknownRunError: no such run.
+        RunEndedError: the run is over.
+        InvalidRequestError: there is no such policy, or it does not take the parameters.
+        redis.RedisError: the bus is away.
+        StoreError: or one of its kinds.
+    """
+    with streams.answering(bus_url) as bus:
+        known = runs.get(store, run)
+        check_policy(policy, parameters, known["world"] or known["nproc"])
+        with store.write() as connection:
+            if unless is not None and unless(connection):
+                return None
+            made = switches.add(connection, run, policy, parameters, by)
+        message = SwitchRequested(made["version"], policy, made["requested_at"])
+        publish(bus, live(run), message, run, maxlen=streams.LIVE_LENGTH)
+    return made
