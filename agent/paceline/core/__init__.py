@@ -1,4 +1,4 @@
-"""What ranks, control plane and simulator share: rules and arithmetic without torch and without I/O.
+"""What ranks, control plane and simulator share: rules and arithmetic. No torch, no I/O.
 
 `terms.Terms` holds a run's arguments, checked. `ledger.Ledger` keeps account of an epoch's samples
 and refuses segments that do not fit. `dealing` deals samples to ranks in turn, `cost` says what a
