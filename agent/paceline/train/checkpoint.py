@@ -1,4 +1,4 @@
-"""Where training is, as it lies in a checkpoint."""
+"""Where training is, as a checkpoint keeps it."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 
 @dataclass(frozen=True)
 class Position:
-    """Where training begins, or is: at zero, or in or after some epoch."""
+    """A point in training: its start, or a point in or after an epoch."""
 
     epoch: int = 0
-    step: int = 0  # the next one
-    used: npt.NDArray[np.int64] | None = None  # samples of that epoch, on rank 0
+    step: int = 0  # number of the next step
+    used: npt.NDArray[np.int64] | None = None  # samples used in the epoch; rank 0 knows them
 
     def as_state(self, samples: int, rank: int) -> dict[str, Any]:
-        """As values that ``torch.load(weights_only=True)`` takes."""
+        """The position as values that ``torch.load(weights_only=True)`` accepts."""
         used = np.empty(0, np.int64) if self.used is None else self.used
         return {
             "samples": samples,
@@ -31,10 +31,10 @@ class Position:
 
     @staticmethod
     def of_state(state: dict[str, Any], samples: int) -> Position:
-        """From what `as_state` gave.
+        """The position that `as_state` made a state of.
 
         Raises:
-            ValueError: the state is of other data than these samples, or not rank 0's.
+            ValueError: the state is of a data set of another length, or not rank 0's.
         """
         if state["samples"] != samples:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What the launcher tells a rank through its environment."""
+"""What the launcher tells a rank through environment variables."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ logger = logging.getLogger(__name__)
 
 SPOOL_BYTES = 64 << 20
 
-# (run, attempt) that a session of this process reports → whether another one was warned
+# (run, attempt) that a session of this process reports → whether a later session was warned
 _taken: dict[tuple[str, int], bool] = {}
 
 
 @dataclass(frozen=True)
 class Environment:
-    """The variables of docs/internals.md; without `run` there is no control plane."""
+    """The variables of docs/internals.md. Without `run` there is no control plane."""
 
     run: str | None = None
     bus: str | None = None
@@ -28,10 +28,10 @@ class Environment:
 
     @staticmethod
     def read(variables: Mapping[str, str]) -> Environment:
-        """From a process's environment; an empty value counts as absent.
+        """Reads a process's environment; an empty value counts as absent.
 
         Raises:
-            ValueError: a number is not one; the message names the variable.
+            ValueError: a variable must be a number and is none; the message names the variable.
         """
         spool = variables.get("PACELINE_SPOOL")
         return Environment(
@@ -44,10 +44,10 @@ class Environment:
         )
 
     def claim(self) -> Environment:
-        """For a session that begins to train: itself for the first one of a process.
+        """The environment of a session that begins to train.
 
-        Two sessions would write the same steps of the same run, so any other gets an environment
-        without control plane.
+        The first session of a process gets this environment. Two sessions would report the same
+        steps of the same run, so each later session gets an environment without a control plane.
         """
         if self.run is None:
             return self
@@ -58,8 +58,8 @@ class Environment:
         if not _taken[key]:
             _taken[key] = True
             logger.warning(
-                "this script's first Session reports run %s: any other plans by itself and reports "
-                "nothing",
+                "this script's first Session reports run %s: any other Session plans by itself and "
+                "reports nothing",
                 self.run,
             )
         return replace(self, run=None, bus=None, spool=None)

@@ -1,4 +1,4 @@
-"""How the ranks of a session find each other: one broadcast, then a store of their own."""
+"""How the ranks of a session meet: rank 0 broadcasts its store's address, and all connect to it."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-de
 
 from paceline.core.errors import PacelineError
 
-TIMEOUT = timedelta(minutes=30)  # as of a process group: a rank may evaluate meanwhile
-REACH = timedelta(seconds=30)  # rank 0's store listens before the others are told of it
+TIMEOUT = timedelta(minutes=30)  # a process group's: a rank may evaluate meanwhile
+REACH = timedelta(seconds=30)  # rank 0's store listens before the others learn its address
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")
 _KINDS: dict[str, type[Exception]] = {"TypeError": TypeError, "ValueError": ValueError}
@@ -26,7 +26,7 @@ _KINDS: dict[str, type[Exception]] = {"TypeError": TypeError, "ValueError": Valu
 
 @dataclass(frozen=True)
 class Meeting:
-    """What all ranks know after it; the sizes stay with the leader."""
+    """What each rank knows once the ranks have met. The sizes stay on rank 0."""
 
     rank: int
     world: int
@@ -60,8 +60,8 @@ def meet(same: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]) -> 
 
     Raises:
         ValueError: an argument differs between ranks.
-        whatever `sizes` raises: on every rank; what is neither a TypeError nor a ValueError is a
-            PacelineError on the others.
+        whatever `sizes` raises, on every rank. The other ranks raise a PacelineError if it is
+            neither a TypeError nor a ValueError.
     """
     rank, world = rank_and_world()
     if world == 1:
@@ -99,17 +99,17 @@ def _join(rank: int, world: int, same: dict[str, Any]) -> Meeting:
         if value != word["same"][name]:
             raise ValueError(
                 f"{name} is {value!r} on rank {rank} but {word['same'][name]!r} on rank 0: "
-                "give every rank the same"
+                "give every rank the same value"
             )
     host = "127.0.0.1" if word["place"] == place() else word["address"]
     return Meeting(rank, world, reach(rank, host, word["port"]), word["filler"], None)
 
 
 def place() -> str:
-    """Names where this process runs: two that get the same reach each other over loopback.
+    """Names where this process runs: two processes in one place reach each other over loopback.
 
-    They share a kernel, known by its boot id, and a network namespace. The host name says neither:
-    cloned machines have the same one, and so have containers that take it from their host.
+    Such processes share a kernel, known by its boot id, and a network namespace. The host name
+    does not tell: cloned machines share a name, and a container may take its host's.
     """
     try:
         kernel = _BOOT_ID.read_text().strip()

@@ -17,31 +17,31 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from paceline.core.errors import PacelineError
 from paceline.core.terms import whole
 
-_TIMINGS = 3  # of each batch size, whose median counts
+_TIMINGS = 3  # timings of each batch size; their median counts
 _MEMORY_RAN_OUT = ("out of memory", "not enough memory", "defaultcpuallocator", "alloc_failed")
 
 Floats = npt.NDArray[np.float64]
-Hold = Callable[[int, float], None]  # samples, and when it began
+Hold = Callable[[int, float], None]  # called with samples, and when their batch began
 
 
 class Profile(msgspec.Struct, frozen=True):
     """What one rank measured."""
 
     times: list[tuple[int, float]]  # samples and seconds, ascending
-    limit: int | None = None  # most samples that fit into its memory; None: no end was met
+    limit: int | None = None  # most samples that fit into memory; None: even `most` fitted
 
 
 def measure(run_batch: Callable[[int], object], most: int, hold: Hold) -> Profile:
     """Times batches of 2, 4, 8, … samples, until memory runs out, and of `most`.
 
     Args:
-        run_batch: runs forward and backward on so many samples.
-        most: samples.
-        hold: waits until an emulated device is done with so many samples that began at that time.
+        run_batch: runs forward and backward on a number of samples.
+        most: the largest number of samples.
+        hold: waits until the emulated device is done with a batch.
 
     Raises:
-        PacelineError: memory runs out at once.
-        whatever `run_batch` raises, unless it tells that memory ran out.
+        PacelineError: memory runs out at the first batch.
+        whatever `run_batch` raises, unless it says that memory ran out.
     """
     sizes = [min(2**k, most) for k in range(1, max(most - 1, 1).bit_length() + 1)]
     times: list[tuple[int, float]] = []
@@ -56,7 +56,7 @@ def measure(run_batch: Callable[[int], object], most: int, hold: Hold) -> Profil
         else:
             times.append((samples, statistics.median(several)))
             continue
-        # Out of the handler: until here its traceback held on to the batch.
+        # Not in the handler, whose traceback keeps the batch alive.
         torch.cuda.empty_cache()
         if not times:
             raise PacelineError(f"profile: memory ran out at the first batch, of {samples} samples")
@@ -82,57 +82,59 @@ def _finish() -> None:
 def _out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
-    # A plain RuntimeError: of PyTorch's CPU allocator, of cuDNN and cuBLAS, of CUDA, of MPS.
+    # PyTorch's CPU allocator, cuDNN, cuBLAS, CUDA and MPS raise a plain RuntimeError.
     said = str(error).lower()
     return any(words in said for words in _MEMORY_RAN_OUT)
 
 
-class _Told(msgspec.Struct, frozen=True):
+class _Outcome(msgspec.Struct, frozen=True):
+    """What came of measuring on one rank."""
+
     profile: Profile | None
     error: str = ""
 
 
 def gather(store: Store, rank: int, world: int, measured: Callable[[], Profile]) -> list[Profile]:
-    """Measures on each rank; what all of them measured. Each calls it, as often as the others.
+    """Measures on this rank and returns every rank's profile. All ranks call it, equally often.
 
     Raises:
-        PacelineError: it failed on another rank; the message names it.
-        whatever `measured` raises: on this rank.
+        PacelineError: another rank failed to measure; the message names that rank.
+        whatever `measured` raises on this rank.
     """
 
-    # What an earlier call left, which may have failed, must not be read.
+    # An earlier call may have failed and left entries that must not be read.
     call = store.add(f"profile/calls/{rank}", 1)
     store = PrefixStore(f"profile/{call}", store)
 
-    def tell(told: _Told) -> None:
-        store.set(str(rank), msgspec.json.encode(told).decode())
+    def publish(outcome: _Outcome) -> None:
+        store.set(str(rank), msgspec.json.encode(outcome).decode())
 
     try:
         mine = measured()
     except Exception as error:
-        tell(_Told(None, f"{type(error).__name__}: {error}"))
+        publish(_Outcome(None, f"{type(error).__name__}: {error}"))
         _part(store, rank, world)
         raise
-    tell(_Told(mine))
-    told = [msgspec.json.decode(store.get(str(other)), type=_Told) for other in range(world)]
+    publish(_Outcome(mine))
+    outcomes = [msgspec.json.decode(store.get(str(other)), type=_Outcome) for other in range(world)]
     _part(store, rank, world)
     every = []
-    for other, word in enumerate(told):
-        if word.profile is None:
-            raise PacelineError(f"profile: on rank {other}: {word.error}")
-        every.append(word.profile)
+    for other, outcome in enumerate(outcomes):
+        if outcome.profile is None:
+            raise PacelineError(f"profile: on rank {other}: {outcome.error}")
+        every.append(outcome.profile)
     return every
 
 
 def _part(store: Store, rank: int, world: int) -> None:
-    """This rank reads no more; rank 0, with whom the store goes, waits until that is so of all."""
+    """This rank has read everything. Rank 0, whose store ends with it, waits for all ranks."""
     store.set(f"read/{rank}", "")
     if rank == 0:
         store.wait([f"read/{other}" for other in range(world)])
 
 
 def shared_moments(store: Store, sizes: Floats | None) -> tuple[float, float]:
-    """Mean of λ and of λ², which rank 0 knows, for all; each calls it."""
+    """Gives all ranks the means of λ and of λ², which rank 0 knows; each rank calls it."""
     if sizes is not None:
         store.set("profile/sizes", json.dumps([float(sizes.mean()), float((sizes**2).mean())]))
     mean, square = json.loads(store.get("profile/sizes"))
@@ -140,7 +142,7 @@ def shared_moments(store: Store, sizes: Floats | None) -> tuple[float, float]:
 
 
 def listed_limits(limits: Any) -> list[int]:
-    """What the user gave as limits: a number, several in any kind of sequence, or None.
+    """The user's limits as a list: from a number, any kind of sequence, or None (then empty).
 
     Raises:
         TypeError, ValueError: not whole numbers ≥ 0.
@@ -155,17 +157,17 @@ def listed_limits(limits: Any) -> list[int]:
 def limits_of(
     given: list[int], profiles: list[Profile], global_batch: int, world: int
 ) -> list[int]:
-    """The most samples of each rank, from the user and from profiles; empty: none is known.
+    """The most samples of each rank, from the user and from profiles; empty: no limits are known.
 
     Args:
-        given: by the user: of each rank, or one number for all; empty: nothing.
+        given: the user's: one for each rank, or one number for all; empty: none.
         profiles: of each rank; empty: there was no profiling phase.
         global_batch: samples of a step.
         world: W.
 
     Raises:
-        ValueError: the user did not give one for each rank.
-        PacelineError: they do not hold a global batch.
+        ValueError: the number of the user's limits is wrong.
+        PacelineError: the ranks together cannot hold a global batch.
     """
     if len(given) not in (0, 1, world):
         raise ValueError(f"limits is {given}: give one number, or one for each of {world} ranks")

@@ -1,4 +1,4 @@
-"""What a rank reports, sent by a background thread that training never waits for."""
+"""What a rank reports. A background thread sends it, and training never waits for that thread."""
 
 from __future__ import annotations
 
@@ -31,25 +31,25 @@ from paceline.wire.bus import connect
 logger = logging.getLogger(__name__)
 
 FLUSH_S = 0.05
-QUEUE_LIMIT = 20_000  # some MB: minutes of steps while the thread is stuck in a dead connection
+QUEUE_LIMIT = 20_000  # some MB: minutes of steps while a dead connection blocks the thread
 BATCH_LIMIT = 1_000
 _RETRY_S = 0.5
 _TIMEOUT_S = 1.0
 
 
 class Emitter:
-    """Sends messages to the bus, or to the spool while that is away; counts what fits in neither.
+    """Sends messages to the bus, or to the spool while the bus is away; counts what is lost.
 
-    `record` and `send` never block; the thread that trains calls them, and one that exchanges
-    gradients may call `record` too. A message is delivered at least once, in order as far as the
-    bus was there; what one thread records stays in its order, before what is sent after it. A
-    `Hello` that fits in neither is kept and sent again.
+    `record` and `send` never block. The thread that trains calls both; a thread that exchanges
+    gradients may call `record`. Each message is delivered at least once. The records of a thread
+    keep their order, and precede what that thread sends later; only an outage of the bus breaks the
+    order. A `Hello` that neither bus nor spool takes is kept and sent again.
 
     Args:
         run: public run id.
-        bus: redis URL, or None: everything goes to the spool.
-        spool: where to keep what the bus does not take, or None: that is dropped and counted.
-        memory: measures the memory in use, in bytes; called by the thread at every flush.
+        bus: Redis URL; None: everything goes to the spool.
+        spool: keeps what the bus does not take; None: it is dropped and counted.
+        memory: measures the memory in use, in bytes; the thread calls it at every flush.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Emitter:
         self._spool = spool
         self._memory = memory
         self._queue: deque[StepRecord | RoundRecord | Message] = deque()
-        self._full = threading.Lock()  # held only to count what is lost
+        self._full = threading.Lock()  # held only to count lost records
         self._wake = threading.Event()
         self._closing = False
         self._outage = Outage(
@@ -71,10 +71,10 @@ class Emitter:
             most_s=_RETRY_S,
         )
         self._noted = 0
-        self._hello: dict[bytes, bytes] | None = None  # that neither bus nor spool has taken
-        self.memory_bytes = 0  # as of the last flush
+        self._hello: dict[bytes, bytes] | None = None  # if neither bus nor spool has taken it
+        self.memory_bytes = 0  # at the last flush
         self.overflowed = 0  # records lost before the thread took them
-        self.undelivered = 0  # records lost after: the background thread's
+        self.undelivered = 0  # records that the background thread lost
         self._thread = threading.Thread(target=self._work, name="paceline-telemetry", daemon=True)
         self._thread.start()
 
@@ -101,7 +101,7 @@ class Emitter:
                 self.overflowed += 1
 
     def close(self, timeout_s: float = 3.0) -> None:
-        """Delivers what is left and ends the thread, within the timeout. May be called again."""
+        """Delivers what is left and ends the thread, within the timeout. It may be called again."""
         self._closing = True
         self._wake.set()
         self._thread.join(timeout_s)
@@ -131,13 +131,13 @@ class Emitter:
             self._bus.close()
 
     def _collect(self) -> list[Message]:
-        """What is queued, with records joined: of steps and of rounds, each in their order.
+        """The queued messages, with the records of steps and those of rounds joined to batches.
 
-        None of them passes a message.
+        Records keep their order, and no record passes a message.
         """
         messages: list[Message] = []
-        steps: list[StepRecord] = []  # of the last batch of steps,
-        rounds: list[RoundRecord] = []  # and of rounds
+        steps: list[StepRecord] = []  # records of the newest batch of steps
+        rounds: list[RoundRecord] = []  # records of the newest batch of rounds
         for _ in range(len(self._queue)):
             item = self._queue.popleft()
             if isinstance(item, StepRecord):
@@ -159,13 +159,13 @@ class Emitter:
         fields = encode(message, self._run)
         records = len(message.records) if isinstance(message, StepBatch | RoundBatch) else 1
         if not self._to_bus(fields) and not self._to_spool(fields, records):
-            if isinstance(message, Hello):  # without it nobody ever plans: lose anything else
+            if isinstance(message, Hello):  # without a Hello no controller plans, so it is kept
                 self._hello = fields
             else:
                 self.undelivered += records
 
     def _retry_hello(self) -> None:
-        """First of all, so that what follows finds the attempt known."""
+        """Comes before other messages: the control plane must know the attempt first."""
         if self._hello is not None and self._to_bus(self._hello):
             self._hello = None
 
@@ -216,7 +216,7 @@ class Emitter:
 
 
 class Reporter:
-    """Turns a rank's finished steps into records. For one thread.
+    """Makes records of a rank's finished steps. For one thread.
 
     Args:
         emitter: takes the records.
@@ -271,12 +271,12 @@ class Reporter:
 
 
 class RoundReporter:
-    """Turns the rounds that a rank tells of into records. For one thread at a time, any.
+    """Makes records of the rounds that a rank reports. For any thread, but one at a time.
 
     Args:
         emitter: takes the records.
         attempt: of the run.
-        rank: that tells.
+        rank: that reports.
     """
 
     def __init__(self, emitter: Emitter, attempt: int, rank: int) -> None:
@@ -286,7 +286,7 @@ class RoundReporter:
         self._seq = 0
 
     def over(self, step: Step, finished: Round) -> None:
-        """Takes a round that has just ended, and the step that the rank was in."""
+        """Takes a round that has just ended, and the step that the rank is in."""
         record = RoundRecord(
             attempt=self._attempt,
             rank=self._rank,

@@ -1,4 +1,4 @@
-"""The sizes of a data set's samples, from wherever the user keeps them, checked."""
+"""The sizes of a data set's samples: read from where the user keeps them, and checked."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ _FIX = "give one positive number per sample, for example max(1, number of frames
 def resolve(sizes: Sizes, dataset: Any) -> npt.NDArray[np.float64]:
     """λ of every sample, shape [N], float64, all > 0.
 
-    A size of 0 is refused: the mean over size units of samples that have none is 0/0.
+    A size of 0 is refused: the mean over the size units of a batch without any is 0/0.
 
     Args:
-        sizes: numbers, one per sample; or a callable, which gets every sample of the data set once;
-            or "auto": ``dataset.sizes``, or all 1 where there is none.
-        dataset: has ``len`` and is indexed by sample.
+        sizes: numbers, one per sample; or a callable, which is called once with every sample; or
+            "auto": ``dataset.sizes``, or all 1 where the data set has no sizes.
+        dataset: map-style.
 
     Raises:
         TypeError: sizes are not numbers.
-        ValueError: missing, too few, too many, not positive or not finite.
+        ValueError: sizes are missing, too few, too many, not positive or not finite.
     """
     n = len(dataset)
     source = "sizes"
@@ -71,4 +71,4 @@ def _numbers(sizes: Any, source: str) -> npt.NDArray[np.float64]:
     try:
         return np.asarray(sizes, dtype=np.float64)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"{source} holds what is not a number ({error}): {_FIX}") from error
+        raise TypeError(f"{source} has an entry that is not a number ({error}): {_FIX}") from error

@@ -1,4 +1,4 @@
-"""When a rank computed and when it waited, in one step."""
+"""When a rank computed in a step, and when it waited for other ranks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from paceline.train.parts import Step
 
 
 class CpuClock:
-    """Stamps are seconds of the monotonic clock."""
+    """A stamp is a time of the monotonic clock, in s."""
 
     def stamp(self, again: float | None = None) -> float:
-        """Now."""
+        """The present time."""
         return time.perf_counter()
 
     def between(self, first: float, second: float) -> float:
@@ -23,26 +23,26 @@ class CpuClock:
         return second - first
 
     def passed(self, stamp: float) -> bool:
-        """Whether the device got there."""
+        """Whether the device has passed a stamp."""
         return True
 
     def wait(self, stamp: float) -> None:
-        """Waits until it did."""
+        """Waits until the device has passed a stamp."""
 
 
 class CudaClock:
-    """Stamps are events in the current stream: when the device got there, not the host.
+    """A stamp is an event in the current stream: the device passes it later than the host.
 
     Args:
-        device: of the model. A thread may have another current device: gloo's threads have the
-            first one, and scripts need not set theirs.
+        device: of the model. It may differ from the thread's current device: gloo's threads have
+            the first one, and scripts need not set theirs.
     """
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
 
     def stamp(self, again: torch.cuda.Event | None = None) -> torch.cuda.Event:
-        """Marks this point of the current stream, moving the mark `again` if there is one."""
+        """Marks this point of the current stream; moves the mark `again` if it is given."""
         event = again or torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record(torch.cuda.current_stream(self._device))
         return event
@@ -52,11 +52,11 @@ class CudaClock:
         return float(first.elapsed_time(second)) / 1e3
 
     def passed(self, stamp: torch.cuda.Event) -> bool:
-        """Whether the device got there."""
+        """Whether the device has passed a stamp."""
         return bool(stamp.query())  # type: ignore[no-untyped-call]
 
     def wait(self, stamp: torch.cuda.Event) -> None:
-        """Waits until it did."""
+        """Waits until the device has passed a stamp."""
         stamp.synchronize()
 
 
@@ -64,16 +64,16 @@ Clock = CpuClock | CudaClock
 
 
 class RunningStep:
-    """A step that this rank is in: what it does in it, its times, its loss.
+    """A step that this rank is in, with its times and its loss.
 
-    The stamps alternate: start, gradients computed, reduction ended, gradients computed, … so that
-    several reductions in one step are told apart from computing as well as one is.
+    The stamps alternate: start, gradients computed, reduction ended, gradients computed, … So
+    several reductions in one step are told apart from computing as well as a single one.
 
     Args:
         step: what this rank does in it.
         clock: of the model's device.
-        data_s: how long the loader took.
-        hold_s: emulated duration of its computing, or None.
+        data_s: how long the script waited for the batch.
+        hold_s: how long computing takes on the emulated device; None: it is not emulated.
     """
 
     def __init__(self, step: Step, clock: Clock, data_s: float, hold_s: float | None) -> None:
@@ -86,33 +86,33 @@ class RunningStep:
         self._loss: torch.Tensor | float | None = None
         self._started = time.perf_counter()
         self._stamps = [self._clock.stamp()]
-        self._kept: Any = None  # when gradients were computed that no reduction followed yet
+        self._kept: Any = None  # stamp of gradients that no reduction has followed yet
         self._done: Any = None
         self._waited_s = 0.0
 
     def waited(self, seconds: float) -> None:
-        """Ranks have exchanged something, outside of a reduction in the body."""
+        """Counts time in which this rank waited for others outside of a reduction in the body."""
         self._waited_s += seconds
 
     def gradients_ready(self) -> None:
-        """The last gradient that this rank contributes is computed, and will be reduced now."""
+        """The last gradient of this rank is computed; the reduction begins."""
         self._hold()
         self._stamps.append(self._clock.stamp())
         self._kept = None
 
     def gradients_offered(self) -> None:
-        """The gradients kept so far are given away, for others to use when they will."""
+        """The gradients kept so far go to a relaxed synchroniser."""
         kept = self._kept if self._hold_s is None else None
         self._hold()
         self._stamps.append(self._clock.stamp() if kept is None else kept)
         self._kept = None
 
     def reduced(self) -> None:
-        """The exchange that `gradients_ready` or `gradients_offered` announced has ended."""
+        """The reduction or exchange of the gradients has ended."""
         self._stamps.append(self._clock.stamp())
 
     def gradients_kept(self) -> None:
-        """Gradients are computed but stay on this rank for now."""
+        """Gradients are computed, and stay on this rank for now."""
         self._kept = self._clock.stamp(self._kept)
 
     def log(self, loss: torch.Tensor | float) -> None:
@@ -122,7 +122,7 @@ class RunningStep:
         self._loss = loss
 
     def body_done(self) -> None:
-        """The loop's body is through."""
+        """The loop's body has ended."""
         if len(self._stamps) == 1 and self._hold_s is not None:  # nothing was reduced
             self._hold()
             self._kept = None
@@ -141,8 +141,11 @@ class RunningStep:
         return bool(self._clock.passed(self._done))
 
     def read(self) -> tuple[float, float, float | None]:
-        """compute_s (T: forward and backward, nothing else), sync_s (from there to the end of the
-        reduction) and the loss.
+        """The step's times in s, and its loss.
+
+        Returns:
+            compute_s (T: forward and backward, nothing else), sync_s (from there to the end of the
+            reduction), and the loss, if the script logged one.
         """
         self._clock.wait(self._done)
         times = [0.0, 0.0]
