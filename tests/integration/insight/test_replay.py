@@ -15,7 +15,7 @@ import sqlalchemy as sa
 from paceline.wire import ALLREDUCE, Segment
 from paceline_backend.control import ControllerManager
 from paceline_backend.insight.replay import ReplayReport, replay, replay_command
-from paceline_backend.store import Store, schema
+from paceline_backend.store import Store, blobs, schema
 from paceline_backend.store.runs import UnknownRunError
 from support.cluster import plaid_like
 from support.leading import Leading, ingest, new_run, switch, working
@@ -65,12 +65,12 @@ def tamper(store: Store, run: str) -> int:
     with store.write() as connection:
         query = sa.select(c.seq, c.body).where(c.source == "controller").order_by(c.seq.desc())
         seq, body = connection.execute(query.limit(1)).one()
-        segment = msgspec.msgpack.decode(body, type=Segment)
+        segment = blobs.unpack(body, Segment)
         indices = np.frombuffer(segment.indices, "<u4").copy()
         indices[[0, -1]] = indices[[-1, 0]]
         changed = msgspec.structs.replace(segment, indices=indices.tobytes())
         update = sa.update(schema.segments).where(c.seq == seq)
-        connection.execute(update.values(body=msgspec.msgpack.encode(changed)))
+        connection.execute(update.values(body=blobs.pack(changed)))
     return int(seq)
 
 
@@ -139,7 +139,7 @@ def test_the_choice_of_a_synchroniser_comes_out_the_same(store: Store, bus_url: 
     with store.write() as connection:
         changed = msgspec.structs.replace(last, synchroniser=ALLREDUCE, why="because")
         update = sa.update(schema.segments).where(schema.segments.c.seq == last.seq)
-        connection.execute(update.values(body=msgspec.msgpack.encode(changed)))
+        connection.execute(update.values(body=blobs.pack(changed)))
     found = replay(store, run)
     assert found.identical == report.identical - 1
     assert found.first_difference is not None

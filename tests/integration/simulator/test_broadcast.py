@@ -30,7 +30,7 @@ from paceline_backend.control import ControllerManager
 from paceline_backend.insight.replay import replay
 from paceline_backend.simulator import Scenario, Simulation
 from paceline_backend.simulator.broadcast import Broadcast, records, register, rounds
-from paceline_backend.store import Store, coverage, schema, switches
+from paceline_backend.store import Store, blobs, coverage, schema, switches
 from paceline_backend.store import runs as runs_store
 from support.leading import ingest, working
 from support.waiting import until
@@ -101,7 +101,7 @@ def test_is_stored_as_it_was_simulated(store: Store, bus_url: str) -> None:
         with connect(bus_url) as bus:
             assert bus.xlen(control(run)) == 0, "a controller planned it"
             outline = [decode(fields)[1] for _, fields in bus.xrange(live(run))]  # type: ignore[union-attr]
-    assert [msgspec.msgpack.encode(one.segment) for one in expected] == stored_segments(store, run)
+    assert [blobs.pack(one.segment) for one in expected] == stored_segments(store, run)
     found = runs_store.get(store, run)
     assert (found["backend"], found["attempt"], found["world"]) == ("simulated", 1, 4)
     assert (found["started_at"], found["controller"]) == (STARTED, None)
@@ -168,7 +168,7 @@ def test_rounds_are_stored_as_they_were_simulated(store: Store, bus_url: str) ->
         query = sa.select(*(c[name] for name in fields)).order_by(c.attempt, c.seq)
         rows = [tuple(row) for row in connection.execute(query)]
     found = [RoundRecord(**dict(zip(fields, row, strict=True))) for row in rows]
-    counts = [msgspec.msgpack.decode(one.staleness) for one in found]  # type: ignore[arg-type]
+    counts = [blobs.unpack(one.staleness, list[int]) for one in found]  # type: ignore[arg-type]
     assert counts == [one.staleness for one in expected]
     without = [msgspec.structs.replace(one, staleness=[]) for one in found]
     assert without == [msgspec.structs.replace(one, staleness=[]) for one in expected]

@@ -189,6 +189,20 @@ def test_a_rank_far_behind_is_left_out_of_the_last_steps(store: Store) -> None:
     assert [rank["missing"] for rank in every] == [0, 0, 0], "late, not lost"
 
 
+def test_workers_of_an_attempt_with_fewer_ranks_than_the_one_before(store: Store) -> None:
+    key = add_run(store, "r", nproc=3)
+    before = [record(step, rank) for step in range(40) for rank in range(3)]
+    write(store, "r", hello(world=3), StepBatch(before))
+    after = [record(step, rank, attempt=1) for step in range(20, 30) for rank in range(2)]
+    write(store, "r", hello(world=2, attempt=1, step=20), StepBatch(after))
+    predictor = policies.make("bsp").predictor
+    with store.read() as connection:
+        newest = workers.summary(connection, key, 5, predictor)
+        both = workers.summary(connection, key, 25, predictor)
+    assert [rank["rank"] for rank in newest] == [0, 1]
+    assert [(rank["rank"], rank["last_step"]) for rank in both] == [(0, 29), (1, 29), (2, 19)]
+
+
 def test_pages_are_stable_under_inserts(store: Store) -> None:
     made = [add_run(store, f"run-{i}", policy="bsp" if i % 2 else "chronica") for i in range(5)]
     assert len(made) == 5

@@ -24,7 +24,7 @@ from paceline.wire import (
     StepBatch,
     StepRecord,
 )
-from paceline_backend.store import Store, StoreRefusedError, schema, telemetry
+from paceline_backend.store import Store, StoreRefusedError, blobs, schema, telemetry
 from support.records import add_run, adopted, hello, record
 
 _names = (f"run-{number}" for number in count())
@@ -289,7 +289,7 @@ def test_hello_fills_the_run(store: Store) -> None:
     run = the_run(store)
     expected = {"state": "running", "attempt": 0, "world": 4, "samples": 32, "global_batch": 8}
     assert run | expected | {"seed": 9, "started_at": 100.0} == run
-    assert msgspec.msgpack.decode(run["hello"], type=Hello) == first
+    assert blobs.unpack(run["hello"], Hello) == first
 
 
 def test_latest_attempts_hello_stays(store: Store) -> None:
@@ -299,7 +299,7 @@ def test_latest_attempts_hello_stays(store: Store) -> None:
     send(store, hello())
     run = the_run(store)
     assert (run["attempt"], run["started_at"]) == (1, 100.0)
-    assert msgspec.msgpack.decode(run["hello"], type=Hello) == second
+    assert blobs.unpack(run["hello"], Hello) == second
 
 
 def test_sizes_that_are_no_floats_are_refused(store: Store) -> None:
@@ -393,7 +393,7 @@ def test_segments_are_kept_whole_and_once(store: Store) -> None:
     send(store, first, first, adopted(1, 2, source="coast"))
     send(store, first)
     one, two = rows(store, schema.segments)
-    assert msgspec.msgpack.decode(one.pop("body"), type=Segment) == first.segment
+    assert blobs.unpack(one.pop("body"), Segment) == first.segment
     assert one == {
         "run": key,
         "attempt": 0,
