@@ -8,6 +8,7 @@ from typing import Any
 
 import redis
 
+from paceline.core.outage import Outage
 from paceline.wire import Proposal, StopTraining, WireError, control, decode
 from paceline.wire.bus import connect
 
@@ -61,19 +62,20 @@ class Proposals:
 
     def _run(self) -> None:
         last = b"0-0"
-        away = False
+        outage = Outage(
+            logger,
+            "the bus does not answer, and training goes on",
+            "the bus answers again",
+            first_s=_RETRY_S,
+            most_s=_RETRY_S,
+        )
         while not self._closing.is_set():
             try:
                 answer: Any = self._client.xread({self._stream: last}, count=100, block=_BLOCK_MS)
             except redis.RedisError as error:
-                if not away:
-                    logger.warning("the bus does not answer (%s): training goes on", error)
-                away = True
-                self._closing.wait(_RETRY_S)
+                self._closing.wait(outage.failed(error))
                 continue
-            if away:
-                logger.warning("the bus answers again")
-                away = False
+            outage.over()
             for entry, fields in answer[0][1] if answer else []:
                 self._hear(fields)
                 last = entry

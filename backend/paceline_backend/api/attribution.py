@@ -102,21 +102,23 @@ def get_attribution(
     return _answer(attribute(rows), points)
 
 
-def _answer(found: Attribution, points: int) -> dict[str, Any]:
-    step = found.step
+def _answer(attribution: Attribution, points: int) -> dict[str, Any]:
+    step = attribution.step
     return {
         "from": int(step[0]) if len(step) else None,
         "to": int(step[-1]) if len(step) else None,
         "steps": len(step),
-        "se": found.se,
-        "sp_s": float(found.sp_s.mean()) if len(step) else 0.0,
-        "waste": found.waste,
-        "shares": found.shares,
-        "cause": found.cause,
-        "ranks": found.ranks,
-        "words": words(found),
-        "workers": [{**vars(one), "words": worker_words(one)} for one in found.workers],
-        "over_time": _over_time(step, found.parts, points),
+        "se": attribution.se,
+        "sp_s": float(attribution.sp_s.mean()) if len(step) else 0.0,
+        "waste": attribution.waste,
+        "shares": attribution.shares,
+        "cause": attribution.cause,
+        "ranks": attribution.ranks,
+        "words": words(attribution),
+        "workers": [
+            {**vars(worker), "words": worker_words(worker)} for worker in attribution.workers
+        ],
+        "over_time": _over_time(step, attribution.parts, points),
     }
 
 

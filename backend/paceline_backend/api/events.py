@@ -87,19 +87,19 @@ def snapshot(
     since = _position(settings_of(request).bus, run)
     with store.read() as connection:
         key = runs_store.key_of(connection, run)
-        found = runs_store.get(store, run)
-        world = found["world"]
+        row = runs_store.get(store, run)
+        world = row["world"]
         span: reads.Range = (None, None)
         worker_span = span
         if last is not None:
-            newest = -1 if found["step"] is None else found["step"]
+            newest = -1 if row["step"] is None else row["step"]
             span = (max(0, newest - last + 1), newest)
             cells = reads.shown_steps(world, worker_last or last)
             worker_span = (max(0, newest - cells + 1), newest)
             points = 5001  # more than either has steps
         return {
             "since": since,
-            "run": found,
+            "run": row,
             "begins": reads.first_step(connection, key),
             "steps": reads.step_columns(connection, key, span, points),
             "worker_steps": reads.worker_step_columns(
@@ -133,13 +133,13 @@ async def events(
     A browser that reconnects says in `Last-Event-ID` where it was, which counts more than `since`.
     """
     store, bus = store_of(request), settings_of(request).bus
-    found = await run_in_threadpool(runs_store.get, store, run)
+    row = await run_in_threadpool(runs_store.get, store, run)
     newest = await run_in_threadpool(_position, bus, run)
     position = last_event_id or since or newest
-    ended = found["state"] in ENDED
+    ended = row["state"] in ENDED
     if ended and _number(position) >= _number(newest):
         return Response(status_code=HTTPStatus.NO_CONTENT)
-    feed = _Feed(request, store, bus, run, position, ended, found["world"])
+    feed = _Feed(request, store, bus, run, position, ended, row["world"])
     headers = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
     return StreamingResponse(feed.stream(), media_type="text/event-stream", headers=headers)
 
@@ -241,9 +241,9 @@ class _Feed:
             rows = switches.rows(self.store, self.run)
             happened += [{"type": "switch", **row} for row in rows]
         if any(not isinstance(message, StepBatch | Adopted) for message in messages):
-            found = runs_store.get(self.store, self.run)
-            self.ended, self.world = found["state"] in ENDED, found["world"]
-            happened.append({"type": "run", **found})
+            row = runs_store.get(self.store, self.run)
+            self.ended, self.world = row["state"] in ENDED, row["world"]
+            happened.append({"type": "run", **row})
         return happened
 
     def _steps(self, connection: Connection, key: int, messages: list[Message]) -> Iterator[Event]:

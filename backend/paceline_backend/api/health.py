@@ -44,7 +44,7 @@ def _database(store: Store) -> str:
 def _bus_and_worker(url: str) -> tuple[str, str]:
     try:
         with connect(url) as client:
-            found: list[Any] = heartbeat.beats(client)
+            workers: list[Any] = heartbeat.beats(client)
     except redis.RedisError as error:
         return f"does not answer: {error}", "unknown while the bus is away"
-    return "ok", "ok" if found else "no worker has beaten in the last 10 s"
+    return "ok", "ok" if workers else "no worker has beaten in the last 10 s"

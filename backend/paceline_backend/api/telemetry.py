@@ -142,11 +142,11 @@ def get_synchronisation(
     """
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
-        found = rounds.summary(connection, key, (first, to), points)
-        found["chosen"] = choices.chosen(connection, key, (first, to), _MOST_CHOICES)
-    for one in found["in_force"]:
-        one["words"] = round_words(one)
-    return found
+        summary = rounds.summary(connection, key, (first, to), points)
+        summary["chosen"] = choices.chosen(connection, key, (first, to), _MOST_CHOICES)
+    for version in summary["in_force"]:
+        version["words"] = round_words(version)
+    return summary
 
 
 @router.get("/coverage", response_model=report_models.Coverage)

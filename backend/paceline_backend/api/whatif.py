@@ -50,18 +50,18 @@ async def what_if(
     """What each preset would take. The first answer takes seconds, the next ones are kept."""
     store = store_of(request)
     asked = time.time()
-    found = await run_in_threadpool(_kept, store, run, steps, 0.0)
-    if found is None or refresh:
+    forecast = await run_in_threadpool(_kept, store, run, steps, 0.0)
+    if forecast is None or refresh:
         async with request.app.state.forecasting:
             # While this call waited for its turn, another may have made it.
             since = asked if refresh else 0.0
-            found = await run_in_threadpool(_kept, store, run, steps, since)
-            if found is None:
+            forecast = await run_in_threadpool(_kept, store, run, steps, since)
+            if forecast is None:
                 forecaster: Forecaster = request.app.state.forecaster
-                found = await asyncio.wrap_future(forecaster.submit(run, steps))
-                if found.step is not None and steps == STEPS:
-                    await run_in_threadpool(_keep, store, found)
-    return msgspec.to_builtins(found)
+                forecast = await asyncio.wrap_future(forecaster.submit(run, steps))
+                if forecast.step is not None and steps == STEPS:
+                    await run_in_threadpool(_keep, store, forecast)
+    return msgspec.to_builtins(forecast)
 
 
 def _kept(store: Store, run: str, steps: int, made_since: float) -> Forecast | None:
@@ -74,12 +74,12 @@ def _kept(store: Store, run: str, steps: int, made_since: float) -> Forecast | N
     readable = kept(bodies)
     if not readable or steps != STEPS:
         return None
-    (found,) = readable
-    assert found.step is not None
-    near = newest - _FRESH_STEPS <= found.step <= newest
-    fresh = near or time.time() - found.made_at <= _FRESH_S
-    same = found.current.version == version
-    return found if fresh and same and found.made_at >= made_since else None
+    (forecast,) = readable
+    assert forecast.step is not None
+    near = newest - _FRESH_STEPS <= forecast.step <= newest
+    fresh = near or time.time() - forecast.made_at <= _FRESH_S
+    same = forecast.current.version == version
+    return forecast if fresh and same and forecast.made_at >= made_since else None
 
 
 def _keep(store: Store, forecast: Forecast) -> None:

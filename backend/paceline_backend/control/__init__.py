@@ -1,4 +1,13 @@
-"""One controller per active run: plans segments under a lease."""
+"""The worker process: it stores what ranks report and plans what they do next.
+
+`Ingest` moves telemetry from the bus into the store. `ControllerManager` takes the `Lease` of each
+active run and runs a `Controller` for it, which offers the leader its next segment. The `Advisor`
+in `advisor` acts for `auto`. `worker.run` starts all of them as threads of one process; nothing
+else calls this package, and the API never imports it.
+
+    with Store.open(url) as store:
+        ControllerManager(store, "redis://127.0.0.1:6379/0", owner="host:8000").run(stop)
+"""
 
 from paceline_backend.control.controller import Controller
 from paceline_backend.control.leases import Lease

@@ -94,7 +94,7 @@ class Advisor:
         with self._store.read() as connection:
             asked = switches.history(connection, run.key)
             bodies = forecasts.bodies(connection, run.key)
-        earlier = [one for one in kept(bodies) if one.decision is not None]
+        earlier = [forecast for forecast in kept(bodies) if forecast.decision is not None]
         if asked[-1].version != made.current.version:
             return  # switched meanwhile
         decision = decide(made, earlier, asked, cast(Mode, run.mode), relaxed=run.relaxed)

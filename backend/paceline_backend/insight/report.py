@@ -61,8 +61,8 @@ def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[st
         relaxed = rounds.in_force(connection, key, (None, None))
         chosen = choices.chosen(connection, key, (None, None))
         kept = {
-            policy: np.isin(table["step"], np.array(sorted(mine), dtype=np.float64))
-            for policy, mine in planned.items()
+            policy: np.isin(table["step"], np.array(sorted(steady_steps), dtype=np.float64))
+            for policy, steady_steps in planned.items()
         }
         steady = np.logical_or.reduce([np.zeros(len(table["step"]), bool), *kept.values()])
         fluid = None
@@ -71,7 +71,10 @@ def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[st
             fluid = _fluid(connection, key, hello, communication_s, threads)
     base = _time_per_load(table, kept[BASELINE]) if BASELINE in kept else None
     return {
-        "presets": {policy: _preset(table, mine, fluid, base) for policy, mine in kept.items()},
+        "presets": {
+            policy: _preset(table, steady_steps, fluid, base)
+            for policy, steady_steps in kept.items()
+        },
         "warmup": warmup,
         "coasted": coasted,
         "overhead_s": fluid.overhead_s if fluid else None,
@@ -84,25 +87,25 @@ def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[st
         if fluid
         else None,
         "coverage": covered,
-        "synchronisation": [one | {"words": round_words(one)} for one in relaxed],
+        "synchronisation": [version | {"words": round_words(version)} for version in relaxed],
         "chosen": chosen,
     }
 
 
-def round_words(found: dict[str, Any]) -> str:
+def round_words(of: dict[str, Any]) -> str:
     """What rounds under a policy version were like, `store.rounds.in_force`'s, in a sentence."""
-    rate = "" if found["rounds_per_s"] is None else f", {found['rounds_per_s']:,.1f} a second"
-    copying = f", copying {_time(found['copied_s'])}" if found["copied_s"] else ""
+    rate = "" if of["rounds_per_s"] is None else f", {of['rounds_per_s']:,.1f} a second"
+    copying = f", copying {_time(of['copied_s'])}" if of["copied_s"] else ""
     words = (
-        f"{found['policy']} ({found['synchroniser']}), steps {found['from']}–{found['to']}: "
-        f"{found['rounds']:,} rounds{rate}, with {found['contributors']:.1f} of {found['world']} "
-        f"ranks on average; response time {_time(found['waited_s'])} "
-        f"(95 %: up to {_time(found['waited_s_p95'])}){copying}."
+        f"{of['policy']} ({of['synchroniser']}), steps {of['from']}–{of['to']}: "
+        f"{of['rounds']:,} rounds{rate}, with {of['contributors']:.1f} of {of['world']} "
+        f"ranks on average; response time {_time(of['waited_s'])} "
+        f"(95 %: up to {_time(of['waited_s_p95'])}){copying}."
     )
-    if not found["dropped"]:
+    if not of["dropped"]:
         return words
-    share = "" if found["dropped_share"] is None else f" ({100 * found['dropped_share']:.1f} %)"
-    return f"{words} {found['dropped']:,} samples{share} were computed, but not applied: too late."
+    share = "" if of["dropped_share"] is None else f" ({100 * of['dropped_share']:.1f} %)"
+    return f"{words} {of['dropped']:,} samples{share} were computed, but not applied: too late."
 
 
 def _time(seconds: float) -> str:
@@ -127,8 +130,8 @@ def _planned(
         if segment.source == "coast":  # also the first ones of any run, as bsp: no preset of it
             coasted += part.end - segment.first_step
         else:
-            mine = planned.setdefault(segment.policy, set())
-            mine.update(range(max(segment.first_step, start[2] + warmup), part.end))
+            steady = planned.setdefault(segment.policy, set())
+            steady.update(range(max(segment.first_step, start[2] + warmup), part.end))
     return planned, coasted, threads
 
 
@@ -140,28 +143,31 @@ def _steps(connection: Connection, key: int) -> dict[str, Floats]:
 
 
 def _preset(
-    table: dict[str, Floats], mine: npt.NDArray[np.bool_], fluid: _Fluid | None, base: float | None
+    table: dict[str, Floats],
+    chosen: npt.NDArray[np.bool_],
+    fluid: _Fluid | None,
+    base: float | None,
 ) -> dict[str, Any]:
-    count = int(mine.sum())
-    total, load = float(table["step_s"][mine].sum()), float(table["load"][mine].sum())
+    count = int(chosen.sum())
+    total, load = float(table["step_s"][chosen].sum()), float(table["load"][chosen].sum())
     limit = fluid.limit_s(load, count) if fluid and count else None
-    own = _time_per_load(table, mine)
+    own = _time_per_load(table, chosen)
     return {
         "steps": count,
         "step_time_s": total / count if count else None,
-        "se": _mean(table["se"][mine]),
-        "step_dif": _mean(table["dif"][mine]),
-        "waste": _mean(table["waste"][mine]),
-        "ett_mape": _mean(table["ett_error"][mine]),
+        "se": _mean(table["se"][chosen]),
+        "step_dif": _mean(table["dif"][chosen]),
+        "waste": _mean(table["waste"][chosen]),
+        "ett_mape": _mean(table["ett_error"][chosen]),
         "time_over_fluid": total / limit if limit else None,
         "speedup": base / own if base and own else None,
         "speedup_limit": base / (limit / load) if base and limit and load else None,
     }
 
 
-def _time_per_load(table: dict[str, Floats], mine: npt.NDArray[np.bool_]) -> float | None:
-    load = float(table["load"][mine].sum())
-    return float(table["step_s"][mine].sum()) / load if load else None
+def _time_per_load(table: dict[str, Floats], chosen: npt.NDArray[np.bool_]) -> float | None:
+    load = float(table["load"][chosen].sum())
+    return float(table["step_s"][chosen].sum()) / load if load else None
 
 
 def _mean(values: Floats) -> float | None:

@@ -80,9 +80,9 @@ class Window:
     def _completed(self, step: int) -> None:
         self._complete = sorted([*self._complete, step])[-WINDOW:]
         samples, load_, compute_s = self._rows[step][:, :3].T
-        told = usable(samples, load_, compute_s)
-        self._usable[told, 0] = np.maximum(self._usable[told, 0], step)  # over the oldest
-        self._usable[told] = np.sort(self._usable[told], axis=1)
+        ranks = usable(samples, load_, compute_s)
+        self._usable[ranks, 0] = np.maximum(self._usable[ranks, 0], step)  # over the oldest
+        self._usable[ranks] = np.sort(self._usable[ranks], axis=1)
         self._forget()
 
     def _forget(self) -> None:
@@ -109,13 +109,13 @@ class Window:
 
     def ranges(self) -> list[tuple[int, int]]:
         """The complete steps as half-open ranges, for `Segment.feedback`."""
-        found: list[tuple[int, int]] = []
+        merged: list[tuple[int, int]] = []
         for step in [*self._older, *self._complete]:
-            if found and found[-1][1] == step:
-                found[-1] = (found[-1][0], step + 1)
+            if merged and merged[-1][1] == step:
+                merged[-1] = (merged[-1][0], step + 1)
             else:
-                found.append((step, step + 1))
-        return found
+                merged.append((step, step + 1))
+        return merged
 
     def feedback(self) -> Feedback:
         """The rows for the predictor."""

@@ -122,9 +122,9 @@ def _surprised(history: History, feedback: Feedback) -> bool:
     steps = rows.step[:, 0]
     off = []
     for segment in history.newest:
-        told = np.searchsorted(steps, segment.first_step + segment.steps) - 1
-        if told >= 0 and steps[told] >= segment.first_step:
-            off.append(_off(segment, int(steps[told]), rows.compute_s[told]))
+        row = np.searchsorted(steps, segment.first_step + segment.steps) - 1
+        if row >= 0 and steps[row] >= segment.first_step:
+            off.append(_off(segment, int(steps[row]), rows.compute_s[row]))
     return bool(off) and off[-1] and sum(off) <= NOTICED
 
 
@@ -133,5 +133,5 @@ def _off(segment: Segment, step: int, compute_s: Floats) -> bool:
     if not segment.ett_s:
         return False
     expected = np.array(segment.ett_s[step - segment.first_step])
-    told = (expected > 0) & (compute_s > 0)
-    return bool((np.abs(np.log(compute_s[told] / expected[told])) > SURPRISE).any())
+    known = (expected > 0) & (compute_s > 0)
+    return bool((np.abs(np.log(compute_s[known] / expected[known])) > SURPRISE).any())

@@ -1,4 +1,17 @@
-"""History in SQLite or Postgres."""
+"""History in SQLite or Postgres: the only package with SQL.
+
+`Store` is one database: `Store.open` migrates it, `read` and `write` give transactions, and every
+database error becomes a `StoreError`. The modules hold the queries by subject: runs, switches,
+leases, segments, records (ranks' steps), rounds, forecasts; `telemetry` writes what the bus brings.
+Values in and out are plain: numbers, dictionaries, messages of `paceline.wire`. `blobs` gives
+stored messages a version, and `refusals` says which messages are never stored.
+
+Called by every other package of the control plane but `policies` and `simulator`:
+
+    with Store.open("sqlite:///paceline.db") as store, store.read() as connection:
+        key = runs.key_of(connection, "3f9a1c07be52")
+        print(switches.latest(connection, key).policy)
+"""
 
 from paceline_backend.store.database import (
     Connection,

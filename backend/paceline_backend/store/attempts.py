@@ -74,26 +74,26 @@ def spans(connection: sa.Connection, run: int, attempt: int | None) -> list[Span
     if not attempt:
         return [Span(None, 0, None)]
     starts: dict[int, int] = {}
-    found = []
-    for one in range(attempt, -1, -1):
+    counting = []
+    for number in range(attempt, -1, -1):
         adopted = sa.select(segments.c.first_step, segments.c.steps).where(
-            segments.c.run == run, segments.c.attempt == one
+            segments.c.run == run, segments.c.attempt == number
         )
         first = connection.execute(adopted.order_by(segments.c.seq).limit(1)).scalar()
-        end = end_of(one, starts)
-        if one == attempt and first is None:
+        end = end_of(number, starts)
+        if number == attempt and first is None:
             first = _hello_step(connection, run)
-        elif one == attempt:
+        elif number == attempt:
             # Rows beyond what it has adopted are an earlier one's: do not search them.
             last = connection.execute(adopted.order_by(segments.c.seq.desc()).limit(1)).one()
             end = last.first_step + last.steps
         if first is not None:
-            starts[one] = first
+            starts[number] = first
         if end is None or end > (first or 0):
-            found.append(Span(one, first or 0, end))
+            counting.append(Span(number, first or 0, end))
         if first == 0:
             break
-    return found
+    return counting
 
 
 def newest(connection: sa.Connection, run: int, parts: Sequence[Span]) -> sa.Row[Any] | None:
@@ -111,13 +111,13 @@ def newest_complete(
 ) -> sa.Row[Any] | None:
     """The newest step that counts and that all ranks reported: `step`, `epoch`."""
     # Any rank's row tells of which attempt a complete step is.
-    one = worker_steps.c
+    c = worker_steps.c
     return _first(
         connection,
         sa.select(steps.c.step, steps.c.epoch)
-        .join(worker_steps, (one.run == steps.c.run) & (one.step == steps.c.step))
-        .where(one.run == run, one.rank == 0)
-        .order_by(one.step.desc()),
+        .join(worker_steps, (c.run == steps.c.run) & (c.step == steps.c.step))
+        .where(c.run == run, c.rank == 0)
+        .order_by(c.step.desc()),
         parts,
     )
 

@@ -34,7 +34,7 @@ def chosen(
     def before(column: sa.Column[Any]) -> sa.Over[Any]:
         return sa.func.lag(column).over(order_by=[c.attempt, c.seq])
 
-    found = (
+    row = (
         sa.select(
             c.attempt,
             c.seq,
@@ -48,7 +48,7 @@ def chosen(
         .where(*where, *within(c.first_step, (begin, last)))
         .subquery()
     )
-    f = found.c
+    f = row.c
     same = sa.and_(f.version == f.version_before, f.digest == f.digest_before)
     query = (
         sa.select(
@@ -60,7 +60,7 @@ def chosen(
             c.why,
             sa.case((f.version == f.version_before, f.before)).label("before"),
         )
-        .join(found, sa.and_(c.run == run, c.attempt == f.attempt, c.seq == f.seq))
+        .join(row, sa.and_(c.run == run, c.attempt == f.attempt, c.seq == f.seq))
         .where(sa.or_(f.version_before.is_(None), sa.not_(same)), *within(f.first_step, span))
         .order_by(c.attempt.desc(), c.seq.desc())
         .limit(most)

@@ -89,7 +89,7 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
     state = connection.execute(
         sa.select(runs_table.c.state).where(runs_table.c.key == run)
     ).scalar()
-    told = _told(connection, run, hello)
+    reported_until = _reported_until(connection, run, hello)
     reported = _reported(connection, run, hello)
     too_old = rounds.dropped(connection, run)
     dropped: dict[int, int] = defaultdict(int)
@@ -103,7 +103,7 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
         dropped[segment.epoch] += too_old.get((part.attempt, segment.seq), 0)
         if segment.epoch_end and part.whole:
             ended.add(segment.epoch)
-            if part.attempt < hello.attempt or part.end <= told or state == "finished":
+            if part.attempt < hello.attempt or part.end <= reported_until or state == "finished":
                 complete.add(segment.epoch)
     allowed = samples % hello.global_batch if hello.drop_last else 0
     if not uses:
@@ -122,7 +122,7 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
     }
 
 
-def _told(connection: sa.Connection, run: int, hello: Hello) -> int:
+def _reported_until(connection: sa.Connection, run: int, hello: Hello) -> int:
     """One past the step that every rank of the latest attempt has reported, or a later one."""
     since = hello.step
     if (
@@ -136,8 +136,8 @@ def _told(connection: sa.Connection, run: int, hello: Hello) -> int:
         .where(worker_steps.c.attempt == hello.attempt, *present(hello.attempt, hello.world))
         .group_by(worker_steps.c.rank)
     ).scalars()
-    found = [int(step) for step in newest]
-    return min(found) + 1 if len(found) == hello.world else hello.step
+    newest_steps = [int(step) for step in newest]
+    return min(newest_steps) + 1 if len(newest_steps) == hello.world else hello.step
 
 
 def _resume(uses: dict[int, Ints], hello: Hello) -> None:
@@ -152,12 +152,12 @@ def _reported(
     """(attempt, segment) → number of records, first and last step: tells mostly that all came."""
     if hello.attempt == 0:  # complete steps say as much, in a row each
         c = steps.c
-        found = connection.execute(
+        complete = connection.execute(
             sa.select(c.segment, sa.func.sum(c.workers), sa.func.min(c.step), sa.func.max(c.step))
             .where(c.run == run)
             .group_by(c.segment)
         )
-        return {(0, row[0]): (int(row[1]), row[2], row[3]) for row in found}
+        return {(0, row[0]): (int(row[1]), row[2], row[3]) for row in complete}
     c = worker_steps.c
     rows = connection.execute(
         sa.select(c.attempt, c.segment, sa.func.count(), sa.func.min(c.step), sa.func.max(c.step))

@@ -58,14 +58,14 @@ def bodies(connection: sa.Connection, run: int, limit: int = -1) -> list[dict[st
     query = query.order_by(forecasts.c.made_at.desc())
     if limit >= 0:
         query = query.limit(limit)
-    found = [blobs.unpack_json(body, "forecast") for body in connection.scalars(query)]
-    return found[::-1]
+    newest_first = [blobs.unpack_json(body, "forecast") for body in connection.scalars(query)]
+    return newest_first[::-1]
 
 
 def decided(connection: sa.Connection, run: int) -> dict[str, Any] | None:
     """The newest forecast that `auto` decided upon."""
-    found = [body for body in bodies(connection, run) if body.get("decision")]
-    return found[-1] if found else None
+    decisions = [body for body in bodies(connection, run) if body.get("decision")]
+    return decisions[-1] if decisions else None
 
 
 def version(connection: sa.Connection, run: int) -> int:

@@ -23,10 +23,10 @@ def control_id(store: Store) -> str:
     """
     query = sa.select(meta.c.value).where(meta.c.name == "id")
     with store.read() as connection:
-        found = connection.execute(query).scalar()
-    if found is None:
+        name = connection.execute(query).scalar()
+    if name is None:
         values = {"name": "id", "value": secrets.token_hex(8)}
         with store.write() as connection:
             connection.execute(insert(connection, meta).values(values).on_conflict_do_nothing())
-            found = connection.execute(query).scalar_one()
-    return str(found)
+            name = connection.execute(query).scalar_one()
+    return str(name)

@@ -128,17 +128,17 @@ def worker_step_columns(
         query = query.where(*where).group_by(cell, worker_steps.c.rank)
     rows = connection.execute(query).all()
     at = {step: i for i, step in enumerate(sorted({row[0] for row in rows}))}
-    found = {rank: i for i, rank in enumerate(sorted({row[1] for row in rows}))}
-    table = {name: [[None] * len(at) for _ in found] for name in names}
+    ranks_at = {rank: i for i, rank in enumerate(sorted({row[1] for row in rows}))}
+    table = {name: [[None] * len(at) for _ in ranks_at] for name in names}
     for row in rows:
-        i, j = found[row[1]], at[row[0]]
+        i, j = ranks_at[row[1]], at[row[0]]
         for name, value in zip(names, row[2:], strict=True):
             table[name][i][j] = value
     return {
         "from": first,
         "to": last,
         "bucket": bucket,
-        "ranks": list(found),
+        "ranks": list(ranks_at),
         "step": list(at),
         **table,
     }

@@ -40,9 +40,9 @@ def write(connection: sa.Connection, batches: Iterable[tuple[int, RoundBatch]]) 
     Raises:
         StoreRefusedError: some record holds values that no database takes.
     """
-    found = [_row(run, record) for run, batch in batches for record in batch.records]
-    if found:
-        connection.execute(insert(connection, rounds).on_conflict_do_nothing(), found)
+    rows = [_row(run, record) for run, batch in batches for record in batch.records]
+    if rows:
+        connection.execute(insert(connection, rounds).on_conflict_do_nothing(), rows)
 
 
 def newest_reduced_s(
@@ -163,12 +163,12 @@ def in_force(connection: sa.Connection, run: int, span: Range) -> list[dict[str,
     if not by_segment:
         return []
     # Put together here: of a join Postgres makes a bad plan while the tables are new.
-    found: dict[_Plan, _Sums] = defaultdict(_Sums)
+    by_plan: dict[_Plan, _Sums] = defaultdict(_Sums)
     of_segment: dict[tuple[int, int], _Sums] = {}
     stretch_of: dict[tuple[int, int], int] = {}  # counts the segments' changes of attempt or plan
     stretch, before = 0, None
     for attempt, seq, samples, *plan in connection.execute(_segments(connection, run, span)):
-        of_segment[attempt, seq] = sums = found[tuple(plan)]
+        of_segment[attempt, seq] = sums = by_plan[tuple(plan)]
         sums.samples += samples or 0
         stretch += before != (attempt, plan)
         stretch_of[attempt, seq] = stretch
@@ -182,8 +182,8 @@ def in_force(connection: sa.Connection, run: int, span: Range) -> list[dict[str,
         if tuple(segment) in of_segment:
             of_segment[tuple(segment)].shapes[staleness] += 1
             of_segment[tuple(segment)].waited_s.append(waited_s)
-    told = {plan: sums for plan, sums in found.items() if sums.rounds}
-    return [_answer(plan, told[plan]) for plan in sorted(told, key=lambda plan: told[plan].steps)]
+    answers = [(sums.steps, plan, sums) for plan, sums in by_plan.items() if sums.rounds]
+    return [_answer(plan, sums) for _, plan, sums in sorted(answers, key=lambda item: item[0])]
 
 
 def dropped(connection: sa.Connection, run: int) -> dict[tuple[int, int], int]:
@@ -307,8 +307,8 @@ def _over_time(connection: sa.Connection, run: int, span: Range, bucket: int) ->
     }
     query = sa.select(*columns.values()).where(*_counting(connection, run, span))
     query = query.group_by(c.step // bucket).order_by(columns["step"])
-    found: dict[str, list[Any]] = {name: [] for name in columns}
+    values: dict[str, list[Any]] = {name: [] for name in columns}
     for row in connection.execute(query):
         for name, value in zip(columns, row, strict=True):
-            found[name].append(value)
-    return {"bucket": bucket, **found}
+            values[name].append(value)
+    return {"bucket": bucket, **values}

@@ -188,19 +188,19 @@ def page(
     if cursor is not None:
         query = query.where(runs.c.key < _uncursor(cursor))
     with store.read() as connection:
-        found = _select(store, connection, query, keep_key=True)
-    keys = [row.pop("key") for row in found]
-    more = len(found) > limit
-    return found[:limit], _cursor(keys[limit - 1]) if more else None
+        rows = _select(store, connection, query, keep_key=True)
+    keys = [row.pop("key") for row in rows]
+    more = len(rows) > limit
+    return rows[:limit], _cursor(keys[limit - 1]) if more else None
 
 
 def nodes_now(connection: sa.Connection) -> list[dict[str, Any]]:
     """All nodes that ever registered, those that answer first."""
     oldest = time.time() - NODE_ALIVE_S
-    found = [_plain(row) for row in connection.execute(sa.select(nodes).order_by(nodes.c.id))]
-    for node in found:
+    rows = [_plain(row) for row in connection.execute(sa.select(nodes).order_by(nodes.c.id))]
+    for node in rows:
         node["alive"] = not node.pop("left") and node["heartbeat_at"] >= oldest
-    return sorted(found, key=lambda node: not node["alive"])
+    return sorted(rows, key=lambda node: not node["alive"])
 
 
 def active(connection: sa.Connection, backends: Collection[str]) -> dict[int, str]:
@@ -255,7 +255,7 @@ def lost(store: Store, silent_s: float) -> list[tuple[str, str]]:
         .order_by(runs.c.key)
     )
     with store.read() as connection:
-        found = connection.execute(query).all()
+        rows = connection.execute(query).all()
     return [
         (
             str(row.id),
@@ -263,7 +263,7 @@ def lost(store: Store, silent_s: float) -> list[tuple[str, str]]:
             if row.state == "pending"
             else f"nothing was heard of it for {silent_s:g} s: {row.node or 'its node'} went away",
         )
-        for row in found
+        for row in rows
     ]
 
 
@@ -271,14 +271,14 @@ def _select(
     store: Store, connection: sa.Connection, query: sa.Select[Any], *, keep_key: bool = False
 ) -> list[dict[str, Any]]:
     """Runs with what other tables say about them."""
-    found = [_plain(row) for row in connection.execute(query)]
+    rows = [_plain(row) for row in connection.execute(query)]
     owners = {
         row.run: {"owner": row.owner, "alive": row.expires_at > time.time()}
         for row in connection.execute(
-            sa.select(leases).where(leases.c.run.in_([run["key"] for run in found]))
+            sa.select(leases).where(leases.c.run.in_([run["key"] for run in rows]))
         )
     }
-    for run in found:
+    for run in rows:
         key, attempt = run["key"], run["attempt"]
         facts = None if attempt is None else _facts(store, key, attempt)
         for name in HelloFacts.__dataclass_fields__:
@@ -289,7 +289,7 @@ def _select(
         run["controller"] = owners.get(key)
         if not keep_key:
             del run["key"]
-    return found
+    return rows
 
 
 @lru_cache(maxsize=1024)

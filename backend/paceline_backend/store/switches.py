@@ -81,8 +81,8 @@ def rows(store: Store, run: str) -> list[dict[str, Any]]:
     columns = [column for column in switches.c if column.name != "run"]
     with store.read() as connection:
         query = sa.select(*columns).where(switches.c.run == key_of(connection, run))
-        found = connection.execute(query.order_by(switches.c.version))
-        return [{str(name): value for name, value in row._mapping.items()} for row in found]
+        in_order = connection.execute(query.order_by(switches.c.version))
+        return [{str(name): value for name, value in row._mapping.items()} for row in in_order]
 
 
 def latest(connection: sa.Connection, run: int) -> Switch:
