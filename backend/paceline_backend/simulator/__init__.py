@@ -5,7 +5,7 @@ each `advance` plans one segment as a controller would and returns what each ran
 `sync` holds the models of synchronisers, and `broadcast` shows a simulation on a server as a run.
 Called by `paceline simulate`, by what-if forecasts and by benchmarks.
 
-    simulation = Simulation(Scenario.of({"workers": 8}), policies.make("paceline"))
+    simulation = Simulation.of(Scenario.load(Path("scenario.yaml")))
     while not simulation.finished:
         print(simulation.advance().step_s)
 """

@@ -164,10 +164,10 @@ class Broadcast:
             part = slice(first, min(first + at_once, steps))
             columns = records(ran, part, self._first_step, self._started_at)
             self._add(encode_steps(columns, self._run), len(columns["step"]))
-        told = rounds(ran, self._rounds, self._started_at)
-        self._rounds += len(told)
-        for first in range(0, len(told), _RECORDS):
-            batch = told[first : first + _RECORDS]
+        batches = rounds(ran, self._rounds, self._started_at)
+        self._rounds += len(batches)
+        for first in range(0, len(batches), _RECORDS):
+            batch = batches[first : first + _RECORDS]
             self._add(encode(RoundBatch(batch), self._run), len(batch))
 
     def _wait_for_room(self) -> None:
@@ -284,10 +284,10 @@ def records(ran: Ran, part: slice, first_step: int, started_at: float) -> dict[s
 
 def _or_none(values: Floats) -> list[float | None]:
     """Flat, None for NaN."""
-    found: list[float | None] = [*values.ravel().tolist()]
+    numbers: list[float | None] = [*values.ravel().tolist()]
     for at in np.flatnonzero(np.isnan(values)):
-        found[at] = None
-    return found
+        numbers[at] = None
+    return numbers
 
 
 def rounds(ran: Ran, seq: int, started_at: float) -> list[RoundRecord]:
@@ -301,19 +301,19 @@ def rounds(ran: Ran, seq: int, started_at: float) -> list[RoundRecord]:
     return [
         RoundRecord(
             attempt=ran.attempt,
-            rank=one.rank,
+            rank=entry.rank,
             seq=seq + k,
             segment=ran.segment.seq,
-            number=one.number,
-            step=ran.segment.first_step + one.step,
-            world=ran.compute_s.shape[1] if one.world is None else one.world,
-            contributors=one.contributors,
-            staleness=one.staleness,
-            dropped=one.dropped,
-            waited_s=one.waited_s,
-            reduced_s=one.reduced_s,
-            bytes=one.bytes,
-            ended_at=started_at + one.ended_at,
+            number=entry.number,
+            step=ran.segment.first_step + entry.step,
+            world=ran.compute_s.shape[1] if entry.world is None else entry.world,
+            contributors=entry.contributors,
+            staleness=entry.staleness,
+            dropped=entry.dropped,
+            waited_s=entry.waited_s,
+            reduced_s=entry.reduced_s,
+            bytes=entry.bytes,
+            ended_at=started_at + entry.ended_at,
         )
-        for k, one in enumerate(ran.rounds)
+        for k, entry in enumerate(ran.rounds)
     ]

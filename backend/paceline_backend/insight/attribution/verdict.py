@@ -91,7 +91,7 @@ def attribute(rows: Rows) -> Attribution:
         se = dict(zip(CAUSES, (data, node, passing, loading), strict=True))
         cause = _worst(se, int(slow.sum(axis=0).max()))
     if cause == "data":
-        workers = [_with_data(one, world) for one in workers]
+        workers = [_with_data(worker, world) for worker in workers]
     data, node, passing, noise, loading = made.sp_parts
     parts = dict(zip(CAUSES, (data, node, passing + noise, loading), strict=True))
     total = float(made.sp_s.sum())
@@ -145,17 +145,17 @@ def _nothing(step: Ints, world: int) -> Attribution:
 
 def _worker(step: Ints, took_part: Bools, model: Model, made: Split, rank: int) -> Worker:
     """A rank's own slowness, whether others wait for it or its smaller load hides it."""
-    mine = took_part[:, rank]
+    with_samples = took_part[:, rank]
     rest = np.where(model.passing[:, rank], model.rest[:, rank], 1.0)
     slow = rest > 1
     equal_s, own_equal_s = model.equal[:, 0], model.own_equal[:, rank]
-    extra_s = np.where(mine, np.maximum(own_equal_s * rest - equal_s, 0.0), 0.0)
+    extra_s = np.where(with_samples, np.maximum(own_equal_s * rest - equal_s, 0.0), 0.0)
     longer_s = np.where(extra_s > 0, (own_equal_s - model.own[:, rank]) * rest, 0.0)
     hidden_s = max(float(longer_s.mean()), 0.0)
-    late_s = float(np.median(made.late_s[mine, rank])) if mine.any() else 0.0
+    late_s = float(np.median(made.late_s[with_samples, rank])) if with_samples.any() else 0.0
     step_s = float(made.mean_s.mean())
     se = {
-        "node": float(np.where(mine, own_equal_s - equal_s, 0.0).mean()) / step_s,
+        "node": float(np.where(with_samples, own_equal_s - equal_s, 0.0).mean()) / step_s,
         "transient": float(np.where(slow, own_equal_s * (rest - 1), 0.0).mean()) / step_s,
         "input": late_s / step_s,
     }
@@ -182,10 +182,10 @@ def _worker(step: Ints, took_part: Bools, model: Model, made: Split, rank: int) 
     )
 
 
-def _with_data(one: Worker, world: int) -> Worker:
+def _with_data(worker: Worker, world: int) -> Worker:
     """A rank that nothing else ails, where data is the cause: does it take part in that?"""
-    guilty = one.caused >= 0.5 / world and one.data >= 0.5 * one.caused
-    return replace(one, cause="data") if one.cause == "none" and guilty else one
+    guilty = worker.caused >= 0.5 / world and worker.data >= 0.5 * worker.caused
+    return replace(worker, cause="data") if worker.cause == "none" and guilty else worker
 
 
 def _worst(se: Mapping[str, float], slow_steps: int) -> str:
@@ -198,18 +198,18 @@ def _worst(se: Mapping[str, float], slow_steps: int) -> str:
 
 def _culprits(cause: str, workers: list[Worker]) -> list[int]:
     """Ranks of that cause, the worst first; none if data makes all of them slow in turn."""
-    guilty = [one for one in workers if one.cause == cause != "none"]
+    guilty = [worker for worker in workers if worker.cause == cause != "none"]
     if cause == "data":
-        guilty = [one for one in guilty if one.caused > 2 / len(workers)]
-    return [one.rank for one in sorted(guilty, key=lambda one: -one.caused)]
+        guilty = [worker for worker in guilty if worker.caused > 2 / len(workers)]
+    return [worker.rank for worker in sorted(guilty, key=lambda worker: -worker.caused)]
 
 
 def _spans(step: Ints, slow: Bools) -> list[tuple[int, int]]:
     """First and last step of each time of slowness, short gaps left out."""
-    found: list[tuple[int, int]] = []
+    spans: list[tuple[int, int]] = []
     for at in step[slow].tolist():
-        if found and at - found[-1][1] <= GAP:
-            found[-1] = (found[-1][0], at)
+        if spans and at - spans[-1][1] <= GAP:
+            spans[-1] = (spans[-1][0], at)
         else:
-            found.append((at, at))
-    return found[-MOST_SPANS:]
+            spans.append((at, at))
+    return spans[-MOST_SPANS:]

@@ -80,18 +80,18 @@ class Forecast(msgspec.Struct, frozen=True):
 
     def of(self, policy: str) -> PresetForecast | None:
         """A preset's forecast."""
-        return next((one for one in self.forecasts if one.policy == policy), None)
+        return next((forecast for forecast in self.forecasts if forecast.policy == policy), None)
 
 
 def kept(bodies: Iterable[Mapping[str, Any]]) -> list[Forecast]:
     """Forecasts from the database; another release's that this one cannot read are left out."""
-    found = []
+    forecasts = []
     for body in bodies:
         try:
-            found.append(msgspec.convert(body, Forecast))
+            forecasts.append(msgspec.convert(body, Forecast))
         except msgspec.ValidationError as error:
             log.info("a forecast of another release is left out: %s", error)
-    return found
+    return forecasts
 
 
 def words(policy: str, saving: float, low: float, high: float, *, relaxed: bool = False) -> str:

@@ -57,8 +57,8 @@ def decide(
     barred = _barred(forecast, earlier, switches)
     in_force = forecast.current.policy
     barred.add(in_force)
-    others = (one for one in forecast.forecasts if one.policy not in barred)
-    best = next((one for one in others if relaxed or not one.relaxed), None)
+    others = (preset for preset in forecast.forecasts if preset.policy not in barred)
+    best = next((preset for preset in others if relaxed or not preset.relaxed), None)
     if best is None:
         return Decision("stay", "there is no other preset to switch to")
     if best.saving_low <= MARGIN:
@@ -88,18 +88,18 @@ def _promised_before(policy: str, forecast: Forecast, earlier: Sequence[Forecast
     worker that takes over looks at once, and so does one whose `auto` is turned on again.
     """
     assert forecast.step is not None
-    for one in reversed(earlier):
-        promised = one.of(policy)
+    for earlier_forecast in reversed(earlier):
+        promised = earlier_forecast.of(policy)
         if (
-            one.current.version != forecast.current.version
+            earlier_forecast.current.version != forecast.current.version
             or promised is None
             or promised.saving_low <= MARGIN
-            or not same_conditions(one, forecast)
+            or not same_conditions(earlier_forecast, forecast)
         ):
             return False
-        assert one.step is not None
+        assert earlier_forecast.step is not None
         # A later step than this one's is an attempt before.
-        if not forecast.step - AUTO_STEPS < one.step <= forecast.step:
+        if not forecast.step - AUTO_STEPS < earlier_forecast.step <= forecast.step:
             return True
     return False
 
@@ -114,7 +114,10 @@ def _verdict(
     made = _newest(earlier, before.version)
     if made is None or made.decision is None or made.decision.decided != "switch":
         return None
-    if any(one.current.version == last.version and _judged(one) for one in earlier):
+    if any(
+        earlier_forecast.current.version == last.version and _judged(earlier_forecast)
+        for earlier_forecast in earlier
+    ):
         return None
     promised = made.of(last.policy)
     if promised is None or made.current.step_time_s is None or not same_conditions(made, forecast):
@@ -141,23 +144,25 @@ def _barred(
     forecast: Forecast, earlier: Sequence[Forecast], switches: Sequence[Switch]
 ) -> set[str]:
     """Presets that a switch by `auto`, or one from what it chose, has left."""
-    found = set()
-    for one, following in pairwise(switches):
-        if BY in (one.by, following.by):
-            then = _newest(earlier, one.version)
+    left = set()
+    for switch, following in pairwise(switches):
+        if BY in (switch.by, following.by):
+            then = _newest(earlier, switch.version)
             if then is None or same_conditions(then, forecast):
-                found.add(one.policy)
-    return found
+                left.add(switch.policy)
+    return left
 
 
 def _newest(earlier: Sequence[Forecast], version: int) -> Forecast | None:
-    mine = [one for one in earlier if one.current.version == version and one.speeds]
-    return mine[-1] if mine else None
+    of_version = [
+        forecast for forecast in earlier if forecast.current.version == version and forecast.speeds
+    ]
+    return of_version[-1] if of_version else None
 
 
-def same_conditions(one: Forecast, other: Forecast) -> bool:
+def same_conditions(forecast: Forecast, other: Forecast) -> bool:
     """Whether all ranks were about as fast."""
-    return len(one.speeds) == len(other.speeds) and all(
+    return len(forecast.speeds) == len(other.speeds) and all(
         min(a, b) > 0 and abs(math.log(a / b)) <= math.log(1 + CHANGED)
-        for a, b in zip(one.speeds, other.speeds, strict=True)
+        for a, b in zip(forecast.speeds, other.speeds, strict=True)
     )

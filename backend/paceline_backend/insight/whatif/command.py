@@ -25,8 +25,8 @@ def from_server(server: str, token: str | None, run: str, as_json: bool) -> int:
         PacelineError: no such run, or nothing answers.
     """
     with Client(server, token, _TIMEOUT_S) as client:
-        found = client.call("GET", f"/runs/{client.run(run)}/whatif")
-    return _print(found, as_json)
+        answer = client.call("GET", f"/runs/{client.run(run)}/whatif")
+    return _print(answer, as_json)
 
 
 def from_database(database: str, run: str, as_json: bool) -> int:
@@ -40,28 +40,28 @@ def from_database(database: str, run: str, as_json: bool) -> int:
     with Store.open(database) as store:
         with store.read() as connection:
             run = runs.whole_id(connection, run)
-        found = msgspec.to_builtins(forecast(store, run, steps=STEPS))
-    del found["decision"]
-    return _print(found, as_json)
+        answer = msgspec.to_builtins(forecast(store, run, steps=STEPS))
+    del answer["decision"]
+    return _print(answer, as_json)
 
 
-def _print(found: dict[str, Any], as_json: bool) -> int:
+def _print(answer: dict[str, Any], as_json: bool) -> int:
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(answer))
         return 0
-    current = found["current"]
-    if found["reason"] is not None:
-        typer.echo(f"run {found['run']}, {current['policy']}: no forecast: {found['reason']}")
+    current = answer["current"]
+    if answer["reason"] is not None:
+        typer.echo(f"run {answer['run']}, {current['policy']}: no forecast: {answer['reason']}")
         return 0
     typer.echo(
-        f"run {found['run']}, {current['policy']} in force, from steps {found['first_step']} to "
-        f"{found['step']}; the models are {100 * found['fit_error']:.1f} % off on these"
+        f"run {answer['run']}, {current['policy']} in force, from steps {answer['first_step']} to "
+        f"{answer['step']}; the models are {100 * answer['fit_error']:.1f} % off on these"
     )
     table = Table("policy", "step time, s", "95 %", "", box=box.SIMPLE)
-    for one in found["forecasts"]:
-        span = f"{one['low_s']:.3g} to {one['high_s']:.3g}"
-        table.add_row(one["policy"], f"{one['step_time_s']:.3g}", span, one["words"])
-    for one in found["left_out"]:
-        table.add_row(one["policy"], "", "", one["reason"])
+    for preset in answer["forecasts"]:
+        span = f"{preset['low_s']:.3g} to {preset['high_s']:.3g}"
+        table.add_row(preset["policy"], f"{preset['step_time_s']:.3g}", span, preset["words"])
+    for preset in answer["left_out"]:
+        table.add_row(preset["policy"], "", "", preset["reason"])
     Console(highlight=False, markup=False).print(table)
     return 0

@@ -105,11 +105,11 @@ def of_state(
     except ValueError as error:
         why = f"the policy in force cannot be made here: {error}"
         return Forecast(run_id, made_at, current, reason=why)
-    found, left_out = _simulate(basis, state, in_force, wanted, replicates, budget_s)
-    if state.policy not in found:
+    simulated, left_out = _simulate(basis, state, in_force, wanted, replicates, budget_s)
+    if state.policy not in simulated:
         why = f"the policy in force cannot be simulated: {left_out[state.policy]}"
         return Forecast(run_id, made_at, current, reason=why)
-    return _answer(run_id, made_at, state, basis, found, left_out)
+    return _answer(run_id, made_at, state, basis, simulated, left_out)
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _bias(models: Models, measured: Measured, ratio: Floats, seed: int) -> float
     ready = measured.data_s[rows] + models.ett(measured.features) * ratio[rows]
     modelled = (ready.max(axis=2) + measured.remainder_s[rows])[:, measured.together].sum(axis=1)
     if measured.apart:
-        modelled += [_apart_s(measured, one + measured.rest_s, seed) for one in ready]
+        modelled += [_apart_s(measured, ready_s + measured.rest_s, seed) for ready_s in ready]
     return float(measured.evened_s.sum() / modelled.mean())
 
 
@@ -183,18 +183,18 @@ def _apart_s(measured: Measured, work_s: Floats, seed: int) -> float:
     world, total_s = work_s.shape[1], 0.0
     what, now = ALLREDUCE, np.zeros(world)
     model = synchronisers.make(what, world, seed)
-    for one in measured.apart:
-        if not model.goes_on or one.what != what:
-            what, now = one.what, np.zeros(world)
-            model = synchronisers.make(what, world, seed + one.seq)
-        part = slice(one.first, one.end)
+    for span in measured.apart:
+        if not model.goes_on or span.what != what:
+            what, now = span.what, np.zeros(world)
+            model = synchronisers.make(what, world, seed + span.seq)
+        part = slice(span.first, span.end)
         work = Work(
-            first_step=int(measured.step[one.first]),
+            first_step=int(measured.step[span.first]),
             work_s=work_s[part],
             samples=measured.features.samples[part],
             all_reduce_s=np.zeros_like(work_s[part]),
             costs=Costs(measured.round_s),
-            epoch_end=one.over,
+            epoch_end=span.over,
         )
         goes_on, before = model.goes_on, now
         course = model.run(now, work)
@@ -203,7 +203,7 @@ def _apart_s(measured: Measured, work_s: Floats, seed: int) -> float:
         if goes_on:
             total_s += float(now.max() - before.max())
             continue
-        if not one.whole:  # its end, where all meet, is not among them
+        if not span.whole:  # its end, where all meet, is not among them
             step_s[-1] -= course.wait_s[-1]
         total_s += float(step_s.mean(axis=1).sum())
     return total_s
@@ -218,7 +218,7 @@ def _simulate(
     budget_s: float,
 ) -> tuple[dict[str, _Simulated], dict[str, str]]:
     """Each preset's simulations, the policy in force first; and why some are left out."""
-    found = {state.policy: _Simulated(state.parameters, in_force.relaxed)}
+    simulated = {state.policy: _Simulated(state.parameters, in_force.relaxed)}
     made = {state.policy: in_force}
     left_out: dict[str, str] = {}
     assert state.history is not None
@@ -229,7 +229,7 @@ def _simulate(
             except Exception as error:  # likewise
                 left_out[name] = f"{type(error).__name__}: {error}"
             else:
-                found[name] = _Simulated({}, made[name].relaxed)
+                simulated[name] = _Simulated({}, made[name].relaxed)
     count = _SAMPLES // state.history.hello.global_batch
     count = max(_FEWEST_SIMULATED, min(_SIMULATED, count))
     spent_s = 0.0  # on what is not left out
@@ -242,21 +242,21 @@ def _simulate(
             state.history.step,
             replicate,
         )
-        for name in list(found):
+        for name in list(simulated):
             version = state.version + (name != state.policy)
             began = time.process_time()
             try:
-                _once(found[name], state, devices, made[name], version, count, replicate)
+                _once(simulated[name], state, devices, made[name], version, count, replicate)
                 spent_s += time.process_time() - began
             except _NotSimulatedError as error:
                 left_out[name] = str(error)
-                del found[name]
+                del simulated[name]
             except Exception as error:  # of a policy from elsewhere: it costs its own forecast only
                 left_out[name] = f"{type(error).__name__}: {error}"
-                del found[name]
+                del simulated[name]
         if spent_s > budget_s * (replicate + 1) / (replicate + 2):
             break
-    return found, left_out
+    return simulated, left_out
 
 
 def _once(
@@ -294,8 +294,8 @@ def _once(
             raise _NotSimulatedError(f"planning takes too long: {LONGEST_S:g} s for {steps} steps")
         ran.append(simulation.advance())
     counted = slice(WARMUP_STEPS, WARMUP_STEPS + count)
-    step_s = np.concatenate([one.evened_s for one in ran])[counted]
-    load = np.concatenate([one.features.load.sum(axis=1) for one in ran])[counted]
+    step_s = np.concatenate([segment.evened_s for segment in ran])[counted]
+    load = np.concatenate([segment.features.load.sum(axis=1) for segment in ran])[counted]
     drawn = blocks(np.random.default_rng([1, replicate]), count, count, _DRAWS)
     into.draws.append(step_s[drawn].sum(axis=1) / load[drawn].sum(axis=1))
     into.means.append(float(step_s.sum() / load.sum()))
@@ -310,7 +310,7 @@ def _answer(
     made_at: float,
     state: State,
     basis: _Basis,
-    found: Mapping[str, _Simulated],
+    simulated: Mapping[str, _Simulated],
     left_out: Mapping[str, str],
 ) -> Forecast:
     assert state.history is not None
@@ -319,11 +319,11 @@ def _answer(
     load = float(sizes.sum()) / (full + (rest > 0))  # of a mean step
     if hello.drop_last:
         load = float(sizes.mean()) * hello.global_batch
-    base = found[state.policy]
+    base = simulated[state.policy]
     fit_error = abs(1 / basis.bias - 1)
     forecasts = [
-        _preset(name, one, base, load * basis.bias, fit_error, in_force=one is base)
-        for name, one in found.items()
+        _preset(name, preset, base, load * basis.bias, fit_error, in_force=preset is base)
+        for name, preset in simulated.items()
     ]
     assert state.measured is not None
     assert state.steady is not None
@@ -343,7 +343,7 @@ def _answer(
         first_step=int(basis.measured.step[0]),
         steps=len(basis.measured),
         fit_error=fit_error,
-        forecasts=sorted(forecasts, key=lambda one: -one.saving),
+        forecasts=sorted(forecasts, key=lambda preset: -preset.saving),
         left_out=[LeftOut(name, why) for name, why in left_out.items()],
         speeds=_speeds(basis, load / hello.world, hello.global_batch / hello.world),
         replicates=len(base.means),
@@ -351,29 +351,35 @@ def _answer(
 
 
 def _preset(
-    name: str, one: _Simulated, base: _Simulated, scale: float, fit_error: float, *, in_force: bool
+    name: str,
+    preset: _Simulated,
+    base: _Simulated,
+    scale: float,
+    fit_error: float,
+    *,
+    in_force: bool,
 ) -> PresetForecast:
     """Draws of both fall on the same steps, with the same errors of the same ranks."""
-    mean, of_base = float(np.mean(one.means)), float(np.mean(base.means))
-    low, high = _interval(np.concatenate(one.draws) * scale, mean * scale, fit_error)
+    mean, of_base = float(np.mean(preset.means)), float(np.mean(base.means))
+    low, high = _interval(np.concatenate(preset.draws) * scale, mean * scale, fit_error)
     relative = mean / of_base
-    drawn = np.concatenate(one.draws) / np.concatenate(base.draws)
+    drawn = np.concatenate(preset.draws) / np.concatenate(base.draws)
     least, most = (relative, relative) if in_force else _interval(drawn, relative, fit_error)
     saving, saving_low, saving_high = 1 - relative, 1 - most, 1 - least
-    told = f"{name} is in force"
+    sentence = f"{name} is in force"
     if not in_force:
-        told = words(name, saving, saving_low, saving_high, relaxed=one.relaxed)
+        sentence = words(name, saving, saving_low, saving_high, relaxed=preset.relaxed)
     return PresetForecast(
         name,
-        dict(one.parameters),
+        dict(preset.parameters),
         mean * scale,
         low,
         high,
         saving,
         saving_low,
         saving_high,
-        told,
-        one.relaxed,
+        sentence,
+        preset.relaxed,
     )
 
 

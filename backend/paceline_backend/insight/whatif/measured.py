@@ -97,27 +97,27 @@ class Measured:
         `step_s` with the wait for all at a relaxed segment's end spread over its steps; where ranks
         do not meet there, the steps of the slowest one, for which all wait when the epoch ends.
         """
-        found = self.step_s
-        for one in self.apart:
-            if one.whole and not one.goes_on:
-                met_s = float(self.sync_s[one.end - 1].mean())
-                found[one.end - 1] -= met_s
-                found[one.first : one.end] += met_s / one.steps
+        times_s = self.step_s
+        for span in self.apart:
+            if span.whole and not span.goes_on:
+                met_s = float(self.sync_s[span.end - 1].mean())
+                times_s[span.end - 1] -= met_s
+                times_s[span.first : span.end] += met_s / span.steps
         for stretch in self._stretches():
             first, end = stretch[0].first, stretch[-1].end
             own_s = self.rank_step_s[first:end].copy()
             if stretch[-1].over:
                 own_s[-1] -= self.sync_s[end - 1] - self.sync_s[end - 1].min()
-            found[first:end] = own_s[:, own_s.sum(axis=0).argmax()]
-        return found
+            times_s[first:end] = own_s[:, own_s.sum(axis=0).argmax()]
+        return times_s
 
     @property
     def together(self) -> npt.NDArray[np.bool_]:
         """Which steps ended with an all-reduce, [S]."""
-        found = np.ones(len(self), bool)
-        for one in self.apart:
-            found[one.first : one.end] = False
-        return found
+        together = np.ones(len(self), bool)
+        for span in self.apart:
+            together[span.first : span.end] = False
+        return together
 
     @property
     def remainder_s(self) -> Floats:
@@ -125,8 +125,8 @@ class Measured:
 
         Communication, the optimizer, the loop: all that comes after the last gradient.
         """
-        found = self.step_s - (self.data_s + self.compute_s).max(axis=1)
-        return np.asarray(np.where(self.together, found, self.round_s + self.rest_s.mean()))
+        beyond_s = self.step_s - (self.data_s + self.compute_s).max(axis=1)
+        return np.asarray(np.where(self.together, beyond_s, self.round_s + self.rest_s.mean()))
 
     @property
     def rest_s(self) -> Floats:
@@ -152,10 +152,10 @@ class Measured:
         if together.any():
             return float(np.median(self.sync_s[together].min(axis=1)))
         means = np.zeros(len(self), bool)
-        for one in self.apart:
-            every = one.what.parameters.every if isinstance(one.what, Averaging) else None
+        for span in self.apart:
+            every = span.what.parameters.every if isinstance(span.what, Averaging) else None
             if every:
-                rows = slice(one.first, one.end)
+                rows = slice(span.first, span.end)
                 means[rows] = (self.step[rows] + 1) % every == 0
         if means.any() and not means.all():
             usual_s = np.median(self._beyond_s[~means])
@@ -169,15 +169,19 @@ class Measured:
 
     def _stretches(self) -> list[list[Apart]]:
         """Segments one after the other between which ranks did not meet."""
-        found: list[list[Apart]] = []
-        for one in self.apart:
-            before = found[-1][-1] if found else None
-            if not one.goes_on:
+        stretches: list[list[Apart]] = []
+        for span in self.apart:
+            before = stretches[-1][-1] if stretches else None
+            if not span.goes_on:
                 continue
-            if before is None or before.over or (before.end, before.what) != (one.first, one.what):
-                found.append([])
-            found[-1].append(one)
-        return found
+            if (
+                before is None
+                or before.over
+                or (before.end, before.what) != (span.first, span.what)
+            ):
+                stretches.append([])
+            stretches[-1].append(span)
+        return stretches
 
     def since(self, first: int) -> Measured:
         """From its row `first` on."""
@@ -196,9 +200,9 @@ class Measured:
             rank_step_s=self.rank_step_s[first:],
             load=self.load[first:],
             apart=tuple(
-                replace(one, first=max(one.first - first, 0), end=one.end - first)
-                for one in self.apart
-                if one.end > first
+                replace(span, first=max(span.first - first, 0), end=span.end - first)
+                for span in self.apart
+                if span.end > first
             ),
         )
 
@@ -277,18 +281,18 @@ def _with_segments(connection: Connection, run: int, hello: Hello, measured: Mea
         if segment is not None and _simulated(segment.synchroniser, hello.world):
             kept.append(segment)
             continue
-        # What its steps took says nothing about others: only later ones count.
+        # What these steps took says nothing about others: only later steps count.
         kept, measured = [], measured.since(int(np.searchsorted(measured.step, end)))
-    found = [apart(measured.step, segment) for segment in kept]
-    spans = tuple(one for one in found if one.end > one.first)
+    candidates = [apart(measured.step, segment) for segment in kept]
+    spans = tuple(span for span in candidates if span.end > span.first)
     if not spans:
         return measured
     # Of a mean of all replicas, the time that a rank waits for others is part.
-    names = [one.what.name for one in spans if one.what.name != "averaging"]
-    seqs = [one.seq for one in spans if one.what.name in names[-1:]]
-    told = rounds.newest_reduced_s(connection, run, hello.attempt, seqs, _ROUNDS)
+    names = [span.what.name for span in spans if span.what.name != "averaging"]
+    seqs = [span.seq for span in spans if span.what.name in names[-1:]]
+    reduced_s = rounds.newest_reduced_s(connection, run, hello.attempt, seqs, _ROUNDS)
     ways = 2 if names[-1:] == ["pairwise"] else 1  # the answer's is told: there were two
-    told_round_s = ways * float(np.median(told)) if told else None
+    told_round_s = ways * float(np.median(reduced_s)) if reduced_s else None
     return replace(measured, apart=spans, told_round_s=told_round_s)
 
 
@@ -321,20 +325,20 @@ def _planned(
     connection: Connection, run: int, attempt: int, version: int, step: Ints
 ) -> npt.NDArray[np.bool_]:
     """Which steps a controller planned by this version of the policy, [S]."""
-    mine = np.zeros(len(step), bool)
+    planned = np.zeros(len(step), bool)
     if not len(step):
-        return mine
+        return planned
     for first, steps in segments.planned(connection, run, attempt, version, int(step[0])):
-        mine |= (step >= first) & (step < first + steps)
-    return mine
+        planned |= (step >= first) & (step < first + steps)
+    return planned
 
 
 def steady_time(measured: Measured, steady: npt.NDArray[np.bool_]) -> tuple[float | None, int]:
     """Seconds per unit of load under the policy in force, and in how many steps; None: too few."""
     steady = steady.copy()
-    for one in measured.apart:
-        if not one.whole:  # what the others wait for is still to come
-            steady[one.first : one.end] = False
+    for span in measured.apart:
+        if not span.whole:  # what the others wait for is still to come
+            steady[span.first : span.end] = False
     count = int(steady.sum())
     if count < _FEWEST:
         return None, count
