@@ -170,14 +170,14 @@ class Leading:
     ) -> Segment:
         """The newest proposal for the next segment, once it is as wanted and was heard."""
 
-        def found() -> Segment | None:
+        def newest() -> Segment | None:
             offers = self.proposals()
             mine = [p.segment for p in offers if p.segment.seq == self.leader.seq]
             # Not by their number: the stream keeps the latest only.
             heard = bool(offers) and self.heard.newest == offers[-1]
             return mine[-1] if mine and heard and condition(mine[-1]) else None
 
-        segment = until(found, f"a proposal for segment {self.leader.seq}", timeout_s)
+        segment = until(newest, f"a proposal for segment {self.leader.seq}", timeout_s)
         assert segment is not None
         return segment
 

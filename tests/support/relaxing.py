@@ -110,9 +110,9 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
     """Two epochs; what this rank's replica is then, and what came of the rounds."""
     script = Script(**(given or {}))
     torch.manual_seed(0)
-    told: list[tuple[int, Round]] = []
-    found: dict[str, Any] = {"samples": 0, "weight": 0.0, "error": None, "used": [[], []]}
-    found["contributors"] = []  # to rounds before any rank was through with the segment
+    reported: list[tuple[int, Round]] = []
+    outcome: dict[str, Any] = {"samples": 0, "weight": 0.0, "error": None, "used": [[], []]}
+    outcome["contributors"] = []  # to rounds before any rank was through with the segment
     farewell_s = 20.0 if script.leave is not None else 2.0  # a rank may begin late here
     first = chain[0] if script.at_once else ALLREDUCE
     with (
@@ -126,11 +126,11 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
         network[0].requires_grad_(not script.frozen)
         model = _wrapped(session, network, script)
 
-        def report(plan: Step, one: Round) -> None:
-            told.append((plan.segment, one))
+        def report(step: Step, finished: Round) -> None:
+            reported.append((step.segment, finished))
             relaxed = session._loop.gate.relaxed
             if isinstance(relaxed, Partial) and max(relaxed.clocks) < script.segment:
-                found["contributors"].append(one.contributors)
+                outcome["contributors"].append(finished.contributors)
 
         session._loop.gate.on_round = report
         made = _optimisers(network, script)
@@ -160,9 +160,9 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
                         tempering.step(lambda: _towards_one(tempering, temper))
                     if session.batch.step == script.spare_at:
                         spare.append(torch.optim.SGD(network.parameters(), 0.1))
-                    found["samples"] += session.batch.samples
-                    found["weight"] += session.batch.weight
-                    found["used"][epoch] += session._loop.running().step.indices
+                    outcome["samples"] += session.batch.samples
+                    outcome["weight"] += session.batch.weight
+                    outcome["used"][epoch] += session._loop.running().step.indices
                     if scheduler is not None:
                         scheduler.step()
                     if script.leave is not None and script.leave[0] == session.batch.step:
@@ -172,19 +172,19 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
                                 break
                             raise BoomError
         except (paceline.PacelineError, BoomError, RuntimeError) as error:
-            found["error"] = str(error) or type(error).__name__
+            outcome["error"] = str(error) or type(error).__name__
         del unused
-        found["last"], found["scale"] = session.step, scaler.get_scale()
+        outcome["last"], outcome["scale"] = session.step, scaler.get_scale()
         session.close()
     state = [*network.state_dict().values()]
     for optimiser in made:
-        for one in optimiser.state.values():
-            state += [value for _, value in sorted(one.items()) if torch.is_tensor(value)]
-    return found | {
-        "replica": [one.tolist() for one in state],
-        "gradients": sum(sum(one.staleness) for _, one in told),
-        "dropped": sum(one.dropped for _, one in told),
-        "segments": sorted({segment for segment, _ in told}),
+        for of_parameter in optimiser.state.values():
+            state += [value for _, value in sorted(of_parameter.items()) if torch.is_tensor(value)]
+    return outcome | {
+        "replica": [tensor.tolist() for tensor in state],
+        "gradients": sum(sum(finished.staleness) for _, finished in reported),
+        "dropped": sum(finished.dropped for _, finished in reported),
+        "segments": sorted({segment for segment, _ in reported}),
     }
 
 
@@ -201,8 +201,8 @@ def threads_after(chain: list[Synchronisation]) -> int:
 
 def survive(what: Synchronisation, given: dict[str, Any], directory: str) -> None:
     """One rank fails; what each is told, in a file, before its process ends as a script's would."""
-    found = train([what], given)
-    Path(directory, str(dist.get_rank())).write_text(found["error"])
+    outcome = train([what], given)
+    Path(directory, str(dist.get_rank())).write_text(outcome["error"])
     os._exit(1)
 
 

@@ -101,11 +101,11 @@ FIRST = segment(
 
 def test_a_proposal_is_adopted_and_reaches_each_rank(run: Run) -> None:
     run.propose(FIRST)
-    one, two = next(e := run.epoch()), next(e)
-    assert [s.indices for s in one] == [[0, 1, 2], [3]]
-    assert [s.indices for s in two] == [[], [7, 6, 5, 4]]
-    assert [(s.load, s.weight, s.ett_s) for s in one] == [(6.0, 0.75, 0.3), (4.0, 0.25, 0.1)]
-    assert [(s.load, s.weight, s.ett_s) for s in two] == [(0.0, 0.0, 0.0), (26.0, 1.0, 0.4)]
+    first, second = next(e := run.epoch()), next(e)
+    assert [s.indices for s in first] == [[0, 1, 2], [3]]
+    assert [s.indices for s in second] == [[], [7, 6, 5, 4]]
+    assert [(s.load, s.weight, s.ett_s) for s in first] == [(6.0, 0.75, 0.3), (4.0, 0.25, 0.1)]
+    assert [(s.load, s.weight, s.ett_s) for s in second] == [(0.0, 0.0, 0.0), (26.0, 1.0, 0.4)]
     assert run.adopted == [FIRST]
 
 
