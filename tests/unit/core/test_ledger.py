@@ -21,8 +21,6 @@ from paceline.core.terms import Terms
 from paceline.train.leader import Leader, epoch_order
 from paceline.wire import Adopted, Segment
 from paceline.wire.synchronisation import Averaging, AveragingRules, convert
-from paceline_backend import policies
-from paceline_backend.policies import Feedback
 
 
 @given(data=st.data())
@@ -128,9 +126,3 @@ def test_what_ranks_cannot_do_is_refused(changes: dict[str, Any], why: str | Non
     else:
         assert said is not None
         assert re.search(why, said)
-
-
-@pytest.mark.parametrize("name", policies.names())
-def test_what_the_presets_give_is_taken(name: str) -> None:
-    what = policies.make(name).choose(Feedback.empty(), 2, {}).synchroniser
-    assert what.problem(2) is None

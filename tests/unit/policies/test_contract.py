@@ -15,7 +15,7 @@ from paceline.core.ledger import Ledger
 from paceline.wire import ALLREDUCE
 from paceline.wire.synchronisation import Synchronisation
 from paceline_backend import policies
-from paceline_backend.policies import Plan, Policy, plan
+from paceline_backend.policies import Feedback, Plan, Policy, plan
 from paceline_backend.policies.solve.order import epoch_order
 from support.cluster import Cluster
 
@@ -177,3 +177,9 @@ def test_the_leader_accepts_the_plan(name: str, data: st.DataObject) -> None:
         assert len(made.shares) == training.world
         assert min(made.shares) >= 0
         assert sum(made.shares) == pytest.approx(1)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_ranks_take_the_first_synchroniser(name: str) -> None:
+    synchroniser = policies.make(name).choose(Feedback.empty(), 2, {}).synchroniser
+    assert synchroniser.problem(2) is None
