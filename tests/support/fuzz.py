@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
+import pytest
 
 from support import poison
 
-# Messages of each kind; `make test-long` sets 10000.
-COUNT = int(os.environ.get("PACELINE_FUZZ", "1000"))
+# How many messages: `make test-long` draws the larger number.
+COUNTS = (1_000, pytest.param(10_000, marks=pytest.mark.long))
 
 _VALUES: tuple[Any, ...] = (
     None,

@@ -7,6 +7,7 @@ import threading
 import time
 
 import msgspec
+import pytest
 import redis
 import sqlalchemy as sa
 
@@ -16,7 +17,7 @@ from paceline.wire.bus import connect
 from paceline.wire.synchronisation import convert
 from paceline_backend.control.ingest import Ingest
 from paceline_backend.store import Store, schema
-from support.fuzz import COUNT, variants
+from support.fuzz import COUNTS, variants
 from support.records import a_round, add_run, adopted, hello, record
 
 _RULES = {"probes": 2, "staleness": 4, "mean": True, "groups": [[0], [1]], "every": 4}
@@ -31,11 +32,12 @@ GOOD: list[Message] = [
 _EVERY = 50  # after so many bad messages comes a good one
 
 
-def test_ingest_goes_on_whatever_arrives(database_url: str, bus_url: str) -> None:
+@pytest.mark.parametrize("count", COUNTS)
+def test_ingest_goes_on_whatever_arrives(database_url: str, bus_url: str, count: int) -> None:
     with Store.open(database_url) as store, connect(bus_url) as bus:
         add_run(store, "noise")
         add_run(store, "r")
-        expected = _write(bus)
+        expected = _write(bus, count)
         stop = threading.Event()
         ingest = Ingest(store, bus_url, "one")
         thread = threading.Thread(target=ingest.run, args=(stop,), daemon=True)
@@ -52,13 +54,13 @@ def test_ingest_goes_on_whatever_arrives(database_url: str, bus_url: str) -> Non
             runs = sa.select(schema.runs.c.key).where(schema.runs.c.id == "r").scalar_subquery()
             count = connection.scalar(sa.select(sa.func.count()).where(c.run == runs))
         assert count == expected
-        assert ingest.stats.dead > COUNT // 4
+        assert ingest.stats.dead > count // 4
 
 
-def _write(bus: redis.Redis) -> int:
+def _write(bus: redis.Redis, count: int) -> int:
     """Writes variants of all kinds of messages for one run, and good steps of another between."""
     texts = [msgspec.msgpack.encode(message) for message in GOOD]
-    per_kind = -(-COUNT // len(GOOD))
+    per_kind = -(-count // len(GOOD))
     bad = [data for k, text in enumerate(texts) for data in variants(text, per_kind, seed=k)]
     random.Random(0).shuffle(bad)
     good = 0

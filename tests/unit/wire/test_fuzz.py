@@ -1,7 +1,4 @@
-"""Whatever arrives over the bus is taken or refused: nothing else is raised, and training goes on.
-
-``make test-long`` draws ten times as many.
-"""
+"""Whatever arrives over the bus is taken or refused; nothing else is raised, training goes on."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ from paceline.train.leader import Leader
 from paceline.wire import Proposal, Segment, StopTraining, WireError, synchronisation
 from paceline.wire.synchronisation import Synchronisation, convert
 from paceline_backend.simulator import sync as models
-from support.fuzz import COUNT, variants
+from support.fuzz import COUNTS, variants
 
 WORLD, SAMPLES, BATCH = 2, 24, 4
 ROUNDS = {"probes": 2, "staleness": 4, "mean": True}
@@ -34,10 +31,11 @@ GOOD = [
 ]
 
 
+@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("good", GOOD, ids=lambda what: f"{what.name} {what.digest[:4]}")
-def test_synchronisations_are_taken_or_refused(good: Synchronisation) -> None:
+def test_synchronisations_are_taken_or_refused(good: Synchronisation, count: int) -> None:
     taken = 0
-    for data in variants(msgspec.msgpack.encode(good), -(-COUNT // len(GOOD)), seed=1):
+    for data in variants(msgspec.msgpack.encode(good), -(-count // len(GOOD)), seed=1):
         try:
             what = synchronisation.decode(data)
         except ValueError as error:
@@ -96,14 +94,15 @@ def segment(what: Synchronisation, rng: random.Random) -> Segment:
     )
 
 
+@pytest.mark.parametrize("count", COUNTS)
 @pytest.mark.parametrize("good", GOOD, ids=lambda what: f"{what.name} {what.digest[:4]}")
 def test_a_leader_adopts_or_coasts_whatever_is_proposed(
-    good: Synchronisation, caplog: pytest.LogCaptureFixture
+    good: Synchronisation, count: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR)
     sources: list[str] = []
     proposal = Proposal(0, segment(good, random.Random(0)), "controller")
-    for data in variants(msgspec.msgpack.encode(proposal), -(-COUNT // len(GOOD)), seed=2):
+    for data in variants(msgspec.msgpack.encode(proposal), -(-count // len(GOOD)), seed=2):
         control: Any = Controller(data)
         terms = Terms(SAMPLES, BATCH, 0, False, "samples", 2)
         leader = Leader(
@@ -116,5 +115,5 @@ def test_a_leader_adopts_or_coasts_whatever_is_proposed(
         )
         leader.advance(0)
         leader.advance(0)
-    assert len(sources) >= 2 * (COUNT // len(GOOD))
+    assert len(sources) >= 2 * (count // len(GOOD))
     assert {"coast", "controller"} <= set(sources)

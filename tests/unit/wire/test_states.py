@@ -20,7 +20,7 @@ def test_a_run_goes_forward_until_it_is_over() -> None:
     assert State.PENDING.may_become(State.FAILED)
     for state in State:
         assert state.final == (state in ENDED)
-        assert not any(over.may_become(state) for over in ENDED)
+        assert not any(State(over).may_become(state) for over in ENDED)
 
 
 @pytest.mark.parametrize("state", State)
