@@ -44,7 +44,16 @@ from trainings import Trained, Work, train
 
 from paceline.core.cost import Features
 from paceline.node.spool import drain
-from paceline.wire import ALLREDUCE, TELEMETRY, RoundBatch, RoundRecord, RunState, StepBatch, decode
+from paceline.wire import (
+    ALLREDUCE,
+    TELEMETRY,
+    RoundBatch,
+    RoundRecord,
+    RunState,
+    State,
+    StepBatch,
+    decode,
+)
 from paceline.wire.bus import connect, publish
 from paceline.wire.synchronisation import Hierarchical, Partial, Synchronisation
 from paceline_backend import policies
@@ -195,7 +204,7 @@ def planned(pool: Ranks, stack: Stack, scenario: Scenario, contender: Contender,
     environment = {"PACELINE_RUN": run, "PACELINE_BUS": bus}
     ranks = _on(pool, scenario, contender, seed, ALLREDUCE, environment)
     with connect(bus) as client:  # as a launcher would
-        ended = RunState("finished", time.time(), "", exit_code=0)
+        ended = RunState(State.FINISHED, time.time(), "", exit_code=0)
         publish(client, TELEMETRY, ended, run)
     told = stack.api("GET", f"/runs/{run}/rounds?limit=100000")
     rounds = [RoundRecord(**one) for one in told]

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from paceline.wire import Message, NodeState, Proposal, RunState, StopTraining
+from paceline.wire import Message, NodeState, Proposal, RunState, State, StopTraining
 from support.records import a_round, adopted, hello, record
 
 Fields = dict[bytes, bytes]
@@ -93,7 +93,7 @@ def _in_record(tag: str, good: Any, values: dict[str, Any]) -> bytes:
 
 
 _GROUPS = {"every": 2, "probes": 1, "staleness": 4, "mean": True}
-_STATE = RunState("running", 5.0, "n")
+_STATE = RunState(State.RUNNING, 5.0, "n")
 _NODE = NodeState("n", "host", 2, 2**30, [], 5.0, "0")
 
 

@@ -8,7 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from paceline.wire import ALLREDUCE, Message, RoundBatch, RunState, StepBatch, SwitchRequested, live
+from paceline.wire import (
+    ALLREDUCE,
+    Message,
+    RoundBatch,
+    RunState,
+    State,
+    StepBatch,
+    SwitchRequested,
+    live,
+)
 from paceline.wire.bus import connect, publish
 from paceline.wire.synchronisation import Synchronisation, convert
 from paceline_backend.store import Store, switches, telemetry
@@ -57,7 +66,7 @@ class Training:
         add_run(store, run, nproc=world, name=name or run, **columns)
         emulation = {"a_s": (self.slowness * 1e-5).tolist(), "b_s": [0.003] * world}
         self.report(
-            RunState("running", began, "node-1"),
+            RunState(State.RUNNING, began, "node-1"),
             hello(
                 world,
                 global_batch=16 * world,
@@ -127,7 +136,7 @@ class Training:
 
     def end(self, state: str = "finished", **fields: Any) -> None:
         """The run is over."""
-        self.report(RunState(state, time.time(), "node-1", **fields))
+        self.report(RunState(State(state), time.time(), "node-1", **fields))
 
     def _rounds(self, step: int) -> RoundBatch:
         """Rounds of a step: of two ranks, then of all; every tenth step loses 8 samples."""

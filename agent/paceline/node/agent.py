@@ -18,7 +18,7 @@ from paceline.node.delivery import Delivery
 from paceline.node.link import Commands, Link
 from paceline.node.rundir import Record
 from paceline.node.supervisor import Supervisor
-from paceline.wire import Launch, NodeState, RunState
+from paceline.wire import Launch, NodeState, RunState, State
 
 HEARTBEAT_S = 2.0
 _TICK_S = 0.2
@@ -135,7 +135,7 @@ class Agent:
         except (PacelineError, OSError) as error:
             _log.error("run %s cannot be launched: %s", run, error)
             message = str(error)
-            self._link.tell(RunState("failed", time.time(), record.node, message=message), run)
+            self._link.tell(RunState(State.FAILED, time.time(), record.node, message=message), run)
             return
         self._runs[run] = supervisor
         supervisor.start()

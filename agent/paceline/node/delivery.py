@@ -15,7 +15,7 @@ from paceline import wire
 from paceline.node import rundir, spool
 from paceline.node.link import Link
 from paceline.node.rundir import Record
-from paceline.wire import ENDED, RunState
+from paceline.wire import RunState, State
 
 _EVERY_S = 1.0
 _MEND_S = 60.0  # before a spool that cannot be read or deleted is tried again
@@ -74,13 +74,13 @@ class Delivery:
         assert record is not None
         delivery = cls(directory, record, link, lock)
         if not delivery.ended:
-            delivery.report("failed", message=f"{record.supervisor} was killed")
+            delivery.report(State.FAILED, message=f"{record.supervisor} was killed")
         return delivery
 
     @property
     def ended(self) -> bool:
         """Whether the run's last state was reported, if not yet delivered."""
-        return bool(self.record.states) and self.record.states[-1].state in ENDED
+        return bool(self.record.states) and self.record.states[-1].state.final
 
     @property
     def settled(self) -> bool:
@@ -89,7 +89,7 @@ class Delivery:
 
     def report(
         self,
-        state: str,
+        state: State,
         attempt: int = 0,
         exit_code: int | None = None,
         message: str | None = None,

@@ -25,7 +25,7 @@ from paceline.node.client import Client
 from paceline.node.link import Commands, Link
 from paceline.node.rundir import Record
 from paceline.node.supervisor import Supervisor, check
-from paceline.wire import Kill, Launch
+from paceline.wire import Kill, Launch, State
 
 _PLAIN = "bsp"  # what ranks train as where nobody plans
 _TICK_S = 0.1
@@ -219,7 +219,7 @@ class Foreground:
             return 128 + self._signals[0]
         assert supervisor.last is not None
         code = supervisor.last.exit_code
-        return 1 if code is None or supervisor.last.state == "stopped" else code
+        return 1 if code is None or supervisor.last.state is State.STOPPED else code
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signals.append(number)

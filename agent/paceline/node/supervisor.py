@@ -19,7 +19,7 @@ from paceline.node.delivery import Delivery
 from paceline.node.link import Link
 from paceline.node.processes import die_with_parent
 from paceline.node.rundir import LauncherStatus, Record
-from paceline.wire import ENDED, Launch, RunState
+from paceline.wire import Launch, RunState, State
 
 _KILL_AFTER_S = 8.0  # the launcher gives its ranks 5 s
 # Set here and nowhere else; a token is none of the script's business.
@@ -98,11 +98,11 @@ class Supervisor:
 
     def start(self) -> None:
         """Starts the processes; a launcher that cannot be started is a failed run."""
-        self.last = self.delivery.report("starting")
+        self.last = self.delivery.report(State.STARTING)
         try:
             self._start()
         except (OSError, ValueError) as error:  # ValueError: text that no process can be given
-            self._end("failed", None, f"the run cannot be started: {error}")
+            self._end(State.FAILED, None, f"the run cannot be started: {error}")
 
     def poll(self) -> None:
         """Notices what happened, reports it, goes on ending what is to end, delivers."""
@@ -114,7 +114,7 @@ class Supervisor:
             if code is not None:
                 self._ended(code, status)
             elif status is not None and self._is_news(status):
-                self.last = self.delivery.report("running", status.attempt)
+                self.last = self.delivery.report(State.RUNNING, status.attempt)
         self.delivery.pump()
 
     def stop(self, reason: str) -> None:
@@ -139,7 +139,7 @@ class Supervisor:
                 process.wait()
         if self.running and self.last is not None:
             by = self.delivery.record.supervisor
-            self._end("stopped", None, self._stopping or f"{by} ended")
+            self._end(State.STOPPED, None, self._stopping or f"{by} ended")
         self.delivery.close()
 
     def _start(self) -> None:
@@ -181,13 +181,13 @@ class Supervisor:
 
     def _is_news(self, status: LauncherStatus) -> bool:
         assert self.last is not None
-        known = self.last.state == "running" and self.last.attempt == status.attempt
+        known = self.last.state is State.RUNNING and self.last.attempt == status.attempt
         return status.exit_code is None and not known
 
     def _ended(self, code: int, status: LauncherStatus | None) -> None:
         exit_code = status.exit_code if status is not None else None
         if self._stopping is not None:
-            self._end("stopped", exit_code, self._stopping)
+            self._end(State.STOPPED, exit_code, self._stopping)
         elif exit_code is None:
             what = (
                 f"was killed by {signal.Signals(-code).name}"
@@ -196,14 +196,14 @@ class Supervisor:
             )
             log = self.directory / "launcher.log"
             message = f"the launcher {what}; log: {log}\n{rundir.last_lines(log)}"
-            self._end("failed", None, message.rstrip("\n"))
+            self._end(State.FAILED, None, message.rstrip("\n"))
         elif status is not None and exit_code:
-            self._end("failed", exit_code, status.message)
+            self._end(State.FAILED, exit_code, status.message)
         else:
-            self._end("finished", 0, None)
+            self._end(State.FINISHED, 0, None)
 
-    def _end(self, state: str, exit_code: int | None, message: str | None) -> None:
-        assert state in ENDED
+    def _end(self, state: State, exit_code: int | None, message: str | None) -> None:
+        assert state.final
         self.last = self.delivery.report(state, self.attempt, exit_code, message)
         if self._rendezvous is not None:
             self._rendezvous.kill()

@@ -1,54 +1,22 @@
-"""What travels between ranks, agents and control plane: typed messages and their streams.
+"""What travels between ranks, agents and control plane: typed messages.
 
-Every bus entry is one message: the fields ``v`` (protocol version), ``run`` (public run id, empty
-for node messages) and ``data`` (MessagePack, tagged with its type). A receiver refuses another
-version and counts it; it never guesses. Messages are values: nobody changes one after making it.
-
-Streams, and who writes and reads each:
-
-========================  =========================  ===========================================
-stream                    writer → reader            messages
-========================  =========================  ===========================================
-``TELEMETRY``             ranks, agents → ingest     `Hello`, `StepBatch`, `RoundBatch`,
-                                                     `Adopted`, `RunState`, `NodeState`
-``live(run)``             ingest → controllers, web  the same but rounds, once committed
-                          web, worker → the same     `SwitchRequested`, `RunChanged`
-``control(run)``          controller → leader        `Proposal`
-                          web → leader               `StopTraining`
-``commands(node)``        web → agent                `Launch`, `Kill`
-========================  =========================  ===========================================
+Messages are values: nobody changes one after making it. `codec` makes bus entries of them,
+`streams` says who writes and reads which.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
+from paceline.wire.segment import Segment
+from paceline.wire.states import State
 
-PROTOCOL_VERSION = 1
-
-TELEMETRY = "paceline:telemetry"
-INGEST_GROUP = "ingest"
-
-
-def live(run: str) -> str:
-    """The stream of what is committed about a run; bounded, for controllers and open pages."""
-    return f"paceline:run:{run}:live"
-
-
-def control(run: str) -> str:
-    """The stream from a run's controller to its leader."""
-    return f"paceline:run:{run}:control"
-
-
-def commands(node: str) -> str:
-    """The stream of commands to a node's agent."""
-    return f"paceline:node:{node}:commands"
+AGES = 16  # of gradients that `RoundRecord.staleness` tells apart at most
+MOST_WAITING = 4  # gradients of a rank for the same partial round, before it calls it itself
 
 
 class StepRecord(msgspec.Struct, frozen=True, array_like=True):
@@ -111,58 +79,6 @@ class RoundBatch(msgspec.Struct, frozen=True, tag="rounds"):
     records: list[RoundRecord]
 
 
-AGES = 16  # of gradients that `RoundRecord.staleness` tells apart at most
-MOST_WAITING = 4  # gradients of a rank for the same partial round, before it calls it itself
-
-
-class Segment(msgspec.Struct, frozen=True):
-    """The plan of steps [first_step, first_step + len(counts)), all in one epoch, and its origin.
-
-    With the run's sizes and the feedback rows of `feedback`, the same policy code gives the same
-    plan again. Ranks check nothing: the leader validates before it adopts.
-    """
-
-    seq: int  # counts adopted segments of this attempt from 0
-    epoch: int
-    first_step: int
-    counts: list[list[int]]  # [step][rank] samples
-    indices: bytes  # little-endian uint32, all steps and ranks in order; see `assignments`
-    policy: str  # preset's name
-    version: int  # policy version of the run: 0 at the start, +1 at each switch
-    source: str  # "controller", or "coast": planned by the leader because nothing came in time
-    epoch_end: bool  # the epoch is over after this segment
-    ett_s: list[list[float]] = []  # [step][rank] expected compute time; empty: unknown
-    shares: list[float] = []  # of the load, per rank, for coasting; empty: equal counts
-    feedback: list[tuple[int, int]] = []  # half-open ranges of the steps that the predictor saw
-    shuffled: bool = False  # the shuffler ran before this segment was scheduled
-    moved: int = 0  # samples that got another holder: shuffled, or given to another rank
-    plan_s: float = 0.0  # what planning took
-    memory: dict[str, Any] = {}  # what the policy wants to know when it plans the next one
-    threads: list[int] = []  # CPU threads of each rank; empty: as the script set them
-    synchroniser: Synchronisation = ALLREDUCE
-    why: str = ""  # this synchroniser, for the operator; empty: the policy has no other
-
-    @property
-    def steps(self) -> int:
-        """Number of steps."""
-        return len(self.counts)
-
-    def assignments(self) -> list[list[npt.NDArray[np.int64]]]:
-        """Sample indices, [step][rank] → int64 array (possibly empty)."""
-        flat = np.frombuffer(self.indices, dtype="<u4").astype(np.int64)
-        ends = np.cumsum([n for row in self.counts for n in row])
-        parts = iter(np.split(flat, ends[:-1]) if len(ends) else [])
-        return [[next(parts) for _ in row] for row in self.counts]
-
-
-def pack_indices(assignments: list[list[npt.NDArray[np.int64]]]) -> tuple[list[list[int]], bytes]:
-    """`Segment.counts` and `Segment.indices` of [step][rank] index arrays."""
-    counts = [[len(part) for part in step] for step in assignments]
-    flat = [part for step in assignments for part in step]
-    joined = np.concatenate(flat) if flat else np.empty(0)
-    return counts, joined.astype("<u4").tobytes()
-
-
 class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
     """The leader's record of a segment that the ranks follow: the truth about what ran."""
 
@@ -211,7 +127,7 @@ class RunState(msgspec.Struct, frozen=True, tag="run_state"):
     The last one is repeated every few seconds until the run ends, as a sign of life.
     """
 
-    state: str  # "starting", "running", "finished", "failed", "stopped"
+    state: State
     at: float
     node: str
     attempt: int = 0
@@ -292,49 +208,3 @@ Message = (
     | Kill
     | RunChanged
 )
-
-M = TypeVar("M")
-
-_encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(Message)
-
-
-class WireError(ValueError):
-    """A bus entry that this version cannot read."""
-
-
-def encode(message: Message, run: str = "") -> dict[bytes, bytes]:
-    """The fields of a bus entry."""
-    return {
-        b"v": b"%d" % PROTOCOL_VERSION,
-        b"run": run.encode(),
-        b"data": _encoder.encode(message),
-    }
-
-
-def encode_steps(columns: Mapping[str, Sequence[Any]], run: str) -> dict[bytes, bytes]:
-    """What `encode` gives for a `StepBatch`, from its records' fields as columns: far sooner."""
-    records = list(zip(*(columns[name] for name in StepRecord.__struct_fields__), strict=True))
-    return {
-        b"v": b"%d" % PROTOCOL_VERSION,
-        b"run": run.encode(),
-        b"data": _encoder.encode({"type": "steps", "records": records}),
-    }
-
-
-def decode(fields: dict[bytes, bytes]) -> tuple[str, Message]:
-    """Run id and message of a bus entry.
-
-    Raises:
-        WireError: another protocol version, or not a message of this one.
-    """
-    version = fields.get(b"v", b"?").decode(errors="replace")
-    if version != str(PROTOCOL_VERSION):
-        raise WireError(
-            f"message of protocol version {version}; this is {PROTOCOL_VERSION}: "
-            "install the same paceline release on agents and control plane"
-        )
-    try:
-        return fields[b"run"].decode(), _decoder.decode(fields[b"data"])
-    except Exception as error:  # anybody may write to the bus: nesting raises RecursionError, …
-        raise WireError(f"not a paceline message: {error}") from error

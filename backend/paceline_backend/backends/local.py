@@ -7,12 +7,10 @@ from typing import Any, ClassVar
 
 import redis
 
-from paceline.wire import Launch, commands
+from paceline.wire import COMMANDS_LENGTH, Launch, commands
 from paceline.wire.bus import publish
 from paceline_backend.backends.base import NewRunError, NoNodeError
 from paceline_backend.store.runs import NewRun
-
-COMMANDS_LENGTH = 1_000  # entries kept for a node whose agent may never come back
 
 
 class Local:

@@ -12,6 +12,7 @@ import redis
 
 from paceline.core.outage import Outage
 from paceline.wire import (
+    CONTROL_LENGTH,
     ENDED,
     Adopted,
     Hello,
@@ -45,7 +46,6 @@ _READ = 1_000  # entries
 _AGAIN_S = 5.0  # before a controller that failed starts anew
 _REASON_LENGTH, _REASONS = 500, 1_000  # characters of a logged reason, and how many of a run
 _SPARE = 5.0  # times the last planning time to let pass before planning the same segment again
-_CONTROL_LENGTH = 64
 
 
 class _GapError(Exception):
@@ -228,7 +228,7 @@ class Controller:
         if not self._lease.held():  # planning may take long
             return
         proposal = Proposal(state.hello.attempt, made.segment, self._lease.owner)
-        publish(bus, control(self._id), proposal, self._id, maxlen=_CONTROL_LENGTH)
+        publish(bus, control(self._id), proposal, self._id, maxlen=CONTROL_LENGTH)
         self._offers.append(made)
         self._offered = basis
         self._offered_at = time.monotonic()

@@ -27,6 +27,7 @@ import redis
 from paceline.core.outage import Outage
 from paceline.wire import (
     INGEST_GROUP,
+    LIVE_LENGTH,
     TELEMETRY,
     Adopted,
     Hello,
@@ -241,7 +242,7 @@ class Ingest:
                 put_aside = {**item.fields, b"entry": item.number, b"reason": reason}
                 pipeline.xadd(DEAD, dict(put_aside.items()), maxlen=_DEAD_LENGTH)
             elif shown is not None:
-                pipeline.xadd(live(item.run), shown, maxlen=streams.LIVE_LENGTH)
+                pipeline.xadd(live(item.run), shown, maxlen=LIVE_LENGTH)
         for run in ended:
             streams.expire(pipeline, run)
         numbers = [item.number for item in items]

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from paceline.wire import Kill, State, StopTraining, commands, control
+from paceline.wire import COMMANDS_LENGTH, Kill, State, StopTraining, commands, control
 from paceline.wire.bus import publish
-from paceline_backend.backends.local import COMMANDS_LENGTH
 from paceline_backend.requests import streams
 from paceline_backend.requests.errors import ConflictError
 from paceline_backend.store import Store, runs

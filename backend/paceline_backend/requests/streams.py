@@ -7,10 +7,8 @@ from collections.abc import Iterator
 
 import redis
 
-from paceline.wire import RunChanged, control, live
+from paceline.wire import LIVE_LENGTH, RunChanged, control, live
 from paceline.wire.bus import connect, publish
-
-LIVE_LENGTH = 10_000  # entries: what a page may lag behind
 
 _KEPT_S = 3_600
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from paceline.wire import SwitchRequested, live
+from paceline.wire import LIVE_LENGTH, SwitchRequested, live
 from paceline.wire.bus import publish
 from paceline_backend.requests import streams
 from paceline_backend.requests.errors import check_policy
@@ -52,5 +52,5 @@ def switch(
                 return None
             made = switches.add(connection, run, policy, parameters, by)
         message = SwitchRequested(made["version"], policy, made["requested_at"])
-        publish(bus, live(run), message, run, maxlen=streams.LIVE_LENGTH)
+        publish(bus, live(run), message, run, maxlen=LIVE_LENGTH)
     return made

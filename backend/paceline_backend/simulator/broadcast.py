@@ -16,13 +16,13 @@ from paceline.core.emulation import Emulation
 from paceline.core.outage import Outage
 from paceline.node.client import Client, ServerUnreachable
 from paceline.wire import (
-    ENDED,
     TELEMETRY,
     Adopted,
     Message,
     RoundBatch,
     RoundRecord,
     RunState,
+    State,
     StopTraining,
     control,
     decode,
@@ -95,7 +95,7 @@ class Broadcast:
         started_at: float,
         waiting: int = 100_000,
     ) -> None:
-        self.state = "starting"
+        self.state = State.STARTING
         self._simulation = simulation
         self._run = run
         self._bus = bus
@@ -113,25 +113,28 @@ class Broadcast:
     def segments(self) -> Iterator[tuple[Ran, Emulation]]:
         """Trains to the end, or until it is stopped; each segment with the devices it ran on."""
         simulation = self._simulation
-        self._sign("starting")
-        while not simulation.finished and self.state not in ENDED:
+        self._sign(State.STARTING)
+        while not (simulation.finished or self._over()):
             self._introduce()
-            self._sign("running")
+            self._sign(State.RUNNING)
             self._obey()
             self._switch()
-            if self.state in ENDED:
+            if self._over():
                 return
             devices = simulation.devices
             ran = simulation.advance()
             self._tell(ran)
             yield ran, devices
-        if self.state not in ENDED:
-            self.end("finished")
+        if not self._over():
+            self.end(State.FINISHED)
 
-    def end(self, state: str, message: str | None = None) -> None:
-        """Tells how it ended: "finished", "failed" or "stopped"."""
+    def _over(self) -> bool:
+        return self.state.final
+
+    def end(self, state: State, message: str | None = None) -> None:
+        """Tells with which final state the run ended."""
         self.state = state
-        code = {"finished": 0, "failed": 1}.get(state)
+        code = {State.FINISHED: 0, State.FAILED: 1}.get(state)
         self._send(RunState(state, self._time(), "", self._attempt, code, message))
 
     def _time(self, virtual: float | None = None) -> float:
@@ -148,7 +151,7 @@ class Broadcast:
         started_at = self._time(hello.started_at)
         self._send(msgspec.structs.replace(hello, started_at=started_at, emulated=emulated))
 
-    def _sign(self, state: str) -> None:
+    def _sign(self, state: State) -> None:
         """A state, if it is new, or old enough to need repeating."""
         now = time.monotonic()
         if state != self.state or now >= self._signed + _SIGN_S:
@@ -191,7 +194,7 @@ class Broadcast:
                 self._position = number.decode()
                 message = decode(fields)[1]
                 if isinstance(message, StopTraining):
-                    self.end("stopped", message.reason)
+                    self.end(State.STOPPED, message.reason)
 
     def _switch(self) -> None:
         """Does the scenario's switches that are due, and those that an operator has asked for."""
@@ -202,8 +205,9 @@ class Broadcast:
             return
         self._polled = now
         run = self._ask("GET", "")
-        if run["state"] in ENDED and run["state"] != "failed":  # "failed" may be just assumed
-            self.state = run["state"]
+        state = State(run["state"])
+        if state.final and state is not State.FAILED:  # "failed" may be just assumed
+            self.state = state
             return
         if run["version"] != simulation.version:
             wanted = self._ask("GET", "/switches")[-1]

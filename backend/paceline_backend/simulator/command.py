@@ -11,6 +11,7 @@ import numpy as np
 import typer
 
 from paceline.node.client import Client
+from paceline.wire import State
 from paceline.wire.bus import connect
 from paceline_backend.simulator import summary
 from paceline_backend.simulator.broadcast import Broadcast, register
@@ -73,7 +74,7 @@ def on_server(
             broadcast = Broadcast(simulation, run, bus, client, time.time())
             presets = _follow(broadcast, warmup)
     show(scenario, presets, as_json, run=run, state=broadcast.state)
-    return 0 if broadcast.state == "finished" else 1
+    return 0 if broadcast.state is State.FINISHED else 1
 
 
 def _follow(broadcast: Broadcast, warmup: int) -> dict[str, Summary]:
@@ -83,12 +84,12 @@ def _follow(broadcast: Broadcast, warmup: int) -> dict[str, Summary]:
         for ran, devices in broadcast.segments():
             tally.add(ran, devices)
     except KeyboardInterrupt:
-        broadcast.end("stopped", "interrupted")
+        broadcast.end(State.STOPPED, "interrupted")
         raise
     except Exception as error:
-        broadcast.end("failed", f"{type(error).__name__}: {error}")
+        broadcast.end(State.FAILED, f"{type(error).__name__}: {error}")
         raise
-    finished = broadcast.state == "finished"
+    finished = broadcast.state is State.FINISHED
     return summary.with_speedups(summary.counted(tally) if finished else tally.summaries())
 
 

@@ -255,18 +255,14 @@ def _hello(run: _Run, hello: Hello) -> None:
 
 
 def _run_state(run: _Run, change: RunState) -> None:
-    if change.state not in set(State):
-        raise StoreRefusedError(
-            f"run {run.id}: RunState.state is {change.state!r}, not one of {', '.join(State)}"
-        )
     _refuse(run.id, "RunState", refusals.of_run_state(change))
-    if change.state == "running":
+    if change.state is State.RUNNING:
         _started(run, change.at)
     if change.dropped > run.dropped:
         run.set(dropped=change.dropped)
     if run.node is None and change.node:
         run.set(node=change.node)
-    before, after = State(run.state), State(change.state)
+    before, after = State(run.state), change.state
     if before.final and not run.lost:
         return
     if after.final:

@@ -21,6 +21,7 @@ from paceline.wire import (
     NodeState,
     RunChanged,
     RunState,
+    State,
     StepBatch,
     StopTraining,
     SwitchRequested,
@@ -258,7 +259,7 @@ def test_switch(client: httpx.Client, store: Store, bus_url: str) -> None:
     assert (found["policy"], found["version"]) == ("bsp", 2)
     told = entries(bus_url, live(run))
     assert told[0] == (run, SwitchRequested(1, "chronica", switch["requested_at"]))
-    telemetry.write(store, [(run, RunState("finished", time.time(), "n"))])
+    telemetry.write(store, [(run, RunState(State.FINISHED, time.time(), "n"))])
     late = client.post(f"{V1}/runs/{run}/policy", json={"policy": "bsp"})
     assert late.status_code == 409
     assert len(client.get(f"{V1}/runs/{run}/switches").json()) == 3
@@ -293,7 +294,7 @@ def test_stop(client: httpx.Client, store: Store, bus_url: str) -> None:
     client.post(f"{V1}/runs/r/stop", json={"force": True})
     ((_, message),) = entries(bus_url, commands("n1"))
     assert isinstance(message, Kill)
-    telemetry.write(store, [("r", RunState("stopped", time.time(), "n1"))])
+    telemetry.write(store, [("r", RunState(State.STOPPED, time.time(), "n1"))])
     assert client.post(f"{V1}/runs/r/stop").status_code == 409
 
 

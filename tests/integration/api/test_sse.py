@@ -16,7 +16,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 
-from paceline.wire import TELEMETRY, Message, RunState, StepBatch, live
+from paceline.wire import TELEMETRY, Message, RunState, State, StepBatch, live
 from paceline.wire.bus import publish
 from paceline_backend.control.ingest import Ingest
 from paceline_backend.control.worker import fail_lost_runs
@@ -186,7 +186,7 @@ def test_a_trimmed_stream_resets_the_client(client: httpx.Client, bus: redis.Red
 def test_the_stream_ends_with_the_run(client: httpx.Client, bus: redis.Redis) -> None:
     tell(bus, hello())
     with following(client, since="0-0") as events:
-        tell(bus, step(0, 0), step(0, 1), RunState("finished", 5.0, "n", exit_code=0))
+        tell(bus, step(0, 0), step(0, 1), RunState(State.FINISHED, 5.0, "n", exit_code=0))
         assert events.ended.wait(15), "the stream goes on"
     assert events.of("run")[-1]["state"] == "finished"
     assert events.steps() == [0]

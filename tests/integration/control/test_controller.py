@@ -16,7 +16,7 @@ import pytest
 import sqlalchemy as sa
 
 from paceline.node.processes import die_with_parent
-from paceline.wire import TELEMETRY, Adopted, RunState, live
+from paceline.wire import TELEMETRY, Adopted, RunState, State, live
 from paceline.wire.bus import publish
 from paceline_backend.control import Controller, ControllerManager, controller, leases
 from paceline_backend.server.embedded import EmbeddedBus
@@ -87,7 +87,7 @@ def test_trains_switches_and_ends(store: Store, bus_url: str) -> None:
             query = sa.select(schema.switches.c.effective_step).order_by(schema.switches.c.version)
             assert list(connection.scalars(query)) == [0, taken.first_step]
         ended = training.leader.seq
-        publish(training.bus, TELEMETRY, RunState("finished", 1.0, "node"), run)
+        publish(training.bus, TELEMETRY, RunState(State.FINISHED, 1.0, "node"), run)
         until(lambda: not leased(store), "the controller to give its lease back")
         assert not [p for p in training.proposals() if p.segment.seq >= ended], "epochs are done"
 

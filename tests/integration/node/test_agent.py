@@ -18,7 +18,7 @@ from paceline import wire
 from paceline.node.delivery import Delivery
 from paceline.node.link import Link
 from paceline.node.rundir import Record
-from paceline.wire import Kill, Launch, NodeState, RunState
+from paceline.wire import Kill, Launch, NodeState, RunState, State
 from paceline.wire.bus import publish
 from paceline_backend.server.embedded import EmbeddedBus
 from support.node import (
@@ -151,7 +151,7 @@ def test_unreadable_spool_does_not_silence_a_run(bus_url: str, tmp_path: Path) -
     (tmp_path / "r" / "spool" / "rank0.dropped").write_text("")
     with Link(bus_url) as link:
         delivery = Delivery(tmp_path / "r", Record("r", "here", "the agent", ""), link)
-        delivery.report("finished", exit_code=0)
+        delivery.report(State.FINISHED, exit_code=0)
         assert [state.state for state in states(bus_url, "r")] == ["finished"]
         assert not delivery.settled, "what is spooled may still be mended"
         delivery.close()
@@ -258,12 +258,12 @@ def test_a_run_that_goes_on_says_so(
             delivery.pump()
             return [message for run, message in telemetry(bus_url) if run == "r"]
 
-        first = delivery.report("starting")
-        second = delivery.report("running")
+        first = delivery.report(State.STARTING)
+        second = delivery.report(State.RUNNING)
         assert reported_after(1.0) == [first, second]
         assert reported_after(3.0) == [first, second, second], "a sign of life"
         assert reported_after(3.0) == [first, second, second, second]
-        last = delivery.report("finished", exit_code=0)
+        last = delivery.report(State.FINISHED, exit_code=0)
         assert delivery.settled
         assert reported_after(60.0) == [first, second, second, second, last]
         delivery.close()

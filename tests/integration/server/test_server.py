@@ -24,6 +24,7 @@ from paceline.wire import (
     NodeState,
     RunChanged,
     RunState,
+    State,
     StepBatch,
     control,
     decode,
@@ -292,7 +293,7 @@ def test_lost_runs_fail(tmp_path: Path, bus_url: str) -> None:
         for name, node in (("lost", "old"), ("alive", "new")):
             add_run(store, name, node=node, state="running", created_at=past)
         alive = NodeState("old", "old", 1, 1, [], time.time(), "0")  # a new agent there
-        telemetry.write(store, [("", alive), ("alive", RunState("running", past, "new"))])
+        telemetry.write(store, [("", alive), ("alive", RunState(State.RUNNING, past, "new"))])
         with redis.Redis.from_url(bus_url) as bus:
             for stream in streams:
                 bus.xadd(stream, {"any": "thing"})

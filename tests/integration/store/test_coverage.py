@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from paceline.wire import Message, RunState, StepBatch, pack_indices
+from paceline.wire import Message, RunState, State, StepBatch, pack_indices
 from paceline_backend.store import Store, telemetry
 from paceline_backend.store.coverage import coverage
 from support.records import add_run, adopted, hello, record
@@ -108,7 +108,7 @@ def test_the_end_of_a_run_settles_what_is_missing(store: Store, state: str) -> N
     """A run that finished trained all that it adopted; one that failed perhaps not its last."""
     key = start(store)
     write(store, "r", plan(0, 0, FIRST, False), two(0, 0), plan(1, 1, SECOND, True))
-    write(store, "r", RunState(state, 200.0, "n"))
+    write(store, "r", RunState(State(state), 200.0, "n"))
     assert covered(store, key)["exact"] == (state == "failed")
     write(store, "r", plan(2, 2, FIRST, False))
     assert not covered(store, key)["exact"]

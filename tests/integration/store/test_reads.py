@@ -13,7 +13,7 @@ import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.wire import Message, NodeState, RunState, StepBatch
+from paceline.wire import Message, NodeState, RunState, State, StepBatch
 from paceline_backend import policies
 from paceline_backend.insight import workers
 from paceline_backend.store import Store, reads, runs, schema, telemetry
@@ -253,10 +253,10 @@ def test_lost_runs(store: Store) -> None:
     now = time.time()
     signs: dict[str, list[Message]] = {
         "gone": [],
-        "supervised": [RunState("starting", now - 100, "n")],
+        "supervised": [RunState(State.STARTING, now - 100, "n")],
         "introduced": [hello(started_at=now - 100)],
         "training": [StepBatch([record(0, 0)])],
-        "ended": [RunState("finished", now - 100, "n")],
+        "ended": [RunState(State.FINISHED, now - 100, "n")],
     }
     for name in signs:
         add_run(store, name, node="n", state="running", created_at=now - 100)
@@ -285,15 +285,15 @@ def test_only_an_assumed_end_gives_way_to_a_later_word(store: Store) -> None:
             assert runs.end(connection, name, "failed", "silent", lost=name == "lost")
             assert not runs.end(connection, name, "stopped", "again")
         assert math.isclose(runs.get(store, name)["ended_at"], now, abs_tol=60)
-        write(store, name, RunState("running", now, "n"))
+        write(store, name, RunState(State.RUNNING, now, "n"))
         found = runs.get(store, name)
         assert found["state"] == ("running" if name == "lost" else "failed")
         assert (found["ended_at"], found["message"]) == (
             (None, None) if name == "lost" else (found["ended_at"], "silent")
         )
-        write(store, name, RunState("finished", now + 100, "n", exit_code=0))
-        write(store, name, RunState("failed", now + 200, "n", exit_code=1, message="late"))
-        write(store, name, RunState("running", now + 300, "n"))
+        write(store, name, RunState(State.FINISHED, now + 100, "n", exit_code=0))
+        write(store, name, RunState(State.FAILED, now + 200, "n", exit_code=1, message="late"))
+        write(store, name, RunState(State.RUNNING, now + 300, "n"))
     found = runs.get(store, "lost")
     assert (found["state"], found["message"], found["exit_code"]) == ("finished", None, 0)
     assert found["ended_at"] == now + 100

@@ -11,7 +11,7 @@ from paceline.train import report as telemetry
 from paceline.train.parts import Step
 from paceline.train.report import Emitter, RoundReporter
 from paceline.train.sync.base import Round
-from paceline.wire import RoundBatch, RunState, StepBatch
+from paceline.wire import RoundBatch, RunState, State, StepBatch
 from support.reports import ROUND, RUN, on_bus, round_record, rounds_of, step_record
 
 STEP = Step(1, 40, 3, [1], 1.0, 1.0, 1.0, 1.0, None, 0)
@@ -23,7 +23,7 @@ def test_rounds_and_steps_are_joined_and_pass_no_message(
     monkeypatch.setattr(telemetry, "BATCH_LIMIT", 2)
     queued = threading.Event()
     emitter = Emitter(RUN, bus_url, None, lambda: int(queued.wait()))  # asked before each flush
-    state = RunState("running", 0.0, "n")
+    state = RunState(State.RUNNING, 0.0, "n")
     for seq in range(3):
         emitter.record(step_record(seq))
         emitter.record(round_record(seq))

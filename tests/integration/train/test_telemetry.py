@@ -15,7 +15,7 @@ from paceline.node import spool as spool_module
 from paceline.node.spool import Spool
 from paceline.train import report as telemetry
 from paceline.train.report import Emitter
-from paceline.wire import Adopted, Hello, Message, RunState, StepBatch, StepRecord
+from paceline.wire import Adopted, Hello, Message, RunState, State, StepBatch, StepRecord
 from paceline_backend.server.embedded import EmbeddedBus
 from support import sessions
 from support.ranks import Ranks
@@ -35,7 +35,7 @@ def test_records_are_joined_and_messages_keep_their_place(
 ) -> None:
     monkeypatch.setattr(telemetry, "FLUSH_S", 3600)
     emitter = Emitter(RUN, bus_url, None, lambda: 7)
-    state = RunState("running", 0.0, "n")
+    state = RunState(State.RUNNING, 0.0, "n")
     for seq in range(5):
         emitter.record(step_record(seq))
     emitter.send(state)
@@ -56,7 +56,7 @@ def test_a_message_does_not_wait_for_the_next_flush(
     monkeypatch.setattr(telemetry, "FLUSH_S", 3600)
     emitter = Emitter(RUN, bus_url, None, lambda: 0)
     emitter.record(step_record(0))
-    emitter.send(RunState("running", 0.0, "n"))
+    emitter.send(RunState(State.RUNNING, 0.0, "n"))
     until(lambda: len(on_bus(bus_url)) == 2)
     emitter.close()
 
@@ -129,7 +129,7 @@ def test_memory_is_bounded_while_the_bus_hangs(
         for seq in range(1, 1001):
             emitter.record(step_record(seq))
         assert emitter.overflowed >= 900, "recording did not wait for the bus"
-        emitter.send(RunState("running", 0.0, "n"))
+        emitter.send(RunState(State.RUNNING, 0.0, "n"))
         assert len(emitter._queue) <= 100, "messages are bounded, too"
         emitter.close()
     kept = steps_of(in_spool(tmp_path / "spool"))
