@@ -121,7 +121,7 @@ def _commands() -> set[str]:
     for entry in entry_points(group="paceline.commands"):
         entry.load()(app)
     return {
-        command.name or getattr(command.callback, "__name__", "")
+        str(command.name or getattr(command.callback, "__name__", ""))
         for command in (*cli.app.registered_commands, *app.registered_commands)
     }
 
