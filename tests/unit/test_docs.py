@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import re
-import subprocess
 import unicodedata
 from collections.abc import Iterator
 from functools import cache
@@ -35,9 +34,8 @@ _PATH = re.compile(r"`(?:GET|POST|PUT) (/[^\s`?]*)")
 
 
 def _pages() -> list[Path]:
-    command = ["git", "ls-files", "--cached", "--others", "--exclude-standard", "*.md"]
-    listed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    return [ROOT / name for name in listed.stdout.split()]
+    folders = ("docs", "examples")
+    return sorted([*ROOT.glob("*.md"), *(p for f in folders for p in (ROOT / f).rglob("*.md"))])
 
 
 PAGES = pytest.mark.parametrize(
