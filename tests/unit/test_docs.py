@@ -1,0 +1,160 @@
+"""The documentation names things that exist: pages, anchors, files, modules, commands, fields."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import re
+import unicodedata
+from collections.abc import Iterator
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+import typer
+from fastapi.routing import APIRoute
+from pydantic import BaseModel
+
+from paceline import cli
+from paceline_backend.api import attribution, models, report_models, runs, telemetry, whatif
+
+ROOT = Path(__file__).parents[2]
+
+_LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+_FENCE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
+_HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+_CODE = re.compile(r"^```.*?^```|`[^`\n]+`", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(
+    r"(?<![\w/.])(?:agent|backend|dashboard|docs|examples|benchmarks|migrations|tests)/[\w./-]+"
+)
+_MODULE = re.compile(r"\bpaceline(?:_backend|_dashboard)?(?:\.\w+)+")
+_COMMAND = re.compile(r"(?:^|[`/;(] ?)paceline ([a-z]+)", re.MULTILINE)
+_PATH = re.compile(r"`(?:GET|POST|PUT) (/[^\s`?]*)")
+
+
+def _pages() -> list[Path]:
+    folders = ("docs", "examples")
+    return sorted([*ROOT.glob("*.md"), *(p for f in folders for p in (ROOT / f).rglob("*.md"))])
+
+
+PAGES = pytest.mark.parametrize(
+    "page", _pages(), ids=lambda page: page.relative_to(ROOT).as_posix()
+)
+
+
+@cache
+def _anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    anchors: set[str] = set()
+    for heading in _HEADING.findall(_FENCE.sub("", page.read_text())):
+        text = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).strip().lower()
+        kept = (c for c in text if c in "-_ " or unicodedata.category(c)[0] in "LN")
+        slug = "".join(kept).replace(" ", "-")
+        number = 1
+        anchor = slug
+        while anchor in anchors:
+            anchor, number = f"{slug}-{number}", number + 1
+        anchors.add(anchor)
+    return anchors
+
+
+@PAGES
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in _LINK.findall(_FENCE.sub("", page.read_text())):
+        if re.match(r"[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = (page.parent / name).resolve() if name else page
+        assert target.exists(), f"{link}: there is no such file"
+        if anchor:
+            assert anchor in _anchors(target), f"{link}: {target.name} has no such heading"
+
+
+@PAGES
+def test_files_that_are_named_exist(page: Path) -> None:
+    if page.name == "CHANGELOG.md":  # tells of what was
+        return
+    text = page.read_text()
+    for name in _FILE.findall(text):
+        name = name.rstrip("./")
+        if name in _MADE or any(part in name for part in ("*", "…")):
+            continue
+        assert (ROOT / name).exists(), f"{name} does not exist"
+
+
+_MADE = (  # by readers: of read-the-code.md, and with a GPU
+    "backend/paceline_backend/policies/presets/lpt.py",
+    "benchmarks/results/gpu.json",
+)
+
+
+@PAGES
+def test_modules_that_are_named_exist(page: Path) -> None:
+    if page.name == "CHANGELOG.md":
+        return
+    for name in _MODULE.findall(page.read_text()):
+        if not name.startswith("paceline.org"):
+            assert _exists(name), f"{name}: neither a module nor in one"
+
+
+def _exists(name: str) -> bool:
+    """Whether a dotted name is a module, or something in a module; entry-point groups count."""
+    if name in ("paceline.policies", "paceline.web", "paceline.commands"):
+        return True
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            spec = importlib.util.find_spec(".".join(parts[:length]))
+        except ModuleNotFoundError:
+            continue
+        if spec is None:
+            continue
+        found: object = importlib.import_module(".".join(parts[:length]))
+        return all((found := getattr(found, part, None)) is not None for part in parts[length:])
+    return False
+
+
+@cache
+def _commands() -> set[str]:
+    """The subcommands of `paceline`, plugins' too."""
+    app = typer.Typer()
+    for entry in entry_points(group="paceline.commands"):
+        entry.load()(app)
+    return {
+        str(command.name or getattr(command.callback, "__name__", ""))
+        for command in (*cli.app.registered_commands, *app.registered_commands)
+    }
+
+
+@PAGES
+def test_commands_that_are_named_exist(page: Path) -> None:
+    for code in _CODE.findall(page.read_text()):
+        for name in _COMMAND.findall(code):
+            assert name in _commands(), f"paceline {name}: no such command"
+
+
+def _fields() -> Iterator[tuple[str, str]]:
+    for module in (models, report_models, attribution):
+        for made in vars(module).values():
+            if isinstance(made, type) and issubclass(made, BaseModel) and made is not BaseModel:
+                for name, field in made.model_fields.items():
+                    yield made.__name__, field.alias or name
+
+
+def test_rest_has_every_field() -> None:
+    text = (ROOT / "docs/rest.md").read_text()
+    words = set(re.findall(r"\w+", text))
+    for model, name in _fields():
+        stem = re.sub(r"_(min|max)$", "", name)
+        assert name in words or stem in words, f"docs/rest.md: {name} of {model} is missing"
+
+
+def test_rest_has_every_call() -> None:
+    text = (ROOT / "docs/rest.md").read_text()
+    told = {re.sub(r"\{\w+\}", "{}", path) for path in _PATH.findall(text)}
+    for router in (runs.router, telemetry.router, attribution.router, whatif.router):
+        for route in router.routes:
+            assert isinstance(route, APIRoute)
+            path = re.sub(r"\{\w+\}", "{}", route.path)
+            assert path in told, f"docs/rest.md: {route.path} is missing"
