@@ -1,6 +1,20 @@
-"""A virtual cluster: up to 10,000 workers on a virtual clock, planned by the real policies."""
+"""A virtual cluster: up to 10,000 workers on a virtual clock, planned by the real policies.
+
+    Scenario         a cluster, its data and what happens to it, read from YAML (`ScenarioError`)
+    Simulation       one run of a scenario; `advance` plans and trains the next segment
+    TrainedSegment   a segment with the times that its ranks would report
+    summary          figures per policy, beside the fluid limit
+    sync             how gradients meet: models of the synchronisers
+    broadcast        a simulation as a run of a control plane
+
+``paceline simulate``, the simulated backend, the what-if forecasts and the benchmarks use these::
+
+    simulation = Simulation.of(Scenario.load(Path("scenario.yaml")))
+    while not simulation.finished:
+        print(simulation.advance().step_s)
+"""
 
 from paceline_backend.simulator.scenario import Scenario, ScenarioError
-from paceline_backend.simulator.simulation import Ran, Simulation
+from paceline_backend.simulator.simulation import Simulation, TrainedSegment
 
-__all__ = ["Ran", "Scenario", "ScenarioError", "Simulation"]
+__all__ = ["Scenario", "ScenarioError", "Simulation", "TrainedSegment"]

@@ -40,10 +40,10 @@ def in_memory(path: Path, names: list[str], warmup: int, as_json: bool) -> int:
     """
     scenario = Scenario.load(path)
     if names:
-        found = summary.compare(scenario, names, warmup)
+        summaries = summary.compare(scenario, names, warmup)
     else:
-        found = summary.with_speedups(summary.run(Simulation.of(scenario), warmup))
-    show(scenario, found, as_json)
+        summaries = summary.with_speedups(summary.run(Simulation.of(scenario), warmup))
+    show(scenario, summaries, as_json)
     return 0
 
 
@@ -66,10 +66,10 @@ def on_server(
         scenario = summary.under(scenario, policy)
     simulation = Simulation.of(scenario)
     with Client(server, token) as client:
-        found = client.version()
+        info = client.version()
         run = register(client, scenario, str(path))
         typer.echo(f"watch it on {client.server}/runs/{run}", err=True)
-        with connect(found["bus"]) as bus:
+        with connect(info["bus"]) as bus:
             broadcast = Broadcast(simulation, run, bus, client, time.time())
             presets = _follow(broadcast, warmup)
     show(scenario, presets, as_json, run=run, state=broadcast.state)
@@ -80,8 +80,8 @@ def _follow(broadcast: Broadcast, warmup: int) -> dict[str, Summary]:
     """Runs it to its end, and tells an end that is none of its own."""
     tally = Tally(warmup)
     try:
-        for ran, devices in broadcast.segments():
-            tally.add(ran, devices)
+        for trained, devices in broadcast.segments():
+            tally.add(trained, devices)
     except KeyboardInterrupt:
         broadcast.end("stopped", "interrupted")
         raise
@@ -92,7 +92,7 @@ def _follow(broadcast: Broadcast, warmup: int) -> dict[str, Summary]:
     return summary.with_speedups(summary.counted(tally) if finished else tally.summaries())
 
 
-def show(scenario: Scenario, found: dict[str, Summary], as_json: bool, **more: Any) -> None:
+def show(scenario: Scenario, summaries: dict[str, Summary], as_json: bool, **more: Any) -> None:
     """Prints what a scenario came to."""
     sizes = scenario.hello().sizes_array()
     about = {
@@ -105,7 +105,7 @@ def show(scenario: Scenario, found: dict[str, Summary], as_json: bool, **more: A
         **more,
     }
     if as_json:
-        presets = {name: one.as_dict() for name, one in found.items()}
+        presets = {name: result.as_dict() for name, result in summaries.items()}
         typer.echo(json.dumps({**about, "presets": presets}))
         return
     from rich import box
@@ -118,11 +118,11 @@ def show(scenario: Scenario, found: dict[str, Summary], as_json: bool, **more: A
         f"(DIF {about['dif']:.4g})"
     )
     table = Table(title=title, title_justify="left", box=box.SIMPLE)
-    columns = _COLUMNS + (_OF_ROUNDS if any(one.rounds for one in found.values()) else ())
+    columns = _COLUMNS + (_OF_ROUNDS if any(result.rounds for result in summaries.values()) else ())
     for _, head in columns:
         table.add_column(head, justify="left" if head == "policy" else "right")
-    for name, one in found.items():
-        values = {"policy": name, **one.as_dict()}
+    for name, result in summaries.items():
+        values = {"policy": name, **result.as_dict()}
         table.add_row(*(_cell(values[column]) for column, _ in columns))
     Console(highlight=False, markup=False).print(table)
 

@@ -191,14 +191,14 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         devices = self.devices
         for name in ("unit_s", "step_s", "sample_s", "data_s", "factors"):
             value = getattr(devices, name)
-            for k, one in enumerate(value if isinstance(value, list) else [value]):
+            for k, number in enumerate(value if isinstance(value, list) else [value]):
                 where = f"devices.{name}[{k}]" if isinstance(value, list) else f"devices.{name}"
-                if isinstance(one, Group):
-                    if one.workers < 1:
-                        raise ScenarioError(f"{where}.workers: {one.workers}; give 1 or more")
-                    where, one = f"{where}.factor", one.factor
-                if not 0 <= one < math.inf:
-                    raise ScenarioError(f"{where}: {one}; give a number, 0 or more")
+                if isinstance(number, Group):
+                    if number.workers < 1:
+                        raise ScenarioError(f"{where}.workers: {number.workers}; give 1 or more")
+                    where, number = f"{where}.factor", number.factor
+                if not 0 <= number < math.inf:
+                    raise ScenarioError(f"{where}: {number}; give a number, 0 or more")
 
     def _check_room(self, where: str, room: list[int]) -> None:
         if room and sum(room) < self.global_batch:

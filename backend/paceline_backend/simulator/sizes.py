@@ -103,13 +103,13 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _numbers(values: Iterable[Any]) -> Floats:
-    found = []
+    numbers = []
     for row, value in enumerate(values, 1):
         try:
-            found.append(float(value))
+            numbers.append(float(value))
         except (TypeError, ValueError) as error:
             raise ValueError(f"row {row}: {value!r}; give numbers above 0") from error
-    return np.array(found)
+    return np.array(numbers)
 
 
 def _text(path: Path, column: str | None) -> Floats:

@@ -13,7 +13,7 @@ from paceline.core.emulation import Emulation
 from paceline_backend import policies
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.scenario import Scenario, ScenarioError
-from paceline_backend.simulator.simulation import Ran, Simulation
+from paceline_backend.simulator.simulation import Simulation, TrainedSegment
 
 BASELINE = "bsp"
 
@@ -84,28 +84,32 @@ class Tally:
     _rounds: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # givers, dropped
     _start: tuple[int, int, int] = (-1, -1, 0)  # attempt, version, first step
 
-    def add(self, ran: Ran, devices: Emulation) -> None:
+    def add(self, trained: TrainedSegment, devices: Emulation) -> None:
         """Takes a segment in; `devices` are those that trained it."""
-        segment = ran.segment
-        self._plans.setdefault(segment.policy, []).append((ran.plan_s, segment.moved))
+        segment = trained.segment
+        self._plans.setdefault(segment.policy, []).append((trained.plan_s, segment.moved))
         mine = self._parts.setdefault(segment.policy, [])
         rounds = self._rounds.setdefault(segment.policy, [])
-        if self._start[:2] != (ran.attempt, segment.version):
-            self._start = (ran.attempt, segment.version, segment.first_step)
-        ett_s, step_s = ran.ett_s, ran.evened_s
+        if self._start[:2] != (trained.attempt, segment.version):
+            self._start = (trained.attempt, segment.version, segment.first_step)
+        ett_s, step_s = trained.ett_s, trained.evened_s
         first = self._start[2] + self.warmup - segment.first_step
-        rounds += [(one.contributors, one.dropped) for one in ran.rounds if one.step >= first]
-        for k, compute_s in enumerate(ran.compute_s):
+        rounds += [
+            (round_.contributors, round_.dropped)
+            for round_ in trained.rounds
+            if round_.step >= first
+        ]
+        for k, compute_s in enumerate(trained.compute_s):
             step = segment.first_step + k
             if step < self._start[2] + self.warmup:
                 continue
-            batch = Features(*(column[k] for column in ran.features))
+            batch = Features(*(column[k] for column in trained.features))
             limit_s = fluid_s(devices, step, batch, np.array(segment.threads or 1))
             mine.append(
                 {
                     "step_s": float(step_s[k]),
                     "load": float(batch.load.sum()),
-                    "fluid_s": limit_s + float(ran.communication_s[k].max()),
+                    "fluid_s": limit_s + float(trained.communication_s[k].max()),
                     **_spread(compute_s, batch.load),
                     "ett_mape": np.nan if ett_s is None else _mape(ett_s[k], compute_s),
                 }
@@ -113,7 +117,7 @@ class Tally:
 
     def summaries(self) -> dict[str, Summary]:
         """Of each policy, in the order of their start."""
-        found = {}
+        summaries = {}
         for policy, parts in self._parts.items():
             table = {name: np.array([part[name] for part in parts]) for name in (parts or [{}])[0]}
             if not table:
@@ -123,7 +127,7 @@ class Tally:
             known = table["ett_mape"][~np.isnan(table["ett_mape"])]
             limit_s = float(table["fluid_s"].sum())
             rounds = np.array(self._rounds[policy]).reshape(-1, 2)
-            found[policy] = Summary(
+            summaries[policy] = Summary(
                 steps=len(parts),
                 step_time_s=total_s / len(parts),
                 total_s=total_s,
@@ -139,7 +143,7 @@ class Tally:
                 contributors=float(rounds[:, 0].mean()) if len(rounds) else None,
                 dropped=int(rounds[:, 1].sum()),
             )
-        return found
+        return summaries
 
 
 def _spread(compute_s: Floats, load: Floats) -> dict[str, float]:
@@ -177,10 +181,10 @@ def counted(tally: Tally) -> dict[str, Summary]:
     Raises:
         ScenarioError: the warm-up leaves no steps.
     """
-    found = tally.summaries()
-    if not found:
+    summaries = tally.summaries()
+    if not summaries:
         raise ScenarioError(f"--warmup: {tally.warmup} steps leave none of the run; give fewer")
-    return found
+    return summaries
 
 
 def under(scenario: Scenario, policy: str) -> Scenario:
@@ -204,17 +208,19 @@ def compare(scenario: Scenario, names: list[str], warmup: int = 0) -> dict[str, 
         ScenarioError: there is no such policy, or the warm-up leaves no steps.
     """
     runs = [under(scenario, name) for name in names]
-    found = {one.policy: run(Simulation.of(one), warmup)[one.policy] for one in runs}
-    return with_speedups(found)
+    summaries = {
+        variant.policy: run(Simulation.of(variant), warmup)[variant.policy] for variant in runs
+    }
+    return with_speedups(summaries)
 
 
-def with_speedups(found: dict[str, Summary]) -> dict[str, Summary]:
+def with_speedups(summaries: dict[str, Summary]) -> dict[str, Summary]:
     """The same summaries, with their speed-up over `bsp` where that is among them."""
-    base = found.get(BASELINE)
+    base = summaries.get(BASELINE)
     if base is None or not base.load_per_s:
-        return found
+        return summaries
     values = {
-        name: {**one.as_dict(), "speedup": one.load_per_s / base.load_per_s}
-        for name, one in found.items()
+        name: {**summary.as_dict(), "speedup": summary.load_per_s / base.load_per_s}
+        for name, summary in summaries.items()
     }
     return {name: Summary(**value) for name, value in values.items()}
