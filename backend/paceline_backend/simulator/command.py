@@ -32,7 +32,13 @@ _OF_ROUNDS = (("rounds", "rounds"), ("contributors", "contributors"), ("dropped"
 
 
 def in_memory(path: Path, names: list[str], warmup: int, as_json: bool) -> int:
-    """Simulates a scenario here, under each of some policies or as it says; prints a table.
+    """Simulates a scenario in this process and prints a table.
+
+    Args:
+        path: the scenario's file.
+        names: policies to compare; empty: the scenario's own policy and switches.
+        warmup: steps left out after each policy's start.
+        as_json: print JSON.
 
     Raises:
         ScenarioError: the scenario cannot be simulated, a policy does not exist, or the warm-up
@@ -55,7 +61,7 @@ def on_server(
     warmup: int,
     as_json: bool,
 ) -> int:
-    """Simulates a scenario as a run of a server, where it is shown and may be switched.
+    """Simulates a scenario as a run of a server, which shows the run and may switch its policy.
 
     Raises:
         InputError: the scenario cannot be simulated, or the server refused it.
@@ -77,7 +83,7 @@ def on_server(
 
 
 def _follow(broadcast: Broadcast, warmup: int) -> dict[str, Summary]:
-    """Runs it to its end, and tells an end that is none of its own."""
+    """Runs the simulation to its end; reports an interruption or an error to the server."""
     tally = Tally(warmup)
     try:
         for trained, devices in broadcast.segments():
@@ -93,7 +99,7 @@ def _follow(broadcast: Broadcast, warmup: int) -> dict[str, Summary]:
 
 
 def show(scenario: Scenario, summaries: dict[str, Summary], as_json: bool, **more: Any) -> None:
-    """Prints what a scenario came to."""
+    """Prints the summaries of a simulated scenario."""
     sizes = scenario.hello().sizes_array()
     about = {
         "scenario": scenario.name,
