@@ -20,7 +20,7 @@ def groups(times: Floats, spread: float = 1.0) -> list[list[int]]:
     Returns:
         the groups, each with its ranks in order, by their first rank.
     """
-    return sorted(sorted(one.tolist()) for one in _split(times, np.arange(len(times)), spread))
+    return sorted(sorted(ranks.tolist()) for ranks in _split(times, np.arange(len(times)), spread))
 
 
 def _split(times: Floats, ranks: Ints, spread: float) -> list[Ints]:

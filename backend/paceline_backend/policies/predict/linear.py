@@ -99,11 +99,11 @@ def _choose(rows: Feedback, window: int) -> Cost:
     """What a batch costs: how well would each cost have forecast the steps so far?"""
     some = np.unique(np.linspace(0, rows.load.shape[1] - 1, _RANKS).astype(np.int64))
     rows = Feedback(*(getattr(rows, field.name)[:, some] for field in fields(rows)))
-    told = usable(rows.samples, rows.load, rows.compute_s)
-    if not told.any() or (rows.longest[told] <= 0).any():  # recorded before longest and squares
+    valid = usable(rows.samples, rows.load, rows.compute_s)
+    if not valid.any() or (rows.longest[valid] <= 0).any():  # recorded before longest and squares
         return SUM
-    typical = float(rows.squares[told].sum() / rows.load[told].sum())
-    expected = _grouped(rows.samples[told], rows.load[told], rows.squares[told])
+    typical = float(rows.squares[valid].sum() / rows.load[valid].sum())
+    expected = _grouped(rows.samples[valid], rows.load[valid], rows.squares[valid])
 
     def score(cost: Cost) -> float:
         loss, count, unlikely = _fit(rows, cost, window)[1].sum(axis=0)
@@ -365,20 +365,20 @@ class PerSamplePredictor:
     def fit(self, feedback: Feedback, world: int) -> Models:
         """See `Predictor.fit`. With fewer than two distinct Λ, a is the mean of T/Λ and b is 0."""
         rows = feedback.by_step(world)
-        told = usable(rows.samples, rows.load, rows.compute_s)
-        if not told.any(axis=0).all():
+        valid = usable(rows.samples, rows.load, rows.compute_s)
+        if not valid.any(axis=0).all():
             return Models.unknown(world)
-        later = np.cumsum(told[::-1], axis=0)[::-1]  # usable rows from each on
-        weight = (told & (later <= self.window)) / np.minimum(later[0], self.window)
+        later = np.cumsum(valid[::-1], axis=0)[::-1]  # usable rows from each on
+        weight = (valid & (later <= self.window)) / np.minimum(later[0], self.window)
         load, compute_s = (weight * rows.load).sum(axis=0), (weight * rows.compute_s).sum(axis=0)
         x, y = rows.load - load, rows.compute_s - compute_s
         with np.errstate(divide="ignore", invalid="ignore"):
             a = (weight * x * y).sum(axis=0) / (weight * x**2).sum(axis=0)
         most = np.where(weight > 0, rows.load, 0.0).max(axis=0)
         least = np.where(weight > 0, rows.load, np.inf).min(axis=0)
-        told_apart = (most > least) & (a > 0)
-        a = np.where(told_apart, a, compute_s / load)
-        return Models(a, np.where(told_apart, compute_s - a * load, 0.0), np.zeros(world))
+        slope_known = (most > least) & (a > 0)
+        a = np.where(slope_known, a, compute_s / load)
+        return Models(a, np.where(slope_known, compute_s - a * load, 0.0), np.zeros(world))
 
 
 def warm_up() -> None:

@@ -130,10 +130,10 @@ class Adaptive:
         if count < _FEWEST:
             return self._choice(before, f"too few steps are known: {worked.sum()} of {_FEWEST}")
         compute_s, load = rows.compute_s[worked][-count:], rows.load[worked][-count:]
-        found = Estimate.of(compute_s, load, self.probes, self.staleness)
+        estimate = Estimate.of(compute_s, load, self.probes, self.staleness)
         error = self._error(compute_s, load)
-        after = self._decide(before, found.gain - error, found.gain + error)
-        return self._choice(after, self._words(found, error, world, after.partial))
+        after = self._decide(before, estimate.gain - error, estimate.gain + error)
+        return self._choice(after, self._words(estimate, error, world, after.partial))
 
     def _decide(self, before: _Memory, low: float, high: float) -> _Memory:
         """What to do where the gain is between these."""
@@ -157,19 +157,19 @@ class Adaptive:
         deviation = np.sqrt((_BLOCKS - 1) / _BLOCKS * ((gains - gains.mean()) ** 2).sum())
         return float(_T * deviation)
 
-    def _words(self, found: Estimate, error: float, world: int, partial: bool) -> str:
+    def _words(self, estimate: Estimate, error: float, world: int, partial: bool) -> str:
         words = (
-            f"a step's slowest rank takes {_ms(found.slowest_s)}, no rank more than "
-            f"{_ms(found.alone_s)} on average: "
+            f"a step's slowest rank takes {_ms(estimate.slowest_s)}, no rank more than "
+            f"{_ms(estimate.alone_s)} on average: "
         )
-        gain = f"{found.gain:.2f} times the gradients (± {error:.2f}, exchanges left out)"
+        gain = f"{estimate.gain:.2f} times the gradients (± {error:.2f}, exchanges left out)"
         if partial:
-            ranks = f"some {found.contributors:.1f} of {world} ranks"
+            ranks = f"some {estimate.contributors:.1f} of {world} ranks"
             words += f"{gain} are expected, those of {ranks} in a round"
         else:
             words += f"a partial one would give {gain}"
-        levelled = 1 - found.levelled_s / found.slowest_s
-        if levelled > max(self.saving, 1 - 1 / found.gain):
+        levelled = 1 - estimate.levelled_s / estimate.slowest_s
+        if levelled > max(self.saving, 1 - 1 / estimate.gain):
             words += (
                 f"; batches that fit the ranks' speeds and the samples' sizes (`batches`) could "
                 f"save {levelled:.0%}"

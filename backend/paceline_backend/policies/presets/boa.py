@@ -26,7 +26,7 @@ from paceline_backend.policies.base import (
     Problem,
     usable,
 )
-from paceline_backend.policies.solve import counts as counted
+from paceline_backend.policies.solve import counts
 from paceline_backend.policies.solve.minmax import minmax
 
 _USUAL = 0.3  # share of a step's time that does not depend on the batch: what to expect, about
@@ -51,12 +51,12 @@ class BatchSizePredictor:
     def fit(self, feedback: Feedback, world: int) -> Models:
         """See `Predictor.fit`. Known as soon as each rank has one usable row."""
         rows = feedback.by_step(world)
-        told = usable(rows.samples, rows.load, rows.compute_s)
-        if not told.any(axis=0).all():
+        valid = usable(rows.samples, rows.load, rows.compute_s)
+        if not valid.any(axis=0).all():
             return Models.unknown(world)
         fits = []
         for rank in range(world):
-            recent = np.flatnonzero(told[:, rank])[-self.window :]
+            recent = np.flatnonzero(valid[:, rank])[-self.window :]
             samples = rows.samples[recent, rank].astype(np.float64)
             fits.append(line(samples, rows.compute_s[recent, rank]))
         c, b = np.array(fits).T
@@ -85,7 +85,7 @@ class MinMaxAllocator:
         if not models.known and problem.profiles:
             models = profiled(problem.profiles)
         if not models.known:
-            return Allocation(counted.equal(problem), {})
+            return Allocation(counts.equal(problem), {})
         return Allocation(solve(models, problem), {}, models=models)
 
 
@@ -98,10 +98,10 @@ def profiled(profiles: list[list[tuple[int, float]]]) -> Models:
 
 def solve(models: Models, problem: Problem) -> Ints:
     """The program's solution, [W]. Without a sample a worker would never be measured again."""
-    low, high = counted.bounds(problem, least=1)
+    low, high = counts.bounds(problem, least=1)
 
-    def times(counts: Ints) -> Floats:
-        n = low + counts
+    def times(samples: Ints) -> Floats:
+        n = low + samples
         return np.where(n > 0, models.c * n + models.b, 0.0)
 
     return low + minmax(times, problem.global_batch - int(low.sum()), high - low)
@@ -112,7 +112,7 @@ def make(parameters: Mapping[str, Any]) -> Policy:
     return Policy(
         name="boa",
         predictor=BatchSizePredictor(parameters["window"]),
-        scheduler=counted.scheduler(parameters),
+        scheduler=counts.scheduler(parameters),
         shuffler=KeepPlacement(),
         plain_batches=True,
         allocator=MinMaxAllocator(),
@@ -124,5 +124,5 @@ preset = Preset(
     summary="Batch sizes that make the slowest rank's expected time least, by an integer program.",
     source="BOA: batch orchestration algorithm for straggler mitigation of distributed DL training",
     make=make,
-    parameters=counted.PARAMETERS,
+    parameters=counts.PARAMETERS,
 )

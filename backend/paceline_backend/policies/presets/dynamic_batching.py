@@ -24,10 +24,10 @@ from paceline_backend.policies.base import (
 )
 from paceline_backend.policies.predict.table import StepTable
 from paceline_backend.policies.presets.static_batching import CAPACITY, counts_of
-from paceline_backend.policies.solve import counts as counted
+from paceline_backend.policies.solve import counts
 
 
-class _Memory(counted.Counted):
+class _Memory(counts.Counted):
     target: list[float]  # [W] what `counts` were rounded from
     next: int  # the first step that the means do not hold
     steps: int  # since the last change, that they hold
@@ -67,18 +67,18 @@ class DynamicAllocator:
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
         """See `Allocator.allocate`."""
-        memory = counted.recall(problem, _Memory) or self._begin(problem)
+        memory = counts.recall(problem, _Memory) or self._begin(problem)
         memory = self._follow(memory, StepTable.of(feedback, problem.world, memory.next))
         if memory.steps >= self.every_steps:
             memory = self._adjust(self._judge(memory, problem), problem)
-        return counted.allocation(memory)
+        return counts.allocation(memory)
 
     def _begin(self, problem: Problem) -> _Memory:
         world = problem.world
-        counts = counts_of(self.capacity, problem).tolist()
+        start = counts_of(self.capacity, problem).tolist()
         return _Memory(
-            counts=counts,
-            target=[float(count) for count in counts],
+            counts=start,
+            target=[float(count) for count in start],
             next=0,
             steps=0,
             mean_s=[0.0] * world,
@@ -90,10 +90,10 @@ class DynamicAllocator:
 
     def _follow(self, memory: _Memory, rows: StepTable) -> _Memory:
         """The means with the steps that became known."""
-        counts, mean = np.array(memory.counts), np.array(memory.mean_s)
+        current, mean = np.array(memory.counts), np.array(memory.mean_s)
         for k in range(len(rows)):
-            says = rows.usable[k] & (counts > 0)
-            time_s = rows.compute_s[k] * counts / np.maximum(rows.samples[k], 1)
+            says = rows.usable[k] & (current > 0)
+            time_s = rows.compute_s[k] * current / np.maximum(rows.samples[k], 1)
             next_ = mean + self.smoothing * (time_s - mean)
             mean = np.where(says, np.where(mean > 0, next_, time_s), mean)
         following = int(rows.step[-1]) + 1 if len(rows) else memory.next
@@ -114,17 +114,17 @@ class DynamicAllocator:
     def _adjust(self, memory: _Memory, problem: Problem) -> _Memory:
         """Other counts, if they are worth it: the moving averages begin anew."""
         most = np.minimum(memory.most, self.b_max or problem.global_batch)
-        low, high = counted.bounds(problem, self.b_min, most)
+        low, high = counts.bounds(problem, self.b_min, most)
         wanted = proportional(np.array(memory.counts), np.array(memory.mean_s))
-        target = counted.spread(wanted, problem.global_batch, low, high)
-        counts, old = counted.rounded(target).tolist(), np.array(memory.target)
+        target = counts.spread(wanted, problem.global_batch, low, high)
+        chosen, old = counts.rounded(target).tolist(), np.array(memory.target)
         # Of what is not rounded: else noise would move a sample to and fro.
         small = (np.abs(target - old) <= self.dead_band * old).all()
-        if small or counts == memory.counts:
+        if small or chosen == memory.counts:
             return memory
         return replace(
             memory,
-            counts=counts,
+            counts=chosen,
             target=target.tolist(),
             next=max(memory.next, problem.first_step),
             steps=0,
@@ -134,16 +134,16 @@ class DynamicAllocator:
         )
 
 
-def proportional(counts: Ints, mean_s: Floats) -> Floats:
+def proportional(current: Ints, mean_s: Floats) -> Floats:
     """Eqs. 4–5: b_k − X_k (μ_k − mean μ) with X_k = b_k / μ_k, which is b_k · mean(μ) / μ_k, [W].
 
     Their sum is another than before: (1, 1) with times (1, 3) becomes (2, ⅔).
 
     Args:
-        counts: b, [W].
+        current: b, [W].
         mean_s: μ; 0 is unknown, and leaves b as it is, [W].
     """
-    wanted, known = counts.astype(np.float64), mean_s > 0
+    wanted, known = current.astype(np.float64), mean_s > 0
     if known.any():
         wanted[known] *= mean_s[known].mean() / mean_s[known]
     return wanted
@@ -164,7 +164,7 @@ def make(parameters: Mapping[str, Any]) -> Policy:
             for name in ("dead_band", "smoothing", "every_steps", "b_min", "b_max", "forget_steps")
         },
     )
-    return counted.policy("dynamic-batching", allocator, parameters)
+    return counts.policy("dynamic-batching", allocator, parameters)
 
 
 preset = Preset(
@@ -218,6 +218,6 @@ preset = Preset(
             "description": "How long an upper bound holds that was learned from a worker's "
             "slowing down with larger batches; 0: for good.",
         },
-        **counted.PARAMETERS,
+        **counts.PARAMETERS,
     },
 )

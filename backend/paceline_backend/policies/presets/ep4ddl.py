@@ -28,7 +28,7 @@ from paceline_backend.policies.base import (
 )
 from paceline_backend.policies.predict.gru import PAST, GruPredictor
 from paceline_backend.policies.presets.bsp import EqualCounts
-from paceline_backend.policies.solve import counts as counted
+from paceline_backend.policies.solve import counts
 
 _NODES = 20_000  # of branch and bound: some 30 ms
 _WORKERS = 64  # beyond so many it would not get far with them
@@ -75,15 +75,15 @@ class _Search:
         self._workers = np.argsort(-choices[:, 0], kind="stable")
         self._choices = choices[self._workers]
         self._spare = max(cores - world, 0) if cores else world * most  # beyond one for each
-        self._found: Ints = np.zeros(world, np.int64)  # threads beyond the first
+        self._best: Ints = np.zeros(world, np.int64)  # threads beyond the first
         self._least = _squares(self._choices[:, 0])
         self._nodes = 0
 
     @property
     def best(self) -> Ints:
         """Threads of each worker."""
-        threads = np.empty_like(self._found)
-        threads[self._workers] = self._found + 1
+        threads = np.empty_like(self._best)
+        threads[self._workers] = self._best + 1
         return threads
 
     def try_levels(self) -> None:
@@ -95,7 +95,7 @@ class _Search:
 
     def descend(self) -> None:
         """Searches the tree, for each worker what is nearest to the best level first."""
-        level = self._times(self._found).mean()
+        level = self._times(self._best).mean()
         order = np.argsort(np.abs(self._choices - level), axis=1, kind="stable")
         self._visit(order.tolist(), [], 0.0, 0.0, self._spare)
 
@@ -118,9 +118,9 @@ class _Search:
     def _keep(self, extra: Ints) -> None:
         squares = _squares(self._times(extra))
         slack = 1e-9 * self._least
-        fewer = extra.sum() < self._found.sum()
+        fewer = extra.sum() < self._best.sum()
         if squares < self._least - slack or (squares <= self._least + slack and fewer):
-            self._found, self._least = extra, squares
+            self._best, self._least = extra, squares
 
     def _times(self, extra: Ints) -> Floats:
         return np.asarray(self._choices[np.arange(len(extra)), extra])
@@ -131,11 +131,12 @@ def _squares(times: Floats) -> float:
     return float(np.square(times - times.mean()).sum())
 
 
-class _Memory(counted.Counted):
+class _Memory(counts.Counted):
     threads: list[int]  # [W]
     since: int  # the first step with them
     serial: float  # share of the time that threads do not shorten
-    one: list[float]  # [W] s with one thread, when they were chosen; empty: nothing to learn of it
+    # [W] s with one thread when `threads` were chosen; empty: nothing to learn from
+    single_s: list[float] = msgspec.field(name="one")
 
 
 @dataclass(frozen=True)
@@ -158,17 +159,17 @@ class ThreadAllocator:
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
         """See `Allocator.allocate`."""
-        memory = counted.recall(problem, _Memory) or self._first(problem)
+        memory = counts.recall(problem, _Memory) or self._first(problem)
         settled = len(feedback) and int(feedback.step[-1]) >= memory.since + PAST - 1
         if not models.known or not settled:
-            return self._told(memory, self._expected(models, memory))
+            return self._allocation(memory, self._expected(models, memory))
         threads = np.array(memory.threads)
         serial = memory.serial
-        if memory.one and (threads > 1).any():
-            serial = serial_share(models.b / memory.one, threads)
-        one = models.b / shortened(threads, serial)
-        wanted = least_variance(one, self.most, self.cores, serial)
-        gain = models.b.std() - (one * shortened(wanted, serial)).std()
+        if memory.single_s and (threads > 1).any():
+            serial = serial_share(models.b / memory.single_s, threads)
+        single_s = models.b / shortened(threads, serial)
+        wanted = least_variance(single_s, self.most, self.cores, serial)
+        gain = models.b.std() - (single_s * shortened(wanted, serial)).std()
         fewer = wanted.sum() < threads.sum()
         if gain > _WORTH * models.b.mean() or (fewer and gain >= 0):
             memory = _Memory(
@@ -176,11 +177,11 @@ class ThreadAllocator:
                 threads=wanted.tolist(),
                 since=problem.first_step,
                 serial=serial,
-                one=one.tolist(),
+                single_s=single_s.tolist(),
             )
         else:
-            memory = msgspec.structs.replace(memory, serial=serial, one=[])
-        return self._told(memory, self._expected(models, memory))
+            memory = msgspec.structs.replace(memory, serial=serial, single_s=[])
+        return self._allocation(memory, self._expected(models, memory))
 
     def _first(self, problem: Problem) -> _Memory:
         world, batch = problem.world, problem.global_batch
@@ -189,23 +190,23 @@ class ThreadAllocator:
             threads=[1] * world,
             since=problem.first_step,
             serial=self.serial,
-            one=[],
+            single_s=[],
         )
 
     @staticmethod
     def _expected(models: Models, memory: _Memory) -> Models:
         """What the feedback says is of other threads for a while."""
-        if not models.known or not memory.one:
+        if not models.known or not memory.single_s:
             return models
         return replace(
-            models, b=np.array(memory.one) * shortened(np.array(memory.threads), memory.serial)
+            models, b=np.array(memory.single_s) * shortened(np.array(memory.threads), memory.serial)
         )
 
     @staticmethod
-    def _told(memory: _Memory, models: Models) -> Allocation:
+    def _allocation(memory: _Memory, models: Models) -> Allocation:
         # Also all ones: else ranks would keep the script's number, and times tell of that.
-        counts, threads = np.array(memory.counts), tuple(memory.threads)
-        return Allocation(counts, msgspec.structs.asdict(memory), threads, models)
+        samples, threads = np.array(memory.counts), tuple(memory.threads)
+        return Allocation(samples, msgspec.to_builtins(memory), threads, models)
 
 
 def serial_share(ratio: Floats, threads: Ints) -> float:

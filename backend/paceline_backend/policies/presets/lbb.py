@@ -24,13 +24,13 @@ from paceline_backend.policies.base import (
     Problem,
 )
 from paceline_backend.policies.predict.table import StepTable
-from paceline_backend.policies.solve import counts as counted
+from paceline_backend.policies.solve import counts
 from paceline_backend.policies.solve.minmax import minmax
 
 _BEGIN = 8  # steps of another policy that the first counts rest on
 
 
-class _Memory(counted.Counted):
+class _Memory(counts.Counted):
     next: int  # the first step that was not looked at
     slope: list[float]  # [W] s per sample, of the last rough model; 0: unknown
     idle: list[int]  # [W] since which step it has no samples, if it has none
@@ -44,9 +44,9 @@ class Line:
     slope: Floats  # s per sample
     fixed: Floats  # a0, s
 
-    def __call__(self, counts: Ints) -> Floats:
+    def __call__(self, samples: Ints) -> Floats:
         """Times of so many samples, s, [W]."""
-        return np.where(counts > 0, self.slope * counts + self.fixed, 0.0)
+        return np.where(samples > 0, self.slope * samples + self.fixed, 0.0)
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,15 @@ class Cubic:
 
     terms: Floats  # [W, 4] a0 … a3, ≥ 0
 
-    def __call__(self, counts: Ints) -> Floats:
+    def __call__(self, samples: Ints) -> Floats:
         """Times of so many samples, s, [W]."""
-        time_s = (self.terms * powers(counts)).sum(axis=1)
-        return np.where(counts > 0, time_s, 0.0)
+        time_s = (self.terms * powers(samples)).sum(axis=1)
+        return np.where(samples > 0, time_s, 0.0)
 
 
-def powers(counts: Any) -> Floats:
+def powers(samples: Any) -> Floats:
     """1, b, b², b³ of each count, [..., 4]."""
-    return np.asarray(counts, np.float64)[..., None] ** np.arange(4)
+    return np.asarray(samples, np.float64)[..., None] ** np.arange(4)
 
 
 def fit_profile(points: list[tuple[int, float]]) -> Floats:
@@ -115,20 +115,20 @@ class LbbAllocator:
         """See `Allocator.allocate`."""
         profiled = all(problem.profiles) and len(problem.profiles) == problem.world
         cubic = Cubic(np.array([fit_profile(p) for p in problem.profiles])) if profiled else None
-        memory = counted.recall(problem, _Memory) or _begin(problem, cubic, feedback)
+        memory = counts.recall(problem, _Memory) or _begin(problem, cubic, feedback)
         rows = StepTable.of(feedback, problem.world, memory.next)
         fixed = models.b if cubic is None else cubic.terms[:, 0]
         if len(rows):
             line = rough_models(rows, fixed, np.array(memory.slope))
             memory = replace(memory, slope=line.slope.tolist(), next=int(rows.step[-1]) + 1)
             memory = self._tune(memory, problem, line, rows)
-        return counted.allocation(self._retry(memory, problem))
+        return counts.allocation(self._retry(memory, problem))
 
     def _tune(self, memory: _Memory, problem: Problem, line: Line, rows: StepTable) -> _Memory:
         """Alg. 2, lines 7–19, of the means over the steps that became known."""
-        counts = np.array(memory.counts)
-        expected = line(counts)
-        takes_part = (counts > 0) & rows.usable.any(axis=0)
+        current = np.array(memory.counts)
+        expected = line(current)
+        takes_part = (current > 0) & rows.usable.any(axis=0)
         if not takes_part.any():
             return memory
         times = expected[takes_part]
@@ -137,9 +137,9 @@ class LbbAllocator:
             return memory
         if effect < self.rapid_threshold or problem.first_step < memory.calm_until:
             return self._move(memory, problem, line, takes_part)
-        _, limits = counted.bounds(problem)
+        _, limits = counts.bounds(problem)
         solved = minmax(line, problem.global_batch, limits)
-        if (solved == counts).all():
+        if (solved == current).all():
             return memory
         memory = replace(memory, calm_until=problem.first_step + self.window_steps)
         return _changed(memory, problem, solved)
@@ -149,43 +149,43 @@ class LbbAllocator:
 
         Where workers have few samples one more is much, and would be moved to and fro.
         """
-        counts, (_, limits) = np.array(memory.counts), counted.bounds(problem)
-        expected = line(counts)
+        changed, (_, limits) = np.array(memory.counts), counts.bounds(problem)
+        expected = line(changed)
         slowest = int(np.argmax(np.where(takes_part, expected, -np.inf)))
-        fastest = int(np.argmin(np.where(takes_part & (counts < limits), expected, np.inf)))
-        samples = min(self.step, counts[slowest], limits[fastest] - counts[fastest])
-        counts[slowest] -= samples
-        counts[fastest] += samples
-        better = line(counts)[fastest] < expected[slowest]
-        return _changed(memory, problem, counts) if better else memory
+        fastest = int(np.argmin(np.where(takes_part & (changed < limits), expected, np.inf)))
+        samples = min(self.step, changed[slowest], limits[fastest] - changed[fastest])
+        changed[slowest] -= samples
+        changed[fastest] += samples
+        better = line(changed)[fastest] < expected[slowest]
+        return _changed(memory, problem, changed) if better else memory
 
     def _retry(self, memory: _Memory, problem: Problem) -> _Memory:
         """Gives whoever was left out for long samples of the worker that has most."""
-        counts, (_, limits) = np.array(memory.counts), counted.bounds(problem)
-        since = np.where((counts == 0) & (limits > 0), memory.idle, problem.first_step)
-        rank, donor = int(np.argmin(since)), int(np.argmax(counts))
+        changed, (_, limits) = np.array(memory.counts), counts.bounds(problem)
+        since = np.where((changed == 0) & (limits > 0), memory.idle, problem.first_step)
+        rank, donor = int(np.argmin(since)), int(np.argmax(changed))
         if problem.first_step - since[rank] < self.retry_steps:
             return memory
-        samples = min(self.step, counts[donor], limits[rank])
-        counts[donor] -= samples
-        counts[rank] += samples
-        return _changed(memory, problem, counts)
+        samples = min(self.step, changed[donor], limits[rank])
+        changed[donor] -= samples
+        changed[rank] += samples
+        return _changed(memory, problem, changed)
 
 
 def _begin(problem: Problem, cubic: Cubic | None, feedback: Feedback) -> _Memory:
     """Goes on from the last steps of another policy, if there were any."""
-    low, limits = counted.bounds(problem)
+    low, limits = counts.bounds(problem)
     last = np.unique(feedback.step)[-_BEGIN:]
     first = int(last[0]) if len(last) else 0
     samples, _, _ = StepTable.of(feedback, problem.world, first).sums()
     if samples.any():
-        counts = counted.rounded(counted.spread(samples, problem.global_batch, low, limits))
+        start = counts.rounded(counts.spread(samples, problem.global_batch, low, limits))
     elif cubic is not None:
-        counts = minmax(cubic, problem.global_batch, limits)
+        start = minmax(cubic, problem.global_batch, limits)
     else:
-        counts = counted.equal(problem)
+        start = counts.equal(problem)
     return _Memory(
-        counts=counts.tolist(),
+        counts=start.tolist(),
         next=first,
         slope=[0.0] * problem.world,
         idle=[problem.first_step] * problem.world,
@@ -193,12 +193,12 @@ def _begin(problem: Problem, cubic: Cubic | None, feedback: Feedback) -> _Memory
     )
 
 
-def _changed(memory: _Memory, problem: Problem, counts: Ints) -> _Memory:
+def _changed(memory: _Memory, problem: Problem, chosen: Ints) -> _Memory:
     """Other counts from the problem's first step on; what came before says nothing of them."""
-    was_idle = (np.array(memory.counts) == 0) & (counts == 0)
+    was_idle = (np.array(memory.counts) == 0) & (chosen == 0)
     return replace(
         memory,
-        counts=counts.tolist(),
+        counts=chosen.tolist(),
         next=max(memory.next, problem.first_step),
         idle=np.where(was_idle, memory.idle, problem.first_step).tolist(),
     )
@@ -226,7 +226,7 @@ def make(parameters: Mapping[str, Any]) -> Policy:
     """The policy."""
     names = ("fine_threshold", "rapid_threshold", "step", "window_steps", "retry_steps")
     allocator = LbbAllocator(**{name: parameters[name] for name in names})
-    return counted.policy("lbb", allocator, parameters)
+    return counts.policy("lbb", allocator, parameters)
 
 
 preset = Preset(
@@ -271,6 +271,6 @@ preset = Preset(
             "default": 200,
             "description": "Steps after which a rank that was left out is tried again.",
         },
-        **counted.PARAMETERS,
+        **counts.PARAMETERS,
     },
 )

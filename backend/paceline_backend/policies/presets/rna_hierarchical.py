@@ -51,30 +51,30 @@ class Grouping:
 
     def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
         """See `Chooser.choose`."""
-        found = _recall(memory, world)
+        grouping = _recall(memory, world)
         steps = len(feedback) // world
         if steps < _STEPS:
-            return self._choice(found, f"few steps are known: {steps} of {_STEPS}")
+            return self._choice(grouping, f"few steps are known: {steps} of {_STEPS}")
         rows = feedback.by_step(world)
         compute_s, samples = rows.compute_s[-_STEPS:], rows.samples[-_STEPS:]
         proposed = [
             groups(step_times(*part), self.spread)
             for part in zip(np.split(compute_s, _PARTS), np.split(samples, _PARTS), strict=True)
         ]
-        if all(one == proposed[0] for one in proposed):
-            found = proposed[0]
-        return self._choice(found, _words(found, step_times(compute_s, samples)))
+        if all(proposal == proposed[0] for proposal in proposed):
+            grouping = proposed[0]
+        return self._choice(grouping, _words(grouping, step_times(compute_s, samples)))
 
-    def _choice(self, found: list[list[int]], why: str) -> Choice:
-        return Choice(self._synchroniser(found), why, {"groups": found})
+    def _choice(self, grouping: list[list[int]], why: str) -> Choice:
+        return Choice(self._synchroniser(grouping), why, {"groups": grouping})
 
-    def _synchroniser(self, found: list[list[int]]) -> Synchronisation:
+    def _synchroniser(self, grouping: list[list[int]]) -> Synchronisation:
         probes, staleness = self.probes, self.staleness
-        if len(found) == 1:
+        if len(grouping) == 1:
             return Partial(PartialRules(probes=probes, staleness=staleness, mean=True))
         return Hierarchical(
             HierarchicalRules(
-                probes=probes, staleness=staleness, mean=True, groups=found, every=self.every
+                probes=probes, staleness=staleness, mean=True, groups=grouping, every=self.every
             )
         )
 
@@ -82,19 +82,19 @@ class Grouping:
 def _recall(memory: Mapping[str, Any], world: int) -> list[list[int]]:
     """What was last; one group where other ranks, or another release, trained then."""
     try:
-        found = msgspec.convert(memory.get("groups"), list[list[int]])
+        grouping = msgspec.convert(memory.get("groups"), list[list[int]])
     except msgspec.ValidationError:
-        found = []
+        grouping = []
     ranks = list(range(world))
-    return found if sorted(rank for one in found for rank in one) == ranks else [ranks]
+    return grouping if sorted(rank for group in grouping for rank in group) == ranks else [ranks]
 
 
-def _words(found: list[list[int]], times: Floats) -> str:
-    if len(found) == 1:
+def _words(grouping: list[list[int]], times: Floats) -> str:
+    if len(grouping) == 1:
         return f"one group: a step takes {_ms(times.min())} to {_ms(times.max())}"
-    by_speed = sorted(found, key=lambda one: float(times[one].mean()))
-    parts = [f"{len(one)} ranks at {_ms(float(np.mean(times[one])))}" for one in by_speed]
-    return f"{len(found)} groups by what a step takes: {', '.join(parts)}"
+    by_speed = sorted(grouping, key=lambda group: float(times[group].mean()))
+    parts = [f"{len(group)} ranks at {_ms(float(np.mean(times[group])))}" for group in by_speed]
+    return f"{len(grouping)} groups by what a step takes: {', '.join(parts)}"
 
 
 def _ms(seconds: float) -> str:

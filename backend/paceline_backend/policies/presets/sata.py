@@ -21,10 +21,10 @@ from paceline_backend.policies.base import (
     Problem,
 )
 from paceline_backend.policies.predict.table import StepTable
-from paceline_backend.policies.solve import counts as counted
+from paceline_backend.policies.solve import counts
 
 
-class _Memory(counted.Counted):
+class _Memory(counts.Counted):
     weights: list[float]  # [W] w, their sum is 1
     epoch: int  # in which they were decided,
     since: int  # and the first step of theirs
@@ -52,8 +52,8 @@ class SataAllocator:
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
         """See `Allocator.allocate`."""
         world = problem.world
-        memory = counted.recall(problem, _Memory) or _Memory(
-            counts=counted.equal(problem).tolist(),
+        memory = counts.recall(problem, _Memory) or _Memory(
+            counts=counts.equal(problem).tolist(),
             weights=[1 / world] * world,
             epoch=-1,
             since=problem.first_step,
@@ -66,14 +66,14 @@ class SataAllocator:
         samples, compute_s = samples + memory.samples, compute_s + memory.compute_s
         weights, epoch, since = np.array(memory.weights), memory.epoch, memory.since
         if self._due(problem, memory):
-            found = reweighted(weights, samples, compute_s)
-            if np.abs(found / weights - 1).max() > self.tolerance:
-                weights = found
+            proposal = reweighted(weights, samples, compute_s)
+            if np.abs(proposal / weights - 1).max() > self.tolerance:
+                weights = proposal
             epoch, since = problem.epoch, problem.first_step
             samples, compute_s = np.zeros(world), np.zeros(world)
-        target = counted.spread(weights, problem.global_batch, *counted.bounds(problem, least=1))
+        target = counts.spread(weights, problem.global_batch, *counts.bounds(problem, least=1))
         memory = _Memory(
-            counts=counted.rounded(target).tolist(),
+            counts=counts.rounded(target).tolist(),
             weights=weights.tolist(),
             epoch=epoch,
             since=since,
@@ -81,7 +81,7 @@ class SataAllocator:
             samples=samples.tolist(),
             compute_s=compute_s.tolist(),
         )
-        return counted.allocation(memory)
+        return counts.allocation(memory)
 
     def _due(self, problem: Problem, memory: _Memory) -> bool:
         if memory.epoch < 0 or not self.every_steps:
@@ -102,16 +102,16 @@ def reweighted(weights: Floats, samples: Floats, compute_s: Floats) -> Floats:
     known = (samples > 0) & (compute_s > 0)
     if not known.any():
         return weights
-    found = weights.copy()
+    result = weights.copy()
     speed = samples[known] / compute_s[known]
-    found[known] = speed / speed.sum() * weights[known].sum()
-    return found
+    result[known] = speed / speed.sum() * weights[known].sum()
+    return result
 
 
 def make(parameters: Mapping[str, Any]) -> Policy:
     """The policy."""
     allocator = SataAllocator(parameters["tolerance"], parameters["every_steps"])
-    return counted.policy("sata", allocator, parameters)
+    return counts.policy("sata", allocator, parameters)
 
 
 preset = Preset(
@@ -135,6 +135,6 @@ preset = Preset(
             "default": 0,
             "description": "Redistribute after so many steps; 0: once an epoch, as in the paper.",
         },
-        **counted.PARAMETERS,
+        **counts.PARAMETERS,
     },
 )

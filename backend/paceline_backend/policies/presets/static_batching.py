@@ -20,10 +20,10 @@ from paceline_backend.policies.base import (
     Preset,
     Problem,
 )
-from paceline_backend.policies.solve import counts as counted
+from paceline_backend.policies.solve import counts
 
 CAPACITY: Mapping[str, Any] = {
-    **counted.PER_RANK,
+    **counts.PER_RANK,
     "description": "What each rank can do relative to the others: its CPU cores, or its FLOP/s. "
     "One number for each rank; none: all count as equal.",
 }
@@ -37,9 +37,9 @@ def counts_of(capacity: tuple[float, ...], problem: Problem) -> Ints:
         problem: what the counts are for.
     """
     if len(capacity) != problem.world:
-        return counted.equal(problem)
+        return counts.equal(problem)
     shares = np.array(capacity) / max(capacity)
-    return counted.rounded(counted.spread(shares, problem.global_batch, *counted.bounds(problem)))
+    return counts.rounded(counts.spread(shares, problem.global_batch, *counts.bounds(problem)))
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class StaticAllocator:
 def make(parameters: Mapping[str, Any]) -> Policy:
     """The policy."""
     allocator = StaticAllocator(tuple(parameters["capacity"]))
-    return counted.policy("static-batching", allocator, parameters)
+    return counts.policy("static-batching", allocator, parameters)
 
 
 preset = Preset(
@@ -69,5 +69,5 @@ preset = Preset(
     source="Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching, "
     "open loop",
     make=make,
-    parameters={"capacity": CAPACITY, **counted.PARAMETERS},
+    parameters={"capacity": CAPACITY, **counts.PARAMETERS},
 )

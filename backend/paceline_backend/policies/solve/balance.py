@@ -323,9 +323,9 @@ def _descend(sizes: Floats, w: Workers, state: _State, enough: float, effort: in
             # Nothing brings both below the time at which they would end together.
             together = (least_p * w.a[q] + state.time_s[q] * w.a[p]) / (w.a[p] + w.a[q])
             if q != p and state.time_s[q] < best and together < best and w.most[q] > 0:
-                found, x, y = _exchange(p, q, sizes, w, state, best)
+                slower_s, x, y = _exchange(p, q, sizes, w, state, best)
                 if x >= 0:
-                    best, give, get, taker = found, x, y, q
+                    best, give, get, taker = slower_s, x, y, q
                     if best <= enough:
                         break
         if taker == p:
