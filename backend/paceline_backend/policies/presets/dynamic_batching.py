@@ -28,33 +28,33 @@ from paceline_backend.policies.solve import counts
 
 
 class _Memory(counts.Counted):
-    target: list[float]  # [W] what `counts` were rounded from
-    next: int  # the first step that the means do not hold
-    steps: int  # since the last change, that they hold
+    target: list[float]  # [W] `counts` before rounding
+    next: int  # the first step that is not in `mean_s`
+    steps: int  # steps in `mean_s`, all since the last change
     mean_s: list[float]  # [W] μ, seconds for `counts` samples; 0: unknown
-    before: list[int]  # [W] counts before the last change, until judged,
-    rate: list[float]  # [W] and samples per second then; 0: unknown
-    most: list[int]  # [W] the learned upper bounds,
-    learned: list[int]  # [W] and in which step
+    before: list[int]  # [W] counts before the last change; empty: the change has been judged
+    rate: list[float]  # [W] samples per second before the last change; 0: unknown
+    most: list[int]  # [W] the learned upper bounds
+    learned: list[int]  # [W] the steps in which `most` was learned
 
 
 @dataclass(frozen=True)
 class DynamicAllocator:
     """b_k ← b_k · mean(μ) / μ_k (Eqs. 4–5), rescaled to the global batch, then rounded.
 
-    μ_k is the moving average of worker k's iteration times since the counts last changed; times of
-    other counts (an epoch's last step, coasted ones) count in proportion. When worker k got slower
-    per sample, by more than the dead band, from getting more samples, its upper bound becomes what
-    it had before.
+    μ_k is the moving average of worker k's iteration times since the counts last changed. Times of
+    other counts (an epoch's last step, coasted steps) count in proportion. If worker k gets more
+    samples and then takes longer per sample, by more than the dead band, its former count becomes
+    its upper bound.
 
     Args:
-        capacity: of each rank, for the counts at the beginning; empty: equal.
-        dead_band: change nothing unless some worker's batch changes by more, relatively.
+        capacity: of each rank, for the first counts; empty: equal counts.
+        dead_band: least relative change of some worker's batch; smaller changes are not made.
         smoothing: weight of the newest time in the moving average.
         every_steps: steps that must be known between two changes.
-        b_min: samples that each worker gets at least.
-        b_max: samples that each worker gets at most; 0: no bound.
-        forget_steps: a learned bound holds for so many steps; 0: for good.
+        b_min: least samples of each worker.
+        b_max: most samples of each worker; 0: no bound.
+        forget_steps: steps for which a learned bound holds; 0: for ever.
     """
 
     capacity: tuple[float, ...] = ()
@@ -89,7 +89,7 @@ class DynamicAllocator:
         )
 
     def _follow(self, memory: _Memory, rows: StepTable) -> _Memory:
-        """The means with the steps that became known."""
+        """The memory with the steps in `rows` added to the moving averages."""
         current, mean = np.array(memory.counts), np.array(memory.mean_s)
         for k in range(len(rows)):
             says = rows.usable[k] & (current > 0)
@@ -100,7 +100,7 @@ class DynamicAllocator:
         return replace(memory, mean_s=mean.tolist(), steps=memory.steps + len(rows), next=following)
 
     def _judge(self, memory: _Memory, problem: Problem) -> _Memory:
-        """The upper bounds with what the last change taught, once it is known."""
+        """The memory with the upper bounds that the last change showed."""
         most, learned = np.array(memory.most), np.array(memory.learned)
         if self.forget_steps:
             most[problem.first_step - learned >= self.forget_steps] = problem.global_batch
@@ -112,13 +112,13 @@ class DynamicAllocator:
         return replace(memory, before=[], most=most.tolist(), learned=learned.tolist())
 
     def _adjust(self, memory: _Memory, problem: Problem) -> _Memory:
-        """Other counts, if they are worth it: the moving averages begin anew."""
+        """The memory with new counts and new averages, if the counts change enough."""
         most = np.minimum(memory.most, self.b_max or problem.global_batch)
         low, high = counts.bounds(problem, self.b_min, most)
         wanted = proportional(np.array(memory.counts), np.array(memory.mean_s))
         target = counts.spread(wanted, problem.global_batch, low, high)
         chosen, old = counts.rounded(target).tolist(), np.array(memory.target)
-        # Of what is not rounded: else noise would move a sample to and fro.
+        # Compare before rounding: otherwise noise would move a sample back and forth.
         small = (np.abs(target - old) <= self.dead_band * old).all()
         if small or chosen == memory.counts:
             return memory
@@ -137,11 +137,11 @@ class DynamicAllocator:
 def proportional(current: Ints, mean_s: Floats) -> Floats:
     """Eqs. 4–5: b_k − X_k (μ_k − mean μ) with X_k = b_k / μ_k, which is b_k · mean(μ) / μ_k, [W].
 
-    Their sum is another than before: (1, 1) with times (1, 3) becomes (2, ⅔).
+    The sum changes: (1, 1) with times (1, 3) becomes (2, ⅔).
 
     Args:
         current: b, [W].
-        mean_s: μ; 0 is unknown, and leaves b as it is, [W].
+        mean_s: μ, [W]; 0: unknown, and b stays.
     """
     wanted, known = current.astype(np.float64), mean_s > 0
     if known.any():

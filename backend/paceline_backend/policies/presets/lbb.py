@@ -1,4 +1,4 @@
-"""`lbb`: batch sizes that level the workers' times, tuned in small moves or at once.
+"""`lbb`: batch sizes that level the workers' times, tuned in small moves or all at once.
 
 LBB: Load Balanced Batching for Efficient Distributed Learning on Heterogeneous GPU Cluster.
 """
@@ -27,13 +27,13 @@ from paceline_backend.policies.predict.table import StepTable
 from paceline_backend.policies.solve import counts
 from paceline_backend.policies.solve.minmax import minmax
 
-_BEGIN = 8  # steps of another policy that the first counts rest on
+_BEGIN = 8  # steps of the policy before, on which the first counts rest
 
 
 class _Memory(counts.Counted):
-    next: int  # the first step that was not looked at
+    next: int  # the first step that is not used yet
     slope: list[float]  # [W] s per sample, of the last rough model; 0: unknown
-    idle: list[int]  # [W] since which step it has no samples, if it has none
+    idle: list[int]  # [W] step since which a worker without samples has none
     calm_until: int  # the first step in which rapid tuning is allowed again
 
 
@@ -45,7 +45,7 @@ class Line:
     fixed: Floats  # a0, s
 
     def __call__(self, samples: Ints) -> Floats:
-        """Times of so many samples, s, [W]."""
+        """Times for these numbers of samples, s, [W]."""
         return np.where(samples > 0, self.slope * samples + self.fixed, 0.0)
 
 
@@ -56,7 +56,7 @@ class Cubic:
     terms: Floats  # [W, 4] a0 … a3, ≥ 0
 
     def __call__(self, samples: Ints) -> Floats:
-        """Times of so many samples, s, [W]."""
+        """Times for these numbers of samples, s, [W]."""
         time_s = (self.terms * powers(samples)).sum(axis=1)
         return np.where(samples > 0, time_s, 0.0)
 
@@ -69,15 +69,15 @@ def powers(samples: Any) -> Floats:
 def fit_profile(points: list[tuple[int, float]]) -> Floats:
     """a0 … a3 of a worker's profile (Alg. 1): least squares of relative errors, none negative, [4].
 
-    So the time never falls as the batch grows, also beyond what was profiled: a cubic free of this
-    may turn down there, and would promise that a larger batch takes less.
+    With coefficients ≥ 0 the time never falls as the batch grows. A cubic without this condition
+    may fall beyond the profiled sizes and would promise that a larger batch takes less time.
 
     Args:
         points: (samples, s), at least one.
     """
     samples, time_s = np.array(points, np.float64).T
     scale = powers(samples.max())
-    # Weights of 1/T² make errors relative. The intercept is a0, which must not be negative either.
+    # Weights of 1/T² make errors relative. The intercept a0 must not be negative, either.
     cubic = LinearRegression(positive=True, fit_intercept=False)
     cubic.fit(powers(samples) / scale, time_s, sample_weight=time_s**-2.0)
     return np.asarray(cubic.coef_ / scale)
@@ -87,22 +87,22 @@ def fit_profile(points: list[tuple[int, float]]) -> Floats:
 class LbbAllocator:
     """LBB's coordinator (Alg. 2), which acts on the straggler effect SE of the last steps.
 
-    Below `fine_threshold` it does nothing; below `rapid_threshold` it moves `step` samples from the
-    slowest worker to the fastest; else it makes rough models of all and solves Eq. 3 anew. After
-    that it only moves samples for `window_steps` steps. To begin with, it solves Eq. 3 for the
-    profiles, or keeps the proportions of the steps before.
+    Below `fine_threshold` the counts stay. Below `rapid_threshold`, `step` samples move from the
+    slowest worker to the fastest. Above, rough models of all workers are made and Eq. 3 is solved
+    anew; for `window_steps` steps after this, samples only move. The first counts solve Eq. 3 for
+    the profiles, or keep the proportions of the policy before.
 
-    A worker may be left out (B_i = 0). It does not count in SE, but it does in Eq. 3, with its last
-    model; and after `retry_steps` it gets `step` samples of the worker that has most, so that it is
-    known again and tuning goes on from there.
+    A worker may be left out (B_i = 0). It does not count in SE. In Eq. 3 it counts with its last
+    model. After `retry_steps` steps it gets `step` samples of the worker that has most, so that its
+    time becomes known and tuning goes on.
 
     Args:
         fine_threshold: FT.
         rapid_threshold: RT.
         step: samples to move. The paper takes ⌊step/2⌋ and gives ⌈step/2⌉, which changes the
             global batch; here both are `step`.
-        window_steps: steps in which there is no rapid tuning after one.
-        retry_steps: see above.
+        window_steps: steps after a rapid tuning in which there is no further one.
+        retry_steps: steps after which a worker that was left out gets samples again.
     """
 
     fine_threshold: float = 0.05
@@ -125,7 +125,7 @@ class LbbAllocator:
         return counts.allocation(self._retry(memory, problem))
 
     def _tune(self, memory: _Memory, problem: Problem, line: Line, rows: StepTable) -> _Memory:
-        """Alg. 2, lines 7–19, of the means over the steps that became known."""
+        """Alg. 2, lines 7–19, with means over the steps in `rows`."""
         current = np.array(memory.counts)
         expected = line(current)
         takes_part = (current > 0) & rows.usable.any(axis=0)
@@ -145,9 +145,9 @@ class LbbAllocator:
         return _changed(memory, problem, solved)
 
     def _move(self, memory: _Memory, problem: Problem, line: Line, takes_part: Any) -> _Memory:
-        """Fine tuning, unless it would only make another worker as slow.
+        """Fine tuning, unless it would make another worker equally slow.
 
-        Where workers have few samples one more is much, and would be moved to and fro.
+        If workers have few samples, a single sample matters and would move back and forth.
         """
         changed, (_, limits) = np.array(memory.counts), counts.bounds(problem)
         expected = line(changed)
@@ -160,7 +160,7 @@ class LbbAllocator:
         return _changed(memory, problem, changed) if better else memory
 
     def _retry(self, memory: _Memory, problem: Problem) -> _Memory:
-        """Gives whoever was left out for long samples of the worker that has most."""
+        """Gives a worker that was left out for long some samples of the worker that has most."""
         changed, (_, limits) = np.array(memory.counts), counts.bounds(problem)
         since = np.where((changed == 0) & (limits > 0), memory.idle, problem.first_step)
         rank, donor = int(np.argmin(since)), int(np.argmax(changed))
@@ -173,7 +173,7 @@ class LbbAllocator:
 
 
 def _begin(problem: Problem, cubic: Cubic | None, feedback: Feedback) -> _Memory:
-    """Goes on from the last steps of another policy, if there were any."""
+    """The first memory: goes on from the last steps of the policy before, if there are any."""
     low, limits = counts.bounds(problem)
     last = np.unique(feedback.step)[-_BEGIN:]
     first = int(last[0]) if len(last) else 0
@@ -194,7 +194,7 @@ def _begin(problem: Problem, cubic: Cubic | None, feedback: Feedback) -> _Memory
 
 
 def _changed(memory: _Memory, problem: Problem, chosen: Ints) -> _Memory:
-    """Other counts from the problem's first step on; what came before says nothing of them."""
+    """The memory with new counts from the problem's first step on. Earlier steps are not used."""
     was_idle = (np.array(memory.counts) == 0) & (chosen == 0)
     return replace(
         memory,
@@ -209,9 +209,9 @@ def rough_models(rows: StepTable, fixed: Floats, before: Floats) -> Line:
 
     Args:
         rows: the steps whose mean samples and times are CB and CT.
-        fixed: a0 of the profiling phase or of the predictor; 0 in place of one above CT, s, [W].
-        before: slopes of earlier models, for workers that had no samples; 0: unknown, then a
-            typical one, [W].
+        fixed: a0 of the profiling phase or of the predictor, s, [W]; an a0 above CT counts as 0.
+        before: slopes of earlier models, for workers without samples, [W]; 0: unknown, the mean
+            slope is used.
     """
     samples, compute_s, steps = rows.sums()
     known, mean_s = steps > 0, compute_s / np.maximum(steps, 1)

@@ -1,8 +1,8 @@
 """`rna-hierarchical`: `rna` within groups of ranks of about the same speed, and a server between.
 
-So between two meetings a group's rounds come at its own pace, and a gradient is not too old for
-what is slow all the time. Where a segment ends the fast wait: all ranks have as many steps. Between
-groups a parameter server adds up what each has changed (RNA, Sec. 4).
+A group's rounds come at the group's own pace, so a gradient of a rank that is always slow is not
+dropped as too old. At a segment's end the fast ranks wait, because all ranks have equally many
+steps. Between groups a parameter server adds up the changes of each group (RNA, Sec. 4).
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from paceline_backend.policies.predict.groups import groups, step_times
 from paceline_backend.policies.presets.relaxed import BATCHES, STALENESS
 from paceline_backend.policies.registry import make as policy_of
 
-_PARTS = 4  # of the newest steps, that must agree
+_PARTS = 4  # parts of the newest steps, which must all give the same groups
 _STEPS = 8 * _PARTS
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """Groups ranks by what steps took them; plain RNA where all are one group.
+    """Groups ranks by their step times; plain RNA if all ranks are one group.
 
-    They are grouped anew where the older and the newer parts of the last steps all agree on it: so
-    noise does not move a rank back and forth.
+    The groups change only if all parts of the newest steps give the same new groups. Otherwise
+    noise would move a rank back and forth.
 
     Args:
         spread: see `groups`.
-        every: see `HierarchicalRules`,
-        probes: likewise,
-        staleness: likewise.
+        every: see `HierarchicalRules`.
+        probes: see `HierarchicalRules`.
+        staleness: see `HierarchicalRules`.
     """
 
     spread: float
@@ -80,7 +80,7 @@ class Grouping:
 
 
 def _recall(memory: Mapping[str, Any], world: int) -> list[list[int]]:
-    """What was last; one group where other ranks, or another release, trained then."""
+    """The last groups; one group if other ranks trained then, or another release wrote them."""
     try:
         grouping = msgspec.convert(memory.get("groups"), list[list[int]])
     except msgspec.ValidationError:

@@ -1,4 +1,4 @@
-"""`sata`: each epoch, shares of the global batch by the time that the epoch before took.
+"""`sata`: each epoch, shares of the global batch by the workers' times in the epoch before.
 
 SATA: self-adaptive task allocation, Eq. 8 and Algorithm 1.
 """
@@ -26,24 +26,24 @@ from paceline_backend.policies.solve import counts
 
 class _Memory(counts.Counted):
     weights: list[float]  # [W] w, their sum is 1
-    epoch: int  # in which they were decided,
-    since: int  # and the first step of theirs
-    next: int  # the first step that is not in the sums:
-    samples: list[float]  # [W] done, and
-    compute_s: list[float]  # [W] needed for them, since they were decided
+    epoch: int  # in which `weights` were decided
+    since: int  # first step with `weights`
+    next: int  # first step that is not in the sums `samples` and `compute_s`
+    samples: list[float]  # [W] done since `weights` were decided
+    compute_s: list[float]  # [W] seconds for these samples
 
 
 @dataclass(frozen=True)
 class SataAllocator:
     """w_i ← (w_i / t_i) / Σ_k (w_k / t_k) at each epoch's start (Eq. 8), t_i the epoch's time.
 
-    In place of w_i stands what it came to, the samples done in t_i: the same but for rounding, and
-    right also where the leader coasted or another policy planned before. A worker of which nothing
-    is known keeps its share. Each gets a sample at least, so that its time stays known.
+    In place of w_i, the samples done in t_i are used. They are the same up to rounding, and are
+    also right if the leader coasted or another policy planned before. A worker without feedback
+    keeps its share. Each worker gets at least one sample, so that its time stays known.
 
     Args:
-        tolerance: redistribute only if some w changed by more, relatively.
-        every_steps: redistribute after so many steps; 0: once an epoch, as in the paper.
+        tolerance: least relative change of some w; smaller changes are not made.
+        every_steps: steps between two redistributions; 0: once an epoch, as in the paper.
     """
 
     tolerance: float = 0.01
@@ -95,9 +95,9 @@ def reweighted(weights: Floats, samples: Floats, compute_s: Floats) -> Floats:
     Worked example: w = (½, ½), t = (2, 6) → (¾, ¼).
 
     Args:
-        weights: w, [W]; of workers without a time these stay.
-        samples: done in the epoch, in proportion to w where all went by plan, [W].
-        compute_s: t, seconds of gradient computing that they took, [W].
+        weights: w, [W]; they stay for workers without a time.
+        samples: done in the epoch, [W]; in proportion to w if all steps went by plan.
+        compute_s: t, seconds of gradient computing for these samples, [W].
     """
     known = (samples > 0) & (compute_s > 0)
     if not known.any():

@@ -33,8 +33,8 @@ def counts_of(capacity: tuple[float, ...], problem: Problem) -> Ints:
     """b_k = B · X_k / ΣX, within the limits, [W]; equal counts without a capacity for each rank.
 
     Args:
-        capacity: X, of any unit, [W]. Those of a run that came back with other ranks say nothing.
-        problem: what the counts are for.
+        capacity: X, in any unit, [W]. Ignored if the run came back with another number of ranks.
+        problem: that the counts are for.
     """
     if len(capacity) != problem.world:
         return counts.equal(problem)
@@ -44,10 +44,10 @@ def counts_of(capacity: tuple[float, ...], problem: Problem) -> Ints:
 
 @dataclass(frozen=True)
 class StaticAllocator:
-    """Counts in proportion to capacities, whatever the feedback.
+    """Counts in proportion to capacities; feedback is not used.
 
     Args:
-        capacity: of each rank; empty: equal.
+        capacity: of each rank; empty: equal counts.
     """
 
     capacity: tuple[float, ...] = ()

@@ -250,7 +250,7 @@ def _open(step: int, time_s: float, counts: Ints, w: Workers, bins: _Bins) -> No
 
 @compiled
 def _speed(counts: Ints, w: Workers) -> tuple[float, float]:
-    """Σ 1/a over the workers that get samples, and the load that they could do in their overhead."""
+    """Over the workers with samples: Σ 1/a, and the load that they could do in their overhead."""
     speed, due = 0.0, 0.0
     for j in range(len(counts)):
         if counts[j]:
