@@ -1,4 +1,4 @@
-"""`ssp`: each gradient is an update; no rank is more than `staleness` steps ahead of the slowest."""
+"""`ssp`: each gradient is an update; no rank leads the slowest by more than `staleness` steps."""
 
 from __future__ import annotations
 

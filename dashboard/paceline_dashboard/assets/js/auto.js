@@ -23,12 +23,12 @@ export class Auto {
     this.busy = false;
     this.changes = 0; // by the operator
     /** @type {any} */
-    this.found = null; // what was told last
+    this.answer = null; // what was told last
     this.mode = byId("auto-mode");
     this.relaxed = make("input", { type: "checkbox", id: "auto-relaxed", disabled: true, "aria-describedby": "auto-relaxed-help" });
     byId("auto-relaxed-label").prepend(this.relaxed);
     for (const control of [this.mode, this.relaxed]) control.addEventListener("change", () => this.#set());
-    byId("auto-accept").addEventListener("click", () => propose(this.found.last.policy, this.found.last.parameters));
+    byId("auto-accept").addEventListener("click", () => propose(this.answer.last.policy, this.answer.last.parameters));
   }
 
   /**
@@ -38,12 +38,12 @@ export class Auto {
   async refresh(run) {
     if (this.busy) return;
     const { changes } = this;
-    const found = await get(this.path);
+    const answer = await get(this.path);
     if (changes !== this.changes) return; // something else was chosen meanwhile
-    this.#draw(found);
+    this.#draw(answer);
     const ended = ENDED.includes(run.state);
     this.mode.disabled = this.relaxed.disabled = ended;
-    show("auto-accept", !ended && found.last?.decided === "recommend" && found.last.policy !== run.policy);
+    show("auto-accept", !ended && answer.last?.decided === "recommend" && answer.last.policy !== run.policy);
   }
 
   /** Sends what is chosen; what is chosen meanwhile goes out after the answer, so that the last choice holds. */
@@ -52,26 +52,26 @@ export class Auto {
     if (this.busy) return;
     this.busy = true;
     try {
-      let found, sent;
+      let answer, sent;
       do {
         sent = this.changes;
-        found = await put(this.path, { mode: this.mode.value, relaxed: this.relaxed.checked, by: "dashboard" });
+        answer = await put(this.path, { mode: this.mode.value, relaxed: this.relaxed.checked, by: "dashboard" });
       } while (sent !== this.changes);
-      this.#draw(found);
+      this.#draw(answer);
       problem("auto-problem", "");
     } catch (error) {
       if (error.status === undefined) throw error;
-      this.#draw(this.found); // not what was refused
+      this.#draw(this.answer); // not what was refused
       problem("auto-problem", error.message);
     } finally {
       this.busy = false;
     }
   }
 
-  /** @param {AutoState} found */
-  #draw(found) {
-    this.found = found;
-    const { mode, relaxed, last } = found;
+  /** @param {AutoState} answer */
+  #draw(answer) {
+    this.answer = answer;
+    const { mode, relaxed, last } = answer;
     this.mode.value = mode;
     this.relaxed.checked = relaxed;
     if (last) text("auto-last", `${moment(last.at)}: ${DECIDED[last.decided](last)}. ${last.reason}`);

@@ -375,7 +375,7 @@ function thin(x, y, most) {
       }
     }
     const kept = new Set([low, high, gap].filter((i) => i >= 0));
-    for (const i of [...kept].sort((one, other) => one - other)) {
+    for (const i of [...kept].sort((a, b) => a - b)) {
       xs.push(x[i]);
       ys.push(y[i]);
     }

@@ -140,15 +140,15 @@ export class RunData {
    * @returns {View}
    */
   view(from, to, world) {
-    const found = this.rowsBetween(from, to);
+    const rows = this.rowsBetween(from, to);
     /** @type {Record<string, any>} */
     const metrics = {};
-    for (const name of found.length ? Object.keys(found[0]) : []) metrics[name] = found.map((row) => row[name]);
+    for (const name of rows.length ? Object.keys(rows[0]) : []) metrics[name] = rows.map((row) => row[name]);
     const cellStep = sorted(this.cells).filter((step) => step >= from && step <= to);
     return {
       bucket: 1,
       cellBucket: 1,
-      step: found.map((row) => row.step),
+      step: rows.map((row) => row.step),
       metrics,
       cellStep,
       cells: cellStep.map((step) => /** @type {Cell} */ (this.cells.get(step))),
@@ -221,7 +221,7 @@ function sorted(map) {
  * @returns {Map<number, Cell>}
  */
 function cellsOf(table) {
-  const found = new Map();
+  const cells = new Map();
   const width = 1 + Math.max(-1, ...table.ranks);
   table.step.forEach((step, at) => {
     const cell = /** @type {Cell} */ ({});
@@ -231,9 +231,9 @@ function cellsOf(table) {
         cell[name][rank] = table[name]?.[row]?.[at] ?? NaN;
       });
     }
-    found.set(step, cell);
+    cells.set(step, cell);
   });
-  return found;
+  return cells;
 }
 
 /**

@@ -58,8 +58,8 @@ export function make(tag, properties = {}, ...children) {
  * @returns {Promise<any>}
  */
 export function whenThere(id) {
-  const found = byId(id);
-  if (found) return Promise.resolve(found);
+  const present = byId(id);
+  if (present) return Promise.resolve(present);
   return new Promise((resolve) => {
     const observer = new MutationObserver(() => {
       const element = byId(id);

@@ -33,12 +33,12 @@ export class Effects {
     const place = switches.indexOf(change);
     const from = Math.max(at - SIDE, switches[place - 1]?.effective_step ?? 0);
     const to = Math.min(at + SIDE, switches[place + 1]?.effective_step ?? Infinity) - 1;
-    let found = this.data.rowsBetween(from, to);
+    let rows = this.data.rowsBetween(from, to);
     if (!this.data.reachesBackTo(from)) {
       this.#fetch(change.version, from, to);
-      found = this.fetched.get(change.version) ?? found;
+      rows = this.fetched.get(change.version) ?? rows;
     }
-    return { before: found.filter((row) => row.step < at), after: found.filter((row) => row.step >= at) };
+    return { before: rows.filter((row) => row.step < at), after: rows.filter((row) => row.step >= at) };
   }
 
   /**

@@ -25,7 +25,7 @@ export class History {
     /** @type {string | null} */
     this.key = null;
     /** @type {View | null} */
-    this.found = null;
+    this.shown = null;
     /** @type {number} */
     this.end = -1; // the newest step when it was asked for
     /** @type {number} */
@@ -51,9 +51,9 @@ export class History {
       this.key = key;
     }
     const end = Math.min(to, latest);
-    const grown = this.found === null || end - this.end >= this.found.bucket;
+    const grown = this.shown === null || end - this.end >= this.shown.bucket;
     if (grown && !this.busy && performance.now() >= this.notBefore) this.#fetch(from, end, world);
-    return this.found;
+    return this.shown;
   }
 
   /**
@@ -73,7 +73,7 @@ export class History {
         get(`${this.path}/coasts`, { from, to, points: POINTS }),
       ]);
       if (round !== this.round) return; // something else is being looked at by now
-      this.found = historyView(steps, table, coasts, world);
+      this.shown = historyView(steps, table, coasts, world);
       this.end = to;
       this.failures = 0;
       this.#pause(Math.max(LEAST_PAUSE_MS, PAUSE_PER_MS * (performance.now() - began)));

@@ -11,11 +11,11 @@ const WORDS = 60; // characters of a line of what pointing at a label shows
  */
 export function gaps(step, bucket) {
   /** @type {Span[]} */
-  const found = [];
+  const spans = [];
   for (let i = 1; i < step.length; i++) {
-    if (step[i] - step[i - 1] > 1.5 * bucket) found.push([step[i - 1] + bucket, step[i]]);
+    if (step[i] - step[i - 1] > 1.5 * bucket) spans.push([step[i - 1] + bucket, step[i]]);
   }
-  return found;
+  return spans;
 }
 
 /**

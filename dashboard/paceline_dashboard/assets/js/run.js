@@ -77,7 +77,7 @@ class RunPage {
     /** @type {any} */
     this.colours = null; // the theme's `Colours`
     /** @type {Record<string, string>} */
-    this.told = {}; // table → what it was asked for last, up to which step, in which state of the run
+    this.requested = {}; // table → what it was asked for last, up to which step, in which state of the run
     this.asked = 0; // how often for rounds,
     this.meetAfter = 0; // and when again: those of a long run are a heavy answer
     /** @type {(() => void)[]} */
@@ -143,9 +143,9 @@ class RunPage {
   async #insist(ask) {
     while (!this.closed) {
       try {
-        const found = await ask();
+        const answer = await ask();
         problem("run-problem", "");
-        return found;
+        return answer;
       } catch (error) {
         problem("run-problem", error.message);
         if (error.status === 404) return undefined;
@@ -239,10 +239,10 @@ class RunPage {
   }
 
   async #explain() {
-    const found = await this.#news("attribution");
-    if (!found || this.closed) return;
-    this.attribution.update(found, this.colours);
-    this.workers.explain(found.workers);
+    const answer = await this.#news("attribution");
+    if (!answer || this.closed) return;
+    this.attribution.update(answer, this.colours);
+    this.workers.explain(answer.workers);
   }
 
   /** The rounds of the steps shown: in a live window also those of steps that are not complete yet. */
@@ -251,11 +251,11 @@ class RunPage {
     const [from, to] = this.#range();
     const asked = ++this.asked;
     const began = performance.now();
-    const found = await this.#news("synchronisation", { from, to: this.zoom ? to : undefined, points: POINTS });
-    if (!found || this.closed || asked !== this.asked) return;
+    const answer = await this.#news("synchronisation", { from, to: this.zoom ? to : undefined, points: POINTS });
+    if (!answer || this.closed || asked !== this.asked) return;
     this.meetAfter = performance.now() + PAUSE_PER_MS * (performance.now() - began);
-    this.data.chosen = found.chosen;
-    this.rounds.update(found, this.colours);
+    this.data.chosen = answer.chosen;
+    this.rounds.update(answer, this.colours);
     this.painter.request();
   }
 
@@ -267,10 +267,10 @@ class RunPage {
   async #news(name, parameters = {}) {
     const { state, step } = this.run;
     const key = `${state} ${step} ${JSON.stringify(parameters)}`;
-    if (ENDED.includes(state) && this.told[name] === key) return null;
-    const found = await get(`${this.path}/${name}`, parameters);
-    this.told[name] = key;
-    return found;
+    if (ENDED.includes(state) && this.requested[name] === key) return null;
+    const answer = await get(`${this.path}/${name}`, parameters);
+    this.requested[name] = key;
+    return answer;
   }
 
   #controls() {

@@ -51,15 +51,15 @@ class RunsPage {
   async #refresh() {
     try {
       const state = byId("state-filter").value;
-      const [found, nodes] = await Promise.all([this.#runs(state), get("nodes")]);
+      const [answer, nodes] = await Promise.all([this.#runs(state), get("nodes")]);
       if (this.closed) return;
       connection("live");
       problem("runs-problem", "");
-      this.#show(found, state);
+      this.#show(answer, state);
       drawNodes(nodes);
       // The list first: figures take one more request per run that is going on.
-      await Promise.all(found.runs.map((run) => this.#figure(run)));
-      if (!this.closed) this.#show(found, state);
+      await Promise.all(answer.runs.map((run) => this.#figure(run)));
+      if (!this.closed) this.#show(answer, state);
     } catch (error) {
       if (error.status === undefined) throw error;
       if (this.closed) return;
@@ -95,7 +95,7 @@ class RunsPage {
   }
 
   /**
-   * @param {{runs: Run[], more: boolean}} found
+   * @param {{runs: Run[], more: boolean}} answer
    * @param {string} state
    */
   #show({ runs, more }, state) {
