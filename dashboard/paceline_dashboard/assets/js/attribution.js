@@ -1,9 +1,9 @@
-// Why ranks wait: in words, and over time.
+// Why ranks wait, in words and over time.
 import { CONFIG, layout } from "./charts.js";
 import { byId, text } from "./dom.js";
 import { percent } from "./format.js";
 
-/** Cause → its name, and a pattern that tells it from the others without colour. */
+/** Cause → name, and a pattern that distinguishes the causes without colour. */
 const CAUSES = {
   data: ["sizes of samples", ""],
   node: ["slow nodes", "/"],

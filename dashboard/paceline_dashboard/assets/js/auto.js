@@ -1,4 +1,4 @@
-// Whether Paceline itself may choose the policy, and what it decided last.
+// The panel of `auto`: whether Paceline may choose the policy, and its last decision.
 import { get, put } from "./api.js";
 import { byId, make, problem, show, text } from "./dom.js";
 import { moment } from "./format.js";
@@ -21,9 +21,9 @@ export class Auto {
   constructor(path, propose) {
     this.path = `${path}/auto`;
     this.busy = false;
-    this.changes = 0; // by the operator
+    this.changes = 0; // number of changes by the operator
     /** @type {any} */
-    this.answer = null; // what was told last
+    this.answer = null; // the newest answer
     this.mode = byId("auto-mode");
     this.relaxed = make("input", { type: "checkbox", id: "auto-relaxed", disabled: true, "aria-describedby": "auto-relaxed-help" });
     byId("auto-relaxed-label").prepend(this.relaxed);
@@ -32,21 +32,21 @@ export class Auto {
   }
 
   /**
-   * Takes the run's newest state, and asks what was decided.
+   * Takes the run's newest state and asks for the last decision.
    * @param {Run} run
    */
   async refresh(run) {
     if (this.busy) return;
     const { changes } = this;
     const answer = await get(this.path);
-    if (changes !== this.changes) return; // something else was chosen meanwhile
+    if (changes !== this.changes) return; // the operator has changed the choice since
     this.#draw(answer);
     const ended = ENDED.includes(run.state);
     this.mode.disabled = this.relaxed.disabled = ended;
     show("auto-accept", !ended && answer.last?.decided === "recommend" && answer.last.policy !== run.policy);
   }
 
-  /** Sends what is chosen; what is chosen meanwhile goes out after the answer, so that the last choice holds. */
+  /** Sends the choice. A choice made before the answer is sent after it, so that the last choice holds. */
   async #set() {
     this.changes += 1;
     if (this.busy) return;
@@ -61,7 +61,7 @@ export class Auto {
       problem("auto-problem", "");
     } catch (error) {
       if (error.status === undefined) throw error;
-      this.#draw(this.answer); // not what was refused
+      this.#draw(this.answer); // the server refused the choice: show the one in force
       problem("auto-problem", error.message);
     } finally {
       this.busy = false;

@@ -1,16 +1,16 @@
-// How gradients meet where a relaxed synchroniser is in force: rounds over steps, and how old gradients were.
+// Rounds of relaxed synchronisers over steps, and the age of gradients.
 import { CONFIG, layout } from "./charts.js";
 import { byId, make, show } from "./dom.js";
 import { integer } from "./format.js";
 
 const STALENESS = "chart-staleness";
-const PATTERNS = ["", "/", ".", "x", "-", "|"]; // tell policies apart without colour
-const MOST_POLICIES = PATTERNS.length; // of the steps shown: the newest
+const PATTERNS = ["", "/", ".", "x", "-", "|"]; // distinguish policies without colour
+const MOST_POLICIES = PATTERNS.length; // the newest policies of the steps shown
 
 export class Rounds {
   constructor() {
     /** @type {any} */
-    this.answer = null; // what was told last, of a run that has or had rounds
+    this.answer = null; // the newest answer, if the run has or had rounds
     /** @type {any} */
     this.drawn = undefined; // the chart's element
   }
@@ -92,14 +92,14 @@ export class Rounds {
   }
 
   /**
-   * The distribution of staleness, which is over no steps.
+   * Draws the distribution of staleness.
    * @param {Colours} colours
    */
   draw(colours) {
     const element = byId(STALENESS);
     if (!element || !this.any) return;
     const policies = this.#policies();
-    const most = Math.max(1, ...policies.map((policy) => policy.staleness.length)); // the last one: or older
+    const most = Math.max(1, ...policies.map((policy) => policy.staleness.length)); // the last entry counts older gradients, too
     const oldest = Math.max(1, ...policies.map((policy) => policy.staleness.findLastIndex((/** @type {number} */ count) => count > 0)));
     const bins = Math.min(most, oldest + 1);
     const ages = Array.from({ length: bins }, (_, age) => age);
@@ -132,7 +132,7 @@ export class Rounds {
   }
 
   /**
-   * x and y, with a null where another policy begins: what was between its rounds and those before had none.
+   * x and y, with a null where another policy begins, so that no line joins the rounds of two policies.
    * @param {Column} column
    */
   #line(column) {

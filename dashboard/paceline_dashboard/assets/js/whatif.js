@@ -1,10 +1,10 @@
-// What other policies would save, asked for by a click.
+// The panel of forecasts: what other policies would save; a click requests them.
 import { get } from "./api.js";
 import { byId, make, problem, show, text } from "./dom.js";
 import { integer, moment, percent, plural, seconds } from "./format.js";
 import { ENDED } from "./summary.js";
 
-const LONGEST_MS = 120_000; // it simulates: seconds, more on a busy machine
+const LONGEST_MS = 120_000; // the server simulates: seconds, more on a busy machine
 
 export class WhatIf {
   /**
@@ -34,7 +34,7 @@ export class WhatIf {
   async #ask() {
     const button = byId("whatif-ask");
     if (button.getAttribute("aria-disabled") === "true") return;
-    button.setAttribute("aria-disabled", "true"); // unlike `disabled`, it keeps the keyboard's focus
+    button.setAttribute("aria-disabled", "true"); // `disabled` would take the keyboard's focus away
     problem("whatif-problem", "");
     text("whatif-words", "Simulating the next steps under each preset…");
     try {
@@ -84,7 +84,7 @@ export class WhatIf {
     const [low, high] = [Math.min(0, preset.saving), Math.max(0, preset.saving)];
     const bar = make(
       "span",
-      { className: "saving", "aria-hidden": "true" }, // the words say the same
+      { className: "saving", "aria-hidden": "true" }, // the text beside says the same
       part(preset.saving < 0 ? "saving-bar worse" : "saving-bar", low, high),
       part("saving-zero", 0, 0),
       part("saving-whisker", preset.saving_low, preset.saving_high),
