@@ -134,24 +134,32 @@ def train(
             choice = {"parameters": parameters, "name": name, "node": node}
             if policy is not None:
                 choice["policy"] = policy
-            body = {**msgspec.structs.asdict(launch), **choice, "launch": False}
-            record.run = client.call("POST", "/runs", body)["id"]
-            record.control = info["id"]
+            record.run, record.control = _register(client, launch, choice), info["id"]
             _say(f"watch it on {client.server}/runs/{record.run}")
-        emulated = launch.env.get("PACELINE_EMULATE") or os.environ.get("PACELINE_EMULATE")
-        if emulated:
-            _say(f"THE RANKS' DEVICE SPEEDS ARE EMULATED: {emulated}")
-        supervisor = Supervisor(launch, data, record, link)
-        _say(f"the ranks' output is in {supervisor.directory / 'logs'}; rank 0's follows")
-        code = Foreground(supervisor, link, node).run()
-        assert supervisor.last is not None
-        if supervisor.last.message is not None:
-            _say(_unseen(supervisor.last.message))
-        if not supervisor.settled:
-            _say(
-                f"the bus is away: what it did not take is in {supervisor.directory}; "
-                "`paceline agent` with the same --data delivers it"
-            )
+        return _train(launch, Supervisor(launch, data, record, link), link, node)
+
+
+def _register(client: Client, launch: Launch, choice: dict[str, Any]) -> str:
+    """Registers the run with the server; returns its id."""
+    body = {**msgspec.structs.asdict(launch), **choice, "launch": False}
+    return str(client.call("POST", "/runs", body)["id"])
+
+
+def _train(launch: Launch, supervisor: Supervisor, link: Link | None, node: str) -> int:
+    """Runs the ranks in the foreground and reports the end; returns the exit code."""
+    emulated = launch.env.get("PACELINE_EMULATE") or os.environ.get("PACELINE_EMULATE")
+    if emulated:
+        _say(f"THE RANKS' DEVICE SPEEDS ARE EMULATED: {emulated}")
+    _say(f"the ranks' output is in {supervisor.directory / 'logs'}; rank 0's follows")
+    code = Foreground(supervisor, link, node).run()
+    assert supervisor.last is not None
+    if supervisor.last.message is not None:
+        _say(_unseen(supervisor.last.message))
+    if not supervisor.settled:
+        _say(
+            f"the bus is away: what it did not take is in {supervisor.directory}; "
+            "`paceline agent` with the same --data delivers it"
+        )
     return code
 
 

@@ -2,7 +2,8 @@
 
     measured    `State`, `Measured`: where a run stands and what its newest steps took
     resampled   `Resampled`: the run's ranks as emulated devices, from models and measured errors
-    forecast    `forecast(store, run)`: simulates each preset on these devices → `Forecast`
+    simulate    simulates each preset on these devices
+    forecast    `forecast(store, run)`: fits, simulates and compares → `Forecast`
     answer      `Forecast`, `PresetForecast`, `Decision`: the answer, as stored and sent over REST
     auto        `decide(forecast, …)`: stay, wait, recommend, switch or go back; a pure function
     child       `Forecaster`: makes forecasts in a process of low priority

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from paceline.core.cost import Features
 from paceline.wire import ALLREDUCE
 from paceline_backend import policies
-from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import (
     FEWEST,
     STEPS,
@@ -24,24 +20,19 @@ from paceline_backend.insight.whatif.answer import (
     words,
 )
 from paceline_backend.insight.whatif.measured import Measured, State, read, same_speeds, steady_time
-from paceline_backend.insight.whatif.resampled import Resampled, blocks, filled, ratios, resampled
-from paceline_backend.policies import Models, Policy
+from paceline_backend.insight.whatif.resampled import filled, ratios
+from paceline_backend.insight.whatif.simulate import DRAWS, Basis, Simulated, simulate
+from paceline_backend.policies import Models
 from paceline_backend.policies.base import Floats
 from paceline_backend.policies.predict.linear import LinearPredictor
-from paceline_backend.simulator import Simulation
 from paceline_backend.simulator import sync as synchronisers
 from paceline_backend.simulator.sync import Costs, Work
 from paceline_backend.store import Store, runs
 
 REPLICATES = 4  # most simulations of each preset, each with other draws of speeds and errors
 BUDGET_S = 4.0  # CPU time after which no further replicate is begun
-LONGEST_S = 10.0  # CPU time after which a preset is left out because its planning is too slow
 
-_SIMULATED = 100  # most steps of each simulation that count
-_SAMPLES = 400_000  # most samples of these steps
-_FEWEST_SIMULATED = 24  # steps that count at least, even with more samples
 _CELLS = 200_000  # most records (steps × ranks) that are read
-_DRAWS = 64  # bootstrap draws of a simulation's steps, for the interval
 
 
 def forecast(
@@ -105,35 +96,14 @@ def of_state(
     except ValueError as error:
         why = f"the policy in force cannot be made here: {error}"
         return Forecast(run_id, made_at, current, reason=why)
-    simulated, left_out = _simulate(basis, state, in_force, wanted, replicates, budget_s)
+    simulated, left_out = simulate(basis, in_force, wanted, replicates, budget_s)
     if state.policy not in simulated:
         why = f"the policy in force cannot be simulated: {left_out[state.policy]}"
         return Forecast(run_id, made_at, current, reason=why)
     return _answer(run_id, made_at, state, basis, simulated, left_out)
 
 
-@dataclass(frozen=True)
-class _Basis:
-    """The inputs of the simulations."""
-
-    state: State
-    measured: Measured
-    models: Models
-    ratio: Floats  # [S, W] measured ÷ modelled compute time
-    bias: float  # measured ÷ modelled step time on the same batches
-
-
-@dataclass
-class _Simulated:
-    """A preset's simulated seconds per unit of load."""
-
-    parameters: Mapping[str, Any]
-    relaxed: bool
-    draws: list[Floats] = field(default_factory=list)  # [_DRAWS] of each replicate, by bootstrap
-    means: list[float] = field(default_factory=list)  # of each replicate
-
-
-def _basis(state: State) -> _Basis | str:
+def _basis(state: State) -> Basis | str:
     """The inputs of the simulations, or the reason why there can be no forecast."""
     measured = state.measured
     if state.history is None or measured is None:
@@ -156,7 +126,7 @@ def _basis(state: State) -> _Basis | str:
     if len(measured) < FEWEST:
         return f"too few steps since a rank's speed changed: {len(measured)}, {FEWEST} are needed"
     bias = _bias(models, measured, ratio, state.history.hello.seed)
-    return _Basis(state, measured, models, ratio, bias)
+    return Basis(state, measured, models, ratio, bias)
 
 
 def _bias(models: Models, measured: Measured, ratio: Floats, seed: int) -> float:
@@ -169,7 +139,7 @@ def _bias(models: Models, measured: Measured, ratio: Floats, seed: int) -> float
     rng = np.random.default_rng(len(measured))
     count = len(measured)
     # Relaxed steps are simulated event by event, which is slower: draw fewer.
-    draws = max(4, min(_DRAWS, (400_000 if measured.relaxed_spans else 4_000_000) // ratio.size))
+    draws = max(4, min(DRAWS, (400_000 if measured.relaxed_spans else 4_000_000) // ratio.size))
     near = np.arange(count) + rng.integers(-4, 5, (draws, count))
     rows = np.clip(near, 0, count - 1)
     ready = measured.data_s[rows] + models.ett(measured.features) * ratio[rows]
@@ -213,108 +183,12 @@ def _relaxed_s(measured: Measured, work_s: Floats, seed: int) -> float:
     return total_s
 
 
-def _simulate(
-    basis: _Basis,
-    state: State,
-    in_force: Policy,
-    wanted: Sequence[str],
-    replicates: int,
-    budget_s: float,
-) -> tuple[dict[str, _Simulated], dict[str, str]]:
-    """The simulations of each preset, the policy in force first; why presets are left out."""
-    simulated = {state.policy: _Simulated(state.parameters, in_force.relaxed)}
-    made = {state.policy: in_force}
-    left_out: dict[str, str] = {}
-    assert state.history is not None
-    for name in wanted:
-        if name != state.policy:
-            try:
-                made[name] = policies.make(name, {})
-            except Exception as error:  # a third party's preset must not end the forecast
-                left_out[name] = f"{type(error).__name__}: {error}"
-            else:
-                simulated[name] = _Simulated({}, made[name].relaxed)
-    count = _SAMPLES // state.history.hello.global_batch
-    count = max(_FEWEST_SIMULATED, min(_SIMULATED, count))
-    spent_s = 0.0  # on presets that are not left out
-    for replicate in range(replicates):
-        devices = resampled(
-            basis.models,
-            basis.measured,
-            basis.ratio,
-            WARMUP_STEPS + count,
-            state.history.step,
-            replicate,
-        )
-        for name in list(simulated):
-            version = state.version + (name != state.policy)
-            began = time.process_time()
-            try:
-                _once(simulated[name], state, devices, made[name], version, count, replicate)
-                spent_s += time.process_time() - began
-            except _NotSimulatedError as error:
-                left_out[name] = str(error)
-                del simulated[name]
-            except Exception as error:  # a third party's policy fails: leave out this policy only
-                left_out[name] = f"{type(error).__name__}: {error}"
-                del simulated[name]
-        if spent_s > budget_s * (replicate + 1) / (replicate + 2):
-            break
-    return simulated, left_out
-
-
-def _once(
-    into: _Simulated,
-    state: State,
-    devices: Resampled,
-    policy: Policy,
-    version: int,
-    count: int,
-    replicate: int,
-) -> None:
-    """Simulates a preset once; the warm-up does not count.
-
-    Raises:
-        _NotSimulatedError: the simulation cannot show the preset's effect.
-    """
-    if policy.threads and version != state.version:
-        raise _NotSimulatedError("what other CPU threads would do shows in no telemetry")
-    assert state.history is not None
-    simulation = Simulation(
-        state.history.hello,
-        devices,
-        policy,
-        communication=devices.communication_s,
-        costs=devices.costs,
-    )
-    simulation.history = copy.deepcopy(state.history)
-    simulation.window = copy.deepcopy(state.window) or simulation.window
-    simulation.version = version
-    trained = []
-    first, end, began = simulation.step, simulation.step + WARMUP_STEPS + count, time.process_time()
-    while simulation.step < end:
-        if time.process_time() - began > LONGEST_S:
-            steps = simulation.step - first
-            raise _NotSimulatedError(f"planning takes too long: {LONGEST_S:g} s for {steps} steps")
-        trained.append(simulation.advance())
-    counted = slice(WARMUP_STEPS, WARMUP_STEPS + count)
-    step_s = np.concatenate([segment.evened_s for segment in trained])[counted]
-    load = np.concatenate([segment.features.load.sum(axis=1) for segment in trained])[counted]
-    drawn = blocks(np.random.default_rng([1, replicate]), count, count, _DRAWS)
-    into.draws.append(step_s[drawn].sum(axis=1) / load[drawn].sum(axis=1))
-    into.means.append(float(step_s.sum() / load.sum()))
-
-
-class _NotSimulatedError(Exception):
-    """The simulation cannot show a preset's effect."""
-
-
 def _answer(
     run_id: str,
     made_at: float,
     state: State,
-    basis: _Basis,
-    simulated: Mapping[str, _Simulated],
+    basis: Basis,
+    simulated: Mapping[str, Simulated],
     left_out: Mapping[str, str],
 ) -> Forecast:
     assert state.history is not None
@@ -356,8 +230,8 @@ def _answer(
 
 def _preset(
     name: str,
-    simulated: _Simulated,
-    base: _Simulated,
+    simulated: Simulated,
+    base: Simulated,
     scale: float,
     fit_error: float,
     *,
@@ -397,7 +271,7 @@ def _interval(draws: Floats, mean: float, fit_error: float) -> tuple[float, floa
     return mean - float(np.hypot(low, own)), mean + float(np.hypot(high, own))
 
 
-def _speeds(basis: _Basis, load: float, samples: float) -> list[float]:
+def _speeds(basis: Basis, load: float, samples: float) -> list[float]:
     """Seconds per size unit of each rank for an equal share of a mean batch."""
     of = basis.measured.features
     world = len(basis.models.a)
