@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.wire.synchronisation import Synchronisation, convert
-from paceline_backend.simulator import TrainedSegment, Scenario, Simulation
+from paceline_backend.simulator import Scenario, Simulation, TrainedSegment
 from paceline_backend.simulator.broadcast import rounds
 from paceline_backend.simulator.sync import Costs, Course, Work, make, step_time_s
 
