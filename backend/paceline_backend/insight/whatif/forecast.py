@@ -200,8 +200,8 @@ def _answer(
     base = simulated[state.policy]
     fit_error = abs(1 / basis.bias - 1)
     forecasts = [
-        _preset(name, one, base, load * basis.bias, fit_error, in_force=one is base)
-        for name, one in simulated.items()
+        _preset(name, preset, base, load * basis.bias, fit_error, in_force=preset is base)
+        for name, preset in simulated.items()
     ]
     assert state.measured is not None
     assert state.steady is not None
@@ -221,7 +221,7 @@ def _answer(
         first_step=int(basis.measured.step[0]),
         steps=len(basis.measured),
         fit_error=fit_error,
-        forecasts=sorted(forecasts, key=lambda one: -one.saving),
+        forecasts=sorted(forecasts, key=lambda preset: -preset.saving),
         left_out=[LeftOut(name, why) for name, why in left_out.items()],
         speeds=_speeds(basis, load / hello.world, hello.global_batch / hello.world),
         replicates=len(base.means),
