@@ -30,7 +30,7 @@ from paceline_backend import policies
 from paceline_backend.demo import emulation, example
 from paceline_backend.insight.attribution import Attribution, Rows, attribute, words
 from paceline_backend.server.stack import Stack
-from paceline_backend.simulator import Ran, Simulation
+from paceline_backend.simulator import Simulation, TrainedSegment
 from paceline_backend.store import Store, telemetry
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
@@ -135,14 +135,14 @@ def simulate(what: Scenario) -> Rows:
         device="cpu",
     )
     run = Simulation(introduction, what.devices, policies.make(what.policy))
-    ran: list[Ran] = []
+    ran: list[TrainedSegment] = []
     while run.step < WARMUP + STEPS:
         ran.append(run.advance())
     rows = rows_of(ran)
     return rows.of((rows.step >= WARMUP) & (rows.step < WARMUP + STEPS))
 
 
-def rows_of(ran: list[Ran]) -> Rows:
+def rows_of(ran: list[TrainedSegment]) -> Rows:
     """Simulated segments as attribution takes them."""
 
     def joined(column: Any) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""Prints the path of a Chromium or Chrome on this machine; exits 1 where there is none."""
+"""Prints the path of a Chromium or Chrome on this machine; exits with 1 if there is none."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ def find_chromium() -> str | None:
 
 
 if __name__ == "__main__":
-    found = find_chromium()
-    if found is None:
+    browser = find_chromium()
+    if browser is None:
         sys.exit(1)
-    sys.stdout.write(found + "\n")
+    sys.stdout.write(browser + "\n")

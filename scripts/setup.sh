@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Makes .venv from the pinned constraints. Safe to run again: does nothing when nothing changed.
+# Makes .venv from the pinned constraints. Run again, it does nothing unless something changed.
 #
-#   scripts/setup.sh demo   what `make demo` needs
-#   scripts/setup.sh dev    that, plus what `make test` needs (a Chromium and Node's tools too)
-#   scripts/setup.sh bench  what benchmarks/ compares with
+#   scripts/setup.sh demo   the packages of `make demo`
+#   scripts/setup.sh dev    these, plus the packages of `make test`, a Chromium and Node's tools
+#   scripts/setup.sh bench  the packages that benchmarks/ compares with
 set -euo pipefail
 cd "$(dirname "$0")/.."
 extra=${1:?usage: scripts/setup.sh demo|dev|bench}
@@ -21,7 +21,7 @@ if [ ! -x .venv/bin/pip ]; then
     say "making .venv"
     rm -rf .venv
     if ! "$python" -m venv .venv 2>/dev/null; then
-        # Debian and Ubuntu keep venv's pip in a package of its own.
+        # On Debian and Ubuntu, venv's pip is in a separate package.
         say "installing python3-venv"
         as_root apt-get update -qq && as_root apt-get install -y -qq python3-venv >/dev/null ||
             { echo "python3 -m venv failed; install your system's python3-venv package" >&2; exit 1; }
@@ -35,17 +35,17 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
     say "installing paceline[$extra] (the first time takes a minute or two)"
     pip=(.venv/bin/pip --disable-pip-version-check -q)
     if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
-        # The CPU build: demo and tests need no GPU, and PyPI's Linux build brings gigabytes of CUDA.
-        # TORCH_INDEX=https://pypi.org/simple asks for that one instead.
+        # Use the CPU build: demo and tests need no GPU, and PyPI's build has gigabytes of CUDA.
+        # TORCH_INDEX=https://pypi.org/simple installs PyPI's build.
         index=${TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
         if "$python" -c "import sys, urllib.request as u; u.urlopen(sys.argv[1] + '/torch/', timeout=5)" "$index" 2>/dev/null; then
-            # Alone: that index has few versions of what torch needs; the rest comes from PyPI below.
+            # --no-deps: the index has few versions of torch's dependencies; PyPI's follow below.
             "${pip[@]}" install --no-deps --index-url "$index" -c constraints.txt torch
         fi
     fi
     "${pip[@]}" install -c constraints.txt -e ".[$extra]"
     if [ "$extra" = bench ]; then
-        # One module of it, which needs none of its dependencies: those are a whole RL stack.
+        # --no-deps: the benchmark uses one module, without verl's dependencies (an RL stack).
         "${pip[@]}" install --no-deps -c constraints.txt verl
     fi
     echo "$want" > "$stamp"

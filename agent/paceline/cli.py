@@ -1,4 +1,4 @@
-"""The command line. Light to start: no torch, and the server's packages only for its commands."""
+"""The command line. It starts fast: no torch, and the server's packages for its commands only."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ Server = Annotated[
     typer.Option(envvar="PACELINE_SERVER", help="URL of the server.", show_default=DEFAULT_SERVER),
 ]
 Token = Annotated[
-    str | None, typer.Option(envvar="PACELINE_TOKEN", help="The server's, beyond loopback.")
+    str | None,
+    typer.Option(envvar="PACELINE_TOKEN", help="Token of a server on another machine."),
 ]
 Data = Annotated[
     Path | None,
@@ -57,24 +58,28 @@ Parameters = Annotated[
     typer.Option("--param", metavar="NAME=VALUE", help="A parameter of the policy; repeatable."),
 ]
 RunId = Annotated[
-    str, typer.Argument(metavar="RUN", help="Its id, or a beginning that no other run's id has.")
+    str, typer.Argument(metavar="RUN", help="Run id, or a beginning that no other run's id has.")
 ]
-Json = Annotated[bool, typer.Option("--json", help="JSON alone on standard output.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON only.")]
 
 
 @app.command(context_settings={"allow_interspersed_args": False})
 def run(
     script: Annotated[str, typer.Argument(help="Python script to train with.")],
-    args: Annotated[list[str] | None, typer.Argument(help="Its arguments.")] = None,
+    args: Annotated[list[str] | None, typer.Argument(help="Arguments of the script.")] = None,
     nproc: Annotated[
         int | None, typer.Option(min=1, help="Ranks.", show_default="1, or one per emulated device")
     ] = None,
     policy: Annotated[
         str | None,
-        typer.Option(help="To begin with; `paceline policies`.", show_default="the server's"),
+        typer.Option(
+            help="Policy at the start; `paceline policies` lists all.", show_default="the server's"
+        ),
     ] = None,
     param: Parameters = None,
-    name: Annotated[str | None, typer.Option(help="Of the run.", show_default="the script")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the run.", show_default="the script")
+    ] = None,
     max_restarts: Annotated[
         int, typer.Option(min=0, help="How often to start all ranks again after one failed.")
     ] = 0,
@@ -86,12 +91,12 @@ def run(
         float, typer.Option(help="Emulated time of one size unit at factor 1.")
     ] = 1e-5,
     seconds_per_step: Annotated[
-        float, typer.Option(help="Emulated time of one step besides, at any factor.")
+        float, typer.Option(help="Emulated time that each step takes in addition, at any factor.")
     ] = 0.005,
     emulate: Annotated[
         str | None,
         typer.Option(
-            metavar="JSON|FILE", help="Emulate devices in full: docs/training-scripts.md."
+            metavar="JSON|FILE", help="Emulate devices, all options: docs/training-scripts.md."
         ),
     ] = None,
     server: Server = None,
@@ -99,7 +104,7 @@ def run(
     data: Data = None,
     token: Token = None,
 ) -> None:
-    """Trains with a script here and now, like torchrun. Options come before the script."""
+    """Runs a training script on this machine, like torchrun. Options come before the script."""
     from paceline.node import run as foreground
     from paceline.wire import Launch
 
@@ -150,10 +155,10 @@ def agent(
             code = Agent(link, name, directory, link.place).run()
         raise typer.Exit(code)
     _log_to_stderr()
-    with ExitStack() as held:
-        client = held.enter_context(_client(server, token, timeout_s=2.0))
-        found = _wait_for(client)
-        link = held.enter_context(_link(found["bus"]))
+    with ExitStack() as stack:
+        client = stack.enter_context(_client(server, token, timeout_s=2.0))
+        info = _wait_for(client)
+        link = stack.enter_context(_link(info["bus"]))
         _log.info("node %s: server %s, bus %s", name, client.server, link.place)
 
         def find_bus() -> str | None:
@@ -163,7 +168,7 @@ def agent(
                 _log.debug("%s", error)
                 return None
 
-        code = Agent(link, name, directory, found["id"], find_bus).run()
+        code = Agent(link, name, directory, info["id"], find_bus).run()
     raise typer.Exit(code)
 
 
@@ -281,7 +286,7 @@ def _link(url: str) -> Link:
 
 
 def _wait_for(client: Client) -> dict[str, Any]:
-    """What the server, which may start after us, tells of itself."""
+    """The server's `version`; waits for a server that starts later."""
     from paceline.node.client import ServerUnreachable
 
     waiting = False
@@ -296,7 +301,7 @@ def _wait_for(client: Client) -> dict[str, Any]:
 
 
 def _parameters(pairs: Sequence[str] | None) -> dict[str, Any]:
-    """``name=value`` pairs; a value is JSON, or else a string."""
+    """The values of ``name=value`` pairs. A value that is no JSON is a string."""
     parameters = {}
     for pair in pairs or ():
         name, separator, text = pair.partition("=")
@@ -320,7 +325,7 @@ def _print_table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None
 
     table = Table(box=box.SIMPLE)
     for column in columns:
-        # An id is for copying: whole, however narrow the terminal is.
+        # Ids are for copying: show them whole, also in a narrow terminal.
         least = max((len(str(row[column])) for row in rows), default=0) if column == "id" else None
         table.add_column(column, min_width=least, no_wrap=column == "id")
     for row in rows:
@@ -338,7 +343,7 @@ def _log_to_stderr() -> None:
 
 
 def _add_plugin(entry: EntryPoint) -> None:
-    """Adds the commands of another package, or one that says what they need."""
+    """Adds the commands of another package, or a command that says which packages are missing."""
     try:
         register = entry.load()
     except ImportError as error:

@@ -1,7 +1,8 @@
 """Attaches Dash to the control plane's FastAPI application.
 
-Dash gives the shell, the pages and the theme. Numbers never pass through it: modules in the browser
-(``assets/js``) read ``/api/v1`` and its event stream, so a page costs the server next to nothing.
+Dash provides the shell, the pages and the theme. Numbers never pass through Dash: modules in the
+browser (``assets/js``) read ``/api/v1`` and its event stream. A page therefore costs the server
+next to nothing.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ASSETS = Path(__file__).parent / "assets"
 _INDEX = Path(__file__).with_name("index.html").read_text(encoding="utf-8")
 
 
-# Its fingerprint lets browsers keep the 4.5 MB for good.
+# The fingerprint in the URL lets browsers cache the 4.5 MB for ever.
 PLOTLY = "/_dash-component-suites/" + build_fingerprint(
     "plotly/package_data/plotly.min.js", plotly.__version__, "0"
 )
@@ -32,12 +33,12 @@ PLOTLY = "/_dash-component-suites/" + build_fingerprint(
 
 @dash.hooks.websocket_connect()  # type: ignore[untyped-decorator]
 async def _refuse_websocket(_websocket: Any) -> tuple[int, str]:
-    """Keeps Dash's callback WebSocket shut: nothing here uses it, and its queues have no bound."""
+    """Refuses Dash's callback WebSocket: it is not used here, and its queues have no bound."""
     return 4001, "this dashboard uses no callback WebSocket"
 
 
 def mount(app: FastAPI) -> None:
-    """Serves the dashboard at the application's root; call it before the API routers are included.
+    """Serves the dashboard at the application's root. Call it before including the API routers.
 
     Args:
         app: the control plane's application.
@@ -53,11 +54,11 @@ def mount(app: FastAPI) -> None:
         index_string=_index(),
         suppress_callback_exceptions=True,  # pages come and go
     )
-    dashboard.backend.websocket_capability = False  # else every page opens one, used or not
+    dashboard.backend.websocket_capability = False  # otherwise every page opens a WebSocket
     dashboard.layout = layout.shell()
     _route(dashboard)
-    # Dash would do this at the first request for "/" only: a first visitor of /runs/… would get a
-    # page without our styles and scripts.
+    # Dash calls this at the first request for "/" only. Without this line, a first visitor of
+    # /runs/… would get a page without our styles and scripts.
     dashboard._setup_server()
 
 
@@ -73,15 +74,15 @@ def _route(dashboard: dash.Dash) -> None:
 
     dashboard.clientside_callback(
         dash.ClientsideFunction("paceline", "open"),
-        Output("page-opened", "data"),  # unused; without an output it would not run for new pages
+        Output("page-opened", "data"),  # unused, but without an output it would not run
         Input("page-data", "data"),
     )
 
 
 def _index() -> str:
-    """The HTML around every page, with an import map that gives each module its content's version.
+    """The HTML around every page, with an import map that adds a version to each module's URL.
 
-    Without it a browser may combine modules of two releases from its cache.
+    Without the versions a browser may combine modules of two releases from its cache.
     """
     imports = {}
     for module in sorted((ASSETS / "js").glob("*.js")):

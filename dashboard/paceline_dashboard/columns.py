@@ -70,7 +70,7 @@ WORKERS: list[dict[str, Any]] = [
         "minWidth": 146,
         "flex": 2,
         "cellRenderer": "WorkerWhy",
-        # Its buttons take the focus one after the other, as elsewhere on the page.
+        # Tab moves the focus from button to button, like on the rest of the page.
         "suppressKeyboardEvent": {"function": "params.event.key === 'Tab'"},
     },
     _figure("caused", "Causes", "Share of all waiting that is for this rank", "percent"),

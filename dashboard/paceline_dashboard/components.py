@@ -1,4 +1,4 @@
-"""The few parts that pages are made of."""
+"""The components of the pages."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def tip(name: str, text: str) -> dmc.Tooltip:
 
 
 def kpi(element: str, label: str, meaning: str) -> html.Div:
-    """A key figure; its value is the text of `element`, a note under it of ``{element}-note``."""
+    """A key figure. `element` shows the value, and ``{element}-note`` a note below the value."""
     return html.Div(
         className="kpi panel",
         children=[
@@ -36,7 +36,7 @@ def kpi(element: str, label: str, meaning: str) -> html.Div:
 def chart(
     element: str, title: str, meaning: str, *, wide: bool = False, tall: bool = False
 ) -> html.Figure:
-    """A chart's card; the page's module draws into `element`, whose size is fixed by the style."""
+    """A chart's card. The page's module draws into `element`; the style sheet sets its size."""
     sizes = " wide" * wide + " tall" * tall
     return html.Figure(
         className=f"panel chart{sizes}",
@@ -57,7 +57,7 @@ def panel(title: str, *children: Any, labelled: str) -> html.Section:
 
 
 def table(element: str, columns: list[dict[str, Any]], **options: Any) -> dag.AgGrid:
-    """A table; its page's module gives the rows, each with an `id`.
+    """A table. The page's module sets the rows; each row has an `id`.
 
     Args:
         element: its id.

@@ -1,4 +1,4 @@
-"""What stands on the pages; the modules in ``assets/js`` fill it with numbers."""
+"""The layout of the pages; the modules in ``assets/js`` fill it with numbers."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def shell() -> dmc.MantineProvider:
 
 
 def _data(page: str, **values: object) -> dcc.Store:
-    """What bridge.js hands to the page's module."""
+    """The data that bridge.js passes to the page's module."""
     return dcc.Store(
         id="page-data", data={"page": page, "palette": list(qualitative.Safe), **values}
     )

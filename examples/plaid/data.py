@@ -1,8 +1,8 @@
 """The PLAID appliance recordings that sktime ships: 1,074 series, 11 classes.
 
-Plug Load Appliance Identification Dataset, J. Gao et al. (2014); read from the installed sktime
-package, nothing is downloaded. A sample's size is its number
-of points, 100 to 1,344.
+Plug Load Appliance Identification Dataset, J. Gao et al. (2014). The data is read from the
+installed sktime package; nothing is downloaded. A sample's size is its number of points, 100 to
+1,344.
 """
 
 from importlib.util import find_spec

@@ -23,7 +23,7 @@ class SeriesNet(nn.Module):
         inside = torch.arange(series.shape[1]) < lengths[:, None]
         mean = series.sum(1) / lengths
         peak = series.abs().amax(1).clamp_min(1e-4)
-        # Both the current's shape and its strength tell an appliance.
+        # The shape and the strength of the current both identify an appliance.
         x = torch.stack([series / peak[:, None], torch.asinh(series)], 1)
         for layer in self.layers:
             inside = inside[:, ::2]

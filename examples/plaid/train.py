@@ -1,4 +1,4 @@
-"""Classifies PLAID's appliance recordings; `train_ddp.py` with Paceline.
+"""Classifies PLAID's appliance recordings with Paceline; compare `train_ddp.py`.
 
 paceline run --nproc 4 examples/plaid/train.py
 """

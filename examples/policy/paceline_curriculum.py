@@ -1,6 +1,6 @@
-"""`curriculum`: short samples before long ones, each step dealt out by the ranks' measured speed.
+"""`curriculum`: short samples before long ones; each step is divided by the ranks' measured speed.
 
-An example of a policy from outside. docs/writing-a-policy.md goes through it.
+This is an example of a policy in a package of its own. docs/writing-a-policy.md explains it.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Curriculum:
-    """Composes an epoch by size, and deals each step out longest first.
+    """Orders an epoch by size, and divides each step, longest sample first.
 
     Args:
-        disorder: 0: strictly by size; 1: the place in the epoch depends on size and chance alike.
+        disorder: weight of chance in the order. 0: strictly by size. 1: as much chance as size.
     """
 
     disorder: float
 
     def compose(self, problem: Problem, models: Models) -> Ints:
-        """What remains, shorter samples first."""
+        """The remaining samples, shorter ones first."""
         sizes = problem.sizes[problem.remaining]
         place = np.argsort(np.argsort(sizes, kind="stable")) / max(len(sizes), 1)
         chance = problem.rng().random(len(sizes))
         return problem.remaining[np.argsort(place + self.disorder * chance, kind="stable")]
 
     def schedule(self, problem: Problem, models: Models) -> Batches:
-        """Each sample, longest first, to the rank that would be done with it first."""
+        """Gives each sample, longest first, to the rank that would finish it first."""
         parts, start = [], 0
         for count in problem.batch_sizes():
             parts.append(_deal(problem.order[start : start + count], problem, models))

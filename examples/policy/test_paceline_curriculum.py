@@ -1,4 +1,4 @@
-"""Run with pytest, next to an installation of Paceline."""
+"""Tests of the example policy. Run them with pytest where Paceline is installed."""
 
 from __future__ import annotations
 

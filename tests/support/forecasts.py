@@ -12,8 +12,8 @@ from paceline.core.emulation import Emulation
 from paceline.wire import ALLREDUCE, Adopted, Hello, RoundBatch, StepBatch, StepRecord
 from paceline_backend import policies
 from paceline_backend.insight.report import WARMUP_STEPS
-from paceline_backend.insight.whatif.measured import Apart, Measured, State, apart
-from paceline_backend.simulator import Ran, Simulation
+from paceline_backend.insight.whatif.measured import Measured, RelaxedSpan, State, relaxed_span
+from paceline_backend.simulator import Simulation, TrainedSegment
 from paceline_backend.simulator.broadcast import rounds
 from paceline_backend.simulator.sync import Costs
 from paceline_backend.store import Store, telemetry
@@ -53,7 +53,7 @@ class Training:
             costs=lambda world: Costs(COMMUNICATION_S),
         )
         self.effective = [0]
-        self.ran: list[Ran] = []
+        self.ran: list[TrainedSegment] = []
         self.stored = 0  # of those
         self.rounds = 0  # stored
 
@@ -96,8 +96,8 @@ class Training:
             sync_s=column(lambda r: r.wait_s + r.communication_s),
             rank_step_s=column(lambda r: r.rank_step_s),
             load=features.load.sum(axis=1),
-            apart=self._apart(step[-steps:]),
-            told_round_s=COMMUNICATION_S,
+            relaxed_spans=self._relaxed_spans(step[-steps:]),
+            reported_round_s=COMMUNICATION_S,
         )
         return State(
             self.simulation.version,
@@ -109,9 +109,9 @@ class Training:
             measured.step >= self.effective[-1] + WARMUP_STEPS,
         )
 
-    def _apart(self, step: Any) -> tuple[Apart, ...]:
+    def _relaxed_spans(self, step: Any) -> tuple[RelaxedSpan, ...]:
         relaxed = [one.segment for one in self.ran if one.segment.synchroniser != ALLREDUCE]
-        found = [apart(step, segment) for segment in relaxed]
+        found = [relaxed_span(step, segment) for segment in relaxed]
         return tuple(one for one in found if one.end > one.first)
 
     def store(self, store: Store, run: str) -> None:
@@ -131,7 +131,7 @@ def _communication(step: int, batch: Features) -> Floats:
     return np.full(len(batch.samples), COMMUNICATION_S)
 
 
-def _records(ran: Ran, rank: int) -> list[StepRecord]:
+def _records(ran: TrainedSegment, rank: int) -> list[StepRecord]:
     first = ran.segment.first_step
     of = [[column[k, rank] for column in ran.features] for k in range(len(ran.step_s))]
     return [

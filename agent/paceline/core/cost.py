@@ -1,4 +1,4 @@
-"""What a batch costs relative to other batches: its effective load."""
+"""The cost of a batch relative to other batches: its effective load."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ Ints = npt.NDArray[np.int64]
 
 
 class Features(NamedTuple):
-    """What of local batches decides their cost; arrays of one shape, such as [steps, W]."""
+    """The properties of local batches that decide their cost; arrays of one shape, e.g. [S, W]."""
 
     samples: Ints  # n
     load: Floats  # Λ = Σλ
     squares: Floats  # Σλ²
-    longest: Floats  # max λ; 0 of an empty batch
+    longest: Floats  # max λ; 0 for an empty batch
 
 
 class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How sizes add up to a batch's effective load, which time is linear in.
+    """How sizes add up to a batch's effective load, in which a step's time is linear.
 
-    A sample counts f(λ) = λ + κ·λ²: κ > 0 where attention makes long samples dearer than their
-    length. A batch counts Σ f(λ), or n · f(max λ) where every sample is padded to the longest.
+    A sample counts f(λ) = λ + κ·λ². κ is above 0 if a sample's cost grows faster than its length,
+    as with attention. A batch counts Σ f(λ), or n · f(max λ) if samples are padded to the longest.
     """
 
     kappa: float = 0.0  # per size unit, ≥ 0

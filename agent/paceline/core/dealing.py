@@ -1,4 +1,4 @@
-"""Samples dealt to ranks in turn, as DistributedSampler does it. For leader and policies."""
+"""Samples dealt to ranks in turn, like DistributedSampler. Used by leader and policies."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ Ints = npt.NDArray[np.int64]
 
 
 def equal_counts(samples: int, limits: Ints) -> Ints:
-    """How many samples each rank gets, dealt in turn past those at their limit, [W].
+    """How many samples each rank gets if they are dealt in turn, [W]; full ranks are passed over.
 
     Args:
         samples: of the batch.
-        limits: the most of each rank, [W]; together at least `samples`.
+        limits: most samples of each rank, [W]; their sum is at least `samples`.
     """
     rounds = bisect(range(samples + 1), samples, key=lambda n: int(np.minimum(limits, n).sum())) - 1
     counts = np.minimum(limits, rounds)
@@ -24,10 +24,9 @@ def equal_counts(samples: int, limits: Ints) -> Ints:
 
 
 def dealt(counts: Ints) -> Ints:
-    """The places in a batch of the first rank's samples, of the second's, …, [counts.sum()].
+    """Positions in a batch, rank by rank, if samples are dealt to ranks in turn, [counts.sum()].
 
-    Samples go to ranks in turn, past those that have their count: with equal counts rank r gets
-    places r, r + W, ….
+    A rank that has its count is passed over. With equal counts rank r gets positions r, r + W, ….
     """
     turn = np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts)
     places = np.empty_like(turn)

@@ -1,4 +1,4 @@
-"""Emulated devices: how long a step shall take on each rank. For ranks and for the simulator."""
+"""Emulated devices: how long a step takes on each rank. Used by ranks and by the simulator."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _PER_RANK = ("a_s", "b_s", "c_s", "data_s")
 class Slowdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Some ranks' computing takes `factor` times as long in some steps.
 
-    Steps [first_step, first_step + steps), and again every `every` steps if that is above 0. With
-    `chance` below 1, each rank in each of them by that chance.
+    The steps are [first_step, first_step + steps), repeated every `every` steps if `every` is above
+    0. If `chance` is below 1, each rank is slow in each of these steps with this probability.
     """
 
     ranks: list[int]
@@ -33,7 +33,7 @@ class Slowdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     chance: float = 1.0
 
     def covers(self, step: int) -> bool:
-        """Whether it applies to a step."""
+        """Whether the slowdown applies to a step."""
         since = step - self.first_step
         if since < 0:
             return False
@@ -42,7 +42,13 @@ class Slowdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.steps is None or since < self.steps
 
     def hits(self, rank: int | None, world: int, drawn: Any) -> Any:
-        """Whether it applies to a rank, or to each of them, that drew a number from 0 to 1."""
+        """Whether the slowdown applies to a rank.
+
+        Args:
+            rank: the rank; None: all ranks, as an array [W].
+            world: W.
+            drawn: the rank's random number from 0 to 1, or all ranks' numbers, [W].
+        """
         if rank is not None:
             return rank in self.ranks and drawn < self.chance
         among = np.zeros(world, bool)
@@ -53,15 +59,16 @@ class Slowdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Emulated device speeds: rank j's step takes ``a_s[j]·Λ' + c_s[j]·n + b_s[j]`` seconds.
 
-    Λ' is the effective load that `cost` makes of the batch; the first two terms are shortened by
-    CPU threads as Amdahl says (`serial` is the part that they do not shorten). Then come slowdowns,
-    delays and noise. A rank without samples computes nothing. The same seed gives the same times.
+    Λ' is the effective load, which `cost` computes from the batch. CPU threads shorten the first
+    two terms by Amdahl's law (`serial` is the part that they do not shorten). Then slowdowns,
+    delays and noise are applied. A rank without samples takes no time. The same seed gives the same
+    times.
     """
 
     a_s: list[float]  # [W] s per size unit
     b_s: list[float]  # [W] s per step
     c_s: list[float] = []  # [W] s per sample; empty: 0
-    data_s: list[float] = []  # [W] s that loading a batch takes longer; empty: 0
+    data_s: list[float] = []  # [W] s that are added to loading a batch; empty: 0
     cost: Cost = SUM
     slowdowns: list[Slowdown] = []
     delay_s: tuple[float, float] = (0.0, 0.0)  # uniform, added to each rank's step
@@ -74,7 +81,8 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """Reads the value of PACELINE_EMULATE for `world` ranks.
 
         Raises:
-            ValueError: not JSON of that form, or a value out of range; the message names it.
+            ValueError: the text is no JSON of an `Emulation`, or a value is out of range; the
+                message names the field.
         """
         try:
             emulation = msgspec.json.decode(text, type=Emulation)
@@ -87,7 +95,7 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return emulation
 
     def problem(self, world: int) -> str | None:
-        """What is wrong with it for `world` ranks, naming the field; None: nothing."""
+        """The first problem for `world` ranks, naming the field; None: there is no problem."""
         for name in _PER_RANK:
             values = getattr(self, name)
             if not values and name in ("c_s", "data_s"):
@@ -123,7 +131,7 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return None
 
     def compute_s(self, step: int, batch: Features, threads: Any = 1) -> Floats:
-        """How long each rank's forward and backward of a step shall take, [W].
+        """How long each rank's forward and backward of a step take, [W].
 
         Args:
             step: of the run.
@@ -133,18 +141,18 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return np.asarray(self._compute_s(None, step, batch, threads))
 
     def rank_s(self, rank: int, step: int, batch: Features, threads: int = 1) -> float:
-        """The same number for one rank, some times faster: a rank needs it before each step.
+        """`compute_s` for one rank, computed faster: a rank needs it before each step.
 
         Args:
-            rank: whose.
+            rank: the rank.
             step: of the run.
-            batch: of that rank: numbers.
+            batch: of the rank; numbers, not arrays.
             threads: CPU threads; 0 counts as 1.
         """
         return float(self._compute_s(rank, step, batch, threads))
 
     def factors(self, step: int) -> Floats:
-        """By how much slowdowns stretch each rank's computing in a step, [W]."""
+        """The factor of slowdowns in each rank's computing in a step, [W]."""
         factor = self._factor(None, step, self._draw(step))
         return np.asarray(np.broadcast_to(factor, len(self.a_s)))
 
@@ -174,11 +182,11 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return factor
 
     def _draw(self, step: int) -> Callable[[], np.random.Generator]:
-        """A stream of all ranks' numbers of a step, the same for whoever asks for one of them."""
+        """The random numbers of all ranks in a step; every rank draws the same stream."""
         return cache(lambda: np.random.default_rng([self.seed, step]))
 
     def as_dict(self) -> dict[str, Any]:
-        """For `wire.Hello.emulated`: what differs from the defaults."""
+        """The fields that differ from the defaults, for `wire.Hello.emulated`."""
         made = msgspec.to_builtins(self)
         plain = msgspec.to_builtins(Emulation(a_s=[], b_s=[]))
         return {k: v for k, v in made.items() if k in ("a_s", "b_s") or v != plain[k]}

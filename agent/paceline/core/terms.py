@@ -1,4 +1,4 @@
-"""What stays the same through a run, checked."""
+"""The arguments that stay the same during a run, checked."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class Terms:
     """The arguments of `Session` that planning needs, the same on all ranks.
 
     Raises:
-        TypeError, ValueError: one is wrong; the message names it.
+        TypeError, ValueError: an argument is wrong; the message names the argument.
     """
 
     samples: int  # N
@@ -40,7 +40,7 @@ class Terms:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in a whole epoch."""
+        """Number of steps in a whole epoch."""
         full, rest = divmod(self.samples, self.global_batch)
         return full + (rest > 0 and not self.drop_last)
 
@@ -55,10 +55,10 @@ def epoch_over(left: int, global_batch: int, drop_last: bool) -> bool:
 
 
 def whole(name: str, value: Any, least: int) -> int:
-    """The value, refusing what is not a whole number ≥ `least`.
+    """Checks that a value is a whole number ≥ `least`; returns the value.
 
     Raises:
-        TypeError, ValueError: the message names it.
+        TypeError, ValueError: the value is no whole number, or too small; the message has `name`.
     """
     if not isinstance(value, int) or isinstance(value, bool):
         raise TypeError(f"{name} is {value!r}: it must be a whole number")
@@ -68,11 +68,11 @@ def whole(name: str, value: Any, least: int) -> int:
 
 
 def length(dataset: Sized) -> int:
-    """N.
+    """The number of samples of a data set.
 
     Raises:
-        TypeError: not a map-style data set.
-        ValueError: an empty one.
+        TypeError: the data set is not map-style.
+        ValueError: the data set is empty.
     """
     try:
         samples = len(dataset)

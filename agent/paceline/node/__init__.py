@@ -1,4 +1,4 @@
-"""What runs on a node beside the ranks. No torch, except in `node.elastic`.
+"""Everything that runs on a node beside the ranks. Only `node.elastic` imports torch.
 
 `agent.Agent` takes the control plane's commands and hands each attempt of a run to its
 `supervisor.Supervisor`, which starts the ranks through TorchElastic (`elastic.launcher`) and keeps

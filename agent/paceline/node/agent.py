@@ -23,19 +23,22 @@ from paceline.wire import Launch, NodeState, RunState, State
 HEARTBEAT_S = 2.0
 _TICK_S = 0.2
 _RECOVER_S = 10.0
-_GOODBYE_S = 10.0  # for what is left to deliver after the runs were stopped
+_GOODBYE_S = 10.0  # time to deliver the rest after the runs were stopped
 _log = logging.getLogger(__name__)
 
 
 class Agent:
-    """One thread does it all: the kernel ends launchers with the thread that started them.
+    """Looks after the runs of one node.
+
+    All work is done in one thread, because the kernel ends launchers with the thread that started
+    them.
 
     Args:
         link: to the bus.
-        name: the node's.
-        data: the data directory, one agent's at a time.
-        control: what identifies the control plane across restarts: its id, or where its bus is.
-        find_bus: asks where the bus is now, while it is away; None: it does not move.
+        name: of the node.
+        data: the data directory; only one agent may use it at a time.
+        control: identifies the control plane across restarts: its id, or the bus's address.
+        find_bus: asks the server for the bus's URL while the bus is away; None: the URL is fixed.
 
     Raises:
         PacelineError: another agent uses the data directory.
@@ -57,7 +60,7 @@ class Agent:
         self._node = machine.describe(name)
         self._runs: dict[str, Supervisor] = {}
         self._left_over: dict[str, Delivery] = {}
-        self._unreadable: set[Path] = set()  # said once
+        self._unreadable: set[Path] = set()  # directories whose problem was logged
         self._signal: int | None = None
         self._beat_at = self._recover_at = 0.0
         self._lock = (data / "agent.lock").open("ab")
@@ -70,7 +73,7 @@ class Agent:
             ) from None
 
     def run(self) -> int:
-        """Works until SIGTERM or SIGINT; the exit code. A second signal kills the runs at once."""
+        """Works until SIGTERM or SIGINT; returns the exit code. A second signal kills the runs."""
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         try:
@@ -98,7 +101,7 @@ class Agent:
             elif run in self._runs:
                 self._runs[run].stop(command.reason)
         if not self._link.up:
-            time.sleep(_TICK_S)  # which reading commands did not take
+            time.sleep(_TICK_S)  # without the bus, reading commands did not wait
         self._look_after()
         if self._commands.started and time.monotonic() >= self._beat_at:
             self._beat_at = time.monotonic() + HEARTBEAT_S
@@ -146,7 +149,7 @@ class Agent:
         self._link.tell(state)
 
     def _recover(self) -> None:
-        """Takes over the runs whose agent or `paceline run` is gone with something left to tell."""
+        """Takes over runs whose agent or `paceline run` is gone and left something undelivered."""
         for directory in sorted((self._data / "runs").glob("*")):
             run = directory.name
             if run in self._runs or run in self._left_over or not directory.is_dir():

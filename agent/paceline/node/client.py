@@ -12,19 +12,19 @@ from paceline.core import runid
 from paceline.core.errors import InputError, PacelineError
 from paceline.wire import PROTOCOL_VERSION
 
-_PAGE = 500  # runs in an answer, the most that the server gives
+_PAGE = 500  # runs in an answer: the most that the server allows
 
 
 class ServerUnreachable(PacelineError):  # noqa: N818 - reads as what happened
-    """No Paceline server that can work now answers at the address."""
+    """No working Paceline server answers at the address."""
 
 
 class Client:
-    """One server; a context manager.
+    """A connection to one server; a context manager.
 
     Args:
-        server: its base URL.
-        token: it wants beyond loopback.
+        server: base URL.
+        token: for a server that is not on this machine.
         timeout_s: of each call.
     """
 
@@ -53,17 +53,17 @@ class Client:
         """The JSON answer of a call below ``/api/v1``.
 
         Raises:
-            InputError: the server refused what was asked for; with its reason.
-            ServerUnreachable: nothing answers, or something that is no Paceline server, or its
+            InputError: the server refused the request; the message holds the server's reason.
+            ServerUnreachable: nothing answers, the address is no Paceline server's, or the server's
                 database or bus is away.
-            PacelineError: it wants a token, or failed.
+            PacelineError: the server wants a token, or failed.
         """
         try:
             answer = self._http.request(method, f"/api/v1{path}", json=body, params=params)
         except (httpx.TransportError, httpx.UnsupportedProtocol) as error:
             raise ServerUnreachable(f"no server answers at {self.server} ({error})") from error
         kind = answer.headers.get("content-type", "").partition(";")[0]
-        if answer.is_error and kind != "application/problem+json":  # all of ours are
+        if answer.is_error and kind != "application/problem+json":  # our server's errors all are
             raise ServerUnreachable(
                 f"what answers at {self.server} is no Paceline server "
                 f"({answer.status_code} {answer.reason_phrase})"
@@ -87,11 +87,11 @@ class Client:
         return content
 
     def version(self) -> dict[str, Any]:
-        """``{version, protocol, id, bus}`` of a server that we can work with.
+        """``{version, protocol, id, bus}`` of a server that speaks our protocol version.
 
         Raises:
             ServerUnreachable: as `call`.
-            PacelineError: it refuses us, with its reason, or speaks another protocol version.
+            PacelineError: the server refuses the call, or speaks another protocol version.
         """
         try:
             answer = self.call("GET", "/version")
@@ -114,10 +114,10 @@ class Client:
         """The whole id of a run.
 
         Args:
-            given: it, or a beginning that no other run's id has.
+            given: the id, or a beginning that no other run's id has.
 
         Raises:
-            InputError: no run's id begins with it, or several do; the message lists them.
+            InputError: no run's id begins with `given`, or several do; the message lists them.
             PacelineError: as `call`.
         """
         runid.checked(given)
@@ -136,7 +136,7 @@ class Client:
             query = {"limit": _PAGE, "cursor": page["next_cursor"]}
 
     def close(self) -> None:
-        """Gives the connections back."""
+        """Closes the connections."""
         self._http.close()
 
     def __enter__(self) -> Client:
@@ -152,7 +152,7 @@ class Client:
 
 
 def _reason(problem: Any) -> str:
-    """One line of an RFC 9457 problem."""
+    """The reason in an RFC 9457 problem, in one line."""
     if not isinstance(problem, dict):
         return str(problem)
     return str(problem.get("detail") or problem.get("title") or problem)

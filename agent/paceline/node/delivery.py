@@ -1,4 +1,4 @@
-"""Brings to the control plane what a run has left to tell: its states and spooled telemetry."""
+"""Brings a run's states and spooled telemetry to the control plane."""
 
 from __future__ import annotations
 
@@ -18,21 +18,22 @@ from paceline.node.rundir import Record
 from paceline.wire import RunState, State
 
 _EVERY_S = 1.0
-_MEND_S = 60.0  # before a spool that cannot be read or deleted is tried again
-_ALIVE_S = 3.0  # how often a run that goes on says so
+_MEND_S = 60.0  # pause before a spool that cannot be read or deleted is tried again
+_ALIVE_S = 3.0  # between two signs of life of a run
 _log = logging.getLogger(__name__)
 
 
 class Delivery:
-    """What one run still has to tell; survives outages of the bus, and its own process, on disk.
+    """The undelivered states and telemetry of one run.
 
-    Holds the lock of the run's directory until `close`: nobody else delivers from it meanwhile.
+    They are kept on disk and survive outages of the bus and the end of this process. A delivery
+    holds the lock of the run's directory until `close`, so that no other process delivers, too.
 
     Args:
-        directory: the run's, see `paceline.node.rundir`; made if missing.
-        record: who the run is; what it has reported so far.
-        link: the way to the control plane; None: there is none, and nothing is delivered.
-        lock: on the directory, if it is held already.
+        directory: of the run, see `paceline.node.rundir`; made if missing.
+        record: the run and its states so far.
+        link: to the bus; None: there is no control plane, and nothing is delivered.
+        lock: on the directory, if the caller holds it already.
 
     Raises:
         OSError: the directory cannot be written.
@@ -52,15 +53,15 @@ class Delivery:
 
     @classmethod
     def resume(cls, directory: Path, control: str, link: Link) -> Delivery | None:
-        """Takes over a run whose process is gone, reporting its end where that one could not.
+        """Takes over a run whose process is gone, and reports the run's end if that is missing.
 
-        None where nothing is left to do, another process does it, or it is for another control
-        plane.
+        Returns None if everything is delivered, if another process looks after the run, or if the
+        run belongs to another control plane.
         """
         path = directory / "run.json"
         try:
             record = rundir.read(path, Record)
-        except msgspec.DecodeError as error:  # a power cut, or a release that kept other things
+        except msgspec.DecodeError as error:  # after a power cut, or written by another release
             _log.error("%s is left alone as .bad: %s", path, error)
             path.rename(path.with_suffix(".bad"))
             return None
@@ -70,7 +71,7 @@ class Delivery:
             lock = _lock(directory)
         except BlockingIOError:
             return None
-        record = rundir.read(path, Record)  # its owner may have written between reading and locking
+        record = rundir.read(path, Record)  # the owner may have written before the lock was taken
         assert record is not None
         delivery = cls(directory, record, link, lock)
         if not delivery.ended:
@@ -94,7 +95,7 @@ class Delivery:
         exit_code: int | None = None,
         message: str | None = None,
     ) -> RunState:
-        """Notes a state and delivers it, at once if the bus is there."""
+        """Records a state and delivers it, at once if the bus is there."""
         lost = spool.dropped(self.directory / "spool")
         entry = RunState(state, time.time(), self.record.node, attempt, exit_code, message, lost)
         self.record.states = [*self.record.states, entry]
@@ -104,9 +105,9 @@ class Delivery:
         return entry
 
     def pump(self) -> None:
-        """Delivers what there is, once a second; call it often, and until settled.
+        """Delivers states and telemetry, at most once a second. Call it often, until `settled`.
 
-        Repeats the last state meanwhile: a run that nobody speaks for counts as lost.
+        It also repeats the last state as a sign of life: the server takes a silent run for lost.
         """
         if self._link is None or self.settled or time.monotonic() < self._next:
             return
@@ -118,7 +119,7 @@ class Delivery:
                 if link.attempt(lambda bus: self._drain(bus, include_open=ended)) is None:
                     return
                 drained = True
-            except OSError as error:  # not at once again: what it sent it would send again
+            except OSError as error:  # wait: trying again would send the same records again
                 self._drain_at = time.monotonic() + _MEND_S
                 _log.error("the spool of run %s cannot be drained: %s", record.run, error)
         before = record.delivered
@@ -127,16 +128,16 @@ class Delivery:
                 break
             record.delivered += 1
             self._alive_at = time.monotonic() + _ALIVE_S
-        told = record.delivered == len(record.states)
-        if told and not ended and record.states and time.monotonic() >= self._alive_at:
+        up_to_date = record.delivered == len(record.states)
+        if up_to_date and not ended and record.states and time.monotonic() >= self._alive_at:
             self._alive_at = time.monotonic() + _ALIVE_S
             link.tell(record.states[-1], record.run)
-        record.settled = told and ended and drained
+        record.settled = up_to_date and ended and drained
         if record.delivered > before or record.settled:
             self._save()
 
     def close(self) -> None:
-        """Leaves the directory to others."""
+        """Releases the directory for other processes."""
         self._lock.close()
 
     def _drain(self, bus: redis.Redis, *, include_open: bool) -> int:
@@ -150,7 +151,7 @@ class Delivery:
     def _save(self) -> None:
         try:
             rundir.write(self.directory / "run.json", self.record)
-        except OSError as error:  # a full disk must not end the training
+        except OSError as error:  # a full disk must not end training
             _log.error("the state of run %s cannot be kept: %s", self.record.run, error)
 
 

@@ -1,4 +1,4 @@
-"""A connection to a bus that may be away: an outage is a result, not an exception."""
+"""A connection to the bus; an outage of the bus is a result, not an exception."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ T = TypeVar("T")
 
 
 class Link:
-    """For one thread; a context manager. A bus that is away is asked once a second at most.
+    """A connection to the bus; a context manager, for one thread.
+
+    While the bus is away, it is tried at most once a second.
 
     Args:
         url: of the bus.
@@ -37,11 +39,11 @@ class Link:
 
     @property
     def place(self) -> str:
-        """Host and port: the URL may hold a password."""
+        """Host and port, for messages: the URL may hold a password."""
         return urlsplit(self.url).netloc.rpartition("@")[2] or self.url
 
     def attempt(self, call: Callable[[redis.Redis], T]) -> T | None:
-        """The call's result, or None while the bus is away. A call gives None only for that."""
+        """The result of `call`, or None while the bus is away. `call` must not return None."""
         if self._outage.paused:
             return None
         try:
@@ -53,12 +55,12 @@ class Link:
         return result
 
     def tell(self, message: wire.RunState | wire.NodeState, run: str = "") -> bool:
-        """Publishes on TELEMETRY; whether the bus took it."""
+        """Publishes a message on TELEMETRY; returns whether the bus took it."""
         sent = self.attempt(lambda bus: publish(bus, wire.TELEMETRY, message, run))
         return sent is not None
 
     def move(self, url: str) -> None:
-        """Goes on with a bus at another address."""
+        """Moves the connection to a bus at another address."""
         self.close()
         self._use(url)
 
@@ -74,7 +76,7 @@ class Link:
         )
 
     def close(self) -> None:
-        """Gives the connection back."""
+        """Closes the connection."""
         self._client.close()
 
     def __enter__(self) -> Link:
@@ -90,9 +92,9 @@ class Link:
 
 
 class Commands:
-    """The commands to a node from now on, each given once, also across outages of the bus.
+    """The commands to a node from now on, each returned once, also across outages of the bus.
 
-    Several processes of one node may read them, each for itself: the agent, and a `paceline run`.
+    Several processes of a node may read all commands: the agent and each `paceline run`.
     """
 
     def __init__(self, link: Link, node: str) -> None:
@@ -102,14 +104,14 @@ class Commands:
 
     @property
     def started(self) -> bool:
-        """Whether the bus was there to say where "now" is: earlier commands are not for us."""
+        """Whether the bus has answered once. Commands from before this answer are ignored."""
         return self._last is not None
 
     def read(self, block_s: float) -> list[tuple[str, wire.Launch | wire.Kill]]:
-        """Run ids and commands that came, after waiting for some; nothing while the bus is away.
+        """New commands with their run ids; waits for the first. Empty while the bus is away.
 
         Args:
-            block_s: how long to wait for the first one, below the connection's timeout of 2 s.
+            block_s: longest wait, below the connection's timeout of 2 s.
         """
         if self._last is None:
             newest: Any = self._link.attempt(lambda bus: bus.xrevrange(self._stream, count=1))

@@ -1,4 +1,4 @@
-"""What this machine is: an agent's registration."""
+"""Describes this machine, for an agent's registration."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def default_name() -> str:
 
 def describe(name: str) -> NodeState:
     """Cores that this process may use, memory in bytes, names of GPUs; without importing torch."""
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux: fewer in a container
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux: a container may have fewer cores
     cores = len(affinity(0)) if affinity else psutil.cpu_count() or 1
     return NodeState(
         node=name,
@@ -44,7 +44,7 @@ def gpus() -> list[str]:
         capture_output=True,
         text=True,
         timeout=30,
-        check=False,  # it fails where the driver is not loaded: no GPU to use
+        check=False,  # fails without a loaded driver: then there is no GPU to use
     )
     if answer.returncode != 0:
         return []

@@ -1,4 +1,4 @@
-"""`paceline run`: a script's ranks in the foreground, as torchrun would run them."""
+"""`paceline run`: runs a script's ranks in the foreground, like torchrun."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from paceline.node.rundir import Record
 from paceline.node.supervisor import Supervisor, check
 from paceline.wire import Kill, Launch, State
 
-_PLAIN = "bsp"  # what ranks train as where nobody plans
+_PLAIN = "bsp"  # the order in which ranks train without a control plane
 _TICK_S = 0.1
 _DELIVER_S = 10.0
 
@@ -38,7 +38,7 @@ def emulation(
     """``PACELINE_EMULATE``'s value: a_j = slowdown_j · seconds_per_unit, b_j = seconds_per_step.
 
     Raises:
-        InputError: not one positive factor for each rank, or times that are no times.
+        InputError: factors that are not one positive number per rank, or times below 0.
     """
     try:
         factors = [float(part) for part in slowdown.split(",")]
@@ -60,14 +60,15 @@ def emulation(
 
 
 def whole_emulation(given: str, nproc: int | None) -> dict[str, Any]:
-    """``PACELINE_EMULATE``'s value: all of an `Emulation`.
+    """``PACELINE_EMULATE``'s value, from a whole `Emulation`.
 
     Args:
         given: the JSON object, or the path of a file that holds it.
         nproc: ranks; None: as many as `a_s` has numbers.
 
     Raises:
-        InputError: no such file, not JSON of that form, or a value out of range: it is named.
+        InputError: there is no such file, the text is no JSON of an `Emulation`, or a value is out
+            of range; the message names the field.
     """
     text = given
     if not given.lstrip().startswith("{"):
@@ -98,33 +99,33 @@ def train(
     parameters: dict[str, Any],
     name: str,
 ) -> int:
-    """Registers a run with the server, trains, and tells how it ended; the exit code.
+    """Registers a run with the server, trains, and reports the end; returns the exit code.
 
     Args:
         launch: what to run.
         data: the data directory.
         node: this machine's name.
-        server: that must know of the run; None: `default_server`, if one answers there.
-        default_server: see `server`.
+        server: URL of a server that must answer; None: `default_server`, which may be away.
+        default_server: URL of the server to use if it answers.
         token: for the server.
-        policy: the run's first; None: the server's default.
-        parameters: the policy's.
-        name: the run's.
+        policy: of the run's begin; None: the server's default.
+        parameters: of the policy.
+        name: of the run.
 
     Raises:
-        InputError: nothing that can be launched, or the server refused the run, or there is none
-            and a policy or its parameters were given.
+        InputError: the script cannot be launched, the server refused the run, or a policy or
+            parameters were given and no server answers.
         PacelineError: the server does not answer or speaks another protocol version.
     """
     check(launch)
-    with ExitStack() as held:
-        client = held.enter_context(Client(server or default_server, token))
+    with ExitStack() as stack:
+        client = stack.enter_context(Client(server or default_server, token))
         record = Record(f"local-{secrets.token_hex(4)}", node, "paceline run", "")
         link = None
         try:
-            found = client.version()
-            link = held.enter_context(Link(found["bus"]))
-        except PacelineError as error:  # nobody asked for what is at the default address
+            info = client.version()
+            link = stack.enter_context(Link(info["bus"]))
+        except PacelineError as error:  # a server at the default address is not required
             if server is not None:
                 raise
             _refuse_plans(policy, parameters, error)
@@ -133,37 +134,45 @@ def train(
             choice = {"parameters": parameters, "name": name, "node": node}
             if policy is not None:
                 choice["policy"] = policy
-            body = {**msgspec.structs.asdict(launch), **choice, "launch": False}
-            record.run = client.call("POST", "/runs", body)["id"]
-            record.control = found["id"]
+            record.run, record.control = _register(client, launch, choice), info["id"]
             _say(f"watch it on {client.server}/runs/{record.run}")
-        emulated = launch.env.get("PACELINE_EMULATE") or os.environ.get("PACELINE_EMULATE")
-        if emulated:
-            _say(f"THE RANKS' DEVICE SPEEDS ARE EMULATED: {emulated}")
-        supervisor = Supervisor(launch, data, record, link)
-        _say(f"the ranks' output is in {supervisor.directory / 'logs'}; rank 0's follows")
-        code = Foreground(supervisor, link, node).run()
-        assert supervisor.last is not None
-        if supervisor.last.message is not None:
-            _say(_unseen(supervisor.last.message))
-        if not supervisor.settled:
-            _say(
-                f"the bus is away: what it did not take is in {supervisor.directory}; "
-                "`paceline agent` with the same --data delivers it"
-            )
+        return _train(launch, Supervisor(launch, data, record, link), link, node)
+
+
+def _register(client: Client, launch: Launch, choice: dict[str, Any]) -> str:
+    """Registers the run with the server; returns its id."""
+    body = {**msgspec.structs.asdict(launch), **choice, "launch": False}
+    return str(client.call("POST", "/runs", body)["id"])
+
+
+def _train(launch: Launch, supervisor: Supervisor, link: Link | None, node: str) -> int:
+    """Runs the ranks in the foreground and reports the end; returns the exit code."""
+    emulated = launch.env.get("PACELINE_EMULATE") or os.environ.get("PACELINE_EMULATE")
+    if emulated:
+        _say(f"THE RANKS' DEVICE SPEEDS ARE EMULATED: {emulated}")
+    _say(f"the ranks' output is in {supervisor.directory / 'logs'}; rank 0's follows")
+    code = Foreground(supervisor, link, node).run()
+    assert supervisor.last is not None
+    if supervisor.last.message is not None:
+        _say(_unseen(supervisor.last.message))
+    if not supervisor.settled:
+        _say(
+            f"the bus is away: what it did not take is in {supervisor.directory}; "
+            "`paceline agent` with the same --data delivers it"
+        )
     return code
 
 
 def _refuse_plans(policy: str | None, parameters: Mapping[str, Any], away: PacelineError) -> None:
-    """Refuses what only a control plane can do: without, ranks train in plain DDP's order, `bsp`.
+    """Refuses a policy or parameters, because without a control plane ranks train as under `bsp`.
 
     Raises:
-        InputError: another policy was asked for, or parameters were given.
+        InputError: another policy or parameters were given.
     """
     if policy in (None, _PLAIN) and not parameters:
         return
     asked = "--param" if policy in (None, _PLAIN) else f"--policy {policy}"
-    known = entry_points(group="paceline.policies").names  # also where the server is not installed
+    known = entry_points(group="paceline.policies").names  # works without the server's packages
     if policy is not None and policy not in known:
         near = ", ".join(get_close_matches(policy.lower(), known))
         hint = f"did you mean {near}? " if near else ""
@@ -177,7 +186,7 @@ def _refuse_plans(policy: str | None, parameters: Mapping[str, Any], away: Pacel
 
 
 def _unseen(message: str) -> str:
-    """A run's message without the last lines of rank 0's log, which was copied before."""
+    """A run's message without the last lines of rank 0's log, which the terminal shows already."""
     return message.partition("\n")[0] if message.startswith("rank 0 ") else message
 
 
@@ -187,7 +196,7 @@ def _say(line: str) -> None:
 
 
 class Foreground:
-    """Runs one supervised run to its end, with rank 0's output on ours; signals end it."""
+    """Runs one supervised run to its end and shows rank 0's output. Signals end the run."""
 
     def __init__(self, supervisor: Supervisor, link: Link | None, node: str) -> None:
         self._supervisor = supervisor
@@ -196,7 +205,7 @@ class Foreground:
         self._signals: list[int] = []
 
     def run(self) -> int:
-        """The exit code: the script's, or 128 + the signal's number."""
+        """Runs to the end; returns the script's exit code, or 128 + the signal's number."""
         supervisor = self._supervisor
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
@@ -236,7 +245,7 @@ class Foreground:
                 self._supervisor.stop(command.reason)
 
     def _deliver(self) -> None:
-        """Gives the bus, if it is there, time to take the rest; an agent delivers what remains."""
+        """Delivers for some seconds if the bus is there. An agent delivers what remains."""
         deadline = time.monotonic() + _DELIVER_S
         while (
             self._link is not None
@@ -249,7 +258,7 @@ class Foreground:
 
 
 class _Copy:
-    """Copies what rank 0 writes to one of its streams, from attempt to attempt."""
+    """Copies one output stream of rank 0, attempt after attempt."""
 
     def __init__(self, directory: Path, stream: str, to: IO[bytes]) -> None:
         self._directory = directory
@@ -259,7 +268,7 @@ class _Copy:
         self._file: IO[bytes] | None = None
 
     def pump(self, attempt: int) -> None:
-        """Copies what is new."""
+        """Copies the new output."""
         self._copy()
         if attempt != self._attempt or self._file is None:
             path = rundir.rank_log(self._directory, attempt, 0, self._stream)

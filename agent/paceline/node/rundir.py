@@ -1,4 +1,4 @@
-"""A run's directory on its node: what is where, and what launcher and supervisor write there.
+"""A run's directory on its node: the files that launcher and supervisor write.
 
 ``<data>/runs/<run>/``
     ``run.json``       `Record`: what the supervisor reported, and whether the control plane has it
@@ -25,11 +25,11 @@ from paceline.wire import RunState
 T = TypeVar("T")
 
 _TAIL_BYTES = 65536
-_SHOWN = 2000  # characters of a log that a run's message holds
+_SHOWN = 2000  # most characters of a log in a run's message
 
 
 class LauncherStatus(msgspec.Struct, frozen=True):
-    """How far a launcher is. `exit_code` is None while ranks run."""
+    """A launcher's state. `exit_code` is None while ranks run."""
 
     attempt: int
     exit_code: int | None = None
@@ -42,23 +42,23 @@ class Record(msgspec.Struct):
     run: str
     node: str
     supervisor: str  # "agent" or "paceline run"
-    control: str  # the control plane that is to hear of it: its id, or where its bus is
+    control: str  # the control plane to deliver to: its id, or its bus's address
     states: list[RunState] = []
     delivered: int = 0  # how many of `states` the bus took
-    settled: bool = False  # the run is over, all of it reported and its spool empty
+    settled: bool = False  # the run is over, all states are delivered and the spool is empty
 
 
 def default_data() -> Path:
-    """Where runs are kept unless ``--data`` or ``PACELINE_DATA`` says otherwise."""
+    """The data directory unless ``--data`` or ``PACELINE_DATA`` gives another."""
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
     return Path(base) / "paceline"
 
 
 def open_data(path: Path) -> Path:
-    """Makes a data directory, or finds it usable; its absolute path.
+    """Makes a data directory, or checks that it is usable; returns its absolute path.
 
     Raises:
-        PacelineError: it cannot be written.
+        PacelineError: the directory cannot be written.
     """
     path = path.expanduser().absolute()
     try:
@@ -82,7 +82,7 @@ def rank_log(directory: Path, attempt: int, rank: int, stream: str) -> Path:
 
 
 def tail(log: Path) -> str:
-    """The end of what a rank wrote, without the prefix that torch.distributed puts on lines."""
+    """The end of a rank's log, without the prefix that torch.distributed puts on lines."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, log.stat().st_size - _TAIL_BYTES))
@@ -93,9 +93,9 @@ def tail(log: Path) -> str:
 
 
 def last_lines(log: Path) -> str:
-    """The last lines of a log, for a run's message: 2,000 characters at most; "" if there are none.
+    """The last lines of a log, for a run's message: at most 2,000 characters.
 
-    Of a line that was written over, such as a progress bar, only what was shown last.
+    Of a line that was written over, for example a progress bar, only the last version is kept.
     """
     lines = [line.rstrip("\r").rpartition("\r")[2] for line in tail(log).strip().split("\n")]
     text = "\n".join(lines)
@@ -106,17 +106,17 @@ def last_lines(log: Path) -> str:
 
 
 def write(path: Path, value: msgspec.Struct) -> None:
-    """Replaces a JSON file at once: a reader sees the old or the new one."""
+    """Replaces a JSON file atomically: a reader sees the old file or the new one."""
     temporary = path.with_suffix(".tmp")
     temporary.write_bytes(msgspec.json.encode(value))
     temporary.replace(path)
 
 
 def read(path: Path, kind: type[T]) -> T | None:
-    """A JSON file's value, None if there is no such file.
+    """The value in a JSON file; None if there is no file.
 
     Raises:
-        msgspec.ValidationError: it holds something else.
+        msgspec.ValidationError: the file holds another kind of value.
     """
     try:
         return msgspec.json.decode(path.read_bytes(), type=kind)

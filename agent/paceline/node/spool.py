@@ -1,8 +1,8 @@
-"""Telemetry that the bus did not take, in bounded files on the node until somebody can send it.
+"""Telemetry that the bus did not take, in bounded files on the node until it can be sent.
 
-A writer appends to a ``.part`` file and renames it to ``.spool`` when it is closed, so a reader of
-``.spool`` files never meets one in the making. A record is its length, its CRC-32 and its
-MessagePack bytes. Writes go straight to the kernel: they survive the process, not a power cut.
+A writer appends to a ``.part`` file and renames the closed file to ``.spool``, so ``.spool`` files
+are always complete. A record is its length, its CRC-32 and its MessagePack bytes. Writes go
+straight to the kernel. They survive the end of the process, but not a power cut.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class Spool:
     """One writer's bounded spool. For one thread.
 
     Args:
-        directory: shared by the writers of a run; made when first needed.
-        name: of this writer, unique in the directory, letters, digits and dashes.
-        limit_bytes: bound on the bytes of this writer that wait to be drained.
+        directory: shared by the writers of a run; made with the first record.
+        name: of this writer, unique in the directory; letters, digits and dashes.
+        limit_bytes: most bytes of this writer that wait to be drained.
     """
 
     def __init__(self, directory: Path, name: str, limit_bytes: int) -> None:
@@ -46,14 +46,14 @@ class Spool:
         self._open_bytes = 0
         self._open_records = 0
         self._closed_bytes = 0
-        self.lost = 0  # records in chunks that were gone when they were to be closed
+        self.lost = 0  # records in chunks whose files were deleted before they were closed
 
     def append(self, fields: dict[bytes, bytes], records: int = 1) -> bool:
-        """Keeps the fields of a bus entry; False without room for it, on the disk or in the bound.
+        """Stores the fields of a bus entry; False if the disk or the spool is full.
 
         Args:
             fields: of the entry.
-            records: that it holds, for `lost`.
+            records: number of records in the entry, for `lost`.
 
         Raises:
             OSError: the directory cannot be written.
@@ -71,7 +71,7 @@ class Spool:
         if self._file.write(record) < len(record):  # the disk is full
             try:
                 self._file.truncate(self._open_bytes)
-            finally:  # what follows a torn record would not be read
+            finally:  # records after a torn record would not be read
                 self.close()
             return False
         self._open_bytes += len(record)
@@ -81,7 +81,7 @@ class Spool:
     def _fits(self, size: int) -> bool:
         if self._closed_bytes + self._open_bytes + size <= self._limit_bytes:
             return True
-        self._closed_bytes = 0  # some may have been drained since
+        self._closed_bytes = 0  # count again: chunks may have been drained
         for path in self._directory.glob(f"*.{self._name}.spool"):
             try:
                 self._closed_bytes += path.stat().st_size
@@ -90,7 +90,7 @@ class Spool:
         return self._closed_bytes + self._open_bytes + size <= self._limit_bytes
 
     def roll(self, coming: int = 0) -> None:
-        """Closes the open chunk if it is old, or would outgrow a chunk with `coming` more bytes."""
+        """Closes the open chunk if it is old, or too large with `coming` more bytes."""
         old = time.monotonic() - self._opened_at >= CHUNK_AGE_S
         if self._file is not None and (old or self._open_bytes + coming > CHUNK_BYTES):
             self.close()
@@ -98,7 +98,8 @@ class Spool:
     def close(self) -> None:
         """Closes the open chunk, so that it can be drained. The next `append` opens another.
 
-        One that cannot be renamed is drained when its writer is gone; one that is gone is `lost`.
+        A chunk that cannot be renamed is drained after its writer has ended. A chunk whose file was
+        deleted is counted in `lost`.
         """
         if self._file is None:
             return
@@ -115,7 +116,7 @@ class Spool:
             logger.warning("spooled telemetry cannot be sent before the run ends: %s", error)
 
     def note_dropped(self, records: int) -> None:
-        """Tells `dropped` how many records this writer has lost so far."""
+        """Writes down how many records this writer has lost so far, for `dropped`."""
         self._directory.mkdir(parents=True, exist_ok=True)
         part = self._directory / f"{self._name}.dropped.new"
         part.write_text(str(records))
@@ -128,7 +129,7 @@ def dropped(directory: Path) -> int:
     for path in directory.glob("*.dropped"):
         try:
             count += int(path.read_text())
-        except (OSError, ValueError) as error:  # no reason to tell nothing of the run
+        except (OSError, ValueError) as error:  # report the run without this count
             logger.error("%s is left out: %s", path, error)
     return count
 
@@ -139,21 +140,21 @@ def drain(
     *,
     include_open: bool = False,
 ) -> int:
-    """Sends what is spooled, oldest chunk first, and deletes each chunk once all of it is sent.
+    """Sends all spooled entries, oldest chunk first, and deletes each chunk after sending it.
 
-    Killed half-way, or when `send` raises, it sends the chunk again next time. A record torn by a
-    crash ends its chunk: it is logged and left out.
+    If the process is killed or `send` raises, the whole chunk is sent again next time. A record
+    that a crash tore ends its chunk; it is logged and left out.
 
     Args:
         directory: of the writers; may be missing.
         send: takes the fields of one bus entry.
-        include_open: also the open chunks; only when the writers are gone.
+        include_open: also send open chunks; only if the writers have ended.
 
     Returns:
         Number of entries sent.
 
     Raises:
-        whatever `send` raises.
+        Exception: any error of `send`.
     """
     paths = list(directory.glob("*.spool"))
     if include_open:

@@ -1,4 +1,4 @@
-"""One run on this node, from its first process to the last word about it."""
+"""One run on this node, from its first process to the report of its end."""
 
 from __future__ import annotations
 
@@ -22,16 +22,17 @@ from paceline.node.rundir import LauncherStatus, Record
 from paceline.wire import Launch, RunState, State
 
 _KILL_AFTER_S = 8.0  # the launcher gives its ranks 5 s
-# Set here and nowhere else; a token is none of the script's business.
+# Variables that only the supervisor sets. The script must not see the token.
 _OWN_ENV = ("PACELINE_RUN", "PACELINE_BUS", "PACELINE_SPOOL", "PACELINE_TOKEN")
 _log = logging.getLogger(__name__)
 
 
 def check(launch: Launch) -> None:
-    """Refuses what cannot be launched.
+    """Refuses a launch that cannot work.
 
     Raises:
-        InputError: no such script or working directory, no ranks, or text that no process takes.
+        InputError: script or working directory is missing, there are no ranks, or a text holds a
+            NUL character.
     """
     for name in launch.env:
         if not name or "=" in name:
@@ -54,13 +55,13 @@ def check(launch: Launch) -> None:
 class Supervisor:
     """Starts a run's rendezvous and launcher, watches them, reports, and ends them.
 
-    Nothing here blocks: call `poll` a few times a second until `settled`. All calls come from one
-    thread, which must live as long as the run: the kernel ends the launcher with it.
+    No method blocks: call `poll` a few times a second until `settled`. Make all calls from one
+    thread that lives as long as the run, because the kernel ends the launcher with this thread.
 
     Args:
         launch: what to run.
-        data: the data directory; the run's is made in it.
-        record: who the run is and who we are.
+        data: the data directory, in which the run's directory is made.
+        record: the run and its supervisor.
         link: to the bus; None: the ranks train without a control plane and nothing is reported.
 
     Raises:
@@ -73,7 +74,7 @@ class Supervisor:
         self.run = record.run
         self.directory = data / "runs" / record.run
         self.delivery = Delivery(self.directory, record, link)
-        self.last: RunState | None = None  # reported last
+        self.last: RunState | None = None  # the newest report
         self._launch = launch
         self._link = link
         self._launcher: subprocess.Popen[bytes] | None = None
@@ -105,11 +106,12 @@ class Supervisor:
             self._end(State.FAILED, None, f"the run cannot be started: {error}")
 
     def poll(self) -> None:
-        """Notices what happened, reports it, goes on ending what is to end, delivers."""
+        """Checks the processes, reports changes, kills what does not stop in time, delivers."""
         if self.running and self._launcher is not None:
             if self._stopping is not None and time.monotonic() > self._kill_at:
                 self.kill()
-            code = self._launcher.poll()  # before the status: it writes, then exits
+            # Ask for the code before the status: the launcher writes the status, then exits.
+            code = self._launcher.poll()
             status = rundir.read(self.directory / "launcher.json", LauncherStatus)
             if code is not None:
                 self._ended(code, status)
@@ -118,7 +120,7 @@ class Supervisor:
         self.delivery.pump()
 
     def stop(self, reason: str) -> None:
-        """Asks the ranks to end; those that have not after a grace are killed. Idempotent."""
+        """Asks the ranks to end; ranks that still run after 8 s are killed. Idempotent."""
         if self._stopping is None and self._launcher is not None and self.running:
             _log.info("stopping run %s: %s", self.run, reason)
             self._stopping = reason
@@ -132,7 +134,7 @@ class Supervisor:
             self._launcher.kill()
 
     def close(self) -> None:
-        """Kills what still runs and leaves the run's directory to others."""
+        """Kills all processes that still run and releases the run's directory."""
         for process in (self._launcher, self._rendezvous):
             if process is not None:
                 process.kill()
@@ -147,7 +149,7 @@ class Supervisor:
             socket.create_server(("127.0.0.1", 0)) as listening,
             (self.directory / "launcher.log").open("ab") as log,
         ):
-            # The port is known, and answers, before the store does: both start at once.
+            # The port accepts connections before the store runs, so both processes start at once.
             port = listening.getsockname()[1]
             fd = listening.fileno()
             self._rendezvous = _spawn(
@@ -171,7 +173,7 @@ class Supervisor:
     def _environment(self) -> dict[str, str]:
         env = {name: value for name, value in os.environ.items() if name not in _OWN_ENV}
         if self._launch.nproc > 1:
-            env.setdefault("OMP_NUM_THREADS", "1")  # as torchrun: ranks share the cores
+            env.setdefault("OMP_NUM_THREADS", "1")  # like torchrun: ranks share the cores
         env.update(self._launch.env)
         if self._link is not None:
             env["PACELINE_RUN"] = self.run
@@ -227,6 +229,6 @@ def _spawn(
         cwd=cwd,
         env=env,
         pass_fds=pass_fds,
-        start_new_session=True,  # Ctrl-C is ours alone: ranks are ended in order
+        start_new_session=True,  # Ctrl-C reaches only this process, which ends the ranks in order
         preexec_fn=die_with_parent,
     )

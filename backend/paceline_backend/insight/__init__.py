@@ -1,10 +1,12 @@
-"""What telemetry tells about a run: computed when somebody asks, and never stored but forecasts.
+"""What a run's telemetry says: who is slow, what another policy would bring, what was achieved.
 
-`attribution` splits the waiting of ranks by cause, `whatif` forecasts what other presets would
-take and decides for `auto`, `report` sums up what each preset achieved, `workers` says how each
-rank does at present, and `replay` plans a run again and compares. Called by the API, by the
-advisor, and by the commands `paceline replay` and `paceline whatif`.
+    attribution   `attribute(rows)`: splits the waiting into causes and names the ranks behind them
+    whatif        `forecast(store, run)`: the step time under each preset, and what `auto` does
+    report        `run_report(store, run)`: figures per preset, beside the fluid limit
+    replay        `replay(store, run)`: computes all plans again and compares them
 
-    with store.read() as connection:
-        print(words(attribute(read_rows(connection, key, (None, None)))))
+The API, the advisor (`control.advisor`) and the command line call these. All of them only read::
+
+    with Store(database) as store:
+        print(run_report(store, "9f2c…")["presets"]["paceline"]["speedup"])
 """

@@ -1,4 +1,4 @@
-"""Computes a run's plans again, from the database alone, and compares them with what ran."""
+"""Computes a run's plans again from the database alone, and compares them with the segments."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ _CHUNK = 256  # steps read at once
 
 @dataclass(frozen=True)
 class ReplayReport:
-    """What came of planning a run again."""
+    """The result of planning a run again."""
 
     run: str
-    attempt: int  # the latest, whose segments were planned again
-    segments: int  # of it, planned by a controller
-    identical: int  # of them: the same plan again
-    unknown: int  # of them: what they rested on is not in the database, or their policy not here
-    coasted: int  # segments that the leader planned: no policy's work
-    earlier: int  # controller's segments of earlier attempts, whose Hello is gone: not looked at
+    attempt: int  # the latest attempt, whose segments were planned again
+    segments: int  # segments of this attempt that a controller planned
+    identical: int  # of these segments: the plan came out the same
+    unknown: int  # of these segments: feedback or policy is missing here
+    coasted: int  # segments that the leader planned without a policy
+    earlier: int  # controller's segments of earlier attempts, left out because their Hello is gone
     first_difference: str | None
 
     @property
@@ -55,8 +55,8 @@ class ReplayReport:
 def replay(store: Store, run_id: str) -> ReplayReport:
     """Plans every controller's segment of a run's latest attempt again, in one pass.
 
-    Inputs are the Hello, the switches, the segments before, and the feedback rows that a segment
-    names (docs/invariants.md, invariant 6).
+    The inputs are the Hello, the switches, the segments before, and the feedback rows that a
+    segment names (docs/invariants.md, invariant 6).
 
     Args:
         store: the database.
@@ -97,10 +97,10 @@ class _Replayer:
             switch.version: (switch.policy, switch.parameters)
             for switch in switches.history(connection, run)
         }
-        self._policies: dict[int, Policy | str] = {}  # or why there is none here
+        self._policies: dict[int, Policy | str] = {}  # a text: why the policy cannot be made here
 
     def take(self, segment: Segment) -> None:
-        """Plans it again if a controller planned it, then takes it in as it ran."""
+        """Plans a segment again if a controller planned it, then adds it to the history."""
         if segment.source == "controller":
             self.total += 1
             feedback = self._rows.feedback(segment.feedback)
@@ -118,7 +118,7 @@ class _Replayer:
         self._history.adopt(segment)
 
     def _policy(self, version: int) -> Policy | str:
-        """The policy of a version, or why there is none: it may come from elsewhere."""
+        """The policy of a version, or why it cannot be made: a third party's may be missing."""
         if version not in self._policies:
             try:
                 self._policies[version] = policies.make(*self._versions[version])
@@ -164,11 +164,11 @@ class _Rows:
         self._run = run
         self._attempt = attempt
         self._world = world
-        self._steps: dict[int, npt.NDArray[np.float64]] = {}  # complete ones, [W, COLUMNS]
+        self._steps: dict[int, npt.NDArray[np.float64]] = {}  # complete steps, [W, COLUMNS]
         self._read: set[int] = set()
 
     def feedback(self, ranges: list[tuple[int, int]]) -> Feedback | None:
-        """The rows of half-open ranges of steps; None if some are missing."""
+        """The rows of half-open ranges of steps; None if a row is missing."""
         if not ranges:
             return Feedback.empty()
         steps = [step for start, end in ranges for step in range(start, end)]
@@ -186,7 +186,7 @@ class _Rows:
 
 
 def replay_command(database_url: str, run_id: str, json_output: bool) -> int:
-    """`paceline replay`: prints the report; returns the exit code, 1 if a plan came out different.
+    """`paceline replay`: prints the report; the exit code is 1 if a plan came out different.
 
     Raises:
         PacelineError: no such run, or the database cannot be used.

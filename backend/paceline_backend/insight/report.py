@@ -1,4 +1,4 @@
-"""What each preset of a run achieved, against plain data parallelism and the fluid limit."""
+"""What each preset of a run achieved, beside plain data parallelism and the fluid limit."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from paceline_backend.store import Connection, Store, choices, records, rounds, 
 from paceline_backend.store.coverage import coverage, effective
 
 BASELINE = "bsp"
-WARMUP_STEPS = 20  # what a policy needs to learn the ranks' speeds, with a margin
+WARMUP_STEPS = 20  # enough for a policy to learn the ranks' speeds
 
 Floats = npt.NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class _Fluid:
-    """The terms of the fluid limit, docs/glossary.md."""
+    """The terms of the fluid limit (docs/glossary.md)."""
 
     a_s: list[float]
     b_s: list[float]
@@ -31,7 +31,7 @@ class _Fluid:
 
     @property
     def overhead_s(self) -> float:
-        """Σ(b_j/a_j) / Σ(1/a_j): a rank's b_j costs the load that it could have done meanwhile."""
+        """Σ(b_j/a_j) / Σ(1/a_j): in its b_j a rank could have done b_j/a_j of load."""
         b_s = np.average(self.b_s, weights=1.0 / np.array(self.a_s))
         return float(b_s) + self.communication_s
 
@@ -41,12 +41,12 @@ class _Fluid:
 
 
 def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[str, Any]:
-    """Figures per preset over its steady steps, the run's coverage, and rounds if there were any.
+    """Figures per preset over its steady steps, the run's coverage, and its rounds.
 
-    Steps planned without a controller are left out, and the first `warmup` steps after a policy's
-    or an attempt's start. `speedup` is plain data parallelism's time per unit of load over the
-    preset's (epochs' last batches differ), `speedup_limit` the same with the fluid limit in the
-    preset's place.
+    Steps planned without a controller are left out, and so are the first `warmup` steps after the
+    start of a policy or of an attempt. `speedup` is the time per unit of load under plain data
+    parallelism ÷ that under the preset. (Time per load, because an epoch's last batches differ.)
+    `speedup_limit` is the same for the fluid limit in place of the preset.
 
     Raises:
         UnknownRunError: no such run.
@@ -87,25 +87,28 @@ def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[st
         if fluid
         else None,
         "coverage": covered,
-        "synchronisation": [version | {"words": round_words(version)} for version in relaxed],
+        "synchronisation": [figures | {"words": round_words(figures)} for figures in relaxed],
         "chosen": chosen,
     }
 
 
-def round_words(of: dict[str, Any]) -> str:
-    """What rounds under a policy version were like, `store.rounds.in_force`'s, in a sentence."""
-    rate = "" if of["rounds_per_s"] is None else f", {of['rounds_per_s']:,.1f} a second"
-    copying = f", copying {_time(of['copied_s'])}" if of["copied_s"] else ""
+def round_words(figures: dict[str, Any]) -> str:
+    """One entry of `store.rounds.in_force`, a policy version's rounds, as a sentence."""
+    rate = "" if figures["rounds_per_s"] is None else f", {figures['rounds_per_s']:,.1f} a second"
+    copying = f", copying {_time(figures['copied_s'])}" if figures["copied_s"] else ""
     words = (
-        f"{of['policy']} ({of['synchroniser']}), steps {of['from']}–{of['to']}: "
-        f"{of['rounds']:,} rounds{rate}, with {of['contributors']:.1f} of {of['world']} "
-        f"ranks on average; response time {_time(of['waited_s'])} "
-        f"(95 %: up to {_time(of['waited_s_p95'])}){copying}."
+        f"{figures['policy']} ({figures['synchroniser']}), "
+        f"steps {figures['from']}–{figures['to']}: "
+        f"{figures['rounds']:,} rounds{rate}, with {figures['contributors']:.1f} of "
+        f"{figures['world']} ranks on average; response time {_time(figures['waited_s'])} "
+        f"(95 %: up to {_time(figures['waited_s_p95'])}){copying}."
     )
-    if not of["dropped"]:
+    if not figures["dropped"]:
         return words
-    share = "" if of["dropped_share"] is None else f" ({100 * of['dropped_share']:.1f} %)"
-    return f"{words} {of['dropped']:,} samples{share} were computed, but not applied: too late."
+    share = "" if figures["dropped_share"] is None else f" ({100 * figures['dropped_share']:.1f} %)"
+    return (
+        f"{words} {figures['dropped']:,} samples{share} were computed, but not applied: too late."
+    )
 
 
 def _time(seconds: float) -> str:
@@ -115,9 +118,9 @@ def _time(seconds: float) -> str:
 def _planned(
     connection: Connection, key: int, hello: Hello | None, warmup: int
 ) -> tuple[dict[str, set[int]], int, bool]:
-    """Each policy's steady steps, policies in order of their start.
+    """Each policy's steady steps, the number of coasted steps, and whether a plan set CPU threads.
 
-    And how many steps were coasted; and whether a plan set CPU threads.
+    Policies come in the order of their start.
     """
     planned: dict[str, set[int]] = {}
     coasted, threads = 0, False
@@ -127,7 +130,7 @@ def _planned(
         threads = threads or bool(segment.threads)
         if start is None or start[:2] != (part.attempt, segment.version):
             start = (part.attempt, segment.version, segment.first_step)
-        if segment.source == "coast":  # also the first ones of any run, as bsp: no preset of it
+        if segment.source == "coast":  # the first steps of any run are coasted, too: no preset's
             coasted += part.end - segment.first_step
         else:
             steady = planned.setdefault(segment.policy, set())
@@ -182,12 +185,14 @@ def _fluid(
     communication_s: float,
     threads: bool,
 ) -> _Fluid | None:
-    """With the ranks' true speeds where they were emulated and lasted, else with fitted ones.
+    """The fluid limit, with the ranks' true speeds if these are emulated and constant.
+
+    Otherwise the speeds are fitted. None: too little is known.
 
     Args:
         connection: to read from.
         key: of the run.
-        hello: of its latest attempt.
+        hello: of the run's latest attempt.
         communication_s: per step.
         threads: whether a plan set CPU threads.
     """
@@ -195,7 +200,7 @@ def _fluid(
         devices = msgspec.convert(hello.emulated, Emulation)
         lasting = not (devices.slowdowns or devices.delay_s[1] or (threads and devices.serial < 1))
         a_s, b_s = _true(devices, hello.sizes_array())
-        # What is padded depends on who is with whom: no load that could be divided at will.
+        # Padding depends on which samples share a batch: such a load cannot be divided at will.
         if lasting and not devices.cost.padded and min(a_s) > 0:
             return _Fluid(a_s, b_s, communication_s, "emulated")
     attempt, world = (None, None) if hello is None else (hello.attempt, hello.world)
@@ -206,7 +211,7 @@ def _fluid(
 
 
 def _true(devices: Emulation, sizes: Floats) -> tuple[list[float], list[float]]:
-    """What a size unit of the data set costs each rank, and a step: with c_j, κ and slow input."""
+    """Each rank's seconds per size unit of the data set, and per step; c_j, κ and input count."""
     load = float(sizes.sum())
     a_s = np.array(devices.a_s) * float(devices.cost.sizes(sizes).sum()) / load
     a_s += np.array(devices.c_s or 0.0) * len(sizes) / load

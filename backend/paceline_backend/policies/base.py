@@ -1,14 +1,18 @@
-"""The choices that make a policy, and the values that pass between them.
+"""The parts of a policy, and the values that pass between them.
 
     predictor     feedback                        → performance models
     allocator     models, feedback, its memory    → how many samples each worker gets (optional)
-    scheduler     models, remaining samples       → the next segment: which samples
-    shuffler      models, placement               → the placement of what remains
-    synchroniser  how gradients meet (run by the ranks; named here), or who chooses that:
+    scheduler     models, remaining samples       → which samples each worker gets
+    shuffler      models, placement               → which worker holds each remaining sample
+    synchroniser  how gradients meet; ranks run it, a policy only names it
     chooser       feedback, its memory            → the segment's synchroniser (optional)
 
-All are pure: no I/O, no clock, no global random state, no memory between calls but what they
-return as such; the same arguments give the same result, on any thread. They return new values and
+For each segment `plan` calls them in this order: ``Predictor.fit``; at an epoch's start, a switch
+or a controller's takeover ``Shuffler.shuffle`` and ``Scheduler.compose``; ``Chooser.choose``;
+``Allocator.allocate``; ``Scheduler.schedule``.
+
+All parts are pure: no I/O, no clock, no global random state, and no memory except the memory that
+they return. The same arguments give the same result, on any thread. Parts return new values and
 change no argument. All arrays are NumPy: W workers (ranks), N samples of the data set, F feedback
 rows, S steps of the segment.
 """
@@ -30,16 +34,16 @@ from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
-# What a policy changes in the training: nothing but the order of floating-point sums; which samples
-# meet in a global batch; or also which gradients meet, and when.
+# What a policy changes in the training. "nothing": only the order of floating-point sums differs.
+# "batches": other samples share a global batch. "training": gradients also meet at other times.
 Changes = Literal["nothing", "batches", "training"]
 
-_CHOOSER = "synchroniser"  # where in a segment's memory the chooser's is; the rest: the allocator's
+_CHOOSER = "synchroniser"  # key of the chooser's memory; all other keys are the allocator's
 
 
 @dataclass(frozen=True)
 class Feedback:
-    """What ranks reported: F rows, sorted by (step, rank), of steps that all W ranks reported."""
+    """Records of steps that all W ranks reported: F rows, sorted by (step, rank)."""
 
     step: Ints  # [F]
     rank: Ints  # [F]
@@ -57,15 +61,15 @@ class Feedback:
 
     @property
     def features(self) -> Features:
-        """What the cost of each row's batch depends on."""
+        """The features of each row's batch, from which its cost is computed."""
         return Features(self.samples, self.load, self.squares, self.longest)
 
     def by_step(self, world: int) -> Feedback:
-        """The same with all arrays as [steps, W]; steps are all complete."""
+        """The feedback with all arrays as [steps, W]; every step is complete."""
         return Feedback(*(getattr(self, f.name).reshape(-1, world) for f in fields(self)))
 
     def of(self, rank: int) -> Feedback:
-        """The rows of one rank that say something about its speed, oldest first."""
+        """The usable rows of one rank, oldest first."""
         world = int(np.searchsorted(self.step, self.step[0], "right")) if len(self) else 1
         mine = Feedback(*(getattr(self, f.name)[rank::world] for f in fields(self)))
         keep = usable(mine.samples, mine.load, mine.compute_s)
@@ -84,9 +88,9 @@ def usable(samples: Any, load: Any, compute_s: Any) -> Any:
 class Models:
     """Performance models: rank j takes ``a[j]·Λ' + c[j]·n + b[j]`` s for n samples.
 
-    Λ' is the effective load that `cost` makes of their sizes: Λ itself, unless samples are padded
-    or long ones cost more than their length. `known` is False until every rank has given feedback:
-    then all ranks count as equal.
+    Λ' is the effective load, which `cost` computes from the sizes. Λ' is Λ, unless samples are
+    padded or the cost of a sample grows faster than its length. `known` is False until every rank
+    has given feedback. Until then all ranks count as equal.
     """
 
     a: Floats  # [W] s per size unit, > 0
@@ -107,7 +111,7 @@ class Models:
 
     @staticmethod
     def unknown(world: int) -> Models:
-        """All workers equal, one second per size unit: only proportions mean anything."""
+        """Equal models for all workers. One second per size unit: only proportions are right."""
         return Models(np.ones(world), np.zeros(world), np.zeros(world), known=False)
 
 
@@ -149,11 +153,11 @@ class Batches:
 
 @dataclass(frozen=True)
 class Problem:
-    """All that a plan depends on."""
+    """Everything that a plan depends on, besides feedback."""
 
     sizes: Floats  # [N] λ
     remaining: Ints  # [R] samples not yet used in this epoch, ascending
-    order: Ints  # [R] the same as the scheduler composed them: each step's samples in a row
+    order: Ints  # [R] `remaining` in the order of `Scheduler.compose`: step after step
     placement: Ints  # [N] the worker that holds each sample
     epoch: int
     first_step: int  # global step number of the segment's first step
@@ -165,10 +169,10 @@ class Problem:
     counts: Ints | None = None  # [W] samples of a whole global batch, if there is an allocator
     limits: Ints | None = None  # [W] most samples that fit into a worker's memory, if known
     profiles: list[list[tuple[int, float]]] = field(default_factory=list)  # [W]: (samples, s)
-    memory: Mapping[str, Any] = field(default_factory=dict)  # `Plan.memory` of its last segment
+    memory: Mapping[str, Any] = field(default_factory=dict)  # `Plan.memory` of the last segment
 
     def batch_sizes(self) -> list[int]:
-        """Samples of each planned step: the global batch, less in an epoch's last step."""
+        """Samples of each planned step: the global batch, or less in an epoch's last step."""
         full, rest = divmod(len(self.remaining), self.global_batch)
         batches = [self.global_batch] * full
         if rest and not self.drop_last:
@@ -187,31 +191,35 @@ class Problem:
 
 
 class Predictor(Protocol):
-    """Learns what a step costs each worker."""
+    """Learns the cost of a step for each worker."""
 
     def fit(self, feedback: Feedback, world: int) -> Models:
-        """Models of all workers; `Models.unknown` while the feedback does not suffice."""
+        """Models of all workers; `Models.unknown` while the feedback does not suffice.
+
+        Called first, for every segment, with all feedback in the controller's window.
+        """
         ...
 
 
 @dataclass(frozen=True)
 class Allocation:
-    """How many samples each worker gets of a whole global batch, until told otherwise."""
+    """How many samples each worker gets of a whole global batch."""
 
     counts: Ints  # [W], their sum is the global batch
     memory: Mapping[str, Any]  # for the next call: strings, numbers, lists and mappings of them
-    threads: tuple[int, ...] = ()  # CPU threads of each rank; empty: as they are
-    models: Models | None = None  # where it makes ranks faster or knows better: for the ETT
+    threads: tuple[int, ...] = ()  # CPU threads of each rank; empty: leave them unchanged
+    models: Models | None = None  # better models than the predictor's, for the plan's ETT
 
 
 class Allocator(Protocol):
-    """Chooses how many samples each worker gets; which ones is the scheduler's business."""
+    """Chooses how many samples each worker gets. The scheduler chooses which samples."""
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
         """The counts from the problem's first step on.
 
-        ``problem.memory`` is what it returned with the last segment that ran under this policy
-        version; empty at first.
+        Called for every segment, after the predictor and before `Scheduler.schedule`, which finds
+        the counts in ``problem.counts``. ``problem.memory`` is the memory that the allocator
+        returned with the last segment under this policy version; empty at first.
         """
         ...
 
@@ -220,20 +228,20 @@ class Scheduler(Protocol):
     """Chooses which samples each worker gets in the next steps."""
 
     def compose(self, problem: Problem, models: Models) -> Ints:
-        """``problem.remaining`` in the order in which steps shall use it up, [R].
+        """``problem.remaining`` in the order in which steps shall use the samples, [R].
 
-        Called when the shuffler is: at an epoch's start, a switch, a controller's takeover. In
-        between, ``problem.order`` is what it returned without what was used. So this is the place
-        for work on a whole epoch. A scheduler that does not need it returns ``problem.remaining``.
+        Called after `Shuffler.shuffle` at an epoch's start, at a switch and at a controller's
+        takeover. In between, ``problem.order`` is the returned order without the used samples. Do
+        work on a whole epoch here. A scheduler without an order returns ``problem.remaining``.
         """
         ...
 
     def schedule(self, problem: Problem, models: Models) -> Batches:
         """The samples of the next ``problem.batch_sizes()`` steps.
 
-        Step k holds exactly ``problem.batch_sizes()[k]`` samples, all from ``problem.remaining``,
-        none twice in the segment. A rank may get none. With ``problem.counts`` ranks get samples
-        in that proportion.
+        Called last, for every segment. Step k holds exactly ``problem.batch_sizes()[k]`` samples,
+        all from ``problem.remaining``, none twice in the segment. A rank may get none. If there are
+        ``problem.counts``, ranks get samples in this proportion.
         """
         ...
 
@@ -242,7 +250,11 @@ class Shuffler(Protocol):
     """Chooses which worker holds which samples."""
 
     def shuffle(self, problem: Problem, models: Models) -> Ints:
-        """A new placement, [N] ranks. Samples outside ``problem.remaining`` keep theirs."""
+        """A new placement, [N] ranks. Samples outside ``problem.remaining`` keep their worker.
+
+        Called at an epoch's start, at a switch and at a controller's takeover, after the predictor
+        and before `Scheduler.compose`.
+        """
         ...
 
 
@@ -256,33 +268,34 @@ class KeepPlacement:
 
 @dataclass(frozen=True)
 class Choice:
-    """How gradients shall meet in a segment."""
+    """How gradients meet in a segment."""
 
     synchroniser: Synchronisation
-    why: str = ""  # for the operator: one sentence; empty: there was no choice
-    memory: Mapping[str, Any] = field(default_factory=dict)  # for the next call, as an allocator's
+    why: str = ""  # one sentence for the operator; empty: there was no choice
+    memory: Mapping[str, Any] = field(default_factory=dict)  # for the next call
 
 
 class Chooser(Protocol):
-    """Chooses how gradients meet, segment by segment, where that depends on what ranks reported."""
+    """Chooses how gradients meet, segment by segment, from the ranks' feedback."""
 
     def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
         """The next segment's synchroniser.
 
-        It is not told of the segment: how many steps that gets depends on the choice.
+        Called once for every segment, before the segment's number of steps is known, because this
+        number depends on the choice.
 
         Args:
             feedback: the same as the predictor's.
             world: W.
-            memory: what it returned with the last segment that ran under this policy version; empty
-                at first.
+            memory: the memory that the chooser returned with the last segment under this policy
+                version; empty at first.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Policy:
-    """A preset, or an operator's mix: one of each."""
+    """One part of each kind, under the name of a preset."""
 
     name: str
     predictor: Predictor
@@ -290,10 +303,10 @@ class Policy:
     shuffler: Shuffler
     allocator: Allocator | None = None
     synchroniser: Synchronisation | Chooser = ALLREDUCE
-    balances: bool = True  # False: equal counts by design, and so when the leader coasts
-    recomposes: bool = False  # the order must fit the speeds: anew when these have changed
-    plain_batches: bool = False  # each global batch holds the samples that plain DDP gives it
-    threads: bool = False  # it sets CPU threads: what that would do shows in no telemetry
+    balances: bool = True  # False: ranks get equal counts, also while the leader coasts
+    recomposes: bool = False  # `compose` is called again when the ranks' speeds have changed
+    plain_batches: bool = False  # each global batch holds the same samples as under plain DDP
+    threads: bool = False  # the policy sets CPU threads, whose effect telemetry does not show
 
     @property
     def relaxed(self) -> bool:
@@ -302,16 +315,21 @@ class Policy:
 
     @property
     def changes(self) -> Changes:
-        """What it changes in the training, compared with plain DDP of the same seed."""
+        """What the policy changes in the training, compared with plain DDP of the same seed."""
         if self.relaxed:
             return "training"
         return "nothing" if self.plain_batches else "batches"
 
     def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
-        """How gradients meet in the next segment; `memory` is `Problem.memory`.
+        """How gradients meet in the next segment.
+
+        Args:
+            feedback: as for the predictor.
+            world: W.
+            memory: `Problem.memory`, which holds the allocator's memory, too.
 
         Raises:
-            ValueError: `world` ranks cannot train with what the policy chose.
+            ValueError: `world` ranks cannot train with the synchroniser that the policy chose.
         """
         if isinstance(self.synchroniser, Synchronisation):
             return Choice(self.synchroniser)
@@ -323,10 +341,10 @@ class Policy:
 
 @dataclass(frozen=True)
 class Preset:
-    """How a policy is registered: its name, what it is, its parameters, and how to make it.
+    """How a policy is registered: name, summary, parameters, and how to make the policy.
 
-    `parameters` is a JSON Schema object's ``properties``; every parameter has a default. `make`
-    gets all of them, validated.
+    `parameters` is the ``properties`` of a JSON Schema object. Every parameter has a default.
+    `make` gets all parameters, validated.
     """
 
     name: str
@@ -338,22 +356,20 @@ class Preset:
 
 @dataclass(frozen=True)
 class Plan:
-    """A scheduled segment: the decision, with what was believed when it was taken."""
+    """The decision on the next segment, with the models' forecast."""
 
     batches: Batches
     ett_s: list[list[float]]  # [step][rank]; empty while the models are unknown
     shares: list[float]  # [W] load shares for coasting; empty: equal counts
-    placement: Ints  # [N] after the shuffler, if it ran
-    order: Ints  # [R] after the scheduler composed it, if it did; this segment's samples included
-    moved: (
-        int  # samples that got another holder: from the shuffler, or by being given to another rank
-    )
+    placement: Ints  # [N] after `shuffle`, if called
+    order: Ints  # [R] after `compose`, if called; includes this segment's samples
+    moved: int  # samples that another worker holds or trains than before
     epoch_end: bool
-    memory: Mapping[str, Any]  # the allocator's, and the chooser's
-    threads: list[int]  # CPU threads of each rank; empty: as they are
-    cost: Cost = SUM  # what batches were believed to cost
+    memory: Mapping[str, Any]  # of allocator and chooser
+    threads: list[int]  # CPU threads of each rank; empty: leave them unchanged
+    cost: Cost = SUM  # cost of batches by the models
     synchroniser: Synchronisation = ALLREDUCE
-    why: str = ""  # this synchroniser, where it was chosen
+    why: str = ""  # why this synchroniser was chosen
 
     @property
     def assignments(self) -> list[list[Ints]]:
@@ -369,16 +385,16 @@ def plan(
     shuffle: bool,
     choice: Choice | None = None,
 ) -> Plan:
-    """Plans the next segment; the one function behind controller, replay, simulator and tests.
+    """Plans the next segment. Controller, replay, simulator and tests all call this function.
 
     Args:
-        policy: what to plan with.
-        problem: what to plan.
-        feedback: what predictor, allocator and chooser may know.
-        shuffle: run the shuffler, and compose the steps, first: at an epoch's start, a switch, or a
+        policy: to plan with.
+        problem: to solve.
+        feedback: for predictor, allocator and chooser.
+        shuffle: call `shuffle` and `compose` first. True at an epoch's start, at a switch and at a
             controller's takeover.
-        choice: what `Policy.choose` gave for this feedback and memory, where that was asked before,
-            as for how many steps; None: it is asked here.
+        choice: result of `Policy.choose` for this feedback and memory, if the caller already has
+            it; None: `Policy.choose` is called here.
     """
     models = policy.predictor.fit(feedback, problem.world)
     moved = 0
@@ -413,7 +429,7 @@ def plan(
         problem.order,
         moved,
         problem.reaches_epoch_end,
-        msgspec.to_builtins(memory),  # as it will be after its way through the bus
+        msgspec.to_builtins(memory),  # plain values, as the bus returns them
         threads,
         models.cost,
         choice.synchroniser,
@@ -422,7 +438,7 @@ def plan(
 
 
 def _shares(policy: Policy, problem: Problem, models: Models) -> list[float]:
-    """What part of the load each rank shall get while the leader coasts."""
+    """Each rank's share of the load while the leader coasts."""
     if not policy.balances:
         return []
     if problem.counts is not None:

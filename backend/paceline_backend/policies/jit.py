@@ -1,4 +1,4 @@
-"""Numba with types: compiled once, then read from a cache beside the source or in the user's."""
+"""Numba with types. Compiled code is cached beside the source or in the user's cache folder."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ R = TypeVar("R")
 
 
 def compiled(function: Callable[P, R]) -> Callable[P, R]:
-    """Compiles at the first call, for the types of its arguments; releases the GIL."""
+    """Compiles `function` at its first call, for the types of its arguments; releases the GIL."""
     return numba.njit(cache=True, nogil=True)(function)  # type: ignore[no-any-return]

@@ -1,9 +1,13 @@
 """A virtual cluster: up to 10,000 workers on a virtual clock, planned by the real policies.
 
-A `Scenario` says who computes how fast and what the data looks like. A `Simulation` trains it:
-each `advance` plans one segment as a controller would and returns what each rank did, a `Ran`.
-`sync` holds the models of synchronisers, and `broadcast` shows a simulation on a server as a run.
-Called by `paceline simulate`, by what-if forecasts and by benchmarks.
+    Scenario         a cluster, its data and what happens to it, read from YAML (`ScenarioError`)
+    Simulation       one run of a scenario; `advance` plans and trains the next segment
+    TrainedSegment   a segment with the times that its ranks would report
+    summary          figures per policy, beside the fluid limit
+    sync             how gradients meet: models of the synchronisers
+    broadcast        a simulation as a run of a control plane
+
+``paceline simulate``, the simulated backend, the what-if forecasts and the benchmarks use these::
 
     simulation = Simulation.of(Scenario.load(Path("scenario.yaml")))
     while not simulation.finished:
@@ -11,6 +15,6 @@ Called by `paceline simulate`, by what-if forecasts and by benchmarks.
 """
 
 from paceline_backend.simulator.scenario import Scenario, ScenarioError
-from paceline_backend.simulator.simulation import Ran, Simulation
+from paceline_backend.simulator.simulation import Simulation, TrainedSegment
 
-__all__ = ["Ran", "Scenario", "ScenarioError", "Simulation"]
+__all__ = ["Scenario", "ScenarioError", "Simulation", "TrainedSegment"]

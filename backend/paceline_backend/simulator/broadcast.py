@@ -1,4 +1,4 @@
-"""A simulation as a run of a control plane: its telemetry goes over the bus as a real one's."""
+"""A simulation as a run of a control plane: it sends telemetry over the bus as a real run does."""
 
 from __future__ import annotations
 
@@ -32,26 +32,26 @@ from paceline.wire import (
 from paceline_backend import policies
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.scenario import Scenario
-from paceline_backend.simulator.simulation import Ran, Simulation
+from paceline_backend.simulator.simulation import Simulation, TrainedSegment
 
 log = logging.getLogger(__name__)
 
-EMULATED_SHOWN = 1_024  # workers: with more, the devices' numbers are too long for a run's page
-_RECORDS = 10_000  # in a message: whole steps, or at least one of them
-_AS_RECORDS = 250  # what a message counts at least while it waits: it takes memory too
-_SIGN_S = 3.0  # of life
-_POLL_S = 0.25  # how often the server is asked what an operator wants
+EMULATED_SHOWN = 1_024  # workers; devices of more workers are too long for a run's page
+_RECORDS = 10_000  # most records in a message, unless a single step has more
+_AS_RECORDS = 250  # a waiting message counts as so many records at least: it takes memory, too
+_SIGN_S = 3.0  # between signs of life
+_POLL_S = 0.25  # between questions to the server about switches
 
 T = TypeVar("T")
 
 
 def register(server: Client, scenario: Scenario, script: str) -> str:
-    """Tells a control plane of a simulated run; its public id.
+    """Registers a simulated run with a control plane; returns the run's public id.
 
     Args:
         server: the control plane's REST.
         scenario: what will be simulated.
-        script: where that is from: shown as the run's script.
+        script: the scenario's file, shown as the run's script.
 
     Raises:
         InputError: the server refused it.
@@ -73,17 +73,17 @@ def register(server: Client, scenario: Scenario, script: str) -> str:
 class Broadcast:
     """Runs a simulation as a registered run. For one thread.
 
-    The run's clock is the virtual one: it begins at `started_at` and may be ahead of the wall's.
-    An operator's switches take effect at the next segment, and so does a stop. Telemetry never
-    outruns ingest. A bus or server that is away is waited for.
+    The run's clock is the virtual clock. The clock begins at `started_at` and may be ahead of the
+    wall clock. An operator's switch or stop takes effect at the next segment. The simulation waits
+    while too many of its records are not stored yet, and while the bus or the server is away.
 
     Args:
         simulation: at its beginning, virtual time 0.
-        run: its public id; registered as simulated.
+        run: public id of the run, registered as simulated.
         bus: client of the control plane's bus.
         server: the control plane's REST.
         started_at: Unix time.
-        waiting: records that may be on the bus and not stored before more are made.
+        waiting: most records on the bus that are not stored yet.
     """
 
     def __init__(
@@ -101,38 +101,35 @@ class Broadcast:
         self._bus = bus
         self._server = server
         self._started_at = started_at
-        self._position = "0-0"  # in control(run)
-        self._attempt = -1  # the last that was introduced,
-        self._first_step = 0  # its first step,
-        self._rounds = 0  # and its rounds so far
-        self._signed = self._polled = 0.0  # monotonic
+        self._position = "0-0"  # of the last message read from control(run)
+        self._attempt = -1  # the newest attempt whose Hello was sent
+        self._first_step = 0  # of this attempt
+        self._rounds = 0  # of this attempt so far
+        self._signed = self._polled = 0.0  # monotonic time of the last sign of life, and question
         self._waiting = waiting
         self._outage = Outage(log, "the simulation waits", "the simulation goes on")
-        self._sent: deque[int] = deque()  # records in each message that may be on the bus
+        self._sent: deque[int] = deque()  # records in each message that may still be on the bus
 
-    def segments(self) -> Iterator[tuple[Ran, Emulation]]:
-        """Trains to the end, or until it is stopped; each segment with the devices it ran on."""
+    def segments(self) -> Iterator[tuple[TrainedSegment, Emulation]]:
+        """Trains to the end or to a stop; yields each segment with the devices that trained it."""
         simulation = self._simulation
         self._sign(State.STARTING)
-        while not (simulation.finished or self._over()):
+        while not (simulation.finished or self.state.final):
             self._introduce()
             self._sign(State.RUNNING)
             self._obey()
             self._switch()
-            if self._over():
+            if self.state.final:
                 return
             devices = simulation.devices
-            ran = simulation.advance()
-            self._tell(ran)
-            yield ran, devices
-        if not self._over():
+            trained = simulation.advance()
+            self._tell(trained)
+            yield trained, devices
+        if not self.state.final:
             self.end(State.FINISHED)
 
-    def _over(self) -> bool:
-        return self.state.final
-
     def end(self, state: State, message: str | None = None) -> None:
-        """Tells with which final state the run ended."""
+        """Reports the final state of the run."""
         self.state = state
         code = {State.FINISHED: 0, State.FAILED: 1}.get(state)
         self._send(RunState(state, self._time(), "", self._attempt, code, message))
@@ -141,7 +138,7 @@ class Broadcast:
         return self._started_at + (self._simulation.now if virtual is None else virtual)
 
     def _introduce(self) -> None:
-        """Says hello, once in each attempt."""
+        """Sends the Hello, once in each attempt."""
         hello = self._simulation.hello
         if hello.attempt == self._attempt:
             return
@@ -152,42 +149,42 @@ class Broadcast:
         self._send(msgspec.structs.replace(hello, started_at=started_at, emulated=emulated))
 
     def _sign(self, state: State) -> None:
-        """A state, if it is new, or old enough to need repeating."""
+        """Sends the run's state if it is new, or if the last sign of life is `_SIGN_S` old."""
         now = time.monotonic()
         if state != self.state or now >= self._signed + _SIGN_S:
             self.state, self._signed = state, now
             self._send(RunState(state, self._time(), "", max(self._attempt, 0)))
 
-    def _tell(self, ran: Ran) -> None:
+    def _tell(self, trained: TrainedSegment) -> None:
         self._wait_for_room()
-        self._send(Adopted(ran.attempt, ran.segment, self._time(ran.begins_at)))
-        steps, world = ran.compute_s.shape
+        self._send(Adopted(trained.attempt, trained.segment, self._time(trained.begins_at)))
+        steps, world = trained.compute_s.shape
         at_once = max(1, _RECORDS // world)
         for first in range(0, steps, at_once):
             part = slice(first, min(first + at_once, steps))
-            columns = records(ran, part, self._first_step, self._started_at)
+            columns = records(trained, part, self._first_step, self._started_at)
             self._add(encode_steps(columns, self._run), len(columns["step"]))
-        batches = rounds(ran, self._rounds, self._started_at)
-        self._rounds += len(batches)
-        for first in range(0, len(batches), _RECORDS):
-            batch = batches[first : first + _RECORDS]
+        round_records = rounds(trained, self._rounds, self._started_at)
+        self._rounds += len(round_records)
+        for first in range(0, len(round_records), _RECORDS):
+            batch = round_records[first : first + _RECORDS]
             self._add(encode(RoundBatch(batch), self._run), len(batch))
 
     def _wait_for_room(self) -> None:
-        """Until ingest has stored most of what was sent."""
+        """Waits until ingest has stored enough of the sent records."""
         while self._on_the_bus() > self._waiting:
             self._sign(self.state)
             time.sleep(0.005)
 
     def _on_the_bus(self) -> int:
-        """Records of ours that are there at most: ingest takes messages in their order."""
+        """Upper bound of this run's records on the bus; ingest takes messages in order."""
         length = self._patiently(lambda: int(self._bus.xlen(TELEMETRY)))
         while len(self._sent) > length:
             self._sent.popleft()
         return sum(self._sent)
 
     def _obey(self) -> None:
-        """Notes that somebody wants it to stop."""
+        """Ends the run if a stop was requested."""
         answer: Any = self._patiently(lambda: self._bus.xread({control(self._run): self._position}))
         for _, entries in answer:
             for number, fields in entries:
@@ -197,7 +194,7 @@ class Broadcast:
                     self.end(State.STOPPED, message.reason)
 
     def _switch(self) -> None:
-        """Does the scenario's switches that are due, and those that an operator has asked for."""
+        """Does the scenario's switches that are due, and the switches that operators requested."""
         simulation = self._simulation
         due = simulation.switches and simulation.switches[0].step <= simulation.step
         now = time.monotonic()
@@ -206,7 +203,8 @@ class Broadcast:
         self._polled = now
         run = self._ask("GET", "")
         state = State(run["state"])
-        if state.final and state is not State.FAILED:  # "failed" may be just assumed
+        # FAILED may be the server's guess after silence: go on then.
+        if state.final and state is not State.FAILED:
             self.state = state
             return
         if run["version"] != simulation.version:
@@ -231,7 +229,7 @@ class Broadcast:
         self._sent.append(max(rows, _AS_RECORDS))
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        """What `call` returns, as soon as bus or server answer."""
+        """Repeats `call` until bus and server answer; returns its result."""
         while True:
             try:
                 answer = call()
@@ -242,20 +240,22 @@ class Broadcast:
                 return answer
 
 
-def records(ran: Ran, part: slice, first_step: int, started_at: float) -> dict[str, list[Any]]:
-    """The fields of `StepRecord` as columns, of all ranks' records of some steps.
+def records(
+    trained: TrainedSegment, part: slice, first_step: int, started_at: float
+) -> dict[str, list[Any]]:
+    """All ranks' records of some steps, as columns: the fields of `StepRecord`.
 
     Args:
-        ran: what was trained.
+        trained: the segment.
         part: which of its steps.
         first_step: of the attempt.
         started_at: Unix time of virtual time 0.
     """
-    compute_s = ran.compute_s[part]
+    compute_s = trained.compute_s[part]
     count, world = compute_s.shape
-    step = ran.segment.first_step + np.arange(part.start, part.start + count)
-    step_s = ran.rank_step_s[part]
-    ett_s = None if ran.ett_s is None else ran.ett_s[part]
+    step = trained.segment.first_step + np.arange(part.start, part.start + count)
+    step_s = trained.rank_step_s[part]
+    ett_s = None if trained.ett_s is None else trained.ett_s[part]
     rows = count * world
 
     def of_step(values: Any) -> list[Any]:
@@ -265,59 +265,59 @@ def records(ran: Ran, part: slice, first_step: int, started_at: float) -> dict[s
         return list(np.ravel(values).tolist())
 
     return {
-        "attempt": [ran.attempt] * rows,
+        "attempt": [trained.attempt] * rows,
         "rank": list(range(world)) * count,
         "seq": of_step(step - first_step),
         "step": of_step(step),
-        "epoch": [ran.segment.epoch] * rows,
-        "segment": [ran.segment.seq] * rows,
-        "samples": of_rank(ran.features.samples[part]),
-        "load": of_rank(ran.features.load[part]),
-        "data_s": of_rank(ran.data_s[part]),
+        "epoch": [trained.segment.epoch] * rows,
+        "segment": [trained.segment.seq] * rows,
+        "samples": of_rank(trained.features.samples[part]),
+        "load": of_rank(trained.features.load[part]),
+        "data_s": of_rank(trained.data_s[part]),
         "compute_s": of_rank(compute_s),
-        "sync_s": of_rank(ran.wait_s[part] + ran.communication_s[part]),
+        "sync_s": of_rank(trained.wait_s[part] + trained.communication_s[part]),
         "step_s": of_rank(step_s),
-        "ended_at": of_rank(started_at + ran.started_at[part] + step_s),
+        "ended_at": of_rank(started_at + trained.started_at[part] + step_s),
         "ett_s": [None] * rows if ett_s is None else _or_none(ett_s),
         "loss": [None] * rows,
         "memory_bytes": [0] * rows,
-        "squares": of_rank(ran.features.squares[part]),
-        "longest": of_rank(ran.features.longest[part]),
+        "squares": of_rank(trained.features.squares[part]),
+        "longest": of_rank(trained.features.longest[part]),
     }
 
 
 def _or_none(values: Floats) -> list[float | None]:
-    """Flat, None for NaN."""
+    """The values as a flat list, with None for NaN."""
     numbers: list[float | None] = [*values.ravel().tolist()]
     for at in np.flatnonzero(np.isnan(values)):
         numbers[at] = None
     return numbers
 
 
-def rounds(ran: Ran, seq: int, started_at: float) -> list[RoundRecord]:
-    """What ranks would tell of a segment's rounds.
+def rounds(trained: TrainedSegment, seq: int, started_at: float) -> list[RoundRecord]:
+    """The records that ranks would send of a segment's rounds.
 
     Args:
-        ran: what was trained.
-        seq: of the first, in its attempt. (Real ranks each count their own.)
+        trained: the segment.
+        seq: number of the first round in its attempt. (Real ranks count their own rounds.)
         started_at: Unix time of virtual time 0.
     """
     return [
         RoundRecord(
-            attempt=ran.attempt,
-            rank=entry.rank,
+            attempt=trained.attempt,
+            rank=round_.rank,
             seq=seq + k,
-            segment=ran.segment.seq,
-            number=entry.number,
-            step=ran.segment.first_step + entry.step,
-            world=ran.compute_s.shape[1] if entry.world is None else entry.world,
-            contributors=entry.contributors,
-            staleness=entry.staleness,
-            dropped=entry.dropped,
-            waited_s=entry.waited_s,
-            reduced_s=entry.reduced_s,
-            bytes=entry.bytes,
-            ended_at=started_at + entry.ended_at,
+            segment=trained.segment.seq,
+            number=round_.number,
+            step=trained.segment.first_step + round_.step,
+            world=trained.compute_s.shape[1] if round_.world is None else round_.world,
+            contributors=round_.contributors,
+            staleness=round_.staleness,
+            dropped=round_.dropped,
+            waited_s=round_.waited_s,
+            reduced_s=round_.reduced_s,
+            bytes=round_.bytes,
+            ended_at=started_at + round_.ended_at,
         )
-        for k, entry in enumerate(ran.rounds)
+        for k, round_ in enumerate(trained.rounds)
     ]

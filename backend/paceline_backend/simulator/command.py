@@ -33,7 +33,13 @@ _OF_ROUNDS = (("rounds", "rounds"), ("contributors", "contributors"), ("dropped"
 
 
 def in_memory(path: Path, names: list[str], warmup: int, as_json: bool) -> int:
-    """Simulates a scenario here, under each of some policies or as it says; prints a table.
+    """Simulates a scenario in this process and prints a table.
+
+    Args:
+        path: the scenario's file.
+        names: policies to compare; empty: the scenario's own policy and switches.
+        warmup: steps left out after each policy's start.
+        as_json: print JSON.
 
     Raises:
         ScenarioError: the scenario cannot be simulated, a policy does not exist, or the warm-up
@@ -41,10 +47,10 @@ def in_memory(path: Path, names: list[str], warmup: int, as_json: bool) -> int:
     """
     scenario = Scenario.load(path)
     if names:
-        found = summary.compare(scenario, names, warmup)
+        summaries = summary.compare(scenario, names, warmup)
     else:
-        found = summary.with_speedups(summary.run(Simulation.of(scenario), warmup))
-    show(scenario, found, as_json)
+        summaries = summary.with_speedups(summary.run(Simulation.of(scenario), warmup))
+    show(scenario, summaries, as_json)
     return 0
 
 
@@ -56,7 +62,7 @@ def on_server(
     warmup: int,
     as_json: bool,
 ) -> int:
-    """Simulates a scenario as a run of a server, where it is shown and may be switched.
+    """Simulates a scenario as a run of a server, which shows the run and may switch its policy.
 
     Raises:
         InputError: the scenario cannot be simulated, or the server refused it.
@@ -67,10 +73,10 @@ def on_server(
         scenario = summary.under(scenario, policy)
     simulation = Simulation.of(scenario)
     with Client(server, token) as client:
-        found = client.version()
+        info = client.version()
         run = register(client, scenario, str(path))
         typer.echo(f"watch it on {client.server}/runs/{run}", err=True)
-        with connect(found["bus"]) as bus:
+        with connect(info["bus"]) as bus:
             broadcast = Broadcast(simulation, run, bus, client, time.time())
             presets = _follow(broadcast, warmup)
     show(scenario, presets, as_json, run=run, state=broadcast.state)
@@ -78,11 +84,11 @@ def on_server(
 
 
 def _follow(broadcast: Broadcast, warmup: int) -> dict[str, Summary]:
-    """Runs it to its end, and tells an end that is none of its own."""
+    """Runs the simulation to its end; reports an interruption or an error to the server."""
     tally = Tally(warmup)
     try:
-        for ran, devices in broadcast.segments():
-            tally.add(ran, devices)
+        for trained, devices in broadcast.segments():
+            tally.add(trained, devices)
     except KeyboardInterrupt:
         broadcast.end(State.STOPPED, "interrupted")
         raise
@@ -93,8 +99,8 @@ def _follow(broadcast: Broadcast, warmup: int) -> dict[str, Summary]:
     return summary.with_speedups(summary.counted(tally) if finished else tally.summaries())
 
 
-def show(scenario: Scenario, found: dict[str, Summary], as_json: bool, **more: Any) -> None:
-    """Prints what a scenario came to."""
+def show(scenario: Scenario, summaries: dict[str, Summary], as_json: bool, **more: Any) -> None:
+    """Prints the summaries of a simulated scenario."""
     sizes = scenario.hello().sizes_array()
     about = {
         "scenario": scenario.name,
@@ -106,7 +112,7 @@ def show(scenario: Scenario, found: dict[str, Summary], as_json: bool, **more: A
         **more,
     }
     if as_json:
-        presets = {name: one.as_dict() for name, one in found.items()}
+        presets = {name: result.as_dict() for name, result in summaries.items()}
         typer.echo(json.dumps({**about, "presets": presets}))
         return
     from rich import box
@@ -119,11 +125,11 @@ def show(scenario: Scenario, found: dict[str, Summary], as_json: bool, **more: A
         f"(DIF {about['dif']:.4g})"
     )
     table = Table(title=title, title_justify="left", box=box.SIMPLE)
-    columns = _COLUMNS + (_OF_ROUNDS if any(one.rounds for one in found.values()) else ())
+    columns = _COLUMNS + (_OF_ROUNDS if any(result.rounds for result in summaries.values()) else ())
     for _, head in columns:
         table.add_column(head, justify="left" if head == "policy" else "right")
-    for name, one in found.items():
-        values = {"policy": name, **one.as_dict()}
+    for name, result in summaries.items():
+        values = {"policy": name, **result.as_dict()}
         table.add_row(*(_cell(values[column]) for column, _ in columns))
     Console(highlight=False, markup=False).print(table)
 

@@ -10,22 +10,23 @@ from paceline_backend.simulator.sync import Costs
 
 
 class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A ring all-reduce, or a time that was measured.
+    """A ring all-reduce, or a measured time.
 
-    W workers take 2(W−1) · latency_s + 2(W−1)/W · bytes / bandwidth: as many messages, and the
-    least that any all-reduce can move (Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms
-    for clusters of workstations", J. Parallel Distrib. Comput. 69, 2009).
+    W workers take 2(W−1) · latency_s + 2(W−1)/W · bytes / bandwidth. A ring sends 2(W−1) messages
+    one after the other, and no all-reduce can move fewer bytes (Patarasuk and Yuan, "Bandwidth
+    optimal all-reduce algorithms for clusters of workstations", J. Parallel Distrib. Comput. 69,
+    2009).
     """
 
     latency_s: float = 0.0  # of one message
     bytes: float = 0.0  # of the gradients
     bandwidth: float | None = None  # bytes per second of the slowest link
-    fixed_s: float = 0.0  # on top, whatever the number of workers
-    # Of a relaxed synchroniser's exchange, whoever takes part; None: a round as an all-reduce.
+    fixed_s: float = 0.0  # added for any number of workers
+    # Time of a relaxed synchroniser's exchange; None: the time of an all-reduce.
     round_s: float | None = None
 
     def problem(self) -> str | None:
-        """What is wrong with it, naming the field; None: nothing."""
+        """The first problem, naming the field; None: there is no problem."""
         for name in ("latency_s", "bytes", "fixed_s"):
             value = getattr(self, name)
             if not 0 <= value < math.inf:
@@ -39,15 +40,15 @@ class Communication(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return None
 
     def seconds(self, world: int) -> float:
-        """Of one all-reduce among so many workers."""
+        """Time of one all-reduce among `world` workers."""
         rounds = 2 * (world - 1)
         moved = rounds / world * self.bytes
         return self.fixed_s + rounds * self.latency_s + moved / (self.bandwidth or math.inf)
 
     def costs(self, world: int) -> Costs:
-        """Of relaxed synchronisers among so many workers.
+        """What exchanges of relaxed synchronisers take among `world` workers.
 
-        An exchange is called by a message to the ranks' store, and one from it.
+        Two messages start an exchange: one to the ranks' store and one back.
         """
         call_s, size = 2 * self.latency_s, round(self.bytes)
         if self.round_s is not None:

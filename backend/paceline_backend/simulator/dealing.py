@@ -1,4 +1,4 @@
-"""A segment's batches and what they take the ranks, also where samples move between these."""
+"""A segment's batches and their compute times, also where samples move between ranks."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from paceline_backend.simulator.sync import Piece
 
 
 class Batches:
-    """What ranks load and compute: as planned at first, then as it was dealt.
+    """The batches of a segment: at first as planned, then with the samples that moved.
 
     Args:
         devices: of the ranks.
         first_step: of the segment.
-        sizes: of its samples, in the order of steps and ranks.
+        sizes: of the segment's samples, in the order of steps and ranks.
         counts: samples of each batch, [S, W].
-        data_s: what loading takes, [S, W].
-        threads: of CPUs, a number or [W].
+        data_s: loading time, [S, W].
+        threads: CPU threads, a number or [W].
         limits: samples that fit into each rank's memory; empty: any number.
     """
 

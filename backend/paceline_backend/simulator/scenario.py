@@ -1,4 +1,4 @@
-"""What a run of a virtual cluster simulates: read from YAML and checked."""
+"""The description of a simulation, read from YAML and checked."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ T = TypeVar("T")
 
 
 class ScenarioError(InputError):
-    """A scenario that cannot be simulated; the message names the field and what to write."""
+    """A scenario that cannot be simulated; the message names the field and the fix."""
 
 
 class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """So many workers in a row with the same factor."""
+    """Several workers in a row with the same factor."""
 
     workers: int
     factor: float
@@ -39,7 +39,7 @@ class Group(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How fast workers are: worker j takes f_j · (unit_s · Λ' + sample_s · n) + step_s seconds.
 
-    Numbers are of every worker, lists hold one for each. The other fields are those of
+    A number holds for every worker, a list has one number per worker. The other fields are those of
     `paceline.core.emulation.Emulation`.
     """
 
@@ -56,22 +56,22 @@ class Devices(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Failure(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A worker dies in a step; all start again at that step, as from a checkpoint."""
+    """A worker dies in a step; all workers start again at this step, as from a checkpoint."""
 
     rank: int
     step: int
     restart_s: float = 5.0  # from the failure to the next attempt's first step
-    world: int | None = None  # workers from then on: without the failed one and the last ones
+    world: int | None = None  # workers that go on: the failed worker and the last ones are left out
 
     def alive(self, world: int) -> list[int]:
-        """Which of so many workers go on."""
+        """Ranks of the workers that go on, of `world` workers."""
         if self.world is None or self.world == world:
             return list(range(world))
         return [rank for rank in range(world) if rank != self.rank][: self.world]
 
 
 class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Another policy from the first segment on that begins at this step or later."""
+    """A switch of the policy at the first segment that begins at this step or later."""
 
     step: int
     policy: str
@@ -79,14 +79,14 @@ class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A virtual cluster, its data and what happens to it. The same scenario gives the same run."""
+    """A virtual cluster, its data and its events. The same scenario always gives the same run."""
 
     name: str
     workers: int
     global_batch: int
     sizes: Sizes
     devices: Devices
-    steps: int | None = None  # to train; None: until the epochs are done
+    steps: int | None = None  # to train; None: all steps of the epochs
     epochs: int | None = None
     seed: int = 0
     drop_last: bool = False
@@ -101,10 +101,10 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def load(path: Path) -> Scenario:
-        """Reads a scenario file; a file of sizes is looked up beside it.
+        """Reads a scenario file; a relative file of sizes lies in the same folder.
 
         Raises:
-            ScenarioError: it cannot be read, or is no scenario that can be simulated.
+            ScenarioError: the file cannot be read, or its scenario cannot be simulated.
         """
         try:
             text = path.read_text()
@@ -117,10 +117,10 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def parse(text: str) -> Scenario:
-        """Reads YAML.
+        """Reads a scenario from YAML.
 
         Raises:
-            ScenarioError: no scenario that can be simulated.
+            ScenarioError: the scenario cannot be simulated.
         """
         try:
             plain = yaml.load(text, _Loader)
@@ -132,10 +132,10 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @staticmethod
     def of(plain: Mapping[str, Any]) -> Scenario:
-        """From plain values, such as JSON's.
+        """Reads a scenario from plain values, for example from JSON.
 
         Raises:
-            ScenarioError: no scenario that can be simulated.
+            ScenarioError: the scenario cannot be simulated.
         """
         try:
             scenario = msgspec.convert(plain, Scenario)
@@ -147,19 +147,19 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return scenario
 
     def at(self, folder: Path) -> Scenario:
-        """The same with its file of sizes below a folder."""
+        """The scenario with its file of sizes below a folder."""
         if self.sizes.file is None:
             return self
         sizes = msgspec.structs.replace(self.sizes, file=str(folder / self.sizes.file))
         return msgspec.structs.replace(self, sizes=sizes)
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values: `of` gives the same scenario again."""
+        """The scenario as plain values, from which `of` makes an equal scenario."""
         plain: dict[str, Any] = msgspec.to_builtins(self)
         return plain
 
     def check(self) -> None:
-        """Raises ScenarioError when it cannot be simulated."""
+        """Raises ScenarioError if the scenario cannot be simulated."""
         if not 1 <= self.workers <= MOST_WORKERS:
             raise ScenarioError(f"workers: {self.workers}; give a number from 1 to {MOST_WORKERS}")
         if self.global_batch < 1:
@@ -187,18 +187,18 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         self._check_failures()
 
     def _check_numbers(self) -> None:
-        """Of devices: what times are made of, before they are multiplied."""
+        """Checks the numbers of `devices` before they are multiplied."""
         devices = self.devices
         for name in ("unit_s", "step_s", "sample_s", "data_s", "factors"):
             value = getattr(devices, name)
-            for k, one in enumerate(value if isinstance(value, list) else [value]):
+            for k, number in enumerate(value if isinstance(value, list) else [value]):
                 where = f"devices.{name}[{k}]" if isinstance(value, list) else f"devices.{name}"
-                if isinstance(one, Group):
-                    if one.workers < 1:
-                        raise ScenarioError(f"{where}.workers: {one.workers}; give 1 or more")
-                    where, one = f"{where}.factor", one.factor
-                if not 0 <= one < math.inf:
-                    raise ScenarioError(f"{where}: {one}; give a number, 0 or more")
+                if isinstance(number, Group):
+                    if number.workers < 1:
+                        raise ScenarioError(f"{where}.workers: {number.workers}; give 1 or more")
+                    where, number = f"{where}.factor", number.factor
+                if not 0 <= number < math.inf:
+                    raise ScenarioError(f"{where}: {number}; give a number, 0 or more")
 
     def _check_room(self, where: str, room: list[int]) -> None:
         if room and sum(room) < self.global_batch:
@@ -208,7 +208,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
     def _check_step(self, where: str, step: int) -> None:
-        """Whether it comes before the end, as far as that is known without a file of sizes."""
+        """Checks that a step comes before the end, if that is known without a file of sizes."""
         end = math.inf if self.steps is None else self.steps
         if self.epochs is not None and self.sizes.file is None:
             whole, rest = divmod(self.sizes.samples, self.global_batch)
@@ -272,11 +272,11 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def memory_limits(self) -> list[int]:
-        """How many samples fit into each worker's memory; empty: no limits."""
+        """Samples that fit into each worker's memory, [W]; empty: no limits."""
         return [] if self.limits is None else self._each("limits", self.limits)
 
     def hello(self) -> Hello:
-        """What the leader would introduce itself with; its times are virtual, from 0 on.
+        """The Hello message that a leader would send, with virtual time 0.
 
         Raises:
             ScenarioError: the file of sizes cannot be read.
@@ -309,7 +309,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         )
 
     def _profiles(self, devices: Emulation, size: float) -> list[list[tuple[int, float]]]:
-        """(samples, s) of each worker's trial batches, of samples of this size."""
+        """(samples, s) of each worker's trial batches, whose samples all have this size."""
         room = np.array(self.memory_limits() or [self.global_batch] * self.workers)
         trials: list[list[tuple[int, float]]] = [[] for _ in range(self.workers)]
         calm = msgspec.structs.replace(devices, slowdowns=[], delay_s=(0.0, 0.0), noise=0.0)
@@ -325,7 +325,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def _factors(self) -> list[float]:
         given = sum(part.workers if isinstance(part, Group) else 1 for part in self.devices.factors)
-        if given not in (0, self.workers):  # before a list of so many is made
+        if given not in (0, self.workers):  # checked first: the list could be far too long
             raise ScenarioError(
                 f"devices.factors: {given} for {self.workers} workers; give one each"
             )
@@ -335,7 +335,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return factors or [1.0] * self.workers
 
     def _each(self, name: str, value: T | list[T]) -> list[T]:
-        """One value for each worker."""
+        """The value for each worker, [W]."""
         if not isinstance(value, list):
             return [value] * self.workers
         if len(value) != self.workers:
@@ -344,7 +344,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML whose numbers may be written as 1e-5, which YAML 1.1 takes for text."""
+    """A YAML loader that reads 1e-5 as a number; YAML 1.1 would read text."""
 
 
 _Loader.add_implicit_resolver(

@@ -29,11 +29,11 @@ Communication = Callable[[int, Features], Floats]  # step, batches [W] → secon
 
 
 @dataclass(frozen=True)
-class Ran:
-    """A segment that was trained: what the ranks would report; arrays are [S, W].
+class TrainedSegment:
+    """A segment that was trained, with the times that ranks would report; arrays are [S, W].
 
-    S is the number of steps that were trained: less than the segment has where a failure or the
-    simulation's end came before its own.
+    S is the number of trained steps. S is below the segment's number of steps where a failure or
+    the simulation's end comes first.
     """
 
     segment: Segment
@@ -41,14 +41,14 @@ class Ran:
     features: Features
     data_s: Floats
     compute_s: Floats
-    wait_s: Floats  # for other ranks, after computing
-    communication_s: Floats  # 0 where a rank computes on meanwhile
-    started_at: Floats  # virtual time
-    begins_at: float = 0.0  # virtual time, also where no step was trained
+    wait_s: Floats  # waiting for other ranks, after computing
+    communication_s: Floats  # 0 where a rank computes during communication
+    started_at: Floats  # virtual time at which each step begins
+    begins_at: float = 0.0  # virtual time of the segment's begin, also where no step was trained
     attempt: int = 0
-    plan_s: float = 0.0  # what planning took here: real time, which `segment.plan_s` leaves out
+    plan_s: float = 0.0  # real time that planning took; `segment.plan_s` is 0
     rounds: list[Round] = field(default_factory=list)  # their `ended_at` is virtual time
-    goes_on: bool = False  # without all meeting at its end, unless an epoch ends
+    goes_on: bool = False  # ranks do not meet at the segment's end, unless the epoch ends
 
     @property
     def rank_step_s(self) -> Floats:
@@ -57,16 +57,17 @@ class Ran:
 
     @property
     def step_s(self) -> Floats:
-        """How long each step took, [S]: where ranks go their own ways, in the mean of them."""
+        """How long each step took, [S], as the mean over ranks."""
         return np.asarray(self.rank_step_s.mean(axis=1))
 
     @property
     def evened_s(self) -> Floats:
-        """How long each step took, [S], however far ranks are apart.
+        """How long each step took, [S], also where ranks are in different steps.
 
-        `step_s` with the wait for all at a relaxed segment's end spread over its steps. Where ranks
-        do not meet there: from when the last rank is through with a step to the next one, as all
-        wait for the slowest when the epoch ends.
+        In a relaxed segment at whose end all ranks meet, the wait for each other is spread over the
+        segment's steps. Where ranks do not meet at the end, a step lasts from the time when the
+        last rank ends the step before to the time when the last rank ends this step, because all
+        wait for the slowest rank when the epoch ends.
         """
         step_s = self.step_s
         if self.goes_on and len(step_s):
@@ -80,9 +81,9 @@ class Ran:
 
     @property
     def ett_s(self) -> Floats | None:
-        """What the plan expected `compute_s` to be; None: the models were not known.
+        """The plan's forecast of `compute_s`; None: the models were not known.
 
-        NaN where the batch was another than planned.
+        NaN where the batch differs from the plan, because samples moved between ranks.
         """
         if not self.segment.ett_s:
             return None
@@ -94,21 +95,22 @@ class Ran:
 class Simulation:
     """Trains on emulated devices, planned as a controller plans real training.
 
-    A segment is planned from what the steps before tell, without the newest `lag` steps: a real
-    controller plans while the last segment still runs. Planning takes no virtual time. The same
-    arguments give the same segments and times. For one thread.
+    A segment is planned from the records of earlier steps without the newest `lag` steps, because a
+    real controller plans while the last segment still runs. Planning takes no virtual time. The
+    same arguments give the same segments and times. For one thread.
 
     Args:
-        hello: what the leader would introduce itself with.
+        hello: the run's Hello message, as a leader would send it.
         devices: the ranks' speeds.
-        policy: to begin with.
+        policy: the first policy.
         communication: how long the all-reduce takes; None: no time.
-        costs: what the exchanges of relaxed synchronisers take, by the number of ranks; likewise.
-        lag: see above.
+        costs: what exchanges of relaxed synchronisers take, by the number of ranks; None: no time.
+        lag: newest steps that a plan does not see.
         started_at: virtual time of the first step.
-        steps: the step to end before; None: at the end of the last epoch.
-        switches: what to do on the way, in the order of their steps.
-        failures: likewise. After one, `hello`, `devices` and `history` are the next attempt's.
+        steps: the step to end before; None: end with the last epoch.
+        switches: changes of the policy, in the order of their steps.
+        failures: deaths of workers, in the order of their steps. After a failure, `hello`,
+            `devices` and `history` are those of the next attempt.
     """
 
     def __init__(
@@ -137,10 +139,10 @@ class Simulation:
 
     @staticmethod
     def of(scenario: Scenario) -> Simulation:
-        """What a scenario describes, from virtual time 0 on.
+        """The simulation that a scenario describes, from virtual time 0 on.
 
         Raises:
-            ScenarioError: its file of sizes cannot be read.
+            ScenarioError: the scenario's file of sizes cannot be read.
         """
 
         def communication(step: int, batches: Features) -> Floats:
@@ -159,46 +161,46 @@ class Simulation:
         )
 
     def _begin(self, hello: Hello, devices: Emulation, now: float) -> None:
-        """An attempt: nothing is known of the ones before but which samples they used."""
+        """Begins an attempt. Of earlier attempts only the used samples are known (in `hello`)."""
         self.hello = hello
         self.devices = devices
         self.history = History(hello)
         self.window = Window(hello.world, hello.attempt)
-        self._untold: list[tuple[int, Floats]] = []  # rows of steps that the planner shall not see
+        self._withheld: list[tuple[int, Floats]] = []  # newest rows, which plans do not see yet
         self._data_s = np.array(devices.data_s or [0.0] * hello.world)
-        self._clocks = np.full(hello.world, now)  # when each rank is done with its newest step
-        self._together = ALLREDUCE  # the synchroniser in force, and its model
-        self._model = self._model_of(ALLREDUCE, 0)
+        self._clocks = np.full(hello.world, now)  # [W] end of each rank's newest step
+        self._synchroniser = ALLREDUCE  # in force
+        self._model = self._model_of(ALLREDUCE, 0)  # of this synchroniser
 
     @property
     def now(self) -> float:
-        """Virtual time: no rank has got further."""
+        """Virtual time of the rank that is ahead of all others."""
         return float(self._clocks.max())
 
     @property
     def finished(self) -> bool:
-        """Whether all is trained."""
+        """Whether all steps are trained."""
         return self.history.finished or (self._steps is not None and self.step >= self._steps)
 
     @property
     def step(self) -> int:
-        """The next step."""
+        """Number of the next step."""
         return self.history.step
 
     def switch(self, policy: Policy, version: int | None = None) -> None:
-        """Another policy from the next segment on; its version, if it has one already."""
+        """Switches the policy from the next segment on; `version` None: the next number."""
         self.policy = policy
         self.version = self.version + 1 if version is None else version
 
-    def advance(self) -> Ran:
-        """Plans the next segment and trains it, or as much of it as a failure lets."""
+    def advance(self) -> TrainedSegment:
+        """Plans the next segment and trains it, up to a failure in one of its steps."""
         while self.switches and self.switches[0].step <= self.step:
             change = self.switches.popleft()
             self.switch(policies.make(change.policy, change.parameters))
         began = time.perf_counter()
         made = offer(self.history, self.window, self.policy, self.version)
         plan_s = time.perf_counter() - began
-        # The only thing in a plan that another run of the same scenario would not repeat.
+        # `plan_s` is real time. Without it, equal scenarios give equal segments.
         segment = msgspec.structs.replace(made.segment, plan_s=0.0)
         end = segment.first_step + segment.steps
         if self._steps is not None:
@@ -207,27 +209,27 @@ class Simulation:
         if self._failures and self._failures[0].step < end:
             failure = self._failures.popleft()
             end = max(failure.step, segment.first_step)
-        ran = self._train(segment, made.plan, end - segment.first_step)
-        ran = replace(ran, plan_s=plan_s)
+        trained = self._train(segment, made.plan, end - segment.first_step)
+        trained = replace(trained, plan_s=plan_s)
         if failure is not None:
-            self._restart(failure, ran)
-            return ran
+            self._restart(failure, trained)
+            return trained
         if segment.shuffled:
             self.history.shuffled(self.version, made.plan)
         self.history.adopt(segment)
-        self._tell(ran)
-        return ran
+        self._tell(trained)
+        return trained
 
-    def _train(self, segment: Segment, plan: Plan, steps: int) -> Ran:
+    def _train(self, segment: Segment, plan: Plan, steps: int) -> TrainedSegment:
         counts = plan.batches.counts[:steps]
         sizes = self.history.sizes[plan.batches.samples[: counts.sum()]]
         costs = Costs() if self._costs is None else self._costs(self.hello.world)
         own_s = 0.0 if segment.synchroniser == ALLREDUCE else costs.own_s
         data_s = np.tile(self._data_s + own_s, (steps, 1))
         begun, starts = self._clocks, self._met(segment, costs)
-        begins_at = float(begun[0])  # the leader's: it adopts the segment when it needs it
-        # Where ranks go on from segment to segment, none has the next one before the leader adopts
-        # it; and a rank gets it with its first batch.
+        begins_at = float(begun[0])  # rank 0, the leader, adopts the segment when it needs it
+        # Where ranks go on without meeting, a rank that is ahead of the leader waits with its
+        # first batch until the leader adopts the segment.
         data_s[:1] += np.maximum(begins_at - starts, 0.0)
         batches = Batches(
             self.devices,
@@ -255,9 +257,9 @@ class Simulation:
         started_at = np.concatenate([begun[None], ends[:-1]])[:steps]
         if steps:
             self._clocks = ends[-1]
-        if not self._model.goes_on:  # all ranks have met; sums are rounded
+        if not self._model.goes_on:  # all ranks have met: remove rounding errors of the sums
             self._clocks = np.full(len(begun), self._clocks.max())
-        return Ran(
+        return TrainedSegment(
             segment,
             plan,
             batches.features,
@@ -268,57 +270,57 @@ class Simulation:
             started_at,
             begins_at,
             self.hello.attempt,
-            rounds=[replace(one, ended_at=base + one.ended_at) for one in timeline.rounds],
+            rounds=[replace(round_, ended_at=base + round_.ended_at) for round_ in timeline.rounds],
             goes_on=goes_on,
         )
 
     def _all_reduce_s(self, first_step: int, batches: Batches, counts: Ints) -> Floats:
-        """What an all-reduce of each step takes, [S, W]."""
-        found = np.zeros(counts.shape)
+        """Time of each step's all-reduce, [S, W]."""
+        seconds = np.zeros(counts.shape)
         if self._communication is not None:
             for at in range(len(counts)):
-                found[at] = self._communication(first_step + at, batches.step(at))
-        return found
+                seconds[at] = self._communication(first_step + at, batches.step(at))
+        return seconds
 
     def _met(self, segment: Segment, costs: Costs) -> Floats:
-        """When each rank can begin the segment, under whose synchroniser all are from now on."""
-        clocks, what = self._clocks, segment.synchroniser
+        """When each rank can begin the segment, [W]. Puts the segment's synchroniser in force."""
+        clocks, synchroniser = self._clocks, segment.synchroniser
         if self._model.goes_on:
-            if what == self._together:
+            if synchroniser == self._synchroniser:
                 return clocks
             clocks = np.full(len(clocks), self._model.meet(clocks, costs))
-        self._together, self._model = what, self._model_of(what, segment.seq)
+        self._synchroniser, self._model = synchroniser, self._model_of(synchroniser, segment.seq)
         return clocks
 
-    def _model_of(self, what: Synchronisation, seq: int) -> synchronisers.Synchroniser:
-        return synchronisers.make(what, self.hello.world, self.hello.seed + seq)
+    def _model_of(self, synchroniser: Synchronisation, seq: int) -> synchronisers.Synchroniser:
+        return synchronisers.make(synchroniser, self.hello.world, self.hello.seed + seq)
 
-    def _tell(self, ran: Ran) -> None:
+    def _tell(self, trained: TrainedSegment) -> None:
         columns = {
-            **ran.features._asdict(),
-            "compute_s": ran.compute_s,
-            "step_s": ran.rank_step_s,
+            **trained.features._asdict(),
+            "compute_s": trained.compute_s,
+            "step_s": trained.rank_step_s,
         }
         table = np.stack([columns[name] for name in COLUMNS], axis=2).astype(np.float64)
-        self._untold += [(ran.segment.first_step + k, rows) for k, rows in enumerate(table)]
-        told = max(len(self._untold) - self._lag, 0)
-        for step, rows in self._untold[:told]:
+        self._withheld += [(trained.segment.first_step + k, rows) for k, rows in enumerate(table)]
+        shown = max(len(self._withheld) - self._lag, 0)
+        for step, rows in self._withheld[:shown]:
             self.window.put_step(step, rows)
-        self._untold = self._untold[told:]
+        self._withheld = self._withheld[shown:]
 
-    def _restart(self, failure: Failure, ran: Ran) -> None:
-        """The next attempt, from the step in which a rank died: as from a checkpoint before it."""
+    def _restart(self, failure: Failure, trained: TrainedSegment) -> None:
+        """Begins the next attempt at the step in which a rank died, as from a checkpoint."""
         old = self.hello
         alive = failure.alive(old.world)
-        trained = ran.plan.batches.samples[: ran.features.samples.sum()]
-        used = np.concatenate([self.history.used, trained]).astype("<u4")
+        samples = trained.plan.batches.samples[: trained.features.samples.sum()]
+        used = np.concatenate([self.history.used, samples]).astype("<u4")
         now = self.now + failure.restart_s
         hello = msgspec.structs.replace(
             old,
             attempt=old.attempt + 1,
             world=len(alive),
             epoch=self.history.epoch,
-            step=ran.segment.first_step + len(ran.started_at),
+            step=trained.segment.first_step + len(trained.started_at),
             used=used.tobytes(),
             started_at=now,
             profiles=[old.profiles[rank] for rank in alive] if old.profiles else [],
@@ -328,7 +330,7 @@ class Simulation:
 
 
 def remaining(devices: Emulation, alive: list[int]) -> Emulation:
-    """The devices of some ranks, which count anew from 0."""
+    """The devices of the ranks in `alive`, renumbered from 0."""
     now = {rank: at for at, rank in enumerate(alive)}
 
     def of(values: list[float]) -> list[float]:

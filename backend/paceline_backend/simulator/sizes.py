@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 Floats = npt.NDArray[np.float64]
 
-_SALT = 0x51  # sizes and devices draw from one seed
+_SALT = 0x51  # separates the draws of sizes from those of devices, which use the same seed
 
 
 class SizesError(ValueError):
@@ -24,8 +24,8 @@ class SizesError(ValueError):
 class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """`samples` draws of a distribution with this mean and DIF, or a file with a size per sample.
 
-    Draws are cut off at `min` and `max`, which moves mean and DIF: a normal distribution whose DIF
-    is near its mean is none any more. Gamma and lognormal keep theirs.
+    Draws are cut off at `min` and `max`. This changes mean and DIF of a normal distribution whose
+    DIF is near its mean. Gamma and lognormal distributions are hardly changed.
     """
 
     distribution: Literal["constant", "uniform", "normal", "lognormal", "gamma"] | None = None
@@ -35,10 +35,10 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     min: float | None = None  # default: a hundredth of the mean
     max: float | None = None
     file: str | None = None  # .txt, .csv or .npy
-    column: str | None = None  # of a .csv
+    column: str | None = None  # of a .csv file
 
     def problem(self) -> str | None:
-        """What is wrong with it, naming the field; None: nothing."""
+        """The first problem, naming the field; None: there is no problem."""
         if (self.distribution is None) == (self.file is None):
             return "sizes: give either distribution or file"
         if self.file is not None:
@@ -58,10 +58,10 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return None
 
     def draw(self, seed: int) -> Floats:
-        """A size per sample, [N]; the same seed gives the same.
+        """A size per sample, [N]; the same seed gives the same sizes.
 
         Raises:
-            SizesError: the file cannot be read or holds anything but sizes above 0.
+            SizesError: the file cannot be read, or a value in the file is no size above 0.
         """
         if self.file is not None:
             return self._read(Path(self.file))
@@ -103,13 +103,13 @@ class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _numbers(values: Iterable[Any]) -> Floats:
-    found = []
+    numbers = []
     for row, value in enumerate(values, 1):
         try:
-            found.append(float(value))
+            numbers.append(float(value))
         except (TypeError, ValueError) as error:
             raise ValueError(f"row {row}: {value!r}; give numbers above 0") from error
-    return np.array(found)
+    return np.array(numbers)
 
 
 def _text(path: Path, column: str | None) -> Floats:

@@ -1,4 +1,4 @@
-"""What a simulation came to: per policy, as a run's report has it, against the true fluid limit."""
+"""The results of a simulation: figures per policy, beside the true fluid limit."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from paceline.core.emulation import Emulation
 from paceline_backend import policies
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.scenario import Scenario, ScenarioError
-from paceline_backend.simulator.simulation import Ran, Simulation
+from paceline_backend.simulator.simulation import Simulation, TrainedSegment
 
 BASELINE = "bsp"
 
 
 @dataclass(frozen=True)
 class Summary:
-    """A policy's steps of a simulation; means over them. Definitions: docs/glossary.md."""
+    """Means over the steps that a policy planned. Definitions: docs/glossary.md."""
 
     steps: int
     step_time_s: float
@@ -31,23 +31,23 @@ class Summary:
     ett_mape: float | None
     time_over_fluid: float | None  # step times / (fluid limits + communication)
     load_per_s: float  # size units
-    plan_s: float  # real time that planning took, per segment
+    plan_s: float  # real time that planning a segment took
     moved: int
-    rounds: int  # exchanges of a relaxed synchroniser; 0: gradients are all-reduced
-    contributors: float | None  # of a round, mean
+    rounds: int  # exchanges of a relaxed synchroniser; 0 under the all-reduce
+    contributors: float | None  # per round
     dropped: int  # samples whose gradients came too late
     speedup: float | None = None  # over plain data parallelism, per size unit
 
     def as_dict(self) -> dict[str, Any]:
-        """As plain values."""
+        """The summary as plain values."""
         return asdict(self)
 
 
 def fluid_s(devices: Emulation, step: int, batch: Features, threads: Any = 1) -> float:
     """The least time of a step whose load can be divided at will: Σ_j (T − b_j)⁺ / a_j = Λ'.
 
-    With all b_j alike this is algorithms' Σλ / Σ(1/a_j) + b. Samples count in proportion to load,
-    padding not at all, slowdowns as they were; delays and noise do not.
+    If all b_j are equal, this is Σλ / Σ(1/a_j) + b. Costs per sample are spread over the load.
+    Slowdowns count. Padding, delays and noise do not count.
 
     Args:
         devices: true speeds.
@@ -64,7 +64,7 @@ def fluid_s(devices: Emulation, step: int, batch: Features, threads: Any = 1) ->
     a_s = a_s * factors * (devices.serial + (1 - devices.serial) / np.maximum(threads, 1))
     speed = 1.0 / np.maximum(a_s, 1e-300)
     b_s = np.array(devices.b_s) * factors + np.array(devices.data_s or 0.0)
-    # Using only the ranks of the k least b_j: the best k is where one more would not help.
+    # times[k] uses the k + 1 ranks with the least b_j. The minimum leaves out ranks that only wait.
     order = np.argsort(b_s, kind="stable")
     times = (load + np.cumsum((b_s * speed)[order])) / np.cumsum(speed[order])
     return float(times.min())
@@ -72,7 +72,7 @@ def fluid_s(devices: Emulation, step: int, batch: Features, threads: Any = 1) ->
 
 @dataclass
 class Tally:
-    """Adds up what a simulation reports.
+    """Adds up the trained segments of a simulation.
 
     Args:
         warmup: steps left out after each policy's start.
@@ -81,39 +81,43 @@ class Tally:
     warmup: int = 0
     _parts: dict[str, list[dict[str, float]]] = field(default_factory=dict)
     _plans: dict[str, list[tuple[float, int]]] = field(default_factory=dict)
-    _rounds: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # givers, dropped
+    _rounds: dict[str, list[tuple[int, int]]] = field(default_factory=dict)  # contributors, dropped
     _start: tuple[int, int, int] = (-1, -1, 0)  # attempt, version, first step
 
-    def add(self, ran: Ran, devices: Emulation) -> None:
-        """Takes a segment in; `devices` are those that trained it."""
-        segment = ran.segment
-        self._plans.setdefault(segment.policy, []).append((ran.plan_s, segment.moved))
+    def add(self, trained: TrainedSegment, devices: Emulation) -> None:
+        """Adds a segment; `devices` are the devices that trained the segment."""
+        segment = trained.segment
+        self._plans.setdefault(segment.policy, []).append((trained.plan_s, segment.moved))
         mine = self._parts.setdefault(segment.policy, [])
         rounds = self._rounds.setdefault(segment.policy, [])
-        if self._start[:2] != (ran.attempt, segment.version):
-            self._start = (ran.attempt, segment.version, segment.first_step)
-        ett_s, step_s = ran.ett_s, ran.evened_s
+        if self._start[:2] != (trained.attempt, segment.version):
+            self._start = (trained.attempt, segment.version, segment.first_step)
+        ett_s, step_s = trained.ett_s, trained.evened_s
         first = self._start[2] + self.warmup - segment.first_step
-        rounds += [(one.contributors, one.dropped) for one in ran.rounds if one.step >= first]
-        for k, compute_s in enumerate(ran.compute_s):
+        rounds += [
+            (round_.contributors, round_.dropped)
+            for round_ in trained.rounds
+            if round_.step >= first
+        ]
+        for k, compute_s in enumerate(trained.compute_s):
             step = segment.first_step + k
             if step < self._start[2] + self.warmup:
                 continue
-            batch = Features(*(column[k] for column in ran.features))
+            batch = Features(*(column[k] for column in trained.features))
             limit_s = fluid_s(devices, step, batch, np.array(segment.threads or 1))
             mine.append(
                 {
                     "step_s": float(step_s[k]),
                     "load": float(batch.load.sum()),
-                    "fluid_s": limit_s + float(ran.communication_s[k].max()),
+                    "fluid_s": limit_s + float(trained.communication_s[k].max()),
                     **_spread(compute_s, batch.load),
                     "ett_mape": np.nan if ett_s is None else _mape(ett_s[k], compute_s),
                 }
             )
 
     def summaries(self) -> dict[str, Summary]:
-        """Of each policy, in the order of their start."""
-        found = {}
+        """The summary of each policy, in the order of the policies' start."""
+        summaries = {}
         for policy, parts in self._parts.items():
             table = {name: np.array([part[name] for part in parts]) for name in (parts or [{}])[0]}
             if not table:
@@ -123,7 +127,7 @@ class Tally:
             known = table["ett_mape"][~np.isnan(table["ett_mape"])]
             limit_s = float(table["fluid_s"].sum())
             rounds = np.array(self._rounds[policy]).reshape(-1, 2)
-            found[policy] = Summary(
+            summaries[policy] = Summary(
                 steps=len(parts),
                 step_time_s=total_s / len(parts),
                 total_s=total_s,
@@ -139,7 +143,7 @@ class Tally:
                 contributors=float(rounds[:, 0].mean()) if len(rounds) else None,
                 dropped=int(rounds[:, 1].sum()),
             )
-        return found
+        return summaries
 
 
 def _spread(compute_s: Floats, load: Floats) -> dict[str, float]:
@@ -159,35 +163,37 @@ def _mape(ett_s: Floats, compute_s: Floats) -> float:
 
 
 def run(simulation: Simulation, warmup: int = 0) -> dict[str, Summary]:
-    """Trains to the end; per policy, in the order of their start.
+    """Trains to the end; returns a summary per policy, in the order of the policies' start.
 
     Raises:
         ScenarioError: the warm-up leaves no steps.
     """
     tally = Tally(warmup)
     while not simulation.finished:
-        devices = simulation.devices  # a failure may leave others
+        devices = simulation.devices  # before `advance`, in which a failure may change them
         tally.add(simulation.advance(), devices)
     return counted(tally)
 
 
 def counted(tally: Tally) -> dict[str, Summary]:
-    """The summaries of a simulation that came to its end.
+    """The summaries of a finished simulation.
 
     Raises:
         ScenarioError: the warm-up leaves no steps.
     """
-    found = tally.summaries()
-    if not found:
+    summaries = tally.summaries()
+    if not summaries:
         raise ScenarioError(f"--warmup: {tally.warmup} steps leave none of the run; give fewer")
-    return found
+    return summaries
 
 
 def under(scenario: Scenario, policy: str) -> Scenario:
-    """The same under one policy from start to end; with its defaults, if it is another.
+    """The scenario under one policy from start to end.
+
+    The scenario's own first policy keeps its parameters, any other policy gets its defaults.
 
     Raises:
-        ScenarioError: there is no such policy, or it needs parameters.
+        ScenarioError: there is no policy of this name, or its parameters are refused.
     """
     parameters = scenario.parameters if policy == scenario.policy else {}
     try:
@@ -198,23 +204,27 @@ def under(scenario: Scenario, policy: str) -> Scenario:
 
 
 def compare(scenario: Scenario, names: list[str], warmup: int = 0) -> dict[str, Summary]:
-    """The scenario under each of some policies; `speedup` is that over `bsp`, if it is among them.
+    """Simulates the scenario under each of these policies.
+
+    `speedup` is the speed-up over `bsp`, if `bsp` is one of the policies.
 
     Raises:
-        ScenarioError: there is no such policy, or the warm-up leaves no steps.
+        ScenarioError: there is no policy of a name, or the warm-up leaves no steps.
     """
     runs = [under(scenario, name) for name in names]
-    found = {one.policy: run(Simulation.of(one), warmup)[one.policy] for one in runs}
-    return with_speedups(found)
+    summaries = {
+        variant.policy: run(Simulation.of(variant), warmup)[variant.policy] for variant in runs
+    }
+    return with_speedups(summaries)
 
 
-def with_speedups(found: dict[str, Summary]) -> dict[str, Summary]:
-    """The same summaries, with their speed-up over `bsp` where that is among them."""
-    base = found.get(BASELINE)
+def with_speedups(summaries: dict[str, Summary]) -> dict[str, Summary]:
+    """The summaries with their speed-up over `bsp`, if there is a summary of `bsp`."""
+    base = summaries.get(BASELINE)
     if base is None or not base.load_per_s:
-        return found
+        return summaries
     values = {
-        name: {**one.as_dict(), "speedup": one.load_per_s / base.load_per_s}
-        for name, one in found.items()
+        name: {**summary.as_dict(), "speedup": summary.load_per_s / base.load_per_s}
+        for name, summary in summaries.items()
     }
     return {name: Summary(**value) for name, value in values.items()}

@@ -1,4 +1,4 @@
-// Classic scripts that Dash must find before it renders. Everything else is a module in js/, imported on demand.
+// A classic script that Dash needs before it renders. All other code is in modules in js/, imported on demand.
 (function () {
   const assets = new URL(".", /** @type {HTMLScriptElement} */ (document.currentScript).src);
   /** @type {(name: string) => Promise<any>} */
@@ -6,7 +6,7 @@
 
   window.dash_clientside = window.dash_clientside || {};
   window.dash_clientside.paceline = {
-    // Runs whenever a page's layout has been put in place.
+    // Called whenever Dash shows a page's layout.
     open: (/** @type {PageData} */ page) => {
       load("main").then((main) => main.open(page));
       return window.dash_clientside.no_update;
@@ -27,7 +27,7 @@
     integer: safely("integer"),
     percent: safely("percent"),
     moment: safely("moment"),
-    // The grid takes its colours from the page's own variables, so that it follows the theme without a redraw.
+    // The grid uses the page's colour variables, so that it follows the theme without a redraw.
     gridTheme: (/** @type {any} */ base) =>
       base.withParams({
         accentColor: "var(--accent)",
@@ -52,7 +52,7 @@
     const href = new URL(`../runs/${encodeURIComponent(data.id)}`, assets).pathname;
     const follow = (/** @type {MouseEvent} */ event) => {
       if (event.ctrlKey || event.metaKey || event.shiftKey || event.button !== 0) return;
-      event.preventDefault(); // stay in the page: the next one needs no reload
+      event.preventDefault(); // stay in the application: the next page needs no reload
       window.dash_clientside.set_props("url", { pathname: href });
     };
     return element("a", { href, onClick: follow }, data.name || data.id);

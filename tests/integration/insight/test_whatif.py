@@ -21,7 +21,7 @@ from paceline.core.emulation import Emulation, Slowdown
 from paceline.wire.synchronisation import Partial, PartialRules
 from paceline_backend import policies
 from paceline_backend.api.whatif import _kept
-from paceline_backend.insight.whatif import forecast as whatif_forecast
+from paceline_backend.insight.whatif import simulate
 from paceline_backend.insight.whatif.answer import STEPS, Forecast
 from paceline_backend.insight.whatif.command import from_database
 from paceline_backend.insight.whatif.forecast import forecast, of_state
@@ -237,7 +237,7 @@ def test_a_preset_that_cannot_be_simulated_costs_only_its_own_forecast(
 def test_presets_that_plan_too_slowly_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     training = Training(drawn(500, 1.0), devices())
     training.train(40)
-    monkeypatch.setattr(whatif_forecast, "LONGEST_S", 0.0)
+    monkeypatch.setattr(simulate, "LONGEST_S", 0.0)
     told = "the policy in force cannot be simulated: planning takes too long: 0 s for 0 steps"
     assert of(training, "bsp", "sata").reason == told
 

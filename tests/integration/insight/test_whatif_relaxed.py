@@ -85,9 +85,9 @@ def test_what_is_measured_under_it(policy: str, devices: Emulation) -> None:
     assert measured.round_s == pytest.approx(COMMUNICATION_S)
     assert measured.remainder_s == pytest.approx([COMMUNICATION_S] * 64)
     cut = measured.since(10)
-    assert [one.end - one.first for one in cut.apart][1:] == [
-        one.end - one.first for one in measured.apart if one.first >= 10
-    ][-len(cut.apart) + 1 :]
+    assert [one.end - one.first for one in cut.relaxed_spans][1:] == [
+        one.end - one.first for one in measured.relaxed_spans if one.first >= 10
+    ][-len(cut.relaxed_spans) + 1 :]
     assert cut.evened_s == pytest.approx(measured.evened_s[10:])
 
 
@@ -109,8 +109,10 @@ def test_steps_after_a_switch_are_taken_as_they_were() -> None:
     assert found.fit_error is not None
     assert found.fit_error < 0.03
     assert newest_cut(state, 10).fit_error == pytest.approx(found.fit_error, abs=0.03)
-    last = measured.apart[-1]
-    unfinished = replace(measured, apart=(*measured.apart[:-1], replace(last, whole=False)))
+    last = measured.relaxed_spans[-1]
+    unfinished = replace(
+        measured, relaxed_spans=(*measured.relaxed_spans[:-1], replace(last, whole=False))
+    )
     steady = ~both
     whole, count = steady_time(measured, steady)
     none, fewer = steady_time(unfinished, steady)
@@ -123,13 +125,13 @@ def newest_cut(state: State, count: int) -> Forecast:
     """As if the newest steps had not been reported yet: the last segment has not ended."""
     measured = state.measured
     assert measured is not None
-    *before, last = measured.apart
+    *before, last = measured.relaxed_spans
     kept = Features(*(column[:-count] for column in measured.features))
     arrays = ("step", "compute_s", "data_s", "sync_s", "rank_step_s", "load")
     cut = replace(
         measured,
         features=kept,
-        apart=(*before, replace(last, end=last.end - count, whole=False)),
+        relaxed_spans=(*before, replace(last, end=last.end - count, whole=False)),
         **{name: getattr(measured, name)[:-count] for name in arrays},
     )
     assert state.steady is not None

@@ -17,7 +17,7 @@ from paceline_backend.planning.offer import LEAST_RELAXED, MOST_STEPS
 from paceline_backend.policies import Choice, Feedback, Models, Policy, Preset, Problem, plan
 from paceline_backend.policies.base import Allocation
 from paceline_backend.policies.solve import counts as counted
-from paceline_backend.simulator import Ran, Simulation
+from paceline_backend.simulator import Simulation, TrainedSegment
 from paceline_backend.testing import check_policy
 from support.records import hello
 
@@ -43,7 +43,7 @@ def policy(batches: str = "bsp") -> Policy:
     return replace(policies.make(batches), name="while-slow", synchroniser=WhileSlow())
 
 
-def trained(steps: int) -> list[Ran]:
+def trained(steps: int) -> list[TrainedSegment]:
     """One rank of four is five times slower in the steps from 40 to 200."""
     slow = Slowdown(ranks=[1], factor=5.0, first_step=40, steps=160)
     devices = Emulation(a_s=[1e-3] * 4, b_s=[0.1] * 4, slowdowns=[slow])

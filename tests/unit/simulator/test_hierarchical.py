@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.wire.synchronisation import Synchronisation, convert
-from paceline_backend.simulator import Ran, Scenario, Simulation
+from paceline_backend.simulator import Scenario, Simulation, TrainedSegment
 from paceline_backend.simulator.broadcast import rounds
 from paceline_backend.simulator.sync import Costs, Timeline, Work, make, step_time_s
 
@@ -106,7 +106,7 @@ def test_the_mean_time_of_a_step() -> None:
     assert step_time_s(what, work_s, costs, 32) == pytest.approx(expected)
 
 
-def train(simulation: Simulation) -> list[Ran]:
+def train(simulation: Simulation) -> list[TrainedSegment]:
     ran = []
     while not simulation.finished:
         ran.append(simulation.advance())

@@ -10,7 +10,7 @@ import pytest
 
 from paceline.wire import ALLREDUCE
 from paceline_backend import policies
-from paceline_backend.simulator import Ran, Scenario, Simulation, summary
+from paceline_backend.simulator import Scenario, Simulation, TrainedSegment, summary
 from paceline_backend.simulator.broadcast import records, rounds
 
 RELAXED = [name for name in policies.names() if policies.make(name).relaxed]
@@ -29,14 +29,14 @@ def scenario(**fields: Any) -> Scenario:
     return Scenario.of({**plain, **fields})
 
 
-def train(simulation: Simulation) -> list[Ran]:
+def train(simulation: Simulation) -> list[TrainedSegment]:
     ran = []
     while not simulation.finished:
         ran.append(simulation.advance())
     return ran
 
 
-def uses(ran: list[Ran]) -> Any:
+def uses(ran: list[TrainedSegment]) -> Any:
     found = np.zeros((2, 900), int)
     for one in ran:
         # As many as were computed, whichever rank they moved to.

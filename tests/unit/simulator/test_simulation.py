@@ -17,7 +17,7 @@ from paceline.core.cost import Features
 from paceline.core.emulation import Emulation, Slowdown
 from paceline.wire import StepBatch, encode, encode_steps
 from paceline_backend import cli
-from paceline_backend.simulator import Ran, Scenario, ScenarioError, Simulation, summary
+from paceline_backend.simulator import Scenario, ScenarioError, Simulation, TrainedSegment, summary
 from paceline_backend.simulator.broadcast import records
 from paceline_backend.simulator.simulation import remaining
 from support.records import record
@@ -38,14 +38,14 @@ def scenario(**fields: Any) -> Scenario:
     return Scenario.of({**plain, **fields})
 
 
-def train(simulation: Simulation) -> list[Ran]:
+def train(simulation: Simulation) -> list[TrainedSegment]:
     ran = []
     while not simulation.finished:
         ran.append(simulation.advance())
     return ran
 
 
-def told(ran: Iterable[Ran]) -> list[bytes]:
+def told(ran: Iterable[TrainedSegment]) -> list[bytes]:
     return [
         msgspec.msgpack.encode((r.segment, r.attempt, records(r, slice(0, len(r.step_s)), 0, 0.0)))
         for r in ran

@@ -1,1 +1,1 @@
-"""What runs inside TorchElastic."""
+"""The processes of a run that use TorchElastic: launcher, rendezvous store, and a rank's start."""

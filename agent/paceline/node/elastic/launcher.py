@@ -38,9 +38,9 @@ from paceline.node.rundir import LauncherStatus
 
 GRACE_S = 5  # between asking ranks to end and killing them
 _MONITOR_S = 0.1
-# A rank that raised may take longer to exit than its peers take to notice and fail.
+# A rank that raised may take longer to exit than its peers take to fail because of it.
 _LINGER_S = 0.5
-# Found to recover in 8 s instead of 46 s; fewer attempts split the world when a node joined.
+# Measured: recovery in 8 s instead of 46 s. Fewer attempts split the world when a node joined.
 _RENDEZVOUS = {
     "last_call_timeout": 1,
     "keep_alive_interval": 1,
@@ -50,7 +50,7 @@ _RENDEZVOUS = {
 
 
 class _Logs(DefaultLogsSpecs):
-    """Per-rank log files at places that can be told in advance."""
+    """Log files per rank, at paths that are known in advance."""
 
     def _make_log_dir(self, log_dir: str | None, rdzv_run_id: str) -> str:
         assert log_dir is not None
@@ -58,9 +58,10 @@ class _Logs(DefaultLogsSpecs):
 
 
 class _Agent(LocalElasticAgent):
-    """Reports each attempt, and which rank failed first and why, then ends the others soon.
+    """Reports each attempt, finds which rank failed first and why, then ends the other ranks.
 
-    TorchElastic gives its failures times in whole seconds and ends the other ranks before it tells.
+    TorchElastic itself has the times of failures in whole seconds only, and ends the other ranks
+    before it reports.
     """
 
     def __init__(self, spec: WorkerSpec, directory: Path) -> None:
@@ -99,13 +100,16 @@ class _Agent(LocalElasticAgent):
         super()._shutdown(death_sig, timeout)
         if isinstance(self._pcontext, SubprocessContext):
             for pid in self._pcontext.pids().values():
-                with suppress(ProcessLookupError):  # as it should be: nothing left of its group
+                with suppress(ProcessLookupError):  # normal case: no process of the group is left
                     os.killpg(pid, signal.SIGKILL)
 
     def _failure(self, failed: dict[int, int]) -> LauncherStatus:
-        """The first of the ranks that failed, {rank: exit code}, and why, with its last lines.
+        """The status for the rank that failed first: why, with the last lines of its log.
 
-        Ranks that fail because a peer is gone say so after the peer's last words.
+        A rank that fails because a peer is gone writes to its log after the peer's last line.
+
+        Args:
+            failed: rank → exit code.
         """
         attempt = self.status.attempt
         logs = {r: rundir.rank_log(self._directory, attempt, r, "stderr") for r in failed}
@@ -116,7 +120,7 @@ class _Agent(LocalElasticAgent):
             what = f"failed: {words} (exit code {code})" if words else f"ended with code {code}"
         else:
             what = f"was killed by {signal.Signals(-code).name}"
-            # One in six ranks that raise aborts while it exits, as gloo's threads still run.
+            # One in six ranks that raise aborts during exit, because gloo's threads still run.
             if -code == signal.SIGABRT and words:
                 what += f" after {words}"
         message = f"rank {rank} {what}; log: {logs[rank]}\n{rundir.last_lines(logs[rank])}"
@@ -124,7 +128,7 @@ class _Agent(LocalElasticAgent):
 
 
 def last_words(stderr: str) -> str:
-    """The exception that ended a Python program, ``Type: message``, else its last line."""
+    """The exception that ended a Python program, ``Type: message``, or the last line."""
     *_, last = stderr.rpartition("Traceback (most recent call last):\n")
     lines = last.splitlines()
     if len(last) < len(stderr):
@@ -184,7 +188,7 @@ def main() -> None:
     parser.add_argument("--max-restarts", type=int, default=0)
     parser.add_argument("command", nargs=argparse.REMAINDER, help="script args…")
     o = parser.parse_args()
-    # Without it the store's port is the ranks' own as well, and restarted ranks crash in a loop.
+    # Otherwise the ranks would use the store's port, too, and restarted ranks crash in a loop.
     os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
     try:
         status = launch(o.run, o.directory, o.store, o.nproc, o.max_restarts, o.command)

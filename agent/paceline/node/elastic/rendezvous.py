@@ -1,6 +1,6 @@
-"""``python -m paceline.node.elastic.rendezvous``: hosts the store that a run's launchers meet by.
+"""``python -m paceline.node.elastic.rendezvous``: hosts the store through which launchers meet.
 
-A process of its own, because a run dies with whoever hosts its store.
+The store has a process of its own, because a run dies with the process that hosts its store.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What each rank's step should have taken, from what its batch holds and how fast the rank is."""
+"""The time that each rank's step should have taken, given its batch and the rank's speed."""
 
 from __future__ import annotations
 
@@ -13,25 +13,26 @@ from paceline_backend.policies.base import Floats, Ints, usable
 
 Bools = npt.NDArray[np.bool_]
 
-FEW = 4  # rows of a rank below which a lasting slowness cannot be told from a passing one
-_ROUNDS = 5  # of shape and speeds in turn; more changes nothing
-_PRIOR = 0.12  # as in the linear predictor: a cost is thought to be proportional to load
-_SLOPE = 0.5  # by how much (1 σ) a rank's cost of load may differ from its cost in all
+FEW = 4  # with fewer rows of a rank, lasting and passing slowness look the same
+_ROUNDS = 5  # how often shape and speeds are fitted in turn; more rounds change nothing
+_PRIOR = 0.12  # prior that cost is proportional to load, as in the linear predictor
+_SLOPE = 0.5  # 1 σ by which a rank's cost of load may differ from its whole cost
 _SIGMA = 1.4826  # σ of a normal distribution ÷ its median absolute deviation
 _LEAST_NOISE = 0.005
-_MOST_NOISE = 0.06  # what varies more is no machine's usual noise (1 % … 5 %): it counts
-_SINGLE = 4.5  # σ: one step by itself sticks out (once in 150,000 by chance),
-_SEVERAL = 2.5  # σ: the median of so many steps does: nearly as rare
-_WIDTH = 5
-_OUTLIER = 1.1  # and at least by this factor
-_ALIKE = 0.02  # speeds that differ by less count as the same
+_MOST_NOISE = 0.06  # a machine's usual noise is 1 % to 5 %; larger variation counts as slowness
+_SINGLE = 4.5  # σ from which a single step stands out (by chance: once in 150,000)
+_SEVERAL = 2.5  # σ from which the median of `_WIDTH` steps stands out (nearly as rare)
+_WIDTH = 5  # steps
+_OUTLIER = 1.1  # a step that stands out is off by this factor at least
+_ALIKE = 0.02  # speeds that differ by less than this share count as the same
 
 
 @dataclass(frozen=True)
 class Rows:
     """What W ranks reported of K steps, ascending; arrays are [K, W], NaN where there is no record.
 
-    A rank without samples in a step (0 in `samples`) takes no part in it: nobody waits for it.
+    A rank without samples in a step (0 in `samples`) takes no part in the step: no rank waits for
+    it.
     """
 
     step: Ints  # [K]
@@ -52,38 +53,39 @@ class Rows:
 
     @property
     def took_part(self) -> Bools:
-        """Which ranks had a batch, and told of it, [K, W]."""
+        """Which ranks had a batch and reported its time, [K, W]."""
         return np.asarray(usable(self.samples, self.load, self.compute_s), bool)
 
     def of(self, steps: Bools) -> Rows:
-        """Only some steps, [K]."""
+        """The rows of the steps that are True in `steps`, [K]."""
         return Rows(**{name: values[steps] for name, values in vars(self).items()})
 
 
 @dataclass(frozen=True)
 class Model:
-    """Each rank's step as typical cost · speed · what is left: ``T = own · rest``, [K, W].
+    """Each rank's step time as a product: ``T = own · rest``, [K, W].
 
-    Where a rank took no part, all are as if it were typical.
+    A rank that took no part in a step has the values of the typical rank there.
     """
 
-    typical: Floats  # s its batch would take the typical rank
-    equal: Floats  # [K, 1] s the step's mean batch would take the typical rank
-    own: Floats  # s its batch takes this rank usually
-    own_equal: Floats  # s the step's mean batch would take this rank
+    typical: Floats  # s that the rank's batch would take the typical rank
+    equal: Floats  # [K, 1] s that the step's mean batch would take the typical rank
+    own: Floats  # s that the rank's batch usually takes the rank itself
+    own_equal: Floats  # s that the step's mean batch would take the rank itself
     rest: Floats  # T / own
-    passing: Bools  # whether that is more than noise
+    passing: Bools  # whether `rest` is more than noise
     factor: Floats  # [W] time at equal load ÷ the typical rank's; NaN: unknown
     noise: float  # relative standard deviation of a usual step
 
 
 def fit(rows: Rows, took_part: Bools) -> Model:
-    """Fits costs that all ranks share, and what each rank makes of them.
+    """Fits the cost of a batch, which all ranks share, and each rank's speed.
 
     A batch costs a non-negative combination of Λ, Σλ², n·max λ, n·max λ² (padding, attention), n
-    and 1. A rank takes a multiple of that, and its own part of it that does not depend on load.
-    Medians and reweighted least squares, so that passing slowdowns in less than half of a rank's
-    steps change nothing. The typical rank is the lower median: of two, the faster one.
+    and 1. A rank takes a multiple of this cost, with its own share that does not depend on load.
+    The fit uses medians and reweighted least squares. Passing slowdowns in less than half of a
+    rank's steps therefore change nothing. The typical rank is the lower median: of two ranks, the
+    faster one.
 
     Args:
         rows: K ≥ 1 steps.
@@ -127,7 +129,7 @@ def fit(rows: Rows, took_part: Bools) -> Model:
 
 
 def _columns(rows: Rows, took_part: Bools) -> Floats:
-    """What a batch's cost is made of, each with mean 1, load first; 1 where there is no batch."""
+    """The terms of a batch's cost, each with mean 1, load first; 1 where there is no batch."""
     n, load, longest = rows.samples, rows.load, rows.longest
     made = [load, rows.squares, n * longest, n * longest**2, n, np.ones_like(load)]
     means = [float(column[took_part].mean()) for column in made]
@@ -149,7 +151,7 @@ def _combine(columns: Floats, time: Floats) -> Floats:
 
 
 def _rates(ratio: Floats, took_part: Bools, known: Bools) -> Floats:
-    """Each rank's median, [W]; of all, where a rank has too few rows."""
+    """Each rank's median ratio, [W]; a rank with too few rows gets the median over all ranks."""
     rate = np.full(ratio.shape[1], float(np.median(ratio[took_part])))
     if known.any():
         rate[known] = np.nanmedian(np.where(took_part, ratio, np.nan)[:, known], axis=0)
@@ -161,21 +163,22 @@ def _typical(values: Floats) -> float:
 
 
 def _noise(off: Floats, fitted: int) -> float:
-    """σ of a step, from absolute deviations [R] after so many medians were taken."""
+    """σ of a step, from absolute deviations [R] that are left after `fitted` medians."""
     freedom = len(off) / max(len(off) - fitted, 1)
     return max(_SIGMA * float(np.median(off)) * float(np.sqrt(freedom)), _LEAST_NOISE)
 
 
 def _mean_of(values: Floats, took_part: Bools) -> Floats:
-    """Mean of each step's ranks, [K, 1]."""
+    """Mean over the ranks of each step, [K, 1]."""
     total = np.where(took_part, values, 0.0).sum(axis=1, keepdims=True)
     return np.asarray(total / took_part.sum(axis=1, keepdims=True))
 
 
 def _slopes(ratio: Floats, typical: Floats, keep: Bools, noise: float) -> tuple[Floats, Floats]:
-    """How much more of each rank's cost depends on load than the typical rank's, around where.
+    """How much of each rank's cost depends on load, relative to the typical rank, [W].
 
-    Both [W]. Drawn towards 1 as far as its batches tell too little.
+    The slope is drawn towards 1 where the rank's batches are too alike to tell. The second result
+    is the centre of the slope: the mean typical time of the rank's batches, [W].
     """
     kept = np.maximum(keep.sum(axis=0), 1)
     centre = np.where(keep, typical, 0.0).sum(axis=0) / kept
@@ -188,16 +191,16 @@ def _slopes(ratio: Floats, typical: Floats, keep: Bools, noise: float) -> tuple[
 
 
 def _bend(typical: Floats, slope: Floats, centre: Floats) -> Floats:
-    """Cost with another slope around the centre; far outside of what was seen it stays positive."""
+    """Cost with this slope around the centre; far from the batches seen, it stays positive."""
     return np.asarray(np.maximum(centre + slope * (typical - centre), 0.2 * typical))
 
 
 def _sticks_out(off: Floats, noise: float) -> Bools:
-    """Where a rank is off its usual time by more than noise: by itself, or some steps together."""
+    """Where a rank is off its usual time by more than noise, in one step or over several."""
     least = float(np.log(_OUTLIER))
-    found = np.abs(off) > max(_SINGLE * noise, least)
+    stands_out = np.abs(off) > max(_SINGLE * noise, least)
     if len(off) >= _WIDTH:
         padded = np.pad(off, ((_WIDTH // 2, _WIDTH // 2), (0, 0)), mode="reflect")
         around = np.median(sliding_window_view(padded, _WIDTH, axis=0), axis=-1)
-        found |= np.abs(around) > max(_SEVERAL * noise, least)
-    return np.asarray(found)
+        stands_out |= np.abs(around) > max(_SEVERAL * noise, least)
+    return np.asarray(stands_out)

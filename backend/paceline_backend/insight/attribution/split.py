@@ -1,4 +1,4 @@
-"""Splits how late each rank was into causes, and the waiting among those who caused it."""
+"""Splits each rank's lateness into causes, and the waiting among the ranks that caused it."""
 
 from __future__ import annotations
 
@@ -10,35 +10,36 @@ from numpy.lib.stride_tricks import sliding_window_view
 from paceline_backend.insight.attribution.model import Bools, Model, Rows
 from paceline_backend.policies.base import Floats
 
-_LAG = 64  # steps of feedback that plans rest on: so long they may answer to what has passed
-_LEAST = 0.02  # of a step's time
+_LAG = 64  # plans rest on so many steps; that long they may answer to a slowness that has passed
+_LEAST = 0.02  # share of a step's time below which a plan's answer to slowness does not count
 
 
 @dataclass(frozen=True)
 class Split:
     """How late ranks were ready, and why: data, node, passing slowness, noise, input."""
 
-    sp_s: Floats  # last to be ready less first, [K]
-    mean_s: Floats  # mean time until ready, [K]
-    waste: Floats  # share of the ranks' time spent waiting, [K]
-    sp_parts: Floats  # of `sp_s`, by cause, [5, K]
-    caused: Floats  # s that others waited for each rank, by cause, [5, K, W]
-    late_s: Floats  # data loading beyond the typical rank's, [K, W]
-    waited_s: float  # s that all waited in all steps
-    counted: float  # share of the data part that is from numbers of samples, not from sizes
+    sp_s: Floats  # [K] from the first rank that is ready to the last
+    mean_s: Floats  # [K] mean time until a rank is ready
+    waste: Floats  # [K] share of the ranks' time spent waiting
+    sp_parts: Floats  # [5, K] `sp_s` by cause
+    caused: Floats  # [5, K, W] s that others waited for each rank, by cause
+    late_s: Floats  # [K, W] data loading beyond the typical rank's
+    waited_s: float  # s that all ranks waited in all steps
+    counted: float  # share of the data part due to numbers of samples, not to sizes
 
 
 def split(rows: Rows, took_part: Bools, model: Model) -> Split:
-    """Splits each step.
+    """Splits each step's straggler effect.
 
-    What a rank's step takes is a product of its batch, its speed and what passes. Its lateness
-    against a typical rank with the mean batch is divided among the three by their Shapley values,
-    the one division that adds up, treats causes alike and gives nothing to one without effect; a
-    slow loader's time simply adds to them. Where a rank's smaller load makes up for its slowness
-    (or a larger one for its speed) the two cancel: what balancing hides makes nobody wait. The SP
-    of a step is then the difference between its last and its first rank, cause by cause.
+    A rank's step time is a product of its batch, its speed and its passing slowness. The rank's
+    lateness against a typical rank with the mean batch is divided among these three by their
+    Shapley values: the only division that adds up, treats causes alike and gives nothing to a cause
+    without effect. The time of a slow loader is added. Where a rank's smaller load makes up for its
+    slowness (or a larger load for its speed), the two cancel, because slowness that balancing hides
+    makes no rank wait. The SP of a step is the difference between its last and its first rank,
+    cause by cause.
 
-    Waiting is caused by who still computes while others wait, by all of them equally.
+    Waiting is charged in equal parts to all ranks that still compute while others wait.
     """
     counted = _counted(rows, took_part, model)
     parts = _lateness(rows, took_part, model)
@@ -68,7 +69,7 @@ def split(rows: Rows, took_part: Bools, model: Model) -> Split:
 
 
 def _lateness(rows: Rows, took_part: Bools, model: Model) -> Floats:
-    """Each rank's time less a typical rank's with the mean batch, by cause, [5, K, W]."""
+    """Each rank's time minus the typical rank's time for the mean batch, by cause, [5, K, W]."""
     neither, both = model.equal, model.own
     batch, speed, rest = model.typical, model.own_equal, model.rest
     data = (2 * (batch - neither) + (both - speed)) / 6
@@ -90,15 +91,16 @@ def _lateness(rows: Rows, took_part: Bools, model: Model) -> Floats:
 
 
 def _cancelled(parts: Floats, counted: Floats, least_s: Floats) -> Floats:
-    """The same sums, without what a batch makes up for.
+    """The parts without slowness that a smaller batch makes up for; their sums stay the same.
 
-    Where a slow rank gets fewer samples, the plan answers to slowness: that others then get too
-    many, or that it goes on for some steps after the slowness has passed, is not due to sizes.
+    A plan answers to slowness by giving the slow rank fewer samples. The other ranks then get more,
+    and the plan does so for some steps after the slowness has passed. Both effects look like data
+    but are charged to the slowness.
 
     Args:
         parts: by cause, [5, K, W].
-        counted: which part of `data` is from the number of samples, [K, W].
-        least_s: from what amount on that counts, [K, 1].
+        counted: share of `data` due to the number of samples, [K, W].
+        least_s: smaller answers to slowness do not count, [K, 1].
     """
     data, node, passing, noise, loading = parts
     slowness = node + passing
@@ -126,7 +128,7 @@ def _cancelled(parts: Floats, counted: Floats, least_s: Floats) -> Floats:
 
 
 def _counted(rows: Rows, took_part: Bools, model: Model) -> Floats:
-    """Which part of what a batch costs more or less than the mean is from its count, 0 … 1."""
+    """Share of a batch's cost above or below the mean that is due to its count, 0 … 1."""
     samples = np.where(took_part, rows.samples, 0.0)
     mean = samples.sum(axis=1, keepdims=True) / took_part.sum(axis=1, keepdims=True)
     more = model.typical - model.equal
@@ -136,7 +138,7 @@ def _counted(rows: Rows, took_part: Bools, model: Model) -> Floats:
 
 
 def _positive(parts: Floats, total: Floats) -> Floats:
-    """Parts ≥ 0 with the same sum: what made a rank earlier is taken off what made it later."""
+    """Parts ≥ 0 that add up to `total`: negative parts reduce the positive ones in proportion."""
     later = np.maximum(parts, 0.0)
     whole = later.sum(axis=0)
     scale = np.divide(total, whole, out=np.zeros_like(total), where=whole > 0)

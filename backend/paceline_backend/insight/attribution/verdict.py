@@ -1,4 +1,4 @@
-"""Names the cause, overall and of each rank."""
+"""Names the cause of the waiting, over all ranks and for each rank."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from paceline_backend.policies.base import Floats, Ints
 
 CAUSES = ("data", "node", "transient", "input")
 
-# A cause counts from an SE of so much on: below, LBB (Alg. 2, FT) tunes nothing either.
+# A cause counts from this SE on. Below it LBB (Alg. 2, FT) tunes nothing, either.
 LEAST_SE = 0.05
-# Something that passes is large in few steps: it counts when it lasts so many, and in the mean of
-# all steps makes an SE of so much. It is told from noise step by step.
+# A passing slowness is large in few steps. It counts when it lasts `PASSING_STEPS` steps and its SE
+# over all steps is `LEAST_PASSING_SE` on average.
 PASSING_STEPS = 3
 LEAST_PASSING_SE = 0.01
 GAP = 3  # steps of usual speed that do not end a slow span
-MOST_SPANS = 50  # of a rank, the latest
-_CUT = 0.3  # of what slowness costs is hidden: more than the luck of the draw
+MOST_SPANS = 50  # newest slow spans that are reported per rank
+_CUT = 0.3  # from this share of hidden slowness on, the rank's load was cut on purpose
 
 
 @dataclass(frozen=True)
@@ -29,52 +29,52 @@ class Worker:
     """A rank, over the window. `data` … `input` add up to `caused`."""
 
     rank: int
-    cause: str  # "data", "node", "transient", "input" or "none"; also what balancing hides
+    cause: str  # "data", "node", "transient", "input" or "none"; slowness that balancing hides, too
     factor: float | None  # time at equal load ÷ the typical rank's; None: too few steps to tell
-    slow_steps: list[tuple[int, int]]  # first and last of spans in which it was slow in passing
-    slow_factor: float | None  # how slow it was in them; None: there are none
+    slow_steps: list[tuple[int, int]]  # first and last step of each span of passing slowness
+    slow_factor: float | None  # time in these spans ÷ the usual time; None: no spans
     slow_now: bool  # the last span reaches the window's end
-    caused: float  # share of all waiting that others waited for it
+    caused: float  # share of all waiting that others spend on this rank
     data: float
     node: float
     transient: float
     input: float
-    late_s: float  # s a step that its loader takes longer than the typical one
-    hidden: float  # s a step that it would take longer if its share of the load were equal
-    cut: bool  # that makes up for much of its slowness
+    late_s: float  # s a step that its loader takes longer than the typical rank's
+    hidden: float  # s a step that the rank would take longer with an equal share of the load
+    cut: bool  # the smaller load makes up for much of the rank's slowness
 
 
 @dataclass(frozen=True)
 class Attribution:
     """Why ranks wait for each other. K steps; `parts` add up to `sp_s`.
 
-    A step's SP and SE are those of the times at which ranks are ready: data loading and computing.
+    SP and SE are computed from the times at which ranks are ready: data loading plus computing.
     Ranks without samples take no part.
     """
 
-    step: Ints  # [K] those steps in which at least two ranks took part
+    step: Ints  # [K] steps in which at least two ranks took part
     sp_s: Floats  # [K]
     parts: Mapping[str, Floats]  # cause → s, [K]
     se: float
     waste: float
     noise: float  # relative standard deviation of a usual step
-    counted: float  # share of the data part that is from numbers of samples, not from sizes
-    shares: Mapping[str, float]  # cause → share of the SP of all steps; all 0 without any
+    counted: float  # share of the data part due to numbers of samples, not to sizes
+    shares: Mapping[str, float]  # cause → share of the SP of all steps; all 0 where SP is 0
     cause: str  # "data", "node", "transient", "input" or "none"
-    ranks: list[int]  # the culprits, worst first; empty: none, or all in turn
+    ranks: list[int]  # ranks behind the cause, worst first; empty: no rank, or all ranks in turn
     workers: list[Worker]
 
 
 def attribute(rows: Rows) -> Attribution:
     """Splits each step's SP into causes and names the one that matters.
 
-    - data: what the sizes in the batches explain, if all ranks were equally fast;
-    - node: what lasting speeds explain, if all had equal loads;
-    - input: what slow data loading explains;
-    - transient: the rest, slowdowns that pass and noise.
+    - data: the part that batch sizes explain, as if all ranks were equally fast;
+    - node: the part that lasting speeds explain, as if all ranks had equal loads;
+    - input: the part that slow data loading explains;
+    - transient: the rest, passing slowdowns and noise.
 
-    A cause is named when it makes an SE of 0.05 (one that passes: 0.01 in the mean, over at least
-    three steps; noise never), and is the largest of those.
+    The named cause is the largest of those that count. A cause counts from an SE of 0.05 on. A
+    passing slowness counts from an SE of 0.01 on, if it lasts three steps. Noise never counts.
     """
     rows = rows.of(rows.took_part.sum(axis=1) >= 2)
     world = rows.compute_s.shape[1]
@@ -144,18 +144,18 @@ def _nothing(step: Ints, world: int) -> Attribution:
 
 
 def _worker(step: Ints, took_part: Bools, model: Model, made: Split, rank: int) -> Worker:
-    """A rank's own slowness, whether others wait for it or its smaller load hides it."""
-    with_samples = took_part[:, rank]
+    """One rank's slowness, whether other ranks wait for it or a smaller load hides it."""
+    mine = took_part[:, rank]
     rest = np.where(model.passing[:, rank], model.rest[:, rank], 1.0)
     slow = rest > 1
     equal_s, own_equal_s = model.equal[:, 0], model.own_equal[:, rank]
-    extra_s = np.where(with_samples, np.maximum(own_equal_s * rest - equal_s, 0.0), 0.0)
+    extra_s = np.where(mine, np.maximum(own_equal_s * rest - equal_s, 0.0), 0.0)
     longer_s = np.where(extra_s > 0, (own_equal_s - model.own[:, rank]) * rest, 0.0)
     hidden_s = max(float(longer_s.mean()), 0.0)
-    late_s = float(np.median(made.late_s[with_samples, rank])) if with_samples.any() else 0.0
+    late_s = float(np.median(made.late_s[mine, rank])) if mine.any() else 0.0
     step_s = float(made.mean_s.mean())
     se = {
-        "node": float(np.where(with_samples, own_equal_s - equal_s, 0.0).mean()) / step_s,
+        "node": float(np.where(mine, own_equal_s - equal_s, 0.0).mean()) / step_s,
         "transient": float(np.where(slow, own_equal_s * (rest - 1), 0.0).mean()) / step_s,
         "input": late_s / step_s,
     }
@@ -183,13 +183,13 @@ def _worker(step: Ints, took_part: Bools, model: Model, made: Split, rank: int) 
 
 
 def _with_data(worker: Worker, world: int) -> Worker:
-    """A rank that nothing else ails, where data is the cause: does it take part in that?"""
+    """The worker with cause "data" if it has no other cause and large batches make others wait."""
     guilty = worker.caused >= 0.5 / world and worker.data >= 0.5 * worker.caused
     return replace(worker, cause="data") if worker.cause == "none" and guilty else worker
 
 
 def _worst(se: Mapping[str, float], slow_steps: int) -> str:
-    """The cause with the largest effect, of those that count."""
+    """The cause with the largest effect among those that count."""
     least = dict.fromkeys(CAUSES, LEAST_SE)
     least["transient"] = LEAST_PASSING_SE if slow_steps >= PASSING_STEPS else np.inf
     counting = {name: value for name, value in se.items() if value >= least[name]}
@@ -197,7 +197,7 @@ def _worst(se: Mapping[str, float], slow_steps: int) -> str:
 
 
 def _culprits(cause: str, workers: list[Worker]) -> list[int]:
-    """Ranks of that cause, the worst first; none if data makes all of them slow in turn."""
+    """Ranks with this cause, the worst first; none if data makes all of them slow in turn."""
     guilty = [worker for worker in workers if worker.cause == cause != "none"]
     if cause == "data":
         guilty = [worker for worker in guilty if worker.caused > 2 / len(workers)]
@@ -205,11 +205,11 @@ def _culprits(cause: str, workers: list[Worker]) -> list[int]:
 
 
 def _spans(step: Ints, slow: Bools) -> list[tuple[int, int]]:
-    """First and last step of each time of slowness, short gaps left out."""
+    """First and last step of each slow span; short gaps do not end a span."""
     spans: list[tuple[int, int]] = []
-    for at in step[slow].tolist():
-        if spans and at - spans[-1][1] <= GAP:
-            spans[-1] = (spans[-1][0], at)
+    for number in step[slow].tolist():
+        if spans and number - spans[-1][1] <= GAP:
+            spans[-1] = (spans[-1][0], number)
         else:
-            spans.append((at, at))
+            spans.append((number, number))
     return spans[-MOST_SPANS:]

@@ -1,4 +1,4 @@
-"""What an attribution says, in plain sentences."""
+"""An attribution in plain sentences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST_NAMED = 3  # ranks in a sentence
 
 
 def words(attribution: Attribution) -> str:
-    """The verdict of all ranks: cause, culprits, who else is slow, and what balancing hides."""
+    """The verdict over all ranks: cause, ranks behind it, other slow ranks, hidden slowness."""
     if len(attribution.step) < FEW:
         count = len(attribution.step)
         return f"{count} steps with at least two ranks are too few to tell; {FEW} are needed."
@@ -25,7 +25,7 @@ def words(attribution: Attribution) -> str:
 
 
 def worker_words(worker: Worker) -> str:
-    """What is to be said of one rank."""
+    """The sentence about one rank."""
     if worker.cause == "node":
         return _node(worker)
     if worker.cause == "transient":
@@ -67,7 +67,7 @@ def _by_node(attribution: Attribution) -> str:
 
 
 def _spread(attribution: Attribution) -> str:
-    """Many small differences in speed, none of which counts by itself."""
+    """Many small differences in speed, each too small to name a rank."""
     known = [(worker.factor, worker.rank) for worker in attribution.workers if worker.factor]
     (least, fastest), (most, slowest) = min(known), max(known)
     return (

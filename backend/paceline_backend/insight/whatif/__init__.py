@@ -1,1 +1,15 @@
-"""What each preset would have taken, from what a run measured."""
+"""What-if: the time that steps would take under each preset.
+
+    measured    `State`, `Measured`: where a run stands and what its newest steps took
+    resampled   `Resampled`: the run's ranks as emulated devices, from models and measured errors
+    simulate    simulates each preset on these devices
+    forecast    `forecast(store, run)`: fits, simulates and compares → `Forecast`
+    answer      `Forecast`, `PresetForecast`, `Decision`: the answer, as stored and sent over REST
+    auto        `decide(forecast, …)`: stay, wait, recommend, switch or go back; a pure function
+    child       `Forecaster`: makes forecasts in a process of low priority
+
+`control.advisor`, the route `/runs/{id}/whatif` and ``paceline whatif`` call these::
+
+    with Forecaster(database) as forecaster:
+        best = forecaster.submit(run, steps=64).result().forecasts[0]
+"""

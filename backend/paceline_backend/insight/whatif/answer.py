@@ -1,4 +1,4 @@
-"""What a forecast says. Values; as JSON in the table `forecasts` and over REST."""
+"""The values of a forecast; they are JSON in the table `forecasts` and over REST."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ import msgspec
 
 log = logging.getLogger(__name__)
 
-STEPS = 64  # newest complete steps that a forecast rests on,
-FEWEST = 16  # and how many it takes at least
+STEPS = 64  # newest complete steps that a forecast rests on
+FEWEST = 16  # steps that a forecast needs at least
 
 Decided = Literal["stay", "wait", "recommend", "switch", "back"]
 
@@ -24,15 +24,15 @@ class PresetForecast(msgspec.Struct, frozen=True):
     step_time_s: float
     low_s: float
     high_s: float
-    saving: float  # 1 − its time / that of the policy in force, on alike batches
+    saving: float  # 1 − its time / the time of the policy in force, for the same load
     saving_low: float
     saving_high: float
     words: str
-    relaxed: bool = False  # its synchroniser is: training is not the same under it
+    relaxed: bool = False  # ranks do not wait for all others, so the training changes
 
 
 class LeftOut(msgspec.Struct, frozen=True):
-    """A preset of which nothing can be said, and why."""
+    """A preset without a forecast, and why."""
 
     policy: str
     reason: str
@@ -44,47 +44,47 @@ class Current(msgspec.Struct, frozen=True):
     policy: str
     parameters: dict[str, Any]
     version: int
-    step_time_s: float | None = None  # on batches alike those of the presets' forecasts
-    measured_s: float | None = None  # its last steady steps, at a full batch's load; None: too few
+    step_time_s: float | None = None  # forecast, for the same load as the presets' forecasts
+    measured_s: float | None = None  # last steady steps, at a mean batch's load; None: too few
     measured_steps: int = 0
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What `auto` makes of a run's forecasts."""
+    """What `auto` does after a forecast, and why."""
 
     decided: Decided
     reason: str
-    policy: str | None = None  # the best other preset, or the one to go back to
+    policy: str | None = None  # the best other preset, or the policy to go back to
     parameters: dict[str, Any] = {}
-    saving: float | None = None  # forecast, of `policy`
+    saving: float | None = None  # forecast for `policy`
     low: float | None = None
     high: float | None = None
 
 
 class Forecast(msgspec.Struct, frozen=True):
-    """All presets, or `reason` why there is nothing to say."""
+    """The forecasts of all presets, or the `reason` why there are none."""
 
     run: str
     made_at: float
     current: Current
-    step: int | None = None  # the steps that it rests on: last,
-    first_step: int | None = None  # first,
-    steps: int = 0  # and how many
-    fit_error: float | None = None  # |time on the same batches by the models / measured − 1|
+    step: int | None = None  # last of the steps that the forecast rests on
+    first_step: int | None = None  # first of these steps
+    steps: int = 0  # number of these steps
+    fit_error: float | None = None  # |modelled time / measured time − 1|, on the same batches
     reason: str | None = None
     forecasts: list[PresetForecast] = []  # best first
     left_out: list[LeftOut] = []
-    speeds: list[float] = []  # of each rank: s per size unit, of its typical batch
+    speeds: list[float] = []  # [W] s per size unit for an equal share of a mean batch
     replicates: int = 0  # simulations of each preset
     decision: Decision | None = None
 
     def of(self, policy: str) -> PresetForecast | None:
-        """A preset's forecast."""
-        return next((forecast for forecast in self.forecasts if forecast.policy == policy), None)
+        """The forecast of the preset with this name; None: there is none."""
+        return next((preset for preset in self.forecasts if preset.policy == policy), None)
 
 
 def kept(bodies: Iterable[Mapping[str, Any]]) -> list[Forecast]:
-    """Forecasts from the database; another release's that this one cannot read are left out."""
+    """Forecasts from the database; those that this release cannot read are left out."""
     forecasts = []
     for body in bodies:
         try:
@@ -95,7 +95,7 @@ def kept(bodies: Iterable[Mapping[str, Any]]) -> list[Forecast]:
 
 
 def words(policy: str, saving: float, low: float, high: float, *, relaxed: bool = False) -> str:
-    """A saving as a sentence, in percent of the time."""
+    """The sentence about a preset's saving, in percent of the time."""
     half = max(1, round(50 * (high - low)))
     price = ", but change the training" if relaxed else ""
     if low <= 0 <= high:

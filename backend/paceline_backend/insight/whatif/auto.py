@@ -1,4 +1,4 @@
-"""What `auto` makes of a run's forecasts: a pure decision, on which only the advisor acts."""
+"""What `auto` does after a forecast: a pure decision, on which only the advisor acts."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from paceline_backend.insight.whatif.answer import Decision, Forecast, PresetFor
 from paceline_backend.store.switches import Switch
 
 BY = "auto"  # who requests its switches
-MARGIN = 0.05  # what a switch must save at least: the lower bound of the interval,
-AUTO_STEPS = 100  # in forecasts so many steps apart, and those between them,
-HOLD_STEPS = 100  # and not within so many steps of another switch
-CHANGED = 0.25  # a rank's speed is off by more than this: what was learned about presets is void
+MARGIN = 0.05  # the lower bound of a switch's saving must be above this
+AUTO_STEPS = 100  # the saving must hold in all forecasts over this many steps
+HOLD_STEPS = 100  # steps without another switch after a switch
+CHANGED = 0.25  # a larger change of a rank's speed makes earlier experience with presets void
 
 Mode = Literal["recommend", "switch"]
 
@@ -29,20 +29,20 @@ def decide(
 ) -> Decision:
     """Stays, recommends or switches, or goes back.
 
-    A preset is chosen when the lower bounds of its saving in this forecast and all back to one at
-    least `AUTO_STEPS` before are above `MARGIN`. After a switch by `auto`, what the policy takes is
-    compared with what was promised: where it takes longer than the interval allowed and saves less
-    than `MARGIN`, the policy before comes back. What `auto` left, and what somebody left for good
-    after `auto` chose it, is not chosen again until a rank's speed has changed: so it never goes
-    back and forth.
+    A preset is chosen when the lower bound of its saving is above `MARGIN` in this forecast and in
+    all earlier ones back to `AUTO_STEPS` before. After a switch by `auto`, the measured time is
+    compared with the forecast. If the policy takes longer than the interval allowed and saves less
+    than `MARGIN`, `auto` goes back to the policy before. `auto` does not choose again a policy that
+    it left, nor one that it chose and a user then left, until a rank's speed has changed.
+    Otherwise it could switch back and forth.
 
     Args:
         forecast: the newest, made under the newest of `switches`.
-        earlier: those that were decided upon, oldest first.
+        earlier: the forecasts with a decision, oldest first.
         switches: all, oldest first.
-        mode: "recommend": it only says what it would do.
-        relaxed: presets under which ranks do not wait for all others may be chosen, too: gradients
-            are late under them, or replicas differ, so that the training is another.
+        mode: "recommend": say what to do, but do not switch.
+        relaxed: also choose presets under which ranks do not wait for all others. These change the
+            training, because gradients come late or replicas differ.
     """
     if forecast.reason is not None:
         return Decision("wait", forecast.reason)
@@ -82,24 +82,25 @@ def _with(best: PresetForecast, decided: Literal["stay", "wait"] | Mode, why: st
 
 
 def _promised_before(policy: str, forecast: Forecast, earlier: Sequence[Forecast]) -> bool:
-    """Whether all forecasts back to one `AUTO_STEPS` before say so too.
+    """Whether all forecasts back to `AUTO_STEPS` before promise a saving above `MARGIN`, too.
 
-    Of the same policy in force, and like speeds. They may be closer to each other than that: a
-    worker that takes over looks at once, and so does one whose `auto` is turned on again.
+    They must be made under the same policy and at the same speeds. Forecasts may lie closer
+    together than `AUTO_STEPS`, because a worker that takes a run over makes one at once, and so
+    does a worker when `auto` is turned on.
     """
     assert forecast.step is not None
-    for earlier_forecast in reversed(earlier):
-        promised = earlier_forecast.of(policy)
+    for before in reversed(earlier):
+        promised = before.of(policy)
         if (
-            earlier_forecast.current.version != forecast.current.version
+            before.current.version != forecast.current.version
             or promised is None
             or promised.saving_low <= MARGIN
-            or not same_conditions(earlier_forecast, forecast)
+            or not same_conditions(before, forecast)
         ):
             return False
-        assert earlier_forecast.step is not None
-        # A later step than this one's is an attempt before.
-        if not forecast.step - AUTO_STEPS < earlier_forecast.step <= forecast.step:
+        assert before.step is not None
+        # A forecast with a later step is of an earlier attempt.
+        if not forecast.step - AUTO_STEPS < before.step <= forecast.step:
             return True
     return False
 
@@ -107,17 +108,14 @@ def _promised_before(policy: str, forecast: Forecast, earlier: Sequence[Forecast
 def _verdict(
     forecast: Forecast, earlier: Sequence[Forecast], switches: Sequence[Switch], mode: Mode
 ) -> Decision | None:
-    """Whether to wait for, or take back, what `auto` did last; None: it is as it should be."""
+    """Whether to wait for the result of `auto`'s last switch, or to undo it; None: neither."""
     if len(switches) < 2 or mode == "recommend":
         return None
     before, last = switches[-2:]
     made = _newest(earlier, before.version)
     if made is None or made.decision is None or made.decision.decided != "switch":
         return None
-    if any(
-        earlier_forecast.current.version == last.version and _judged(earlier_forecast)
-        for earlier_forecast in earlier
-    ):
+    if any(kept.current.version == last.version and _judged(kept) for kept in earlier):
         return None
     promised = made.of(last.policy)
     if promised is None or made.current.step_time_s is None or not same_conditions(made, forecast):
@@ -136,33 +134,33 @@ def _verdict(
 
 
 def _judged(forecast: Forecast) -> bool:
-    """Whether the policy in force had been judged by then."""
+    """Whether this forecast's decision judged the policy in force."""
     return forecast.decision is not None and forecast.decision.decided != "wait"
 
 
 def _barred(
     forecast: Forecast, earlier: Sequence[Forecast], switches: Sequence[Switch]
 ) -> set[str]:
-    """Presets that a switch by `auto`, or one from what it chose, has left."""
-    left = set()
+    """Policies left by a switch of `auto`, or chosen by `auto` and then left by a user."""
+    barred = set()
     for switch, following in pairwise(switches):
         if BY in (switch.by, following.by):
-            then = _newest(earlier, switch.version)
-            if then is None or same_conditions(then, forecast):
-                left.add(switch.policy)
-    return left
+            made = _newest(earlier, switch.version)
+            if made is None or same_conditions(made, forecast):
+                barred.add(switch.policy)
+    return barred
 
 
 def _newest(earlier: Sequence[Forecast], version: int) -> Forecast | None:
-    of_version = [
+    mine = [
         forecast for forecast in earlier if forecast.current.version == version and forecast.speeds
     ]
-    return of_version[-1] if of_version else None
+    return mine[-1] if mine else None
 
 
-def same_conditions(forecast: Forecast, other: Forecast) -> bool:
-    """Whether all ranks were about as fast."""
-    return len(forecast.speeds) == len(other.speeds) and all(
+def same_conditions(first: Forecast, second: Forecast) -> bool:
+    """Whether each rank was about as fast in both forecasts."""
+    return len(first.speeds) == len(second.speeds) and all(
         min(a, b) > 0 and abs(math.log(a / b)) <= math.log(1 + CHANGED)
-        for a, b in zip(forecast.speeds, other.speeds, strict=True)
+        for a, b in zip(first.speeds, second.speeds, strict=True)
     )

@@ -1,4 +1,4 @@
-"""Forecasts in a process of their own: neither pages nor plans wait for one."""
+"""Forecasts in a process of their own, so that neither pages nor plans wait for a forecast."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _NICE = 10
 class Forecaster:
     """Makes one forecast at a time in a child process of low priority. Thread-safe.
 
-    The child starts with the first forecast, which takes seconds, and ends with `close` or with
-    this process, whatever it is doing.
+    The child starts with the first forecast; the start takes seconds. The child ends with `close`
+    or with this process, even in the middle of a forecast.
 
     Args:
         database: URL.
@@ -33,13 +33,13 @@ class Forecaster:
         self._database = database
         self._lock = threading.Lock()
         self._pool: ProcessPoolExecutor | None = None
-        self._alive: Connection | None = None  # while it is open, the child lives
+        self._alive: Connection | None = None  # the child ends when this is closed
 
     def submit(self, run: str, steps: int) -> Future[Forecast]:
-        """`whatif.forecast.forecast` of a run; the future raises what that does."""
+        """`whatif.forecast.forecast` of a run; the future raises the errors of that function."""
         with self._lock:
             if self._pool is not None:
-                with contextlib.suppress(BrokenProcessPool):  # killed: there is another
+                with contextlib.suppress(BrokenProcessPool):  # the child was killed: start another
                     return self._pool.submit(_forecast, self._database, run, steps)
                 self._end()
             spawn = multiprocessing.get_context("spawn")
@@ -75,7 +75,7 @@ class Forecaster:
 
 
 def _begin(parent: Connection) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the parent's
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
     os.nice(_NICE)
     threading.Thread(target=_end_with, args=(parent,), daemon=True).start()
 

@@ -1,4 +1,4 @@
-"""What a run's last steps measured, as a forecast needs it."""
+"""The measurements of a run's newest steps, in the form that a forecast needs."""
 
 from __future__ import annotations
 
@@ -20,33 +20,33 @@ from paceline_backend.policies.base import Feedback, Floats, Ints
 from paceline_backend.simulator import sync as synchronisers
 from paceline_backend.store import Connection, records, rounds, runs, segments, switches
 
-_FEWEST = 16  # steady steps that say what the policy in force takes
-_BLOCK = 8  # steps whose median tells the speed of a rank
-_CHANGED = 0.15  # off by more, and by more than chance explains: another speed
-_BY_CHANCE = 0.001  # how often chance alone shall look like another speed
+_FEWEST = 16  # steady steps that are needed to measure the policy in force
+_BLOCK = 8  # steps whose median is taken as a rank's speed
+_CHANGED = 0.15  # a speed has changed if it is off by more than this and by more than chance
+_BY_CHANCE = 0.001  # probability with which chance alone may look like another speed
 _SIGMA = 1.4826  # σ of a normal distribution ÷ its median absolute deviation
 
 _COLUMNS = ("samples", "load", "squares", "longest", "compute_s", "data_s", "sync_s", "step_s")
-_ROUNDS = 256  # newest ones that say what a round takes
-_UNDISTURBED = 0.1  # share of a rank's steps in which it waits for nobody, at least
+_ROUNDS = 256  # newest rounds whose median is the time of a round
+_UNDISTURBED = 0.1  # in at least this share of a rank's steps, the rank waits for no other
 
 
 @dataclass(frozen=True)
-class Apart:
-    """Rows in which ranks went their own ways: of one segment."""
+class RelaxedSpan:
+    """Rows of one segment in which ranks did not wait for each other in each step."""
 
-    first: int  # row
-    end: int
-    what: Synchronisation
-    seq: int  # of the segment,
-    steps: int  # and how many it has
-    whole: bool  # its last step is among them,
-    epoch_end: bool  # and the epoch's
+    first: int  # first row
+    end: int  # row after the last
+    synchroniser: Synchronisation
+    seq: int  # number of the segment
+    steps: int  # steps of the segment, also those without a row
+    whole: bool  # the segment's last step has a row
+    epoch_end: bool  # the epoch ends with the segment
 
     @property
     def goes_on(self) -> bool:
         """Whether ranks do not meet at the segment's end, unless the epoch ends."""
-        return synchronisers.goes_on(self.what)
+        return synchronisers.goes_on(self.synchroniser)
 
     @property
     def over(self) -> bool:
@@ -65,14 +65,12 @@ class Measured:
     sync_s: Floats  # [S, W]
     rank_step_s: Floats  # [S, W]
     load: Floats  # [S] of the global batch
-    apart: tuple[Apart, ...] = ()  # in order; all other rows are of all-reduces
-    told_round_s: float | None = (
-        None  # what a round takes, as the newest tell; None: there are none
-    )
+    relaxed_spans: tuple[RelaxedSpan, ...] = ()  # in order; all other rows are of all-reduces
+    reported_round_s: float | None = None  # median of the newest rounds' records; None: no rounds
 
     @property
     def feedback(self) -> Feedback:
-        """The same for a predictor."""
+        """The records as a predictor takes them."""
         steps, world = self.compute_s.shape
         of = self.features
         return Feedback(
@@ -87,104 +85,107 @@ class Measured:
 
     @property
     def step_s(self) -> Floats:
-        """Of each step, the mean over ranks, [S]."""
+        """The time of each step, as the mean over ranks, [S]."""
         return np.asarray(self.rank_step_s.mean(axis=1))
 
     @property
     def evened_s(self) -> Floats:
-        """How long each step took, [S], however far ranks are apart.
+        """How long each step took, [S], also where ranks are in different steps.
 
-        `step_s` with the wait for all at a relaxed segment's end spread over its steps; where ranks
-        do not meet there, the steps of the slowest one, for which all wait when the epoch ends.
+        In a relaxed segment at whose end all ranks meet, the wait for each other is spread over the
+        segment's steps. Where ranks do not meet at the end, the slowest rank's steps count, because
+        all wait for that rank when the epoch ends.
         """
-        times_s = self.step_s
-        for span in self.apart:
+        step_s = self.step_s
+        for span in self.relaxed_spans:
             if span.whole and not span.goes_on:
                 met_s = float(self.sync_s[span.end - 1].mean())
-                times_s[span.end - 1] -= met_s
-                times_s[span.first : span.end] += met_s / span.steps
+                step_s[span.end - 1] -= met_s
+                step_s[span.first : span.end] += met_s / span.steps
         for stretch in self._stretches():
             first, end = stretch[0].first, stretch[-1].end
             own_s = self.rank_step_s[first:end].copy()
             if stretch[-1].over:
                 own_s[-1] -= self.sync_s[end - 1] - self.sync_s[end - 1].min()
-            times_s[first:end] = own_s[:, own_s.sum(axis=0).argmax()]
-        return times_s
+            step_s[first:end] = own_s[:, own_s.sum(axis=0).argmax()]
+        return step_s
 
     @property
     def together(self) -> npt.NDArray[np.bool_]:
         """Which steps ended with an all-reduce, [S]."""
         together = np.ones(len(self), bool)
-        for span in self.apart:
+        for span in self.relaxed_spans:
             together[span.first : span.end] = False
         return together
 
     @property
     def remainder_s(self) -> Floats:
-        """What a step takes, or would, beyond its slowest rank's loading and computing, [S].
+        """Time of a step beyond its slowest rank's loading and computing, [S].
 
-        Communication, the optimizer, the loop: all that comes after the last gradient.
+        This is communication, the optimizer and the loop: all that comes after the last gradient.
+        For relaxed steps it is an estimate of what an all-reduce would take.
         """
-        beyond_s = self.step_s - (self.data_s + self.compute_s).max(axis=1)
-        return np.asarray(np.where(self.together, beyond_s, self.round_s + self.rest_s.mean()))
+        remainder_s = self.step_s - (self.data_s + self.compute_s).max(axis=1)
+        return np.asarray(np.where(self.together, remainder_s, self.round_s + self.rest_s.mean()))
 
     @property
     def rest_s(self) -> Floats:
-        """What a rank's step takes beyond loading, computing and what it waits for, [W]."""
+        """Time of a rank's step beyond loading, computing and waiting, [W]."""
         alike = self.together == self.together[-1]
         sync_s = self.sync_s[alike]
-        # Where replicas become their mean is no step like the others.
+        # The median leaves out the steps in which replicas are averaged.
         rest_s = np.maximum(np.median(self._beyond_s[alike] - sync_s, axis=0), 0.0)
         if self.together[-1]:
             return np.asarray(rest_s)
-        # A rank applies what has come where it also waits: what is left in the steps of the rank
-        # that waits least.
+        # A rank applies arrived gradients while it waits. This part of `sync_s` is its own work:
+        # take the value of the rank that waits least.
         own_s = float(np.quantile(sync_s, _UNDISTURBED, axis=0).min())
-        what = self.apart[-1].what
-        if isinstance(what, Partial | Hierarchical) and what.parameters.waits:
+        synchroniser = self.relaxed_spans[-1].synchroniser
+        if isinstance(synchroniser, Partial | Hierarchical) and synchroniser.parameters.waits:
             own_s = max(own_s - self.round_s, 0.0)
         return np.asarray(rest_s + own_s)
 
     @property
     def round_s(self) -> float:
-        """What a reduction among all ranks takes: for the last to come, who waits for nobody."""
+        """Time of a reduction among all ranks, seen by the last rank, which waits for no other."""
         together = self.together
         if together.any():
             return float(np.median(self.sync_s[together].min(axis=1)))
         means = np.zeros(len(self), bool)
-        for span in self.apart:
-            every = span.what.parameters.every if isinstance(span.what, Averaging) else None
+        for span in self.relaxed_spans:
+            synchroniser = span.synchroniser
+            every = synchroniser.parameters.every if isinstance(synchroniser, Averaging) else None
             if every:
                 rows = slice(span.first, span.end)
                 means[rows] = (self.step[rows] + 1) % every == 0
         if means.any() and not means.all():
             usual_s = np.median(self._beyond_s[~means])
             return float(max(np.median(self._beyond_s[means].min(axis=1)) - usual_s, 0.0))
-        return self.told_round_s or 0.0
+        return self.reported_round_s or 0.0
 
     @property
     def _beyond_s(self) -> Floats:
-        """What steps take beyond loading and computing, [S, W]."""
+        """Time of steps beyond loading and computing, [S, W]."""
         return self.rank_step_s - self.data_s - self.compute_s
 
-    def _stretches(self) -> list[list[Apart]]:
-        """Segments one after the other between which ranks did not meet."""
-        stretches: list[list[Apart]] = []
-        for span in self.apart:
+    def _stretches(self) -> list[list[RelaxedSpan]]:
+        """Runs of consecutive segments between which ranks did not meet."""
+        stretches: list[list[RelaxedSpan]] = []
+        for span in self.relaxed_spans:
             before = stretches[-1][-1] if stretches else None
             if not span.goes_on:
                 continue
             if (
                 before is None
                 or before.over
-                or (before.end, before.what) != (span.first, span.what)
+                or (before.end, before.synchroniser) != (span.first, span.synchroniser)
             ):
                 stretches.append([])
             stretches[-1].append(span)
         return stretches
 
     def since(self, first: int) -> Measured:
-        """From its row `first` on."""
+        """The rows from `first` on."""
         return replace(
             self,
             step=self.step[first:],
@@ -199,9 +200,9 @@ class Measured:
             sync_s=self.sync_s[first:],
             rank_step_s=self.rank_step_s[first:],
             load=self.load[first:],
-            apart=tuple(
+            relaxed_spans=tuple(
                 replace(span, first=max(span.first - first, 0), end=span.end - first)
-                for span in self.apart
+                for span in self.relaxed_spans
                 if span.end > first
             ),
         )
@@ -212,7 +213,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class State:
-    """Where a run stands: what the next segment would be planned from."""
+    """Where a run stands: everything that the next segment would be planned from."""
 
     version: int
     policy: str
@@ -229,8 +230,8 @@ def read(connection: Connection, run: int, steps: int, cells: int) -> State:
     Args:
         connection: to read from.
         run: key of the run.
-        steps: so many,
-        cells: but no more than so many ranks' steps.
+        steps: how many of the newest steps to read.
+        cells: most records (steps × ranks) to read.
     """
     switch = switches.latest(connection, run)
     state = State(switch.version, switch.policy, switch.parameters)
@@ -248,12 +249,12 @@ def read(connection: Connection, run: int, steps: int, cells: int) -> State:
 
 
 def _read_steps(connection: Connection, run: int, hello: Hello, upto: int, steps: int) -> Measured:
-    """Incomplete steps do not count: some of the newest always are."""
+    """The newest complete steps. Some of the newest steps are always incomplete: leave them out."""
     world = hello.world
     first = upto - 2 * steps - hello.lookahead
     table = records.since(connection, run, hello.attempt, world, _COLUMNS, first)
-    at, count = np.unique(table[:, 0], return_counts=True)
-    newest = at[count == world][-steps:]
+    step, count = np.unique(table[:, 0], return_counts=True)
+    newest = step[count == world][-steps:]
     rows = table[np.isin(table[:, 0], newest)].reshape(len(newest), world, table.shape[1])
     column = dict(zip(_COLUMNS, np.moveaxis(rows[:, :, 2:], 2, 0), strict=True))
     return Measured(
@@ -273,7 +274,7 @@ def _read_steps(connection: Connection, run: int, hello: Hello, upto: int, steps
 
 
 def _with_segments(connection: Connection, run: int, hello: Hello, measured: Measured) -> Measured:
-    """The same, with the rows in which ranks went their own ways."""
+    """`measured` with its relaxed spans."""
     if not len(measured):
         return measured
     kept: list[Segment] = []
@@ -281,36 +282,37 @@ def _with_segments(connection: Connection, run: int, hello: Hello, measured: Mea
         if segment is not None and _simulated(segment.synchroniser, hello.world):
             kept.append(segment)
             continue
-        # What these steps took says nothing about others: only later steps count.
+        # This synchroniser has no model: only the steps after its segment can be used.
         kept, measured = [], measured.since(int(np.searchsorted(measured.step, end)))
-    candidates = [apart(measured.step, segment) for segment in kept]
+    candidates = [relaxed_span(measured.step, segment) for segment in kept]
     spans = tuple(span for span in candidates if span.end > span.first)
     if not spans:
         return measured
-    # Of a mean of all replicas, the time that a rank waits for others is part.
-    names = [span.what.name for span in spans if span.what.name != "averaging"]
-    seqs = [span.seq for span in spans if span.what.name in names[-1:]]
-    reduced_s = rounds.newest_reduced_s(connection, run, hello.attempt, seqs, _ROUNDS)
-    ways = 2 if names[-1:] == ["pairwise"] else 1  # the answer's is told: there were two
-    told_round_s = ways * float(np.median(reduced_s)) if reduced_s else None
-    return replace(measured, apart=spans, told_round_s=told_round_s)
+    # "averaging" is left out: its records include the time that a rank waits for others.
+    names = [span.synchroniser.name for span in spans if span.synchroniser.name != "averaging"]
+    seqs = [span.seq for span in spans if span.synchroniser.name in names[-1:]]
+    reported = rounds.newest_reduced_s(connection, run, hello.attempt, seqs, _ROUNDS)
+    # A pairwise record holds the time of the answer only: double it.
+    ways = 2 if names[-1:] == ["pairwise"] else 1
+    reported_round_s = ways * float(np.median(reported)) if reported else None
+    return replace(measured, relaxed_spans=spans, reported_round_s=reported_round_s)
 
 
-def _simulated(what: Synchronisation, world: int) -> bool:
-    """Whether there is a model of a synchroniser: older releases stored any parameters."""
+def _simulated(synchroniser: Synchronisation, world: int) -> bool:
+    """Whether a synchroniser has a model. Older releases stored any parameters."""
     try:
-        synchronisers.make(what, world, 0)
+        synchronisers.make(synchroniser, world, 0)
     except (LookupError, TypeError, ValueError):
         return False
     return True
 
 
-def apart(step: Ints, segment: Segment) -> Apart:
-    """Which of some steps, [S], are of a segment."""
+def relaxed_span(step: Ints, segment: Segment) -> RelaxedSpan:
+    """Which of these steps, [S], belong to a segment."""
     end = segment.first_step + segment.steps
     first, after = np.searchsorted(step, [segment.first_step, end]).tolist()
     whole = after > first and int(step[after - 1]) == end - 1
-    return Apart(
+    return RelaxedSpan(
         first,
         after,
         segment.synchroniser,
@@ -324,7 +326,7 @@ def apart(step: Ints, segment: Segment) -> Apart:
 def _planned(
     connection: Connection, run: int, attempt: int, version: int, step: Ints
 ) -> npt.NDArray[np.bool_]:
-    """Which steps a controller planned by this version of the policy, [S]."""
+    """Which steps a controller planned under this version of the policy, [S]."""
     planned = np.zeros(len(step), bool)
     if not len(step):
         return planned
@@ -336,8 +338,8 @@ def _planned(
 def steady_time(measured: Measured, steady: npt.NDArray[np.bool_]) -> tuple[float | None, int]:
     """Seconds per unit of load under the policy in force, and in how many steps; None: too few."""
     steady = steady.copy()
-    for span in measured.apart:
-        if not span.whole:  # what the others wait for is still to come
+    for span in measured.relaxed_spans:
+        if not span.whole:  # the wait at the segment's end is still to come
             steady[span.first : span.end] = False
     count = int(steady.sum())
     if count < _FEWEST:
@@ -346,14 +348,14 @@ def steady_time(measured: Measured, steady: npt.NDArray[np.bool_]) -> tuple[floa
 
 
 def same_speeds(ratio: Floats) -> int:
-    """The first row from which on all ranks keep the speeds that they have at the end.
+    """The first row from which on all ranks have the speeds that they have at the end.
 
-    Passing slowdowns stay in: what is left out lies before every block of steps in which each
-    rank was as fast as now.
+    That is the first row of the earliest block of steps in which each rank was as fast as now.
+    Passing slowdowns after that block stay in.
 
     Args:
-        ratio: measured over modelled compute time by a model of the present speeds, [S, W]; NaN
-            where a rank had no samples.
+        ratio: measured ÷ modelled compute time by a model of the present speeds, [S, W]; NaN where
+            a rank had no samples.
     """
     first = len(ratio) % _BLOCK
     blocks = np.log(np.maximum(ratio[first:], 1e-9)).reshape(-1, _BLOCK, ratio.shape[1])
@@ -366,14 +368,14 @@ def same_speeds(ratio: Floats) -> int:
 
 
 def _by_chance(blocks: Floats, median: Floats, known: npt.NDArray[np.bool_]) -> Floats:
-    """How far off a block's median may be that means no other speed, [W].
+    """How far off a block's median may be before it means another speed, [W].
 
-    Each rank's spread is that within blocks, which a lasting change of speed does not widen.
+    Each rank's spread is measured within blocks, where a lasting change of speed does not widen it.
     """
     within = np.abs(np.where(known[:, None], blocks - median[:, None], np.nan))
     sigma = np.zeros(blocks.shape[2])
     ever = known.any(axis=0)
     sigma[ever] = _SIGMA * np.nanmedian(within[:, :, ever], axis=(0, 1))
     z = NormalDist().inv_cdf(1 - _BY_CHANCE / 2 / median.size)
-    # 1.25: a median's standard deviation over a mean's.
+    # 1.25: standard deviation of a median ÷ that of a mean.
     return np.asarray(np.maximum(np.log(1 + _CHANGED), z * 1.25 * sigma / np.sqrt(_BLOCK)))

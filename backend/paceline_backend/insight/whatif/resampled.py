@@ -1,4 +1,4 @@
-"""A run's ranks as emulated devices: fitted models, times the errors that were measured."""
+"""A run's ranks as emulated devices: fitted models multiplied by measured errors."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from paceline_backend.policies import Models
 from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.simulator.sync import Costs
 
-BLOCK = 8  # steps that stay together: slowdowns pass, they do not come and go within a step
-_PRIOR = 0.12  # how little c and b are trusted to differ, as in `policies.linear`
-_LEAST = 1e-3  # share of the time that load explains at least
+BLOCK = 8  # steps that are drawn together, because slowdowns last for several steps
+_PRIOR = 0.12  # prior weight of c and b, as in `policies.predict.linear`
+_LEAST = 1e-3  # load explains at least this share of the time
 
 
 class Resampled(Emulation, frozen=True, kw_only=True):
-    """Ranks whose step k takes what `models` say, times what row ``rows[k]`` measured over that.
+    """Ranks whose step k takes the modelled time multiplied by the error of row ``rows[k]``.
 
-    A row is a step that was measured, with all its ranks: what slowed several down at once, or one
-    for a while, does so again.
+    A row is a measured step with all its ranks. A slowdown of several ranks at once, or of one rank
+    for a while, is thus repeated as it was.
     """
 
     models: Models
@@ -36,15 +36,15 @@ class Resampled(Emulation, frozen=True, kw_only=True):
     first_step: int
 
     def compute_s(self, step: int, batch: Features, threads: Any = 1) -> Floats:
-        """See `Emulation.compute_s`. What threads would do cannot be told from telemetry."""
+        """See `Emulation.compute_s`. `threads` has no effect: telemetry does not show theirs."""
         return np.asarray(self.models.ett(batch) * self.ratio[self._row(step)])
 
     def communication_s(self, step: int, batch: Features) -> Floats:
-        """What a step takes beyond its slowest rank, [W]."""
+        """Time of a step beyond its slowest rank's, [W]."""
         return np.full(len(batch.samples), self.remainder_s[self._row(step)])
 
     def costs(self, world: int) -> Costs:
-        """Of relaxed synchronisers."""
+        """What exchanges of relaxed synchronisers take."""
         return Costs(self.round_s, own_s=self.rest_s)
 
     def _row(self, step: int) -> int:
@@ -54,15 +54,15 @@ class Resampled(Emulation, frozen=True, kw_only=True):
 def resampled(
     models: Models, measured: Measured, ratio: Floats, steps: int, first_step: int, salt: int
 ) -> Resampled:
-    """One way in which it might go on: a block bootstrap of steps, and of the models' errors.
+    """One way in which the run might go on: a block bootstrap of steps and of models' errors.
 
     Args:
         models: fitted.
         measured: S steps.
-        ratio: measured over modelled compute time, [S, W].
+        ratio: measured ÷ modelled compute time, [S, W].
         steps: how many to draw.
-        first_step: the first of them.
-        salt: another one gives another draw.
+        first_step: number of the first drawn step in the run.
+        salt: another salt gives another draw.
     """
     rng = np.random.default_rng([salt, first_step])
     rows = blocks(rng, len(measured), steps)
@@ -81,7 +81,7 @@ def resampled(
 
 
 def blocks(rng: np.random.Generator, of: int, count: int, draws: int | None = None) -> Ints:
-    """Indices below `of` in blocks of `BLOCK`, round the end: [count], or [draws, count]."""
+    """Random blocks of `BLOCK` consecutive indices modulo `of`: [count], or [draws, count]."""
     shape = (-(-count // BLOCK),) if draws is None else (draws, -(-count // BLOCK))
     starts = rng.integers(0, of, shape)
     indices = (starts[..., None] + np.arange(BLOCK)) % of
@@ -89,7 +89,7 @@ def blocks(rng: np.random.Generator, of: int, count: int, draws: int | None = No
 
 
 def ratios(models: Models, measured: Measured) -> Floats:
-    """Measured over modelled compute time, [S, W]; NaN where a rank had no samples."""
+    """Measured ÷ modelled compute time, [S, W]; NaN where a rank had no samples."""
     modelled = models.ett(measured.features)
     ratio = np.full(modelled.shape, np.nan)
     np.divide(measured.compute_s, modelled, out=ratio, where=modelled > 0)
@@ -97,7 +97,7 @@ def ratios(models: Models, measured: Measured) -> Floats:
 
 
 def filled(ratio: Floats) -> Floats:
-    """With a rank's median where it had no samples; 1 if it never had."""
+    """`ratio` with NaN replaced by the rank's median, or by 1 if the rank never had samples."""
     never = np.isnan(ratio).all(axis=0)
     ratio = np.where(never, 1.0, ratio)
     return np.asarray(np.where(np.isnan(ratio), np.nanmedian(ratio, axis=0), ratio))
@@ -106,10 +106,11 @@ def filled(ratio: Floats) -> Floats:
 def perturbed(
     models: Models, measured: Measured, ratio: Floats, rows: npt.NDArray[np.int64]
 ) -> Models:
-    """The models as they might have come out, had the errors fallen on other steps.
+    """The models as they would have come out if the errors had fallen on other steps.
 
-    A residual bootstrap: the least squares of relative errors that `policies.linear` does, of
-    errors alone. Single large errors, which it leaves out, are cut.
+    This is a residual bootstrap: the same least squares of relative errors as in
+    `policies.predict.linear`, applied to the errors alone. That predictor leaves out single large
+    errors; here they are cut.
     """
     modelled = np.maximum(models.ett(measured.features), 1e-300)  # [S, W]
     known = measured.features.samples > 0
@@ -122,7 +123,7 @@ def perturbed(
     columns = [load / scale[:, 0], measured.features.samples / scale[:, 1], np.ones_like(load)]
     design = np.stack(columns, 2) * (known * typical / modelled)[:, :, None]  # [S, W, 3]
     gram = np.einsum("swi,swj->wij", design, design)
-    # A rank known by a row or two could be anything: as if there were one more without error.
+    # A rank with one or two rows is uncertain: add one row without error.
     gram += np.diag([1.0, 1.0 + _PRIOR**2, 1.0 + _PRIOR**2])
     shift = np.linalg.solve(gram, np.einsum("swi,sw->wi", design, error)[:, :, None])[:, :, 0]
     shift *= typical[:, None]
@@ -136,7 +137,7 @@ def perturbed(
 
 
 def _mean(values: Any, known: npt.NDArray[np.bool_]) -> Floats:
-    """Of each rank over the steps in which it had samples, [W]; 1 if there is none."""
+    """Mean of each rank over the steps in which the rank had samples, [W]; 1 without any."""
     count = known.sum(axis=0)
     total = np.where(known, values, 0.0).sum(axis=0)
     return np.where(count > 0, total / np.maximum(count, 1), 1.0)

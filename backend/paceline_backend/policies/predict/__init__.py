@@ -1,1 +1,12 @@
-"""Predictors: from feedback to each worker's performance model."""
+"""Predictors: from feedback to the performance model of each worker.
+
+    linear   `LinearPredictor` (T = a·Λ' + c·n + b, most presets), `PerSamplePredictor` (CHRONICA)
+    gru      `GruPredictor`: the next step's time from the last ones (EP4DDL); needs torch
+    groups   `groups`: ranks of about the same speed (RNA)
+    table    `StepTable`: feedback as [steps, W] arrays, for allocators
+
+Presets make the predictors, and `policies.plan` calls ``fit`` for each segment::
+
+    models = LinearPredictor(window=64, cost="auto").fit(feedback, world)
+    models.ett(features)  # expected seconds of each worker's batch
+"""

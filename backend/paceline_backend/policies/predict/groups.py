@@ -1,4 +1,4 @@
-"""RNA's groups of ranks of about the same speed, from what steps took them."""
+"""RNA's groups of ranks of about the same speed, from the times of their steps."""
 
 from __future__ import annotations
 
@@ -8,34 +8,34 @@ from paceline_backend.policies.base import Floats, Ints
 
 
 def groups(times: Floats, spread: float = 1.0) -> list[list[int]]:
-    """Ranks of about the same speed together (RNA, Sec. 4).
+    """Groups of ranks of about the same speed (RNA, Sec. 4).
 
-    Where the slowest rank takes longer than the fastest by more than the mean, those above the mean
-    are one group and the others another; and again in each of them.
+    If the slowest rank's time exceeds the fastest rank's by more than the mean, the ranks above the
+    mean become one group and the other ranks another. Both groups are divided in the same way.
 
     Args:
-        times: what a step takes each rank on average, s, [W], > 0.
-        spread: what part of the mean that difference may be; RNA: all of it.
+        times: mean time of each rank's step, s, [W], > 0.
+        spread: largest difference within a group, as a share of the mean; RNA: 1.
 
     Returns:
-        the groups, each with its ranks in order, by their first rank.
+        The groups in order of their first rank; the ranks of each group in order.
     """
-    return sorted(sorted(one.tolist()) for one in _split(times, np.arange(len(times)), spread))
+    return sorted(sorted(ranks.tolist()) for ranks in _split(times, np.arange(len(times)), spread))
 
 
 def _split(times: Floats, ranks: Ints, spread: float) -> list[Ints]:
     mine = times[ranks]
     slow = mine > mine.mean()
-    # (Without a slow one all are equal, but for how the mean is rounded.)
+    # (No slow rank: all times are equal, up to rounding of the mean.)
     if np.ptp(mine) <= spread * mine.mean() or not slow.any():
         return [ranks]
     return _split(times, ranks[~slow], spread) + _split(times, ranks[slow], spread)
 
 
 def step_times(compute_s: Floats, samples: Ints) -> Floats:
-    """What a step took each rank on average, s, [W].
+    """Mean time of each rank's step, s, [W].
 
-    Steps without samples do not count; a rank that had none in all of them is as fast as the mean.
+    Steps without samples do not count. A rank without samples in all steps gets the overall mean.
 
     Args:
         compute_s: [S, W].

@@ -1,4 +1,4 @@
-"""EP4DDL's predictor: a GRU foretells each worker's next step. It alone needs torch."""
+"""EP4DDL's predictor: a GRU forecasts each worker's next step. No other predictor needs torch."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
 
 PAST = 8  # steps that a prediction looks back
 _HIDDEN = 4
-_SEQUENCES = 64  # that the GRU learns from
-_ROUNDS = 24  # of Adam, on all of them at once
+_SEQUENCES = 64  # training sequences
+_ROUNDS = 24  # steps of Adam, each on all sequences
 _RATE = 0.05
-_NO_SIZE = 1e-12  # of the time: what a size unit costs, to a model that knows of none
+_NO_SIZE = 1e-12  # share of the time per size unit: `Models.a` must be above 0
 
-_alone = threading.Lock()  # torch's number of threads is the process's, which plans several runs
+_threads_lock = threading.Lock()  # torch has one number of threads for all plans of the process
 
 
 @dataclass(frozen=True)
 class GruPredictor:
-    """EP4DDL's predictor: the time of each worker's next step from its last ones, by a GRU.
+    """EP4DDL's predictor: the time of each worker's next step from its last steps, by a GRU.
 
-    One small network for all workers, trained anew on the window whenever a plan is made, so that
-    the plan depends on nothing else. It predicts how far the next step's time lies from the mean of
-    the eight before, and begins with "not at all". It sees times alone: `Models.b` is the whole of
-    the prediction.
+    All workers share one small network, which is trained anew on the window for every plan. The
+    plan thus depends on the feedback alone. The network predicts the next step's time relative to
+    the mean of the eight steps before, and begins with the prediction "equal". It sees times only,
+    so `Models.b` is the whole prediction.
     """
 
     def fit(self, feedback: Feedback, world: int) -> Models:
@@ -49,7 +49,7 @@ class GruPredictor:
         if long_:
             windows = [sliding_window_view(times[rank], PAST + 1) for rank in long_]
             history = np.concatenate(windows)
-            # From all of the window and all workers, evenly.
+            # Pick sequences evenly from the window and the workers.
             history = history[np.linspace(0, len(history) - 1, _SEQUENCES).astype(int)]
             last = np.stack([times[rank][-PAST:] for rank in long_])
             mean = history[:, :PAST].mean(axis=1, keepdims=True)
@@ -62,13 +62,13 @@ class GruPredictor:
 def _predict(history: Floats, last: Floats) -> Floats:
     """The value after each row of `last` [W, P], by a GRU that learned from `history` [S, P + 1].
 
-    The same rows give the same values: one seed, one thread, float64.
+    The same rows always give the same values: one seed, one thread, float64.
     """
     import torch
 
-    with _alone:
+    with _threads_lock:
         threads = torch.get_num_threads()
-        torch.set_num_threads(1)  # with two, it takes ten times as long
+        torch.set_num_threads(1)  # two threads take ten times as long
         try:
             with torch.enable_grad():
                 forecast = _learned(torch.from_numpy(history))
@@ -79,10 +79,10 @@ def _predict(history: Floats, last: Floats) -> Floats:
 
 
 def _learned(history: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
-    """A forecast of the last column of `history` [S, P + 1] from those before, by Adam.
+    """Learns to forecast the last column of `history` [S, P + 1] from the columns before.
 
-    Of torch only what ``import torch`` brings: its modules and optimisers would import its compiler
-    too, which takes a busy machine half a minute.
+    Uses nothing of torch beyond ``import torch``. torch.nn.Module and torch.optim would import the
+    compiler, which takes a busy machine half a minute.
     """
     import torch
 
@@ -101,7 +101,7 @@ def _learned(history: torch.Tensor) -> Callable[[torch.Tensor], torch.Tensor]:
 
     moments = [(torch.zeros_like(p), torch.zeros_like(p)) for p in parameters]
     for round_ in range(1, _ROUNDS + 1):
-        # One change of speed is no habit: errors above a tenth count linearly.
+        # A single change of speed must not dominate: errors above a tenth count linearly.
         error = torch.nn.functional.smooth_l1_loss(
             forecast(history[:, :-1]), history[:, -1], beta=0.1
         )

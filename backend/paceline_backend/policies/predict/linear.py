@@ -1,4 +1,4 @@
-"""Predictors linear in load: what a step costs each worker, learned from its last steps."""
+"""Predictors that are linear in load: the cost of a step for each worker, from its last steps."""
 
 from __future__ import annotations
 
@@ -28,44 +28,44 @@ COST: Mapping[str, Any] = {
     "(samples times the longest), or whichever of these, quadratic in length or not, fits best.",
 }
 
-# Residuals are logarithms of a step's time over its forecast.
-_CHANGED = math.log(1.15)  # two steps in a row off by more, to the same side: another speed
-_WILD = 3.0  # but not while so many standard deviations of the noise are more than that
-_NOISE, _BELIEF = 0.05, 4.0  # the standard deviation at first, believed like so many rows
-_SHARE = 0.25  # how much of a step's time may well be c·n, and b: the prior's standard deviation
-_LEAST = 1e-3  # share of the time that load must explain
-_FAST = 0.2  # weight of the newest in the mean of residuals, which tells a drift,
-_DRIFT = 2.0  # and of its standard deviations: from so many on
-_RARE = 8.0  # −log-likelihood of a change of speed, or of a row that tells nothing
-_ROUND = 1e-10  # relative to the terms of a difference: less is rounding
-_CAP = 0.3  # residual that a row counts with at most when costs are compared,
-_BLIND = 8  # a rank's first rows not at all: what they are off tells little of the cost
+# A residual is the logarithm of a step's time ÷ its forecast.
+_CHANGED = math.log(1.15)  # two larger residuals of the same sign in a row mean another speed
+_WILD = 3.0  # while the noise is large, the threshold is this many of its standard deviations
+_NOISE, _BELIEF = 0.05, 4.0  # prior standard deviation of the noise, with the weight of 4 rows
+_SHARE = 0.25  # prior standard deviation of c·n and b, as shares of a step's time
+_LEAST = 1e-3  # load must explain this share of the time
+_FAST = 0.2  # weight of the newest residual in the moving mean that shows a drift
+_DRIFT = 2.0  # standard deviations of this mean from which on a drift is significant
+_RARE = 8.0  # −log-likelihood of a change of speed, and of an outlier
+_ROUND = 1e-10  # differences below this share of their terms are rounding errors
+_CAP = 0.3  # a row counts with at most this residual when costs are compared
+_BLIND = 8  # residuals of a rank's first 8 rows are ignored when costs are compared
 
-_RANKS = 16  # whose rows decide what a batch costs: the same model on all
-_CURVES = 2.0 ** np.arange(-3, 7)  # κ to try, over one by the typical long size
-_FINER = (2.0 ** (0.5 ** np.arange(1, 6))).tolist()  # and then around the best of them
-_MARGIN = 12.0  # what a cost other than the sum must gain in log-likelihood, and κ as much again
-_EXACT = 0.003  # residuals so small tell nothing
+_RANKS = 16  # ranks whose rows decide which cost all ranks have
+_CURVES = 2.0 ** np.arange(-3, 7)  # κ to try, in units of 1 ÷ the typical long size
+_FINER = (2.0 ** (0.5 ** np.arange(1, 6))).tolist()  # factors to try around the best κ
+_MARGIN = 12.0  # log-likelihood that a cost must gain over the sum; κ > 0 needs as much again
+_EXACT = 0.003  # smaller residuals count like this one
 
-_ROWS, _BETA, _USUAL = 9, 10, 13  # where in a fit: see `_fit_rows`
+_ROWS, _BETA, _USUAL = 9, 10, 13  # positions in a fit's array: see `_fit_rows`
 
 
 @dataclass(frozen=True)
 class LinearPredictor:
     """CHRONICA's runtime prophet (Alg. 1), per step: T = a·Λ' + c·n + b, a > 0, c ≥ 0, b ≥ 0.
 
-    b is a cost per step, so it is added once, not per sample as in the paper, and c is the cost of
-    a sample whatever its size. Relative least squares, row by row, oldest first. A row that is off
-    its forecast by more than 15 % is kept out; when the next one is off to the same side, the
-    rank's speed has changed: all three costs by the same factor, which the newest row tells. Slower
-    changes are followed once they stand out from the noise. A weak prior says c = b = 0, so that
-    feedback that cannot tell c from b (constant n, as under `bsp`) or a from b (loads too alike)
-    gives a sensible forecast for any other n and Λ'.
+    b is a cost per step and is added once, not per sample as in the paper. c is the cost of a
+    sample of any size. The fit is a least squares of relative errors, row by row, oldest first. A
+    row that is off its forecast by more than 15 % is left out. If the next row is off to the same
+    side, the rank's speed has changed: all three costs change by one factor, which the newest row
+    gives. Slower changes are followed once they stand out from the noise. A weak prior says
+    c = b = 0. With this prior, feedback that cannot separate c from b (constant n, as under `bsp`)
+    or a from b (loads too alike) still gives a sensible forecast for other n and Λ'.
 
     Args:
-        window: steps to look at, of those in which a rank had samples.
-        cost: "sum", Λ' = Λ; "padded", Λ' = n · max λ; "auto": one of these, plain or quadratic in
-            length, whichever forecasts all ranks' steps best; the sum unless the others are clearly
+        window: steps to look at; steps in which a rank had no samples do not count.
+        cost: "sum": Λ' = Λ. "padded": Λ' = n · max λ. "auto": one of these, plain or quadratic in
+            length, whichever forecasts all ranks' steps best; the sum unless another is clearly
             better.
     """
 
@@ -86,7 +86,10 @@ class LinearPredictor:
 
 
 def _fit(rows: Feedback, cost: Cost, window: int) -> tuple[Floats, Floats]:
-    """(a, c, b) of each rank, a = 0 where there is no row; its loss, rows, and unlikeliness."""
+    """(a, c, b) of each rank, [W, 3], and its loss, rows and prior's −log-likelihood, [W, 3].
+
+    a is 0 for a rank without rows.
+    """
     world = rows.load.shape[1]
     fits, losses = np.zeros((world, 3)), np.zeros((world, 3))
     load = np.ascontiguousarray(cost.load(rows.features), np.float64)
@@ -96,14 +99,14 @@ def _fit(rows: Feedback, cost: Cost, window: int) -> tuple[Floats, Floats]:
 
 
 def _choose(rows: Feedback, window: int) -> Cost:
-    """What a batch costs: how well would each cost have forecast the steps so far?"""
+    """The cost of a batch that would have forecast the steps so far best."""
     some = np.unique(np.linspace(0, rows.load.shape[1] - 1, _RANKS).astype(np.int64))
     rows = Feedback(*(getattr(rows, field.name)[:, some] for field in fields(rows)))
-    told = usable(rows.samples, rows.load, rows.compute_s)
-    if not told.any() or (rows.longest[told] <= 0).any():  # recorded before longest and squares
+    valid = usable(rows.samples, rows.load, rows.compute_s)
+    if not valid.any() or (rows.longest[valid] <= 0).any():  # recorded before longest and squares
         return SUM
-    typical = float(rows.squares[told].sum() / rows.load[told].sum())
-    expected = _grouped(rows.samples[told], rows.load[told], rows.squares[told])
+    typical = float(rows.squares[valid].sum() / rows.load[valid].sum())
+    expected = _grouped(rows.samples[valid], rows.load[valid], rows.squares[valid])
 
     def score(cost: Cost) -> float:
         loss, count, unlikely = _fit(rows, cost, window)[1].sum(axis=0)
@@ -126,10 +129,10 @@ def _choose(rows: Feedback, window: int) -> Cost:
 
 
 def _grouped(samples: Ints, load: Floats, squares: Floats) -> bool:
-    """Whether samples of a batch are more alike than batches are.
+    """Whether sizes within a batch are more alike than the batches' mean sizes.
 
-    Then the scheduler has grouped them by size, believing that they are padded, and its batches
-    hardly tell any more whether that is so: it is believed until they say otherwise.
+    If so, the scheduler grouped samples by size because it took them for padded. Its batches hardly
+    show whether they are padded, so "padded" stays the default until the times contradict it.
     """
     several = samples > 1
     if not several.any():
@@ -169,11 +172,12 @@ def _fit_ranks(
 
 @compiled
 def _fit_rows(rows: Floats, now: Floats, before: Floats, trial: Floats) -> tuple[float, int]:
-    """Fits one rank's rows, [F, 3] of (u, v, time_s): its loss, and of how many of them.
+    """Fits one rank's rows, [F, 3] of (u, v, time_s); returns the loss and its number of rows.
 
-    u and v are load and samples over their means. The result is in `now`; `before` holds what it
-    was before the last change of speed, `trial` is for `_reshaped`. Such a fit is an array of
-    normal equations, how many rows they are of, beta, and the beta to which they are drawn.
+    u and v are load and samples ÷ their means. The result is in `now`. `before` holds the fit
+    before the last change of speed, and `trial` is room for `_reshaped`. A fit is an array of 16
+    numbers: 9 of the normal equations, their number of rows at `_ROWS`, (a, c, b) at `_BETA`, and
+    the prior's (a, c, b) at `_USUAL`.
     """
     for fit in (now, before, trial):
         fit.fill(0.0)
@@ -190,7 +194,7 @@ def _fit_rows(rows: Floats, now: Floats, before: Floats, trial: Floats) -> tuple
             squares += off * off
             _learn(now, rows[k])
             _solve(now, variance)
-        else:  # a first step is often slow: the second is believed
+        else:  # the first step is often slow, so a second row that differs replaces the first
             changed = seen == 1 or (held == k - 1 and off * held_off > 0)
             if _reshaped(rows, held, k, changed, variance, now, before, trial):
                 _copy(trial, now)
@@ -209,7 +213,7 @@ def _fit_rows(rows: Floats, now: Floats, before: Floats, trial: Floats) -> tuple
         seen += 1
         recent += _FAST * (_off(now, rows[k]) - recent)
         drift = _significant(recent, variance)
-        if drift != 0:  # what was learned is, little by little, taken to the new speed
+        if drift != 0:  # move the fit to the new speed step by step
             recent -= _FAST * drift
             _slow_down(now, math.exp(_FAST * drift))
             drift -= _FAST * drift
@@ -228,11 +232,12 @@ def _reshaped(
     before: Floats,
     trial: Floats,
 ) -> bool:
-    """Whether other costs at the same speed explain a surprising row better; these are in `trial`.
+    """Whether other costs at the same speed explain a surprising row better than a new speed.
 
-    Rows of a new load say what b is, and are as far off as those of a new speed. So compared are
-    likelihoods of all rows: of those before the last change and since as of one speed; else of
-    those since and the two surprising ones, with a rank that changed its speed or did two odd ones.
+    If so, the better fit is in `trial`. Rows of a new load show b, and they are as far off as rows
+    at a new speed. Therefore the likelihoods of all rows are compared. First: the rows before and
+    after the last change of speed had one speed after all. Second: the rows since that change and
+    the two surprising rows have one speed, against a change of speed or two outliers.
     """
     likely = _unlikely(now, variance)
     if before[_ROWS] > 0:
@@ -258,7 +263,7 @@ def _reshaped(
 
 @compiled
 def _unlikely(fit: Floats, variance: float) -> float:
-    """−log-likelihood of a fit's rows and of its c and b."""
+    """−log-likelihood of a fit's rows, plus that of its c and b under the prior."""
     a, c, b = fit[_BETA], fit[_BETA + 1], fit[_BETA + 2]
     rest = a * (a * fit[0] + 2 * (c * fit[1] + b * fit[2] - fit[6])) + fit[_ROWS]
     rest += c * (c * fit[3] + 2 * (b * fit[4] - fit[7])) + b * (b * fit[5] - 2 * fit[8])
@@ -269,14 +274,14 @@ def _unlikely(fit: Floats, variance: float) -> float:
 
 @compiled
 def _off(fit: Floats, row: Floats) -> float:
-    """A row's residual."""
+    """The residual of a row."""
     a, c, b = fit[_BETA], fit[_BETA + 1], fit[_BETA + 2]
     return math.log(row[2] / (a * row[0] + c * row[1] + b))
 
 
 @compiled
 def _significant(mean: float, variance: float) -> float:
-    """A mean of residuals, shrunk to 0 as far as noise alone explains it (garrote)."""
+    """A mean of residuals, shrunk towards 0 by the part that noise explains (garrote)."""
     noise = _DRIFT**2 * variance * _FAST / (2 - _FAST)
     return mean * (1 - noise / mean**2) if mean**2 > noise else 0.0
 
@@ -285,7 +290,7 @@ def _significant(mean: float, variance: float) -> float:
 def _learn(fit: Floats, row: Floats) -> None:
     """Adds a row to the normal equations of Σ (forecast / time − 1)².
 
-    They are kept as aa, ac, ab, cc, cb, bb, and a, c, b of the right side.
+    The array holds aa, ac, ab, cc, cb, bb, then a, c, b of the right side.
     """
     x, y, z = row[0] / row[2], row[1] / row[2], 1 / row[2]
     fit[0] += x * x
@@ -302,7 +307,7 @@ def _learn(fit: Floats, row: Floats) -> None:
 
 @compiled
 def _slow_down(fit: Floats, factor: float) -> None:
-    """As if each row had taken so many times as long."""
+    """Changes the fit as if each row had taken `factor` times as long."""
     _multiply(fit[:6], 1 / factor**2)
     _multiply(fit[6:_ROWS], 1 / factor)
     _multiply(fit[_BETA:], factor)
@@ -311,7 +316,7 @@ def _slow_down(fit: Floats, factor: float) -> None:
 # Array expressions would take seconds to compile.
 @compiled
 def _multiply(values: Floats, factor: float) -> None:
-    """In place."""
+    """Multiplies the values in place."""
     for k in range(len(values)):
         values[k] *= factor
 
@@ -324,12 +329,12 @@ def _copy(source: Floats, target: Floats) -> None:
 
 @compiled
 def _solve(fit: Floats, variance: float) -> None:
-    """The least squares with c, b ≥ 0 and a ridge to the usual ones, as shares of a step's time."""
+    """Least squares with c, b ≥ 0 and a ridge towards the prior's values at `_USUAL`."""
     aa, ac, ab = fit[0], fit[1], fit[2]
-    if aa <= 0:  # too small for a float: what was known will do
+    if aa <= 0:  # too small for a float: keep the fit
         return
     ridge = variance / _SHARE**2 / (fit[_BETA] + fit[_BETA + 1] + fit[_BETA + 2]) ** 2
-    # With a, which is free, eliminated.
+    # Eliminate a, which has no prior.
     cc, cb, bb = fit[3] + ridge, fit[4] - ac * ab / aa, fit[5] + ridge
     left_c, left_b = cc - ac * ac / aa, bb - ab * ab / aa
     hc = fit[7] + ridge * fit[_USUAL + 1] - ac * fit[6] / aa
@@ -338,7 +343,7 @@ def _solve(fit: Floats, variance: float) -> None:
     c, b = 0.0, 0.0
     if left_c > _ROUND * cc and left_b > _ROUND * bb and det > _ROUND * left_c * left_b:
         c, b = (hc * left_b - hb * cb) / det, (hb * left_c - hc * cb) / det
-        if c < 0 or b < 0:  # the better of the two edges
+        if c < 0 or b < 0:  # take the better of the edges c = 0 and b = 0
             c, b = max(hc / left_c, 0.0), max(hb / left_b, 0.0)
             if hc * c > hb * b:
                 b = 0.0
@@ -354,7 +359,7 @@ def _solve(fit: Floats, variance: float) -> None:
 class PerSamplePredictor:
     """CHRONICA's runtime prophet as printed (Alg. 1): OLS of T on Λ, ETT(sample) = a·λ + b.
 
-    Its sum over a batch counts b once per sample; `Models.c` therefore holds the paper's b.
+    The sum over a batch counts b once per sample. `Models.c` therefore holds the paper's b.
 
     Args:
         window: steps to look at.
@@ -365,23 +370,23 @@ class PerSamplePredictor:
     def fit(self, feedback: Feedback, world: int) -> Models:
         """See `Predictor.fit`. With fewer than two distinct Λ, a is the mean of T/Λ and b is 0."""
         rows = feedback.by_step(world)
-        told = usable(rows.samples, rows.load, rows.compute_s)
-        if not told.any(axis=0).all():
+        valid = usable(rows.samples, rows.load, rows.compute_s)
+        if not valid.any(axis=0).all():
             return Models.unknown(world)
-        later = np.cumsum(told[::-1], axis=0)[::-1]  # usable rows from each on
-        weight = (told & (later <= self.window)) / np.minimum(later[0], self.window)
+        later = np.cumsum(valid[::-1], axis=0)[::-1]  # usable rows from each on
+        weight = (valid & (later <= self.window)) / np.minimum(later[0], self.window)
         load, compute_s = (weight * rows.load).sum(axis=0), (weight * rows.compute_s).sum(axis=0)
         x, y = rows.load - load, rows.compute_s - compute_s
         with np.errstate(divide="ignore", invalid="ignore"):
             a = (weight * x * y).sum(axis=0) / (weight * x**2).sum(axis=0)
         most = np.where(weight > 0, rows.load, 0.0).max(axis=0)
         least = np.where(weight > 0, rows.load, np.inf).min(axis=0)
-        told_apart = (most > least) & (a > 0)
-        a = np.where(told_apart, a, compute_s / load)
-        return Models(a, np.where(told_apart, compute_s - a * load, 0.0), np.zeros(world))
+        slope_known = (most > least) & (a > 0)
+        a = np.where(slope_known, a, compute_s / load)
+        return Models(a, np.where(slope_known, compute_s - a * load, 0.0), np.zeros(world))
 
 
 def warm_up() -> None:
-    """Has the kernel compiled, or read from the cache: seconds that no plan should wait for."""
+    """Compiles the kernel, or reads it from the cache, so that no plan waits for seconds."""
     rows = Feedback.empty().by_step(1)
     _fit(rows, SUM, 1)

@@ -12,16 +12,16 @@ from paceline_backend.policies.base import Feedback, Floats, Ints, usable
 
 @dataclass(frozen=True)
 class StepTable:
-    """What the workers reported of some steps; arrays are [steps, W], oldest first."""
+    """The workers' records of some steps; arrays are [steps, W], oldest first."""
 
     step: Ints  # [steps]
     samples: Ints
     compute_s: Floats
-    usable: Any  # bool: whether the row says something about the worker's speed
+    usable: Any  # bool: whether the record says something about the worker's speed
 
     @staticmethod
     def of(feedback: Feedback, world: int, first: int) -> StepTable:
-        """What is known of the steps from `first` on."""
+        """The feedback on the steps from `first` on."""
         late = feedback.step >= first
         rows = Feedback(*(getattr(feedback, f.name)[late] for f in fields(feedback)))
         rows = rows.by_step(world)
@@ -32,7 +32,7 @@ class StepTable:
         return len(self.step)
 
     def sums(self) -> tuple[Floats, Floats, Ints]:
-        """Samples and seconds of each worker, and its usable steps, [W] each."""
+        """Samples, seconds and number of usable steps of each worker, [W] each."""
         samples = np.where(self.usable, self.samples, 0).sum(axis=0).astype(np.float64)
         compute_s = np.where(self.usable, self.compute_s, 0.0).sum(axis=0)
         return samples, compute_s, self.usable.sum(axis=0)

@@ -1,9 +1,10 @@
-"""`adaptive`: an all-reduce or a partial one, by what the ranks' compute times promise.
+"""`adaptive`: the all-reduce or the partial all-reduce, chosen by the ranks' compute times.
 
-Ranks that are slow in turn need not wait for each other: between two meetings all take about as
-long. That is what RNA's partial all-reduce is for, and what it costs (older gradients, fewer of
-them in an update) is for nothing where all are alike, or where the same rank is always the slowest:
-all ranks have as many steps, so the others would wait for it when they meet.
+Ranks that are slow in turn need not wait for each other in each step, because between two meetings
+all of them take about equally long. RNA's partial all-reduce saves this waiting. Its price is older
+gradients and fewer gradients per update. The price buys nothing if all ranks are equally fast, or
+if one rank is always the slowest: all ranks have equally many steps, so the others would wait for
+this rank at the next meeting.
 """
 
 from __future__ import annotations
@@ -20,36 +21,36 @@ from paceline_backend.policies.base import Choice, Feedback, Floats, Policy, Pre
 from paceline_backend.policies.presets.relaxed import BATCHES, STALENESS
 from paceline_backend.policies.registry import make as policy_of
 
-_BLOCKS = 8  # of neighbouring steps: what slows a rank down may last for some
-_T = 2.365  # 97.5 % of Student's t with one degree of freedom less
-_FEWEST = 2 * _BLOCKS  # steps to judge from
+_BLOCKS = 8  # blocks of neighbouring steps for the jackknife: slowdowns last for several steps
+_T = 2.365  # 97.5 % quantile of Student's t with `_BLOCKS` − 1 degrees of freedom
+_FEWEST = 2 * _BLOCKS  # steps that a choice needs
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a step costs, from the measured times of some; seconds.
+    """The time of a step under both synchronisers, estimated from measured steps; seconds.
 
-    Exchanges are left out: under a partial all-reduce they run beside the next step.
+    Exchanges are left out, because under a partial all-reduce they run during the next step.
     """
 
-    slowest_s: float  # mean over the steps of the slowest rank's time: under the all-reduce
-    alone_s: float  # the largest of the ranks' means: where they need not wait in each step
-    levelled_s: float  # as `slowest_s`, without what lasting speeds and loads explain
+    slowest_s: float  # mean time of a step's slowest rank: a step under the all-reduce
+    alone_s: float  # largest mean time of a rank: a step under the partial all-reduce
+    levelled_s: float  # as `slowest_s`, without differences due to lasting speeds and loads
     contributors: float  # ranks with a gradient in a partial round, on average
-    gain: float  # gradients in a second of the partial all-reduce, over those of the all-reduce
+    gain: float  # gradients per second of the partial all-reduce ÷ those of the all-reduce
 
     @staticmethod
     def of(compute_s: Floats, load: Floats, probes: int, staleness: int) -> Estimate:
-        """From each rank's steps.
+        """The estimate from each rank's steps.
 
-        A round is called by the first of `probes` ranks, so what it takes is their least time on
-        average (RNA, Sec. 3.2). A rank that takes longer has nothing for some rounds; one that
-        takes more than `staleness` rounds longer has it dropped.
+        The first of `probes` ranks calls a round, so a round takes the mean of their least time
+        (RNA, Sec. 3.2). A rank that takes longer has no gradient in some rounds. If it takes more
+        than `staleness` rounds longer, its gradient is dropped.
 
         Args:
             compute_s: [S, W], some above 0.
             load: [S, W].
-            probes: that call a round.
+            probes: ranks of which the first that is ready calls a round.
             staleness: rounds after which a gradient is dropped.
         """
         slowest_s = float(compute_s.max(axis=1).mean())
@@ -67,7 +68,7 @@ class Estimate:
 
 
 def first_of(times: Floats, probes: int) -> float:
-    """The mean of the least time among so many ranks drawn from each step's, s.
+    """The mean of the least time among `probes` ranks that are drawn in each step, s.
 
     Args:
         times: [S, W].
@@ -75,7 +76,7 @@ def first_of(times: Floats, probes: int) -> float:
     """
     world = times.shape[1]
     probes = min(probes, world)
-    # That the i-th fastest is the first: i slower ones come in the way of ever fewer draws.
+    # chances[i]: the i-th fastest rank is drawn, and none of the faster ranks is.
     ranks = np.arange(world - 1)
     steps = np.maximum(world - ranks - probes, 0) / np.maximum(world - 1 - ranks, 1)
     chances = probes / world * np.concatenate([[1.0], np.cumprod(steps)])
@@ -83,7 +84,7 @@ def first_of(times: Floats, probes: int) -> float:
 
 
 def _unexplained(compute_s: Floats, load: Floats) -> Floats:
-    """What is left of times when each rank's mean and the effect of its loads are out, [S, W]."""
+    """Times without each rank's mean and without the effect of its loads, [S, W]."""
     off, loads = compute_s - compute_s.mean(axis=0), load - load.mean(axis=0)
     spread = (loads**2).sum(axis=0)
     slope = (loads * off).sum(axis=0) / np.where(spread > 0, spread, np.inf)
@@ -92,24 +93,24 @@ def _unexplained(compute_s: Floats, load: Floats) -> Floats:
 
 class _Memory(msgspec.Struct):
     partial: bool = False
-    segments: int = 0  # that it has been so
+    segments: int = 0  # since the last change
 
 
 @dataclass(frozen=True)
 class Adaptive:
-    """Chooses the partial all-reduce where it surely saves more than `saving` of the time.
+    """Chooses the partial all-reduce while it surely saves more than `saving` of the time.
 
-    And the all-reduce again where it surely saves less than `back`. Sure: the 95 % interval of the
-    gain, by a jackknife over blocks of steps, is on one side. So noise decides nothing, and where
-    the saving is in between, all stays as it is.
+    The all-reduce comes back when the partial one surely saves less than `back`. "Surely" means
+    that the whole 95 % interval of the gain, by a jackknife over blocks of steps, is on one side.
+    Noise thus changes nothing. If the saving is between the two limits, the choice stays.
 
     Args:
-        saving: of the time for as many gradients.
-        back: below `saving`; above it counts as that.
-        steps: the newest complete ones, to judge from.
-        hold: segments that a choice is kept for, at least.
+        saving: share of the time for equally many gradients.
+        back: at most `saving`; a larger value counts as `saving`.
+        steps: how many of the newest complete steps to judge from.
+        hold: least number of segments between two changes.
         probes: see `RoundRules`.
-        staleness: likewise.
+        staleness: see `RoundRules`.
     """
 
     saving: float
@@ -130,13 +131,13 @@ class Adaptive:
         if count < _FEWEST:
             return self._choice(before, f"too few steps are known: {worked.sum()} of {_FEWEST}")
         compute_s, load = rows.compute_s[worked][-count:], rows.load[worked][-count:]
-        found = Estimate.of(compute_s, load, self.probes, self.staleness)
+        estimate = Estimate.of(compute_s, load, self.probes, self.staleness)
         error = self._error(compute_s, load)
-        after = self._decide(before, found.gain - error, found.gain + error)
-        return self._choice(after, self._words(found, error, world, after.partial))
+        after = self._decide(before, estimate.gain - error, estimate.gain + error)
+        return self._choice(after, self._words(estimate, error, world, after.partial))
 
     def _decide(self, before: _Memory, low: float, high: float) -> _Memory:
-        """What to do where the gain is between these."""
+        """The choice for a gain between `low` and `high`."""
         saves, loses = 1 / (1 - self.saving), 1 / (1 - min(self.back, self.saving))
         wants = low > saves if not before.partial else high >= loses
         if wants != before.partial and before.segments >= self.hold:
@@ -157,19 +158,19 @@ class Adaptive:
         deviation = np.sqrt((_BLOCKS - 1) / _BLOCKS * ((gains - gains.mean()) ** 2).sum())
         return float(_T * deviation)
 
-    def _words(self, found: Estimate, error: float, world: int, partial: bool) -> str:
+    def _words(self, estimate: Estimate, error: float, world: int, partial: bool) -> str:
         words = (
-            f"a step's slowest rank takes {_ms(found.slowest_s)}, no rank more than "
-            f"{_ms(found.alone_s)} on average: "
+            f"a step's slowest rank takes {_ms(estimate.slowest_s)}, no rank more than "
+            f"{_ms(estimate.alone_s)} on average: "
         )
-        gain = f"{found.gain:.2f} times the gradients (± {error:.2f}, exchanges left out)"
+        gain = f"{estimate.gain:.2f} times the gradients (± {error:.2f}, exchanges left out)"
         if partial:
-            ranks = f"some {found.contributors:.1f} of {world} ranks"
+            ranks = f"some {estimate.contributors:.1f} of {world} ranks"
             words += f"{gain} are expected, those of {ranks} in a round"
         else:
             words += f"a partial one would give {gain}"
-        levelled = 1 - found.levelled_s / found.slowest_s
-        if levelled > max(self.saving, 1 - 1 / found.gain):
+        levelled = 1 - estimate.levelled_s / estimate.slowest_s
+        if levelled > max(self.saving, 1 - 1 / estimate.gain):
             words += (
                 f"; batches that fit the ranks' speeds and the samples' sizes (`batches`) could "
                 f"save {levelled:.0%}"
@@ -186,7 +187,7 @@ class Adaptive:
 
 
 def _recall(memory: Mapping[str, Any]) -> _Memory:
-    """What was last; nothing where another release, with another memory, planned."""
+    """The chooser's memory; a new one if another release wrote other fields."""
     try:
         return msgspec.convert(memory, _Memory)
     except msgspec.ValidationError:

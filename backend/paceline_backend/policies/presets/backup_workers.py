@@ -1,4 +1,4 @@
-"""`backup-workers`: each update waits for all ranks but the slowest few, whose work is dropped."""
+"""`backup-workers`: each update waits for all ranks but the slowest few and drops their work."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 """`boa`: batch sizes that minimise the slowest worker's expected time.
 
-BOA (E. Yang, D.-K. Kang, C.-H. Youn, The Journal of Supercomputing 76, 2020), as CHRONICA describes
-it (§II, §VI-A): a linear model of a worker's time on its local batch size, and a min–max integer
-program over the batch sizes for each step. It knows nothing of the samples' sizes.
+BOA (E. Yang, D.-K. Kang, C.-H. Youn, The Journal of Supercomputing 76, 2020), as described in
+CHRONICA (§II, §VI-A): a worker's time is linear in its local batch size, and a min–max integer
+program gives the batch sizes of each step. BOA does not use the samples' sizes.
 """
 
 from __future__ import annotations
@@ -26,21 +26,22 @@ from paceline_backend.policies.base import (
     Problem,
     usable,
 )
-from paceline_backend.policies.solve import counts as counted
+from paceline_backend.policies.solve import counts
 from paceline_backend.policies.solve.minmax import minmax
 
-_USUAL = 0.3  # share of a step's time that does not depend on the batch: what to expect, about
-_FEW = 3  # rows that a line fits too well to tell the noise
-_NOISE = 0.01  # relative noise of a step's time at least
-_NO_SIZE = 1e-12  # of the time: what a size unit costs, to a model that knows of none
+_USUAL = 0.3  # prior of the share of a step's time that does not depend on the batch
+_FEW = 3  # with so few rows, the residuals of a line do not show the noise
+_NOISE = 0.01  # least relative noise of a step's time
+_NO_SIZE = 1e-12  # share of the time per size unit: `Models.a` must be above 0
 
 
 @dataclass(frozen=True)
 class BatchSizePredictor:
-    """BOA's performance model: T = c·n + b for n samples, whatever their sizes.
+    """BOA's performance model: T = c·n + b for n samples of any size.
 
-    Least squares with c, b ≥ 0. Batch sizes that hardly vary do not tell c from b; then, the more
-    so the noisier the times, b is held near 0, where any n has a sensible forecast.
+    The fit is a least squares with c, b ≥ 0. If batch sizes hardly vary, c and b cannot be
+    separated. A prior then holds b near 0, where the forecast is sensible for any n. The prior
+    weighs more if the times are noisier.
 
     Args:
         window: steps to look at.
@@ -51,12 +52,12 @@ class BatchSizePredictor:
     def fit(self, feedback: Feedback, world: int) -> Models:
         """See `Predictor.fit`. Known as soon as each rank has one usable row."""
         rows = feedback.by_step(world)
-        told = usable(rows.samples, rows.load, rows.compute_s)
-        if not told.any(axis=0).all():
+        valid = usable(rows.samples, rows.load, rows.compute_s)
+        if not valid.any(axis=0).all():
             return Models.unknown(world)
         fits = []
         for rank in range(world):
-            recent = np.flatnonzero(told[:, rank])[-self.window :]
+            recent = np.flatnonzero(valid[:, rank])[-self.window :]
             samples = rows.samples[recent, rank].astype(np.float64)
             fits.append(line(samples, rows.compute_s[recent, rank]))
         c, b = np.array(fits).T
@@ -64,7 +65,7 @@ class BatchSizePredictor:
 
 
 def line(samples: Floats, compute_s: Floats) -> tuple[float, float]:
-    """(c, b) of T = c·n + b, both ≥ 0 and one above, from F ≥ 1 rows."""
+    """(c, b) of T = c·n + b from F ≥ 1 rows; both are ≥ 0, and one is above 0."""
     n, t = samples / samples.mean(), compute_s / compute_s.mean()
     rows = np.stack([n, np.ones_like(n)], axis=1)
     noise = float(nnls(rows, t)[1]) / (len(t) - 2) ** 0.5 if len(t) > _FEW else np.std(t - n)
@@ -77,7 +78,8 @@ def line(samples: Floats, compute_s: Floats) -> tuple[float, float]:
 class MinMaxAllocator:
     """BOA's program: minimise max_j (c_j·n_j + b_j), Σ n_j = global batch, 1 ≤ n_j ≤ limit_j.
 
-    Until the models are known it takes those of the profiling phase, and equal counts without one.
+    Until the models are known, the models of the profiling phase are used. Without a profiling
+    phase, counts are equal.
     """
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
@@ -85,23 +87,23 @@ class MinMaxAllocator:
         if not models.known and problem.profiles:
             models = profiled(problem.profiles)
         if not models.known:
-            return Allocation(counted.equal(problem), {})
+            return Allocation(counts.equal(problem), {})
         return Allocation(solve(models, problem), {}, models=models)
 
 
 def profiled(profiles: list[list[tuple[int, float]]]) -> Models:
-    """Models from the profiling phase's points, (samples, s) of each worker."""
+    """Models from the points of the profiling phase, (samples, s) of each worker."""
     points = [np.array(rank, np.float64).T for rank in profiles]
     c, b = np.array([line(samples, compute_s) for samples, compute_s in points]).T
     return Models(_NO_SIZE * (c + b), c, b)
 
 
 def solve(models: Models, problem: Problem) -> Ints:
-    """The program's solution, [W]. Without a sample a worker would never be measured again."""
-    low, high = counted.bounds(problem, least=1)
+    """The program's solution, [W]. Each worker gets a sample, so that its time stays known."""
+    low, high = counts.bounds(problem, least=1)
 
-    def times(counts: Ints) -> Floats:
-        n = low + counts
+    def times(samples: Ints) -> Floats:
+        n = low + samples
         return np.where(n > 0, models.c * n + models.b, 0.0)
 
     return low + minmax(times, problem.global_batch - int(low.sum()), high - low)
@@ -112,7 +114,7 @@ def make(parameters: Mapping[str, Any]) -> Policy:
     return Policy(
         name="boa",
         predictor=BatchSizePredictor(parameters["window"]),
-        scheduler=counted.scheduler(parameters),
+        scheduler=counts.scheduler(parameters),
         shuffler=KeepPlacement(),
         plain_batches=True,
         allocator=MinMaxAllocator(),
@@ -124,5 +126,5 @@ preset = Preset(
     summary="Batch sizes that make the slowest rank's expected time least, by an integer program.",
     source="BOA: batch orchestration algorithm for straggler mitigation of distributed DL training",
     make=make,
-    parameters=counted.PARAMETERS,
+    parameters=counts.PARAMETERS,
 )

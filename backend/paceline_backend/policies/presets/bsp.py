@@ -23,8 +23,8 @@ from paceline_backend.policies.solve.order import remaining_in_order
 class EqualCounts:
     """Global batches in ``DistributedSampler``'s order; rank r gets positions r, r + W, … of each.
 
-    A rank at its memory limit gets no more; the others go on in turn. After a switch in mid-epoch
-    what remains keeps the epoch's order. Models are not looked at.
+    A rank at its memory limit gets no more samples, and the others go on in turn. After a switch
+    within an epoch, the remaining samples keep the epoch's order. Models are not used.
     """
 
     def compose(self, problem: Problem, models: Models) -> Ints:
@@ -45,7 +45,7 @@ class EqualCounts:
 
 
 def make(parameters: Mapping[str, Any]) -> Policy:
-    """The policy. Its predictor only serves to show ETT."""
+    """The policy. Its predictor is only used for the displayed ETT."""
     return Policy(
         name="bsp",
         predictor=LinearPredictor(window=parameters["window"]),

@@ -1,8 +1,9 @@
 """`chronica`: each worker gets as much of each global batch as its speed allows, sample by sample.
 
-CHRONICA's runtime prophet (Alg. 1, in `linear`), data scheduler (Alg. 2), data shuffler (Alg. 3)
-and learning-rate compensator (Alg. 4). What the defaults do beyond the paper, and why, is told in
-docs/decisions/0006-chronica-levelled.md; ``picks="paper"`` and ``ett="per-sample"`` do as printed.
+CHRONICA's runtime prophet (Alg. 1, in `predict.linear`), data scheduler (Alg. 2), data shuffler
+(Alg. 3) and learning-rate compensator (Alg. 4). docs/decisions/0006-chronica-levelled.md says where
+the defaults differ from the paper and why. ``picks="paper"`` and ``ett="per-sample"`` follow the
+paper.
 """
 
 from __future__ import annotations
@@ -29,11 +30,11 @@ from paceline_backend.policies.predict.linear import WINDOW, LinearPredictor, Pe
 from paceline_backend.policies.solve.counts import bounds
 from paceline_backend.policies.solve.holdings import Holdings, split
 
-_ROUNDS = 2  # of levelling a step: a third gains less than 0.1 ‰
+_ROUNDS = 2  # of levelling a step; a third round gains less than 0.1 ‰
 
 
 class _Step:
-    """One global batch in the making. Plain lists: NumPy scalars would make each pick slow."""
+    """One global batch while it is filled. It uses lists: NumPy scalars would make picks slow."""
 
     def __init__(self, models: Models, most: Ints, holdings: list[Holdings]) -> None:
         self.most: list[int] = most.tolist()
@@ -42,13 +43,13 @@ class _Step:
         self.ett: list[float] = models.b.tolist()
         self.batches: list[list[tuple[int, float]]] = [[] for _ in self.a]  # (sample, size)
         self.holdings = holdings
-        self._left: Floats | None = None  # what each has to do, once somebody holds nothing
+        self._left: Floats | None = None  # [W] time of the held samples; None: not needed so far
 
     def source(self, rank: int) -> int:
-        """Of whose samples a worker's next one is: its own, else whoever has most left to do.
+        """The worker that holds the next sample of `rank`: itself, or the one with most left to do.
 
-        The paper does not say what the least loaded worker does once it holds nothing. Such a
-        sample changes its holder, and counts as moved.
+        The paper does not say what the least loaded worker does when it holds no sample. A sample
+        of another worker changes its holder and counts as moved.
         """
         if self.holdings[rank]:
             return rank
@@ -57,7 +58,7 @@ class _Step:
         return int(self._left.argmax())
 
     def give(self, rank: int, source: int, at: int) -> None:
-        """Gives a worker the sample at a place of what it, or another, holds."""
+        """Gives `rank` the sample at position `at` of the holdings of `source`."""
         self.add(rank, *self.holdings[source].take(at))
         if self._left is not None:
             self._left[source] = self._left_of(source)
@@ -80,15 +81,15 @@ class _Step:
 
 @dataclass(frozen=True)
 class PaperScheduler:
-    """CHRONICA's data scheduler as printed (Alg. 2), strictly local as long as it can be.
+    """CHRONICA's data scheduler as in the paper (Alg. 2). Workers use samples that they hold.
 
-    A step's first pick is a random sample, done by its holder. Each later one goes to the worker
-    with the least ETT so far, first fit decreasing: the largest of its samples that fits into the
-    gap to the most loaded worker, else its smallest.
+    A step's first pick is a random sample, which its holder computes. Each later pick goes to the
+    worker with the least ETT so far, first fit decreasing: the largest of the worker's samples that
+    fits into the gap to the most loaded worker, else its smallest sample.
     """
 
     def compose(self, problem: Problem, models: Models) -> Ints:
-        """Nothing: each pick depends on the ones before."""
+        """No order: each pick depends on the picks before."""
         return problem.remaining
 
     def schedule(self, problem: Problem, models: Models) -> Batches:
@@ -122,16 +123,16 @@ class PaperScheduler:
 
 @dataclass(frozen=True)
 class LevelledScheduler:
-    """Alg. 2 with representative batches and exact closing.
+    """Alg. 2 with representative batches and levelled times.
 
-    Each pick goes to the worker that would be done first with a typical sample of its own, and is a
-    random sample of that worker. Then the workers are levelled: each exchanges one of its picks for
-    one that it holds back, such that its ETT comes nearest to where all would be equal at the same
-    total load. An epoch's last step, which has no choice of samples, is filled largest first.
+    Each pick goes to the worker that would end first with a typical sample of its own, and is a
+    random sample of this worker. Then the workers are levelled: each worker exchanges one of its
+    picks for a sample that it holds, so that its ETT comes nearest to the common level at the same
+    total load. An epoch's last step has no choice of samples and is filled largest first.
     """
 
     def compose(self, problem: Problem, models: Models) -> Ints:
-        """Nothing: each pick depends on the ones before."""
+        """No order: each pick depends on the picks before."""
         return problem.remaining
 
     def schedule(self, problem: Problem, models: Models) -> Batches:
@@ -211,16 +212,16 @@ def _largest_first(step: _Step) -> None:
 
 @dataclass(frozen=True)
 class ChronicaShuffler:
-    """CHRONICA's data shuffler (Alg. 3): overloaded workers give samples up, as few as will do.
+    """CHRONICA's data shuffler (Alg. 3): overloaded workers give up samples, as few as possible.
 
-    A worker whose total ETT is above the level gives up samples, the largest that fits its surplus
-    first, until it is not. They go, largest first, to the least loaded worker, at that worker's
-    cost.
+    A worker whose total ETT is above the level gives up samples until its ETT is not, beginning
+    with the largest sample that fits its surplus. These samples go, largest first, to the least
+    loaded worker, at this worker's cost.
 
     Args:
-        paper: the level is the mean of the totals, as printed. Otherwise it is what all would have
-        if the
-            load were divided by speed: the mean leaves a slow worker above that for several epochs.
+        paper: True: the level is the mean of the totals, as in the paper. False: the level is the
+            common time of workers with loads in proportion to speed. The mean leaves a slow worker
+            above this time for several epochs.
     """
 
     paper: bool = False
@@ -251,13 +252,13 @@ class ChronicaShuffler:
 
 
 def compensate(gradients: Floats, loads: Floats) -> Floats:
-    """CHRONICA's compensated gradient (Eq. 7): Σ_j g_j Λ_j / ΣΛ, which is the global batch's.
+    """CHRONICA's compensated gradient (Eq. 7): Σ_j g_j Λ_j / ΣΛ, the gradient of the global batch.
 
-    For reference: the ranks' all-reduce does this, whatever the policy.
+    This is for reference: the ranks' all-reduce does the same under every policy.
 
     Args:
         gradients: of each worker, a mean over its size units, [W, P].
-        loads: Λ_j, [W]; n_j instead where the loss is a mean over samples.
+        loads: Λ_j, [W]; n_j where the loss is a mean over samples.
 
     Raises:
         ValueError: the loads are all zero.

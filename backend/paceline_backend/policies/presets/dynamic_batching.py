@@ -24,37 +24,37 @@ from paceline_backend.policies.base import (
 )
 from paceline_backend.policies.predict.table import StepTable
 from paceline_backend.policies.presets.static_batching import CAPACITY, counts_of
-from paceline_backend.policies.solve import counts as counted
+from paceline_backend.policies.solve import counts
 
 
-class _Memory(counted.Counted):
-    target: list[float]  # [W] what `counts` were rounded from
-    next: int  # the first step that the means do not hold
-    steps: int  # since the last change, that they hold
+class _Memory(counts.Counted):
+    target: list[float]  # [W] `counts` before rounding
+    next: int  # the first step that is not in `mean_s`
+    steps: int  # steps in `mean_s`, all since the last change
     mean_s: list[float]  # [W] μ, seconds for `counts` samples; 0: unknown
-    before: list[int]  # [W] counts before the last change, until judged,
-    rate: list[float]  # [W] and samples per second then; 0: unknown
-    most: list[int]  # [W] the learned upper bounds,
-    learned: list[int]  # [W] and in which step
+    before: list[int]  # [W] counts before the last change; empty: the change has been judged
+    rate: list[float]  # [W] samples per second before the last change; 0: unknown
+    most: list[int]  # [W] the learned upper bounds
+    learned: list[int]  # [W] the steps in which `most` was learned
 
 
 @dataclass(frozen=True)
 class DynamicAllocator:
     """b_k ← b_k · mean(μ) / μ_k (Eqs. 4–5), rescaled to the global batch, then rounded.
 
-    μ_k is the moving average of worker k's iteration times since the counts last changed; times of
-    other counts (an epoch's last step, coasted ones) count in proportion. When worker k got slower
-    per sample, by more than the dead band, from getting more samples, its upper bound becomes what
-    it had before.
+    μ_k is the moving average of worker k's iteration times since the counts last changed. Times of
+    other counts (an epoch's last step, coasted steps) count in proportion. If worker k gets more
+    samples and then takes longer per sample, by more than the dead band, its former count becomes
+    its upper bound.
 
     Args:
-        capacity: of each rank, for the counts at the beginning; empty: equal.
-        dead_band: change nothing unless some worker's batch changes by more, relatively.
+        capacity: of each rank, for the first counts; empty: equal counts.
+        dead_band: least relative change of some worker's batch; smaller changes are not made.
         smoothing: weight of the newest time in the moving average.
         every_steps: steps that must be known between two changes.
-        b_min: samples that each worker gets at least.
-        b_max: samples that each worker gets at most; 0: no bound.
-        forget_steps: a learned bound holds for so many steps; 0: for good.
+        b_min: least samples of each worker.
+        b_max: most samples of each worker; 0: no bound.
+        forget_steps: steps for which a learned bound holds; 0: for ever.
     """
 
     capacity: tuple[float, ...] = ()
@@ -67,18 +67,18 @@ class DynamicAllocator:
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
         """See `Allocator.allocate`."""
-        memory = counted.recall(problem, _Memory) or self._begin(problem)
+        memory = counts.recall(problem, _Memory) or self._begin(problem)
         memory = self._follow(memory, StepTable.of(feedback, problem.world, memory.next))
         if memory.steps >= self.every_steps:
             memory = self._adjust(self._judge(memory, problem), problem)
-        return counted.allocation(memory)
+        return counts.allocation(memory)
 
     def _begin(self, problem: Problem) -> _Memory:
         world = problem.world
-        counts = counts_of(self.capacity, problem).tolist()
+        start = counts_of(self.capacity, problem).tolist()
         return _Memory(
-            counts=counts,
-            target=[float(count) for count in counts],
+            counts=start,
+            target=[float(count) for count in start],
             next=0,
             steps=0,
             mean_s=[0.0] * world,
@@ -89,18 +89,18 @@ class DynamicAllocator:
         )
 
     def _follow(self, memory: _Memory, rows: StepTable) -> _Memory:
-        """The means with the steps that became known."""
-        counts, mean = np.array(memory.counts), np.array(memory.mean_s)
+        """The memory with the steps in `rows` added to the moving averages."""
+        current, mean = np.array(memory.counts), np.array(memory.mean_s)
         for k in range(len(rows)):
-            says = rows.usable[k] & (counts > 0)
-            time_s = rows.compute_s[k] * counts / np.maximum(rows.samples[k], 1)
+            says = rows.usable[k] & (current > 0)
+            time_s = rows.compute_s[k] * current / np.maximum(rows.samples[k], 1)
             next_ = mean + self.smoothing * (time_s - mean)
             mean = np.where(says, np.where(mean > 0, next_, time_s), mean)
         following = int(rows.step[-1]) + 1 if len(rows) else memory.next
         return replace(memory, mean_s=mean.tolist(), steps=memory.steps + len(rows), next=following)
 
     def _judge(self, memory: _Memory, problem: Problem) -> _Memory:
-        """The upper bounds with what the last change taught, once it is known."""
+        """The memory with the upper bounds that the last change showed."""
         most, learned = np.array(memory.most), np.array(memory.learned)
         if self.forget_steps:
             most[problem.first_step - learned >= self.forget_steps] = problem.global_batch
@@ -112,19 +112,19 @@ class DynamicAllocator:
         return replace(memory, before=[], most=most.tolist(), learned=learned.tolist())
 
     def _adjust(self, memory: _Memory, problem: Problem) -> _Memory:
-        """Other counts, if they are worth it: the moving averages begin anew."""
+        """The memory with new counts and new averages, if the counts change enough."""
         most = np.minimum(memory.most, self.b_max or problem.global_batch)
-        low, high = counted.bounds(problem, self.b_min, most)
+        low, high = counts.bounds(problem, self.b_min, most)
         wanted = proportional(np.array(memory.counts), np.array(memory.mean_s))
-        target = counted.spread(wanted, problem.global_batch, low, high)
-        counts, old = counted.rounded(target).tolist(), np.array(memory.target)
-        # Of what is not rounded: else noise would move a sample to and fro.
+        target = counts.spread(wanted, problem.global_batch, low, high)
+        chosen, old = counts.rounded(target).tolist(), np.array(memory.target)
+        # Compare before rounding: otherwise noise would move a sample back and forth.
         small = (np.abs(target - old) <= self.dead_band * old).all()
-        if small or counts == memory.counts:
+        if small or chosen == memory.counts:
             return memory
         return replace(
             memory,
-            counts=counts,
+            counts=chosen,
             target=target.tolist(),
             next=max(memory.next, problem.first_step),
             steps=0,
@@ -134,16 +134,16 @@ class DynamicAllocator:
         )
 
 
-def proportional(counts: Ints, mean_s: Floats) -> Floats:
+def proportional(current: Ints, mean_s: Floats) -> Floats:
     """Eqs. 4–5: b_k − X_k (μ_k − mean μ) with X_k = b_k / μ_k, which is b_k · mean(μ) / μ_k, [W].
 
-    Their sum is another than before: (1, 1) with times (1, 3) becomes (2, ⅔).
+    The sum changes: (1, 1) with times (1, 3) becomes (2, ⅔).
 
     Args:
-        counts: b, [W].
-        mean_s: μ; 0 is unknown, and leaves b as it is, [W].
+        current: b, [W].
+        mean_s: μ, [W]; 0: unknown, and b stays.
     """
-    wanted, known = counts.astype(np.float64), mean_s > 0
+    wanted, known = current.astype(np.float64), mean_s > 0
     if known.any():
         wanted[known] *= mean_s[known].mean() / mean_s[known]
     return wanted
@@ -164,7 +164,7 @@ def make(parameters: Mapping[str, Any]) -> Policy:
             for name in ("dead_band", "smoothing", "every_steps", "b_min", "b_max", "forget_steps")
         },
     )
-    return counted.policy("dynamic-batching", allocator, parameters)
+    return counts.policy("dynamic-batching", allocator, parameters)
 
 
 preset = Preset(
@@ -218,6 +218,6 @@ preset = Preset(
             "description": "How long an upper bound holds that was learned from a worker's "
             "slowing down with larger batches; 0: for good.",
         },
-        **counted.PARAMETERS,
+        **counts.PARAMETERS,
     },
 )

@@ -1,7 +1,7 @@
 """`eager-sgd`: partial all-reduce called by the first rank ready, or by one drawn at random.
 
-Each step has one round, for which ranks wait that are early. A late rank does not: its gradient
-goes into the next round (stale gradients are summed, none weighted).
+Each step has one round. Early ranks wait for it, late ranks do not: a late gradient goes into the
+next round. Stale gradients are summed without weights.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """`ep4ddl`: equal batches; workers predicted to be slow compute with more CPU threads.
 
-EP4DDL (Z. Ji, X. Zhang, J. Li, J. Wei, Z. Wei, The Journal of Supercomputing, 2022), as CHRONICA
-describes it (§II, §VI-A): a GRU predicts each worker's performance, and branch and bound picks the
-combination of parallelism that minimises the variance between workers. What that leaves open is
-filled in here as simply as will do; docs/policies.md tells how.
+EP4DDL (Z. Ji, X. Zhang, J. Li, J. Wei, Z. Wei, The Journal of Supercomputing, 2022), as described
+in CHRONICA (§II, §VI-A): a GRU predicts each worker's performance, and branch and bound picks the
+degrees of parallelism that minimise the variance between workers. docs/policies.md says how this
+preset fills in what the description leaves open.
 """
 
 from __future__ import annotations
@@ -28,31 +28,32 @@ from paceline_backend.policies.base import (
 )
 from paceline_backend.policies.predict.gru import PAST, GruPredictor
 from paceline_backend.policies.presets.bsp import EqualCounts
-from paceline_backend.policies.solve import counts as counted
+from paceline_backend.policies.solve import counts
 
-_NODES = 20_000  # of branch and bound: some 30 ms
-_WORKERS = 64  # beyond so many it would not get far with them
-_LEVELS = 256
-_WORTH = 0.05  # of the mean time: a smaller gain in standard deviation changes nothing
+_NODES = 20_000  # of branch and bound (about 30 ms)
+_WORKERS = 64  # with more workers, branch and bound is skipped: 20,000 nodes would not help
+_LEVELS = 256  # most common levels to try
+_WORTH = 0.05  # least gain in standard deviation for a change, as a share of the mean time
 
 
 def shortened(threads: Ints, serial: float) -> Floats:
-    """What k threads multiply a step's time by (Amdahl): serial + (1 - serial)/k."""
+    """Factor of a step's time with k threads (Amdahl): serial + (1 - serial)/k."""
     return np.asarray(serial + (1 - serial) / threads)
 
 
 def least_variance(times: Floats, most: int, cores: int, serial: float) -> Ints:
     """Threads 1 … most of each worker that minimise the variance of their times, [W].
 
-    Branch and bound, depth first: the squares by which the workers decided on so far are off their
-    own mean can only grow with more workers. It begins with what comes out when each takes what is
-    nearest to a common level; with more than 64 workers that is the result, and after 20,000 nodes
-    the best found so far: a dozen workers need fewer. Of equally good choices, fewer threads.
+    The search is branch and bound, depth first: the sum of squared deviations of the decided
+    workers from their mean can only grow with more workers. It begins with the best choice in which
+    each worker comes nearest to a common level. With more than 64 workers this is the result. After
+    20,000 nodes the best choice so far is the result; a dozen workers need fewer nodes. Of equally
+    good choices, the one with fewer threads wins.
 
     Args:
         times: of each worker with one thread, [W] s.
-        most: threads of a worker.
-        cores: of all workers together, though each has one at least; 0: no bound.
+        most: most threads of a worker.
+        cores: of all workers together, at least one each; 0: no bound.
         serial: share of the time that threads do not shorten.
     """
     search = _Search(times[:, None] * shortened(np.arange(1, most + 1), serial), cores)
@@ -63,7 +64,7 @@ def least_variance(times: Floats, most: int, cores: int, serial: float) -> Ints:
 
 
 class _Search:
-    """Branch and bound over each worker's choice; who takes longest decides first.
+    """Branch and bound over the workers' choices; the slowest worker is decided first.
 
     Args:
         choices: each worker's time with 1, 2, … threads, [W, most].
@@ -74,28 +75,28 @@ class _Search:
         world, most = choices.shape
         self._workers = np.argsort(-choices[:, 0], kind="stable")
         self._choices = choices[self._workers]
-        self._spare = max(cores - world, 0) if cores else world * most  # beyond one for each
-        self._found: Ints = np.zeros(world, np.int64)  # threads beyond the first
+        self._spare = max(cores - world, 0) if cores else world * most  # beyond one per worker
+        self._best: Ints = np.zeros(world, np.int64)  # threads beyond the first
         self._least = _squares(self._choices[:, 0])
         self._nodes = 0
 
     @property
     def best(self) -> Ints:
         """Threads of each worker."""
-        threads = np.empty_like(self._found)
-        threads[self._workers] = self._found + 1
+        threads = np.empty_like(self._best)
+        threads[self._workers] = self._best + 1
         return threads
 
     def try_levels(self) -> None:
-        """Each takes what is nearest to a level, as far as the cores last, for many levels."""
+        """For many levels: each worker takes the threads nearest to the level, while cores last."""
         levels = np.unique(self._choices)
         for level in levels[:: max(1, len(levels) // _LEVELS)]:
             wanted = np.cumsum(np.abs(self._choices - level).argmin(axis=1))
             self._keep(np.diff(np.minimum(wanted, self._spare), prepend=0))
 
     def descend(self) -> None:
-        """Searches the tree, for each worker what is nearest to the best level first."""
-        level = self._times(self._found).mean()
+        """Searches the tree; for each worker, the choice nearest to the best level comes first."""
+        level = self._times(self._best).mean()
         order = np.argsort(np.abs(self._choices - level), axis=1, kind="stable")
         self._visit(order.tolist(), [], 0.0, 0.0, self._spare)
 
@@ -118,38 +119,39 @@ class _Search:
     def _keep(self, extra: Ints) -> None:
         squares = _squares(self._times(extra))
         slack = 1e-9 * self._least
-        fewer = extra.sum() < self._found.sum()
+        fewer = extra.sum() < self._best.sum()
         if squares < self._least - slack or (squares <= self._least + slack and fewer):
-            self._found, self._least = extra, squares
+            self._best, self._least = extra, squares
 
     def _times(self, extra: Ints) -> Floats:
         return np.asarray(self._choices[np.arange(len(extra)), extra])
 
 
 def _squares(times: Floats) -> float:
-    """The squares by which times are off their mean, summed."""
+    """Sum of the squared deviations of times from their mean."""
     return float(np.square(times - times.mean()).sum())
 
 
-class _Memory(counted.Counted):
+class _Memory(counts.Counted):
     threads: list[int]  # [W]
-    since: int  # the first step with them
+    since: int  # the first step with `threads`
     serial: float  # share of the time that threads do not shorten
-    one: list[float]  # [W] s with one thread, when they were chosen; empty: nothing to learn of it
+    # [W] s with one thread when `threads` were chosen; empty: nothing to learn from
+    single_s: list[float] = msgspec.field(name="one")
 
 
 @dataclass(frozen=True)
 class ThreadAllocator:
     """EP4DDL's choice of parallelism. All workers get the same number of samples.
 
-    Ranks begin with one thread. The choice changes when the standard deviation of the predicted
-    times then falls by more than 5 % of their mean, and not again before eight steps have shown
-    what came of it: from those the share that threads do not shorten is learned.
+    Ranks begin with one thread. The choice changes if this lowers the standard deviation of the
+    predicted times by more than 5 % of their mean. The next change comes eight steps later at the
+    earliest. These steps show the share of the time that threads do not shorten.
 
     Args:
-        most: threads of a worker.
+        most: most threads of a worker.
         cores: of all workers together; 0: no bound.
-        serial: share of the time that threads do not shorten, until it is learned.
+        serial: share of the time that threads do not shorten, until the share is learned.
     """
 
     most: int
@@ -158,17 +160,17 @@ class ThreadAllocator:
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
         """See `Allocator.allocate`."""
-        memory = counted.recall(problem, _Memory) or self._first(problem)
+        memory = counts.recall(problem, _Memory) or self._first(problem)
         settled = len(feedback) and int(feedback.step[-1]) >= memory.since + PAST - 1
         if not models.known or not settled:
-            return self._told(memory, self._expected(models, memory))
+            return self._allocation(memory, self._expected(models, memory))
         threads = np.array(memory.threads)
         serial = memory.serial
-        if memory.one and (threads > 1).any():
-            serial = serial_share(models.b / memory.one, threads)
-        one = models.b / shortened(threads, serial)
-        wanted = least_variance(one, self.most, self.cores, serial)
-        gain = models.b.std() - (one * shortened(wanted, serial)).std()
+        if memory.single_s and (threads > 1).any():
+            serial = serial_share(models.b / memory.single_s, threads)
+        single_s = models.b / shortened(threads, serial)
+        wanted = least_variance(single_s, self.most, self.cores, serial)
+        gain = models.b.std() - (single_s * shortened(wanted, serial)).std()
         fewer = wanted.sum() < threads.sum()
         if gain > _WORTH * models.b.mean() or (fewer and gain >= 0):
             memory = _Memory(
@@ -176,11 +178,11 @@ class ThreadAllocator:
                 threads=wanted.tolist(),
                 since=problem.first_step,
                 serial=serial,
-                one=one.tolist(),
+                single_s=single_s.tolist(),
             )
         else:
-            memory = msgspec.structs.replace(memory, serial=serial, one=[])
-        return self._told(memory, self._expected(models, memory))
+            memory = msgspec.structs.replace(memory, serial=serial, single_s=[])
+        return self._allocation(memory, self._expected(models, memory))
 
     def _first(self, problem: Problem) -> _Memory:
         world, batch = problem.world, problem.global_batch
@@ -189,27 +191,32 @@ class ThreadAllocator:
             threads=[1] * world,
             since=problem.first_step,
             serial=self.serial,
-            one=[],
+            single_s=[],
         )
 
     @staticmethod
     def _expected(models: Models, memory: _Memory) -> Models:
-        """What the feedback says is of other threads for a while."""
-        if not models.known or not memory.one:
+        """The models for the new threads while the feedback is still of the former threads."""
+        if not models.known or not memory.single_s:
             return models
         return replace(
-            models, b=np.array(memory.one) * shortened(np.array(memory.threads), memory.serial)
+            models, b=np.array(memory.single_s) * shortened(np.array(memory.threads), memory.serial)
         )
 
     @staticmethod
-    def _told(memory: _Memory, models: Models) -> Allocation:
-        # Also all ones: else ranks would keep the script's number, and times tell of that.
-        counts, threads = np.array(memory.counts), tuple(memory.threads)
-        return Allocation(counts, msgspec.structs.asdict(memory), threads, models)
+    def _allocation(memory: _Memory, models: Models) -> Allocation:
+        # Also send threads that are all 1: otherwise ranks would keep the script's number.
+        samples, threads = np.array(memory.counts), tuple(memory.threads)
+        return Allocation(samples, msgspec.to_builtins(memory), threads, models)
 
 
 def serial_share(ratio: Floats, threads: Ints) -> float:
-    """The share that explains what the workers' times with threads are to those with one, [W]."""
+    """The share of the time that threads do not shorten, from measured times.
+
+    Args:
+        ratio: each worker's time with its threads ÷ its time with one thread, [W].
+        threads: of each worker, [W].
+    """
     many = threads > 1
     share = (ratio[many] - 1 / threads[many]) / (1 - 1 / threads[many])
     return float(np.clip(np.median(share), 0.0, 1.0))

@@ -1,8 +1,8 @@
 """`flexrr`: bounded staleness, and a rank that is ahead takes over part of a slow one's batch.
 
-FlexRR joins a flexible consistency model with reassigning work between workers, fast and without a
-plan. There a worker gives away small parts of what is left of its iteration. A training loop's body
-takes one batch in each step, so here what moves is decided when a batch is about to be loaded.
+FlexRR joins a flexible consistency model with quick reassignment of work between workers, without a
+plan. In the paper a worker gives away small parts of the rest of its iteration. A training loop's
+body takes a whole batch in each step. Here samples therefore move before a batch is loaded.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`lbb`: batch sizes that level the workers' times, tuned in small moves or at once.
+"""`lbb`: batch sizes that level the workers' times, tuned in small moves or all at once.
 
 LBB: Load Balanced Batching for Efficient Distributed Learning on Heterogeneous GPU Cluster.
 """
@@ -24,16 +24,16 @@ from paceline_backend.policies.base import (
     Problem,
 )
 from paceline_backend.policies.predict.table import StepTable
-from paceline_backend.policies.solve import counts as counted
+from paceline_backend.policies.solve import counts
 from paceline_backend.policies.solve.minmax import minmax
 
-_BEGIN = 8  # steps of another policy that the first counts rest on
+_BEGIN = 8  # steps of the policy before, on which the first counts rest
 
 
-class _Memory(counted.Counted):
-    next: int  # the first step that was not looked at
+class _Memory(counts.Counted):
+    next: int  # the first step that is not used yet
     slope: list[float]  # [W] s per sample, of the last rough model; 0: unknown
-    idle: list[int]  # [W] since which step it has no samples, if it has none
+    idle: list[int]  # [W] step since which a worker without samples has none
     calm_until: int  # the first step in which rapid tuning is allowed again
 
 
@@ -44,9 +44,9 @@ class Line:
     slope: Floats  # s per sample
     fixed: Floats  # a0, s
 
-    def __call__(self, counts: Ints) -> Floats:
-        """Times of so many samples, s, [W]."""
-        return np.where(counts > 0, self.slope * counts + self.fixed, 0.0)
+    def __call__(self, samples: Ints) -> Floats:
+        """Times for these numbers of samples, s, [W]."""
+        return np.where(samples > 0, self.slope * samples + self.fixed, 0.0)
 
 
 @dataclass(frozen=True)
@@ -55,29 +55,29 @@ class Cubic:
 
     terms: Floats  # [W, 4] a0 … a3, ≥ 0
 
-    def __call__(self, counts: Ints) -> Floats:
-        """Times of so many samples, s, [W]."""
-        time_s = (self.terms * powers(counts)).sum(axis=1)
-        return np.where(counts > 0, time_s, 0.0)
+    def __call__(self, samples: Ints) -> Floats:
+        """Times for these numbers of samples, s, [W]."""
+        time_s = (self.terms * powers(samples)).sum(axis=1)
+        return np.where(samples > 0, time_s, 0.0)
 
 
-def powers(counts: Any) -> Floats:
+def powers(samples: Any) -> Floats:
     """1, b, b², b³ of each count, [..., 4]."""
-    return np.asarray(counts, np.float64)[..., None] ** np.arange(4)
+    return np.asarray(samples, np.float64)[..., None] ** np.arange(4)
 
 
 def fit_profile(points: list[tuple[int, float]]) -> Floats:
     """a0 … a3 of a worker's profile (Alg. 1): least squares of relative errors, none negative, [4].
 
-    So the time never falls as the batch grows, also beyond what was profiled: a cubic free of this
-    may turn down there, and would promise that a larger batch takes less.
+    With coefficients ≥ 0 the time never falls as the batch grows. A cubic without this condition
+    may fall beyond the profiled sizes and would promise that a larger batch takes less time.
 
     Args:
         points: (samples, s), at least one.
     """
     samples, time_s = np.array(points, np.float64).T
     scale = powers(samples.max())
-    # Weights of 1/T² make errors relative. The intercept is a0, which must not be negative either.
+    # Weights of 1/T² make errors relative. The intercept a0 must not be negative, either.
     cubic = LinearRegression(positive=True, fit_intercept=False)
     cubic.fit(powers(samples) / scale, time_s, sample_weight=time_s**-2.0)
     return np.asarray(cubic.coef_ / scale)
@@ -87,22 +87,22 @@ def fit_profile(points: list[tuple[int, float]]) -> Floats:
 class LbbAllocator:
     """LBB's coordinator (Alg. 2), which acts on the straggler effect SE of the last steps.
 
-    Below `fine_threshold` it does nothing; below `rapid_threshold` it moves `step` samples from the
-    slowest worker to the fastest; else it makes rough models of all and solves Eq. 3 anew. After
-    that it only moves samples for `window_steps` steps. To begin with, it solves Eq. 3 for the
-    profiles, or keeps the proportions of the steps before.
+    Below `fine_threshold` the counts stay. Below `rapid_threshold`, `step` samples move from the
+    slowest worker to the fastest. Above, rough models of all workers are made and Eq. 3 is solved
+    anew; for `window_steps` steps after this, samples only move. The first counts solve Eq. 3 for
+    the profiles, or keep the proportions of the policy before.
 
-    A worker may be left out (B_i = 0). It does not count in SE, but it does in Eq. 3, with its last
-    model; and after `retry_steps` it gets `step` samples of the worker that has most, so that it is
-    known again and tuning goes on from there.
+    A worker may be left out (B_i = 0). It does not count in SE. In Eq. 3 it counts with its last
+    model. After `retry_steps` steps it gets `step` samples of the worker that has most, so that its
+    time becomes known and tuning goes on.
 
     Args:
         fine_threshold: FT.
         rapid_threshold: RT.
         step: samples to move. The paper takes ⌊step/2⌋ and gives ⌈step/2⌉, which changes the
             global batch; here both are `step`.
-        window_steps: steps in which there is no rapid tuning after one.
-        retry_steps: see above.
+        window_steps: steps after a rapid tuning in which there is no further one.
+        retry_steps: steps after which a worker that was left out gets samples again.
     """
 
     fine_threshold: float = 0.05
@@ -115,20 +115,20 @@ class LbbAllocator:
         """See `Allocator.allocate`."""
         profiled = all(problem.profiles) and len(problem.profiles) == problem.world
         cubic = Cubic(np.array([fit_profile(p) for p in problem.profiles])) if profiled else None
-        memory = counted.recall(problem, _Memory) or _begin(problem, cubic, feedback)
+        memory = counts.recall(problem, _Memory) or _begin(problem, cubic, feedback)
         rows = StepTable.of(feedback, problem.world, memory.next)
         fixed = models.b if cubic is None else cubic.terms[:, 0]
         if len(rows):
             line = rough_models(rows, fixed, np.array(memory.slope))
             memory = replace(memory, slope=line.slope.tolist(), next=int(rows.step[-1]) + 1)
             memory = self._tune(memory, problem, line, rows)
-        return counted.allocation(self._retry(memory, problem))
+        return counts.allocation(self._retry(memory, problem))
 
     def _tune(self, memory: _Memory, problem: Problem, line: Line, rows: StepTable) -> _Memory:
-        """Alg. 2, lines 7–19, of the means over the steps that became known."""
-        counts = np.array(memory.counts)
-        expected = line(counts)
-        takes_part = (counts > 0) & rows.usable.any(axis=0)
+        """Alg. 2, lines 7–19, with means over the steps in `rows`."""
+        current = np.array(memory.counts)
+        expected = line(current)
+        takes_part = (current > 0) & rows.usable.any(axis=0)
         if not takes_part.any():
             return memory
         times = expected[takes_part]
@@ -137,55 +137,55 @@ class LbbAllocator:
             return memory
         if effect < self.rapid_threshold or problem.first_step < memory.calm_until:
             return self._move(memory, problem, line, takes_part)
-        _, limits = counted.bounds(problem)
+        _, limits = counts.bounds(problem)
         solved = minmax(line, problem.global_batch, limits)
-        if (solved == counts).all():
+        if (solved == current).all():
             return memory
         memory = replace(memory, calm_until=problem.first_step + self.window_steps)
         return _changed(memory, problem, solved)
 
     def _move(self, memory: _Memory, problem: Problem, line: Line, takes_part: Any) -> _Memory:
-        """Fine tuning, unless it would only make another worker as slow.
+        """Fine tuning, unless it would make another worker equally slow.
 
-        Where workers have few samples one more is much, and would be moved to and fro.
+        If workers have few samples, a single sample matters and would move back and forth.
         """
-        counts, (_, limits) = np.array(memory.counts), counted.bounds(problem)
-        expected = line(counts)
+        changed, (_, limits) = np.array(memory.counts), counts.bounds(problem)
+        expected = line(changed)
         slowest = int(np.argmax(np.where(takes_part, expected, -np.inf)))
-        fastest = int(np.argmin(np.where(takes_part & (counts < limits), expected, np.inf)))
-        samples = min(self.step, counts[slowest], limits[fastest] - counts[fastest])
-        counts[slowest] -= samples
-        counts[fastest] += samples
-        better = line(counts)[fastest] < expected[slowest]
-        return _changed(memory, problem, counts) if better else memory
+        fastest = int(np.argmin(np.where(takes_part & (changed < limits), expected, np.inf)))
+        samples = min(self.step, changed[slowest], limits[fastest] - changed[fastest])
+        changed[slowest] -= samples
+        changed[fastest] += samples
+        better = line(changed)[fastest] < expected[slowest]
+        return _changed(memory, problem, changed) if better else memory
 
     def _retry(self, memory: _Memory, problem: Problem) -> _Memory:
-        """Gives whoever was left out for long samples of the worker that has most."""
-        counts, (_, limits) = np.array(memory.counts), counted.bounds(problem)
-        since = np.where((counts == 0) & (limits > 0), memory.idle, problem.first_step)
-        rank, donor = int(np.argmin(since)), int(np.argmax(counts))
+        """Gives a worker that was left out for long some samples of the worker that has most."""
+        changed, (_, limits) = np.array(memory.counts), counts.bounds(problem)
+        since = np.where((changed == 0) & (limits > 0), memory.idle, problem.first_step)
+        rank, donor = int(np.argmin(since)), int(np.argmax(changed))
         if problem.first_step - since[rank] < self.retry_steps:
             return memory
-        samples = min(self.step, counts[donor], limits[rank])
-        counts[donor] -= samples
-        counts[rank] += samples
-        return _changed(memory, problem, counts)
+        samples = min(self.step, changed[donor], limits[rank])
+        changed[donor] -= samples
+        changed[rank] += samples
+        return _changed(memory, problem, changed)
 
 
 def _begin(problem: Problem, cubic: Cubic | None, feedback: Feedback) -> _Memory:
-    """Goes on from the last steps of another policy, if there were any."""
-    low, limits = counted.bounds(problem)
+    """The first memory: goes on from the last steps of the policy before, if there are any."""
+    low, limits = counts.bounds(problem)
     last = np.unique(feedback.step)[-_BEGIN:]
     first = int(last[0]) if len(last) else 0
     samples, _, _ = StepTable.of(feedback, problem.world, first).sums()
     if samples.any():
-        counts = counted.rounded(counted.spread(samples, problem.global_batch, low, limits))
+        start = counts.rounded(counts.spread(samples, problem.global_batch, low, limits))
     elif cubic is not None:
-        counts = minmax(cubic, problem.global_batch, limits)
+        start = minmax(cubic, problem.global_batch, limits)
     else:
-        counts = counted.equal(problem)
+        start = counts.equal(problem)
     return _Memory(
-        counts=counts.tolist(),
+        counts=start.tolist(),
         next=first,
         slope=[0.0] * problem.world,
         idle=[problem.first_step] * problem.world,
@@ -193,12 +193,12 @@ def _begin(problem: Problem, cubic: Cubic | None, feedback: Feedback) -> _Memory
     )
 
 
-def _changed(memory: _Memory, problem: Problem, counts: Ints) -> _Memory:
-    """Other counts from the problem's first step on; what came before says nothing of them."""
-    was_idle = (np.array(memory.counts) == 0) & (counts == 0)
+def _changed(memory: _Memory, problem: Problem, chosen: Ints) -> _Memory:
+    """The memory with new counts from the problem's first step on. Earlier steps are not used."""
+    was_idle = (np.array(memory.counts) == 0) & (chosen == 0)
     return replace(
         memory,
-        counts=counts.tolist(),
+        counts=chosen.tolist(),
         next=max(memory.next, problem.first_step),
         idle=np.where(was_idle, memory.idle, problem.first_step).tolist(),
     )
@@ -209,9 +209,9 @@ def rough_models(rows: StepTable, fixed: Floats, before: Floats) -> Line:
 
     Args:
         rows: the steps whose mean samples and times are CB and CT.
-        fixed: a0 of the profiling phase or of the predictor; 0 in place of one above CT, s, [W].
-        before: slopes of earlier models, for workers that had no samples; 0: unknown, then a
-            typical one, [W].
+        fixed: a0 of the profiling phase or of the predictor, s, [W]; an a0 above CT counts as 0.
+        before: slopes of earlier models, for workers without samples, [W]; 0: unknown, the mean
+            slope is used.
     """
     samples, compute_s, steps = rows.sums()
     known, mean_s = steps > 0, compute_s / np.maximum(steps, 1)
@@ -226,7 +226,7 @@ def make(parameters: Mapping[str, Any]) -> Policy:
     """The policy."""
     names = ("fine_threshold", "rapid_threshold", "step", "window_steps", "retry_steps")
     allocator = LbbAllocator(**{name: parameters[name] for name in names})
-    return counted.policy("lbb", allocator, parameters)
+    return counts.policy("lbb", allocator, parameters)
 
 
 preset = Preset(
@@ -271,6 +271,6 @@ preset = Preset(
             "default": 200,
             "description": "Steps after which a rank that was left out is tried again.",
         },
-        **counted.PARAMETERS,
+        **counts.PARAMETERS,
     },
 )

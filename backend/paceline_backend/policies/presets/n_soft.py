@@ -1,7 +1,7 @@
 """`n-soft`: an update as soon as one n-th of the ranks have a gradient; the others' come late.
 
-The n-softsync protocol's parameter server updates after M/n gradients. Here replicas update
-themselves, all alike, with the sum of what has come.
+The parameter server of the n-softsync protocol updates after M/n gradients. Here all replicas
+update themselves with the sum of the gradients that have come.
 """
 
 from __future__ import annotations

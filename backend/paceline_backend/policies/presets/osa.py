@@ -1,4 +1,4 @@
-"""`osa`: one-shot averaging: ranks train by themselves, and become their mean at an epoch's end."""
+"""`osa`: one-shot averaging. Ranks train alone; replicas are averaged at an epoch's end."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""`paceline`, the project's own: what each sample costs and how fast each worker is, together.
+"""`paceline`, the project's own policy: uses the cost of each sample and the speed of each worker.
 
-In exact mode every global batch is that of plain DDP with the same seed; only who computes which
-of its samples differs. In free mode the batches are composed too (`_compose`).
+In exact mode every global batch is that of plain DDP with the same seed; only the division among
+the workers differs. In free mode the batches are composed, too (`solve.compose`).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from paceline_backend.policies.solve.order import remaining_in_order
 from paceline_backend.policies.solve.padded import compose_padded
 from paceline_backend.policies.solve.workers import Workers, most_of
 
-_ALIKE = 1.005  # workers whose times are within this factor count as equally fast
+_ALIKE = 1.005  # workers with times within this factor count as equally fast
 
 
 @dataclass(frozen=True)
 class PacelineScheduler:
-    """Divides each global batch such that its slowest worker ends as early as can be.
+    """Divides each global batch so that its slowest worker ends as early as possible.
 
-    While speeds are unknown all workers get as many samples as under `bsp`, but levelled.
+    While speeds are unknown, workers get as many samples as under `bsp`, with levelled loads.
 
     Args:
-        free: compose the batches as well.
+        free: compose the batches, too.
     """
 
     free: bool = False
@@ -87,14 +87,14 @@ class PacelineScheduler:
 
 
 def _alike(models: Models, load: float, samples: float) -> Models:
-    """The models, with workers that can hardly be told apart given the mean of theirs.
+    """The models, with nearly equal workers replaced by their mean.
 
-    What these differ by is noise, or what the predictor made of loads too alike. Taken at its word,
-    one of equal workers would always get the larger share that can be no smaller than a sample.
+    Small differences are noise or come from loads that are too alike. Without this, the same one of
+    several equal workers would always get the extra sample.
 
     Args:
         models: of the workers.
-        load: of an equal share; workers are compared with this, half and twice of it.
+        load: of an equal share; workers are compared at this load, at half and at twice of it.
         samples: of an equal share.
     """
     shares = np.outer([0.5, 1.0, 2.0], [load, samples])  # [3, 2]
@@ -115,7 +115,7 @@ def _alike(models: Models, load: float, samples: float) -> Models:
 
 
 def _equal(count: int, problem: Problem) -> Ints | None:
-    """As many samples as each worker gets under `bsp`; None: some memory has no room for them."""
+    """The counts under `bsp`, [W]; None: they do not fit into some worker's memory."""
     counts = -((np.arange(problem.world) - count) // problem.world)
     if problem.limits is not None and (counts > problem.limits).any():
         return None
@@ -136,9 +136,9 @@ def make(parameters: Mapping[str, Any]) -> Policy:
 
 
 def warm_up() -> None:
-    """Has the kernels compiled, or read from the cache: seconds that no plan should wait for."""
+    """Compiles the kernels, or reads them from the cache, so that no plan waits for seconds."""
     none = np.empty(0, np.int64)
-    for world in (2, FEW_RANKS + 1):  # many are partitioned in another way
+    for world in (2, FEW_RANKS + 1):  # few and many ranks use different kernels
         models = Models(np.arange(1.0, world + 1), np.zeros(world), np.zeros(world))
         samples = np.arange(4 * world)
         for cost in (SUM, Cost(padded=True)):

@@ -1,4 +1,4 @@
-"""`rna`: each round reduces the gradients that are ready when a probed rank is; late ones follow.
+"""`rna`: a round begins when a probed rank is ready; late gradients go into later rounds.
 
 RNA's randomised probing (Sec. 3.2), weighted accumulation of late gradients (Sec. 3.3) and bounded
 staleness. Learning rates are scaled linearly by the contributors' share of the work.

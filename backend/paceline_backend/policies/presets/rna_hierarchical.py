@@ -1,8 +1,8 @@
 """`rna-hierarchical`: `rna` within groups of ranks of about the same speed, and a server between.
 
-So between two meetings a group's rounds come at its own pace, and a gradient is not too old for
-what is slow all the time. Where a segment ends the fast wait: all ranks have as many steps. Between
-groups a parameter server adds up what each has changed (RNA, Sec. 4).
+A group's rounds come at the group's own pace, so a gradient of a rank that is always slow is not
+dropped as too old. At a segment's end the fast ranks wait, because all ranks have equally many
+steps. Between groups a parameter server adds up the changes of each group (RNA, Sec. 4).
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from paceline_backend.policies.predict.groups import groups, step_times
 from paceline_backend.policies.presets.relaxed import BATCHES, STALENESS
 from paceline_backend.policies.registry import make as policy_of
 
-_PARTS = 4  # of the newest steps, that must agree
+_PARTS = 4  # parts of the newest steps, which must all give the same groups
 _STEPS = 8 * _PARTS
 
 
 @dataclass(frozen=True)
 class Grouping:
-    """Groups ranks by what steps took them; plain RNA where all are one group.
+    """Groups ranks by their step times; plain RNA if all ranks are one group.
 
-    They are grouped anew where the older and the newer parts of the last steps all agree on it: so
-    noise does not move a rank back and forth.
+    The groups change only if all parts of the newest steps give the same new groups. Otherwise
+    noise would move a rank back and forth.
 
     Args:
         spread: see `groups`.
-        every: see `HierarchicalRules`,
-        probes: likewise,
-        staleness: likewise.
+        every: see `HierarchicalRules`.
+        probes: see `HierarchicalRules`.
+        staleness: see `HierarchicalRules`.
     """
 
     spread: float
@@ -51,50 +51,50 @@ class Grouping:
 
     def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
         """See `Chooser.choose`."""
-        found = _recall(memory, world)
+        grouping = _recall(memory, world)
         steps = len(feedback) // world
         if steps < _STEPS:
-            return self._choice(found, f"few steps are known: {steps} of {_STEPS}")
+            return self._choice(grouping, f"few steps are known: {steps} of {_STEPS}")
         rows = feedback.by_step(world)
         compute_s, samples = rows.compute_s[-_STEPS:], rows.samples[-_STEPS:]
         proposed = [
             groups(step_times(*part), self.spread)
             for part in zip(np.split(compute_s, _PARTS), np.split(samples, _PARTS), strict=True)
         ]
-        if all(one == proposed[0] for one in proposed):
-            found = proposed[0]
-        return self._choice(found, _words(found, step_times(compute_s, samples)))
+        if all(proposal == proposed[0] for proposal in proposed):
+            grouping = proposed[0]
+        return self._choice(grouping, _words(grouping, step_times(compute_s, samples)))
 
-    def _choice(self, found: list[list[int]], why: str) -> Choice:
-        return Choice(self._synchroniser(found), why, {"groups": found})
+    def _choice(self, grouping: list[list[int]], why: str) -> Choice:
+        return Choice(self._synchroniser(grouping), why, {"groups": grouping})
 
-    def _synchroniser(self, found: list[list[int]]) -> Synchronisation:
+    def _synchroniser(self, grouping: list[list[int]]) -> Synchronisation:
         probes, staleness = self.probes, self.staleness
-        if len(found) == 1:
+        if len(grouping) == 1:
             return Partial(PartialRules(probes=probes, staleness=staleness, mean=True))
         return Hierarchical(
             HierarchicalRules(
-                probes=probes, staleness=staleness, mean=True, groups=found, every=self.every
+                probes=probes, staleness=staleness, mean=True, groups=grouping, every=self.every
             )
         )
 
 
 def _recall(memory: Mapping[str, Any], world: int) -> list[list[int]]:
-    """What was last; one group where other ranks, or another release, trained then."""
+    """The last groups; one group if other ranks trained then, or another release wrote them."""
     try:
-        found = msgspec.convert(memory.get("groups"), list[list[int]])
+        grouping = msgspec.convert(memory.get("groups"), list[list[int]])
     except msgspec.ValidationError:
-        found = []
+        grouping = []
     ranks = list(range(world))
-    return found if sorted(rank for one in found for rank in one) == ranks else [ranks]
+    return grouping if sorted(rank for group in grouping for rank in group) == ranks else [ranks]
 
 
-def _words(found: list[list[int]], times: Floats) -> str:
-    if len(found) == 1:
+def _words(grouping: list[list[int]], times: Floats) -> str:
+    if len(grouping) == 1:
         return f"one group: a step takes {_ms(times.min())} to {_ms(times.max())}"
-    by_speed = sorted(found, key=lambda one: float(times[one].mean()))
-    parts = [f"{len(one)} ranks at {_ms(float(np.mean(times[one])))}" for one in by_speed]
-    return f"{len(found)} groups by what a step takes: {', '.join(parts)}"
+    by_speed = sorted(grouping, key=lambda group: float(times[group].mean()))
+    parts = [f"{len(group)} ranks at {_ms(float(np.mean(times[group])))}" for group in by_speed]
+    return f"{len(grouping)} groups by what a step takes: {', '.join(parts)}"
 
 
 def _ms(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""`sata`: each epoch, shares of the global batch by the time that the epoch before took.
+"""`sata`: each epoch, shares of the global batch by the workers' times in the epoch before.
 
 SATA: self-adaptive task allocation, Eq. 8 and Algorithm 1.
 """
@@ -21,29 +21,29 @@ from paceline_backend.policies.base import (
     Problem,
 )
 from paceline_backend.policies.predict.table import StepTable
-from paceline_backend.policies.solve import counts as counted
+from paceline_backend.policies.solve import counts
 
 
-class _Memory(counted.Counted):
+class _Memory(counts.Counted):
     weights: list[float]  # [W] w, their sum is 1
-    epoch: int  # in which they were decided,
-    since: int  # and the first step of theirs
-    next: int  # the first step that is not in the sums:
-    samples: list[float]  # [W] done, and
-    compute_s: list[float]  # [W] needed for them, since they were decided
+    epoch: int  # in which `weights` were decided
+    since: int  # first step with `weights`
+    next: int  # first step that is not in the sums `samples` and `compute_s`
+    samples: list[float]  # [W] done since `weights` were decided
+    compute_s: list[float]  # [W] seconds for these samples
 
 
 @dataclass(frozen=True)
 class SataAllocator:
     """w_i ← (w_i / t_i) / Σ_k (w_k / t_k) at each epoch's start (Eq. 8), t_i the epoch's time.
 
-    In place of w_i stands what it came to, the samples done in t_i: the same but for rounding, and
-    right also where the leader coasted or another policy planned before. A worker of which nothing
-    is known keeps its share. Each gets a sample at least, so that its time stays known.
+    In place of w_i, the samples done in t_i are used. They are the same up to rounding, and are
+    also right if the leader coasted or another policy planned before. A worker without feedback
+    keeps its share. Each worker gets at least one sample, so that its time stays known.
 
     Args:
-        tolerance: redistribute only if some w changed by more, relatively.
-        every_steps: redistribute after so many steps; 0: once an epoch, as in the paper.
+        tolerance: least relative change of some w; smaller changes are not made.
+        every_steps: steps between two redistributions; 0: once an epoch, as in the paper.
     """
 
     tolerance: float = 0.01
@@ -52,8 +52,8 @@ class SataAllocator:
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
         """See `Allocator.allocate`."""
         world = problem.world
-        memory = counted.recall(problem, _Memory) or _Memory(
-            counts=counted.equal(problem).tolist(),
+        memory = counts.recall(problem, _Memory) or _Memory(
+            counts=counts.equal(problem).tolist(),
             weights=[1 / world] * world,
             epoch=-1,
             since=problem.first_step,
@@ -66,14 +66,14 @@ class SataAllocator:
         samples, compute_s = samples + memory.samples, compute_s + memory.compute_s
         weights, epoch, since = np.array(memory.weights), memory.epoch, memory.since
         if self._due(problem, memory):
-            found = reweighted(weights, samples, compute_s)
-            if np.abs(found / weights - 1).max() > self.tolerance:
-                weights = found
+            proposal = reweighted(weights, samples, compute_s)
+            if np.abs(proposal / weights - 1).max() > self.tolerance:
+                weights = proposal
             epoch, since = problem.epoch, problem.first_step
             samples, compute_s = np.zeros(world), np.zeros(world)
-        target = counted.spread(weights, problem.global_batch, *counted.bounds(problem, least=1))
+        target = counts.spread(weights, problem.global_batch, *counts.bounds(problem, least=1))
         memory = _Memory(
-            counts=counted.rounded(target).tolist(),
+            counts=counts.rounded(target).tolist(),
             weights=weights.tolist(),
             epoch=epoch,
             since=since,
@@ -81,7 +81,7 @@ class SataAllocator:
             samples=samples.tolist(),
             compute_s=compute_s.tolist(),
         )
-        return counted.allocation(memory)
+        return counts.allocation(memory)
 
     def _due(self, problem: Problem, memory: _Memory) -> bool:
         if memory.epoch < 0 or not self.every_steps:
@@ -95,23 +95,23 @@ def reweighted(weights: Floats, samples: Floats, compute_s: Floats) -> Floats:
     Worked example: w = (½, ½), t = (2, 6) → (¾, ¼).
 
     Args:
-        weights: w, [W]; of workers without a time these stay.
-        samples: done in the epoch, in proportion to w where all went by plan, [W].
-        compute_s: t, seconds of gradient computing that they took, [W].
+        weights: w, [W]; they stay for workers without a time.
+        samples: done in the epoch, [W]; in proportion to w if all steps went by plan.
+        compute_s: t, seconds of gradient computing for these samples, [W].
     """
     known = (samples > 0) & (compute_s > 0)
     if not known.any():
         return weights
-    found = weights.copy()
+    result = weights.copy()
     speed = samples[known] / compute_s[known]
-    found[known] = speed / speed.sum() * weights[known].sum()
-    return found
+    result[known] = speed / speed.sum() * weights[known].sum()
+    return result
 
 
 def make(parameters: Mapping[str, Any]) -> Policy:
     """The policy."""
     allocator = SataAllocator(parameters["tolerance"], parameters["every_steps"])
-    return counted.policy("sata", allocator, parameters)
+    return counts.policy("sata", allocator, parameters)
 
 
 preset = Preset(
@@ -135,6 +135,6 @@ preset = Preset(
             "default": 0,
             "description": "Redistribute after so many steps; 0: once an epoch, as in the paper.",
         },
-        **counted.PARAMETERS,
+        **counts.PARAMETERS,
     },
 )

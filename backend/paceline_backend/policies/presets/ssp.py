@@ -1,4 +1,4 @@
-"""`ssp`: each gradient is an update; no rank leads the slowest by more than so many steps."""
+"""`ssp`: each gradient is an update; no rank leads the slowest by more than `staleness` steps."""
 
 from __future__ import annotations
 

@@ -20,10 +20,10 @@ from paceline_backend.policies.base import (
     Preset,
     Problem,
 )
-from paceline_backend.policies.solve import counts as counted
+from paceline_backend.policies.solve import counts
 
 CAPACITY: Mapping[str, Any] = {
-    **counted.PER_RANK,
+    **counts.PER_RANK,
     "description": "What each rank can do relative to the others: its CPU cores, or its FLOP/s. "
     "One number for each rank; none: all count as equal.",
 }
@@ -33,21 +33,21 @@ def counts_of(capacity: tuple[float, ...], problem: Problem) -> Ints:
     """b_k = B · X_k / ΣX, within the limits, [W]; equal counts without a capacity for each rank.
 
     Args:
-        capacity: X, of any unit, [W]. Those of a run that came back with other ranks say nothing.
-        problem: what the counts are for.
+        capacity: X, in any unit, [W]. Ignored if the run came back with another number of ranks.
+        problem: that the counts are for.
     """
     if len(capacity) != problem.world:
-        return counted.equal(problem)
+        return counts.equal(problem)
     shares = np.array(capacity) / max(capacity)
-    return counted.rounded(counted.spread(shares, problem.global_batch, *counted.bounds(problem)))
+    return counts.rounded(counts.spread(shares, problem.global_batch, *counts.bounds(problem)))
 
 
 @dataclass(frozen=True)
 class StaticAllocator:
-    """Counts in proportion to capacities, whatever the feedback.
+    """Counts in proportion to capacities; feedback is not used.
 
     Args:
-        capacity: of each rank; empty: equal.
+        capacity: of each rank; empty: equal counts.
     """
 
     capacity: tuple[float, ...] = ()
@@ -60,7 +60,7 @@ class StaticAllocator:
 def make(parameters: Mapping[str, Any]) -> Policy:
     """The policy."""
     allocator = StaticAllocator(tuple(parameters["capacity"]))
-    return counted.policy("static-batching", allocator, parameters)
+    return counts.policy("static-batching", allocator, parameters)
 
 
 preset = Preset(
@@ -69,5 +69,5 @@ preset = Preset(
     source="Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching, "
     "open loop",
     make=make,
-    parameters={"capacity": CAPACITY, **counted.PARAMETERS},
+    parameters={"capacity": CAPACITY, **counts.PARAMETERS},
 )

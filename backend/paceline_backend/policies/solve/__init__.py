@@ -1,1 +1,16 @@
-"""Solvers: which samples, or how many, each worker gets."""
+"""Solvers: which samples each worker gets, or how many.
+
+    balance    `partition`: divides one global batch so that its slowest worker ends first
+    padded     the same for padded batches
+    compose    `compose`: puts an epoch in an order whose global batches divide well
+    exchange   the exchanges between bins that `compose` ends with
+    counts     from numbers of samples to batches, for presets with an allocator
+    minmax     `minmax`: numbers of samples with the least makespan, exactly
+    order      `epoch_order`: the order that PyTorch's DistributedSampler draws
+    holdings   the samples that a worker holds, sorted by size (CHRONICA)
+    workers    `Workers`: models as compiled code takes them, and bounds
+
+Schedulers and allocators of the presets call these::
+
+    ranks = partition(sizes, models)  # the rank of each sample of a batch
+"""

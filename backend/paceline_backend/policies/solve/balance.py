@@ -1,8 +1,8 @@
-"""Who of the workers computes which samples of one global batch, such that the slowest ends first.
+"""Divides one global batch among the workers so that its slowest worker ends as early as possible.
 
-Samples add up (`Cost.padded` is `_padded`'s business): T_j = a_j·Σf(λ) + c_j·n + b_j, and 0 for a
-worker without samples. Largest gap first, then exchanges between the slowest worker and the others
-until none helps, then, for a few samples, a search of what is left to try.
+T_j = a_j·Σf(λ) + c_j·n + b_j, and 0 for a worker without samples. (Padded batches are in `padded`.)
+First each sample goes to the worker with the largest gap. Then the slowest worker exchanges samples
+with the others until no exchange helps. For few samples, branch and bound searches the rest.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from paceline_backend.policies.jit import compiled
 from paceline_backend.policies.solve.padded import partition_padded
 from paceline_backend.policies.solve.workers import Workers, descending, least, level, most_of
 
-_CLOSE = 1e-3  # of a bound on the best: nearer is not tried for, with more than `FEW_RANKS`
-_CLOSER = 1e-5  # and with fewer
-_HALVINGS = 6
-FEW_RANKS = 64  # up to so many every exchange with the slowest is looked at
-_FEW_SAMPLES = 20  # up to so many the search runs
-_EFFORT = 1_000_000  # exchanges that are looked at for one batch: 2 ms; less with many ranks
-_NODES = 30_000  # of the search: 2 ms
+_CLOSE = 1e-3  # distance to the bound at which the search ends, with more than `FEW_RANKS` ranks
+_CLOSER = 1e-5  # the same with up to `FEW_RANKS` ranks
+_HALVINGS = 6  # of the search for the best cut
+FEW_RANKS = 64  # up to this many ranks, every exchange with the slowest rank is tried
+_FEW_SAMPLES = 20  # up to this many samples, branch and bound runs
+_EFFORT = 1_000_000  # exchanges that are tried for one batch (2 ms); fewer with many ranks
+_NODES = 30_000  # of branch and bound (2 ms)
 
 
 def partition(
@@ -33,17 +33,17 @@ def partition(
     *,
     laid_out: bool = False,
 ) -> Ints:
-    """The rank of each sample of a global batch, [n]; max_j T_j is as small as was found.
+    """The rank of each sample of a global batch, [n], for the least max_j T_j that was found.
 
     To level loads in proportion to `counts`, give models with ``a = 1 / counts``.
 
     Args:
         sizes: λ of the samples, [n].
-        models: of the workers; its `cost` says how sizes add up.
-        counts: how many samples each worker gets, [W]; their sum is n. None: as is best.
-        limits: the most samples that fit into each worker's memory, [W]; kept while the batch fits
-            into all of them together.
-        laid_out: begin with the best cut of the samples as they come: first those of rank 0, ….
+        models: of the workers; `models.cost` says how sizes add up.
+        counts: how many samples each worker gets, [W]; their sum is n. None: any numbers.
+        limits: most samples that fit into each worker's memory, [W]; ignored if the batch does not
+            fit into all memories together.
+        laid_out: the samples are composed for ranks 0, 1, …: begin with the best cut of them.
 
     Raises:
         ValueError: the counts' sum is not n.
@@ -70,7 +70,10 @@ def partition(
 
 
 def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) -> Ints:
-    """The ranks of samples, from those in `start`; else, or if few, they come largest first."""
+    """The rank of each sample, improved from `start`.
+
+    Without `start`, or with few samples, the samples must come in descending order.
+    """
     world = len(workers.a)
     few = world <= FEW_RANKS
     alone = float((workers.a * sizes.max() + workers.c + workers.b)[workers.most > 0].min())
@@ -89,17 +92,17 @@ def _improved(sizes: Floats, workers: Workers, goal: float, start: Ints | None) 
 
 
 class _State(NamedTuple):
-    """A partition in the making; the samples of each rank as linked lists, -1 ends one."""
+    """A partition that is being improved; each rank's samples are a linked list, ended by -1."""
 
     ranks: Ints  # [n]
-    first: Ints  # [W] of each rank's samples,
-    following: Ints  # [n] the next after each
+    first: Ints  # [W] first sample of each rank
+    following: Ints  # [n] sample of the same rank after each sample
     time_s: Floats  # [W]
-    number: Ints  # [W] samples
+    number: Ints  # [W] samples of each rank
 
     @staticmethod
     def of(sizes: Floats, ranks: Ints, workers: Workers) -> _State:
-        """Of these ranks, which then change in place."""
+        """The state of a partition; `ranks` is then changed in place."""
         world = len(workers.a)
         count = np.bincount(ranks, minlength=world)
         load = np.bincount(ranks, sizes, minlength=world)
@@ -110,7 +113,7 @@ class _State(NamedTuple):
 
 @compiled
 def linked(ranks: Ints, world: int) -> tuple[Ints, Ints]:
-    """The samples of each rank as linked lists: the first of each, and each one's next; -1 ends."""
+    """Each rank's samples as linked lists: first sample per rank, next per sample; -1 ends."""
     first = np.full(world, -1)
     following = np.full(len(ranks), -1)
     for i in range(len(ranks) - 1, -1, -1):
@@ -121,9 +124,9 @@ def linked(ranks: Ints, world: int) -> tuple[Ints, Ints]:
 
 @compiled
 def _cut(sizes: Floats, w: Workers, low: float) -> tuple[Ints, bool]:
-    """The ranks of samples that go to rank 0, 1, … as they come: the best such cut, if any fits.
+    """The best cut of the samples into runs for ranks 0, 1, …; False if no cut fits.
 
-    `low` is a time that no cut beats. Composed samples are cut well, so the search begins there.
+    No cut takes less than `low`. Composed samples have cuts near `low`, so the search begins there.
     """
     ranks, best, fits = np.empty(len(sizes), np.int64), np.empty(len(sizes), np.int64), False
     step = _CLOSE / 16 * low
@@ -153,7 +156,7 @@ def _cut(sizes: Floats, w: Workers, low: float) -> tuple[Ints, bool]:
 
 @compiled
 def grouped(ranks: Ints, world: int) -> tuple[Ints, Ints]:
-    """Positions rank by rank, in each ascending, [n]; and how many each has, [W]."""
+    """Positions sorted by rank, ascending within a rank, [n]; the number of each rank, [W]."""
     counts = np.zeros(world, np.int64)
     for i in range(len(ranks)):
         counts[ranks[i]] += 1
@@ -170,9 +173,9 @@ def grouped(ranks: Ints, world: int) -> tuple[Ints, Ints]:
 
 
 def _largest_gap(sizes: Floats, workers: Workers, goal: float) -> Ints:
-    """Each sample, largest first, to the rank that can take most until all have reached `goal`.
+    """Gives each sample, largest first, to the rank with the most room below `goal`.
 
-    Where counts are given, a rank keeps room for average ones in its other places.
+    Where counts are given, a rank keeps room for average samples in its other places.
     """
     a, c, b, most = workers
     mean = float(sizes.mean())
@@ -190,7 +193,7 @@ def _gaps(sizes: Floats, gap: Floats, each: Floats, most: Ints) -> Ints:
 
 @compiled
 def _largest_first(sizes: Floats, gap: Floats, each: Floats, left: Ints, heap: Ints) -> Ints:
-    """Each sample to the rank with the largest gap, which it narrows by size and `each`."""
+    """Gives each sample to the rank with the largest gap; the gap shrinks by size + `each`."""
     end = len(heap)
     ranks = np.empty(len(sizes), np.int64)
     for i in range(len(sizes)):
@@ -218,7 +221,7 @@ def _largest_first(sizes: Floats, gap: Floats, each: Floats, left: Ints, heap: I
 
 @compiled
 def hand_over(first: Ints, following: Ints, sample: int, giver: int, taker: int) -> None:
-    """Moves a sample from one linked list to another; see `linked`."""
+    """Moves a sample from one rank's linked list to another's; see `linked`."""
     if first[giver] == sample:
         first[giver] = following[sample]
     else:
@@ -234,10 +237,11 @@ def hand_over(first: Ints, following: Ints, sample: int, giver: int, taker: int)
 def _exchange(
     p: int, q: int, sizes: Floats, w: Workers, state: _State, best: float
 ) -> tuple[float, int, int]:
-    """What p may give q, and get for it, such that the slower of both takes less than `best`.
+    """The best exchange between p and q after which both take less than `best`.
 
     Returns:
-        What the slower then takes, p's sample (-1: nothing helps), q's sample (-1: none).
+        Time of the slower rank after the exchange, p's sample (-1: no exchange helps), q's sample
+        (-1: q gives none).
     """
     give, get = -1, -1
     p_s, q_s, a_p, a_q = state.time_s[p], state.time_s[q], w.a[p], w.a[q]
@@ -272,7 +276,7 @@ def _apply(p: int, q: int, give: int, get: int, sizes: Floats, w: Workers, state
     else:
         state.number[p] -= 1
         state.number[q] += 1
-    for j in (p, q):  # anew: differences would add up rounding errors
+    for j in (p, q):  # compute the sums again: differences would add up rounding errors
         total, i = 0.0, state.first[j]
         while i >= 0:
             total += sizes[i]
@@ -282,7 +286,10 @@ def _apply(p: int, q: int, give: int, get: int, sizes: Floats, w: Workers, state
 
 
 def _pairs(sizes: Floats, workers: Workers, state: _State, enough: float) -> None:
-    """Slowest with fastest, next slowest with next fastest, …: one exchange each, while it pays."""
+    """Pairs slowest with fastest, next slowest with next fastest, …; one exchange per pair.
+
+    Repeats while this lowers the slowest rank's time enough.
+    """
     slowest = np.inf
     while True:
         order = np.argsort(state.time_s, kind="stable")
@@ -306,9 +313,9 @@ def _paired(order: Ints, sizes: Floats, w: Workers, state: _State, enough: float
 
 @compiled
 def _descend(sizes: Floats, w: Workers, state: _State, enough: float, effort: int) -> None:
-    """The slowest rank's best exchange with any other, or the first that is good enough.
+    """Applies the slowest rank's best exchange, or the first that is good enough, repeatedly.
 
-    Again and again, until none helps.
+    Ends when no exchange helps.
     """
     world = len(w.a)
     while effort > 0:
@@ -320,12 +327,12 @@ def _descend(sizes: Floats, w: Workers, state: _State, enough: float, effort: in
         give, get, taker = p, p, p
         least_p = state.time_s[p] - w.c[p] - (w.b[p] if state.number[p] == 1 else 0.0)
         for q in range(world):
-            # Nothing brings both below the time at which they would end together.
+            # No exchange brings both ranks below the time at which they would end together.
             together = (least_p * w.a[q] + state.time_s[q] * w.a[p]) / (w.a[p] + w.a[q])
             if q != p and state.time_s[q] < best and together < best and w.most[q] > 0:
-                found, x, y = _exchange(p, q, sizes, w, state, best)
+                slower_s, x, y = _exchange(p, q, sizes, w, state, best)
                 if x >= 0:
-                    best, give, get, taker = found, x, y, q
+                    best, give, get, taker = slower_s, x, y, q
                     if best <= enough:
                         break
         if taker == p:
@@ -339,11 +346,11 @@ def _search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, r
 
     Args:
         sizes: descending, [n].
-        rest: load of a sample and all after it, [n + 1].
+        rest: load of each sample and all samples after it, [n + 1].
         w: the workers.
-        goal: a bound; what reaches it ends the search.
-        best: what `ranks` take; these are replaced by better ones.
-        ranks: see there.
+        goal: lower bound of the time; the search ends when it is reached.
+        best: time of the partition in `ranks`.
+        ranks: a partition, which is replaced by better ones, [n].
     """
     samples, world = len(sizes), len(w.a)
     time_s, count = np.zeros(world), np.zeros(world, np.int64)
@@ -358,7 +365,7 @@ def _search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, r
             time_s[last] = before[i]
             count[last] -= 1
         least_s, rank = best * (1 - 1e-12), -1
-        for j in range(world):  # the next one in order of (time, rank)
+        for j in range(world):  # the next rank in order of (time, rank)
             if count[j] < w.most[j]:
                 then = time_s[j] + w.a[j] * sizes[i] + w.c[j] + (w.b[j] if count[j] == 0 else 0.0)
                 after = then > tried_s or (then == tried_s and j > last)
@@ -390,7 +397,7 @@ def _search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, r
 
 @compiled
 def _twin(j: int, time_s: Floats, count: Ints, w: Workers) -> bool:
-    """Whether an earlier rank is in the same state: then trying both is in vain."""
+    """Whether an earlier rank is in the same state, so that trying this rank is useless."""
     for k in range(j):
         same = time_s[k] == time_s[j] and count[k] == count[j] and w.most[k] == w.most[j]
         if same and w.a[k] == w.a[j] and w.c[k] == w.c[j] and w.b[k] == w.b[j]:

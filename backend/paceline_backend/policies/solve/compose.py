@@ -1,10 +1,10 @@
-"""Which samples share a step, such that every step divides well between the workers.
+"""Chooses which samples share a step, so that every step divides well between the workers.
 
-An epoch of K steps on W workers is K·W bins: bin (step, worker) gets a fixed number of samples and
-should get the load that the worker can do in the step's time. Steps need not take equally long:
-samples too large for an average step share steps of their own, one on each worker, smaller ones on
-slower workers. All other steps have one time. Which steps come when, and which of the samples of
-about one size meet, is random.
+An epoch of K steps on W workers is K·W bins. Bin (step, worker) gets a fixed number of samples and
+should get the load that the worker can do in the step's time. Samples that are too large for an
+average step share steps of their own, one sample on each worker, smaller samples on slower workers.
+All other steps take the same time. The order of the steps is random, and so is the choice among
+samples of about one size.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from paceline_backend.policies.solve.workers import Workers, descending, level
 
 Bools = npt.NDArray[np.bool_]
 
-_JITTER = 0.3  # of sizes' logarithms when ordinary samples are put in order
-_FILLERS = 0.2  # the smallest part of the samples, with which the largest share their bins
+_JITTER = 0.3  # of the logarithms of sizes when ordinary samples are sorted
+_FILLERS = 0.2  # share of the samples, the smallest, that fill the bins of the largest samples
 
 
 def compose(
@@ -31,14 +31,14 @@ def compose(
 ) -> Ints:
     """An order of the samples in which each `global_batch` of them divides well.
 
-    Within a step, samples are in the order of the workers that they are meant for. What is left for
-    a smaller last step stays last.
+    Within a step, samples are in the order of their intended workers. The samples of a smaller last
+    step come last.
 
     Args:
         effective: f(λ) of each sample, [R].
-        workers: that share them.
+        workers: that share the samples.
         global_batch: samples of a step.
-        rng: what is left to chance.
+        rng: source of all random choices.
 
     Returns:
         Positions in `effective`, [R].
@@ -52,7 +52,7 @@ def compose(
     step_s = level(effective, workers) * global_batch / len(effective)
     order = _descending(effective, step_s, workers, rng)
     sizes = effective[order]
-    # Workers that even the smallest samples keep longer than the others get just these.
+    # Workers that take longest even with the smallest samples get exactly these.
     small = np.zeros(len(sizes), bool)
     few = int(steps * counts[bind].sum() + last[bind].sum())
     if few:
@@ -75,26 +75,26 @@ def compose(
 def _descending(
     effective: Floats, step_s: float, workers: Workers, rng: np.random.Generator
 ) -> Ints:
-    """Largest first, but ordinary ones only about so: else the same ones would always meet."""
+    """Positions, largest first. Ordinary samples get noise, so that their batches vary by epoch."""
     ordinary = effective < 0.5 * step_s / workers.a.max()
     noise = np.exp(rng.uniform(-_JITTER, _JITTER, len(effective)))
     return descending(np.where(ordinary, effective * noise, effective))
 
 
 def step_counts(smallest: Floats, workers: Workers, samples: int) -> tuple[Ints, Bools]:
-    """How many of a step's samples each worker gets, [W], the same in all steps; and who binds.
+    """How many of a step's samples each worker gets, the same in all steps, [W].
 
-    The least time that such counts allow is that of the worst group of workers: whichever samples
-    they get, they are at least as large together as the smallest of all. Beginning with counts in
-    proportion to speed, one sample at a time goes to another worker while that lowers this time.
+    The counts bound the step's time from below: any group of workers gets a load that is at least
+    that of the smallest samples, and the worst group gives the bound. Beginning with counts in
+    proportion to speed, one sample at a time moves to another worker while this lowers the bound.
 
     Args:
         smallest: Σ f(λ) of the k smallest of all samples, [R + 1].
-        workers: that share them.
+        workers: that share the samples.
         samples: of a step.
 
     Returns:
-        The counts, and which workers are in the worst group unless that is all of them, [W].
+        The counts, [W], and which workers form the worst group, [W]; none, if all workers do.
     """
     part = samples / (len(smallest) - 1)
     marks = np.round(np.arange(samples + 1) / part).astype(np.int64)
@@ -111,12 +111,11 @@ def step_counts(smallest: Floats, workers: Workers, samples: int) -> tuple[Ints,
 
 @compiled
 def _bound(smallest: Floats, counts: Ints, w: Workers, order: Ints) -> tuple[float, int]:
-    """Least time with these counts, and how many of the workers in `order` bind.
+    """Lower bound of the time with these counts; how many of the first workers in `order` give it.
 
-    `order` is put in order of the load a sample that the time allows. That depends on the time; the
-    one without overhead decides.
+    Sorts `order` by the mean size of a sample that each worker has time for, without overhead.
     """
-    for k in range(1, len(order)):  # usually in order but for two
+    for k in range(1, len(order)):  # usually sorted except for two workers
         j, at = order[k], k
         need = w.a[j] * counts[j]
         while at > 0 and w.a[order[at - 1]] * counts[order[at - 1]] < need:
@@ -141,11 +140,11 @@ def _bound(smallest: Floats, counts: Ints, w: Workers, order: Ints) -> tuple[flo
 def _improve(counts: Ints, smallest: Floats, w: Workers, order: Ints) -> None:
     world = len(order)
     best, binding = _bound(smallest, counts, w, order)
-    stride = max(1, world // 32)  # of many workers some stand for the others
+    stride = max(1, world // 32)  # with many workers, try only some
     tried = order.copy()
     for _ in range(64):
         if binding == world or counts[order[binding]] == 0:
-            break  # as fast as all together are
+            break  # the bound is that of all workers together: no counts are better
         giver, taker = 0, 0
         for k in range(0, binding, stride):
             p = order[k]
@@ -166,12 +165,12 @@ def _improve(counts: Ints, smallest: Floats, w: Workers, order: Ints) -> None:
 
 
 class _Bins(NamedTuple):
-    """The bins, step · W + worker, in the making; those of the smaller last step come last."""
+    """The bins, step · W + worker, while they are filled; a smaller last step comes last."""
 
     of: Ints  # [R] the bin of each sample
-    gap: Floats  # [bins] the load that each lacks
-    heaps: Ints  # [places + 1, bins] bins with so many places free, the largest gap first
-    ends: Ints  # [places + 1] how many there are
+    gap: Floats  # [bins] the load that each bin lacks
+    heaps: Ints  # [places + 1, bins] heaps[k]: bins with k places free, the largest gap first
+    ends: Ints  # [places + 1] number of bins in each heap
 
 
 def _dealt(sizes: Floats, workers: Workers, counts: Ints, last: Ints, steps: int) -> _Bins:
@@ -190,7 +189,7 @@ def _dealt(sizes: Floats, workers: Workers, counts: Ints, last: Ints, steps: int
 
 @compiled
 def _push(places: int, item: int, bins: _Bins) -> None:
-    """Adds a bin to those with so many places free."""
+    """Adds a bin to the heap of bins with `places` places free."""
     heap, key = bins.heaps[places], bins.gap
     at = bins.ends[places]
     bins.ends[places] += 1
@@ -205,7 +204,7 @@ def _push(places: int, item: int, bins: _Bins) -> None:
 
 @compiled
 def _pop(places: int, bins: _Bins) -> int:
-    """Takes the one with the largest gap out of them."""
+    """Removes the bin with the largest gap from the heap of bins with `places` places free."""
     heap, key = bins.heaps[places], bins.gap
     bins.ends[places] -= 1
     end = bins.ends[places]
@@ -226,9 +225,9 @@ def _pop(places: int, bins: _Bins) -> int:
 
 @compiled
 def _fullest(bins: _Bins, each: float) -> tuple[int, float]:
-    """The bin with most room for its next sample, if its others are of size `each`: (places, room).
+    """The bin with the most room for its next sample, as (free places, room).
 
-    Of bins with as many places the fullest is known: one heap for each number of places.
+    A bin keeps room of size `each` for its other samples. Only the first bin of each heap matters.
     """
     places, room = 0, -np.inf
     for free in range(1, len(bins.ends)):
@@ -251,7 +250,7 @@ def _open(step: int, time_s: float, counts: Ints, w: Workers, bins: _Bins) -> No
 
 @compiled
 def _speed(counts: Ints, w: Workers) -> tuple[float, float]:
-    """Of the workers that get samples: Σ 1/a, and Σ of what each could do while it has overhead."""
+    """Over the workers with samples: Σ 1/a, and the load that they could do in their overhead."""
     speed, due = 0.0, 0.0
     for j in range(len(counts)):
         if counts[j]:
@@ -264,15 +263,15 @@ def _speed(counts: Ints, w: Workers) -> tuple[float, float]:
 def _deal(
     sizes: Floats, total: float, small: float, w: Workers, counts: Ints, last: Ints, bins: _Bins
 ) -> None:
-    """Largest first, each sample to the bin with most room, its other places accounted for.
+    """Gives each sample, largest first, to the bin with the most room beside its other samples.
 
     Args:
         sizes: in about descending order.
-        total: their sum.
-        small: the mean of the smallest.
+        total: sum of the sizes.
+        small: mean of the smallest sizes.
         w: the workers.
         counts: of each worker in a step.
-        last: the same in the smaller last step.
+        last: of each worker in the smaller last step.
         bins: to be filled.
     """
     world, samples = len(counts), len(sizes)
@@ -291,7 +290,7 @@ def _deal(
     for i in range(samples):
         while opened < steps:
             time_s = uncommitted / (speed * (steps - opened))
-            alone = np.inf  # the least time of a step with it, if small ones take the other places
+            alone = np.inf  # least time of a step with this sample and otherwise small samples
             for j in range(world):
                 if counts[j]:
                     load = sizes[i] + (counts[j] - 1) * small
@@ -318,7 +317,7 @@ def _deal(
 
 @compiled
 def _laid_out(bins: Ints, counts: Ints, last: Ints, turn: Ints) -> Ints:
-    """Samples step by step in a given turn, in each worker by worker."""
+    """Samples step by step in the order `turn`, within a step worker by worker."""
     world = len(counts)
     at = np.empty(len(turn) * world, np.int64)  # where a bin's next sample goes
     start = 0

@@ -1,6 +1,6 @@
-"""From counts to batches: for allocators, which say how many samples each worker gets, not which.
+"""From counts to batches, for presets whose allocator says how many samples each worker gets.
 
-Every preset with an allocator is `policy()` of it: one scheduler makes batches of any counts.
+`policy` makes such a preset's policy: one scheduler makes batches from any counts.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from paceline_backend.policies.predict.linear import WINDOW, LinearPredictor
 from paceline_backend.policies.solve.balance import partition
 from paceline_backend.policies.solve.order import remaining_in_order
 
-# What every preset of counts takes, beside its own.
+# Parameters of every preset of counts, in addition to its own.
 PARAMETERS: Mapping[str, Mapping[str, Any]] = {
     "which": {
         "type": "string",
@@ -41,7 +41,7 @@ PARAMETERS: Mapping[str, Mapping[str, Any]] = {
     "window": WINDOW,
 }
 
-# What a capacity or another list with a number for each rank is.
+# A parameter with one number for each rank, for example a capacity.
 PER_RANK: Mapping[str, Any] = {
     "type": "array",
     "perRank": True,
@@ -51,9 +51,9 @@ PER_RANK: Mapping[str, Any] = {
 
 
 def spread(shares: Floats, total: float, low: Ints, high: Ints) -> Floats:
-    """Divides a total in proportion to shares, as far as bounds let it, [W].
+    """Divides a total in proportion to shares, within bounds, [W].
 
-    Who would get too much, or too little, gets its bound; the others share the rest.
+    A worker that would get too much or too little gets its bound. The others share the rest.
 
     Args:
         shares: ≥ 0; all zero counts as all equal, [W].
@@ -69,8 +69,8 @@ def spread(shares: Floats, total: float, low: Ints, high: Ints) -> Floats:
         wanted = rest * part / part.sum()
         target[free] = np.clip(wanted, low[free], high[free])
         excess = wanted - target[free]
-        # Those that must be held down, or those that must be held up: whichever weighs more, since
-        # holding these moves the others further the same way.
+        # Fix either all workers above their bound or all below, whichever weighs more: this moves
+        # the others further in the same direction, so no fixed worker has to be freed again.
         wrong = excess > 0 if excess.sum() >= 0 else excess < 0
         if not wrong.any():
             break
@@ -79,10 +79,10 @@ def spread(shares: Floats, total: float, low: Ints, high: Ints) -> Floats:
 
 
 def rounded(target: Floats) -> Ints:
-    """Whole numbers of the same sum, by largest remainder; of equal remainders the lowest ranks'.
+    """Whole numbers with the same sum, by largest remainder; of equal remainders, the lowest ranks.
 
     Args:
-        target: ≥ 0, their sum a whole number but for rounding, [W].
+        target: ≥ 0, [W]; the sum is a whole number, up to rounding errors.
     """
     down = np.floor(target + 1e-9).astype(np.int64)
     rest = round(float(target.sum())) - int(down.sum())
@@ -92,29 +92,29 @@ def rounded(target: Floats) -> Ints:
 
 
 def scaled(counts: Ints, size: int) -> Ints:
-    """Counts of a whole global batch for one of another size, at most that, [W].
+    """Counts of a whole global batch, scaled down to a batch of `size` samples, [W].
 
-    None is above what it was.
+    No count grows.
     """
     return rounded(counts * (size / counts.sum()))
 
 
 def equal(problem: Problem) -> Ints:
-    """As many samples for each worker, within its limit, [W]."""
+    """Equal counts, within the workers' limits, [W]."""
     low, high = bounds(problem)
     return rounded(spread(np.ones(problem.world), problem.global_batch, low, high))
 
 
 def bounds(problem: Problem, least: int = 0, most: Ints | None = None) -> tuple[Ints, Ints]:
-    """The least and the most samples of each worker, such that a global batch is possible, [W].
+    """The least and the most samples of each worker, between which a global batch is possible, [W].
 
-    Bounds that leave no choice of counts give way: first `most`, then `least`. Where not even the
-    workers' memory together holds a global batch, they share it in proportion to their memory.
+    If the bounds allow no global batch, `most` is ignored first, then `least`. If the memory of all
+    workers together does not hold a global batch, workers share it in proportion to their memory.
 
     Args:
         problem: its `limits` are kept.
-        least: samples of each worker.
-        most: samples of each worker, [W]; None: as many as fit.
+        least: least samples of each worker.
+        most: most samples of each worker, [W]; None: as many as fit into its memory.
     """
     batch, world = problem.global_batch, problem.world
     high = np.full(world, batch) if problem.limits is None else np.minimum(problem.limits, batch)
@@ -128,7 +128,7 @@ def bounds(problem: Problem, least: int = 0, most: Ints | None = None) -> tuple[
 
 
 class Counted(msgspec.Struct):
-    """An allocator's memory: at least the counts that it chose."""
+    """An allocator's memory: the counts that it chose. Allocators add fields."""
 
     counts: list[int]  # [W]
 
@@ -137,9 +137,9 @@ M = TypeVar("M", bound=Counted)
 
 
 def recall(problem: Problem, kind: type[M]) -> M | None:
-    """The memory of the last segment; None at the beginning.
+    """The memory of the last segment; None: there is none, or it does not fit.
 
-    Also where it is of another form (another release planned) or of another world.
+    It does not fit if another release wrote other fields, or if the number of ranks has changed.
     """
     try:
         memory = msgspec.convert(problem.memory, kind)
@@ -150,7 +150,7 @@ def recall(problem: Problem, kind: type[M]) -> M | None:
 
 
 def allocation(memory: Counted) -> Allocation:
-    """The counts of a memory, with it."""
+    """The allocation of a memory's counts."""
     return Allocation(np.array(memory.counts), msgspec.to_builtins(memory))
 
 
@@ -159,9 +159,8 @@ class CountedScheduler:
     """The epoch's global batches, in DistributedSampler's order, divided by counts.
 
     Args:
-        levelled: which samples go where is chosen such that loads come out in proportion to counts.
-            Otherwise they are dealt to ranks in turn until each has its count: with equal counts as
-            under `bsp`.
+        levelled: True: samples are chosen so that loads are in proportion to counts. False: samples
+            are dealt to ranks in turn until each rank has its count, as under `bsp`.
     """
 
     levelled: bool = False
@@ -195,9 +194,7 @@ class CountedScheduler:
 
 
 def levelled(sizes: Floats, counts: Ints, cost: Cost) -> Ints:
-    """Places of the first rank's samples in a batch, of the second's, …, [n].
-
-    Such that loads come out in proportion to counts.
+    """Positions of a batch's samples, rank by rank, [n]; loads are in proportion to counts.
 
     Args:
         sizes: of the samples, [n].
@@ -217,7 +214,8 @@ def scheduler(parameters: Mapping[str, Any]) -> CountedScheduler:
 def policy(name: str, allocator: Allocator, parameters: Mapping[str, Any]) -> Policy:
     """The policy of an allocator, with the values of `PARAMETERS`.
 
-    Its predictor serves to show ETT, to level what batches really cost, and allocators that ask it.
+    The policy's predictor is for the displayed ETT, for levelling, and for allocators that need
+    models.
     """
     return Policy(
         name=name,

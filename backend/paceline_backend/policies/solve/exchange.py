@@ -1,6 +1,6 @@
-"""Samples change places between bins, until each bin has the load that it should.
+"""Exchanges samples between bins until each bin has its target load.
 
-A bin is one worker's part of one step; how many samples each has stays as it is.
+A bin is one worker's part of one step. The number of samples of each bin does not change.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ from paceline_backend.policies.jit import compiled
 from paceline_backend.policies.solve.balance import grouped
 from paceline_backend.policies.solve.workers import Workers, descending
 
-_CLOSE = 2e-4  # of a step's time: bins nearer to their target are left alone
-_ROUNDS = 64  # of exchanges at most
-_IN_VAIN = 4  # rounds that changed nothing end it
-_LOOKS = 30_000_000  # pairs of samples to look at, which takes 0.1 s, end it, too
-_FEW_BINS = 4096  # with more of them, rounds in which few change end it; see also:
-_EVENED = 6  # passes that make bins which meet alike; with more than the few bins, one
+_CLOSE = 2e-4  # share of a step's time; bins closer to their target are left alone
+_ROUNDS = 64  # most rounds of exchanges
+_IN_VAIN = 4  # the exchanges end after so many rounds without a change
+_LOOKS = 30_000_000  # the exchanges end after so many pairs of samples were tried (0.1 s)
+_FEW_BINS = 4096  # with more bins, the exchanges end when few bins change
+_EVENED = 6  # passes of `evened`; with more than `_FEW_BINS` bins, one pass
 
 
 def close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, step_s: float) -> None:
-    """Bins with too much exchange a sample with bins with too little, at first worst with worst.
+    """Lets bins with too much load exchange a sample with bins with too little, worst first.
 
     Args:
         sizes: of the samples.
-        bins: of each, step · W + worker; changed in place.
-        gap: the load that each bin lacks, [bins]; changed in place.
+        bins: bin of each sample, step · W + worker; changed in place.
+        gap: load that each bin lacks, [bins]; changed in place.
         a: of the workers, s per size unit, [W].
-        step_s: that a step takes in the mean.
+        step_s: mean time of a step.
     """
     held, number = grouped(bins, len(gap))
     ends = np.cumsum(number)
-    # A bin's samples side by side: for a million of them, reading is what takes long.
+    # A bin's samples lie side by side: for a million samples, reading memory takes longest.
     of_held = sizes[held]
     a = np.tile(a, len(gap) // len(a))
     off = np.arange(len(gap))
     looks, in_vain = 0, 0
     for turn in range(_ROUNDS):
-        off = off[np.abs(gap[off]) * a[off] > _CLOSE * step_s]  # not near enough to their target
+        off = off[np.abs(gap[off]) * a[off] > _CLOSE * step_s]  # not close to the target
         off = off[np.argsort(gap[off], kind="stable")]
         looks += len(off) // 2 * int(number.max()) ** 2
         if looks > _LOOKS and turn:
@@ -54,9 +54,9 @@ def close(sizes: Floats, bins: Ints, gap: Floats, a: Floats, step_s: float) -> N
 def _exchanged(
     off: Ints, turn: int, sizes: Floats, held: Ints, ends: Ints, gap: Floats, a: Floats
 ) -> int:
-    """Has the first of the bins exchange with the last, and so on; how many did.
+    """Lets the first bin exchange with the last, and so on; returns the number of exchanges.
 
-    In the next turn each meets another one.
+    In the next turn each bin is paired with another bin.
     """
     changed, pairs = 0, len(off) // 2
     for k in range(pairs):
@@ -80,10 +80,10 @@ def _exchanged(
 
 
 def matched(bins: Ints, sizes: Floats, steps: int, world: int) -> Ints:
-    """Bins of such steps that each worker's fullest meet, then the next ones, ….
+    """Regroups bins into steps: the fullest bins of all workers share a step, and so on.
 
-    A worker's bins hold as many samples in all steps, so any of them may meet; like this the steps'
-    slowest take least in total.
+    A worker's bins hold equally many samples, so any of them may share a step. This grouping makes
+    the total time of all steps least.
     """
     load = np.bincount(bins, sizes, minlength=(steps + 1) * world).reshape(-1, world)
     load[steps] = -1.0  # the smaller last step stays last
@@ -92,17 +92,17 @@ def matched(bins: Ints, sizes: Floats, steps: int, world: int) -> Ints:
 
 
 def evened(bins: Ints, sizes: Floats, workers: Workers, counts: Ints, step_s: float) -> Ints:
-    """The bins, matched, after further exchanges as long as these make steps take less in total.
+    """Matched bins after further exchanges, which go on while the total time of steps falls.
 
-    Where few samples make a bin, and sizes are whole numbers, no bin takes what all should in the
-    mean; but those that meet can take the same.
+    If bins have few samples and sizes are whole numbers, no bin can have the mean time. The bins of
+    one step can still have equal times.
 
     Args:
-        bins: of the samples.
+        bins: bin of each sample.
         sizes: of the samples.
         workers: that share a step.
         counts: samples of each bin, [steps + 1, W].
-        step_s: that a step takes in the mean.
+        step_s: mean time of a step.
     """
     steps, world = len(counts) - 1, counts.shape[1]
 
@@ -125,16 +125,16 @@ def evened(bins: Ints, sizes: Floats, workers: Workers, counts: Ints, step_s: fl
 
 
 def _total(time_s: Floats) -> float:
-    """What steps take, each as long as its slowest bin; NaN: a bin without samples."""
+    """Total time of the steps, each as long as its slowest bin; NaN: a bin without samples."""
     return float(np.nan_to_num(time_s).max(axis=1).sum())
 
 
 def _targets(time_s: Floats, a: Floats) -> Floats:
-    """The load that each bin lacks to take what about half of those that it meets do, [bins].
+    """The load that each bin lacks to take the median time of its step's bins, [bins].
 
-    What does not come out even should be in few steps. If there is more than room for, some steps
-    have all bins take what their slowest does; if there is less, what their fastest does, as long
-    as room is left.
+    The loads to add and to remove differ. The difference goes into few steps: if there is load
+    left over, the bins of some steps get the time of their step's slowest bin; if load is missing,
+    the time of the fastest.
     """
     there = np.sort(time_s, axis=1)  # NaN last
     number = np.maximum((~np.isnan(time_s)).sum(axis=1), 1)

@@ -1,4 +1,4 @@
-"""What a worker holds, sorted by size."""
+"""The samples that a worker holds, sorted by size."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline_backend.policies.base import Floats, Ints
 
 
 class Holdings:
-    """Samples in ascending order of size (equal sizes: of index); a pick is a binary search.
+    """Samples in ascending order of size, then of index; a pick is a binary search.
 
     Args:
         samples: ascending indices, [K].
@@ -28,7 +28,7 @@ class Holdings:
         return len(self.samples)
 
     def take(self, at: int) -> tuple[int, float]:
-        """Removes the sample at a place of the order; its index and size."""
+        """Removes the sample at a position; returns its index and size."""
         size = self.sizes.pop(at)
         self.load -= size
         return self.samples.pop(at), size
@@ -43,11 +43,11 @@ class Holdings:
         self.load += size
 
     def fitting(self, size: float) -> int:
-        """First fit decreasing: place of the largest of at most this size, else of the smallest."""
+        """Position of the largest sample of at most this size, else of the smallest sample."""
         return max(bisect_right(self.sizes, size) - 1, 0)
 
     def nearest(self, size: float) -> int:
-        """Place of the sample whose size is nearest; of two as near, the smaller."""
+        """Position of the sample whose size is nearest; of two equally near, the smaller."""
         at = bisect_left(self.sizes, size)
         if at == len(self.sizes):
             return at - 1
@@ -59,6 +59,6 @@ class Holdings:
 def split(remaining: Ints, placement: Ints, sizes: Floats, world: int) -> list[Holdings]:
     """The holdings of each worker."""
     holder = placement[remaining]
-    held = remaining[np.argsort(holder, kind="stable")]  # one pass, however many workers
+    held = remaining[np.argsort(holder, kind="stable")]  # one pass for any number of workers
     ends = np.cumsum(np.bincount(holder, minlength=world))
     return [Holdings(mine, sizes) for mine in np.split(held, ends[:-1])]

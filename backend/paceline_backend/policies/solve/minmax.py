@@ -11,23 +11,23 @@ from paceline_backend.policies.base import Floats, Ints
 
 Times = Callable[[Ints], Floats]  # counts [W] → each worker's time, [W]
 
-_HALVINGS = 60  # of the makespan: beyond that floats do not tell two apart
+_HALVINGS = 60  # of the makespan; more are below the precision of floats
 
 
 def minmax(times: Times, total: int, limits: Ints) -> Ints:
     """Counts n that minimise max_j times_j(n_j), with Σ n = total and 0 ≤ n_j ≤ limits_j, [W].
 
-    Exact: giving one sample after the other to whom it would make least late is optimal for times
-    that do not decrease. All samples but a few are given at once, by bisection on the makespan, so
-    that it takes some W · log²(total) steps. Of equally good choices the lowest ranks'.
+    The result is exact: for times that do not decrease, giving each sample to the worker that then
+    ends first is optimal. Bisection on the makespan gives all samples but a few at once, so that
+    about W · log²(total) steps suffice. Of equally good choices, the lowest ranks get the samples.
 
     Args:
-        times: each worker's time for so many samples, not decreasing in them.
+        times: each worker's time for its number of samples; must not decrease with this number.
         total: samples, ≥ 0.
         limits: most samples of each worker, [W].
 
     Raises:
-        ValueError: the limits' sum is below the total.
+        ValueError: the sum of the limits is below the total.
     """
     limits = np.minimum(np.asarray(limits, np.int64), total)
     if limits.sum() < total:
@@ -37,7 +37,7 @@ def minmax(times: Times, total: int, limits: Ints) -> Ints:
         )
     counts = _fill(times, total, limits)
     filled = counts.copy()
-    ahead = [times(np.minimum(filled + 1, limits))]  # with 1, 2, … samples more, all workers' times
+    ahead = [times(np.minimum(filled + 1, limits))]  # all workers' times with 1, 2, … more samples
     heap = [(float(ahead[0][j]), j) for j in np.flatnonzero(counts < limits).tolist()]
     heapq.heapify(heap)
     for _ in range(total - int(counts.sum())):
@@ -54,7 +54,7 @@ def minmax(times: Times, total: int, limits: Ints) -> Ints:
 
 
 def _fill(times: Times, total: int, limits: Ints) -> Ints:
-    """What the workers can do within a makespan in which they cannot do all; nearly all of it."""
+    """Counts for the largest tried makespan that does not suffice for all samples; nearly all."""
     low, high = np.zeros_like(limits), limits.copy()
     short, enough = 0.0, float(times(high).max(initial=0.0))
     for _ in range(_HALVINGS):
@@ -70,7 +70,7 @@ def _fill(times: Times, total: int, limits: Ints) -> Ints:
 
 
 def _within(times: Times, makespan: float, low: Ints, high: Ints) -> Ints:
-    """The most samples, between low and high, that each worker does within a makespan."""
+    """The most samples between low and high that each worker finishes within a makespan, [W]."""
     while (open_ := low < high).any():
         middle = (low + high + 1) // 2
         fits = times(middle) <= makespan

@@ -1,4 +1,4 @@
-"""The order of an epoch: PyTorch's, without PyTorch."""
+"""The order of an epoch, as PyTorch draws it, without importing PyTorch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def epoch_order(n: int, seed: int, epoch: int) -> Ints:
     """The permutation of an epoch, as ``DistributedSampler`` draws it.
 
     Equal to ``torch.randperm(n, generator=torch.Generator().manual_seed(seed + epoch))``: Mersenne
-    Twister (of whose seed only the low 32 bits count), 32-bit draws, Fisher-Yates from the front.
+    Twister seeded with the low 32 bits, 32-bit draws, Fisher-Yates from the front.
 
     Args:
         n: samples.
@@ -28,7 +28,7 @@ def epoch_order(n: int, seed: int, epoch: int) -> Ints:
         Sample indices, [n]; shared between callers, so read-only.
 
     Raises:
-        ValueError: more samples than PyTorch draws in this way.
+        ValueError: PyTorch draws so many samples in another way.
     """
     if n >= _LONGEST:
         raise ValueError(f"n: {n} samples; epoch_order handles fewer than {_LONGEST}")
@@ -44,7 +44,7 @@ def epoch_order(n: int, seed: int, epoch: int) -> Ints:
 
 @compiled
 def _swapped(there: Ints, n: int) -> Ints:
-    """0 … n-1 after each i in turn changed places with what is at `there` of it."""
+    """0 … n-1 after each position i, in turn, was swapped with position ``there[i]``."""
     order = np.arange(n)
     for i in range(len(there)):
         order[i], order[there[i]] = order[there[i]], order[i]
@@ -52,7 +52,7 @@ def _swapped(there: Ints, n: int) -> Ints:
 
 
 def remaining_in_order(n: int, seed: int, epoch: int, remaining: Ints) -> Ints:
-    """The samples left of an epoch, [R], in the epoch's order."""
+    """The remaining samples of an epoch in the epoch's order, [R]."""
     order = epoch_order(n, seed, epoch)
     if len(remaining) == n:
         return order

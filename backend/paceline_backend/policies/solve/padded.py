@@ -1,8 +1,8 @@
-"""Padded batches: each sample of a local batch takes as long as its longest.
+"""Padded batches: each sample of a local batch takes as long as the batch's longest sample.
 
-T_j = a_j·n_j·f(longest_j) + c_j·n_j + b_j. In a best partition each worker gets a run of the batch
-in order of length: exchanging samples until it is so makes no longest longer. So the batch is
-sorted and cut, which leaves who gets which run, and where to cut.
+T_j = a_j·n_j·f(longest_j) + c_j·n_j + b_j. Some best partition gives each worker a run of the batch
+sorted by length, because exchanges that lead to runs make no longest sample longer. The batch is
+therefore sorted and cut. What remains is the order of the workers and the places to cut.
 """
 
 from __future__ import annotations
@@ -13,22 +13,23 @@ from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.policies.jit import compiled
 from paceline_backend.policies.solve.workers import Workers
 
-_STATES = 1024  # of the table of `_merged`, at most: all orders of 10 workers
-_CLOSE = 1e-4  # of a time: nearer to the least is not tried for
-_ROUNDS = 6  # of putting an epoch's bins in order
-_BINS = 16_384  # of an epoch in small, on which counts are tried
-_TILTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # samples more for the first worker
+_STATES = 1024  # most states of the table in `_reached`; enough for all orders of 10 workers
+_CLOSE = 1e-4  # relative precision of a step's time
+_ROUNDS = 6  # of sorting an epoch's bins
+_BINS = 16_384  # bins of the sampled epoch on which counts are tried
+_TILTS = (0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)  # extra samples for the fastest worker
 
 
 def partition_padded(effective: Floats, workers: Workers, *, laid_out: bool = False) -> Ints:
-    """The rank of each sample, [n > 0]. The best one for up to 10 workers, or equal ones.
+    """The rank of each sample, [n > 0].
 
-    With more, workers of about one speed get their runs in order of speed.
+    The partition is best for up to 10 workers, and for equal workers. With more workers, those of
+    about one speed get their runs in order of speed.
 
     Args:
         effective: f(λ) of each sample, [n].
-        workers: that share them.
-        laid_out: as the samples come, they may be cut well.
+        workers: that share the samples.
+        laid_out: also try the cut of the samples in the given order.
     """
     order = np.argsort(-effective, kind="stable")
     descending = effective[order]
@@ -53,7 +54,7 @@ def partition_padded(effective: Floats, workers: Workers, *, laid_out: bool = Fa
 
 
 def _cut(sizes: Floats, turn: Ints, workers: Workers, below_s: float) -> Ints:
-    """Counts of the ranks in turn for the least time, if that is below a time; else fewer."""
+    """Counts of the ranks in `turn` for the least time; fewer samples if it is not `below_s`."""
     low, high = 0.0, below_s
     if high == np.inf:
         each = workers.a * sizes.max() + workers.c
@@ -84,7 +85,7 @@ def _slowest(sizes: Floats, turn: Ints, counts: Ints, w: Workers) -> float:
 
 @compiled
 def _fill(sizes: Floats, turn: Ints, w: Workers, time_s: float) -> Ints:
-    """How many samples each rank in turn takes within a time, as they come."""
+    """How many of the samples, in order, each rank in `turn` finishes within a time."""
     counts = np.zeros(len(turn), np.int64)
     at = 0
     for k in range(len(turn)):
@@ -99,7 +100,7 @@ def _fill(sizes: Floats, turn: Ints, w: Workers, time_s: float) -> Ints:
 
 
 def _groups(by_speed: Ints, workers: Workers, sizes: Floats) -> list[Ints]:
-    """Ranks in groups of like speed, as many as the table has room for."""
+    """Ranks in groups of similar speed, as many groups as the table has room for."""
     each = workers.a * sizes.mean() + workers.c
     gaps = np.diff(np.log(np.maximum(each[by_speed], 1e-300)))
     groups, states = [by_speed], len(by_speed) + 1
@@ -116,7 +117,10 @@ def _groups(by_speed: Ints, workers: Workers, sizes: Floats) -> list[Ints]:
 def _merged(
     sizes: Floats, groups: list[Ints], workers: Workers, below_s: float
 ) -> tuple[Ints, Ints]:
-    """The order of ranks, each group's kept, and their counts for the least time below one."""
+    """The order of ranks and their counts for the least time; empty if it is not `below_s`.
+
+    Ranks of one group keep their order.
+    """
     turn, counts = np.empty(0, np.int64), np.empty(0, np.int64)
     if len(groups) < 2:
         return turn, counts
@@ -140,10 +144,10 @@ def _merged(
 def _reached(
     sizes: Floats, members: Ints, starts: Ints, w: Workers, time_s: float
 ) -> tuple[Ints, Ints]:
-    """An order of ranks, and their counts, that gets farthest in the sorted samples within a time.
+    """The order of ranks, with their counts, that uses up the most sorted samples within a time.
 
-    A table over how many of each group had their run: how far the samples are then used up at
-    best. That is all that matters of the way there: later samples are shorter.
+    This is dynamic programming. A state says how many ranks of each group have their run. Its value
+    is the largest number of samples that are used up, because the samples after them are shorter.
     """
     groups = len(starts) - 1
     strides = np.ones(groups + 1, np.int64)
@@ -180,18 +184,18 @@ def compose_padded(
     """An order of the samples in which each `global_batch` of them is cut well, [R].
 
     An epoch of K steps on W workers is K·W bins with a fixed number of samples for each worker.
-    Each bin is a run of the epoch's samples in order of length; a step's bins have such lengths
-    that its workers end together. With different counts on different workers, long samples meet in
-    small bins, where padding costs little. Steps come in random order, in each samples rank by
-    rank; what is left for a smaller last step stays last.
+    Each bin is a run of the epoch's samples sorted by length. The bins of a step have lengths with
+    which its workers end together. If workers have different counts, long samples meet in small
+    bins, where padding costs little. Steps come in random order; within a step, samples come rank
+    by rank. The samples of a smaller last step come last.
 
     Args:
         effective: f(λ) of each sample, [R].
-        workers: that share them.
+        workers: that share the samples.
         global_batch: samples of a step.
-        rng: what is left to chance.
+        rng: source of all random choices.
     """
-    order = rng.permutation(len(effective))  # of equal lengths
+    order = rng.permutation(len(effective))  # random order among equal lengths
     order = order[np.argsort(-effective[order], kind="stable")]
     steps, rest = divmod(len(order), global_batch)
     at = int(rng.integers(steps + 1)) * global_batch
@@ -209,7 +213,7 @@ def compose_padded(
 
 
 def _best_counts(sizes: Floats, workers: Workers, global_batch: int, steps: int) -> Ints:
-    """Samples of each worker in a step: about as fast as it is, some tilted to the fast ones."""
+    """Samples of each worker in a step: in proportion to speed, with more for fast workers."""
     world = len(workers.a)
     few = max(1, min(steps, _BINS // world))
     part = sizes[np.arange(few * global_batch) * steps // few]
@@ -231,7 +235,7 @@ def _best_counts(sizes: Floats, workers: Workers, global_batch: int, steps: int)
 
 
 def proportional(mean: float, workers: Workers, samples: int) -> Ints:
-    """Each of the samples, all of mean size, where it ends first, [W]."""
+    """Counts of workers, [W]: each sample, of mean size, goes to the worker that ends first."""
     return _proportional(workers.a * mean + workers.c, workers.b, workers.most, samples)
 
 
@@ -249,10 +253,10 @@ def _proportional(each: Floats, b: Floats, most: Ints, samples: int) -> Ints:
 
 
 def _runs(sizes: Floats, workers: Workers, counts: Ints, steps: int) -> tuple[Ints, float]:
-    """Where the run of each bin begins in descending sizes, [steps, W]; the sum of steps' times.
+    """Where each bin's run begins in descending sizes, [steps, W]; the sum of the steps' times.
 
-    Bins are filled in the order of the longest sample that they should get, which is what their
-    steps' times allow; then steps' times are those that came out, and so on.
+    Bins are filled in the order of the longest sample that their step's time allows. The resulting
+    times of the steps then give a new order, for `_ROUNDS` rounds.
     """
     used = counts > 0
     n, a = np.maximum(counts, 1), workers.a

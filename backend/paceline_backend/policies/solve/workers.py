@@ -1,4 +1,4 @@
-"""What a step costs the workers, as compiled code takes it, and the bounds that follow from it."""
+"""The workers' models as compiled code takes them, and lower bounds of a step's time."""
 
 from __future__ import annotations
 
@@ -16,33 +16,33 @@ class Workers(NamedTuple):
     a: Floats  # [W] s per size unit
     c: Floats  # [W] s per sample
     b: Floats  # [W] s per step
-    most: Ints  # [W] samples that a worker may get of a step
+    most: Ints  # [W] most samples of a worker in a step
 
     @staticmethod
     def of(models: Models, most: Ints) -> Workers:
-        """With arrays of the one type that code is compiled for."""
+        """The models with the array types that the code is compiled for."""
         a, c, b = (np.array(values, np.float64) for values in (models.a, models.c, models.b))
         return Workers(a, c, b, np.array(most, np.int64))
 
     def only(self, among: npt.NDArray[np.bool_]) -> Workers:
-        """Some of them."""
+        """The workers that are True in `among`, [W]."""
         return Workers(self.a[among], self.c[among], self.b[among], self.most[among])
 
 
 def most_of(limits: Ints | None, samples: int, world: int) -> Ints:
-    """The most samples that each worker may get, [W]; without effect where they are too few."""
+    """The most samples of each worker, [W]; limits that allow too few samples are ignored."""
     if limits is None or int(np.sum(limits)) < samples:
         return np.full(world, samples, np.int64)
     return np.asarray(limits, np.int64)
 
 
 def descending(values: Floats) -> Ints:
-    """Positions, largest first; values that share their first 24 bits as they come.
+    """Positions in descending order of values; values with equal first 24 bits keep their order.
 
-    A radix sort, several times as fast as a stable sort of doubles.
+    This is a radix sort, several times as fast as a stable sort of doubles.
 
     Args:
-        values: finite, none negative, [n].
+        values: finite and ≥ 0, [n].
     """
     largest = float(values.max(initial=0.0)) or 1.0
     bits = ~(values / largest + 0.0).astype(np.float32).view(np.uint32)
@@ -51,9 +51,9 @@ def descending(values: Floats) -> Ints:
 
 
 def level(sizes: Floats, workers: Workers) -> float:
-    """The time at which all would end if average samples could be divided at will.
+    """The time at which all workers would end if average samples could be divided at will.
 
-    Workers whose b alone takes longer take no part; memory does not matter.
+    Workers whose b alone takes longer get nothing. Memory limits are ignored.
 
     Args:
         sizes: f(λ), [n].
@@ -65,10 +65,10 @@ def level(sizes: Floats, workers: Workers) -> float:
 
 
 def least(sizes: Floats, workers: Workers) -> float:
-    """A proven bound on what any partition of these samples takes.
+    """A proven lower bound of the time of any partition of these samples.
 
-    That is `level`, unless samples have costs that differ by worker (c/a): then each counts as on
-    the worker where it is cheapest, at these prices of time.
+    Without costs per sample this is `level`. Otherwise the relative cost of a sample depends on the
+    worker (c/a), and each sample counts with the least of its costs over the workers.
     """
     if not len(sizes) or not workers.c.any():
         return level(sizes, workers)
@@ -78,12 +78,12 @@ def least(sizes: Floats, workers: Workers) -> float:
 
 
 def _rates(sizes: Floats, workers: Workers) -> Floats:
-    """Average samples a second, [W]."""
+    """Average samples that each worker does in a second, [W]."""
     return np.asarray(1.0 / np.maximum(workers.a * sizes.mean() + workers.c, 1e-300))
 
 
 def _shared(work: float, rates: Floats, workers: Workers) -> float:
     by_b = np.argsort(workers.b)
     rates, b = rates[by_b], workers.b[by_b]
-    # More workers end it earlier until one's b alone takes longer: then ever later.
+    # More workers lower the time until a worker's b alone takes longer; then the time rises.
     return float(((work + np.cumsum(rates * b)) / np.cumsum(rates)).min())

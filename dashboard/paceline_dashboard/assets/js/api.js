@@ -1,4 +1,4 @@
-// The only way to the server: JSON under /api/v1, errors as RFC 9457.
+// All requests to the server: JSON under /api/v1, errors as RFC 9457.
 const BASE = new URL("../../", import.meta.url); // assets/js/ lies two levels below the dashboard's root
 const LONGEST_MS = 20_000;
 
@@ -15,13 +15,13 @@ export class ApiError extends Error {
    */
   constructor(status, message, fields = []) {
     super(message);
-    this.status = status; // 0: no answer at all, or half of one
-    this.fields = fields; // [{field, message}]: what is wrong with what was sent
+    this.status = status; // 0: no answer, or an incomplete one
+    this.fields = fields; // [{field, message}]: problems of the request's fields
   }
 }
 
 /**
- * The JSON answer; throws ApiError with the server's own words, or with status 0 when it is away.
+ * The JSON answer. Throws ApiError with the server's message, or with status 0 if the server is away.
  * @param {string} path
  * @param {Record<string, any>} params
  * @param {number} longestMs
@@ -91,7 +91,7 @@ async function request(target, options, longestMs = LONGEST_MS) {
 }
 
 /**
- * The problem document; the status line where there is none.
+ * The problem document of an error; without a document, the status line.
  * @param {Response} response
  */
 async function problemOf(response) {

@@ -1,9 +1,9 @@
-// Why ranks wait: in words, and over time.
+// Why ranks wait, in words and over time.
 import { CONFIG, layout } from "./charts.js";
 import { byId, text } from "./dom.js";
 import { percent } from "./format.js";
 
-/** Cause → its name, and a pattern that tells it from the others without colour. */
+/** Cause → name, and a pattern that distinguishes the causes without colour. */
 const CAUSES = {
   data: ["sizes of samples", ""],
   node: ["slow nodes", "/"],
@@ -16,27 +16,27 @@ const ID = "chart-attribution";
 export class AttributionChart {
   constructor() {
     /** @type {any} */
-    this.found = null; // the newest answer
+    this.answer = null; // the newest answer
     /** @type {any} */
     this.drawn = undefined; // the chart's element
   }
 
   /**
    * Takes an answer of `GET attribution`.
-   * @param {any} found
+   * @param {any} answer
    * @param {Colours} colours
    */
-  update(found, colours) {
-    this.found = found;
-    text("attribution-words", found.words);
+  update(answer, colours) {
+    this.answer = answer;
+    text("attribution-words", answer.words);
     this.draw(colours);
   }
 
   /** @param {Colours} colours */
   draw(colours) {
     const element = byId(ID);
-    if (!element || !this.found) return;
-    const { over_time: over, shares, from, to } = this.found;
+    if (!element || !this.answer) return;
+    const { over_time: over, shares, from, to } = this.answer;
     const traces = Object.entries(CAUSES).map(([cause, [name, shape]], at) => {
       const color = colours.ranks[at];
       return {

@@ -2,9 +2,9 @@
 import { integer, quantile } from "./format.js";
 import { gaps, marks } from "./marks.js";
 
-export const MOST_LINES = 16; // beyond, quantiles
-const UNSEEN_MS = 1500; // a chart that is scrolled out of sight is drawn no more often than this
-const MOST_POINTS = 6000; // per chart: what SVG draws in a few milliseconds
+export const MOST_LINES = 16; // with more workers, quantiles are drawn
+const UNSEEN_MS = 1500; // between two drawings of a chart that is scrolled out of sight
+const MOST_POINTS = 6000; // per chart, which SVG draws in a few milliseconds
 const SYMBOLS = ["circle", "square", "diamond", "cross", "triangle-up", "x", "star", "pentagon", "triangle-down"];
 export const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false };
 
@@ -26,11 +26,11 @@ export class Charts {
     this.wired = new Set();
     this.hovering = false;
     /** @type {{id: string, part: number} | null} */
-    this.pointer = null; // the chart under the pointer and where along its axis: {id, part}
+    this.pointer = null; // the chart under the pointer and the position on its axis: {id, part}
     /** @type {Set<string>} */
     this.visible = new Set();
     /** @type {Map<string, number>} */
-    this.drawnAt = new Map(); // chart → when, in ms
+    this.drawnAt = new Map(); // chart → time of its last drawing, in ms
     this.range = [0, 0]; // steps drawn, [from, to]
     this.observer = new IntersectionObserver((entries) => this.#seen(entries));
   }
@@ -63,7 +63,7 @@ export class Charts {
     }
     for (const { id, traces, options } of others) this.#plot(id, traces, from, to, colours, { ...marked, ...options });
     this.range = [from, to];
-    // The axis moved on under a resting pointer: the other charts follow to the step that is there now.
+    // The axis moved under a resting pointer: show the step that is now under it on the other charts.
     if (this.pointer) this.#others(this.pointer.id, Math.round(from + this.pointer.part * (to - from)));
   }
 
@@ -119,7 +119,7 @@ export class Charts {
    * @param {number | undefined} x
    */
   #hover(id, x) {
-    if (this.hovering) return; // our own call's event
+    if (this.hovering) return; // this event comes from our own call
     const [from, to] = this.range;
     this.pointer = x === undefined ? null : { id, part: (x - from) / (to - from) };
     this.#others(id, x);
@@ -142,7 +142,7 @@ export class Charts {
 }
 
 /**
- * What all charts look like, over the steps [from, to].
+ * The layout of all charts, over the steps [from, to].
  * @param {number} from
  * @param {number} to
  * @param {Colours} colours
@@ -203,7 +203,7 @@ function computeLines(view, colours) {
     return [
       {
         ...trace("compute_s"), mode: "lines+markers", name: `rank ${rank}`, line: { color, width: 1.6 },
-        // A shape now and then tells ranks apart without colour.
+        // Marks on some points distinguish ranks without colour.
         marker: { symbol: SYMBOLS[at % SYMBOLS.length], size: 6, maxdisplayed: 12, color },
         hovertemplate: "%{y:.3~s}s",
       },
@@ -224,7 +224,7 @@ const BAND = [
 ];
 
 /**
- * The slowest comes from the steps themselves: exact, however few of the workers' own rows are here.
+ * The slowest rank's time comes from the steps, so it is exact even with few workers' rows here.
  * @param {View} view
  * @param {Colours} colours
  */
@@ -261,7 +261,7 @@ function quantileLines(view, name, levels, colours, hovertemplate) {
 }
 
 /**
- * Sorting a thousand workers for each step at each drawing would cost more than drawing: remembered.
+ * Remembers the result: sorting a thousand workers at each step would take longer than drawing.
  * @param {Cell} cell
  * @param {CellName} name
  * @param {number} q
@@ -277,7 +277,7 @@ function quantileOf(cell, name, q) {
  */
 function shareAreas(view, colours) {
   const most = MOST_POINTS / Math.max(1, view.ranks.length);
-  const every = Math.max(1, Math.ceil(view.cellStep.length / most)); // stacks need one x for all: no extremes
+  const every = Math.max(1, Math.ceil(view.cellStep.length / most)); // stacked bands need the same x for all ranks, so extremes cannot be kept
   const at = view.cellStep.map((_, i) => i).filter((i) => i % every === 0);
   return view.ranks.map((rank, order) => ({
     x: at.map((i) => view.cellStep[i]),
@@ -289,7 +289,7 @@ function shareAreas(view, colours) {
 }
 
 /**
- * Each band's rank, written inside it at its right end.
+ * The rank of each band, written inside the band at its right end.
  * @param {View} view
  * @param {any[]} traces
  * @param {Colours} colours
@@ -321,7 +321,7 @@ function column(view, name, rank) {
 }
 
 /**
- * x and y with a null wherever steps are missing, so that no line bridges a gap; extremes kept where given.
+ * x and y with a null wherever steps are missing, so that no line bridges a gap; keeps extremes if given.
  * @param {number[]} step
  * @param {Column} y
  * @param {number} bucket
@@ -350,7 +350,7 @@ function broken(step, y, bucket, bounds = null) {
 }
 
 /**
- * At most about `most` points: of each run of points the least and the greatest, so that no spike is lost.
+ * About `most` points at most: the least and the greatest of each group, so that no spike is lost.
  * @param {number[]} x
  * @param {Column} y
  * @param {number} most
@@ -375,7 +375,7 @@ function thin(x, y, most) {
       }
     }
     const kept = new Set([low, high, gap].filter((i) => i >= 0));
-    for (const i of [...kept].sort((one, other) => one - other)) {
+    for (const i of [...kept].sort((a, b) => a - b)) {
       xs.push(x[i]);
       ys.push(y[i]);
     }

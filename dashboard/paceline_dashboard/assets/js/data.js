@@ -1,6 +1,6 @@
-// What the page knows of a run: the newest steps, one entry each, and what is marked on every chart.
+// The data of a run on its page: the newest steps, and the marks of every chart.
 export const MOST_STEPS = 2000;
-const MOST_CELLS = 400_000; // workers × steps: with many workers, theirs of fewer steps
+const MOST_CELLS = 400_000; // workers × steps; with many workers, fewer steps are kept
 const MOST_CHOICES = 20;
 /** @type {CellName[]} */
 export const CELLS = ["compute_s", "ett_s", "share"];
@@ -23,7 +23,7 @@ export function* rows(columns) {
 export class RunData {
   constructor() {
     /** @type {ChosenSynchroniser[]} */
-    this.chosen = []; // where policies chose another synchroniser, as `GET synchronisation` told last
+    this.chosen = []; // steps where policies chose another synchroniser, from `GET synchronisation`
     this.clear();
   }
 
@@ -35,19 +35,19 @@ export class RunData {
     /** @type {Set<number>} */
     this.known = new Set();
     /** @type {number[]} */
-    this.ranks = []; // whose cells are here: of very many workers, only some; ascending
+    this.ranks = []; // ranks with cells, ascending; of very many workers, only some
     /** @type {Switch[]} */
     this.switches = [];
     /** @type {Span[]} */
-    this.coasts = []; // [first step, one past the last): planned by no controller; disjoint, ascending; none older than `steps`
+    this.coasts = []; // [first step, one past the last) of steps without a controller; disjoint, ascending; not older than `steps`
     /** @type {Segment | null} */
     this.segment = null; // the newest
     /** @type {SynchroniserChoice[]} */
-    this.choices = []; // of synchronisers, by policies that choose: the newest, ascending
+    this.choices = []; // the newest choices of synchronisers by policies, ascending
     /** @type {number | undefined} */
     this.newest = undefined;
     /** @type {number} */
-    this.begins = 0; // the run's first step: later than 0 where it was resumed
+    this.begins = 0; // the run's first step; above 0 for a resumed run
   }
 
   /** The newest complete step's number, or -1. */
@@ -67,7 +67,7 @@ export class RunData {
   }
 
   /**
-   * Flat columns, as events bring them: one entry per rank and step.
+   * Takes flat columns from an event: one entry per rank and step.
    * @param {Record<string, any>} columns
    */
   addFlat(columns) {
@@ -80,7 +80,7 @@ export class RunData {
   }
 
   /**
-   * Tables name[rank][step], as `GET worker-steps` answers.
+   * Takes tables name[rank][step], from an answer of `GET worker-steps`.
    * @param {WorkerColumns} table
    */
   addTable(table) {
@@ -112,7 +112,7 @@ export class RunData {
   }
 
   /**
-   * Steps [from, to] that are here, ascending.
+   * The steps of [from, to] that are here, ascending.
    * @param {number} from
    * @param {number} to
    * @returns {Row[]}
@@ -122,7 +122,7 @@ export class RunData {
   }
 
   /**
-   * Whether all that there is of step `from` and later ones is here; with `cells`, of each worker too.
+   * Whether step `from` and all later steps are here; with `cells`, those of each worker, too.
    * @param {number} from
    * @param {boolean} cells
    */
@@ -133,22 +133,22 @@ export class RunData {
   }
 
   /**
-   * What charts draw, of steps [from, to] of a run of `world` workers.
+   * The view for charts of steps [from, to] of a run of `world` workers.
    * @param {number} from
    * @param {number} to
    * @param {number} world
    * @returns {View}
    */
   view(from, to, world) {
-    const found = this.rowsBetween(from, to);
+    const rows = this.rowsBetween(from, to);
     /** @type {Record<string, any>} */
     const metrics = {};
-    for (const name of found.length ? Object.keys(found[0]) : []) metrics[name] = found.map((row) => row[name]);
+    for (const name of rows.length ? Object.keys(rows[0]) : []) metrics[name] = rows.map((row) => row[name]);
     const cellStep = sorted(this.cells).filter((step) => step >= from && step <= to);
     return {
       bucket: 1,
       cellBucket: 1,
-      step: found.map((row) => row.step),
+      step: rows.map((row) => row.step),
       metrics,
       cellStep,
       cells: cellStep.map((step) => /** @type {Cell} */ (this.cells.get(step))),
@@ -161,7 +161,7 @@ export class RunData {
   /** @param {Segment} segment */
   #choose({ attempt, version, synchroniser_digest: digest, first_step: step, why }) {
     const last = this.choices.at(-1);
-    if (last && (attempt < last.attempt || (attempt === last.attempt && step < last.newest))) return; // told before
+    if (last && (attempt < last.attempt || (attempt === last.attempt && step < last.newest))) return; // known already
     if (last && attempt === last.attempt && version === last.version && digest === last.digest) {
       Object.assign(last, { newest: step, why });
     } else {
@@ -221,7 +221,7 @@ function sorted(map) {
  * @returns {Map<number, Cell>}
  */
 function cellsOf(table) {
-  const found = new Map();
+  const cells = new Map();
   const width = 1 + Math.max(-1, ...table.ranks);
   table.step.forEach((step, at) => {
     const cell = /** @type {Cell} */ ({});
@@ -231,13 +231,13 @@ function cellsOf(table) {
         cell[name][rank] = table[name]?.[row]?.[at] ?? NaN;
       });
     }
-    found.set(step, cell);
+    cells.set(step, cell);
   });
-  return found;
+  return cells;
 }
 
 /**
- * What charts draw, from the answers of `GET steps`, `GET worker-steps` and `GET coasts`.
+ * The view for charts from the answers of `GET steps`, `GET worker-steps` and `GET coasts`.
  * @param {StepColumns} steps
  * @param {WorkerColumns} table
  * @param {[number, number][]} coasts

@@ -1,12 +1,12 @@
-// Small helpers around the document.
+// Helpers for the document.
 /**
- * The element of this id. layout.py says of which kind it is, and that it is there.
+ * The element with this id, which layout.py defines.
  * @type {(id: string) => any}
  */
 export const byId = (id) => document.getElementById(id);
 
 /**
- * Sets text only when it changes: no needless layout, no repeated announcements by screen readers.
+ * Sets a text only if it changes, so that screen readers do not repeat it.
  * @param {string} id
  * @param {string} value
  */
@@ -25,7 +25,7 @@ export function show(id, visible) {
 }
 
 /**
- * Shows a message in an alert box; an empty one hides it.
+ * Shows a message in an alert box; an empty message hides the box.
  * @param {string} id
  * @param {string} message
  */
@@ -53,13 +53,13 @@ export function make(tag, properties = {}, ...children) {
 }
 
 /**
- * The element, as soon as it is in the document: some of Dash's components render late.
+ * Waits for the element with this id: some of Dash's components render late.
  * @param {string} id
  * @returns {Promise<any>}
  */
 export function whenThere(id) {
-  const found = byId(id);
-  if (found) return Promise.resolve(found);
+  const present = byId(id);
+  if (present) return Promise.resolve(present);
   return new Promise((resolve) => {
     const observer = new MutationObserver(() => {
       const element = byId(id);
@@ -72,7 +72,7 @@ export function whenThere(id) {
 }
 
 /**
- * Where we are, in the header; empty on the first page.
+ * Shows the place of this page in the header; empty on the first page.
  * @param {string} label
  */
 export function crumbs(label) {
@@ -88,7 +88,7 @@ const STATES = {
 };
 
 /**
- * What the header says about the connection: "live", "connecting", "lost" or "ended".
+ * Shows the connection's state in the header: "live", "connecting", "lost" or "ended".
  * @param {keyof typeof STATES} state
  */
 export function connection(state) {
@@ -98,7 +98,7 @@ export function connection(state) {
 }
 
 /**
- * Calls `task` every `period_s` while the page is visible; never twice at once. Returns how to end it.
+ * Calls `task` every `period_s` while the page is visible, never twice at once. Returns a function that ends it.
  * @param {() => unknown} task
  * @param {number} periodS
  */

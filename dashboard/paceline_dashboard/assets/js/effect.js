@@ -1,4 +1,4 @@
-// What a policy switch did to SE and step time: means of up to 20 steps on each side.
+// The effect of a policy switch on SE and step time: means of up to 20 steps before and after.
 import { get } from "./api.js";
 import { mean, ratio, seconds } from "./format.js";
 import { rows } from "./data.js";
@@ -14,7 +14,7 @@ export class Effects {
     this.run = run;
     this.data = data;
     /** @type {Map<number, Row[] | undefined>} */
-    this.fetched = new Map(); // version → rows around a switch that is older than what the page holds
+    this.fetched = new Map(); // version → rows around a switch that is older than the page's data
   }
 
   clear() {
@@ -33,12 +33,12 @@ export class Effects {
     const place = switches.indexOf(change);
     const from = Math.max(at - SIDE, switches[place - 1]?.effective_step ?? 0);
     const to = Math.min(at + SIDE, switches[place + 1]?.effective_step ?? Infinity) - 1;
-    let found = this.data.rowsBetween(from, to);
+    let rows = this.data.rowsBetween(from, to);
     if (!this.data.reachesBackTo(from)) {
       this.#fetch(change.version, from, to);
-      found = this.fetched.get(change.version) ?? found;
+      rows = this.fetched.get(change.version) ?? rows;
     }
-    return { before: found.filter((row) => row.step < at), after: found.filter((row) => row.step >= at) };
+    return { before: rows.filter((row) => row.step < at), after: rows.filter((row) => row.step >= at) };
   }
 
   /**
@@ -70,7 +70,7 @@ export class Effects {
     this.fetched.set(version, undefined);
     get(`runs/${encodeURIComponent(this.run)}/steps`, { from, to, points: 2 * SIDE }).then(
       (columns) => this.fetched.set(version, [...rows(columns)]),
-      () => this.fetched.delete(version), // the server is away: the next drawing asks again
+      () => this.fetched.delete(version), // the server is away: ask again at the next drawing
     );
   }
 }

@@ -1,4 +1,4 @@
-// A preset's parameters as form fields: made, read and checked by their JSON Schema.
+// A preset's parameters as form fields, made, read and checked by their JSON Schema.
 import { byId, make, problem } from "./dom.js";
 import { integer } from "./format.js";
 
@@ -17,7 +17,7 @@ export class FieldError extends Error {
 }
 
 /**
- * A labelled control for one parameter, with a place for what is wrong with it.
+ * A labelled control for one parameter, with a place for its error message.
  * @param {string} name
  * @param {ParameterSchema} schema
  * @param {any} value
@@ -53,12 +53,12 @@ export function valueOf(name, schema, world) {
   if (schema.type === "boolean") return control.checked;
   if (schema.type === "array") return listOf(name, schema, control.value, world);
   if (schema.type === "string") return control.value;
-  // A number field's value is empty for what is no number.
+  // A number field has an empty value if its text is no number.
   return checked(name, schema, control.value.trim() === "" ? NaN : Number(control.value));
 }
 
 /**
- * Says at a parameter's field what is wrong with it; "" takes it back. Whether there is such a field.
+ * Shows an error message at a parameter's field; "" removes it. Returns whether there is a field.
  * @param {string} name
  * @param {string} message
  */
@@ -124,7 +124,7 @@ function checked(name, schema, value) {
 }
 
 /**
- * "a whole number, at least 4, at most 64"; "" for what is no number.
+ * "a whole number, at least 4, at most 64"; "" for other types.
  * @param {ParameterSchema} schema
  */
 function bounds(schema) {

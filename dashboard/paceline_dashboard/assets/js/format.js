@@ -1,4 +1,4 @@
-// Numbers with units. A missing one is an en dash, never 0 or NaN.
+// Numbers with units. A missing number is an en dash, never 0 or NaN.
 /**
  * @param {number | null | undefined} value
  * @returns {value is number}
@@ -22,7 +22,7 @@ export function integer(value) {
 }
 
 /**
- * A duration in the unit that suits it. Widths stay put: always three significant digits.
+ * A duration in a suitable unit, always with three significant digits so that its width stays the same.
  * @param {number | null | undefined} value
  */
 export function seconds(value) {
@@ -62,7 +62,7 @@ export function bytes(value) {
 }
 
 /**
- * A Unix time in the reader's zone: the time alone for today, else with its date.
+ * A Unix time in the reader's time zone; with the date if it is not today.
  * @param {number | null | undefined} value
  */
 export function moment(value) {

@@ -2,10 +2,10 @@
 import { integer, seconds } from "./format.js";
 import { byId, text } from "./dom.js";
 
-const MOST_ROWS = 256; // more workers share rows, each showing its slowest
-const MOST_COLUMNS = 2500; // likewise steps, while only the newest of a long range are here
+const MOST_ROWS = 256; // with more workers, several share a row, which shows the slowest
+const MOST_COLUMNS = 2500; // with more steps, several share a column
 
-// Cividis: even in brightness and the same to colour-blind eyes.
+// Cividis: evenly increasing brightness, and equal for colour-blind readers.
 const STOPS = [[0, 32, 77], [57, 73, 110], [112, 113, 118], [165, 155, 115], [219, 202, 91], [255, 234, 70]];
 const TABLE = Array.from({ length: 256 }, (_, i) => {
   const at = (i / 255) * (STOPS.length - 1);
@@ -16,12 +16,12 @@ const TABLE = Array.from({ length: 256 }, (_, i) => {
 export class HeatMap {
   constructor() {
     /** @type {any} */
-    this.view = null; // a `View`, once one was drawn
+    this.view = null; // the drawn `View`
     this.values = new Float32Array();
     this.from = 0; // first step
     this.columns = 0;
-    this.bucket = 1; // steps to a column
-    this.together = 1; // ranks to a row
+    this.bucket = 1; // steps per column
+    this.together = 1; // ranks per row
     this.wired = false;
     this.hovered = false;
   }
@@ -42,7 +42,7 @@ export class HeatMap {
     this.together = Math.ceil(view.ranks.length / MOST_ROWS);
     const height = Math.ceil(view.ranks.length / this.together);
     const [low, high] = this.#fill(height);
-    // One pixel a cell; the style scales it up without smoothing.
+    // One pixel per cell; the style sheet enlarges the image without smoothing.
     canvas.width = this.columns;
     canvas.height = height;
     canvas.getContext("2d").putImageData(this.#image(height, low, high), 0, 0);
@@ -51,7 +51,7 @@ export class HeatMap {
   }
 
   /**
-   * Fills `values` (NaN: nothing known) and returns the least and the greatest.
+   * Fills `values` (NaN: unknown) and returns the least and the greatest value.
    * @param {number} height
    */
   #fill(height) {

@@ -1,23 +1,23 @@
-// Steps older than those the page holds, thinned out by the server.
+// Steps older than the page's data, thinned out by the server.
 import { get } from "./api.js";
 import { historyView } from "./data.js";
 
 const POINTS = 1000;
 const MOST_CELLS = 60_000; // workers × points in one answer
-const MOST_RANKS = 1024; // of more workers, the server gives so many at most
-const LEAST_PAUSE_MS = 2000; // between an answer and asking again,
-const PAUSE_PER_MS = 4; // and so many times what the answer took: it may be a heavy one
+const MOST_RANKS = 1024; // the most workers in an answer of the server
+const LEAST_PAUSE_MS = 2000; // between an answer and the next request
+const PAUSE_PER_MS = 4; // pause per ms that the answer took: an answer may be expensive
 const LONGEST_PAUSE_MS = 30_000; // while the server is away
 
 export class History {
   /**
    * @param {string} path
-   * @param {() => void} arrived called when a view has come
+   * @param {() => void} arrived called when a view has arrived
    */
   constructor(path, arrived) {
     this.path = path;
     this.arrived = arrived;
-    this.round = 0; // an answer to what was asked before is of no use
+    this.round = 0; // answers to requests of an earlier round are ignored
     this.clear();
   }
 
@@ -25,9 +25,9 @@ export class History {
     /** @type {string | null} */
     this.key = null;
     /** @type {View | null} */
-    this.found = null;
+    this.shown = null;
     /** @type {number} */
-    this.end = -1; // the newest step when it was asked for
+    this.end = -1; // the newest step at the time of the request
     /** @type {number} */
     this.failures = 0; // in a row
     /** @type {number} */
@@ -37,8 +37,8 @@ export class History {
   }
 
   /**
-   * The view of steps [from, to] of a run of `world` workers whose newest step is `latest`, or null while it is on
-   * its way. Asks again, giving the last answer of the same `key` meanwhile, once there is a point more to draw.
+   * The view of steps [from, to] of a run of `world` workers whose newest step is `latest`, or null until it
+   * arrives. With a new point to draw it asks again, and returns the last view of the same `key` until then.
    * @param {string} key
    * @param {number} from
    * @param {number} to
@@ -51,9 +51,9 @@ export class History {
       this.key = key;
     }
     const end = Math.min(to, latest);
-    const grown = this.found === null || end - this.end >= this.found.bucket;
+    const grown = this.shown === null || end - this.end >= this.shown.bucket;
     if (grown && !this.busy && performance.now() >= this.notBefore) this.#fetch(from, end, world);
-    return this.found;
+    return this.shown;
   }
 
   /**
@@ -72,8 +72,8 @@ export class History {
         get(`${this.path}/worker-steps`, { from, to, points }),
         get(`${this.path}/coasts`, { from, to, points: POINTS }),
       ]);
-      if (round !== this.round) return; // something else is being looked at by now
-      this.found = historyView(steps, table, coasts, world);
+      if (round !== this.round) return; // the user looks at other steps by now
+      this.shown = historyView(steps, table, coasts, world);
       this.end = to;
       this.failures = 0;
       this.#pause(Math.max(LEAST_PAUSE_MS, PAUSE_PER_MS * (performance.now() - began)));

@@ -1,4 +1,4 @@
-// What a run is like now, then its event stream; again from the start after each interruption.
+// A run's snapshot, then its event stream; starts again with a snapshot after each interruption.
 import { url } from "./api.js";
 import { connection } from "./dom.js";
 
@@ -22,13 +22,13 @@ export class Live {
     this.source = null;
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.timer = undefined;
-    this.resting = false; // the run has ended, and the server has ended its stream
-    this.round = 0; // an answer that arrives after close() or a new connection is of no use
+    this.resting = false; // the run has ended, and so has the stream
+    this.round = 0; // answers that arrive after close() or after a new connection are ignored
     this.onVisibility = () => (document.hidden ? this.#disconnect() : this.#connect());
   }
 
   open() {
-    // A hidden page costs nothing: no stream, no drawing; a fresh snapshot when it is looked at again.
+    // A hidden page has no stream and draws nothing; when it is shown again, it loads a new snapshot.
     document.addEventListener("visibilitychange", this.onVisibility);
     connection("connecting");
     if (!document.hidden) this.#connect();
@@ -54,11 +54,11 @@ export class Live {
       const since = await this.load(() => round === this.round);
       if (round === this.round) this.#listen(since, round);
     } catch (error) {
-      if (error.status === undefined) reportError(error); // ours, not the connection's
+      if (error.status === undefined) reportError(error); // an error of our code, not of the connection
       if (round !== this.round) return;
       const away = error.status === 0 || error.status >= 500;
       if (!away) this.on.problem(error);
-      if (away || error.status === undefined) this.#retry(); // else trying again would change nothing
+      if (away || error.status === undefined) this.#retry(); // otherwise trying again would not help
     }
   }
 
@@ -85,7 +85,7 @@ export class Live {
     };
   }
 
-  /** Nothing more will come, unless `reopen` is called. */
+  /** Ends the stream; only `reopen` starts it again. */
   #rest() {
     this.#disconnect();
     this.resting = true;
@@ -100,7 +100,7 @@ export class Live {
     if (this.resting && !document.hidden) this.#connect();
   }
 
-  /** Later and later, and not all pages at the same moment after a restart of the server. */
+  /** Waits longer after each failure, with a random part so that not all pages return at once. */
   #retry() {
     this.#disconnect();
     connection("lost");

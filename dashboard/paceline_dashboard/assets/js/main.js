@@ -1,4 +1,4 @@
-// Opens the module of the page that Dash has put in place, and closes the one before.
+// Opens the module of the page that Dash shows, and closes the module of the page before.
 import { connection, crumbs } from "./dom.js";
 import { openRun } from "./run.js";
 import { openRuns } from "./runs.js";

@@ -1,21 +1,21 @@
-// What every chart shows besides its lines: policy switches, other synchronisers that policies chose, time without a
+// The marks of every chart: policy switches, synchronisers that policies chose, time without a
 // controller, missing telemetry.
-const LABEL = 0.24; // of the axis: what a name may need
-const WORDS = 60; // characters of a line of what pointing at a label shows
+const LABEL = 0.24; // share of the axis that a name may need
+const WORDS = 60; // most characters of a line in a label's tooltip
 
 /**
- * Spans of steps that not all workers reported, between those that they did: [first, one past the last).
+ * Spans of missing steps between steps that all workers reported: [first, one past the last).
  * @param {number[]} step
  * @param {number} bucket
  * @returns {Span[]}
  */
 export function gaps(step, bucket) {
   /** @type {Span[]} */
-  const found = [];
+  const spans = [];
   for (let i = 1; i < step.length; i++) {
-    if (step[i] - step[i - 1] > 1.5 * bucket) found.push([step[i - 1] + bucket, step[i]]);
+    if (step[i] - step[i - 1] > 1.5 * bucket) spans.push([step[i - 1] + bucket, step[i]]);
   }
-  return found;
+  return spans;
 }
 
 /**
@@ -42,7 +42,7 @@ export function marks({ switches, chosen }, coasts, missing, from, to, colours) 
       type: "rect", xref: "x", yref: "paper", x0, x1, y0: 0, y1: 1, layer: "below",
       fillcolor: fill, line: { color: colours.muted, width: 0.7, dash },
     });
-    // A label wider than its span would cover its neighbours; the key above the charts explains the rest.
+    // A label wider than its span would cover its neighbours, so it is left out. The key explains the mark.
     if (x1 - x0 > 0.12 * (to - from)) annotations.push(note(label, (x0 + x1) / 2, 0.04, "center", colours.muted));
   }
   /** @type {(x: number, dash: string, width: number) => object} */
@@ -65,9 +65,9 @@ export function marks({ switches, chosen }, coasts, missing, from, to, colours) 
     labelled.push(x);
   }
   for (const { from: x, before, synchroniser, why } of [...chosen].reverse()) {
-    if (before === null || x < from || x > to) continue; // a policy's first: its switch is marked
+    if (before === null || x < from || x > to) continue; // a policy's first choice: its switch is marked already
     shapes.push(mark(x, "dot", 1.2));
-    // The newest ones' labels, as far as there is room; the panel "Policy" tells the others.
+    // The newest choices get labels while there is room; the panel "Policy" lists all.
     if (labelled.some((other) => Math.abs(begins(other) - begins(x)) < room)) continue;
     const hovertext = lines(`From step ${x} ${why}.`);
     annotations.push({ ...label(`▹ ${synchroniser}`, x), captureevents: true, hovertext });
@@ -91,7 +91,7 @@ function note(text, x, y, xanchor, color) {
 }
 
 /**
- * Words in lines of about a length.
+ * Breaks a text into lines of about equal length.
  * @param {string} words
  */
 function lines(words) {

@@ -1,5 +1,5 @@
-// One drawing at a time, of all that has arrived since the last; never faster than the browser can paint.
-const SHORTEST_MS = 200; // training shares the machine in the demonstration: five drawings a second suffice
+// Draws all new data at once, one drawing at a time, never faster than the browser can paint.
+const SHORTEST_MS = 200; // five drawings a second; in the demonstration, training shares the machine
 
 export class Painter {
   /** @param {() => void} draw */
@@ -10,7 +10,7 @@ export class Painter {
     this.closed = false;
   }
 
-  /** Draws at the next frame (a hidden page has none), or after the drawing that is under way. */
+  /** Draws at the next frame, or after the current drawing. A hidden page has no frames. */
   request() {
     this.wanted = true;
     if (!this.busy && !this.closed) this.#next();
@@ -29,7 +29,7 @@ export class Painter {
       try {
         this.draw();
       } finally {
-        // The frame after the next proves that this one was painted.
+        // The frame after the next shows that this frame was painted.
         requestAnimationFrame(() => {
           const took = performance.now() - began;
           setTimeout(() => this.#done(), Math.max(SHORTEST_MS - took, took));

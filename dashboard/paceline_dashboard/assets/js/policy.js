@@ -1,11 +1,11 @@
-// Choosing another policy: preset, parameters, confirmation, and what came of it.
+// The dialog to switch the policy: preset, parameters, confirmation and result.
 import { get, post } from "./api.js";
 import { byId, make, problem, show, text } from "./dom.js";
 import { blame, fieldOf, FieldError, valueOf } from "./fields.js";
 import { mean, moment, seconds } from "./format.js";
 import { ENDED, simulated } from "./summary.js";
 
-// What the chosen preset does to the training: `changes` of `GET policies`.
+// What the chosen preset changes in the training: `changes` of `GET policies`.
 /** @type {Record<Changes, string>} */
 const CHANGES = {
   nothing:
@@ -22,7 +22,7 @@ const CHANGES = {
 };
 /** @type {string[]} */
 const SEVERITY = Object.keys(CHANGES);
-const AT_PARAMETER = /^parameters\.(\w+): (.*)$/s; // how the server names the parameter at fault
+const AT_PARAMETER = /^parameters\.(\w+): (.*)$/s; // the server's message about a wrong parameter
 
 export class PolicyPanel {
   /**
@@ -35,7 +35,7 @@ export class PolicyPanel {
     this.data = data;
     this.effects = effects;
     /** @type {any} */
-    this.run = null; // its newest state, once there is any
+    this.run = null; // the run's newest state
     /** @type {PresetInfo[]} */
     this.presets = [];
     byId("policy-apply").addEventListener("click", () => this.propose());
@@ -43,7 +43,7 @@ export class PolicyPanel {
     byId("policy-parameters").addEventListener("change", () => this.#tellChanges());
     byId("policy-parameters").addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
       if (event.key !== "Enter") return;
-      event.preventDefault(); // else the form's first button, Cancel, would be pressed
+      event.preventDefault(); // otherwise Enter would press the form's first button, Cancel
       this.#apply();
     });
     byId("policy-confirm").addEventListener("click", () => this.#apply());
@@ -65,7 +65,7 @@ export class PolicyPanel {
   }
 
   /**
-   * Opens the dialog, with a preset chosen: the one in force unless another is named.
+   * Opens the dialog with a chosen preset, by default the policy in force.
    * @param {string} policy
    * @param {Record<string, any>} parameters
    */
@@ -80,7 +80,7 @@ export class PolicyPanel {
     this.#chosen(parameters);
   }
 
-  /** The policy in force, the newest switch in words, the earlier ones below it. */
+  /** Draws the policy in force, the newest switch in words, and the earlier switches below. */
   draw() {
     const preset = this.presets.find((known) => known.name === this.run.policy);
     text("policy-current", this.run.policy);
@@ -94,7 +94,7 @@ export class PolicyPanel {
     fill("switch-history", earlier.map((change) => this.#words(change)));
   }
 
-  /** Why gradients meet as they do, where the policy in force chooses that. */
+  /** Draws why the policy in force chose its synchroniser, if it chooses one. */
   #explain() {
     const choices = this.data.choices.filter((choice) => choice.version === this.data.segment?.version);
     const [newest, ...earlier] = choices.reverse();
@@ -153,7 +153,7 @@ export class PolicyPanel {
     return `It takes effect when the running plan segment ends: within about ${steps} steps${step === null ? "" : ` (${seconds(steps * step)})`}.`;
   }
 
-  /** The chosen preset's parameters, or null where one is not legal: then its field says so. */
+  /** The chosen preset's parameters, or null if a value is not legal; its field shows the message. */
   #parameters() {
     try {
       const schemas = Object.entries(this.#preset.parameters);
@@ -184,7 +184,7 @@ export class PolicyPanel {
   }
 
   /**
-   * The server's words: at the field that they are about, else below all.
+   * Shows the server's message at the field that it names, otherwise below all fields.
    * @param {import("./api.js").ApiError} error
    */
   #refused(error) {
@@ -210,7 +210,7 @@ export class PolicyPanel {
 
 /**
  * What a preset changes in the training with these parameters: "nothing", "batches" or "training".
- * Of several parameters that change it, the gravest counts.
+ * If several parameters change it, the gravest change counts.
  * @param {Pick<PresetInfo, "changes" | "changes_with">} preset
  * @param {Record<string, any>} parameters
  * @returns {Changes}
@@ -222,7 +222,7 @@ export function changesOf({ changes, changes_with: changesWith }, parameters) {
 }
 
 /**
- * Puts lines into a list, if they are others than before.
+ * Puts lines into a list, if they have changed.
  * @param {string} id
  * @param {string[]} lines
  */
@@ -257,7 +257,7 @@ function optionOf(preset, inForce) {
 const same = (value, other) => JSON.stringify(value) === JSON.stringify(other);
 
 /**
- * A value in a few words; of a long list its beginning.
+ * A short text for a value; a long list is cut.
  * @param {any} value
  */
 function brief(value) {

@@ -1,35 +1,35 @@
-// How gradients meet where a relaxed synchroniser is in force: rounds over steps, and how old gradients were.
+// Rounds of relaxed synchronisers over steps, and the age of gradients.
 import { CONFIG, layout } from "./charts.js";
 import { byId, make, show } from "./dom.js";
 import { integer } from "./format.js";
 
 const STALENESS = "chart-staleness";
-const PATTERNS = ["", "/", ".", "x", "-", "|"]; // tell policies apart without colour
-const MOST_POLICIES = PATTERNS.length; // of the steps shown: the newest
+const PATTERNS = ["", "/", ".", "x", "-", "|"]; // distinguish policies without colour
+const MOST_POLICIES = PATTERNS.length; // the newest policies of the steps shown
 
 export class Rounds {
   constructor() {
     /** @type {any} */
-    this.found = null; // what was told last, of a run that has or had rounds
+    this.answer = null; // the newest answer, if the run has or had rounds
     /** @type {any} */
     this.drawn = undefined; // the chart's element
   }
 
   get any() {
-    return this.found !== null;
+    return this.answer !== null;
   }
 
   /**
    * Takes an answer of `GET synchronisation`.
-   * @param {any} found
+   * @param {any} answer
    * @param {Colours} colours
    */
-  update(found, colours) {
-    if (!this.any && found.newest === null) return;
-    this.found = found;
+  update(answer, colours) {
+    if (!this.any && answer.newest === null) return;
+    this.answer = answer;
     show("rounds", true);
-    const words = this.#policies().map((one) => one.words);
-    const last = found.newest === null ? "" : `; the last one was in step ${integer(found.newest)}`;
+    const words = this.#policies().map((policy) => policy.words);
+    const last = answer.newest === null ? "" : `; the last one was in step ${integer(answer.newest)}`;
     const shown = words.length ? words : [`No round in the steps shown${last}.`];
     const list = byId("rounds-words");
     if (list.dataset.shown !== shown.join("\n")) {
@@ -46,8 +46,8 @@ export class Rounds {
    */
   charts(colours) {
     if (!this.any) return [];
-    const { over_time: over, in_force: policies } = this.found;
-    const world = Math.max(1, ...policies.map((/** @type {any} */ one) => one.world));
+    const { over_time: over, in_force: policies } = this.answer;
+    const world = Math.max(1, ...policies.map((/** @type {any} */ policy) => policy.world));
     /** @type {(column: Column, name: string, color: string, dash: string, more?: object) => object} */
     const line = (column, name, color, dash, more = {}) => ({
       ...this.#line(column), type: "scatter", mode: "lines+markers", name, connectgaps: false,
@@ -92,22 +92,22 @@ export class Rounds {
   }
 
   /**
-   * The distribution of staleness, which is over no steps.
+   * Draws the distribution of staleness.
    * @param {Colours} colours
    */
   draw(colours) {
     const element = byId(STALENESS);
     if (!element || !this.any) return;
     const policies = this.#policies();
-    const most = Math.max(1, ...policies.map((one) => one.staleness.length)); // the last one: or older
-    const oldest = Math.max(1, ...policies.map((one) => one.staleness.findLastIndex((/** @type {number} */ count) => count > 0)));
+    const most = Math.max(1, ...policies.map((policy) => policy.staleness.length)); // the last entry counts older gradients, too
+    const oldest = Math.max(1, ...policies.map((policy) => policy.staleness.findLastIndex((/** @type {number} */ count) => count > 0)));
     const bins = Math.min(most, oldest + 1);
     const ages = Array.from({ length: bins }, (_, age) => age);
-    const traces = policies.map((one, at) => {
-      const all = one.staleness.reduce((/** @type {number} */ sum, /** @type {number} */ count) => sum + count, 0);
+    const traces = policies.map((policy, at) => {
+      const all = policy.staleness.reduce((/** @type {number} */ sum, /** @type {number} */ count) => sum + count, 0);
       return {
-        type: "bar", name: `${one.policy}, from step ${one.from}`, x: ages,
-        y: ages.map((age) => (all ? (one.staleness[age] ?? 0) / all : 0)),
+        type: "bar", name: `${policy.policy}, from step ${policy.from}`, x: ages,
+        y: ages.map((age) => (all ? (policy.staleness[age] ?? 0) / all : 0)),
         marker: {
           color: colours.ranks[at], line: { width: 0 },
           pattern: { shape: PATTERNS[at], fillmode: "overlay", fgcolor: colours.panel, size: 5, solidity: 0.35 },
@@ -128,16 +128,16 @@ export class Rounds {
 
   /** @returns {any[]} */
   #policies() {
-    return this.found.in_force.slice(-MOST_POLICIES);
+    return this.answer.in_force.slice(-MOST_POLICIES);
   }
 
   /**
-   * x and y, with a null where another policy begins: what was between its rounds and those before had none.
+   * x and y, with a null where another policy begins, so that no line joins the rounds of two policies.
    * @param {Column} column
    */
   #line(column) {
-    const { over_time: over, in_force: policies } = this.found;
-    const begins = policies.slice(1).map((/** @type {any} */ one) => one.from);
+    const { over_time: over, in_force: policies } = this.answer;
+    const begins = policies.slice(1).map((/** @type {any} */ policy) => policy.from);
     /** @type {number[]} */
     const x = [];
     /** @type {Column} */

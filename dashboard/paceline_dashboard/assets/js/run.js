@@ -1,4 +1,4 @@
-// The page of one run: keeps its parts fed and drawn.
+// The page of one run: gives its parts data and draws them.
 import { ApiError, get, post } from "./api.js";
 import { AttributionChart } from "./attribution.js";
 import { Auto } from "./auto.js";
@@ -17,17 +17,17 @@ import { onTheme, theme } from "./theme.js";
 import { WhatIf } from "./whatif.js";
 import { WorkersTable } from "./workers.js";
 
-const LOADED_CELLS = 60_000; // workers × steps at once: a second of the server's time
-const POLL_S = 2; // what events do not carry: workers' fits, the controller's lease
-const WHY_S = 5; // why ranks wait, what `auto` decided
-const MANY = 1024; // workers whose table is megabytes: asked for more seldom
+const LOADED_CELLS = 60_000; // workers × steps per request, which take the server a second
+const POLL_S = 2; // for data without events: workers' fits, the controller's lease
+const WHY_S = 5; // for the attribution and the decisions of `auto`
+const MANY = 1024; // from this many workers on, tables have megabytes and are requested less often
 const MANY_S = 15;
-const POINTS = 1000; // of rounds over time
-const PAUSE_PER_MS = 4; // between two answers about rounds, for each ms that one took
-const LEAST_SPAN = 20; // steps on the axis from the first one on, so that it does not jump
+const POINTS = 1000; // most points of rounds over time
+const PAUSE_PER_MS = 4; // pause between two requests for rounds, per ms that the answer took
+const LEAST_SPAN = 20; // least number of steps on the axis, so that it does not jump at the start
 
 /**
- * Opens the page; returns how to close it.
+ * Opens the page; returns a function that closes it.
  * @param {Pick<PageData, "run" | "palette" | "plotly">} page id, colours, where Plotly is
  */
 export function openRun({ run, palette, plotly }) {
@@ -49,7 +49,7 @@ class RunPage {
     this.palette = palette;
     this.closed = false;
     /** @type {any} */
-    this.run = null; // its newest state, a `Run`
+    this.run = null; // the newest state, a `Run`
     /** @type {[number, number] | null} */
     this.zoom = null; // [from, to] that the user chose
     this.data = new RunData();
@@ -77,11 +77,11 @@ class RunPage {
     /** @type {any} */
     this.colours = null; // the theme's `Colours`
     /** @type {Record<string, string>} */
-    this.told = {}; // table → what it was asked for last, up to which step, in which state of the run
-    this.asked = 0; // how often for rounds,
-    this.meetAfter = 0; // and when again: those of a long run are a heavy answer
+    this.requested = {}; // table → key of its last request: step and state of the run
+    this.asked = 0; // number of requests for rounds
+    this.meetAfter = 0; // time of the next request: rounds of a long run are an expensive answer
     /** @type {(() => void)[]} */
-    this.endings = []; // how to end what the page began
+    this.endings = []; // functions that end what the page started
   }
 
   async open() {
@@ -137,15 +137,15 @@ class RunPage {
   }
 
   /**
-   * What `ask` gives, as soon as the server answers; undefined where it knows of no such thing.
+   * Repeats `ask` until the server answers; undefined if the server has no answer (404).
    * @param {() => Promise<any>} ask
    */
   async #insist(ask) {
     while (!this.closed) {
       try {
-        const found = await ask();
+        const answer = await ask();
         problem("run-problem", "");
-        return found;
+        return answer;
       } catch (error) {
         problem("run-problem", error.message);
         if (error.status === 404) return undefined;
@@ -156,7 +156,7 @@ class RunPage {
   }
 
   /**
-   * What the page holds at its beginning; returns where events go on from.
+   * Loads the page's first data; returns the position from which events go on.
    * @param {() => boolean} current
    */
   async #load(current) {
@@ -203,7 +203,7 @@ class RunPage {
   }
 
   /**
-   * Why the run failed: the message's first line says it, the lines after it are the end of a rank's log.
+   * Shows why the run failed: the first line of the message is the reason, the rest is the end of a rank's log.
    * @param {Run} run
    */
   #tellFailure({ state, message, exit_code: exitCode }) {
@@ -214,7 +214,7 @@ class RunPage {
   }
 
   /**
-   * Does without an answer where the server gives none: the stream notices and says so.
+   * Ignores that the server is away: the stream notices and reports it.
    * @param {() => unknown} task
    */
   async #bearing(task) {
@@ -229,7 +229,7 @@ class RunPage {
     const run = await get(this.path);
     if (this.closed) return;
     this.#take(run);
-    if (run.step > this.data.latest && ENDED.includes(run.state)) this.live.reopen(); // late telemetry
+    if (run.step > this.data.latest && ENDED.includes(run.state)) this.live.reopen(); // telemetry arrived after the end
     this.painter.request();
   }
 
@@ -239,38 +239,38 @@ class RunPage {
   }
 
   async #explain() {
-    const found = await this.#news("attribution");
-    if (!found || this.closed) return;
-    this.attribution.update(found, this.colours);
-    this.workers.explain(found.workers);
+    const answer = await this.#news("attribution");
+    if (!answer || this.closed) return;
+    this.attribution.update(answer, this.colours);
+    this.workers.explain(answer.workers);
   }
 
-  /** The rounds of the steps shown: in a live window also those of steps that are not complete yet. */
+  /** Requests the rounds of the steps shown; in a live window, also those of incomplete steps. */
   async #meet() {
-    if (this.data.latest < 0) return; // nothing is shown yet
+    if (this.data.latest < 0) return; // no steps are shown yet
     const [from, to] = this.#range();
     const asked = ++this.asked;
     const began = performance.now();
-    const found = await this.#news("synchronisation", { from, to: this.zoom ? to : undefined, points: POINTS });
-    if (!found || this.closed || asked !== this.asked) return;
+    const answer = await this.#news("synchronisation", { from, to: this.zoom ? to : undefined, points: POINTS });
+    if (!answer || this.closed || asked !== this.asked) return;
     this.meetAfter = performance.now() + PAUSE_PER_MS * (performance.now() - began);
-    this.data.chosen = found.chosen;
-    this.rounds.update(found, this.colours);
+    this.data.chosen = answer.chosen;
+    this.rounds.update(answer, this.colours);
     this.painter.request();
   }
 
   /**
-   * An answer about the newest steps; null where the run has ended and it is known.
+   * The server's answer on the newest steps; null if the run has ended and the answer is known.
    * @param {string} name
    * @param {Record<string, any>} parameters
    */
   async #news(name, parameters = {}) {
     const { state, step } = this.run;
     const key = `${state} ${step} ${JSON.stringify(parameters)}`;
-    if (ENDED.includes(state) && this.told[name] === key) return null;
-    const found = await get(`${this.path}/${name}`, parameters);
-    this.told[name] = key;
-    return found;
+    if (ENDED.includes(state) && this.requested[name] === key) return null;
+    const answer = await get(`${this.path}/${name}`, parameters);
+    this.requested[name] = key;
+    return answer;
   }
 
   #controls() {
@@ -327,7 +327,7 @@ class RunPage {
     const world = this.run.world ?? this.run.nproc;
     const choice = byId("chart-window").value;
     const [from, to] = this.#range();
-    // A live window never waits for history: with many workers, their own lines begin later.
+    // A live window does not wait for history: with many workers, the lines of workers begin later.
     const live = this.zoom === null && choice !== "all";
     const here = live || latest < 0 || this.data.reachesBackTo(from, true);
     const key = this.zoom?.join("–") ?? choice;
@@ -365,7 +365,7 @@ function note(view, zoom) {
 }
 
 /**
- * Loads Plotly with the first run that is opened: the list of runs does without its 4.5 MB.
+ * Loads Plotly when the first run is opened: the list of runs does not need its 4.5 MB.
  * @param {string} source
  * @returns {Promise<void>}
  */

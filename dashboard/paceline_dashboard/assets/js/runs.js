@@ -6,9 +6,9 @@ import { ENDED } from "./summary.js";
 
 const PERIOD_S = 2;
 const PAGE = 50;
-const RECENT = 20; // steps behind step time, SE and waste
+const RECENT = 20; // steps of which step time, SE and waste are means
 
-/** Opens the page; returns how to close it. */
+/** Opens the page; returns a function that closes it. */
 export function openRuns() {
   const page = new RunsPage();
   page.open();
@@ -22,7 +22,7 @@ class RunsPage {
     /** @type {any} */
     this.grid = null;
     /** @type {Map<string, Record<string, number | null>>} */
-    this.figures = new Map(); // run → what its last steps were like; for good once it has ended
+    this.figures = new Map(); // run → figures of its last steps; kept once the run has ended
     this.end = () => {};
   }
 
@@ -51,15 +51,15 @@ class RunsPage {
   async #refresh() {
     try {
       const state = byId("state-filter").value;
-      const [found, nodes] = await Promise.all([this.#runs(state), get("nodes")]);
+      const [answer, nodes] = await Promise.all([this.#runs(state), get("nodes")]);
       if (this.closed) return;
       connection("live");
       problem("runs-problem", "");
-      this.#show(found, state);
+      this.#show(answer, state);
       drawNodes(nodes);
-      // The list first: figures take one more request per run that is going on.
-      await Promise.all(found.runs.map((run) => this.#figure(run)));
-      if (!this.closed) this.#show(found, state);
+      // Show the list first: figures take one more request per active run.
+      await Promise.all(answer.runs.map((run) => this.#figure(run)));
+      if (!this.closed) this.#show(answer, state);
     } catch (error) {
       if (error.status === undefined) throw error;
       if (this.closed) return;
@@ -95,7 +95,7 @@ class RunsPage {
   }
 
   /**
-   * @param {{runs: Run[], more: boolean}} found
+   * @param {{runs: Run[], more: boolean}} answer
    * @param {string} state
    */
   #show({ runs, more }, state) {

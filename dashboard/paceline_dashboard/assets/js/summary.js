@@ -4,10 +4,10 @@ import { SIDE } from "./effect.js";
 import { factor, integer, mean, moment, number, percent, plural, ratio, seconds } from "./format.js";
 
 export const ENDED = ["finished", "failed", "stopped"];
-const MOST_NAMED = 16; // of more workers, how far apart they are
+const MOST_NAMED = 16; // with more workers, only the range is shown
 
 /**
- * Whether its workers are made up, and its clock too.
+ * Whether the run is simulated: its workers and its clock are virtual.
  * @type {(run: Run) => boolean}
  */
 export const simulated = (run) => run.backend === "simulated";
@@ -36,7 +36,7 @@ export function drawHeader(run, row) {
 /** @param {Run} run */
 function drawController(run) {
   const ended = ENDED.includes(run.state);
-  show("run-controller", !ended && run.state !== "pending" && !simulated(run)); // it plans by itself
+  show("run-controller", !ended && run.state !== "pending" && !simulated(run)); // a simulated run plans by itself
   const alive = Boolean(run.controller?.alive);
   text("run-controller", alive ? "controller planning" : "no controller: coasting");
   byId("run-controller").className = alive ? "badge" : "badge warn";
@@ -46,7 +46,7 @@ function drawController(run) {
 }
 
 /**
- * Emulated devices in words: how much longer each takes per unit than the fastest.
+ * Emulated devices in words: the time per unit of each, relative to the fastest.
  * @param {Run["emulated"]} emulated
  */
 function emulation(emulated) {

@@ -1,4 +1,4 @@
-// Colours of the page, for what CSS does not reach: charts and the heat map.
+// Colours of the page for charts and the heat map, which CSS does not reach.
 
 /**
  * The current theme's variables, and `ranks`: the palette, each colour readable on the panel.
@@ -22,7 +22,7 @@ export function theme(palette) {
 }
 
 /**
- * Calls back when light and dark change places. Returns how to end it.
+ * Calls back when the theme changes between light and dark. Returns a function that ends this.
  * @param {() => void} changed
  */
 export function onTheme(changed) {

@@ -1,10 +1,10 @@
-// What other policies would save, asked for by a click.
+// The panel of forecasts: what other policies would save; a click requests them.
 import { get } from "./api.js";
 import { byId, make, problem, show, text } from "./dom.js";
 import { integer, moment, percent, plural, seconds } from "./format.js";
 import { ENDED } from "./summary.js";
 
-const LONGEST_MS = 120_000; // it simulates: seconds, more on a busy machine
+const LONGEST_MS = 120_000; // the server simulates: seconds, more on a busy machine
 
 export class WhatIf {
   /**
@@ -17,7 +17,7 @@ export class WhatIf {
     /** @type {any} */
     this.run = null;
     /** @type {any} */
-    this.found = null; // the newest answer
+    this.answer = null; // the newest answer
     byId("whatif-ask").addEventListener("click", () => this.#ask());
   }
 
@@ -28,17 +28,17 @@ export class WhatIf {
   update(run) {
     this.run = run;
     for (const button of byId("whatif-forecasts").querySelectorAll("button")) button.disabled = this.#blocked(button.value);
-    show("whatif-old", this.found !== null && this.found.current.version !== run.version);
+    show("whatif-old", this.answer !== null && this.answer.current.version !== run.version);
   }
 
   async #ask() {
     const button = byId("whatif-ask");
     if (button.getAttribute("aria-disabled") === "true") return;
-    button.setAttribute("aria-disabled", "true"); // unlike `disabled`, it keeps the keyboard's focus
+    button.setAttribute("aria-disabled", "true"); // `disabled` would take the keyboard's focus away
     problem("whatif-problem", "");
     text("whatif-words", "Simulating the next steps under each preset…");
     try {
-      this.found = await get(this.path, { refresh: this.found !== null }, LONGEST_MS);
+      this.answer = await get(this.path, { refresh: this.answer !== null }, LONGEST_MS);
       if (byId("whatif-forecasts")) this.#draw();
     } catch (error) {
       if (error.status === undefined) throw error;
@@ -50,29 +50,29 @@ export class WhatIf {
   }
 
   #draw() {
-    const { forecasts, left_out: leftOut, reason, fit_error: error, current } = this.found;
+    const { forecasts, left_out: leftOut, reason, fit_error: error, current } = this.answer;
     text("whatif-ask", "Ask again");
     text("whatif-words", reason ?? `${current.policy} takes ${seconds(current.step_time_s)} a step.`);
     /** @type {PresetForecast[]} */
-    const others = forecasts.filter((/** @type {PresetForecast} */ one) => one.policy !== current.policy);
-    const least = Math.min(0, ...others.map((one) => one.saving_low));
-    const most = Math.max(0.01, ...others.map((one) => one.saving_high));
-    byId("whatif-forecasts").replaceChildren(...others.map((one) => this.#row(one, least, most)));
-    const left = leftOut.map((/** @type {{policy: string, reason: string}} */ one) => `${one.policy}: ${one.reason}`);
+    const others = forecasts.filter((/** @type {PresetForecast} */ preset) => preset.policy !== current.policy);
+    const least = Math.min(0, ...others.map((preset) => preset.saving_low));
+    const most = Math.max(0.01, ...others.map((preset) => preset.saving_high));
+    byId("whatif-forecasts").replaceChildren(...others.map((preset) => this.#row(preset, least, most)));
+    const left = leftOut.map((/** @type {{policy: string, reason: string}} */ preset) => `${preset.policy}: ${preset.reason}`);
     const rest = reason
       ? []
-      : [`From steps ${integer(this.found.first_step)}–${integer(this.found.step)}, ${moment(this.found.made_at)}.`,
+      : [`From steps ${integer(this.answer.first_step)}–${integer(this.answer.step)}, ${moment(this.answer.made_at)}.`,
           `Bars: expected saving of time; whiskers: 95 % of cases.`, `The models are off by ${percent(error)}.`];
     text("whatif-note", [...rest, ...(left.length ? [`Left out: ${plural(left.length, "preset")} (${left.join("; ")}).`] : [])].join(" "));
     this.update(this.run);
   }
 
   /**
-   * @param {PresetForecast} one
+   * @param {PresetForecast} preset
    * @param {number} least
    * @param {number} most
    */
-  #row(one, least, most) {
+  #row(preset, least, most) {
     const at = (/** @type {number} */ saving) => `${(100 * (saving - least)) / (most - least)}%`;
     /** @type {(className: string, from: number, to: number) => HTMLElement} */
     const part = (className, from, to) => {
@@ -81,17 +81,17 @@ export class WhatIf {
       element.style.width = `calc(${at(to)} - ${at(from)})`;
       return element;
     };
-    const [low, high] = [Math.min(0, one.saving), Math.max(0, one.saving)];
+    const [low, high] = [Math.min(0, preset.saving), Math.max(0, preset.saving)];
     const bar = make(
       "span",
-      { className: "saving", "aria-hidden": "true" }, // the words say the same
-      part(one.saving < 0 ? "saving-bar worse" : "saving-bar", low, high),
+      { className: "saving", "aria-hidden": "true" }, // the text beside says the same
+      part(preset.saving < 0 ? "saving-bar worse" : "saving-bar", low, high),
       part("saving-zero", 0, 0),
-      part("saving-whisker", one.saving_low, one.saving_high),
+      part("saving-whisker", preset.saving_low, preset.saving_high),
     );
-    const button = make("button", { type: "button", value: one.policy, "aria-label": `Switch to ${one.policy}…` }, "Switch to it…");
-    button.addEventListener("click", () => this.propose(one.policy, one.parameters));
-    const words = make("span", { className: "saving-words", title: `${seconds(one.step_time_s)} a step` }, one.words);
+    const button = make("button", { type: "button", value: preset.policy, "aria-label": `Switch to ${preset.policy}…` }, "Switch to it…");
+    button.addEventListener("click", () => this.propose(preset.policy, preset.parameters));
+    const words = make("span", { className: "saving-words", title: `${seconds(preset.step_time_s)} a step` }, preset.words);
     return make("li", {}, words, bar, button);
   }
 

@@ -1,7 +1,7 @@
-// The table of workers: what they did in the last steps, and why others wait for them.
+// The table of workers: their last steps, and why others wait for them.
 import { whenThere } from "./dom.js";
 
-const PAGE = 25; // as layout.py has it
+const PAGE = 25; // as in layout.py
 
 /** @type {Record<WorkerCause["cause"], (worker: WorkerCause) => string>} */
 const WHY = {
@@ -17,13 +17,13 @@ export class WorkersTable {
     /** @type {any} */
     this.grid = null;
     /** @type {Map<number, WorkerCause>} */
-    this.causes = new Map(); // rank → of `GET attribution`
+    this.causes = new Map(); // rank → worker of `GET attribution`
     /** @type {{rank: number}[]} */
     this.workers = [];
     this.many = false;
   }
 
-  /** Shows what there is, as soon as the grid's own code is loaded: the page does not wait for it. */
+  /** Shows the rows when the grid's code is loaded; the page does not wait for this. */
   async open() {
     await whenThere("workers-grid");
     this.grid = await window.dash_ag_grid.getApiAsync("workers-grid");
@@ -53,7 +53,7 @@ export class WorkersTable {
     if (this.workers.length > PAGE && !this.many) {
       this.many = true;
       this.grid.setGridOption("pagination", true);
-      // Of many workers, first those that were the slowest most often.
+      // With many workers, the ones that were slowest most often come first.
       this.grid.applyColumnState({ state: [{ colId: "slowest_share", sort: "desc" }], defaultState: { sort: null } });
     }
     const rows = this.workers.map((worker) => {
