@@ -38,7 +38,7 @@ def train(fits_on_rank_1: int | None) -> Answer:
             mse_loss(model(x), y).backward()
             optimizer.step()
             seen.append(indices.tolist())
-        hello = run._hello(0) if run.rank == 0 else None
+        hello = run._loop._hello(run._loop.meeting, 0)
         return profile, hello, parameters(model), seen  # type: ignore[return-value]
 
 
@@ -82,4 +82,4 @@ def limited(limits: Any) -> list[int]:
     """The limits of a session that is told them."""
     with session(24, {"global_batch": 12, "limits": limits}) as run:
         torch.distributed.barrier()  # a leader that leaves at once could not be met any more
-        return run._limits
+        return run._loop.limits

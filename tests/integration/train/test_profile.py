@@ -57,7 +57,7 @@ def test_a_failure_is_told_on_every_rank_and_another_try_succeeds(ranks: Ranks) 
 @pytest.mark.ranks
 def test_only_before_training_and_only_once(ranks: Ranks) -> None:
     for said in ranks.run(profiling.too_late):
-        assert said == ["profile: once, and before the loader's first iteration"] * 2
+        assert said == ["profile: call it once, and before the loader's first iteration"] * 2
 
 
 @pytest.mark.ranks
