@@ -119,14 +119,18 @@ class Broadcast:
             self._sign(State.RUNNING)
             self._obey()
             self._switch()
-            if self.state.final:
+            if self._over():
                 return
             devices = simulation.devices
             trained = simulation.advance()
             self._tell(trained)
             yield trained, devices
-        if not self.state.final:
+        if not self._over():
             self.end(State.FINISHED)
+
+    def _over(self) -> bool:
+        """Whether the run has ended. A method, as any call in between may end it."""
+        return self.state.final
 
     def end(self, state: State, message: str | None = None) -> None:
         """Reports the final state of the run."""
