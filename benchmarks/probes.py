@@ -48,8 +48,8 @@ def respond(probes: int, message_s: float, seeds: int) -> dict[str, Any]:
     for seed in range(seeds):
         steps = work_s(seed)
         work = Work(0, steps, np.ones(steps.shape, np.int64), np.zeros_like(steps), costs)
-        course = make(what, WORLD, seed).run(np.zeros(WORLD), work)
-        rounds += course.rounds[STARTING : STARTING + ROUNDS]
+        timeline = make(what, WORLD, seed).run(np.zeros(WORLD), work)
+        rounds += timeline.rounds[STARTING : STARTING + ROUNDS]
     return {
         **of([one.waited_s for one in rounds]),
         "contributors": float(np.mean([one.contributors for one in rounds])),

@@ -124,8 +124,8 @@ def by_late_givers(what: Synchronisation, steps: int) -> dict[str, Any]:
 
     def late(rounds: Rounds, extra: torch.Tensor) -> None:
         give(rounds, extra)
-        taken = rounds._taken
-        while rounds._taken < taken + 3 and rounds._working:
+        taken = rounds._member.taken
+        while rounds._member.taken < taken + 3 and rounds._progress.working:
             time.sleep(0.001)
 
     with mock.patch.object(Rounds, "give", late):

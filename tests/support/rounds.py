@@ -12,15 +12,17 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from msgspec import convert
 from torch.distributed import TCPStore
 
 from paceline.core.errors import PacelineError
+from paceline.core.rounds import Call, Drift
 from paceline.train.parts import Step
-from paceline.train.sync import call_of, limits_of
 from paceline.train.sync.base import Ranks, Round
 from paceline.train.sync.gradients import Gradient
 from paceline.train.sync.partial import Partial
-from paceline.train.sync.rounds import Limits, Probes, Rounds, Sum
+from paceline.train.sync.rounds import Rounds, Sum
+from paceline.wire.synchronisation import PartialRules
 
 
 @contextmanager
@@ -41,9 +43,10 @@ def ranks(timeout_s: float = 60.0) -> Iterator[Ranks]:
 
 
 def make(of: Ranks, given: dict[str, Any], length: int, told: list[Round] | None = None) -> Rounds:
-    call = call_of(given, of, "rounds", seed=3)
+    rules = convert(given, PartialRules)
     take = None if told is None else told.append
-    return Rounds(of, "rounds", length, call, limits_of(given), take)
+    call, drift = Call.of(rules, of.world, seed=3), Drift.of(rules)
+    return Rounds(of, "rounds", length, call, drift, take)
 
 
 def exchange(given: dict[str, Any], steps: int, seed: int) -> dict[str, Any]:
@@ -75,39 +78,24 @@ def exchange(given: dict[str, Any], steps: int, seed: int) -> dict[str, Any]:
     }
 
 
-class _Seen:
-    """Any rank that is ready calls; it tells when a rank has looked for what is left of a round."""
-
-    def __init__(self) -> None:
-        self.looked = threading.Semaphore(0)
-
-    @property
-    def leftovers(self) -> bool:
-        self.looked.release()
-        return False
-
-    def ready(self, number: int, working: list[int]) -> bool:
-        return True
-
-
 def leftover() -> list[float]:
     """Rank 0 offers 1, then 2 while that is reduced, and 4 once it was; the rounds' sums."""
     with ranks() as of:
-        call = _Seen()
+        call = Call(probes=of.world)  # any rank that is ready calls
         seen = list[Sum]()
         if of.rank == 0:
-            rounds = Rounds(of, "rounds", 1, call, Limits(mean=False))
-            assert call.looked.acquire(timeout=30)
+            rounds = Rounds(of, "rounds", 1, call, Drift(mean=False))
             rounds.offer(Gradient(torch.tensor([1.0]), 1))
-            while not rounds._busy:
+            while not rounds._progress.reducing:
                 time.sleep(0.001)
             rounds.offer(Gradient(torch.tensor([2.0]), 1))
             dist.barrier()  # the round goes on
-            assert call.looked.acquire(timeout=30)
+            while not seen:
+                seen += rounds.take()
             rounds.offer(Gradient(torch.tensor([4.0]), 1))
         else:
             dist.barrier()
-            rounds = Rounds(of, "rounds", 1, call, Limits(mean=False))
+            rounds = Rounds(of, "rounds", 1, call, Drift(mean=False))
         dist.barrier()  # who is through calls, too
         seen += rounds.finish()
     return [float(one.total) for one in seen if one.contributors]
@@ -120,12 +108,13 @@ def aged() -> tuple[list[list[float]], list[list[int]]]:
         seen = list[Sum]()
 
         def made() -> Rounds:
-            return Rounds(of, "rounds", 2, _Seen(), Limits(staleness=4, mean=True), told.append)
+            call, drift = Call(probes=of.world), Drift(staleness=4, mean=True)
+            return Rounds(of, "rounds", 2, call, drift, told.append)
 
         if of.rank == 0:
             rounds = made()
             rounds.offer(Gradient(torch.tensor([1.0, 0.0]), 1))
-            while not rounds._busy:
+            while not rounds._progress.reducing:
                 time.sleep(0.001)
             rounds.offer(Gradient(torch.tensor([3.0, 0.0]), 1))
             dist.barrier()  # the round goes on
@@ -152,8 +141,7 @@ def arriving() -> tuple[list[float], list[float]]:
             assert here.wait(30)
             return 0.5
 
-        call = call_of({"quorum": 1}, of, "rounds", 3)
-        rounds = Rounds(of, "rounds", 1, call, Limits(mean=False), told.append)
+        rounds = Rounds(of, "rounds", 1, Call(quorum=1), Drift(mean=False), told.append)
         if of.rank == 0:
             rounds.offer(Gradient(torch.ones(1), 1, arrive=arrive))
         dist.barrier()
@@ -172,10 +160,11 @@ def arriving() -> tuple[list[float], list[float]]:
 def undrawn() -> bool:
     """Whether a rank calls that is ready but not drawn."""
     with ranks() as of:
-        call = Probes(of.rank, 1, seed=0)
-        drawn = next(rank for rank in range(of.world) if Probes(rank, 1, 0).ready(0, [0, 1, 2, 3]))
-        rounds = Rounds(of, "rounds", 1, call, Limits())
-        if of.rank != drawn:
+        call = Call(probes=1, seed=0)
+        drawn = call.drawn(0, list(range(of.world)))
+        assert drawn is not None and len(drawn) == 1
+        rounds = Rounds(of, "rounds", 1, call, Drift())
+        if of.rank not in drawn:
             rounds.offer(Gradient(torch.ones(1), 1))
         dist.barrier()
         called = bool(of.asking.check(["rounds/0"]))
@@ -194,8 +183,9 @@ def stepped(given: dict[str, Any], optimiser: str, steps: int) -> float:
             "Adam": lambda: torch.optim.Adam([parameter], 0.01),
             "AdamW": lambda: torch.optim.AdamW([parameter], 0.01, weight_decay=1.0),
         }[optimiser]()
-        call = call_of(given, of, "rounds", 3)
-        partial = Partial(of, "rounds", [parameter], made, call, limits_of(given))
+        rules = convert(given, PartialRules)
+        call, drift = Call.of(rules, of.world, 3), Drift.of(rules)
+        partial = Partial(of, "rounds", [parameter], made, call, drift)
         weight = 1 / of.world
         for step in range(steps):
             plan = Step(0, step, 0, [0], 1.0, 1.0, 1.0, weight, None, 0)

@@ -248,9 +248,9 @@ class Simulation:
             batches,
         )
         base, goes_on = float(starts.min()), self._model.goes_on
-        course = self._model.run(starts - base, work)
-        course.wait_s[:1] += starts - begun
-        parts_s = data_s + batches.compute_s + course.wait_s + course.communication_s
+        timeline = self._model.run(starts - base, work)
+        timeline.wait_s[:1] += starts - begun
+        parts_s = data_s + batches.compute_s + timeline.wait_s + timeline.communication_s
         ends = begun + np.cumsum(parts_s, axis=0)
         started_at = np.concatenate([begun[None], ends[:-1]])[:steps]
         if steps:
@@ -263,12 +263,12 @@ class Simulation:
             batches.features,
             data_s,
             batches.compute_s,
-            course.wait_s,
-            course.communication_s,
+            timeline.wait_s,
+            timeline.communication_s,
             started_at,
             begins_at,
             self.hello.attempt,
-            rounds=[replace(one, ended_at=base + one.ended_at) for one in course.rounds],
+            rounds=[replace(one, ended_at=base + one.ended_at) for one in timeline.rounds],
             goes_on=goes_on,
         )
 

@@ -1,4 +1,4 @@
-"""RNA's groups on the virtual clock: courses worked out by hand, and in simulations."""
+"""RNA's groups on the virtual clock: timelines worked out by hand, and in simulations."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from paceline.wire.synchronisation import Synchronisation, convert
 from paceline_backend.simulator import Ran, Scenario, Simulation
 from paceline_backend.simulator.broadcast import rounds
-from paceline_backend.simulator.sync import Costs, Course, Work, make, step_time_s
+from paceline_backend.simulator.sync import Costs, Timeline, Work, make, step_time_s
 
 SOLO = {"probes": None, "staleness": 4, "mean": False}
 RNA = {"probes": 2, "staleness": 4, "mean": True}
@@ -24,7 +24,7 @@ def hierarchical(groups: list[list[int]], **given: Any) -> Synchronisation:
     return convert("hierarchical", {"groups": groups, "every": 4, "mean": True} | given)
 
 
-def run(what: Synchronisation, work_s: Any, costs: Costs, seed: int = 0) -> Course:
+def run(what: Synchronisation, work_s: Any, costs: Costs, seed: int = 0) -> Timeline:
     work_s = np.array(work_s, float)
     work = Work(0, work_s, np.ones(work_s.shape, int), np.zeros_like(work_s), costs)
     return make(what, work_s.shape[1], seed).run(np.zeros(work_s.shape[1]), work)
@@ -34,33 +34,35 @@ def test_groups_go_their_own_ways_until_all_meet() -> None:
     """Two ranks with steps of 1 s, and two with steps of 3 s; a round takes 0.25 s."""
     what = hierarchical([[3, 1], [0, 2]], **SOLO)
     costs = Costs(round_s=0.25, pair_s=0.5, bytes=7)
-    course = run(what, [[1, 3, 1, 3]] * 2, costs)
+    timeline = run(what, [[1, 3, 1, 3]] * 2, costs)
     # A group is known by its first rank, which tells.
-    told = [(one.rank, one.world, one.number, one.ended_at) for one in course.rounds]
+    told = [(one.rank, one.world, one.number, one.ended_at) for one in timeline.rounds]
     assert told == [(0, 2, 0, 1.25), (0, 2, 1, 2.25), (1, 2, 0, 3.25), (1, 2, 1, 6.25)]
-    assert {(one.contributors, one.reduced_s, one.bytes) for one in course.rounds} == {(2, 0.25, 7)}
+    assert {(one.contributors, one.reduced_s, one.bytes) for one in timeline.rounds} == {
+        (2, 0.25, 7)
+    }
     # Rank 1's last push is answered at 6.75. Then two reductions among all, until 7.25.
-    assert course.wait_s.tolist() == [[0, 0, 0, 0], [5.25, 1.25, 5.25, 1.25]]
-    assert not course.communication_s.any()
+    assert timeline.wait_s.tolist() == [[0, 0, 0, 0], [5.25, 1.25, 5.25, 1.25]]
+    assert not timeline.communication_s.any()
 
 
 def test_the_server_takes_one_push_at_a_time() -> None:
     """Of three groups two end at the same moment; that of the server itself takes no time."""
     what = hierarchical([[0], [1], [2]], **SOLO)
     costs = Costs(pair_s=0.5, call_s=0.125)
-    course = run(what, [[1, 1, 1]], costs)
+    timeline = run(what, [[1, 1, 1]], costs)
     # A round is over at 1.125, as it takes a call; pushes from 1.25 to 1.75, and to 2.25.
-    assert course.wait_s.tolist() == [[1.25, 1.25, 1.25]]
+    assert timeline.wait_s.tolist() == [[1.25, 1.25, 1.25]]
     # The server's group is the last: others' pushes were answered long ago.
-    course = run(what, [[9, 1, 1]], costs)
-    assert course.wait_s.tolist() == [[0.125, 8.125, 8.125]]
+    timeline = run(what, [[9, 1, 1]], costs)
+    assert timeline.wait_s.tolist() == [[0.125, 8.125, 8.125]]
 
 
 def test_a_groups_rounds_are_of_its_ranks_only() -> None:
     costs = Costs(round_s=1.0, group_s=lambda ranks: 0.125 * ranks, pair_s=0.0)
-    course = run(hierarchical([[0, 1], [2, 3, 4]], **SOLO), [[1, 1, 1, 1, 1]], costs)
-    assert [(one.rank, one.reduced_s) for one in course.rounds] == [(0, 0.25), (2, 0.375)]
-    assert course.wait_s.tolist() == [[2.375] * 5]
+    timeline = run(hierarchical([[0, 1], [2, 3, 4]], **SOLO), [[1, 1, 1, 1, 1]], costs)
+    assert [(one.rank, one.reduced_s) for one in timeline.rounds] == [(0, 0.25), (2, 0.375)]
+    assert timeline.wait_s.tolist() == [[2.375] * 5]
 
 
 @given(

@@ -1,4 +1,4 @@
-"""AD-PSGD's means of two on the virtual clock: courses worked out by hand, and in simulations."""
+"""AD-PSGD's means of two on the virtual clock: timelines worked out by hand, and in simulations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from paceline_backend.policies.base import Floats
 from paceline_backend.simulator import Scenario, Simulation, summary
 from paceline_backend.simulator.broadcast import rounds
 from paceline_backend.simulator.communication import Communication
-from paceline_backend.simulator.sync import Costs, Course, Synchroniser, Work, make, step_time_s
+from paceline_backend.simulator.sync import Costs, Synchroniser, Timeline, Work, make, step_time_s
 
 PAIRWISE = convert("pairwise")
 
@@ -30,16 +30,16 @@ class Ranks:
         self.costs, self.step = costs, 0
         self.now = np.zeros(world)
 
-    def run(self, work_s: Any, *, epoch_end: bool = False) -> Course:
+    def run(self, work_s: Any, *, epoch_end: bool = False) -> Timeline:
         work_s = np.array(work_s, float)
         ones, nothing = np.ones(work_s.shape, int), np.zeros_like(work_s)
         work = Work(self.step, work_s, ones, nothing, self.costs, epoch_end)
         # As a simulation does: nobody knows how long the run has lasted.
         base = float(self.now.min())
-        course = self.model.run(self.now - base, work)
-        self.now = self.now + (work_s + course.wait_s + course.communication_s).sum(axis=0)
+        timeline = self.model.run(self.now - base, work)
+        self.now = self.now + (work_s + timeline.wait_s + timeline.communication_s).sum(axis=0)
         self.step += len(work_s)
-        return course
+        return timeline
 
 
 def aged(*ages: int) -> list[int]:
@@ -48,19 +48,19 @@ def aged(*ages: int) -> list[int]:
 
 def test_ranks_compute_on_while_one_of_two_is_asked() -> None:
     ranks = Ranks(2, Costs(pair_s=0.5, bytes=7))
-    course = ranks.run([[1, 3]] * 3)
-    assert not course.wait_s.any() and not course.communication_s.any()
+    timeline = ranks.run([[1, 3]] * 3)
+    assert not timeline.wait_s.any() and not timeline.communication_s.any()
     assert ranks.now.tolist() == [3, 9]
     # After each of its steps, rank 0: the question is there 0.25 s later, the answer as long after.
-    assert [one.ended_at for one in course.rounds] == [1.5, 2.5, 3.5]
-    assert {(one.waited_s, one.reduced_s) for one in course.rounds} == {(0.25, 0.25)}
-    assert {(one.rank, one.world, one.contributors, one.bytes) for one in course.rounds} == {
+    assert [one.ended_at for one in timeline.rounds] == [1.5, 2.5, 3.5]
+    assert {(one.waited_s, one.reduced_s) for one in timeline.rounds} == {(0.25, 0.25)}
+    assert {(one.rank, one.world, one.contributors, one.bytes) for one in timeline.rounds} == {
         (0, 2, 2, 7)
     }
-    assert [one.number for one in course.rounds] == [0, 1, 2]
-    assert [one.step for one in course.rounds] == [1, 2, 2]
+    assert [one.number for one in timeline.rounds] == [0, 1, 2]
+    assert [one.step for one in timeline.rounds] == [1, 2, 2]
     # Rank 1 is through with its first step only when it is asked for the third time.
-    assert [one.staleness for one in course.rounds] == [aged(0, 1), aged(0, 2), aged(0, 2)]
+    assert [one.staleness for one in timeline.rounds] == [aged(0, 1), aged(0, 2), aged(0, 2)]
     # And with its second one, in the segment before, when rank 0 asks for the sixth time, at 6.
     later = ranks.run([[1, 3]] * 3)
     assert [one.ended_at + 3 for one in later.rounds] == [4.5, 5.5, 6.5]
@@ -88,15 +88,15 @@ def test_the_answer_is_there_before_the_next_step_of_the_optimiser() -> None:
 def test_a_rank_answers_one_question_at_a_time() -> None:
     """Ranks 0 and 2 ask rank 1 at the same moment, and by a message each that takes 0.25 s."""
     ranks = Ranks(3, Costs(pair_s=0.5, call_s=0.25))
-    course = ranks.run([[1, 9, 1]] * 2)
-    assert [(one.rank, one.ended_at) for one in course.rounds] == [
+    timeline = ranks.run([[1, 9, 1]] * 2)
+    assert [(one.rank, one.ended_at) for one in timeline.rounds] == [
         (0, 1.75),
         (2, 2.25),
         (0, 2.75),
         (2, 3.25),
     ]
-    assert [one.waited_s for one in course.rounds] == [0.5, 1.0, 0.5, 0.75]
-    assert course.wait_s.tolist() == [[0, 0, 0], [0, 0, 0.25]]
+    assert [one.waited_s for one in timeline.rounds] == [0.5, 1.0, 0.5, 0.75]
+    assert timeline.wait_s.tolist() == [[0, 0, 0], [0, 0, 0.25]]
 
 
 def test_a_question_of_a_later_segment_is_answered_where_there_is_time() -> None:
@@ -121,12 +121,12 @@ def test_the_last_answers_are_waited_for_where_all_meet() -> None:
 def test_draws_are_those_of_real_ranks(seed: int) -> None:
     """Rank 1 is in its first step whenever it is asked, rank 3 through with all of its own."""
     steps = 12
-    course = Ranks(4, Costs(), seed).run([[1, 100, 1, 0]] * steps)
+    timeline = Ranks(4, Costs(), seed).run([[1, 100, 1, 0]] * steps)
     for rank in (0, 2):
         draw = random.Random(f"{seed} {rank}")
         asked = [draw.choice([1, 3]) for _ in range(steps)]
         apart = [k if other == 1 else steps - k for k, other in enumerate(asked, 1)]
-        found = [one.staleness for one in course.rounds if one.rank == rank]
+        found = [one.staleness for one in timeline.rounds if one.rank == rank]
         assert found == [aged(0, one) for one in apart]
         assert len(set(asked)) == 2
 
@@ -142,20 +142,20 @@ def test_each_step_of_those_that_ask_is_one_exchange(
 ) -> None:
     rng = np.random.default_rng(seed)
     works = [rng.choice([0.0, 0.5, 1.0, 9.0], (steps, world)) for steps in lengths]
-    found: list[tuple[list[Course], Floats]] = []
+    found: list[tuple[list[Timeline], Floats]] = []
     for _ in range(2):
         ranks = Ranks(world, Costs(0.1, pair_s=takes_s), seed)
         found.append(([ranks.run(work_s) for work_s in works], ranks.now))
-    (courses, now), (again, _) = found
-    told = [one for course in courses for one in course.rounds]
-    assert told == [one for course in again for one in course.rounds]
+    (timelines, now), (again, _) = found
+    told = [one for timeline in timelines for one in timeline.rounds]
+    assert told == [one for timeline in again for one in timeline.rounds]
     for rank in range(world):
         asks = rank % 2 == 0 and world > 1
         numbers = [one.number for one in told if one.rank == rank]
         assert numbers == list(range(sum(lengths) * asks))
-    for course in courses:
-        assert all(a.ended_at <= b.ended_at for a, b in pairwise(course.rounds))
-        assert (course.wait_s >= 0).all() and not course.wait_s[:, 1::2].any()
+    for timeline in timelines:
+        assert all(a.ended_at <= b.ended_at for a, b in pairwise(timeline.rounds))
+        assert (timeline.wait_s >= 0).all() and not timeline.wait_s[:, 1::2].any()
     least = np.sum([work_s.sum(axis=0) for work_s in works], axis=0)
     assert (now >= least - 1e-9).all()
     if not takes_s:

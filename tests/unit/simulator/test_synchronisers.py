@@ -1,4 +1,4 @@
-"""Models of relaxed synchronisers: courses worked out by hand, and what holds for any work."""
+"""Models of relaxed synchronisers: timelines worked out by hand, and what holds for any work."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from paceline.wire import ALLREDUCE
 from paceline.wire.synchronisation import Synchronisation, convert
 from paceline_backend.policies.base import Floats
-from paceline_backend.simulator.sync import Costs, Course, Piece, Work, make, step_time_s
+from paceline_backend.simulator.sync import Costs, Piece, Timeline, Work, make, step_time_s
 
 RNA = {"probes": 2, "staleness": 4, "mean": True}
 SOLO = {"probes": None, "staleness": 4, "mean": False}
@@ -41,32 +41,34 @@ def run(
     *,
     samples: Any = None,
     seed: int = 0,
-) -> Course:
+) -> Timeline:
     work_s = np.array(work_s, float)
     samples = np.ones(work_s.shape, int) if samples is None else np.array(samples)
     work = Work(0, work_s, samples, np.full(work_s.shape, costs.round_s), costs)
     return make(what, work_s.shape[1], seed).run(np.zeros(work_s.shape[1]), work)
 
 
-def ended_at(course: Course, work_s: Any) -> Floats:
-    return np.cumsum(np.array(work_s) + course.wait_s + course.communication_s, axis=0)
+def ended_at(timeline: Timeline, work_s: Any) -> Floats:
+    return np.cumsum(np.array(work_s) + timeline.wait_s + timeline.communication_s, axis=0)
 
 
 def test_rounds_take_what_is_ready_while_ranks_compute_on() -> None:
     """Two ranks, the second three times slower; the first ready calls, a round takes 0.5 s."""
     work_s = [[1, 3], [1, 3]]
-    course = run(partial(**SOLO), work_s, Costs(round_s=0.5, bytes=7))
+    timeline = run(partial(**SOLO), work_s, Costs(round_s=0.5, bytes=7))
     # Called at 1, 2 (rank 0 is through then), 3 and 6, as rank 1 ends its second step.
-    assert [one.ended_at for one in course.rounds] == [1.5, 2.5, 3.5, 6.5]
-    assert [one.waited_s for one in course.rounds] == [1.0, 0.5, 0.5, 2.5]
-    assert {(one.contributors, one.reduced_s, one.bytes) for one in course.rounds} == {(1, 0.5, 7)}
+    assert [one.ended_at for one in timeline.rounds] == [1.5, 2.5, 3.5, 6.5]
+    assert [one.waited_s for one in timeline.rounds] == [1.0, 0.5, 0.5, 2.5]
+    assert {(one.contributors, one.reduced_s, one.bytes) for one in timeline.rounds} == {
+        (1, 0.5, 7)
+    }
     # Rank 0 began its second step before the first round was over; rank 1 its own with three.
-    oldest = [one.staleness.index(1) for one in course.rounds]
+    oldest = [one.staleness.index(1) for one in timeline.rounds]
     assert oldest == [0, 1, 2, 1]
-    assert [one.step for one in course.rounds] == [1, 1, 1, 1]
+    assert [one.step for one in timeline.rounds] == [1, 1, 1, 1]
     # Nobody waits but at the end, until all have met.
-    assert course.wait_s.tolist() == [[0, 0], [4.5, 0.5]]
-    assert ended_at(course, work_s)[-1].tolist() == [6.5, 6.5]
+    assert timeline.wait_s.tolist() == [[0, 0], [4.5, 0.5]]
+    assert ended_at(timeline, work_s)[-1].tolist() == [6.5, 6.5]
 
 
 def test_a_probed_rank_is_not_ready_for_what_came_too_late() -> None:
@@ -86,12 +88,12 @@ def test_a_probed_rank_is_not_ready_for_what_came_too_late() -> None:
 def test_eager_sgd_has_one_round_to_a_step_which_ranks_wait_for() -> None:
     """The first rank ready calls; who is late goes on without waiting until it has caught up."""
     work_s = [[1.0, 2.5], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0]]
-    course = run(partial(**SOLO, waits=True, paced=True), work_s)
+    timeline = run(partial(**SOLO, waits=True, paced=True), work_s)
     # Rank 1 is through with as many steps at 2.5, 3.5, …: the round of its k-th step is over.
     # A rank that is through with all calls once more, to tell it.
-    assert [one.ended_at for one in course.rounds] == [1, 2, 3, 4, 5, 6, 6, 7.5]
-    assert [one.contributors for one in course.rounds] == [1, 1, 2, 2, 2, 2, 0, 1]
-    assert course.wait_s[:-1].tolist() == [[0, 0]] * 5
+    assert [one.ended_at for one in timeline.rounds] == [1, 2, 3, 4, 5, 6, 6, 7.5]
+    assert [one.contributors for one in timeline.rounds] == [1, 1, 2, 2, 2, 2, 0, 1]
+    assert timeline.wait_s[:-1].tolist() == [[0, 0]] * 5
     # Where the second one is drawn (for the first round: by this seed), the first waits.
     slow = run(partial(**{**SOLO, "probes": 1}, waits=True, paced=True), work_s, seed=0)
     assert slow.rounds[0].ended_at == 2.5
@@ -99,15 +101,15 @@ def test_eager_sgd_has_one_round_to_a_step_which_ranks_wait_for() -> None:
 
 
 def test_all_that_is_ready_at_one_moment_goes_into_a_round() -> None:
-    course = run(partial(**SOLO), np.ones((3, 4)), Costs(round_s=0.25))
-    assert [one.contributors for one in course.rounds] == [4, 4, 4]
-    assert course.wait_s[-1].tolist() == [0.25] * 4
+    timeline = run(partial(**SOLO), np.ones((3, 4)), Costs(round_s=0.25))
+    assert [one.contributors for one in timeline.rounds] == [4, 4, 4]
+    assert timeline.wait_s[-1].tolist() == [0.25] * 4
 
 
 def test_a_call_takes_time_in_which_others_get_ready() -> None:
     work_s = [[1.0, 1.1, 1.5]]
-    course = run(partial(**SOLO), work_s, Costs(round_s=0.5, call_s=0.2))
-    first, second = course.rounds
+    timeline = run(partial(**SOLO), work_s, Costs(round_s=0.5, call_s=0.2))
+    first, second = timeline.rounds
     assert (first.contributors, first.waited_s, first.ended_at) == (2, 1.2, 1.7)
     # Rank 2 gets ready while the first is reduced, which says that it is not through.
     assert (second.contributors, second.waited_s) == (1, pytest.approx(0.2))
@@ -129,33 +131,33 @@ def test_gradients_that_are_too_old_are_dropped() -> None:
 def test_a_quorum_is_of_ranks_that_are_not_through() -> None:
     """Those that are through are ready; and once a round has told it, they do not count."""
     what = partial(quorum=2, staleness=4, mean=False)
-    course = run(what, [[1, 2, 5], [1, 2, 5]])
+    timeline = run(what, [[1, 2, 5], [1, 2, 5]])
     # At 2 ranks 0 and 1, of which 0 is through. At 5 rank 2, with rank 1 that is through since 4.
     # Then rank 2 alone is left.
-    assert [one.ended_at for one in course.rounds] == [2, 5, 10]
-    assert [one.contributors for one in course.rounds] == [2, 2, 1]
+    assert [one.ended_at for one in timeline.rounds] == [2, 5, 10]
+    assert [one.contributors for one in timeline.rounds] == [2, 2, 1]
 
 
 def test_backup_workers_wait_for_as_many_rounds_as_steps() -> None:
     """Three of four must be ready; the slow one's gradients are dropped, and it never waits."""
     work_s = np.array([[1, 1, 1.5, 4.0]] * 3)
     what = partial(spare=1, staleness=0, waits=True, mean=False)
-    course = run(what, work_s, Costs(round_s=0.5), samples=np.full((3, 4), 2))
+    timeline = run(what, work_s, Costs(round_s=0.5), samples=np.full((3, 4), 2))
     # Rounds end at 2, 4 and 6: the third fastest takes 1.5 s. Another one tells rank 3 that the
     # others are through. Its first two gradients are too old when they are there; its last is not.
-    assert ended_at(course, work_s)[:2, :3].tolist() == [[2] * 3, [4] * 3]
-    assert course.wait_s[:2, 3].tolist() == [0, 0]
-    assert ended_at(course, work_s)[-1].tolist() == [12.5] * 4
-    assert [one.dropped for one in course.rounds] == [0, 0, 2, 0, 2]
-    assert [one.contributors for one in course.rounds] == [3, 3, 3, 0, 1]
+    assert ended_at(timeline, work_s)[:2, :3].tolist() == [[2] * 3, [4] * 3]
+    assert timeline.wait_s[:2, 3].tolist() == [0, 0]
+    assert ended_at(timeline, work_s)[-1].tolist() == [12.5] * 4
+    assert [one.dropped for one in timeline.rounds] == [0, 0, 2, 0, 2]
+    assert [one.contributors for one in timeline.rounds] == [3, 3, 3, 0, 1]
 
 
 def test_a_lead_is_bounded_by_what_the_last_round_told() -> None:
     """Rank 0 is twice as fast, and may be one step ahead."""
     work_s = np.array([[1.0, 2.0]] * 4)
-    course = run(partial(quorum=1, staleness=None, lead=1, mean=False), work_s)
+    timeline = run(partial(quorum=1, staleness=None, lead=1, mean=False), work_s)
     # Two steps ahead at 2: until rank 1 is through its first, at the same moment; then at 4.
-    ends = ended_at(course, work_s)
+    ends = ended_at(timeline, work_s)
     assert ends[:, 0].tolist() == [1, 2, 4, 8]
     assert ends[:, 1].tolist() == [2, 4, 6, 8]
 
@@ -164,22 +166,24 @@ def test_a_rank_whose_gradients_pile_up_calls_the_round_itself() -> None:
     """Only rank 1 is probed, and slow: rank 0 waits after its fifth gradient, no longer."""
     work_s = np.array([[1.0, 100.0]] * 8)
     seed = next(s for s in range(99) if probes_rank(1, s))
-    course = run(partial(**{**RNA, "probes": 1}), work_s, Costs(round_s=0.5), seed=seed)
-    assert (course.rounds[0].waited_s, course.rounds[0].staleness[0]) == (5.0, 5)
-    assert course.wait_s[:5, 0].tolist() == [0, 0, 0, 0, 0.5]
+    timeline = run(partial(**{**RNA, "probes": 1}), work_s, Costs(round_s=0.5), seed=seed)
+    assert (timeline.rounds[0].waited_s, timeline.rounds[0].staleness[0]) == (5.0, 5)
+    assert timeline.wait_s[:5, 0].tolist() == [0, 0, 0, 0, 0.5]
 
 
 def probes_rank(rank: int, seed: int) -> bool:
     """Whether the first round of two ranks is called by this one if it can be."""
-    course = run(partial(**{**RNA, "probes": 1}), [[3.0 - 2 * rank, 1.0 + 2 * rank]], seed=seed)
-    return bool(course.rounds[0].waited_s == 1.0 + 2 * rank)
+    timeline = run(partial(**{**RNA, "probes": 1}), [[3.0 - 2 * rank, 1.0 + 2 * rank]], seed=seed)
+    return bool(timeline.rounds[0].waited_s == 1.0 + 2 * rank)
 
 
 def test_ranks_without_samples_hold_nobody_up() -> None:
     """Ready with nothing: the round is called at once."""
-    course = run(partial(quorum=2, staleness=4, mean=False), [[1, 0], [1, 0]], samples=[[3, 0]] * 2)
-    assert [one.contributors for one in course.rounds] == [1, 1]
-    assert course.wait_s[:, 0].tolist() == [0, 0]
+    timeline = run(
+        partial(quorum=2, staleness=4, mean=False), [[1, 0], [1, 0]], samples=[[3, 0]] * 2
+    )
+    assert [one.contributors for one in timeline.rounds] == [1, 1]
+    assert timeline.wait_s[:, 0].tolist() == [0, 0]
 
 
 def test_means_of_replicas_every_so_many_steps() -> None:
@@ -192,9 +196,9 @@ def test_means_of_replicas_every_so_many_steps() -> None:
     found = []
     for first, epoch_end in ((0, False), (4, True)):
         work = Work(first, work_s, samples, np.zeros_like(work_s), costs, epoch_end)
-        course = model.run(now, work)
-        now = now + (work_s + course.wait_s + course.communication_s).sum(axis=0)
-        found.append((course, now))
+        timeline = model.run(now, work)
+        now = now + (work_s + timeline.wait_s + timeline.communication_s).sum(axis=0)
+        found.append((timeline, now))
     (one, after_one), (two, after_two) = found
     assert one.wait_s.tolist() == [[0, 0], [0, 0], [3, 0], [0, 0]]
     assert one.communication_s[2].tolist() == [0.5, 0.5]
@@ -208,10 +212,10 @@ def test_means_of_replicas_every_so_many_steps() -> None:
 
 
 def test_an_all_reduce_waits_for_the_slowest_in_each_step() -> None:
-    course = run(ALLREDUCE, [[1, 3], [4, 2]], Costs(round_s=0.5))
-    assert course.wait_s.tolist() == [[2, 0], [0, 2]]
-    assert course.communication_s.tolist() == [[0.5, 0.5]] * 2
-    assert course.rounds == []
+    timeline = run(ALLREDUCE, [[1, 3], [4, 2]], Costs(round_s=0.5))
+    assert timeline.wait_s.tolist() == [[2, 0], [0, 2]]
+    assert timeline.communication_s.tolist() == [[0.5, 0.5]] * 2
+    assert timeline.rounds == []
 
 
 class Moved:
@@ -239,7 +243,7 @@ def test_a_rank_that_is_ahead_takes_part_of_the_slowest_ones_next_batch() -> Non
     planned = np.array([[4, 12]] * 3)
     moved = Moved()
     work = Work(0, planned * 1.0, planned, np.zeros((3, 2)), FREE, False, moved)
-    course = make(partial(**STEALS), 2, 0).run(np.zeros(2), work)
+    timeline = make(partial(**STEALS), 2, 0).run(np.zeros(2), work)
     # At 4 rank 0 begins its second step, one ahead: it takes half of rank 1's second batch; at 14
     # rank 1 is in that: two thirds of the third would be 8, but rank 0 is one step ahead only.
     assert moved.pieces == {
@@ -248,8 +252,8 @@ def test_a_rank_that_is_ahead_takes_part_of_the_slowest_ones_next_batch() -> Non
         (0, 2): [(0, 2, 0, 4), (1, 2, 6, 12)],
         (1, 2): [(1, 2, 0, 6)],
     }
-    assert course.work_s.tolist() == [[4, 12], [10, 6], [10, 6]]
-    assert ended_at(course, course.work_s)[-1].tolist() == [24, 24]
+    assert timeline.work_s.tolist() == [[4, 12], [10, 6], [10, 6]]
+    assert ended_at(timeline, timeline.work_s)[-1].tolist() == [24, 24]
     # No more than fits into its memory, and nothing without a dealing.
     moved = Moved(most=6)
     work = Work(0, planned * 1.0, planned, np.zeros((3, 2)), FREE, False, moved)
@@ -285,22 +289,22 @@ def test_every_gradient_counts_once_or_as_dropped(
     work_s = rng.choice([0.0, 0.5, 1.0, 2.5, 9.0], (steps, world))
     samples = rng.choice([0, 1, 1, 4], (steps, world))
     what = partial(**PARTIAL[name])
-    course = run(what, work_s, Costs(round_s, call_s), samples=samples, seed=seed)
+    timeline = run(what, work_s, Costs(round_s, call_s), samples=samples, seed=seed)
     again = run(what, work_s, Costs(round_s, call_s), samples=samples, seed=seed)
-    assert course.rounds == again.rounds
-    went_in = sum(sum(one.staleness) for one in course.rounds)
-    dropped = sum(one.dropped for one in course.rounds)
+    assert timeline.rounds == again.rounds
+    went_in = sum(sum(one.staleness) for one in timeline.rounds)
+    dropped = sum(one.dropped for one in timeline.rounds)
     assert 0 <= int((samples > 0).sum()) - went_in <= dropped
     if PARTIAL[name]["staleness"] is None:
         assert (dropped, went_in) == (0, (samples > 0).sum())
-    assert all(one.contributors <= min(world, sum(one.staleness)) for one in course.rounds)
+    assert all(one.contributors <= min(world, sum(one.staleness)) for one in timeline.rounds)
     # One round at a time; all meet as the last is over.
-    ends = [one.ended_at for one in course.rounds]
-    begun = [end - one.reduced_s for end, one in zip(ends, course.rounds, strict=True)]
+    ends = [one.ended_at for one in timeline.rounds]
+    begun = [end - one.reduced_s for end, one in zip(ends, timeline.rounds, strict=True)]
     assert all(b >= a - 1e-9 for a, b in zip(ends[:-1], begun[1:], strict=True))
-    all_met = ended_at(course, work_s)[-1]
+    all_met = ended_at(timeline, work_s)[-1]
     assert np.allclose(all_met, ends[-1])
-    assert (course.wait_s >= 0).all()
+    assert (timeline.wait_s >= 0).all()
     assert all_met[0] >= work_s.sum(axis=0).max() - 1e-9
 
 

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import torch
-from msgspec import UNSET
 from torch import nn
 
+from paceline.core import groups
+from paceline.core.rounds import Call, Drift
 from paceline.train.sync.averaging import Averaging
-from paceline.train.sync.base import Ranks, Synchroniser, Told
+from paceline.train.sync.base import OnRound, Ranks, Synchroniser
 from paceline.train.sync.hierarchical import Hierarchical, Server
 from paceline.train.sync.pairwise import Pairwise
 from paceline.train.sync.partial import Partial
-from paceline.train.sync.rounds import Call, Limits, Probes, Quorum
 from paceline.wire import synchronisation
 
 
@@ -22,7 +22,7 @@ def make(
     parameters: list[nn.Parameter],
     optimiser: torch.optim.Optimizer,
     seed: int,
-    told: Told | None = None,
+    on_round: OnRound | None = None,
 ) -> Synchroniser:
     """The synchroniser of a segment on one rank; each makes it.
 
@@ -33,19 +33,19 @@ def make(
         parameters: that are trained, in the same order on all ranks.
         optimiser: of them.
         seed: of what is drawn at random, new for each segment.
-        told: called with each round, on one of the ranks that are in it.
+        on_round: called with each round, on one of the ranks that are in it.
     """
-    tells = told if ranks.rank == 0 else None
+    of_first = on_round if ranks.rank == 0 else None
     match what:
         case synchronisation.Averaging(rules):
-            return Averaging(ranks, parameters, rules.every, tells)
+            return Averaging(ranks, parameters, rules.every, of_first)
         case synchronisation.Pairwise():
-            return Pairwise(ranks, prefix, parameters, seed, told)
+            return Pairwise(ranks, prefix, parameters, seed, on_round)
         case synchronisation.Hierarchical(rules):
-            return _hierarchical(rules, ranks, prefix, parameters, optimiser, seed, told)
+            return _hierarchical(rules, ranks, prefix, parameters, optimiser, seed, on_round)
         case synchronisation.Partial(rules):
-            call = call_of(rules, ranks, prefix, seed)
-            return Partial(ranks, prefix, parameters, optimiser, call, limits_of(rules), tells)
+            call, drift = Call.of(rules, ranks.world, seed), Drift.of(rules)
+            return Partial(ranks, prefix, parameters, optimiser, call, drift, of_first)
         case synchronisation.AllReduce():
             raise ValueError("DDP does the all-reduce: it needs no synchroniser")
 
@@ -57,27 +57,14 @@ def _hierarchical(
     parameters: list[nn.Parameter],
     optimiser: torch.optim.Optimizer,
     seed: int,
-    told: Told | None,
+    on_round: OnRound | None,
 ) -> Hierarchical:
-    groups = sorted(sorted(group) for group in rules.groups)
-    group = ranks.among(groups)
+    of_all = groups.ordered(rules.groups)
+    group = ranks.among(of_all)
     server = Server(ranks, f"{prefix}/server", parameters, group.world / ranks.world)
-    prefix = f"{prefix}/{next(k for k, members in enumerate(groups) if ranks.rank in members)}"
-    call = call_of(rules, group, prefix, seed)
-    tells = told if group.rank == 0 else None
-    limits = limits_of(rules)
+    prefix = f"{prefix}/{groups.of_rank(of_all, ranks.rank)}"
+    call, drift = Call.of(rules, group.world, seed), Drift.of(rules)
+    of_first = on_round if group.rank == 0 else None
     return Hierarchical(
-        group, prefix, parameters, optimiser, call, limits, server, rules.every, tells
+        group, prefix, parameters, optimiser, call, drift, server, rules.every, of_first
     )
-
-
-def call_of(rules: synchronisation.RoundRules, ranks: Ranks, prefix: str, seed: int) -> Call:
-    """Who calls rounds."""
-    if rules.probes is not UNSET:
-        return Probes(ranks.rank, rules.probes or ranks.world, seed)
-    return Quorum(ranks.asking, prefix, rules.ready(ranks.world))
-
-
-def limits_of(rules: synchronisation.RoundRules) -> Limits:
-    """How far ranks may drift apart."""
-    return Limits(rules.staleness, rules.lead, rules.mean, rules.waits, rules.paced)

@@ -8,8 +8,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from paceline.core.means import is_due
 from paceline.train.parts import Step
-from paceline.train.sync.base import Ranks, Round, Told, no_gradient
+from paceline.train.sync.base import OnRound, Ranks, Round, no_gradient
 from paceline.train.sync.gradients import averaged
 
 
@@ -22,7 +23,7 @@ class Averaging:
         ranks: that take part.
         parameters: that are trained, in the same order on all ranks.
         every: steps between two means (H of local SGD); None: only when ranks meet.
-        told: called with each mean.
+        on_round: called with each mean.
     """
 
     goes_on, weighs = True, False
@@ -32,26 +33,26 @@ class Averaging:
         ranks: Ranks,
         parameters: list[nn.Parameter],
         every: int | None,
-        told: Told | None = None,
+        on_round: OnRound | None = None,
     ) -> None:
         self._ranks, self._parameters, self._every = ranks, parameters, every
-        self._told = told
+        self._on_round = on_round
         self._work = 0.0  # since the last mean: Σ of the steps' weights
         self._samples = 0  # of earlier steps, whose gradients are in .grad
         self._stepped = -1  # the latest step in which the optimiser did
         self._means = 0
 
-    def stepping(self, plan: Step, optimiser: torch.optim.Optimizer) -> None:
+    def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.stepping`."""
-        self._stepped = plan.step
-        if not (self._samples or plan.samples):
+        self._stepped = step.step
+        if not (self._samples or step.samples):
             no_gradient(self._parameters)
 
-    def body_done(self, plan: Step, optimiser: torch.optim.Optimizer) -> None:
+    def body_done(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.body_done`."""
-        self._samples = 0 if self._stepped == plan.step else self._samples + plan.samples
-        self._work += plan.weight
-        if self._every is not None and (plan.step + 1) % self._every == 0:
+        self._samples = 0 if self._stepped == step.step else self._samples + step.samples
+        self._work += step.weight
+        if is_due(step.step, self._every):
             self._mean()
 
     def meet(self, optimiser: torch.optim.Optimizer) -> None:
@@ -71,10 +72,10 @@ class Averaging:
         )
         self._work = 0.0
         number, self._means = self._means, self._means + 1
-        if self._told is not None:
+        if self._on_round is not None:
             size = sum(p.numel() * p.element_size() for p in self._parameters)
             took_s = time.perf_counter() - began
-            self._told(
+            self._on_round(
                 Round(
                     number, self._ranks.world, round(givers), [round(givers)], 0, 0.0, took_s, size
                 )
@@ -93,11 +94,11 @@ def alike(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter], rank
         {k: float(v) for k, v in s.items() if _is_number(v, p)}
         for p, s in zip(parameters, states, strict=True)
     ]
-    told: list[tuple[list[dict[str, tuple[int, ...]]], list[dict[str, float]]]]
-    told = [([], []) for _ in range(ranks.world)]
-    dist.all_gather_object(told, (shapes, numbers), group=ranks.group)
-    fullest = max(range(ranks.world), key=lambda rank: sum(map(len, told[rank][0])))
-    if any(of_rank != told[0][0] for of_rank, _ in told):  # some rank has not stepped yet
+    gathered: list[tuple[list[dict[str, tuple[int, ...]]], list[dict[str, float]]]]
+    gathered = [([], []) for _ in range(ranks.world)]
+    dist.all_gather_object(gathered, (shapes, numbers), group=ranks.group)
+    fullest = max(range(ranks.world), key=lambda rank: sum(map(len, gathered[rank][0])))
+    if any(of_rank != gathered[0][0] for of_rank, _ in gathered):  # some rank has not stepped yet
         box = [optimiser.state_dict() if ranks.rank == fullest else None]
         dist.broadcast_object_list(box, src=fullest, group=ranks.group)
         assert box[0] is not None
@@ -105,7 +106,7 @@ def alike(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter], rank
         return
     for k, state in enumerate(states):
         for name in numbers[k]:
-            largest = max(of_rank[k][name] for _, of_rank in told)
+            largest = max(of_rank[k][name] for _, of_rank in gathered)
             if torch.is_tensor(state[name]):
                 state[name].fill_(largest)
             else:

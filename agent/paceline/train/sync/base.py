@@ -52,7 +52,7 @@ class Ranks:
         """
         mine = next(group for group in groups if self.rank in group)
         if (name := str(groups)) not in self.groups:
-            parts = [one for one in self.groups if one]
+            parts = [key for key in self.groups if key]
             if len(parts) == _KEPT:
                 dist.destroy_process_group(self.groups.pop(parts[0]))
             for group in groups:
@@ -88,7 +88,7 @@ class Round:
     copied_s: float = 0.0
 
 
-Told = Callable[[Round], None]  # may be called in another thread, never two at once
+OnRound = Callable[[Round], None]  # may be called in another thread, never two at once
 
 
 class Synchroniser(Protocol):
@@ -101,11 +101,11 @@ class Synchroniser(Protocol):
     goes_on: bool  # with the next segment, if that has the same one; else all meet at its end
     weighs: bool  # .grad holds the rank's weight · M times its batch's mean; else the mean itself
 
-    def stepping(self, plan: Step, optimiser: torch.optim.Optimizer) -> None:
+    def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
         """The optimiser is about to step, in the loop's body: never, once or more often."""
         ...
 
-    def body_done(self, plan: Step, optimiser: torch.optim.Optimizer) -> None:
+    def body_done(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
         """The loop's body is through with a step."""
         ...
 

@@ -9,13 +9,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from paceline.core.groups import Pushes
+from paceline.core.rounds import Call, Drift
 from paceline.train.parts import Step
 from paceline.train.sync.averaging import alike
-from paceline.train.sync.base import Ranks, Told
+from paceline.train.sync.base import OnRound, Ranks
 from paceline.train.sync.gradients import joined, spread
 from paceline.train.sync.partial import Partial
-from paceline.train.sync.peers import Beside, Peers
-from paceline.train.sync.rounds import Call, Limits, Sum
+from paceline.train.sync.peers import Courier, Peers
+from paceline.train.sync.rounds import Sum
 
 
 class Server:
@@ -90,10 +92,10 @@ class Hierarchical(Partial):
         parameters: that are trained, in the same order on all ranks.
         optimiser: of them.
         call: who calls a round.
-        limits: how far ranks of a group may drift apart.
+        drift: how far ranks of a group may drift apart.
         server: between the groups.
         every: rounds between two pushes; None: only when all meet.
-        told: called with each round of the group, in another thread.
+        on_round: called with each round of the group, in another thread.
     """
 
     def __init__(
@@ -103,21 +105,19 @@ class Hierarchical(Partial):
         parameters: list[nn.Parameter],
         optimiser: torch.optim.Optimizer,
         call: Call,
-        limits: Limits,
+        drift: Drift,
         server: Server,
         every: int | None,
-        told: Told | None = None,
+        on_round: OnRound | None = None,
     ) -> None:
         first = joined(parameters)
         self._corrections = torch.zeros_like(first)  # all that came
         self._pushes = group.rank == 0
         self._pushed = first if self._pushes else torch.empty(0)  # what `own` was then
         extra, share = len(first), group.world / server.ranks.world
-        super().__init__(group, prefix, parameters, optimiser, call, limits, told, extra, share)
-        self._server, self._every = server, every
-        self._beside = Beside(group.timeout.total_seconds())
-        self._pushing = False  # or what it pulled is still on its way to the group
-        self._applied = 0  # rounds
+        super().__init__(group, prefix, parameters, optimiser, call, drift, on_round, extra, share)
+        self._server, self._due = server, Pushes(every)
+        self._courier = Courier(group.timeout.total_seconds())
 
     @property
     def own(self) -> torch.Tensor:
@@ -127,19 +127,19 @@ class Hierarchical(Partial):
         """
         return joined(self._flat.parameters) - self._corrections
 
-    def stepping(self, plan: Step, optimiser: torch.optim.Optimizer) -> None:
+    def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.stepping`."""
-        if self._beside.idle:
-            self._beside.wait()  # which tells if it failed
+        if self._courier.idle:
+            self._courier.wait()  # which tells if it failed
         self._server.check()
-        super().stepping(plan, optimiser)
+        super().stepping(step, optimiser)
 
     def meet(self, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.meet`."""
         super().meet(optimiser)
         parameters = self._flat.parameters
-        self._beside.close()
-        self._beside.wait()
+        self._courier.close()
+        self._courier.wait()
         if self._pushes:
             self._server.push(self.own - self._pushed)
         spread(self._server.finish(), parameters)
@@ -149,23 +149,20 @@ class Hierarchical(Partial):
         """See `Synchroniser.abort`."""
         super().abort(reason)
         self._server.abort(reason)
-        self._beside.close(timeout_s=1.0)
+        self._courier.close(timeout_s=1.0)
 
     def _apply(self, sums: list[Sum], optimiser: torch.optim.Optimizer) -> None:
-        for one in sums:
-            super()._apply([one], optimiser)
-            if one.extra is not None:
-                spread(joined(self._flat.parameters) + one.extra, self._flat.parameters)
-                self._corrections += one.extra
-                self._pushing = False
-            self._applied += 1
-            due = self._every is not None and self._applied % self._every == 0
-            # What the last push pulled may be here before its thread is through with giving it.
-            if self._pushes and due and not self._pushing and self._beside.idle:
+        for result in sums:
+            super()._apply([result], optimiser)
+            if result.extra is not None:
+                spread(joined(self._flat.parameters) + result.extra, self._flat.parameters)
+                self._corrections += result.extra
+            # What a push pulled may be here before its thread is through with giving it.
+            idle, corrected = self._courier.idle, result.extra is not None
+            if self._pushes and self._due.applied(correction=corrected, idle=idle):
                 self._push()
 
     def _push(self) -> None:
-        self._pushing = True
         now = joined(self._flat.parameters)
         own = now - self._corrections
         change, self._pushed = own - self._pushed, own
@@ -173,4 +170,4 @@ class Hierarchical(Partial):
         def push() -> None:
             self._rounds.give(self._server.push(change) - now)
 
-        self._beside.begin(push)
+        self._courier.begin(push)

@@ -6,18 +6,17 @@ The mean is taken while the ranks compute on, and atomic: nothing that came betw
 
 from __future__ import annotations
 
-import random
 import threading
 
 import torch
 from torch import nn
 
+from paceline.core import pairs
 from paceline.train.parts import Step
 from paceline.train.sync.averaging import Averaging
-from paceline.train.sync.base import Ranks, Round, Told
+from paceline.train.sync.base import OnRound, Ranks, Round
 from paceline.train.sync.gradients import joined, spread
-from paceline.train.sync.peers import Beside, Peers
-from paceline.wire import AGES
+from paceline.train.sync.peers import Courier, Peers
 
 
 class Pairwise(Averaging):
@@ -37,7 +36,7 @@ class Pairwise(Averaging):
         prefix: of keys in the store, new each time.
         parameters: that are trained, in the same order on all ranks.
         seed: of who is asked.
-        told: called with each mean of two, on the rank that asked, in another thread.
+        on_round: called with each mean of two, on the rank that asked, in another thread.
     """
 
     weighs = True
@@ -48,39 +47,39 @@ class Pairwise(Averaging):
         prefix: str,
         parameters: list[nn.Parameter],
         seed: int,
-        told: Told | None = None,
+        on_round: OnRound | None = None,
     ) -> None:
         super().__init__(ranks, parameters, None)
-        self._tells = told
-        self._draw = random.Random(f"{seed} {ranks.rank}")
-        self._passive = range(1, ranks.world, 2)
-        self._asks = ranks.rank not in self._passive
+        self._on_mean = on_round
+        self._partners = pairs.Partners(ranks.rank, ranks.world, seed)
+        self._asks = ranks.rank in pairs.asking(ranks.world)
         self._swaps = self._steps = 0
         self._lock = threading.Lock()
         # Under the lock: the shadow, and how many steps are in it.
         self._loaded = joined(parameters)
         self._shadow = torch.cat([self._loaded, torch.zeros(1)])
-        self._beside = Beside(ranks.timeout.total_seconds())
-        self._peers = Peers(ranks, prefix, self._passive, len(self._shadow), self._answer)
+        answering = pairs.answering(ranks.world)
+        self._courier = Courier(ranks.timeout.total_seconds())
+        self._peers = Peers(ranks, prefix, answering, len(self._shadow), self._answer)
 
-    def stepping(self, plan: Step, optimiser: torch.optim.Optimizer) -> None:
+    def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.stepping`. There is one exchange to a step."""
-        self._beside.wait()
+        self._courier.wait()
         self._peers.check()
-        super().stepping(plan, optimiser)
+        super().stepping(step, optimiser)
 
-    def body_done(self, plan: Step, optimiser: torch.optim.Optimizer) -> None:
+    def body_done(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.body_done`."""
-        super().body_done(plan, optimiser)
+        super().body_done(step, optimiser)
         self._steps += 1
         self._take_over()
-        if self._asks and self._stepped == plan.step:
-            self._beside.begin(self._swap)
+        if self._asks and self._stepped == step.step:
+            self._courier.begin(self._swap)
 
     def meet(self, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.meet`."""
-        self._beside.close()
-        self._beside.wait()
+        self._courier.close()
+        self._courier.wait()
         self._peers.finish()
         self._take_over()
         self._work = 1.0
@@ -89,7 +88,7 @@ class Pairwise(Averaging):
     def abort(self, reason: str) -> None:
         """See `Synchroniser.abort`."""
         self._peers.abort(reason)
-        self._beside.close(timeout_s=1.0)
+        self._courier.close(timeout_s=1.0)
         super().abort(reason)
 
     def _take_over(self) -> None:
@@ -104,17 +103,14 @@ class Pairwise(Averaging):
     def _swap(self) -> None:
         with self._lock:
             mine = self._shadow.clone()
-        answer = self._peers.ask(self._draw.choice(self._passive), mine)
+        answer = self._peers.ask(self._partners.next(), mine)
         with self._lock:
             self._approach(mine, answer.vector)
         number, self._swaps = self._swaps, self._swaps + 1
-        if self._tells is not None:
-            ages = [0] * AGES
-            apart = round(abs(float(mine[-1] - answer.vector[-1])))
-            for age in (0, min(apart, AGES - 1)):  # by how many steps it was behind the other
-                ages[age] += 1
+        if self._on_mean is not None:
+            ages = pairs.staleness(round(float(mine[-1])), round(float(answer.vector[-1])))
             waited_s, reduced_s = answer.waited_s, answer.answered_s
-            self._tells(Round(number, 2, 2, ages, 0, waited_s, reduced_s, mine.nbytes))
+            self._on_mean(Round(number, 2, 2, ages, 0, waited_s, reduced_s, mine.nbytes))
 
     def _answer(self, rank: int, theirs: torch.Tensor) -> torch.Tensor:
         with self._lock:

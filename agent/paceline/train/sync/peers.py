@@ -209,7 +209,7 @@ def _raise(error: BaseException | None) -> None:
         raise kind(str(error)) from error
 
 
-class Beside:
+class Courier:
     """A thread that does one thing at a time, while the one that trains goes on.
 
     Args:
@@ -222,7 +222,7 @@ class Beside:
         self._idle = threading.Event()
         self._idle.set()
         self._tasks: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
-        threading.Thread(target=self._run, name="paceline-beside", daemon=True).start()
+        threading.Thread(target=self._run, name="paceline-courier", daemon=True).start()
 
     @property
     def idle(self) -> bool:

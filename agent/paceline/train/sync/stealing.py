@@ -1,10 +1,9 @@
 """FlexRR's work stealing: a rank that is ahead takes over part of a slower rank's next batch.
 
-A training loop's body takes one batch per step. So what moves is decided when a batch is about to
-be loaded: the rank that is ahead enlarges its own by samples of the next batch that the slowest
-rank has not begun to load, of the same step or an earlier one; that rank then loads the fewer. Each
-batch is closed, once, in the ranks' store, by its owner or by who takes from it: so no sample is
-lost or used twice.
+A training loop's body takes one batch per step. So `paceline.core.stealing` decides what moves when
+a batch is about to be loaded. The rank that is ahead enlarges its own batch; the slower rank then
+loads the fewer samples. Each batch is closed once in the ranks' store, by its owner or by the rank
+that takes from it: so no sample is lost or used twice.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.stealing import Piece, Standing
 from paceline.train.parts import Part, Step
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def queues_key(segment: int) -> str:
 def put(store: Store, parts: list[Part], sizes: list[Floats]) -> None:
     """Puts a segment's queues before the ranks."""
     segment = parts[0].segment
-    queues = Queues(parts, [one.astype("<f8").tobytes() for one in sizes])
+    queues = Queues(parts, [of_rank.astype("<f8").tobytes() for of_rank in sizes])
     store.set(queues_key(segment), _encoder.encode(queues))  # type: ignore[arg-type]
 
 
@@ -68,6 +68,7 @@ class Stealing:
         self._limit, self._by_size = limit, by_size
         self._segment = -1  # of the queues at hand:
         self._steps: list[list[Step]] = []  # [rank][step]
+        self._counts: list[list[int]] = []  # of samples, and
         self._sizes: list[list[Floats]] = []
         self._closed: list[str] = []  # keys of own batches in the segment;
         self._before: deque[tuple[int, list[str]]] = deque()  # segments, with those before each
@@ -88,30 +89,23 @@ class Stealing:
         word = self._store.compare_set(key, "", _CLOSED).decode()
         if word != _CLOSED:
             keep = len(step.indices) - int(word.split()[0])
-            return self._of(step, [(self._rank, at, 0, keep)])
+            return self._of(step, [Piece(self._rank, at, 0, keep)])
         taken = self._take(step, at, clocks) if clocks is not None else None
         if taken is None:
             return step
-        return self._of(step, [(self._rank, at, 0, len(step.indices)), taken])
+        return self._of(step, [Piece(self._rank, at, 0, len(step.indices)), taken])
 
-    def _take(self, step: Step, at: int, clocks: list[int]) -> tuple[int, int, int, int] | None:
-        """Rank, step in the segment, first and end of the samples that this rank takes over."""
-        others = [rank for rank in range(len(clocks)) if rank != self._rank]
-        slowest = min(others, key=lambda rank: clocks[rank])
-        loaded = clocks[slowest] + self._lookahead  # the newest step that it has begun to load
-        behind, next_ = at - loaded, loaded + 1
-        if behind < 1:
+    def _take(self, step: Step, at: int, clocks: list[int]) -> Piece | None:
+        """The samples that this rank takes over, if it is the first who asks for them."""
+        limit, standing = self._limit, Standing(clocks, self._counts, self._lookahead)
+        room = None if limit is None else lambda: limit - len(step.indices)
+        piece = standing.takes(self._rank, at, room)
+        if piece is None:
             return None
-        there = len(self._steps[slowest][next_].indices)
-        room = there if self._limit is None else self._limit - len(step.indices)
-        # The further behind, the more; something is left to it.
-        count = min(there * behind // (behind + 1), there - 1, room)
-        if count < 1:
-            return None
-        word = f"{count} {self._rank} {at}"  # no other's, nor one of an earlier step
-        if self._store.compare_set(self._key(slowest, next_), "", word).decode() != word:
-            return None  # it has begun, or somebody else was there before
-        return slowest, next_, there - count, there
+        word = f"{piece.end - piece.first} {self._rank} {at}"  # no other's, nor of an earlier step
+        if self._store.compare_set(self._key(piece.rank, piece.step), "", word).decode() != word:
+            return None  # its owner has begun, or another rank was there before
+        return piece
 
     def _read(self, segment: int) -> None:
         store, key = self._store, queues_key(segment)
@@ -127,6 +121,7 @@ class Stealing:
                 store.delete_key(closed)
         self._segment = segment
         self._steps = [list(part.steps()) for part in queues.parts]
+        self._counts = [part.counts for part in queues.parts]
         self._sizes = [
             np.split(np.frombuffer(sizes, "<f8"), np.cumsum(part.counts)[:-1])
             for part, sizes in zip(queues.parts, queues.sizes, strict=True)
@@ -135,8 +130,8 @@ class Stealing:
     def _key(self, rank: int, at: int) -> str:
         return f"steal/{self._segment}/{at}/{rank}"
 
-    def _of(self, step: Step, pieces: list[tuple[int, int, int, int]]) -> Step:
-        """The step made up of pieces of batches: rank, step in the segment, first and end."""
+    def _of(self, step: Step, pieces: list[Piece]) -> Step:
+        """The step made up of pieces of batches."""
         indices: list[int] = []
         weight, parts = 0.0, []
         for rank, at, first, end in pieces:

@@ -197,14 +197,14 @@ def _apart_s(measured: Measured, work_s: Floats, seed: int) -> float:
             epoch_end=span.over,
         )
         goes_on, before = model.goes_on, now
-        course = model.run(now, work)
-        step_s = work.work_s + course.wait_s + course.communication_s
+        timeline = model.run(now, work)
+        step_s = work.work_s + timeline.wait_s + timeline.communication_s
         now = now + step_s.sum(axis=0)
         if goes_on:
             total_s += float(now.max() - before.max())
             continue
         if not span.whole:  # its end, where all meet, is not among them
-            step_s[-1] -= course.wait_s[-1]
+            step_s[-1] -= timeline.wait_s[-1]
         total_s += float(step_s.mean(axis=1).sum())
     return total_s
 

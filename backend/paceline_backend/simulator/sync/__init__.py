@@ -4,29 +4,31 @@ from __future__ import annotations
 
 import numpy as np
 
+from paceline.core import groups
+from paceline.core.rounds import Call, Drift
+from paceline.core.stealing import Piece
 from paceline.wire import ALLREDUCE, synchronisation
 from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.simulator.sync.base import (
     Costs,
-    Course,
     Dealing,
-    Piece,
     Round,
     Synchroniser,
+    Timeline,
     Work,
 )
 from paceline_backend.simulator.sync.hierarchical import Hierarchical
 from paceline_backend.simulator.sync.pairwise import Pairwise
-from paceline_backend.simulator.sync.rounds import Call, Limits, Partial
+from paceline_backend.simulator.sync.rounds import Partial
 from paceline_backend.simulator.sync.together import AllReduce, Averaging
 
 __all__ = [
     "Costs",
-    "Course",
     "Dealing",
     "Piece",
     "Round",
     "Synchroniser",
+    "Timeline",
     "Work",
     "goes_on",
     "make",
@@ -51,11 +53,12 @@ def make(what: synchronisation.Synchronisation, world: int, seed: int) -> Synchr
             return Pairwise(world, seed)
         case synchronisation.Partial(rules):
             call = Call.of(rules, world, seed)
-            return Partial(call, Limits.of(rules), steals=rules.steals)
+            return Partial(call, Drift.of(rules), steals=rules.steals)
         case synchronisation.Hierarchical(rules):
-            groups, limits = sorted(sorted(group) for group in rules.groups), Limits.of(rules)
+            drift = Drift.of(rules)
             return Hierarchical(
-                (group, Partial(Call.of(rules, len(group), seed), limits)) for group in groups
+                (group, Partial(Call.of(rules, len(group), seed), drift))
+                for group in groups.ordered(rules.groups)
             )
 
 
@@ -97,8 +100,8 @@ def step_time_s(
         last = part.stop >= steps
         dealing = _Alike(work_s[part], samples[part], sample_s)
         work = Work(first, work_s[part], samples[part], all_reduce_s[part], costs, last, dealing)
-        course = model.run(now, work)
-        now = now + (course.work_s + course.wait_s + course.communication_s).sum(axis=0)
+        timeline = model.run(now, work)
+        now = now + (timeline.work_s + timeline.wait_s + timeline.communication_s).sum(axis=0)
     return float(now.max() / steps)
 
 

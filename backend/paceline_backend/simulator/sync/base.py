@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.stealing import Piece
 from paceline_backend.policies.base import Floats, Ints
 
 
@@ -29,9 +33,6 @@ class Costs:
         return self if self.group_s is None else replace(self, round_s=self.group_s(ranks))
 
 
-Piece = tuple[int, int, int, int]  # rank, step of the segment, first and end of its batch's samples
-
-
 class Dealing(Protocol):
     """Batches other than those that were planned."""
 
@@ -49,7 +50,11 @@ class Dealing(Protocol):
 
 @dataclass(frozen=True)
 class Work:
-    """What ranks do in a segment; S steps, of which there may be none."""
+    """What ranks do in a segment; S steps, of which there may be none.
+
+    Where ranks make different numbers of steps, S is the largest, and what is beyond a rank's own
+    number counts for nothing.
+    """
 
     first_step: int  # of the run
     work_s: Floats  # [S, W] loading and computing: all that a rank does by itself
@@ -58,6 +63,29 @@ class Work:
     costs: Costs
     epoch_end: bool = False  # the epoch is over with the last step
     dealing: Dealing | None = None  # where samples may move between ranks
+    steps: Ints | None = None  # [W] of each rank; None: S
+
+    @property
+    def made(self) -> npt.NDArray[np.bool_]:
+        """Which rank makes which step, [S, W]."""
+        at, shape = np.arange(len(self.work_s))[:, None], self.work_s.shape
+        return np.broadcast_to(True if self.steps is None else at < self.steps, shape)
+
+    def of_ranks(self, table: npt.NDArray[Any]) -> list[list[Any]]:
+        """The steps of each rank in a table [S, W]: [W][its steps]."""
+        columns: list[list[Any]] = table.T.tolist()
+        if self.steps is None:
+            return columns
+        return [column[:end] for column, end in zip(columns, self.steps, strict=True)]
+
+    def table(self, of_ranks: list[list[float]]) -> Floats:
+        """The reverse of `of_ranks`: 0 beyond a rank's own number of steps."""
+        if self.steps is None:
+            return np.array(of_ranks).T
+        made = np.zeros(self.work_s.shape)
+        for rank, column in enumerate(of_ranks):
+            made[: len(column), rank] = column
+        return made
 
 
 @dataclass(frozen=True)
@@ -78,7 +106,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Course:
+class Timeline:
     """How a segment went; arrays are [S, W].
 
     A rank's step is its work, then `wait_s`, then `communication_s`. Where a rank computes on while
@@ -94,15 +122,15 @@ class Course:
 class Synchroniser(Protocol):
     """How ranks' steps hang together, on the virtual clock.
 
-    Made when it comes into force; the same arguments give the same course. For one thread.
+    Made when it comes into force; the same arguments give the same timeline. For one thread.
     """
 
     # With the next segment, if that has the same one; else all have met at the end of the last, and
     # the next one's is made anew.
     goes_on: bool
 
-    def run(self, starts: Floats, work: Work) -> Course:
-        """The course of the next segment.
+    def run(self, starts: Floats, work: Work) -> Timeline:
+        """The timeline of the next segment.
 
         Args:
             starts: when each rank begins, [W]; alike for all but where it goes on.

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from paceline_backend.policies.base import Floats
-from paceline_backend.simulator.sync.base import Costs, Course, Work
+from paceline_backend.simulator.sync.base import Costs, Timeline, Work
 from paceline_backend.simulator.sync.rounds import Partial
 
 _REDUCTIONS = 2  # where all meet: of the server's parameters, and of what optimisers hold
@@ -28,27 +28,24 @@ class Hierarchical:
     def __init__(self, groups: Iterable[tuple[list[int], Partial]]) -> None:
         self._groups = list(groups)
 
-    def run(self, starts: Floats, work: Work) -> Course:
+    def run(self, starts: Floats, work: Work) -> Timeline:
         """See `Synchroniser.run`."""
         wait_s, rounds = np.zeros_like(work.work_s), []
         if not len(wait_s):
-            return Course(work.work_s, wait_s, wait_s, [])
+            return Timeline(work.work_s, wait_s, wait_s, [])
         for group, partial in self._groups:
-            mine = replace(
-                work,
-                work_s=work.work_s[:, group],
-                samples=work.samples[:, group],
-                all_reduce_s=work.all_reduce_s[:, group],
-                costs=work.costs.among(len(group)),
-                dealing=None,
-            )
-            course = partial.run(starts[group], mine)
-            wait_s[:, group] = course.wait_s
-            rounds += [replace(one, rank=group[0], world=len(group)) for one in course.rounds]
-        ended_at = starts + (work.work_s + wait_s).sum(axis=0)
-        wait_s[-1] += self._met_at(ended_at, work.costs) - ended_at
-        rounds.sort(key=lambda one: (one.ended_at, one.rank))
-        return Course(work.work_s, wait_s, np.zeros_like(wait_s), rounds)
+            timeline = partial.run(starts[group], _of_group(work, group))
+            wait_s[:, group] = timeline.wait_s
+            rounds += [replace(each, rank=group[0], world=len(group)) for each in timeline.rounds]
+        ended_at = starts + np.where(work.made, work.work_s + wait_s, 0.0).sum(axis=0)
+        met_s = self._met_at(ended_at, work.costs) - ended_at
+        if work.steps is None:
+            wait_s[-1] += met_s
+        else:
+            ranks = np.flatnonzero(work.steps)
+            wait_s[work.steps[ranks] - 1, ranks] += met_s[ranks]
+        rounds.sort(key=lambda each: (each.ended_at, each.rank))
+        return Timeline(work.work_s, wait_s, np.zeros_like(wait_s), rounds)
 
     def meet(self, starts: Floats, costs: Costs) -> float:
         """See `Synchroniser.meet`."""
@@ -64,3 +61,15 @@ class Hierarchical:
         for at in sorted(of_groups[1:]):
             free_at = max(at + costs.call_s, free_at) + costs.exchange_s()
         return max(*of_groups, free_at) + _REDUCTIONS * costs.round_s
+
+
+def _of_group(work: Work, group: list[int]) -> Work:
+    return replace(
+        work,
+        work_s=work.work_s[:, group],
+        samples=work.samples[:, group],
+        all_reduce_s=work.all_reduce_s[:, group],
+        costs=work.costs.among(len(group)),
+        dealing=None,
+        steps=None if work.steps is None else work.steps[group],
+    )

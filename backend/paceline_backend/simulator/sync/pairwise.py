@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import heapq
-import random
 from bisect import bisect_left, bisect_right, insort
 
 import numpy as np
 
-from paceline.wire import AGES
+from paceline.core import pairs
 from paceline_backend.policies.base import Floats
-from paceline_backend.simulator.sync.base import Costs, Course, Round, Work
+from paceline_backend.simulator.sync.base import Costs, Round, Timeline, Work
 
 _MEANS = 2  # where all meet: of the replicas, and of what their optimisers hold
 
@@ -29,21 +28,20 @@ class Pairwise:
 
     def __init__(self, world: int, seed: int) -> None:
         self.goes_on = True  # until an epoch ends
-        self._passive = range(1, world, 2)
-        asking = range(0, world, 2) if self._passive else range(0)
-        self._draws = {rank: random.Random(f"{seed} {rank}") for rank in asking}
-        self._answering = {rank: _Answering() for rank in self._passive}
+        asking = pairs.asking(world)
+        self._partners = {rank: pairs.Partners(rank, world, seed) for rank in asking}
+        self._answering = {rank: _Answering() for rank in pairs.answering(world)}
         # On a clock of its own, which goes on from segment to segment:
         self._ended_at: Floats | None = None  # [W] the newest step of each,
         self._answered_at = dict.fromkeys(asking, 0.0)  # and when it had its newest answer
         self._steps = 0
 
-    def run(self, starts: Floats, work: Work) -> Course:
+    def run(self, starts: Floats, work: Work) -> Timeline:
         """See `Synchroniser.run`."""
         steps = len(work.work_s)
         wait_s, communication_s = np.zeros_like(work.work_s), np.zeros_like(work.work_s)
         if not steps:
-            return Course(work.work_s, wait_s, communication_s, [])
+            return Timeline(work.work_s, wait_s, communication_s, [])
         since = self._since(starts)
         now = starts + since
         ended_at = now + np.cumsum(work.work_s, axis=0)  # of those that answer: they never wait
@@ -54,7 +52,7 @@ class Pairwise:
         answered_at, rounds = self._answered_at, []
         # When ranks will be through with a step: then they ask, and so in the order of time.
         through = [
-            (max(float(ended_at[0, rank]), answered_at[rank]), rank, 0) for rank in self._draws
+            (max(float(ended_at[0, rank]), answered_at[rank]), rank, 0) for rank in self._partners
         ]
         heapq.heapify(through)
         while through:
@@ -67,7 +65,7 @@ class Pairwise:
                 ends = max(at + work_s[rank][k + 1], answered_at[rank])
                 heapq.heappush(through, (ends, rank, k + 1))
         begun = np.concatenate([now[None], ended_at[:-1]])
-        asking = list(self._draws)
+        asking = list(self._partners)
         waited_s = (ended_at - begun - work.work_s)[:, asking]
         wait_s[:, asking] = np.maximum(waited_s, 0.0)  # sums are rounded
         if work.epoch_end:
@@ -76,7 +74,7 @@ class Pairwise:
             self.goes_on = False
         self._ended_at, self._steps = ended_at[-1], self._steps + steps
         rounds.sort(key=lambda one: (one.ended_at, one.rank))
-        return Course(work.work_s, wait_s, communication_s, rounds)
+        return Timeline(work.work_s, wait_s, communication_s, rounds)
 
     def meet(self, starts: Floats, costs: Costs) -> float:
         """See `Synchroniser.meet`."""
@@ -93,17 +91,13 @@ class Pairwise:
     def _ask(self, rank: int, k: int, at: float, work: Work, since: float) -> Round:
         """A question after a step of the segment, at a time on the own clock."""
         costs, takes_s = work.costs, work.costs.exchange_s()
-        other = self._answering[self._draws[rank].choice(self._passive)]
+        other = self._answering[self._partners[rank].next()]
         asked_at = other.begins(at + costs.call_s, takes_s) + takes_s / 2
-        ages = [0] * AGES
-        apart = abs(self._steps + k + 1 - other.clock(asked_at))
-        for age in (0, min(apart, AGES - 1)):
-            ages[age] += 1
         return Round(
             number=self._steps + k,
             step=min(k + 1, len(work.work_s) - 1),
             contributors=2,
-            staleness=ages,
+            staleness=pairs.staleness(self._steps + k + 1, other.clock(asked_at)),
             dropped=0,
             waited_s=asked_at - at,
             reduced_s=takes_s / 2,

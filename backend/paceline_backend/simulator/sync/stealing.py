@@ -1,26 +1,27 @@
-"""FlexRR's work stealing on the virtual clock; see `paceline.train.sync.stealing`."""
+"""FlexRR's work stealing on the virtual clock; what is taken is `paceline.core.stealing`'s."""
 
 from __future__ import annotations
 
-from paceline_backend.policies.base import Ints
-from paceline_backend.simulator.sync.base import Dealing, Piece
+from paceline.core.stealing import Piece, Standing
+from paceline_backend.simulator.sync.base import Dealing
 
 
 class Stealing:
     """Which samples ranks load in the steps of a segment.
 
     Args:
-        planned: samples of each step and rank, [S, W].
+        planned: samples of each rank and step, [W][its steps].
         dealing: what other batches take.
     """
 
-    def __init__(self, planned: Ints, dealing: Dealing) -> None:
-        self._planned: list[list[int]] = planned.T.tolist()  # [rank][step]
+    def __init__(self, planned: list[list[int]], dealing: Dealing) -> None:
+        self._planned = [list(counts) for counts in planned]
         self._dealing = dealing
-        self._begun = [0] * planned.shape[1]  # each rank's newest step,
+        self._standing = Standing([0] * len(planned), planned)
+        self._begun = [0] * len(planned)  # each rank's newest step,
         self._gone: dict[tuple[int, int], int] = {}  # and samples of later ones that others took
 
-    def work_s(self, rank: int, at: int, clocks: Ints) -> tuple[float, int] | None:
+    def work_s(self, rank: int, at: int, clocks: list[int]) -> tuple[float, int] | None:
         """What a rank's step takes it, which it begins, and its samples; None: as planned.
 
         Args:
@@ -31,24 +32,14 @@ class Stealing:
         self._begun[rank] = at
         planned = self._planned[rank][at]
         if gone := self._gone.pop((rank, at), 0):
-            return self._dealing.work_s(rank, at, [(rank, at, 0, planned - gone)])
-        taken = self._take(rank, at, clocks)
+            return self._dealing.work_s(rank, at, [Piece(rank, at, 0, planned - gone)])
+        if self._standing.clocks is not clocks:  # there was a round
+            self._standing = Standing(clocks, self._planned)
+        taken = self._standing.takes(rank, at, lambda: self._dealing.room(rank, planned))
         if taken is None:
             return None
-        return self._dealing.work_s(rank, at, [(rank, at, 0, planned), taken])
-
-    def _take(self, rank: int, at: int, clocks: Ints) -> Piece | None:
-        """What the rank takes of the slowest one's next batch."""
-        clocks = clocks.copy()
-        clocks[rank] = at  # as slow as any that it could help
-        slowest = int(clocks.argmin())
-        behind, next_ = at - int(clocks[slowest]), int(clocks[slowest]) + 1
-        if behind < 1:
+        other, step = taken.rank, taken.step
+        if self._begun[other] >= step or (other, step) in self._gone:
             return None
-        there = self._planned[slowest][next_]
-        room = self._dealing.room(rank, self._planned[rank][at])
-        count = min(there * behind // (behind + 1), there - 1, room)
-        if count < 1 or self._begun[slowest] >= next_ or (slowest, next_) in self._gone:
-            return None
-        self._gone[slowest, next_] = count
-        return slowest, next_, there - count, there
+        self._gone[other, step] = taken.end - taken.first
+        return self._dealing.work_s(rank, at, [Piece(rank, at, 0, planned), taken])

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from paceline.core.means import is_due
 from paceline_backend.policies.base import Floats
-from paceline_backend.simulator.sync.base import Costs, Course, Round, Work
+from paceline_backend.simulator.sync.base import Costs, Round, Timeline, Work
 
 
 class AllReduce:
@@ -13,10 +14,10 @@ class AllReduce:
 
     goes_on = False
 
-    def run(self, starts: Floats, work: Work) -> Course:
+    def run(self, starts: Floats, work: Work) -> Timeline:
         """See `Synchroniser.run`."""
         wait_s = work.work_s.max(axis=1, keepdims=True) - work.work_s
-        return Course(work.work_s, wait_s, work.all_reduce_s, [])
+        return Timeline(work.work_s, wait_s, work.all_reduce_s, [])
 
     def meet(self, starts: Floats, costs: Costs) -> float:
         """See `Synchroniser.meet`."""
@@ -38,7 +39,7 @@ class Averaging:
         self._worked: Floats | None = None  # [W] samples since the last mean
         self._means = 0
 
-    def run(self, starts: Floats, work: Work) -> Course:
+    def run(self, starts: Floats, work: Work) -> Timeline:
         """See `Synchroniser.run`."""
         steps, world = work.work_s.shape
         wait_s, communication_s = np.zeros((steps, world)), np.zeros((steps, world))
@@ -48,7 +49,7 @@ class Averaging:
         for k in range(steps):
             now = now + work.work_s[k]
             worked = worked + work.samples[k]
-            means = int(self._every is not None and (work.first_step + k + 1) % self._every == 0)
+            means = int(is_due(work.first_step + k, self._every))
             if k == steps - 1 and work.epoch_end:
                 means += 2  # of the replicas, and of what their optimisers hold
             if not means:
@@ -64,7 +65,7 @@ class Averaging:
             self._means += 1
             worked = np.zeros(world)
         self._worked = worked
-        return Course(work.work_s, wait_s, communication_s, rounds)
+        return Timeline(work.work_s, wait_s, communication_s, rounds)
 
     def meet(self, starts: Floats, costs: Costs) -> float:
         """See `Synchroniser.meet`: two means, as at an epoch's end."""
