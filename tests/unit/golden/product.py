@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import asdict
 from importlib.metadata import entry_points
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -157,9 +158,11 @@ def replayed(database: Path, run: str) -> Plain:
 
 
 def forecast_again(database: Path, run: str) -> Plain:
-    """What other presets would take, computed anew from a recorded run."""
+    """What other presets would take, computed anew from a recorded run; however long that takes."""
     with Store.open(_url(database)) as store:
-        answer: Plain = msgspec.to_builtins(forecast(store, run, steps=_FORECAST_STEPS))
+        answer: Plain = msgspec.to_builtins(
+            forecast(store, run, steps=_FORECAST_STEPS, budget_s=inf)
+        )
     return answer
 
 
