@@ -145,17 +145,17 @@ def _nothing(step: Ints, world: int) -> Attribution:
 
 def _worker(step: Ints, took_part: Bools, model: Model, made: Split, rank: int) -> Worker:
     """One rank's slowness, whether other ranks wait for it or a smaller load hides it."""
-    mine = took_part[:, rank]
+    with_samples = took_part[:, rank]
     rest = np.where(model.passing[:, rank], model.rest[:, rank], 1.0)
     slow = rest > 1
     equal_s, own_equal_s = model.equal[:, 0], model.own_equal[:, rank]
-    extra_s = np.where(mine, np.maximum(own_equal_s * rest - equal_s, 0.0), 0.0)
+    extra_s = np.where(with_samples, np.maximum(own_equal_s * rest - equal_s, 0.0), 0.0)
     longer_s = np.where(extra_s > 0, (own_equal_s - model.own[:, rank]) * rest, 0.0)
     hidden_s = max(float(longer_s.mean()), 0.0)
-    late_s = float(np.median(made.late_s[mine, rank])) if mine.any() else 0.0
+    late_s = float(np.median(made.late_s[with_samples, rank])) if with_samples.any() else 0.0
     step_s = float(made.mean_s.mean())
     se = {
-        "node": float(np.where(mine, own_equal_s - equal_s, 0.0).mean()) / step_s,
+        "node": float(np.where(with_samples, own_equal_s - equal_s, 0.0).mean()) / step_s,
         "transient": float(np.where(slow, own_equal_s * (rest - 1), 0.0).mean()) / step_s,
         "input": late_s / step_s,
     }

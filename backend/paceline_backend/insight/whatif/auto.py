@@ -152,10 +152,10 @@ def _barred(
 
 
 def _newest(earlier: Sequence[Forecast], version: int) -> Forecast | None:
-    mine = [
+    of_version = [
         forecast for forecast in earlier if forecast.current.version == version and forecast.speeds
     ]
-    return mine[-1] if mine else None
+    return of_version[-1] if of_version else None
 
 
 def same_conditions(first: Forecast, second: Forecast) -> bool:
