@@ -344,7 +344,9 @@ class Preset:
     """How a policy is registered: name, summary, parameters, and how to make the policy.
 
     `parameters` is the ``properties`` of a JSON Schema object. Every parameter has a default.
-    `make` gets all parameters, validated.
+    `make` gets all parameters, validated. With `combines`, the presets that change how gradients
+    meet can take their batches from this preset: its name is a value of their parameter
+    ``batches``.
     """
 
     name: str
@@ -352,6 +354,7 @@ class Preset:
     source: str  # paper or project it comes from
     make: Any  # Callable[[Mapping[str, Any]], Policy]
     parameters: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    combines: bool = False  # its policy decides batches, and leaves how gradients meet to others
 
 
 @dataclass(frozen=True)

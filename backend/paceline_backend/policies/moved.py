@@ -17,9 +17,10 @@ from types import ModuleType
 
 _PACKAGE = "paceline_backend.policies"
 _PRESETS = (
-    "ad_psgd adaptive backup_workers boa bsp chronica dynamic_batching eager_sgd ep4ddl flexrr lbb "
-    "local_sgd n_soft osa paceline rna rna_hierarchical sata ssp static_batching"
+    "adaptive boa bsp chronica dynamic_batching ep4ddl lbb paceline rna_hierarchical sata "
+    "static_batching"
 )
+_RELAXED = "ad_psgd backup_workers eager_sgd flexrr local_sgd n_soft osa rna ssp"
 MOVED = {
     "_base": "base",
     "_registry": "registry",
@@ -32,6 +33,7 @@ MOVED = {
     "_jit": "jit",
     "_relaxed": "presets.relaxed",
     **{name: f"presets.{name}" for name in _PRESETS.split()},
+    **dict.fromkeys(_RELAXED.split(), "presets.relaxed"),
     "testing": "..testing.policies",
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
@@ -106,7 +107,19 @@ def _presets() -> dict[str, Preset]:
             presets[entry.name] = preset
         else:
             logger.error("%s: it is not a Preset of this name", what)
-    return presets
+    combined = sorted(name for name, preset in presets.items() if preset.combines)
+    return {name: _with_batches(preset, combined) for name, preset in presets.items()}
+
+
+def _with_batches(preset: Preset, names: list[str]) -> Preset:
+    """The preset, with the names of all whose batches it may take, if it takes some."""
+    batches = preset.parameters.get("batches")
+    if batches is None or "enum" in batches:
+        return preset
+    ordered = sorted(names, key=lambda name: name != batches["default"])  # the default first
+    return replace(
+        preset, parameters={**preset.parameters, "batches": {**batches, "enum": ordered}}
+    )
 
 
 def _is_foreign(entry: EntryPoint) -> bool:

@@ -118,7 +118,8 @@ def normalised(path: str, document: Any) -> Any:
     """A document without what depends on the time or the place of asking.
 
     Removed are: whether a node or a controller is alive; the bus's error message; the release's
-    number; and the wording with which presets and parameters are described. Attribution is rounded:
+    number; and the wording with which presets and parameters are described. The values that a
+    parameter may have are sorted: their order says nothing. Attribution is rounded:
     it is computed with BLAS, whose sums differ in the last bits from CPU to CPU.
     """
     if "/attribution" in path:
@@ -131,8 +132,19 @@ def normalised(path: str, document: Any) -> Any:
         return sorted(
             line for line in document if not line.startswith(("# HELP", "paceline_nodes_alive "))
         )
-    wording = _WORDING if path == "/api/v1/policies" else ()
-    return _without(document, ("alive", *wording))
+    if path == "/api/v1/policies":
+        return sorted_enums(_without(document, ("alive", *_WORDING)))
+    return _without(document, ("alive",))
+
+
+def sorted_enums(value: Any) -> Any:
+    """The same with the values of each JSON Schema's enum sorted."""
+    if isinstance(value, dict):
+        return {
+            key: sorted(item) if key == "enum" else sorted_enums(item)
+            for key, item in value.items()
+        }
+    return [sorted_enums(item) for item in value] if isinstance(value, list) else value
 
 
 def _rounded(value: Any) -> Any:

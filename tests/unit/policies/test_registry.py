@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.metadata import EntryPoint
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import pytest
@@ -135,3 +135,27 @@ def test_policies_written_for_the_released_wire_work_with_a_warning() -> None:
         pytest.raises(ValueError, match=r"'partial': parameters.probe: is not a known field"),
     ):
         Synchronisation("partial", {"probe": 2, "staleness": 4, "mean": True})
+
+
+def test_batches_of_a_preset_from_elsewhere_can_be_combined(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = replace(policies.get("bsp"), name="other", combines=True)
+    found = [
+        *entry_points(group=_registry.GROUP),
+        EntryPoint("other", "somewhere:preset", _registry.GROUP),
+    ]
+    real = EntryPoint.load
+    monkeypatch.setattr(_registry, "entry_points", lambda group: found)
+    monkeypatch.setattr(EntryPoint, "load", lambda e: other if e.name == "other" else real(e))
+    _registry._presets.cache_clear()
+    try:
+        choices = policies.get("rna").parameters["batches"]["enum"]
+        assert choices == policies.get("adaptive").parameters["batches"]["enum"]
+        assert choices[0] == "bsp" and "other" in choices and "rna" not in choices
+        made = policies.make("rna", {"batches": "other"})
+        assert (made.name, made.synchroniser.name) == ("rna", "partial")
+        with pytest.raises(PolicyParameterError, match=r"parameters\.batches: 'ssp'.*one of 'bsp'"):
+            policies.make("rna", {"batches": "ssp"})
+    finally:
+        _registry._presets.cache_clear()

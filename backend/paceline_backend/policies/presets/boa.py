@@ -126,5 +126,6 @@ preset = Preset(
     summary="Batch sizes that make the slowest rank's expected time least, by an integer program.",
     source="BOA: batch orchestration algorithm for straggler mitigation of distributed DL training",
     make=make,
+    combines=True,
     parameters=counts.PARAMETERS,
 )

@@ -61,5 +61,6 @@ preset = Preset(
     summary="Equal batches in random order: plain data parallelism, as PyTorch's DDP does it.",
     source="PyTorch DistributedSampler and DistributedDataParallel; also Horovod, SSGD",
     make=make,
+    combines=True,
     parameters={"window": WINDOW},
 )

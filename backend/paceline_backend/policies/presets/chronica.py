@@ -288,6 +288,7 @@ preset = Preset(
     summary="Learns each worker's speed and gives each as much load per step as it can take.",
     source="CHRONICA: a data-imbalance-aware scheduler for distributed deep learning",
     make=make,
+    combines=True,
     parameters={
         "ett": {
             "type": "string",

@@ -173,6 +173,7 @@ preset = Preset(
     source="Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching, "
     "closed loop",
     make=make,
+    combines=True,
     parameters={
         "capacity": {**CAPACITY, "description": f"To begin with. {CAPACITY['description']}"},
         "dead_band": {

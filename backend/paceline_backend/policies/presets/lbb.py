@@ -235,6 +235,7 @@ preset = Preset(
     source="LBB: Load Balanced Batching for Efficient Distributed Learning on Heterogeneous GPU "
     "Cluster",
     make=make,
+    combines=True,
     parameters={
         "fine_threshold": {
             "type": "number",

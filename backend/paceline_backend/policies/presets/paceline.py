@@ -157,6 +157,7 @@ preset = Preset(
     summary="Each global batch divided such that all workers end together, to within a sample.",
     source="Paceline",
     make=make,
+    combines=True,
     parameters={
         "mode": {
             "type": "string",

@@ -1,46 +1,176 @@
-"""What presets of relaxed synchronisers share: they go with any preset's batches."""
+"""The presets that only name a synchroniser; which samples ranks get, another preset decides.
+
+Each is a `_preset`: its synchroniser, and the parameters that this one takes from the operator.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from paceline.wire.synchronisation import convert
-from paceline_backend.policies.base import Policy
-from paceline_backend.policies.registry import make
+from paceline.wire.synchronisation import (
+    Averaging,
+    AveragingRules,
+    Pairwise,
+    Partial,
+    PartialRules,
+    Synchronisation,
+)
+from paceline_backend.policies.base import Policy, Preset
+from paceline_backend.policies.registry import make as policy_of
 
-BATCHES: Mapping[str, Any] = {
+Parameters = Mapping[str, Any]
+
+# The registry adds the names of all presets with `Preset.combines` as "enum".
+BATCHES: Parameters = {
     "type": "string",
-    "enum": [
-        "bsp",
-        "paceline",
-        "chronica",
-        "sata",
-        "lbb",
-        "static-batching",
-        "dynamic-batching",
-        "boa",
-    ],
     "default": "bsp",
     "description": "The preset, with its defaults, that says which samples each rank gets.",
 }
-STALENESS: Mapping[str, Any] = {
-    "type": "integer",
-    "minimum": 0,
-    "maximum": 64,
-    "default": 4,
-    "description": "Rounds after which a gradient is too old, and dropped.",
-}
 
 
-def relaxed(name: str, batches: str, synchroniser: str, **parameters: Any) -> Policy:
-    """A preset's batches, its gradients exchanged in another way.
+def whole(low: int, high: int, default: int, description: str) -> Parameters:
+    """A parameter that is a whole number from `low` to `high`."""
+    return {
+        "type": "integer",
+        "minimum": low,
+        "maximum": high,
+        "default": default,
+        "description": description,
+    }
 
-    Args:
-        name: of the policy.
-        batches: the preset's name.
-        synchroniser: its name in `paceline.train.sync`.
-        **parameters: that it takes.
-    """
-    return replace(make(batches), name=name, synchroniser=convert(synchroniser, parameters))
+
+STALENESS = whole(0, 64, 4, "Rounds after which a gradient is too old, and dropped.")
+
+
+def _preset(
+    name: str,
+    summary: str,
+    source: str,
+    synchroniser: Callable[[Parameters], Synchronisation],
+    parameters: Mapping[str, Parameters] | None = None,
+) -> Preset:
+    def make(values: Parameters) -> Policy:
+        batches = policy_of(values["batches"])
+        return replace(batches, name=name, synchroniser=synchroniser(values))
+
+    return Preset(name, summary, source, make, {**(parameters or {}), "batches": BATCHES})
+
+
+ad_psgd = _preset(
+    "ad-psgd",
+    "Each rank steps by itself; after each step two replicas become their mean.",
+    "Lian et al., Asynchronous decentralized parallel stochastic gradient descent",
+    lambda values: Pairwise(),
+)
+
+backup_workers = _preset(
+    "backup-workers",
+    "Each update waits for all ranks but the slowest few, whose gradients are dropped.",
+    "Revisiting distributed synchronous SGD (backup workers)",
+    lambda values: Partial(
+        PartialRules(spare=values["spare"], staleness=0, waits=True, mean=False)
+    ),
+    {"spare": whole(1, 1023, 1, "b: ranks that an update does not wait for; at most all but one.")},
+)
+
+# Each step has one round. Early ranks wait for it, late ranks do not: a late gradient goes into the
+# next round. Stale gradients are summed without weights.
+eager_sgd = _preset(
+    "eager-sgd",
+    "Partial all-reduce as soon as the first rank is ready, or one drawn at random.",
+    "Eager-SGD: Taming unbalanced training workloads in deep learning with partial "
+    "collective operations",
+    lambda values: Partial(
+        PartialRules(
+            probes=1 if values["mode"] == "majority" else None,
+            staleness=values["staleness"],
+            mean=False,
+            waits=True,
+            paced=True,
+        )
+    ),
+    {
+        "mode": {
+            "type": "string",
+            "enum": ["solo", "majority"],
+            "default": "majority",
+            "description": "solo: the first rank ready calls a round; majority: one drawn at "
+            "random, so that half of them are ready in the mean.",
+        },
+        "staleness": STALENESS,
+    },
+)
+
+# In the paper a worker gives away small parts of the rest of its iteration. A training loop's body
+# takes a whole batch in each step. Here samples therefore move before a batch is loaded.
+flexrr = _preset(
+    "flexrr",
+    "As ssp; a rank that is ahead takes over part of the slowest one's next batch.",
+    "FlexRR: Addressing the straggler problem for iterative convergent parallel ML",
+    lambda values: Partial(
+        PartialRules(quorum=1, staleness=None, lead=values["staleness"], mean=False, steals=True)
+    ),
+    {"staleness": whole(1, 64, 2, "Steps that a rank may be ahead of the slowest.")},
+)
+
+local_sgd = _preset(
+    "local-sgd",
+    "Each rank steps by itself; every few steps their replicas become the mean.",
+    "Local SGD converges fast and communicates little",
+    lambda values: Averaging(AveragingRules(every=values["every"])),
+    {"every": whole(1, 10_000, 8, "H: steps between two means.")},
+)
+
+# The parameter server of the n-softsync protocol updates after M/n gradients. Here all replicas
+# update themselves with the sum of the gradients that have come.
+n_soft = _preset(
+    "n-soft",
+    "An update as soon as one n-th of the ranks have a gradient; the others' come late.",
+    "n-softsync: Staleness-aware async-SGD for distributed deep learning",
+    lambda values: Partial(
+        PartialRules(parts=values["n"], staleness=values["staleness"], mean=False)
+    ),
+    {
+        "n": whole(1, 1024, 2, "An update takes the gradients of M/n ranks, rounded up."),
+        "staleness": STALENESS,
+    },
+)
+
+# One-shot averaging.
+osa = _preset(
+    "osa",
+    "Each rank trains by itself; replicas become their mean at the end of an epoch.",
+    "Zinkevich et al., Parallelized stochastic gradient descent",
+    lambda values: Averaging(AveragingRules(every=None)),
+)
+
+# Randomised probing (Sec. 3.2), weighted accumulation of late gradients (Sec. 3.3) and bounded
+# staleness. Learning rates are scaled linearly by the contributors' share of the work.
+rna = _preset(
+    "rna",
+    "Partial all-reduce, called by the first of a few probed ranks; nobody waits for all.",
+    "Yang et al., Mitigating stragglers in the decentralized training on heterogeneous "
+    "clusters (RNA)",
+    lambda values: Partial(
+        PartialRules(probes=values["probes"], staleness=values["staleness"], mean=True)
+    ),
+    {
+        "probes": whole(
+            1, 1024, 2, "Ranks, drawn anew for each round; the first that is ready calls it."
+        ),
+        "staleness": STALENESS,
+    },
+)
+
+# A gradient is never too old: the lead bounds its age.
+ssp = _preset(
+    "ssp",
+    "Each rank's gradient is applied as it comes; none leads the slowest by too much.",
+    "SSP: More effective distributed ML via a stale synchronous parallel parameter server",
+    lambda values: Partial(
+        PartialRules(quorum=1, staleness=None, lead=values["staleness"], mean=False)
+    ),
+    {"staleness": whole(0, 64, 3, "Steps that a rank may be ahead of the slowest.")},
+)

@@ -120,6 +120,7 @@ preset = Preset(
     source="SATA: Self-Adaptive Task Allocation for Decentralized Deep Learning in Heterogeneous "
     "Environments",
     make=make,
+    combines=True,
     parameters={
         "tolerance": {
             "type": "number",

@@ -69,5 +69,6 @@ preset = Preset(
     source="Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching, "
     "open loop",
     make=make,
+    combines=True,
     parameters={"capacity": CAPACITY, **counts.PARAMETERS},
 )
