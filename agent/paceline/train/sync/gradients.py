@@ -76,40 +76,41 @@ class Flat:
             joined(grads, vector[:used]).mul_(factor)
         copied_s = time.perf_counter() - began
         rest = [float(p.grad is not None) for p in self.parameters]
-        rest += [1.0, weight, *(one.read(optimiser) for one in self._settings)]
+        rest += [1.0, weight, *(setting.read(optimiser) for setting in self._settings)]
         vector[used:] = torch.tensor(rest)
         return Gradient(vector, samples, copied_s, arrive)
 
     @contextmanager
     def applying(self, optimiser: torch.optim.Optimizer, vector: torch.Tensor) -> Iterator[None]:
-        """Within it a sum is in ``.grad``, and its settings are the optimiser's.
+        """Puts a round's sum into ``.grad`` and its settings into the optimiser, for a while.
 
-        More exactly: the contributors' mean, and learning rates times their weight (RNA's linear
-        scaling, Sec. 3.3). For plain SGD that is the sum. Adam does not feel how large gradients
-        are, nor does weight decay: with the whole rate each round would count as a whole step.
+        ``.grad`` holds the contributors' mean, and learning rates are multiplied by the
+        contributors' weight (RNA's linear scaling, Sec. 3.3). For plain SGD the product is the sum.
+        Adam and weight decay ignore how large gradients are: with the whole rate, each round would
+        count as a whole step.
         """
         at = self._ends[-1] + len(self.parameters)
         contributors, weight, *sums = vector[at:].tolist()
-        rates = [one for one in self._settings if one.name == "lr"]
+        rates = [setting for setting in self._settings if setting.name == "lr"]
         scales = weight > 0 and len(rates) == len(optimiser.param_groups)
         if scales:
             vector[: self._ends[-1]] /= weight
         self.write(vector)
-        mine = {one: one.read(optimiser) for one in self._settings}
+        mine = {setting: setting.read(optimiser) for setting in self._settings}
         scaled = dict.fromkeys(rates, weight) if scales else {}
         given = {}
-        for one, total in zip(self._settings, sums, strict=True):
-            if one not in self._written:
-                one.write(optimiser, total / contributors * scaled.get(one, 1.0))
-                given[one] = one.read(optimiser)  # as it is kept: maybe in fewer bits
+        for setting, total in zip(self._settings, sums, strict=True):
+            if setting not in self._written:
+                setting.write(optimiser, total / contributors * scaled.get(setting, 1.0))
+                given[setting] = setting.read(optimiser)  # the optimiser may keep fewer bits
         try:
             yield
         finally:
-            for one, value in given.items():
-                if one.read(optimiser) == value:
-                    one.write(optimiser, mine[one])
+            for setting, value in given.items():
+                if setting.read(optimiser) == value:
+                    setting.write(optimiser, mine[setting])
                 else:
-                    self._written.add(one)
+                    self._written.add(setting)
 
     def write(self, vector: torch.Tensor) -> None:
         """Puts a sum into ``.grad``, as views of it: none where nobody had one."""
@@ -172,19 +173,20 @@ class _Setting:
 
 
 def _settings(optimiser: torch.optim.Optimizer) -> list[_Setting]:
-    """All but whole numbers, which no schedule changes: they count, or say how something is done.
+    """The numbers of an optimiser that a schedule may change.
 
-    A learning rate may be a whole number.
+    Whole numbers are left out: they count, or choose how something is done. Only a learning rate
+    may be a whole number.
     """
-    found = []
+    settings = []
     for k, group in enumerate(optimiser.param_groups):
         for name in sorted(group.keys() - {"params"}):
             value = group[name]
             if isinstance(value, tuple):
-                found += [_Setting(k, name, i) for i, x in enumerate(value) if type(x) is float]
+                settings += [_Setting(k, name, i) for i, x in enumerate(value) if type(x) is float]
             elif isinstance(value, float | torch.Tensor) or (name == "lr" and type(value) is int):
-                found.append(_Setting(k, name, None))
-    return found
+                settings.append(_Setting(k, name, None))
+    return settings
 
 
 def joined(tensors: Sequence[torch.Tensor], out: torch.Tensor | None = None) -> torch.Tensor:
@@ -215,22 +217,22 @@ def spread(vector: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def averaged(
-    tensors: Sequence[torch.Tensor], weight: float, group: Any, told: Sequence[float] = ()
+    tensors: Sequence[torch.Tensor], weight: float, group: Any, counts: Sequence[float] = ()
 ) -> list[float]:
     """Replaces tensors by their weighted mean over ranks, in place.
 
     Args:
         tensors: floating-point, alike on all ranks.
-        weight: of this rank; all 0: each keeps its own.
+        weight: of this rank. If all weights are 0, each rank keeps its own tensors.
         group: of ranks.
-        told: a few numbers, to be summed over ranks.
+        counts: a few numbers to be summed over ranks.
 
     Returns:
-        the sums of `told`.
+        the sums of `counts`.
     """
     flat = joined(tensors)
-    vector = torch.cat([flat * weight, torch.tensor([weight, *told])])
+    vector = torch.cat([flat * weight, torch.tensor([weight, *counts])])
     dist.all_reduce(vector, group=group)
     if total := float(vector[len(flat)]):
         spread(vector[: len(flat)] / total, tensors)
-    return [float(one) for one in vector[len(flat) + 1 :].tolist()]
+    return [float(total) for total in vector[len(flat) + 1 :].tolist()]

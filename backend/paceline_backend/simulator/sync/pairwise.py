@@ -45,9 +45,9 @@ class Pairwise:
         since = self._since(starts)
         now = starts + since
         ended_at = now + np.cumsum(work.work_s, axis=0)  # of those that answer: they never wait
-        for rank, one in self._answering.items():
-            one.forget(float(now.min()))
-            one.goes_on(ended_at[:, rank].tolist())
+        for rank, answers in self._answering.items():
+            answers.forget(float(now.min()))
+            answers.goes_on(ended_at[:, rank].tolist())
         work_s: list[list[float]] = work.work_s.T.tolist()
         answered_at, rounds = self._answered_at, []
         # When ranks will be through with a step: then they ask, and so in the order of time.
@@ -73,7 +73,7 @@ class Pairwise:
             communication_s[-1] = _MEANS * work.costs.round_s
             self.goes_on = False
         self._ended_at, self._steps = ended_at[-1], self._steps + steps
-        rounds.sort(key=lambda one: (one.ended_at, one.rank))
+        rounds.sort(key=lambda mean: (mean.ended_at, mean.rank))
         return Timeline(work.work_s, wait_s, communication_s, rounds)
 
     def meet(self, starts: Floats, costs: Costs) -> float:
