@@ -374,7 +374,8 @@ def test_unknown_run_leaves_nothing(store: Store) -> None:
         ("known", StepBatch([record(0, 0)])),
     ]
     written = telemetry.write(store, messages)
-    assert written == telemetry.Written(1, frozenset({"ghost", ""}), frozenset())
+    ghosts = frozenset({"ghost", ""})
+    assert written == telemetry.Written(1, ghosts, frozenset(), {"known": "local"})
     assert len(rows(store, schema.runs)) == len(rows(store, schema.worker_steps)) == 1
     assert rows(store, schema.segments) == []
 
