@@ -17,8 +17,10 @@ pytestmark = pytest.mark.browser
 
 def check(page: Page) -> None:
     """Reports each violated rule with the elements at fault."""
-    found = Axe().run(page).response["violations"]
-    assert [(rule["id"], [node["html"][:200] for node in rule["nodes"]]) for rule in found] == []
+    violations = Axe().run(page).response["violations"]
+    assert [
+        (rule["id"], [node["html"][:200] for node in rule["nodes"]]) for rule in violations
+    ] == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

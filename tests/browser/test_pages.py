@@ -91,12 +91,12 @@ def test_switches_coasting_and_gaps_are_marked_on_every_chart(
     open_run(page, web, "r")
     for chart in CHARTS:
         wait_for_chart(page, chart, 79)
-        found = layout_of(page, chart)
-        assert ["line", 49.5, 49.5] in found["shapes"]
-        assert ["rect", 19.5, 29.5] in found["shapes"]
-        assert ["rect", 35.5, 39.5] in found["shapes"]
-        assert "▸ chronica" in found["texts"]
-        assert found["range"] == [-0.5, 79.5]
+        layout = layout_of(page, chart)
+        assert ["line", 49.5, 49.5] in layout["shapes"]
+        assert ["rect", 19.5, 29.5] in layout["shapes"]
+        assert ["rect", 35.5, 39.5] in layout["shapes"]
+        assert "▸ chronica" in layout["texts"]
+        assert layout["range"] == [-0.5, 79.5]
     # No line bridges the gap.
     line = page.evaluate(
         "(({x, y}) => y[x.indexOf(36)])(document.getElementById('chart-se').data[0])"

@@ -60,22 +60,22 @@ def test_the_dialog_says_what_a_switch_changes_in_the_training(
 ) -> None:
     opened(page, web, store, bus_url)
     page.click("#policy-apply")
-    told = page.locator("#switch-changes")
+    text = page.locator("#switch-changes")
     same, other, changed = "stays the same", "composed differently", "but it changes"
     for name in policies.names():
         page.check(f"#policy-preset-{name}")
         words = {"nothing": same, "batches": other, "training": changed}[
             policies.make(name).changes
         ]
-        expect(told).to_contain_text(words)
+        expect(text).to_contain_text(words)
     page.check("#policy-preset-paceline")
     mode = page.locator("#policy-parameter-mode")
     for value, words in [("free", other), ("exact", same), ("free", other)]:
         mode.select_option(label=value)
-        expect(told).to_contain_text(words)
+        expect(text).to_contain_text(words)
     page.check("#policy-preset-rna")
     page.select_option("#policy-parameter-batches", label="paceline")
-    expect(told).to_contain_text(changed)
+    expect(text).to_contain_text(changed)
 
 
 def test_illegal_values_are_refused_at_their_field(

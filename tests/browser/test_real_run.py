@@ -16,8 +16,8 @@ pytestmark = [pytest.mark.browser, pytest.mark.ranks]
 
 def number(page: Page, tile: str) -> float:
     """The number that a tile shows."""
-    found = re.search(r"[\d.]+", page.locator(f"#{tile}").inner_text().split("\n", 1)[-1])
-    return float(found[0]) if found else float("nan")
+    match = re.search(r"[\d.]+", page.locator(f"#{tile}").inner_text().split("\n", 1)[-1])
+    return float(match[0]) if match else float("nan")
 
 
 def test_switch_by_clicking(page: Page, stack: Stack) -> None:

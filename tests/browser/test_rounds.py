@@ -24,11 +24,11 @@ CHARTS = ["contributors", "response", "bytes", "dropped"]  # over steps
 
 def lines(page: Page, chart: str) -> dict[str, dict[int, Any]]:
     """Name of each line → x → y."""
-    found = page.evaluate(
+    shown = page.evaluate(
         "id => document.getElementById(id).data.map(({name, x, y}) => [name, x, y])",
         f"chart-{chart}",
     )
-    return {name: dict(zip(x, y, strict=True)) for name, x, y in found}
+    return {name: dict(zip(x, y, strict=True)) for name, x, y in shown}
 
 
 def test_a_run_without_rounds_does_not_speak_of_them(
@@ -55,10 +55,10 @@ def test_rounds_appear_by_themselves_and_stay_up_to_date(
     training.train(10)
     for chart in CHARTS:
         wait_for_chart(page, chart, 29)
-        found = layout_of(page, chart)
-        assert found["range"] == [-0.5, 29.5]
-        assert ["line", 19.5, 19.5] in found["shapes"]
-        assert "▸ rna" in found["texts"]
+        layout = layout_of(page, chart)
+        assert layout["range"] == [-0.5, 29.5]
+        assert ["line", 19.5, 19.5] in layout["shapes"]
+        assert "▸ rna" in layout["texts"]
     contributors = lines(page, "contributors")
     assert [contributors[name][25] for name in ("mean", "fewest", "most")] == [3, 2, 4]
     response = lines(page, "response")

@@ -28,8 +28,8 @@ def test_why_ranks_wait(page: Page, web: httpx.Client, store: Store, bus_url: st
     assert last == 29
     # The parts add up to SP.
     total = page.evaluate(f"{chart}.reduce((sum, t) => sum + t.y.reduce((a, b) => a + b, 0), 0)")
-    found = web.get("/api/v1/runs/r/attribution").json()
-    assert total == pytest.approx(found["sp_s"] * 30)
+    answer = web.get("/api/v1/runs/r/attribution").json()
+    assert total == pytest.approx(answer["sp_s"] * 30)
     why = page.locator("#workers-grid .why")
     expect(why.last).to_have_text("slow node, 2.8×")
     # From the keyboard, too: the explanation shows, and Tab goes on.

@@ -20,7 +20,7 @@ def test_switches_among_all_presets(stack: Stack, tmp_path: Path) -> None:
     known = synchronous()
     names = random_chain(known, len(known), seed=7)
     assert set(names) == set(known)
-    assert all(one != next_ for one, next_ in itertools.pairwise(names))
+    assert all(name != next_ for name, next_ in itertools.pairwise(names))
     ran = run_chain(stack, names, tmp_path)
 
     assert ran.policies == names

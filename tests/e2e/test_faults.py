@@ -85,8 +85,8 @@ def test_bus_killed(stack: Stack) -> None:
 
 def bus_process_or_none(stack: Stack) -> psutil.Process | None:
     try:
-        found = bus_process(stack)
-        return found if found.status() != psutil.STATUS_ZOMBIE else None
+        process = bus_process(stack)
+        return process if process.status() != psutil.STATUS_ZOMBIE else None
     except (AssertionError, psutil.Error):
         return None
 

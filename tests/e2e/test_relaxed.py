@@ -56,7 +56,7 @@ def test_switches_among_all_relaxed_presets(tmp_path: Path) -> None:
     # (A controller may be slow to begin with.)
     assert {s["policy"] for s in segments if s["source"] == "controller"} >= set(chain[1:])
     assert {s["synchroniser"] for s in segments} == set(SYNCHRONISERS)
-    assert {one["policy"] for one in rounds["in_force"]} >= set(relaxed) - {"adaptive", "osa"}
+    assert {period["policy"] for period in rounds["in_force"]} >= set(relaxed) - {"adaptive", "osa"}
     ranks = [
         [json.loads(line) for line in (tmp_path / f"replicas-{rank}").read_text().splitlines()]
         for rank in range(4)

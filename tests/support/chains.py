@@ -82,7 +82,7 @@ def run_chain(
 
     switches = stack.api("GET", f"/runs/{run}/switches")
     segments = stack.api("GET", f"/runs/{run}/segments")
-    planned = [one["policy"] for one in segments if one["source"] == "controller"]
+    planned = [segment["policy"] for segment in segments if segment["source"] == "controller"]
     with Store.open(f"sqlite:///{stack.data / 'paceline.db'}") as store:
         again = replay(store, run)
         errors = _errors(store, run, directory)

@@ -95,8 +95,8 @@ def telemetry(bus_url: str) -> list[tuple[str, wire.Message]]:
 
 def states(bus_url: str, run: str) -> list[wire.RunState]:
     """What was reported about a run, without signs of life: repetitions of the last."""
-    told = [m for r, m in telemetry(bus_url) if r == run and isinstance(m, wire.RunState)]
-    return [m for m, before in zip(told, [None, *told], strict=False) if m != before]
+    reports = [m for r, m in telemetry(bus_url) if r == run and isinstance(m, wire.RunState)]
+    return [m for m, before in zip(reports, [None, *reports], strict=False) if m != before]
 
 
 def nodes(bus_url: str) -> list[wire.NodeState]:

@@ -57,8 +57,8 @@ def test_it_switches_a_run_that_allows_it(store: Store, bus_url: str) -> None:
     assert last is not None
     assert (last["decision"]["decided"], last["decision"]["policy"]) == ("switch", asked["policy"])
     with redis.Redis.from_url(bus_url) as bus:
-        told = [decode(fields) for _, fields in bus.xrange(live(run))]
-    assert told == [(run, SwitchRequested(1, asked["policy"], asked["requested_at"]))]
+        messages = [decode(fields) for _, fields in bus.xrange(live(run))]
+    assert messages == [(run, SwitchRequested(1, asked["policy"], asked["requested_at"]))]
 
 
 def test_whose_runs_it_looks_at(store: Store) -> None:

@@ -42,17 +42,17 @@ def write(store: Store, steps: range, slow: float = 2.0, world: int = 4) -> None
 def test_rest_names_the_slow_rank(store: Store, client: httpx.Client) -> None:
     add_run(store, "r", nproc=4)
     write(store, range(150))
-    found = client.get(URL).json()
-    assert (found["from"], found["to"], found["steps"]) == (50, 149, 100)
-    assert (found["cause"], found["ranks"]) == ("node", [3])
-    assert found["se"] == pytest.approx(0.1 / 0.126, rel=1e-3)
-    assert found["sp_s"] == pytest.approx(0.1)
-    assert found["waste"] == pytest.approx(0.3 / (4 * 0.201), rel=1e-3)
-    assert found["shares"] == pytest.approx({"data": 0, "node": 1, "transient": 0, "input": 0})
-    worker = found["workers"][3]
+    answer = client.get(URL).json()
+    assert (answer["from"], answer["to"], answer["steps"]) == (50, 149, 100)
+    assert (answer["cause"], answer["ranks"]) == ("node", [3])
+    assert answer["se"] == pytest.approx(0.1 / 0.126, rel=1e-3)
+    assert answer["sp_s"] == pytest.approx(0.1)
+    assert answer["waste"] == pytest.approx(0.3 / (4 * 0.201), rel=1e-3)
+    assert answer["shares"] == pytest.approx({"data": 0, "node": 1, "transient": 0, "input": 0})
+    worker = answer["workers"][3]
     assert (worker["cause"], worker["caused"]) == ("node", pytest.approx(1.0))
     assert worker["factor"] == pytest.approx(2.0)
-    assert found["words"] == (
+    assert answer["words"] == (
         "Rank 3 computes 2× slower than the median at equal load: a slow machine. "
         "It causes 100 % of the waiting."
     )
@@ -61,9 +61,9 @@ def test_rest_names_the_slow_rank(store: Store, client: httpx.Client) -> None:
 def test_rest_range_and_buckets(store: Store, client: httpx.Client) -> None:
     add_run(store, "r", nproc=4)
     write(store, range(150))
-    found = client.get(URL, params={"from": 10, "to": 129, "points": 13}).json()
-    assert (found["from"], found["to"], found["steps"]) == (10, 129, 120)
-    over_time = found["over_time"]
+    answer = client.get(URL, params={"from": 10, "to": 129, "points": 13}).json()
+    assert (answer["from"], answer["to"], answer["steps"]) == (10, 129, 120)
+    over_time = answer["over_time"]
     assert over_time["bucket"] == 10
     assert over_time["step"] == list(range(10, 130, 10))
     assert over_time["node"] == pytest.approx([0.1] * 12)
@@ -73,9 +73,9 @@ def test_rest_range_and_buckets(store: Store, client: httpx.Client) -> None:
 def test_rest_without_steps(store: Store, client: httpx.Client) -> None:
     assert client.get(URL).status_code == 404
     add_run(store, "r", nproc=4)
-    found = client.get(URL).json()
-    assert (found["from"], found["steps"], found["cause"]) == (None, 0, "none")
-    assert found["over_time"]["step"] == []
+    answer = client.get(URL).json()
+    assert (answer["from"], answer["steps"], answer["cause"]) == (None, 0, "none")
+    assert answer["over_time"]["step"] == []
 
 
 def test_rows_of_steps_that_were_undone_do_not_count(database_url: str) -> None:

@@ -34,7 +34,7 @@ def test_it_leaves_bsp_once_when_a_rank_turns_slow() -> None:
     devices = Emulation([1e-5] * 4, [0.005] * 4, slowdowns=[slow], noise=0.05)
     training = Training(drawn(4_000, 0.02), devices, global_batch=32)
     switches = steered(training, 900, ("bsp", "chronica", "paceline", "sata"))
-    assert [one.policy for one in switches[:1]] == ["bsp"]
+    assert [switch.policy for switch in switches[:1]] == ["bsp"]
     assert len(switches) == 2
     assert switches[1].policy != "bsp"
     assert 300 < (switches[1].effective_step or 0) <= 250 + 3 * AUTO_STEPS

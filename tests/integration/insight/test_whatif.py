@@ -59,29 +59,29 @@ def of(training: Training, *presets: str) -> Forecast:
 def test_it_is_what_the_switch_then_gives(sizes: Any, emulation: Emulation) -> None:
     before = Training(sizes, emulation)
     before.train(100)
-    found = of(before)
-    assert found.reason is None
-    assert (found.left_out, found.replicates, found.steps) == ([], 3, 64)
-    assert found.fit_error is not None
-    assert found.fit_error < 0.03
-    for one in found.forecasts:
+    answer = of(before)
+    assert answer.reason is None
+    assert (answer.left_out, answer.replicates, answer.steps) == ([], 3, 64)
+    assert answer.fit_error is not None
+    assert answer.fit_error < 0.03
+    for preset in answer.forecasts:
         then = Training(sizes, emulation)
         then.train(before.step)
-        if one.policy != "bsp":
-            then.switch(one.policy)
+        if preset.policy != "bsp":
+            then.switch(preset.policy)
         began = then.step
         then.train(began + 220)
         measured = then.time(began + 20, began + 220)
-        assert one.step_time_s == pytest.approx(measured, rel=0.035), one.policy
-        assert one.low_s < one.step_time_s < one.high_s
-        assert one.saving_low <= one.saving <= one.saving_high
-    savings = [one.saving for one in found.forecasts]
+        assert preset.step_time_s == pytest.approx(measured, rel=0.035), preset.policy
+        assert preset.low_s < preset.step_time_s < preset.high_s
+        assert preset.saving_low <= preset.saving <= preset.saving_high
+    savings = [preset.saving for preset in answer.forecasts]
     assert savings == sorted(savings, reverse=True)
-    in_force = found.of("bsp")
+    in_force = answer.of("bsp")
     assert in_force is not None
     assert (in_force.saving, in_force.saving_low, in_force.saving_high) == (0.0, 0.0, 0.0)
     assert in_force.words == "bsp is in force"
-    best = found.forecasts[0]
+    best = answer.forecasts[0]
     assert best.words.startswith(f"{best.policy} would save {100 * best.saving:.0f} % ±")
 
 
@@ -89,25 +89,27 @@ def test_parameters_of_the_policy_in_force_are_the_runs_own() -> None:
     training = Training(drawn(3_000, 1.0), devices(noise=0.02))
     training.train(80)
     training.parameters = {"window": 8}
-    found = of(training, "chronica")
-    bsp, chronica = found.of("bsp"), found.of("chronica")
+    answer = of(training, "chronica")
+    bsp, chronica = answer.of("bsp"), answer.of("chronica")
     assert bsp is not None
     assert chronica is not None
     assert (bsp.parameters, chronica.parameters) == ({"window": 8}, {})
-    assert found.current.parameters == {"window": 8}
+    assert answer.current.parameters == {"window": 8}
 
 
 def test_a_rank_that_turned_slow_counts_as_it_is_now() -> None:
     slow = Slowdown(ranks=[0], factor=3.0, first_step=80)
     training = Training(drawn(6_000, 0.3), devices([1e-5] * 4, slowdowns=[slow], noise=0.03))
     training.train(112)
-    found = of(training, "chronica")
-    assert found.reason is None
-    assert found.first_step is not None
-    assert 76 <= found.first_step <= 88
-    assert found.speeds[0] / found.speeds[1] == pytest.approx(2.6, rel=0.15)  # b does not scale so
-    saving = found.forecasts[0].saving
-    assert found.forecasts[0].policy == "chronica"
+    answer = of(training, "chronica")
+    assert answer.reason is None
+    assert answer.first_step is not None
+    assert 76 <= answer.first_step <= 88
+    assert answer.speeds[0] / answer.speeds[1] == pytest.approx(
+        2.6, rel=0.15
+    )  # b does not scale so
+    saving = answer.forecasts[0].saving
+    assert answer.forecasts[0].policy == "chronica"
     assert 0.3 < saving < 0.65
     early = Training(drawn(6_000, 0.3), devices([1e-5] * 4, slowdowns=[slow], noise=0.03))
     early.train(86)
@@ -120,15 +122,15 @@ def test_passing_slowdowns_stay_in_the_forecast() -> None:
     passing = Slowdown(ranks=[0, 1, 2, 3], factor=2.0, chance=0.06)
     training = Training(drawn(6_000, 0.05), devices([1e-5] * 4, slowdowns=[passing]))
     training.train(100)
-    found = of(training, "chronica")
-    assert found.first_step is not None
-    assert found.steps == 64
+    answer = of(training, "chronica")
+    assert answer.first_step is not None
+    assert answer.steps == 64
     began = training.step
     training.train(began + 200)
-    bsp = found.of("bsp")
+    bsp = answer.of("bsp")
     assert bsp is not None
     assert bsp.step_time_s == pytest.approx(training.time(began, began + 200), rel=0.08)
-    chronica = found.of("chronica")
+    chronica = answer.of("chronica")
     assert chronica is not None
     assert abs(chronica.saving) < 0.05
 
@@ -139,9 +141,9 @@ def test_random_delays_are_no_change_of_speed() -> None:
         emulation = Emulation([1e-5] * 32, [0.04] * 32, delay_s=(0.0, 0.05), seed=seed)
         training = Training(drawn(2_000, 0.02, seed), emulation)
         training.train(64)
-        found = of_state("run", training.state(), (), replicates=1)
-        assert found.reason is None
-        assert found.steps >= 56, seed
+        answer = of_state("run", training.state(), (), replicates=1)
+        assert answer.reason is None
+        assert answer.steps >= 56, seed
 
 
 def test_a_change_of_speed_shows_among_delays() -> None:
@@ -161,9 +163,9 @@ def test_noise_makes_no_saving() -> None:
         )
         training.train(64)
         preset = ("chronica", "paceline")[seed % 2]
-        found = of_state("run", training.state(), (preset,), replicates=1)
-        assert found.reason is None
-        assert max(one.saving_low for one in found.forecasts) < 0.02, seed
+        answer = of_state("run", training.state(), (preset,), replicates=1)
+        assert answer.reason is None
+        assert max(forecast.saving_low for forecast in answer.forecasts) < 0.02, seed
 
 
 @pytest.mark.parametrize(
@@ -176,9 +178,9 @@ def test_noise_makes_no_saving() -> None:
 def test_why_there_is_none(make: Any, reason: str) -> None:
     training = make()
     training.train(8)
-    found = of(training)
-    assert reason in str(found.reason)
-    assert (found.forecasts, found.current.step_time_s) == ([], None)
+    answer = of(training)
+    assert reason in str(answer.reason)
+    assert (answer.forecasts, answer.current.step_time_s) == ([], None)
 
 
 def test_unknown_speeds_and_policies() -> None:
@@ -224,9 +226,9 @@ def test_a_preset_that_cannot_be_simulated_costs_only_its_own_forecast(
         return replace(policy, scheduler=Broken()) if name == "chronica" else policy
 
     monkeypatch.setattr(policies, "make", make)
-    found = of(training, *PRESETS, "lbb")
-    assert {one.policy for one in found.forecasts} == {"bsp", "paceline"}
-    assert {one.policy: one.reason for one in found.left_out} == {
+    answer = of(training, *PRESETS, "lbb")
+    assert {forecast.policy for forecast in answer.forecasts} == {"bsp", "paceline"}
+    assert {omitted.policy: omitted.reason for omitted in answer.left_out} == {
         "sata": "ValueError: policy: sata chose what ranks cannot do: synchroniser 'partial': "
         "parameters.probes: expected `int` >= 1",
         "chronica": "ZeroDivisionError: of nothing",
@@ -261,14 +263,14 @@ def test_the_database_tells_what_memory_does(
 ) -> None:
     with Store.open(database_url) as store:
         run, training = trained(store)
-        found = forecast(store, run, presets=PRESETS, replicates=3, budget_s=1e9)
+        answer = forecast(store, run, presets=PRESETS, replicates=3, budget_s=1e9)
         same = of(training)
-        assert (found.step, found.first_step) == (same.step, same.first_step)
-        for one, other in zip(found.forecasts, same.forecasts, strict=True):
+        assert (answer.step, answer.first_step) == (same.step, same.first_step)
+        for one, other in zip(answer.forecasts, same.forecasts, strict=True):
             assert one.policy == other.policy
             assert one.step_time_s == pytest.approx(other.step_time_s, rel=0.01)
-        assert found.current.measured_s == pytest.approx(training.time(20, 84), rel=0.02)
-        assert msgspec.convert(msgspec.to_builtins(found), Forecast) == found
+        assert answer.current.measured_s == pytest.approx(training.time(20, 84), rel=0.02)
+        assert msgspec.convert(msgspec.to_builtins(answer), Forecast) == answer
 
         add_run(store, "young")
         with pytest.raises(UnknownRunError, match="nobody"):
@@ -322,7 +324,9 @@ def test_over_rest(store: Store, bus_url: str) -> None:
         first = get().json()
         assert first["reason"] is None
         assert first["step"] == training.step - 1
-        assert {"bsp", "chronica", "paceline"} <= {one["policy"] for one in first["forecasts"]}
+        assert {"bsp", "chronica", "paceline"} <= {
+            forecast["policy"] for forecast in first["forecasts"]
+        }
         assert first["current"]["policy"] == "bsp"
         (child,) = set(multiprocessing.active_children()) - before
         assert psutil.Process(child.pid).nice() >= 10

@@ -61,9 +61,9 @@ def registered(bus_url: str, process: subprocess.Popen[str]) -> NodeState:
         known = nodes(bus_url)
         return known[-1] if known else None
 
-    found = until(newest, "the agent to register")
-    assert found is not None
-    return found
+    newest_state = until(newest, "the agent to register")
+    assert newest_state is not None
+    return newest_state
 
 
 def tell(bus_url: str, run: str, command: Launch | Kill) -> None:

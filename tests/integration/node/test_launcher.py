@@ -60,9 +60,9 @@ def running(supervisor: Supervisor, nproc: int, attempt: int = 0) -> dict[int, p
         return all(log.exists() and log.stat().st_size for log in logs)
 
     until(all_there, f"{nproc} ranks to run", 60)
-    found = ranks(family(os.getpid()))
-    assert sorted(found) == list(range(nproc))
-    return found
+    by_rank = ranks(family(os.getpid()))
+    assert sorted(by_rank) == list(range(nproc))
+    return by_rank
 
 
 def processes(supervisor: Supervisor) -> list[psutil.Process]:
@@ -127,7 +127,7 @@ def test_rank_that_raises_is_named_and_ends_the_others(train: Train, tmp_path: P
             dist.all_reduce(torch.ones(1))
     """
     supervisor = train(text, 3)
-    found = running(supervisor, 3)
+    by_rank = running(supervisor, 3)
     now.touch()
     finish(supervisor)
     log = rundir.rank_log(supervisor.directory, 0, 2, "stderr")
@@ -137,7 +137,7 @@ def test_rank_that_raises_is_named_and_ends_the_others(train: Train, tmp_path: P
         # At times: gloo's threads may outlive the interpreter.
         f"rank 2 was killed by SIGABRT after {words}; log: {log}",
     )
-    wait_gone(found.values())
+    wait_gone(by_rank.values())
 
 
 @pytest.mark.ranks
@@ -184,15 +184,15 @@ def test_a_failure_shows_the_end_of_the_ranks_log(train: Train, bus_url: str) ->
     """
     supervisor = train(text, 2, bus_url=bus_url)
     finish(supervisor)
-    (told,) = [state.message for state in states(bus_url, "r0") if state.state == "failed"]
-    assert told == failure(supervisor)
-    head, *tail = told.splitlines()
+    (reports,) = [state.message for state in states(bus_url, "r0") if state.state == "failed"]
+    assert reports == failure(supervisor)
+    head, *tail = reports.splitlines()
     log = rundir.rank_log(supervisor.directory, 0, 1, "stderr")
     assert head == f"rank 1 failed: ValueError: no such label (exit code 1); log: {log}"
     assert tail[-1] == "ValueError: no such label"
     assert "line 999 of a long log" in tail
     assert "line 0 of a long log" not in tail
-    assert "\0" not in told
+    assert "\0" not in reports
     assert len("\n".join(tail)) <= 2000
 
 
@@ -204,14 +204,14 @@ def test_killed_rank_is_named_and_ends_the_others(train: Train) -> None:
         time.sleep(600)
     """
     supervisor = train(text, 3)
-    found = running(supervisor, 3)
-    children = [psutil.Process(int(output(supervisor, rank))) for rank in found]
-    found[1].kill()
+    by_rank = running(supervisor, 3)
+    children = [psutil.Process(int(output(supervisor, rank))) for rank in by_rank]
+    by_rank[1].kill()
     finish(supervisor)
     assert failure(supervisor).startswith("rank 1 was killed by SIGKILL; log: ")
     assert supervisor.last is not None
     assert supervisor.last.exit_code == 128 + signal.SIGKILL
-    wait_gone([*found.values(), *children])
+    wait_gone([*by_rank.values(), *children])
 
 
 @pytest.mark.ranks
@@ -282,11 +282,11 @@ def test_stop_asks_then_kills(train: Train) -> None:
             time.sleep(600)
     """
     supervisor = train(text, 2)
-    found = running(supervisor, 2)
+    by_rank = running(supervisor, 2)
     supervisor.stop("enough")
     supervisor.stop("a second time changes nothing")
     finish(supervisor)
-    wait_gone(found.values())
+    wait_gone(by_rank.values())
     for rank in (0, 1):
         assert output(supervisor, rank) == "up\nbye\n", "each was asked first"
     assert supervisor.last is not None

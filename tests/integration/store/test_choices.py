@@ -51,8 +51,8 @@ def chosen(store: Store, key: int, *span: int | None, most: int | None = None) -
     """First step, `before`, synchroniser and why of each."""
     first, last = span or (None, None)
     with store.read() as connection:
-        found = choices.chosen(connection, key, (first, last), most)
-    return [(one["from"], one["before"], one["synchroniser"], one["why"]) for one in found]
+        rows = choices.chosen(connection, key, (first, last), most)
+    return [(group["from"], group["before"], group["synchroniser"], group["why"]) for group in rows]
 
 
 def test_a_choice_begins_where_anything_of_it_is_another(store: Store) -> None:
@@ -79,7 +79,7 @@ def test_a_choice_begins_where_anything_of_it_is_another(store: Store) -> None:
     assert chosen(store, key, most=2) == expected[-2:]
     # In a range the same: what was before it is known, whether or not its first is another.
     for first in range(16):
-        within = [one for one in expected if first <= one[0] <= 12]
+        within = [expectation for expectation in expected if first <= expectation[0] <= 12]
         assert chosen(store, key, first, 12) == within
 
 
@@ -141,10 +141,10 @@ def test_what_a_policy_chose_and_why(
             (how.name, why, how.digest) for _, how, why in plans
         ]
         assert client.get("/api/v1/runs/r/report").json()["chosen"] == expected
-        found = client.get("/api/v1/runs/r/synchronisation").json()
-        assert (found["newest"], found["chosen"]) == (None, expected)
-        found = client.get("/api/v1/runs/r/synchronisation?from=1&to=9").json()
-        assert found["chosen"] == expected[1:2]
+        answer = client.get("/api/v1/runs/r/synchronisation").json()
+        assert (answer["newest"], answer["chosen"]) == (None, expected)
+        answer = client.get("/api/v1/runs/r/synchronisation?from=1&to=9").json()
+        assert answer["chosen"] == expected[1:2]
     figures = run_report(store, "r")
     print_report(
         figures

@@ -60,9 +60,9 @@ def test_coverage_exact(store: Store) -> None:
     assert covered(store, key) == {"epochs": [], "exact": False, "dropped": 0}
     write(store, "r", plan(0, 0, FIRST, False), plan(1, 1, SECOND, True), two(0, 0))
     write(store, "r", plan(2, 2, SECOND, False), two(1, 1), two(2, 2))
-    found = covered(store, key)
-    assert found["exact"]
-    assert found["epochs"][0] == {
+    covering = covered(store, key)
+    assert covering["exact"]
+    assert covering["epochs"][0] == {
         "epoch": 0,
         "samples": 8,
         "used": 8,
@@ -73,7 +73,7 @@ def test_coverage_exact(store: Store) -> None:
         "exact": True,
         "dropped": 0,
     }
-    last = found["epochs"][1]
+    last = covering["epochs"][1]
     assert (last["used"], last["missing"], last["complete"], last["exact"]) == (4, 4, False, True)
 
 
@@ -85,22 +85,22 @@ def test_coverage_sees_a_record_that_is_missing(store: Store) -> None:
     write(store, "r", plan(2, 2, FIRST, False), StepBatch([record(2, 0, segment=2, epoch=1)]))
     assert covered(store, key)["exact"], "also after the other rank's next one"
     write(store, "r", StepBatch([record(2, 1, segment=2, epoch=1)]))
-    found = covered(store, key)
-    assert not found["exact"]
-    assert (found["epochs"][0]["distinct"], found["epochs"][0]["missing"]) == (5, 3)
+    covering = covered(store, key)
+    assert not covering["exact"]
+    assert (covering["epochs"][0]["distinct"], covering["epochs"][0]["missing"]) == (5, 3)
 
 
 def test_an_epoch_is_complete_when_its_last_step_is_reported(store: Store) -> None:
     key = start(store)
     write(store, "r", plan(0, 0, FIRST, False), two(0, 0), plan(1, 1, SECOND, True))
-    found = covered(store, key)
-    assert (found["epochs"][0]["complete"], found["exact"]) == (False, True)
+    covering = covered(store, key)
+    assert (covering["epochs"][0]["complete"], covering["exact"]) == (False, True)
     write(store, "r", plan(2, 2, FIRST, False))
-    found = covered(store, key)
-    assert (found["epochs"][0]["complete"], found["exact"]) == (False, True)
+    covering = covered(store, key)
+    assert (covering["epochs"][0]["complete"], covering["exact"]) == (False, True)
     write(store, "r", two(1, 1))
-    found = covered(store, key)
-    assert (found["epochs"][0]["complete"], found["exact"]) == (True, True)
+    covering = covered(store, key)
+    assert (covering["epochs"][0]["complete"], covering["exact"]) == (True, True)
 
 
 @pytest.mark.parametrize("state", ["finished", "failed"])
@@ -118,26 +118,26 @@ def test_coverage_sees_a_whole_epoch_that_is_missing(store: Store) -> None:
     key = start(store)
     write(store, "r", plan(0, 0, FIRST, False), plan(1, 1, SECOND, True), two(0, 0), two(1, 1))
     write(store, "r", plan(4, 4, FIRST, False), two(4, 4))
-    found = covered(store, key)
-    assert [epoch["epoch"] for epoch in found["epochs"]] == [0, 1, 2]
-    assert (found["epochs"][1]["used"], found["epochs"][1]["missing"]) == (0, 8)
-    assert not found["exact"]
+    covering = covered(store, key)
+    assert [epoch["epoch"] for epoch in covering["epochs"]] == [0, 1, 2]
+    assert (covering["epochs"][1]["used"], covering["epochs"][1]["missing"]) == (0, 8)
+    assert not covering["exact"]
 
 
 def test_coverage_sees_that_the_first_epoch_is_missing(store: Store) -> None:
     key = start(store)
     write(store, "r", plan(2, 2, FIRST, False), two(2, 2))
-    found = covered(store, key)
-    assert [epoch["exact"] for epoch in found["epochs"]] == [False, True]
+    covering = covered(store, key)
+    assert [epoch["exact"] for epoch in covering["epochs"]] == [False, True]
 
 
 def test_coverage_sees_a_sample_used_twice(store: Store) -> None:
     key = start(store)
     write(store, "r", plan(0, 0, FIRST, False), plan(1, 1, [[3], [5, 6, 7]], True))
     write(store, "r", two(0, 0), two(1, 1))
-    found = covered(store, key)["epochs"][0]
-    assert (found["used"], found["duplicated"], found["missing"]) == (8, 1, 1)
-    assert not found["exact"]
+    covering = covered(store, key)["epochs"][0]
+    assert (covering["used"], covering["duplicated"], covering["missing"]) == (8, 1, 1)
+    assert not covering["exact"]
 
 
 def test_an_epoch_left_early_is_not_exact(store: Store) -> None:
@@ -152,8 +152,8 @@ def test_dropping_the_last_batch_is_exact_when_asked_for(store: Store) -> None:
     ten = np.ones(10).tobytes()
     write(store, "r", hello(sizes=ten, global_batch=4, drop_last=True))
     write(store, "r", plan(0, 0, FIRST, False), plan(1, 1, SECOND, True), two(0, 0), two(1, 1))
-    found = covered(store, key)
-    assert (found["epochs"][0]["missing"], found["exact"]) == (2, True)
+    covering = covered(store, key)
+    assert (covering["epochs"][0]["missing"], covering["exact"]) == (2, True)
 
 
 def test_an_attempt_from_the_start_undoes_the_one_before(store: Store) -> None:
@@ -161,12 +161,12 @@ def test_an_attempt_from_the_start_undoes_the_one_before(store: Store) -> None:
     write(store, "r", plan(0, 0, FIRST, False), plan(1, 1, SECOND, True), two(0, 0), two(1, 1))
     write(store, "r", hello(attempt=1, sizes=SIZES, global_batch=4))
     write(store, "r", plan(0, 0, SECOND, False, attempt=1), two(0, 0, attempt=1))
-    found = covered(store, key)
-    assert (found["epochs"][0]["used"], found["exact"]) == (4, True)
+    covering = covered(store, key)
+    assert (covering["epochs"][0]["used"], covering["exact"]) == (4, True)
     write(store, "r", plan(1, 1, FIRST, True, attempt=1), two(1, 1, attempt=1))
-    found = covered(store, key)
-    assert (found["epochs"][0]["used"], found["epochs"][0]["complete"]) == (8, True)
-    assert found["exact"]
+    covering = covered(store, key)
+    assert (covering["epochs"][0]["used"], covering["epochs"][0]["complete"]) == (8, True)
+    assert covering["exact"]
 
 
 def test_an_attempt_from_a_checkpoint_continues_the_one_before(store: Store) -> None:
@@ -178,8 +178,8 @@ def test_an_attempt_from_a_checkpoint_continues_the_one_before(store: Store) -> 
     again = hello(attempt=1, sizes=SIZES, global_batch=4, epoch=0, step=1, used=used)
     write(store, "r", again, plan(0, 1, SECOND, True, attempt=1, epoch=0))
     write(store, "r", two(1, 0, attempt=1))
-    found = covered(store, key)
-    assert (found["epochs"][0]["used"], found["exact"]) == (8, True)
+    covering = covered(store, key)
+    assert (covering["epochs"][0]["used"], covering["exact"]) == (8, True)
 
 
 def test_a_resumed_run_starts_in_the_middle_of_an_epoch(store: Store) -> None:
@@ -187,6 +187,6 @@ def test_a_resumed_run_starts_in_the_middle_of_an_epoch(store: Store) -> None:
     key = start(store, epoch=3, step=7, used=used)
     write(store, "r", plan(0, 7, FIRST, True, epoch=3))
     write(store, "r", StepBatch([record(7, rank, segment=0, epoch=3) for rank in (0, 1)]))
-    found = covered(store, key)
-    assert [epoch["epoch"] for epoch in found["epochs"]] == [3]
-    assert (found["epochs"][0]["used"], found["exact"]) == (8, True)
+    covering = covered(store, key)
+    assert [epoch["epoch"] for epoch in covering["epochs"]] == [3]
+    assert (covering["epochs"][0]["used"], covering["exact"]) == (8, True)

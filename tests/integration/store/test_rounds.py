@@ -79,8 +79,8 @@ def in_force(store: Store, key: int, span: tuple[int | None, int | None] = (None
 def listed(store: Store, key: int, *span: int | None, limit: int = 100) -> list[tuple[int, int]]:
     first, last = span or (None, None)
     with store.read() as connection:
-        found = rounds.rows(connection, key, (first, last), limit)
-    return [(row["attempt"], row["seq"]) for row in found]
+        rows = rounds.rows(connection, key, (first, last), limit)
+    return [(row["attempt"], row["seq"]) for row in rows]
 
 
 # From the bus to the table.
@@ -99,13 +99,13 @@ def test_rounds_are_stored_once_and_not_announced(store: Store, bus_url: str) ->
         reasons = [fields[b"reason"].decode() for _, fields in _entries(bus, DEAD)]
     assert [reason.split(" ")[0] for reason in reasons] == ["a", "unknown"]
     with store.read() as connection:
-        found = rounds.rows(connection, key, (None, None), 100)
-    assert found == [msgspec.structs.asdict(one) for one in records]
+        rows = rounds.rows(connection, key, (None, None), 100)
+    assert rows == [msgspec.structs.asdict(record) for record in records]
 
 
 def _entries(bus: redis.Redis, stream: str) -> list[Any]:
-    found: Any = bus.xrange(stream)
-    return list(found)
+    messages: Any = bus.xrange(stream)
+    return list(messages)
 
 
 @pytest.mark.parametrize(
@@ -230,8 +230,8 @@ def test_rounds_whose_plan_has_not_come_yet_wait_for_it(store: Store) -> None:
     write(store, hello(world=2), told(a_round(0, segment=0)))
     assert in_force(store, key) == []
     write(store, plan(0))
-    (found,) = in_force(store, key)
-    assert (found["rounds"], found["samples"], found["dropped_share"]) == (1, 0, None)
+    (period,) = in_force(store, key)
+    assert (period["rounds"], period["samples"], period["dropped_share"]) == (1, 0, None)
 
 
 def test_what_a_later_attempt_undid_does_not_count(store: Store) -> None:
@@ -258,20 +258,20 @@ def test_time_under_another_synchroniser_is_not_counted(store: Store) -> None:
     ends = {0: 1_000.0, 2: 4_600.0}
     made = [a_round(seq, segment=seq, step=2 * seq, ended_at=at) for seq, at in ends.items()]
     write(store, hello(world=2), *plans, *(trained(seq) for seq in range(3)), told(*made))
-    (found,) = in_force(store, key)
-    assert (found["rounds"], found["samples"]) == (2, 12)
-    assert found["rounds_per_s"] == pytest.approx(2 / (2 * 0.375))
+    (period,) = in_force(store, key)
+    assert (period["rounds"], period["samples"]) == (2, 12)
+    assert period["rounds_per_s"] == pytest.approx(2 / (2 * 0.375))
 
 
 def test_over_time(store: Store) -> None:
     key = fill(store)
     with store.read() as connection:
-        found = rounds.summary(connection, key, (None, None), 100)
+        summary = rounds.summary(connection, key, (None, None), 100)
         thin = rounds.summary(connection, key, (None, None), 2)["over_time"]
         none = rounds.summary(connection, key, (0, 1), 100)
         empty = rounds.summary(connection, add_run(store, "empty"), (None, None), 100)
-    assert (found["from"], found["to"], found["newest"]) == (2, 6, 6)
-    assert found["over_time"] == {
+    assert (summary["from"], summary["to"], summary["newest"]) == (2, 6, 6)
+    assert summary["over_time"] == {
         "bucket": 1,
         "step": [2, 3, 4, 6],
         "rounds": [1, 1, 2, 1],
@@ -298,8 +298,8 @@ def test_sums_that_no_integer_holds(store: Store) -> None:
         plan(0),
         told(*(a_round(i, segment=0, step=0, bytes=2**62) for i in range(4))),
     )
-    (found,) = in_force(store, key)
-    assert found["bytes"] == 2**64
+    (period,) = in_force(store, key)
+    assert period["bytes"] == 2**64
     with store.read() as connection:
         assert rounds.summary(connection, key, (None, None), 9)["over_time"]["bytes"] == [2**64]
 
@@ -310,16 +310,16 @@ def test_sums_that_no_integer_holds(store: Store) -> None:
 def test_coverage_tells_what_was_used_but_not_applied(store: Store) -> None:
     key = fill(store)
     with store.read() as connection:
-        found = coverage(connection, key)
-    (epoch,) = found["epochs"]
-    assert (epoch["used"], epoch["missing"], epoch["dropped"], found["dropped"]) == (24, 8, 5, 5)
-    assert found["exact"], "coverage is about use"
+        covering = coverage(connection, key)
+    (epoch,) = covering["epochs"]
+    assert (epoch["used"], epoch["missing"], epoch["dropped"], covering["dropped"]) == (24, 8, 5, 5)
+    assert covering["exact"], "coverage is about use"
 
 
 def test_the_report_has_a_line_for_each(store: Store, capsys: pytest.CaptureFixture[str]) -> None:
     fill(store)
     figures = run_report(store, "r", warmup=0)
-    rna, n_soft = (one["words"] for one in figures["synchronisation"])
+    rna, n_soft = (period["words"] for period in figures["synchronisation"])
     assert rna == (
         "rna (partial), steps 2–4: 4 rounds, 0.5 a second, with 1.5 of 2 ranks on average; "
         "response time 375.0 ms (95 %: up to 7.30 s), copying 187.5 ms. "
@@ -357,11 +357,11 @@ def test_rest(store: Store, bus_url: str) -> None:
 
         with store.read() as connection:
             assert get("rounds") == rounds.rows(connection, key, (None, None), 100)
-        assert [one["seq"] for one in get("rounds?from=3&to=5&limit=2")] == [2, 3]
+        assert [round_row["seq"] for round_row in get("rounds?from=3&to=5&limit=2")] == [2, 3]
         found = get("synchronisation")
         with store.read() as connection:
             expected = rounds.summary(connection, key, (None, None), 200)
-        assert [one.pop("words")[:13] for one in found["in_force"]] == [
+        assert [period.pop("words")[:13] for period in found["in_force"]] == [
             "rna (partial)",
             "n-soft (parti",
         ]
@@ -369,8 +369,13 @@ def test_rest(store: Store, bus_url: str) -> None:
         ranged = get("synchronisation?from=3&to=4&points=2")
         assert (ranged["from"], ranged["to"], len(ranged["in_force"])) == (3, 4, 1)
         assert get("coverage")["dropped"] == 5
-        assert [one["policy"] for one in get("report")["synchronisation"]] == ["rna", "n-soft"]
-        assert [one["synchroniser"] for one in get("segments")] == ["allreduce"] + ["partial"] * 3
+        assert [period["policy"] for period in get("report")["synchronisation"]] == [
+            "rna",
+            "n-soft",
+        ]
+        assert [segment["synchroniser"] for segment in get("segments")] == ["allreduce"] + [
+            "partial"
+        ] * 3
         assert client.get("/api/v1/runs/nobody/rounds").status_code == 404
         assert client.get("/api/v1/runs/nobody/synchronisation").status_code == 404
         assert client.get("/api/v1/runs/r/rounds?limit=0").status_code == 422

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from itertools import count
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -219,7 +220,7 @@ def reports(draw: st.DrawFn) -> tuple[int, list[StepRecord], list[list[StepRecor
         for rank in range(world)
         if draw(st.integers(0, 9))
     ]
-    sent = draw(st.permutations(done + [one for one in done if draw(st.booleans())]))
+    sent = draw(st.permutations(done + [report for report in done if draw(st.booleans())]))
     cuts = sorted(draw(st.lists(st.integers(0, len(sent)), max_size=4)))
     parts = zip([0, *cuts], [*cuts, len(sent)], strict=True)
     return world, done, [sent[first:end] for first, end in parts]
@@ -228,19 +229,19 @@ def reports(draw: st.DrawFn) -> tuple[int, list[StepRecord], list[list[StepRecor
 def reference(world: int, done: list[StepRecord]) -> dict[int, dict[str, Any]]:
     """The sums of each step's latest records, in NumPy; steps of which ranks are missing: none."""
     latest: dict[tuple[int, int], StepRecord] = {}
-    for one in sorted(done, key=lambda one: one.attempt):
-        latest[one.step, one.rank] = one
+    for report in sorted(done, key=attrgetter("attempt")):
+        latest[report.step, report.rank] = report
     sums: dict[int, dict[str, Any]] = {}
     for step in {step for step, _ in latest}:
-        of = [one for (at, _), one in latest.items() if at == step]
-        if len(of) < world or len({one.attempt for one in of}) > 1:
+        of = [report for (at, _), report in latest.items() if at == step]
+        if len(of) < world or len({report.attempt for report in of}) > 1:
             continue
         load, compute, samples = (
-            np.array([getattr(one, name) for one in of])
+            np.array([getattr(report, name) for report in of])
             for name in ("load", "compute_s", "samples")
         )
-        ett = np.array([np.nan if one.ett_s is None else one.ett_s for one in of])
-        loss = np.array([np.nan if one.loss is None else one.loss for one in of])
+        ett = np.array([np.nan if report.ett_s is None else report.ett_s for report in of])
+        loss = np.array([np.nan if report.loss is None else report.loss for report in of])
         predicted = ~np.isnan(ett) & (samples > 0) & (compute > 1e-9)
         errors = np.abs(ett - compute)[predicted] / compute[predicted]
         weight = np.where(np.isnan(loss), 0, samples)
@@ -252,12 +253,12 @@ def reference(world: int, done: list[StepRecord]) -> dict[int, dict[str, Any]]:
             "compute_min": compute.min(),
             "compute_max": compute.max(),
             "compute_sum": compute.sum(),
-            "sync_min": min(one.sync_s for one in of),
-            "step_s": np.mean([one.step_s for one in of]),
+            "sync_min": min(report.sync_s for report in of),
+            "step_s": np.mean([report.step_s for report in of]),
             "ett_error_sum": errors.sum() if predicted.any() else None,
             "ett_count": predicted.sum(),
             "loss": np.nansum(loss * weight) / weight.sum() if weight.any() else None,
-            "ended_at": max(one.ended_at for one in of),
+            "ended_at": max(report.ended_at for report in of),
         }
     return sums
 

@@ -74,21 +74,23 @@ def test_parts_add_up_whatever_the_records(seed: int, steps: int, world: int) ->
         )
     ]
     rows = Rows(np.arange(steps), *values)
-    found = attribute(rows)
+    attribution = attribute(rows)
     ready = np.where(rows.took_part, rows.data_s + rows.compute_s, np.nan)
     ready = ready[rows.took_part.sum(axis=1) >= 2]
-    assert len(found.step) == len(ready)
-    assert np.allclose(found.sp_s, np.nanmax(ready, axis=1) - np.nanmin(ready, axis=1))
-    assert np.allclose(sum(found.parts.values()), found.sp_s)
-    assert all((part >= 0).all() for part in found.parts.values())
+    assert len(attribution.step) == len(ready)
+    assert np.allclose(attribution.sp_s, np.nanmax(ready, axis=1) - np.nanmin(ready, axis=1))
+    assert np.allclose(sum(attribution.parts.values()), attribution.sp_s)
+    assert all((part >= 0).all() for part in attribution.parts.values())
     if len(ready):
-        assert sum(found.shares.values()) == pytest.approx(1)
-        assert sum(one.caused for one in found.workers) == pytest.approx(1)
-    for one in found.workers:
-        assert one.data + one.node + one.transient + one.input == pytest.approx(one.caused)
-        assert one.hidden >= 0
-    assert words(found)
-    assert all(worker_words(one) for one in found.workers)
+        assert sum(attribution.shares.values()) == pytest.approx(1)
+        assert sum(worker.caused for worker in attribution.workers) == pytest.approx(1)
+    for worker in attribution.workers:
+        assert worker.data + worker.node + worker.transient + worker.input == pytest.approx(
+            worker.caused
+        )
+        assert worker.hidden >= 0
+    assert words(attribution)
+    assert all(worker_words(worker) for worker in attribution.workers)
 
 
 def test_lateness_is_the_mean_over_all_orders_of_causes() -> None:
@@ -110,27 +112,27 @@ def test_lateness_is_the_mean_over_all_orders_of_causes() -> None:
         for at, cause in enumerate(order):
             before = set(order[:at])
             shapley[cause] += (time(before | {cause}) - time(before)) / 6
-    found = _lateness(rows, np.array([[True]]), model)[:, 0, 0]
-    assert found == pytest.approx([*shapley.values(), 0, 0])
+    lateness = _lateness(rows, np.array([[True]]), model)[:, 0, 0]
+    assert lateness == pytest.approx([*shapley.values(), 0, 0])
 
 
 def test_waiting_is_caused_by_who_still_computes() -> None:
     # 1 s, 2 s, 4 s: rank 0 waits a second for both others, then both wait 2 s for rank 2.
-    found = attribute(made(3, 1, speed=[12.5, 25, 50], data_s=0))
-    assert [one.caused for one in found.workers] == pytest.approx([0, 0.5 / 5, 4.5 / 5])
-    assert found.waste == pytest.approx(5 / 12)
-    assert (found.se, found.sp_s[0]) == (pytest.approx(9 / 7), pytest.approx(3))
+    attribution = attribute(made(3, 1, speed=[12.5, 25, 50], data_s=0))
+    assert [worker.caused for worker in attribution.workers] == pytest.approx([0, 0.5 / 5, 4.5 / 5])
+    assert attribution.waste == pytest.approx(5 / 12)
+    assert (attribution.se, attribution.sp_s[0]) == (pytest.approx(9 / 7), pytest.approx(3))
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 def test_slow_node(noise: float) -> None:
-    found = attribute(made(noise=noise, speed=slow(3, 2.0)))
-    assert (found.cause, found.ranks) == ("node", [3])
-    assert found.shares["node"] > 0.9
-    assert found.workers[3].factor == pytest.approx(2.0, rel=0.03)
-    assert found.workers[3].caused > 0.9
-    assert [one.cause for one in found.workers].count("none") == WORLD - 1
-    assert words(found).startswith("Rank 3 computes 2× slower than the median at equal load")
+    attribution = attribute(made(noise=noise, speed=slow(3, 2.0)))
+    assert (attribution.cause, attribution.ranks) == ("node", [3])
+    assert attribution.shares["node"] > 0.9
+    assert attribution.workers[3].factor == pytest.approx(2.0, rel=0.03)
+    assert attribution.workers[3].caused > 0.9
+    assert [worker.cause for worker in attribution.workers].count("none") == WORLD - 1
+    assert words(attribution).startswith("Rank 3 computes 2× slower than the median at equal load")
 
 
 def test_a_node_with_its_own_overhead() -> None:
@@ -138,17 +140,17 @@ def test_a_node_with_its_own_overhead() -> None:
     load = rng.uniform(30, 50, (STEPS, WORLD))
     rows = made(load=load)
     rows.compute_s[:, 4] += 0.08
-    found = attribute(rows)
-    assert (found.cause, found.ranks) == ("node", [4])
-    assert found.workers[4].factor == pytest.approx(2.0, rel=0.03)
-    assert found.shares["transient"] < 0.01
+    attribution = attribute(rows)
+    assert (attribution.cause, attribution.ranks) == ("node", [4])
+    assert attribution.workers[4].factor == pytest.approx(2.0, rel=0.03)
+    assert attribution.shares["transient"] < 0.01
 
 
 def test_faster_node() -> None:
-    found = attribute(made(speed=slow(2, 0.5)))
-    assert (found.cause, found.ranks) == ("node", [])
-    assert words(found) == "Rank 2 is faster than the others and waits: 100 % of the SP."
-    assert worker_words(found.workers[2]) == "Rank 2 computes 2× faster than the median."
+    attribution = attribute(made(speed=slow(2, 0.5)))
+    assert (attribution.cause, attribution.ranks) == ("node", [])
+    assert words(attribution) == "Rank 2 is faster than the others and waits: 100 % of the SP."
+    assert worker_words(attribution.workers[2]) == "Rank 2 computes 2× faster than the median."
 
 
 def test_half_slow_and_two_ranks() -> None:
@@ -164,112 +166,117 @@ def test_large_samples(kind: str) -> None:
     cost = {"sum": load, "padded": 8 * longest, "quadratic": load + 0.05 * squares}[kind]
     compute_s = 1e-3 * cost * (1 + 0.02 * rng.standard_normal(cost.shape))
     eight, none = np.full(cost.shape, 8.0), np.zeros(cost.shape)
-    found = attribute(Rows(np.arange(STEPS), eight, load, squares, longest, none, compute_s))
-    assert (found.cause, found.ranks) == ("data", [])
-    assert found.shares["data"] > 0.9
-    assert found.noise < 0.03
-    assert words(found).startswith("Batches differ in size: balancing by size would remove 9")
+    attribution = attribute(Rows(np.arange(STEPS), eight, load, squares, longest, none, compute_s))
+    assert (attribution.cause, attribution.ranks) == ("data", [])
+    assert attribution.shares["data"] > 0.9
+    assert attribution.noise < 0.03
+    assert words(attribution).startswith("Batches differ in size: balancing by size would remove 9")
 
 
 def test_one_rank_always_gets_the_large_samples() -> None:
-    found = attribute(made(load=40 * slow(1, 1.5)))
-    assert (found.cause, found.ranks) == ("data", [1])
-    assert "The largest go to rank 1." in words(found)
+    attribution = attribute(made(load=40 * slow(1, 1.5)))
+    assert (attribution.cause, attribution.ranks) == ("data", [1])
+    assert "The largest go to rank 1." in words(attribution)
 
 
 def test_uneven_counts_of_equal_ranks() -> None:
-    found = attribute(made(load=[40, 40, 40, 40, 40, 20], samples=[4, 4, 4, 4, 4, 2]))
-    assert found.cause == "data"
-    assert words(found).startswith("Ranks that are equally fast get different numbers of samples")
+    attribution = attribute(made(load=[40, 40, 40, 40, 40, 20], samples=[4, 4, 4, 4, 4, 2]))
+    assert attribution.cause == "data"
+    assert words(attribution).startswith(
+        "Ranks that are equally fast get different numbers of samples"
+    )
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05])
 def test_passing_slowdown(noise: float) -> None:
-    found = attribute(made(noise=noise, speed=in_steps(20, 49, 2, 4.0)))
-    assert (found.cause, found.ranks) == ("transient", [2])
-    assert found.workers[2].slow_steps == [(120, 149)]
-    assert found.workers[2].slow_factor == pytest.approx(4.0, rel=0.04)
-    assert "× slower in steps 120–149 only, and is fine since. It causes" in words(found)
-    assert found.parts["transient"][20:50].mean() > 10 * found.parts["transient"][50:].mean()
+    attribution = attribute(made(noise=noise, speed=in_steps(20, 49, 2, 4.0)))
+    assert (attribution.cause, attribution.ranks) == ("transient", [2])
+    assert attribution.workers[2].slow_steps == [(120, 149)]
+    assert attribution.workers[2].slow_factor == pytest.approx(4.0, rel=0.04)
+    assert "× slower in steps 120–149 only, and is fine since. It causes" in words(attribution)
+    assert (
+        attribution.parts["transient"][20:50].mean()
+        > 10 * attribution.parts["transient"][50:].mean()
+    )
 
 
 def test_a_slight_slowdown_shows_by_lasting() -> None:
-    found = attribute(made(noise=0.05, speed=in_steps(20, 49, 2, 1.2)))
-    assert (found.cause, found.ranks) == ("transient", [2])
-    ((first, last),) = found.workers[2].slow_steps
+    attribution = attribute(made(noise=0.05, speed=in_steps(20, 49, 2, 1.2)))
+    assert (attribution.cause, attribution.ranks) == ("transient", [2])
+    ((first, last),) = attribution.workers[2].slow_steps
     assert abs(first - 120) <= 8
     assert abs(last - 149) <= 8
 
 
 def test_slowdown_that_goes_on() -> None:
-    found = attribute(made(noise=0.02, speed=in_steps(70, 99, 2, 3.0)))
-    assert (found.cause, found.ranks) == ("transient", [2])
-    assert "Rank 2 is 3× slower since step 170." in words(found)
+    attribution = attribute(made(noise=0.02, speed=in_steps(70, 99, 2, 3.0)))
+    assert (attribution.cause, attribution.ranks) == ("transient", [2])
+    assert "Rank 2 is 3× slower since step 170." in words(attribution)
 
 
 def test_random_delays_of_all_ranks_are_no_noise() -> None:
     rng = np.random.default_rng(3)
-    found = attribute(made(speed=rng.uniform(0.5, 1.5, (STEPS, WORLD))))
-    assert found.cause == "transient"
-    assert len(found.ranks) == WORLD
-    assert "Something else uses their machines" in words(found)
+    attribution = attribute(made(speed=rng.uniform(0.5, 1.5, (STEPS, WORLD))))
+    assert attribution.cause == "transient"
+    assert len(attribution.ranks) == WORLD
+    assert "Something else uses their machines" in words(attribution)
 
 
 def test_every_rank_slow_a_few_times_and_none_of_them_guilty() -> None:
     speed = np.ones((100, 64))
     for rank in range(64):
         speed[np.random.default_rng(rank).choice(100, 3, replace=False), rank] = 1.25
-    found = attribute(made(64, speed=speed, noise=0.01))
-    assert (found.cause, found.ranks) == ("transient", [])
-    assert words(found).startswith("64 of 64 ranks are slow in passing, in turn: ")
+    attribution = attribute(made(64, speed=speed, noise=0.01))
+    assert (attribution.cause, attribution.ranks) == ("transient", [])
+    assert words(attribution).startswith("64 of 64 ranks are slow in passing, in turn: ")
 
 
 def test_ranks_that_all_differ_a_little() -> None:
-    found = attribute(made(64, speed=np.linspace(0.97, 1.03, 64)))
-    assert (found.cause, found.ranks) == ("node", [])
-    said = words(found)
+    attribution = attribute(made(64, speed=np.linspace(0.97, 1.03, 64)))
+    assert (attribution.cause, attribution.ranks) == ("node", [])
+    said = words(attribution)
     assert said.startswith("Ranks differ in speed by 6 %: rank 63 is the slowest, rank 0 the")
 
 
 def test_slow_input() -> None:
-    found = attribute(made(noise=0.03, data_s=0.001 + 0.08 * (slow(1, 2.0) - 1)))
-    assert (found.cause, found.ranks) == ("input", [1])
-    assert words(found).startswith("Rank 1 waits 80 ms a step for its data loader. It causes")
+    attribution = attribute(made(noise=0.03, data_s=0.001 + 0.08 * (slow(1, 2.0) - 1)))
+    assert (attribution.cause, attribution.ranks) == ("input", [1])
+    assert words(attribution).startswith("Rank 1 waits 80 ms a step for its data loader. It causes")
 
 
 @pytest.mark.parametrize(("world", "noise"), [(2, 0.05), (16, 0.05), (6, 0.0)])
 def test_no_straggler(world: int, noise: float) -> None:
-    found = attribute(made(world, noise=noise))
-    assert (found.cause, found.ranks) == ("none", [])
-    assert {one.cause for one in found.workers} == {"none"}
-    assert words(found).startswith("No straggler now: SE ")
+    attribution = attribute(made(world, noise=noise))
+    assert (attribution.cause, attribution.ranks) == ("none", [])
+    assert {worker.cause for worker in attribution.workers} == {"none"}
+    assert words(attribution).startswith("No straggler now: SE ")
 
 
 def test_what_balancing_hides_stays_visible() -> None:
     cut = slow(3, 0.5)
     rows = made(noise=0.02, load=40 * cut, samples=4 * cut, speed=slow(3, 2.0))
-    found = attribute(rows)
-    assert (found.cause, found.workers[3].cause) == ("none", "node")
-    assert found.workers[3].hidden == pytest.approx(2 * 2e-3 * (40 * 5.5 / 6 - 20), rel=0.1)
-    assert max(one.hidden for one in found.workers[:3]) == 0
-    assert "No straggler now" in words(found)
+    attribution = attribute(rows)
+    assert (attribution.cause, attribution.workers[3].cause) == ("none", "node")
+    assert attribution.workers[3].hidden == pytest.approx(2 * 2e-3 * (40 * 5.5 / 6 - 20), rel=0.1)
+    assert max(worker.hidden for worker in attribution.workers[:3]) == 0
+    assert "No straggler now" in words(attribution)
     assert "Rank 3 computes 2× slower than the median at equal load: a slow machine, whose" in (
-        words(found)
+        words(attribution)
     )
 
 
 def test_balance_too_coarse_for_few_samples_is_due_to_the_node() -> None:
     counts = np.array([5, 4, 4, 4, 4, 3])
-    found = attribute(made(load=10 * counts, samples=counts, speed=slow(5, 1.3)))
-    assert (found.cause, found.ranks) == ("node", [5])
+    attribution = attribute(made(load=10 * counts, samples=counts, speed=slow(5, 1.3)))
+    assert (attribution.cause, attribution.ranks) == ("node", [5])
 
 
 def test_mixed_causes_are_all_told() -> None:
     speed = in_steps(20, 29, 2, 2.0) * slow(4, 3.0)
-    found = attribute(made(noise=0.02, speed=speed, data_s=0.02 * (slow(0, 2.0) - 1)))
-    assert (found.cause, found.ranks) == ("node", [4])
-    assert [found.workers[rank].cause for rank in (0, 2, 4)] == ["input", "transient", "node"]
-    text = words(found)
+    attribution = attribute(made(noise=0.02, speed=speed, data_s=0.02 * (slow(0, 2.0) - 1)))
+    assert (attribution.cause, attribution.ranks) == ("node", [4])
+    assert [attribution.workers[rank].cause for rank in (0, 2, 4)] == ["input", "transient", "node"]
+    text = words(attribution)
     assert text.index("Rank 4 computes 3×") < text.index("Rank 0 waits 20 ms")
     assert "Rank 2 was 2× slower in steps 120–129 only" in text
 
@@ -286,9 +293,9 @@ def test_ranks_without_samples_and_lost_records() -> None:
     samples = np.where(np.arange(WORLD) == 1, 0.0, rows.samples)
     compute_s = np.where(np.arange(WORLD) == 1, 0.0, rows.compute_s)
     compute_s[::7, 3] = np.nan
-    found = attribute(dataclasses.replace(rows, samples=samples, compute_s=compute_s))
-    assert (found.cause, found.ranks) == ("node", [3])
-    idle = found.workers[1]
+    attribution = attribute(dataclasses.replace(rows, samples=samples, compute_s=compute_s))
+    assert (attribution.cause, attribution.ranks) == ("node", [3])
+    idle = attribution.workers[1]
     assert (idle.factor, idle.caused, idle.cause) == (None, 0.0, "none")
     assert worker_words(idle) == "Rank 1 had samples in too few steps to tell its speed."
     assert not len(attribute(made(1)).step), "one rank alone waits for nobody"

@@ -102,9 +102,9 @@ def test_forecasts_in_a_row_are_so_many_steps_apart() -> None:
 
 def test_a_saving_that_may_be_noise() -> None:
     weak = made(200, {"chronica": MARGIN + 0.01})  # lower bound: 0.04
-    found = decide(weak, [FIRST], [START], "switch")
-    assert (found.decided, found.policy) == ("stay", "chronica")
-    assert "not clearly more than 5%" in found.reason
+    decision = decide(weak, [FIRST], [START], "switch")
+    assert (decision.decided, decision.policy) == ("stay", "chronica")
+    assert "not clearly more than 5%" in decision.reason
     assert decide(made(200, {}), [FIRST], [START], "switch").policy is None
 
 

@@ -92,9 +92,9 @@ def fill(
 
 def test_by_hand(store: Store) -> None:
     fill(store)
-    found = run_report(store, "r", warmup=2)
-    assert (found["warmup"], found["coasted"]) == (2, 2)
-    assert found["fluid"] == {
+    report = run_report(store, "r", warmup=2)
+    assert (report["warmup"], report["coasted"]) == (2, 2)
+    assert report["fluid"] == {
         **EMULATED,
         "communication_s": pytest.approx(0.05),
         "source": "emulated",
@@ -102,11 +102,11 @@ def test_by_hand(store: Store) -> None:
     rate = 1 / 0.01 + 1 / 0.03  # Σ 1/a_j
     overhead = (0.1 / 0.01 + 0.3 / 0.03) / rate + 0.05
     assert overhead == pytest.approx(0.15 + 0.05)
-    assert found["overhead_s"] == pytest.approx(overhead)
-    assert list(found["presets"]) == ["bsp", "chronica"]
+    assert report["overhead_s"] == pytest.approx(overhead)
+    assert list(report["presets"]) == ["bsp", "chronica"]
 
     # bsp: steps 2, 3, 4, 6, 7, 8, 9 are left. Loads (20, 20) in 2, 4, 6, 8 and (30, 30) in 3, 7, 9.
-    bsp = found["presets"]["bsp"]
+    bsp = report["presets"]["bsp"]
     load = 4 * 40 + 3 * 60
     assert bsp["steps"] == 7
     assert bsp["step_time_s"] == pytest.approx(1.2)
@@ -120,7 +120,7 @@ def test_by_hand(store: Store) -> None:
     assert bsp["speedup_limit"] == pytest.approx(bsp["time_over_fluid"])
 
     # chronica: steps 12–19, loads (45, 15), compute times 0.55 and 0.75.
-    chronica = found["presets"]["chronica"]
+    chronica = report["presets"]["chronica"]
     assert chronica["steps"] == 8
     assert chronica["step_time_s"] == pytest.approx(0.8)
     assert chronica["se"] == pytest.approx(0.2 / 0.65)
@@ -132,7 +132,7 @@ def test_by_hand(store: Store) -> None:
     assert chronica["speedup_limit"] == pytest.approx(
         (7 * 1.2 / load) / ((60 / rate + overhead) / 60)
     )
-    assert found["coverage"]["exact"]
+    assert report["coverage"]["exact"]
 
 
 def test_speeds_are_fitted_where_none_are_emulated(store: Store) -> None:
@@ -188,9 +188,9 @@ def test_a_preset_that_only_coasted_is_none(store: Store) -> None:
         policy, source = ("bsp", "coast") if early else ("chronica", "controller")
         messages += [planned(step, policy, 0, source), ran(step, (45.0, 15.0), 0.8, None)]
     telemetry.write(store, [("r", message) for message in messages])
-    found = run_report(store, "r", warmup=2)
-    assert (list(found["presets"]), found["coasted"]) == (["chronica"], 2)
-    assert found["presets"]["chronica"]["steps"] == 4
+    report = run_report(store, "r", warmup=2)
+    assert (list(report["presets"]), report["coasted"]) == (["chronica"], 2)
+    assert report["presets"]["chronica"]["steps"] == 4
 
 
 def test_a_perfectly_divided_load_is_at_the_fluid_limit(store: Store) -> None:
@@ -203,16 +203,16 @@ def test_a_perfectly_divided_load_is_at_the_fluid_limit(store: Store) -> None:
     ]
     messages = [hello(sizes=SIZES, emulated=device), planned(0, "chronica", 0), StepBatch(both)]
     telemetry.write(store, [("r", message) for message in messages])
-    found = run_report(store, "r", warmup=0)["presets"]["chronica"]
-    assert found["time_over_fluid"] == pytest.approx(1.0)
+    report = run_report(store, "r", warmup=0)["presets"]["chronica"]
+    assert report["time_over_fluid"] == pytest.approx(1.0)
 
 
 def test_without_steady_steps_there_are_no_figures(store: Store) -> None:
     fill(store)
-    found = run_report(store, "r", warmup=50)
-    assert found["fluid"] is None
-    assert found["presets"]["bsp"]["steps"] == 0
-    assert set(found["presets"]["bsp"].values()) == {0, None}
+    report = run_report(store, "r", warmup=50)
+    assert report["fluid"] is None
+    assert report["presets"]["bsp"]["steps"] == 0
+    assert set(report["presets"]["bsp"].values()) == {0, None}
     with pytest.raises(UnknownRunError):
         run_report(store, "nobody")
 
@@ -221,5 +221,5 @@ def test_before_the_first_complete_step_there_is_a_report(store: Store) -> None:
     add_run(store, "r")
     assert run_report(store, "r")["presets"] == {}
     telemetry.write(store, [("r", hello(sizes=SIZES)), ("r", planned(0, "bsp", 0))])
-    found = run_report(store, "r", warmup=0)
-    assert (found["presets"]["bsp"]["steps"], found["fluid"]) == (0, None)
+    report = run_report(store, "r", warmup=0)
+    assert (report["presets"]["bsp"]["steps"], report["fluid"]) == (0, None)

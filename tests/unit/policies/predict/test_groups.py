@@ -45,11 +45,11 @@ def test_each_rank_is_in_one_group_and_none_is_spread_wider(
     times: list[float], spread: float
 ) -> None:
     of = np.array(times)
-    found = groups(of, spread)
-    assert sorted(rank for one in found for rank in one) == list(range(len(times)))
-    for one in found:
-        assert np.ptp(of[one]) <= spread * of[one].mean() * (1 + 1e-9)
-    by_speed = sorted(found, key=lambda one: of[one].min())
+    grouped = groups(of, spread)
+    assert sorted(rank for group in grouped for rank in group) == list(range(len(times)))
+    for group in grouped:
+        assert np.ptp(of[group]) <= spread * of[group].mean() * (1 + 1e-9)
+    by_speed = sorted(grouped, key=lambda group: of[group].min())
     for faster, slower in pairwise(by_speed):
         assert of[faster].max() < of[slower].min()
 
@@ -59,7 +59,7 @@ def test_groups_do_not_depend_on_numbers(times: list[float], spread: float, rand
     order = random.sample(range(len(times)), len(times))
     of = np.array(times)
     again = groups(of[order], spread)
-    assert sorted(sorted(order[k] for k in one) for one in again) == groups(of, spread)
+    assert sorted(sorted(order[k] for k in group) for group in again) == groups(of, spread)
 
 
 def feedback(compute_s: Floats) -> Feedback:
@@ -71,10 +71,10 @@ def feedback(compute_s: Floats) -> Feedback:
 
 
 def test_steps_without_samples_do_not_count() -> None:
-    found = step_times(
+    times_s = step_times(
         np.array([[1.0, 9.0, 0.0], [3.0, 0.0, 0.0]]), np.array([[1, 1, 0], [1, 0, 0]])
     )
-    assert found.tolist() == pytest.approx([2, 9, 13 / 3])
+    assert times_s.tolist() == pytest.approx([2, 9, 13 / 3])
 
 
 def rules(choice: Choice) -> dict[str, Any]:
@@ -101,8 +101,8 @@ def test_ranks_are_grouped_by_what_lasts() -> None:
 @pytest.mark.parametrize("memory", [{}, {"groups": [[0, 1], [2, 3]]}, {"groups": "a"}, {"a": 1}])
 def test_what_other_ranks_were_is_forgotten(memory: dict[str, Any]) -> None:
     chooser = Grouping(spread=1.0, every=4, probes=2, staleness=4)
-    found = chooser.choose(Feedback.empty(), 3, memory)
-    assert found.memory == {"groups": [[0, 1, 2]]}
+    choice = chooser.choose(Feedback.empty(), 3, memory)
+    assert choice.memory == {"groups": [[0, 1, 2]]}
 
 
 def test_noise_near_the_limit_moves_no_rank() -> None:
@@ -126,8 +126,8 @@ def test_parameters_reach_the_synchroniser() -> None:
     policy = preset.make(given)
     assert policy.name == "rna-hierarchical" and policy.relaxed
     times = np.tile([55.0, 55.0, 105.0, 105.0], (32, 1))
-    found = policy.choose(feedback(times), 4, {}).synchroniser
-    assert msgspec.to_builtins(found.parameters) == {
+    synchroniser = policy.choose(feedback(times), 4, {}).synchroniser
+    assert msgspec.to_builtins(synchroniser.parameters) == {
         "groups": [[0, 1], [2, 3]],
         "every": 7,
         "probes": 3,

@@ -51,15 +51,17 @@ def test_estimates_worked_by_hand(
     compute_s: list[list[float]], staleness: int, expected: dict[str, float]
 ) -> None:
     times = np.array(compute_s, float)
-    found = Estimate.of(times, np.ones(times.shape), 2, staleness)
-    assert {name: getattr(found, name) for name in expected} == pytest.approx(expected)
+    estimate = Estimate.of(times, np.ones(times.shape), 2, staleness)
+    assert {name: getattr(estimate, name) for name in expected} == pytest.approx(expected)
 
 
 def test_what_sizes_explain_balancing_would_level() -> None:
     load = np.random.default_rng(0).uniform(1, 9, (16, 3))
-    found = Estimate.of(np.array([1e-3, 2e-3, 2e-3]) * load + 0.01, load, 2, 4)
-    assert found.levelled_s == pytest.approx((np.array([1, 2, 2]) @ load.mean(0) * 1e-3 + 0.03) / 3)
-    assert found.slowest_s > 1.2 * found.levelled_s
+    estimate = Estimate.of(np.array([1e-3, 2e-3, 2e-3]) * load + 0.01, load, 2, 4)
+    assert estimate.levelled_s == pytest.approx(
+        (np.array([1, 2, 2]) @ load.mean(0) * 1e-3 + 0.03) / 3
+    )
+    assert estimate.slowest_s > 1.2 * estimate.levelled_s
 
 
 def feedback(compute_s: Floats) -> Feedback:
@@ -155,10 +157,10 @@ def test_ranks_that_are_alike_are_all_reduced(world: int) -> None:
 @pytest.mark.parametrize("world", [4, 32])
 def test_random_delays_are_not_waited_for(world: int) -> None:
     """RNA's setting."""
-    found = trained(devices(world, delay_s=(0.0, 0.05)))
-    (change,) = changes(found)
+    history = trained(devices(world, delay_s=(0.0, 0.05)))
+    (change,) = changes(history)
     assert change <= 64
-    assert found[-1].synchroniser == PARTIAL
+    assert history[-1].synchroniser == PARTIAL
 
 
 def test_it_goes_to_partial_and_back() -> None:
@@ -172,9 +174,9 @@ def test_it_goes_to_partial_and_back() -> None:
 
 def test_one_rank_that_is_always_slow_is_a_matter_for_balancing() -> None:
     slow = devices(4, a_s=[1e-3] * 3 + [5e-3])
-    found = trained(slow)
-    assert changes(found) == []
-    assert found[-1].why.endswith(
+    history = trained(slow)
+    assert changes(history) == []
+    assert history[-1].why.endswith(
         "batches that fit the ranks' speeds and the samples' sizes (`batches`) could save 46%"
     )
     assert "`batches`" not in trained(slow, batches="paceline")[-1].why
@@ -202,18 +204,18 @@ def test_the_gain_is_that_of_the_simulated_exchange(happens: dict[str, Any]) -> 
             run.advance()
         took_s[name] = run.now / run.step
     for saving in (0.0, 0.9):
-        found = trained(ranks, 1_200, saving=saving)[8:]
-        assert found[-1].synchroniser == (PARTIAL if saving == 0 else ALLREDUCE)
-        gains = [gain(segment) for segment in found]
+        history = trained(ranks, 1_200, saving=saving)[8:]
+        assert history[-1].synchroniser == (PARTIAL if saving == 0 else ALLREDUCE)
+        gains = [gain(segment) for segment in history]
         assert np.mean(gains) == pytest.approx(took_s["bsp"] / took_s["rna"], rel=0.06)
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_noise_about_the_threshold_does_not_flap(seed: int) -> None:
-    found = trained(devices(4, noise=0.18, seed=seed), 3_000, hold=1)
-    over = [gain(segment) > 1 / (1 - 0.15) for segment in found if "times" in segment.why]
+    history = trained(devices(4, noise=0.18, seed=seed), 3_000, hold=1)
+    over = [gain(segment) > 1 / (1 - 0.15) for segment in history if "times" in segment.why]
     assert sum(a != b for a, b in pairwise(over)) > 10, "no noise about it: it tests nothing"
-    assert len(changes(found)) <= 1
+    assert len(changes(history)) <= 1
 
 
 def test_a_choice_is_kept_for_some_segments() -> None:
@@ -222,7 +224,7 @@ def test_a_choice_is_kept_for_some_segments() -> None:
     made, seen = Choice(ALLREDUCE), []
     for _ in range(20):
         partial = made.synchroniser == PARTIAL
-        told = feedback(np.full((64, 4), 0.02)) if partial else in_turn(64)
-        made = chosen.choose(told, 4, made.memory)
+        given_feedback = feedback(np.full((64, 4), 0.02)) if partial else in_turn(64)
+        made = chosen.choose(given_feedback, 4, made.memory)
         seen.append(made.synchroniser == PARTIAL)
     assert seen == ([False] * 3 + [True] * 3) * 3 + [False] * 2

@@ -18,16 +18,16 @@ from support.simulated import simulate
 def test_worked_example() -> None:
     """w = (½, ½), t = (2, 6) → (¾, ¼); once more with times that are equal, it stays."""
     half = np.array([0.5, 0.5])
-    found = reweighted(half, half * 80, np.array([2.0, 6.0]))
-    assert found == pytest.approx([0.75, 0.25])
-    again = reweighted(found, found * 80, np.array([3.0, 3.0]))
+    weights_now = reweighted(half, half * 80, np.array([2.0, 6.0]))
+    assert weights_now == pytest.approx([0.75, 0.25])
+    again = reweighted(weights_now, weights_now * 80, np.array([3.0, 3.0]))
     assert again == pytest.approx([0.75, 0.25])
 
 
 def test_workers_without_a_time_keep_their_share() -> None:
     weights = np.array([0.5, 0.3, 0.2])
-    found = reweighted(weights, np.array([5.0, 3.0, 0.0]), np.array([1.0, 0.2, 0.0]))
-    assert found == pytest.approx([0.2, 0.6, 0.2])
+    weights_now = reweighted(weights, np.array([5.0, 3.0, 0.0]), np.array([1.0, 0.2, 0.0]))
+    assert weights_now == pytest.approx([0.2, 0.6, 0.2])
     nothing = np.zeros(3)
     assert reweighted(weights, nothing, nothing).tolist() == weights.tolist()
 
