@@ -73,7 +73,7 @@ def test_it_goes_to_partial_and_back(tmp_path: Path) -> None:
     assert again.exact
     assert again.segments > 3
     assert rounds
-    assert all(there["from"] <= round_row["step"] < back["from"] for round_row in rounds)
+    assert all(there["from"] <= round_["step"] < back["from"] for round_ in rounds)
     step, step_s = np.array(steps["step"]), np.array(steps["step_s"])
     waited = step_s[(step >= SLOW.start) & (step < there["from"])].mean()
     alone = step_s[(step >= there["from"]) & (step < SLOW.stop)].mean()

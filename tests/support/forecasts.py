@@ -73,8 +73,8 @@ class Training:
     def time(self, first: int, end: int) -> float:
         """What a mean step takes, over the steps from `first` on, from their time per load."""
         at = slice(first, end)
-        step_s = np.concatenate([one.evened_s for one in self.ran])[at]
-        load = np.concatenate([one.features.load.sum(axis=1) for one in self.ran])[at]
+        step_s = np.concatenate([trained.evened_s for trained in self.ran])[at]
+        load = np.concatenate([trained.features.load.sum(axis=1) for trained in self.ran])[at]
         sizes = self.hello.sizes_array()
         mean = sizes.sum() / -(-len(sizes) // self.hello.global_batch)
         return float(step_s.sum() / load.sum() * mean)
@@ -82,10 +82,12 @@ class Training:
     def state(self, steps: int = 64) -> State:
         """What `read` would give."""
         ran = self.ran[-steps:]
-        step = np.concatenate([one.segment.first_step + np.arange(len(one.step_s)) for one in ran])
+        step = np.concatenate(
+            [trained.segment.first_step + np.arange(len(trained.step_s)) for trained in ran]
+        )
 
         def column(get: Any) -> Any:
-            return np.concatenate([get(one) for one in ran])[-steps:]
+            return np.concatenate([get(trained) for trained in ran])[-steps:]
 
         features = Features(*(column(lambda r, k=k: r.features[k]) for k in range(4)))
         measured = Measured(
@@ -110,9 +112,11 @@ class Training:
         )
 
     def _relaxed_spans(self, step: Any) -> tuple[RelaxedSpan, ...]:
-        relaxed = [one.segment for one in self.ran if one.segment.synchroniser != ALLREDUCE]
+        relaxed = [
+            trained.segment for trained in self.ran if trained.segment.synchroniser != ALLREDUCE
+        ]
         found = [relaxed_span(step, segment) for segment in relaxed]
-        return tuple(one for one in found if one.end > one.first)
+        return tuple(span for span in found if span.end > span.first)
 
     def store(self, store: Store, run: str) -> None:
         """What ranks would have reported since the last call."""

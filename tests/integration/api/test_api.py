@@ -79,31 +79,31 @@ def create(client: httpx.Client, **body: Any) -> httpx.Response:
 
 
 def test_version(client: httpx.Client, store: Store, bus_url: str) -> None:
-    found = client.get(f"{V1}/version").json()
-    control = found.pop("id")
-    assert found == {"version": __version__, "protocol": PROTOCOL_VERSION, "bus": bus_url}
+    answer = client.get(f"{V1}/version").json()
+    control = answer.pop("id")
+    assert answer == {"version": __version__, "protocol": PROTOCOL_VERSION, "bus": bus_url}
     with serving(store, bus_url) as moved:
         assert moved.get(f"{V1}/version").json()["id"] == control, "wherever it listens"
 
 
 def test_policies(client: httpx.Client) -> None:
-    found = {policy["name"]: policy for policy in client.get(f"{V1}/policies").json()}
-    assert {"bsp", "chronica"} <= set(found)
-    assert found["chronica"]["summary"]
-    for policy in found.values():
+    answer = {policy["name"]: policy for policy in client.get(f"{V1}/policies").json()}
+    assert {"bsp", "chronica"} <= set(answer)
+    assert answer["chronica"]["summary"]
+    for policy in answer.values():
         assert all("default" in schema for schema in policy["parameters"].values())
 
 
 def test_policies_say_what_they_change_in_the_training(client: httpx.Client) -> None:
-    found = {policy["name"]: policy for policy in client.get(f"{V1}/policies").json()}
-    for name, policy in found.items():
+    answer = {policy["name"]: policy for policy in client.get(f"{V1}/policies").json()}
+    for name, policy in answer.items():
         made = policies.make(name)
         assert (policy["changes"] == "training") == made.relaxed
     plain = ["boa", "bsp", "dynamic-batching", "ep4ddl", "lbb", "paceline", "sata"]
     plain.append("static-batching")
-    assert sorted(n for n, policy in found.items() if policy["changes"] == "nothing") == plain
-    assert [n for n, policy in found.items() if policy["changes"] == "batches"] == ["chronica"]
-    changing = {n: policy["changes_with"] for n, policy in found.items() if policy["changes_with"]}
+    assert sorted(n for n, policy in answer.items() if policy["changes"] == "nothing") == plain
+    assert [n for n, policy in answer.items() if policy["changes"] == "batches"] == ["chronica"]
+    changing = {n: policy["changes_with"] for n, policy in answer.items() if policy["changes_with"]}
     assert changing == {"paceline": {"mode": {"free": "batches"}}}
 
 
@@ -257,10 +257,10 @@ def test_switch(client: httpx.Client, store: Store, bus_url: str) -> None:
     again = client.post(f"{V1}/runs/{run}/policy", json={"policy": "bsp"}).json()
     assert again["version"] == 2
     assert [s["version"] for s in client.get(f"{V1}/runs/{run}/switches").json()] == [0, 1, 2]
-    found = client.get(f"{V1}/runs/{run}").json()
-    assert (found["policy"], found["version"]) == ("bsp", 2)
-    told = entries(bus_url, live(run))
-    assert told[0] == (run, SwitchRequested(1, "chronica", switch["requested_at"]))
+    answer = client.get(f"{V1}/runs/{run}").json()
+    assert (answer["policy"], answer["version"]) == ("bsp", 2)
+    messages = entries(bus_url, live(run))
+    assert messages[0] == (run, SwitchRequested(1, "chronica", switch["requested_at"]))
     telemetry.write(store, [(run, RunState(State.FINISHED, time.time(), "n"))])
     late = client.post(f"{V1}/runs/{run}/policy", json={"policy": "bsp"})
     assert late.status_code == 409

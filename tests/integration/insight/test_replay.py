@@ -140,10 +140,10 @@ def test_the_choice_of_a_synchroniser_comes_out_the_same(store: Store, bus_url: 
         changed = msgspec.structs.replace(last, synchroniser=ALLREDUCE, why="because")
         update = sa.update(schema.segments).where(schema.segments.c.seq == last.seq)
         connection.execute(update.values(body=blobs.pack(changed)))
-    found = replay(store, run)
-    assert found.identical == report.identical - 1
-    assert found.first_difference is not None
-    assert found.first_difference.endswith("synchroniser, why differ")
+    replayed = replay(store, run)
+    assert replayed.identical == report.identical - 1
+    assert replayed.first_difference is not None
+    assert replayed.first_difference.endswith("synchroniser, why differ")
 
 
 def test_a_rank_too_slow_for_samples_stays_known_across_a_takeover(

@@ -56,18 +56,18 @@ def test_it_is_what_each_preset_takes(policy: str, then: dict[str, float]) -> No
     """From whichever synchroniser the measured steps had."""
     before = Training(SIZES, SLOW, policy=policy)
     before.train(150)
-    found = of(before)
-    assert found.reason is None
-    assert found.left_out == []
-    assert found.fit_error is not None
-    assert found.fit_error < 0.03
-    for one in found.forecasts:
-        assert one.step_time_s == pytest.approx(then[one.policy], rel=0.05), one.policy
-        assert one.low_s < one.step_time_s < one.high_s
-        assert one.relaxed == policies.make(one.policy).relaxed
-        if one.policy != policy:
-            assert ("but change the training" in one.words) == one.relaxed
-    assert found.current.measured_s == pytest.approx(then[policy], rel=0.05)
+    answer = of(before)
+    assert answer.reason is None
+    assert answer.left_out == []
+    assert answer.fit_error is not None
+    assert answer.fit_error < 0.03
+    for preset in answer.forecasts:
+        assert preset.step_time_s == pytest.approx(then[preset.policy], rel=0.05), preset.policy
+        assert preset.low_s < preset.step_time_s < preset.high_s
+        assert preset.relaxed == policies.make(preset.policy).relaxed
+        if preset.policy != policy:
+            assert ("but change the training" in preset.words) == preset.relaxed
+    assert answer.current.measured_s == pytest.approx(then[policy], rel=0.05)
 
 
 @pytest.mark.parametrize("devices", [SLOW, EQUAL], ids=["one slow", "equal"])
@@ -104,11 +104,11 @@ def test_steps_after_a_switch_are_taken_as_they_were() -> None:
     assert both.any()
     assert not both.all()
     assert measured.rest_s == pytest.approx([0.0] * 4, abs=1e-9)
-    found = of(training)
-    assert found.reason is None
-    assert found.fit_error is not None
-    assert found.fit_error < 0.03
-    assert newest_cut(state, 10).fit_error == pytest.approx(found.fit_error, abs=0.03)
+    answer = of(training)
+    assert answer.reason is None
+    assert answer.fit_error is not None
+    assert answer.fit_error < 0.03
+    assert newest_cut(state, 10).fit_error == pytest.approx(answer.fit_error, abs=0.03)
     last = measured.relaxed_spans[-1]
     unfinished = replace(
         measured, relaxed_spans=(*measured.relaxed_spans[:-1], replace(last, whole=False))
@@ -146,11 +146,11 @@ def test_the_database_tells_what_memory_does(database_url: str, policy: str) -> 
     with Store.open(database_url) as store:
         run = new_run(store, policy)
         training.store(store, run)
-        found = forecast(store, run, presets=PRESETS, replicates=3, budget_s=1e9)
+        answer = forecast(store, run, presets=PRESETS, replicates=3, budget_s=1e9)
     same = of(training)
-    assert found.current.policy == policy
-    assert found.fit_error == pytest.approx(same.fit_error, rel=1e-6)
-    for one in found.forecasts:
+    assert answer.current.policy == policy
+    assert answer.fit_error == pytest.approx(same.fit_error, rel=1e-6)
+    for one in answer.forecasts:
         other = same.of(one.policy)
         assert other is not None
         assert one.step_time_s == pytest.approx(other.step_time_s, rel=1e-3), one.policy
@@ -164,15 +164,15 @@ def test_auto_chooses_them_only_where_it_may() -> None:
     decided: Any = []
     for at in (64, 64 + AUTO_STEPS):
         training.train(at)
-        found = of_state("run", training.state(), ("bsp", "rna", "sata"), replicates=2)
-        best = found.forecasts[0]
+        answer = of_state("run", training.state(), ("bsp", "rna", "sata"), replicates=2)
+        best = answer.forecasts[0]
         assert best.policy == "rna"
         assert best.saving_low > 0.05
         decided = [
-            decide(found, earlier, [Switch(0, "bsp", "api", 0)], "switch", relaxed=relaxed)
+            decide(answer, earlier, [Switch(0, "bsp", "api", 0)], "switch", relaxed=relaxed)
             for relaxed in (False, True)
         ]
-        earlier.append(found)
+        earlier.append(answer)
     refused, allowed = decided
     assert (allowed.decided, allowed.policy) == ("switch", "rna")
     assert (refused.decided, refused.policy) == ("stay", "sata")

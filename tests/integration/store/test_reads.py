@@ -50,8 +50,8 @@ def test_metrics_by_hand(store: Store) -> None:
         )
     ]
     write(store, "r", hello(world=4), StepBatch(rows))
-    found = columns(store, key)
-    assert (found["from"], found["to"], found["bucket"]) == (0, 0, 1)
+    table = columns(store, key)
+    assert (table["from"], table["to"], table["bucket"]) == (0, 0, 1)
     expected = {
         "compute_max": 0.4,
         "compute_min": 0.1,
@@ -66,7 +66,7 @@ def test_metrics_by_hand(store: Store) -> None:
         "step_s": 0.5,
     }
     for name, value in expected.items():
-        assert found[name] == [pytest.approx(value)], name
+        assert table[name] == [pytest.approx(value)], name
     with store.read() as connection:
         cells = reads.worker_step_columns(connection, key, (None, None), 1000)
     assert cells["wait_s"] == [[pytest.approx(w)] for w in (0.3, 0.2, 0.1, 0.0)]
@@ -80,9 +80,9 @@ def test_one_rank_has_no_dif_and_equal_loads_have_none(store: Store) -> None:
     write(store, "equal", hello(), StepBatch(same))
     assert columns(store, lone)["dif"] == [None]
     assert columns(store, lone)["se"] == [0.0]
-    found = columns(store, equal)
-    assert found["dif"] == [pytest.approx(0.0, abs=1e-7)]
-    assert found["se"] == [None], "no compute time: no ratio"
+    table = columns(store, equal)
+    assert table["dif"] == [pytest.approx(0.0, abs=1e-7)]
+    assert table["se"] == [None], "no compute time: no ratio"
 
 
 def many_steps(store: Store, count: int) -> int:
@@ -123,8 +123,8 @@ def test_thinning_keeps_means_and_extremes(store: Store) -> None:
 
 def test_ranges_include_both_ends(store: Store) -> None:
     key = many_steps(store, 20)
-    found = columns(store, key, span=(5, 8))
-    assert found["step"] == [5, 6, 7, 8]
+    table = columns(store, key, span=(5, 8))
+    assert table["step"] == [5, 6, 7, 8]
     beyond = columns(store, key, span=(15, 99))
     assert (beyond["from"], beyond["to"]) == (15, 19)
     nothing = columns(store, key, span=(50, 99))
@@ -183,9 +183,9 @@ def test_a_rank_far_behind_is_left_out_of_the_last_steps(store: Store) -> None:
     here = [record(step, rank) for step in range(30) for rank in (0, 2)]
     write(store, "r", hello(world=3), StepBatch([*here, record(0, 1)]))
     with store.read() as connection:
-        found = workers.summary(connection, key, 10, policies.make("bsp").predictor)
+        summary = workers.summary(connection, key, 10, policies.make("bsp").predictor)
         every = workers.summary(connection, key, 30, None)
-    assert [rank["rank"] for rank in found] == [0, 2]
+    assert [rank["rank"] for rank in summary] == [0, 2]
     assert [rank["missing"] for rank in every] == [0, 0, 0], "late, not lost"
 
 
@@ -240,10 +240,10 @@ def test_run_details_come_from_hello_and_steps(store: Store) -> None:
     emulated = {"a_s": [1.0, 2.0], "b_s": [0.0, 0.0]}
     rows = [record(step, rank) for step in range(6) for rank in (0, 1)]
     write(store, "r", hello(emulated=emulated), StepBatch(rows))
-    found = runs.get(store, "r")
-    assert found["dif"] == pytest.approx(np.std(np.arange(1, 33), ddof=1))
-    assert (found["epoch"], found["step"]) == (1, 5)
-    assert (found["emulated"], found["epochs"], found["device"]) == (emulated, 3, "cpu")
+    row = runs.get(store, "r")
+    assert row["dif"] == pytest.approx(np.std(np.arange(1, 33), ddof=1))
+    assert (row["epoch"], row["step"]) == (1, 5)
+    assert (row["emulated"], row["epochs"], row["device"]) == (emulated, 3, "cpu")
     write(store, "r", hello(attempt=1, epochs=9))
     assert runs.get(store, "r")["epochs"] == 9, "a new attempt's Hello counts"
 
@@ -286,19 +286,19 @@ def test_only_an_assumed_end_gives_way_to_a_later_word(store: Store) -> None:
             assert not runs.end(connection, name, "stopped", "again")
         assert math.isclose(runs.get(store, name)["ended_at"], now, abs_tol=60)
         write(store, name, RunState(State.RUNNING, now, "n"))
-        found = runs.get(store, name)
-        assert found["state"] == ("running" if name == "lost" else "failed")
-        assert (found["ended_at"], found["message"]) == (
-            (None, None) if name == "lost" else (found["ended_at"], "silent")
+        row = runs.get(store, name)
+        assert row["state"] == ("running" if name == "lost" else "failed")
+        assert (row["ended_at"], row["message"]) == (
+            (None, None) if name == "lost" else (row["ended_at"], "silent")
         )
         write(store, name, RunState(State.FINISHED, now + 100, "n", exit_code=0))
         write(store, name, RunState(State.FAILED, now + 200, "n", exit_code=1, message="late"))
         write(store, name, RunState(State.RUNNING, now + 300, "n"))
-    found = runs.get(store, "lost")
-    assert (found["state"], found["message"], found["exit_code"]) == ("finished", None, 0)
-    assert found["ended_at"] == now + 100
-    found = runs.get(store, "stopped")
-    assert (found["state"], found["message"]) == ("failed", "silent")
+    row = runs.get(store, "lost")
+    assert (row["state"], row["message"], row["exit_code"]) == ("finished", None, 0)
+    assert row["ended_at"] == now + 100
+    row = runs.get(store, "stopped")
+    assert (row["state"], row["message"]) == ("failed", "silent")
 
 
 # An attempt that starts again at an earlier step.
@@ -325,8 +325,8 @@ def rerun(store: Store, now: float, *, adopts: bool = True) -> int:
 
 def test_a_restarted_run_is_where_its_latest_attempt_is(store: Store) -> None:
     key = rerun(store, time.time())
-    found = runs.get(store, "r")
-    assert (found["epoch"], found["step"]) == (15, 60)
+    row = runs.get(store, "r")
+    assert (row["epoch"], row["step"]) == (15, 60)
     with store.read() as connection:
         ranks = workers.summary(connection, key, 20, None)
     assert [(rank["last_step"], rank["steps"], rank["missing"]) for rank in ranks] == [
@@ -337,8 +337,8 @@ def test_a_restarted_run_is_where_its_latest_attempt_is(store: Store) -> None:
 
 def test_a_restarted_run_that_has_not_trained_yet_is_where_it_starts(store: Store) -> None:
     rerun(store, time.time(), adopts=False)
-    found = runs.get(store, "r")
-    assert (found["epoch"], found["step"]) == (12, 49)
+    row = runs.get(store, "r")
+    assert (row["epoch"], row["step"]) == (12, 49)
 
 
 def test_a_run_restarted_from_nothing_is_at_its_beginning(store: Store) -> None:

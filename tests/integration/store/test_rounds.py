@@ -357,7 +357,7 @@ def test_rest(store: Store, bus_url: str) -> None:
 
         with store.read() as connection:
             assert get("rounds") == rounds.rows(connection, key, (None, None), 100)
-        assert [round_row["seq"] for round_row in get("rounds?from=3&to=5&limit=2")] == [2, 3]
+        assert [round_["seq"] for round_ in get("rounds?from=3&to=5&limit=2")] == [2, 3]
         found = get("synchronisation")
         with store.read() as connection:
             expected = rounds.summary(connection, key, (None, None), 200)
