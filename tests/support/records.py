@@ -112,4 +112,6 @@ def adopted(seq: int, first_step: int, version: int = 0, **fields: Any) -> Adopt
         "source": "controller",
         "epoch_end": False,
     }
+    if "counts" in fields and "indices" not in fields:  # any samples will do, as many as counted
+        values["indices"] = bytes(4 * sum(map(sum, fields["counts"])))
     return Adopted(attempt, Segment(**(values | fields)), at)

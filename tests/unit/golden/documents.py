@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -60,6 +61,12 @@ _DECIMALS = 9
 _WORDING = ("summary", "description")  # of presets and their parameters: text for people
 
 
+def _run(answers: Coroutine[Any, Any, list[Any]]) -> list[Any]:
+    """Runs a coroutine in a thread: this one may have an event loop, as after browser tests."""
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, answers).result()
+
+
 def runs(database: Path) -> dict[str, str]:
     """The ids of the recorded runs, by name."""
     connection = sqlite3.connect(database)
@@ -98,7 +105,7 @@ def answered(database: Path) -> dict[str, Any]:
 def ask(database: Path) -> dict[str, Any]:
     """The answers by path: status, media type and normalised document."""
     asked = paths(database)
-    answers = asyncio.run(product.answers(database, asked))
+    answers = _run(product.answers(database, asked))
     return {
         path: {
             "status": answer.status_code,
@@ -175,7 +182,7 @@ def forecasts(database: Path) -> dict[str, Any]:
 
 def interface(database: Path) -> dict[str, Any]:
     """What may grow but not shrink: versions, the command line's options, REST's properties."""
-    (answer,) = asyncio.run(product.answers(database, ["/openapi.json"]))
+    (answer,) = _run(product.answers(database, ["/openapi.json"]))
     openapi = answer.json()
     return {
         "versions": product.versions(),
