@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from paceline.wire import Segment
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-_DEEPEST = 64  # nesting of a policy's memory: JSON and MessagePack libraries bear some hundreds
+_DEEPEST = 32  # nesting of a policy's memory: ingest stores no deeper one
 _MOST = 65_536  # CPU threads of a rank
 _SMALLEST_SHARE = 1e-9  # above 0: what is divided by it stays finite
 
@@ -168,7 +169,9 @@ def _is_plain(value: Any, depth: int) -> bool:
         return fit and all(_is_plain(entry, depth - 1) for entry in value.values())
     if isinstance(value, list):
         return depth > 0 and all(_is_plain(entry, depth - 1) for entry in value)
-    return value is None or isinstance(value, bool | int | float | str)
+    if isinstance(value, float):
+        return math.isfinite(value)
+    return value is None or isinstance(value, bool | int | str)
 
 
 def _deal_in_turn(samples: Ints, limits: Ints) -> list[Ints]:

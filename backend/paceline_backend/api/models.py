@@ -1,4 +1,4 @@
-"""Bodies of requests and answers; field names as in docs/internals.md."""
+"""Bodies of requests and answers; field names as in docs/rest.md."""
 
 from __future__ import annotations
 

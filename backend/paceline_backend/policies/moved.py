@@ -47,6 +47,8 @@ def moved_to(old: str) -> str:
 class _Moved(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Gives the module of the new path for the old one."""
 
+    _spec: importlib.machinery.ModuleSpec | None = None  # that the module in hand shall have
+
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
@@ -56,16 +58,26 @@ class _Moved(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return importlib.util.spec_from_loader(name, self)
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        new = moved_to(spec.name.rpartition(".")[2])
+        old = spec.name.rpartition(".")[2]
+        new = moved_to(old)
         warnings.warn(
             f"{spec.name} has moved to {new}; the old path works until the next release",
-            DeprecationWarning,
+            FutureWarning,  # Python hides a DeprecationWarning of an imported module
             stacklevel=2,
         )
-        return importlib.import_module(new)
+        module = importlib.import_module(new)
+        if old not in _RELAXED.split():
+            self._spec = module.__spec__
+            return module
+        # These were modules of their own, with a `preset`; now they are lines of one table.
+        single = ModuleType(spec.name, f"Moved to {new}.")
+        single.__dict__["preset"] = getattr(module, old)
+        self._spec = spec
+        return single
 
     def exec_module(self, module: ModuleType) -> None:
-        """The module of the new path was executed when it was imported."""
+        """The module ran when it was imported; it keeps the specification of its new path."""
+        module.__spec__ = self._spec
 
 
 def install() -> None:

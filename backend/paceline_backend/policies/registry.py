@@ -114,7 +114,9 @@ def _presets() -> dict[str, Preset]:
 def _with_batches(preset: Preset, names: list[str]) -> Preset:
     """The preset, with the names of all whose batches it may take, if it takes some."""
     batches = preset.parameters.get("batches")
-    if batches is None or "enum" in batches:
+    if batches is None or "enum" in batches or "default" not in batches:
+        return preset
+    if batches.get("type") != "string":  # a third party's parameter of the same name
         return preset
     ordered = sorted(names, key=lambda name: name != batches["default"])  # the default first
     return replace(

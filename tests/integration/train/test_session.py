@@ -174,6 +174,16 @@ def test_a_model_that_was_not_wrapped_is_refused_in_the_first_step(
         assert (step, untouched) == (0, True)
 
 
+def test_an_optimiser_of_made_up_inputs_needs_no_wrapped_model() -> None:
+    with sessions.session(12, {"global_batch": 4}) as run:
+        for _, x, _ in run.loader():
+            noise = torch.zeros_like(x, requires_grad=True)
+            optimizer = torch.optim.SGD([noise], 0.1)
+            (x + noise).square().sum().backward()
+            optimizer.step()
+    assert run.step == 2
+
+
 def test_a_model_that_was_not_wrapped_is_refused_in_a_single_process_too() -> None:
     message, step, untouched = sessions.unwrapped("nothing")
     assert MEND in message

@@ -305,7 +305,9 @@ class SyncGate:
         if self._in_gate or running is None:
             return
         if not self.models:
-            raise PacelineError(_UNWRAPPED)
+            if _has_parameters(optimiser):  # others step made-up inputs, as adversarial attacks do
+                raise PacelineError(_UNWRAPPED)
+            return
         if not self._script.trains(optimiser, self._parameters):
             return
         closure = len(args) > 1 or kwargs.get("closure") is not None  # args[0] is the optimiser
@@ -320,6 +322,12 @@ class SyncGate:
         with self._entered(), unscaled(optimiser, self._parameters()):
             self._relaxed.stepping(running.step, optimiser)
         running.reduced()
+
+
+def _has_parameters(optimiser: torch.optim.Optimizer) -> bool:
+    """Whether an optimiser steps a model's parameters, rather than plain tensors."""
+    given = (tensor for group in optimiser.param_groups for tensor in group["params"])
+    return any(isinstance(tensor, nn.Parameter) for tensor in given)
 
 
 def _is_of_connections(error: BaseException | None) -> bool:

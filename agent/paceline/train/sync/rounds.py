@@ -23,7 +23,8 @@ from paceline.core.rounds import Call, Drift, Member, Progress, Says, Tally
 from paceline.train.sync.base import OnRound, Ranks, Round
 from paceline.train.sync.gradients import Gradient
 
-_PULSE_S = 4.0  # a rank that has waited so long calls a round: it fails if a rank is gone
+# After so long a wait a rank calls the round: its all-reduce fails if a rank is gone.
+_PULSE_S = 4.0
 _GO, _ABORT = "go", "abort "
 
 
@@ -97,7 +98,7 @@ class Rounds:
     def offer(self, gradient: Gradient | None, *, ends_step: bool = True) -> None:
         """A gradient is to go into a round; None: a step is through that has none.
 
-        Waits while this rank is too far ahead.
+        Waits while `Member.must_wait` says so.
 
         Args:
             gradient: what this rank computed.
