@@ -47,7 +47,7 @@ class ControllerManager:
         self._lease_s = lease_s
         self._owned: dict[int, _Owned] = {}
         self._extended = 0.0  # monotonic time
-        self._not_before: dict[int, float] = {}  # likewise, of runs whose controller failed
+        self._not_before: dict[int, float] = {}  # next try of failed controllers, by run
 
     def run(self, stop: threading.Event) -> None:
         """Works until `stop` is set; then gives the leases back. Waits out an absent database."""

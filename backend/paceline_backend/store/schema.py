@@ -184,7 +184,7 @@ segments = Table(
     Column("adopted_at", Double, nullable=False),
     Column("body", LargeBinary, nullable=False),  # the whole Segment, MessagePack
     Column("synchroniser", Text, nullable=False, server_default="allreduce"),  # its name
-    Column("why", Text, nullable=False, server_default=""),  # that one
+    Column("why", Text, nullable=False, server_default=""),  # why it was chosen
     Column("synchroniser_digest", Text, nullable=False, server_default=""),  # with its parameters
     Index("ix_segments_run_first_step", "run", "first_step"),
     Index(  # where no controller planned, without the bodies in between

@@ -169,7 +169,7 @@ class Rounds:
                 return
             number = self._progress.over
             while not spoil(self._ranks, self._prefix, number, reason):
-                number += 1  # that one has been called, and runs; none ends while the lock is held
+                number += 1  # this round has been called; no round ends while the lock is held
         self._thread.join(timeout=1.0)
         if self._copier is not None:
             self._copier.shutdown(wait=False)
