@@ -15,11 +15,11 @@ pytestmark = pytest.mark.browser
 
 def asked(page: Page) -> list[str]:
     """Fills with what a page asks of the API from now on: `steps?from=0&…`."""
-    found: list[str] = []
+    requests: list[str] = []
     page.on(
-        "request", lambda r: found.append(r.url.rsplit("/", 1)[-1]) if "/api/" in r.url else None
+        "request", lambda r: requests.append(r.url.rsplit("/", 1)[-1]) if "/api/" in r.url else None
     )
-    return found
+    return requests
 
 
 def ranges(requests: list[str]) -> list[str]:

@@ -61,16 +61,16 @@ def test_the_dialog_says_what_a_switch_changes_in_the_training(
     opened(page, web, store, bus_url)
     page.click("#policy-apply")
     text = page.locator("#switch-changes")
-    same, other, changed = "stays the same", "composed differently", "but it changes"
+    unchanged, recomposed, changed = "stays the same", "composed differently", "but it changes"
     for name in policies.names():
         page.check(f"#policy-preset-{name}")
-        words = {"nothing": same, "batches": other, "training": changed}[
+        words = {"nothing": unchanged, "batches": recomposed, "training": changed}[
             policies.make(name).changes
         ]
         expect(text).to_contain_text(words)
     page.check("#policy-preset-paceline")
     mode = page.locator("#policy-parameter-mode")
-    for value, words in [("free", other), ("exact", same), ("free", other)]:
+    for value, words in [("free", recomposed), ("exact", unchanged), ("free", recomposed)]:
         mode.select_option(label=value)
         expect(text).to_contain_text(words)
     page.check("#policy-preset-rna")
@@ -274,7 +274,7 @@ def test_choices_for_auto_hold_in_their_order(
     page.check("#auto-relaxed")
     with page.expect_response(lambda answer: '"switch"' in (answer.request.post_data or "")):
         held[0].continue_()
-    assert [(one["mode"], one["relaxed"]) for one in sent] == [
+    assert [(body["mode"], body["relaxed"]) for body in sent] == [
         ("recommend", False),
         ("switch", True),
     ]

@@ -62,7 +62,7 @@ def test_it_goes_to_partial_and_back(tmp_path: Path) -> None:
         with Store.open(f"sqlite:///{stack.data / 'paceline.db'}") as store:
             again = replay(store, run)
 
-    assert [one["synchroniser"] for one in (first, there, back)] == [
+    assert [period["synchroniser"] for period in (first, there, back)] == [
         "allreduce",
         "partial",
         "allreduce",

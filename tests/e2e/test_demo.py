@@ -107,11 +107,11 @@ def test_says_so_when_its_server_ends(tmp_path: Path) -> None:
 
 
 def _ranks(family: psutil.Process) -> list[psutil.Process]:
-    found = []
+    processes = []
     for child in family.children(recursive=True):
         try:
             if "train.py" in " ".join(child.cmdline()) and "RANK" in child.environ():
-                found.append(child)
+                processes.append(child)
         except psutil.Error:
             continue  # it ended meanwhile
-    return found
+    return processes

@@ -24,14 +24,14 @@ pytestmark = pytest.mark.ranks
 def rank_pids(stack: Stack) -> set[int]:
     """The training processes: children of the agent that run the script with a RANK."""
     assert stack.agent is not None
-    found = set()
+    pids = set()
     for child in psutil.Process(stack.agent.pid).children(recursive=True):
         try:
             if "RANK" in child.environ() and "train.py" in " ".join(child.cmdline()):
-                found.add(child.pid)
+                pids.add(child.pid)
         except psutil.Error:
             continue
-    return found
+    return pids
 
 
 def bus_process(stack: Stack) -> psutil.Process:

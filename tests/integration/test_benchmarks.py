@@ -72,8 +72,8 @@ def test_balance_names_the_peers_that_are_missing(
     for row in rows:
         assert row["contenders"]["somebody's"] is None
         least = row["bound_over_limit"] or 1.0
-        for name, found in row["contenders"].items():
-            assert found is None or found["over_limit"] >= least - 1e-9, name
+        for name, figures in row["contenders"].items():
+            assert figures is None or figures["over_limit"] >= least - 1e-9, name
     assert "somebody" in page.read_text()
     assert "not installed: somebody's" in balance.table_of(rows)
 
@@ -238,7 +238,10 @@ def test_synchronisers_counts_each_gradient(
             synchronisers.QUICK[name],
             steps=(steps := 12),
             devices=lambda seed: devices,
-            contenders={one: synchronisers.SCENARIOS["delays"].contenders[one] for one in few},
+            contenders={
+                contender: synchronisers.SCENARIOS["delays"].contenders[contender]
+                for contender in few
+            },
             foretold=name == "delays",
         )
         for name in ("delays", "even")

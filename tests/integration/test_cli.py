@@ -95,8 +95,8 @@ def url(server: httpx.Client) -> str:
 
 def the_run(server: httpx.Client) -> dict[str, object]:
     (run,) = server.get("/api/v1/runs").json()["items"]
-    found: dict[str, object] = run
-    return found
+    document: dict[str, object] = run
+    return document
 
 
 def test_help_is_light() -> None:

@@ -87,7 +87,7 @@ def test_its_own_tests_pass(installed: Path) -> None:
 
 
 def test_the_server_offers_it(installed: Path) -> None:
-    told = python(installed, "-c", OFFERED).splitlines()[-1]
-    offered = {one["name"]: one for one in json.loads(told)}
+    output = python(installed, "-c", OFFERED).splitlines()[-1]
+    offered = {policy["name"]: policy for policy in json.loads(output)}
     assert offered["curriculum"]["source"] == "an example"
     assert offered["curriculum"]["parameters"]["disorder"]["default"] == 0.1

@@ -275,7 +275,9 @@ def test_every_relaxed_preset_may_be_asked_for(
     add_run(store, "r", state="running", backend=backend)
     relaxed = [name for name in policies.names() if policies.make(name).relaxed]
     assert {"adaptive", "rna"} <= set(relaxed)
-    listed = {one["name"]: one["parameters"] for one in client.get(f"{V1}/policies").json()}
+    listed = {
+        preset["name"]: preset["parameters"] for preset in client.get(f"{V1}/policies").json()
+    }
     for name in relaxed:
         assert "chronica" in listed[name]["batches"]["enum"]
         for batches, status in (("chronica", 202), (name, 422)):

@@ -130,9 +130,9 @@ def test_events_follow_the_snapshot(client: httpx.Client, bus: redis.Redis) -> N
         tell(bus, step(2, 1))
         until(lambda: events.steps() == [1, 2], "step 2 was not told")
         until(lambda: len(events.of("worker_steps")) == 2, "its cells were not told")
-    (told,) = [item for item in events.of("steps") if item["step"] == [2]]
+    (event,) = [item for item in events.of("steps") if item["step"] == [2]]
     stored = client.get(f"{url}/steps", params={"from": 2}).json()
-    assert {name: told[name] for name in told if name != "type"} == {
+    assert {name: event[name] for name in event if name != "type"} == {
         name: stored[name] for name in stored if name not in ("from", "to", "bucket")
     }
     cells = events.of("worker_steps")[-1]

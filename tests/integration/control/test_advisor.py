@@ -75,9 +75,9 @@ def test_whose_runs_it_looks_at(store: Store) -> None:
         runs.end(connection, active["ended"], "stopped", "test")
 
         def watched(now: float) -> set[str]:
-            found = forecasts.watched(connection, "me", now)
-            assert {run.mode for run in found} == {"recommend"}
-            return {name for name in active if keys[name] in {run.key for run in found}}
+            watched_runs = forecasts.watched(connection, "me", now)
+            assert {run.mode for run in watched_runs} == {"recommend"}
+            return {name for name in active if keys[name] in {run.key for run in watched_runs}}
 
         assert watched(99.0) == {"mine", "nobody's"}
         assert watched(101.0) == {"mine", "other's", "nobody's"}

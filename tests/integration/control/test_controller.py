@@ -422,15 +422,15 @@ def test_other_runs_messages_are_not_ours(store: Store, bus_url: str) -> None:
     with working(ingest(store, bus_url), manager(store, bus_url).run):
         runs = [new_run(store, policy) for policy in ("bsp", "chronica")]
         with (
-            Leading(bus_url, runs[0], SIZES, SPEEDS) as one,
-            Leading(bus_url, runs[1], SIZES[:300], SPEEDS[:2]) as two,
+            Leading(bus_url, runs[0], SIZES, SPEEDS) as bsp,
+            Leading(bus_url, runs[1], SIZES[:300], SPEEDS[:2]) as chronica,
         ):
             for _ in range(3):
-                one.follow(1)
-                two.follow(1)
-            assert {s.policy for s in one.segments} == {"bsp"}
-            assert {s.policy for s in two.segments} == {"chronica"}
-            assert {len(s.counts[0]) for s in two.segments} == {2}
+                bsp.follow(1)
+                chronica.follow(1)
+            assert {s.policy for s in bsp.segments} == {"bsp"}
+            assert {s.policy for s in chronica.segments} == {"chronica"}
+            assert {len(s.counts[0]) for s in chronica.segments} == {2}
         assert live(runs[0]) != live(runs[1])
 
 

@@ -313,7 +313,7 @@ def test_two_ingests_share_the_work_and_sum_up_every_step(
     """The ranks of a step may be stored by different consumers at the same time."""
     add_run(store, "r", nproc=4)
     send(bus, hello(world=4))
-    with ingesting(store, bus_url, "one") as one, ingesting(store, bus_url, "two") as two:
+    with ingesting(store, bus_url, "one") as ingest_1, ingesting(store, bus_url, "two") as ingest_2:
         for first in range(0, 600, 20):
             pipeline = bus.pipeline(transaction=False)
             for step in range(first, first + 20):
@@ -323,8 +323,8 @@ def test_two_ingests_share_the_work_and_sum_up_every_step(
             pipeline.execute()
         until(lambda: settled(bus), "all is acknowledged")
     assert (stored(store), stored(store, schema.steps)) == (2_400, 600)
-    assert one.stats.rows > 0
-    assert two.stats.rows > 0
+    assert ingest_1.stats.rows > 0
+    assert ingest_2.stats.rows > 0
 
 
 @pytest.mark.parametrize("where", ["commit", "settlement"])

@@ -240,8 +240,8 @@ def test_presets_that_plan_too_slowly_are_left_out(monkeypatch: pytest.MonkeyPat
     training = Training(drawn(500, 1.0), devices())
     training.train(40)
     monkeypatch.setattr(simulate, "LONGEST_S", 0.0)
-    told = "the policy in force cannot be simulated: planning takes too long: 0 s for 0 steps"
-    assert of(training, "bsp", "sata").reason == told
+    reason = "the policy in force cannot be simulated: planning takes too long: 0 s for 0 steps"
+    assert of(training, "bsp", "sata").reason == reason
 
 
 @pytest.fixture
@@ -264,11 +264,11 @@ def test_the_database_tells_what_memory_does(
     with Store.open(database_url) as store:
         run, training = trained(store)
         answer = forecast(store, run, presets=PRESETS, replicates=3, budget_s=1e9)
-        same = of(training)
-        assert (answer.step, answer.first_step) == (same.step, same.first_step)
-        for one, other in zip(answer.forecasts, same.forecasts, strict=True):
-            assert one.policy == other.policy
-            assert one.step_time_s == pytest.approx(other.step_time_s, rel=0.01)
+        in_memory = of(training)
+        assert (answer.step, answer.first_step) == (in_memory.step, in_memory.first_step)
+        for from_store, from_memory in zip(answer.forecasts, in_memory.forecasts, strict=True):
+            assert from_store.policy == from_memory.policy
+            assert from_store.step_time_s == pytest.approx(from_memory.step_time_s, rel=0.01)
         assert answer.current.measured_s == pytest.approx(training.time(20, 84), rel=0.02)
         assert msgspec.convert(msgspec.to_builtins(answer), Forecast) == answer
 

@@ -43,12 +43,12 @@ def of(training: Training) -> Forecast:
 @pytest.fixture(scope="module")
 def then() -> dict[str, float]:
     """What each preset takes in the long run."""
-    found = {}
+    times = {}
     for name in PRESETS:
         training = Training(SIZES, SLOW, policy=name)
         training.train(600)
-        found[name] = training.time(40, training.step)
-    return found
+        times[name] = training.time(40, training.step)
+    return times
 
 
 @pytest.mark.parametrize("policy", ["bsp", *RELAXED])
@@ -85,8 +85,8 @@ def test_what_is_measured_under_it(policy: str, devices: Emulation) -> None:
     assert measured.round_s == pytest.approx(COMMUNICATION_S)
     assert measured.remainder_s == pytest.approx([COMMUNICATION_S] * 64)
     cut = measured.since(10)
-    assert [one.end - one.first for one in cut.relaxed_spans][1:] == [
-        one.end - one.first for one in measured.relaxed_spans if one.first >= 10
+    assert [span.end - span.first for span in cut.relaxed_spans][1:] == [
+        span.end - span.first for span in measured.relaxed_spans if span.first >= 10
     ][-len(cut.relaxed_spans) + 1 :]
     assert cut.evened_s == pytest.approx(measured.evened_s[10:])
 
@@ -147,13 +147,15 @@ def test_the_database_tells_what_memory_does(database_url: str, policy: str) -> 
         run = new_run(store, policy)
         training.store(store, run)
         answer = forecast(store, run, presets=PRESETS, replicates=3, budget_s=1e9)
-    same = of(training)
+    in_memory = of(training)
     assert answer.current.policy == policy
-    assert answer.fit_error == pytest.approx(same.fit_error, rel=1e-6)
-    for one in answer.forecasts:
-        other = same.of(one.policy)
-        assert other is not None
-        assert one.step_time_s == pytest.approx(other.step_time_s, rel=1e-3), one.policy
+    assert answer.fit_error == pytest.approx(in_memory.fit_error, rel=1e-6)
+    for from_store in answer.forecasts:
+        from_memory = in_memory.of(from_store.policy)
+        assert from_memory is not None
+        assert from_store.step_time_s == pytest.approx(from_memory.step_time_s, rel=1e-3), (
+            from_store.policy
+        )
 
 
 def test_auto_chooses_them_only_where_it_may() -> None:

@@ -74,10 +74,10 @@ def tell(bus_url: str, run: str, command: Launch | Kill) -> None:
 def reported(bus_url: str, run: str, state: str) -> RunState:
     """The run's report of a state, once there."""
 
-    def found() -> RunState | None:
+    def reported_state() -> RunState | None:
         return next((s for s in states(bus_url, run) if s.state == state), None)
 
-    report = until(found, f"run {run} to be {state}; it was {states(bus_url, run)}", 60)
+    report = until(reported_state, f"run {run} to be {state}; it was {states(bus_url, run)}", 60)
     assert report is not None
     return report
 

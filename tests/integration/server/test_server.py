@@ -60,17 +60,17 @@ class Server:
 
     def children(self) -> dict[str, psutil.Process]:
         """web, worker and bus, as far as they run."""
-        found = {}
+        processes = {}
         for child in psutil.Process(self.process.pid).children(recursive=True):
             try:
                 line = " ".join(child.cmdline())
             except psutil.NoSuchProcess:
                 continue
             for name, mark in (("web", "--only web"), ("worker", "--only worker"), ("bus", "127.")):
-                if mark in line and name not in found:
-                    found[name] = child
+                if mark in line and name not in processes:
+                    processes[name] = child
                     break
-        return found
+        return processes
 
     def ready(self) -> bool:
         try:
@@ -163,8 +163,8 @@ def test_parts_that_die_are_started_again(start: Callable[..., Server]) -> None:
     with redis.Redis.from_url(server.bus_url) as bus:
         publish(bus, TELEMETRY, hello(world=1), run)
         publish(bus, TELEMETRY, StepBatch([record(0, 0)]), run)
-    found = f"{V1}/runs/{run}"
-    until(lambda: server.client.get(found).json()["step"] == 0, "the step did not arrive")
+    url = f"{V1}/runs/{run}"
+    until(lambda: server.client.get(url).json()["step"] == 0, "the step did not arrive")
     assert server.end(signal.SIGINT) == 130
 
 

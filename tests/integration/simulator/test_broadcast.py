@@ -95,20 +95,20 @@ def test_is_stored_as_it_was_simulated(store: Store, bus_url: str) -> None:
         working(ingest(store, bus_url), manager.run),
         broadcasting(store, bus_url, scenario) as (run, broadcast, server),
     ):
-        ran = [one for one, _ in broadcast.segments()]
+        ran = [trained for trained, _ in broadcast.segments()]
         until(lambda: runs_store.get(store, run)["state"] == "finished", "its end in the database")
         shown = server.call("GET", f"/runs/{run}/scenario")
         with connect(bus_url) as bus:
             assert bus.xlen(control(run)) == 0, "a controller planned it"
             outline = [decode(fields)[1] for _, fields in bus.xrange(live(run))]  # type: ignore[union-attr]
-    assert [blobs.pack(one.segment) for one in expected] == stored_segments(store, run)
-    found = runs_store.get(store, run)
-    assert (found["backend"], found["attempt"], found["world"]) == ("simulated", 1, 4)
-    assert (found["started_at"], found["controller"]) == (STARTED, None)
-    assert found["ended_at"] == pytest.approx(STARTED + alone.now)
-    assert found["emulated"]["a_s"] == pytest.approx([1e-3, 1e-3, 2e-3, 3e-3])
+    assert [blobs.pack(trained.segment) for trained in expected] == stored_segments(store, run)
+    stored = runs_store.get(store, run)
+    assert (stored["backend"], stored["attempt"], stored["world"]) == ("simulated", 1, 4)
+    assert (stored["started_at"], stored["controller"]) == (STARTED, None)
+    assert stored["ended_at"] == pytest.approx(STARTED + alone.now)
+    assert stored["emulated"]["a_s"] == pytest.approx([1e-3, 1e-3, 2e-3, 3e-3])
     assert Scenario.of(shown) == scenario
-    assert rows_of(store, run) == [row for one in ran for row in rows_expected(one)]
+    assert rows_of(store, run) == [row for trained in ran for row in rows_expected(trained)]
     with store.read() as connection:
         covered = coverage.coverage(connection, runs_store.key_of(connection, run))
     assert covered["exact"]
@@ -123,7 +123,7 @@ def test_is_stored_as_it_was_simulated(store: Store, bus_url: str) -> None:
     steps = [record.step for batch in batches for record in batch.records]
     assert steps == list(range(38))
     segments = [m.segment for m in outline if isinstance(m, Adopted)]
-    assert [s.first_step for s in segments] == [one.segment.first_step for one in expected]
+    assert [s.first_step for s in segments] == [trained.segment.first_step for trained in expected]
     assert all(s.indices == b"" and s.steps for s in segments)
     assert sum(isinstance(m, Hello) for m in outline) == 2
 
@@ -156,9 +156,9 @@ def test_rounds_are_stored_as_they_were_simulated(store: Store, bus_url: str) ->
         expected, seq = [], 0
         for ran, _ in broadcast.segments():
             seq = 0 if expected and expected[-1].attempt != ran.attempt else seq
-            told = rounds(ran, seq, STARTED)
-            seq += len(told)
-            expected += told
+            round_records = rounds(ran, seq, STARTED)
+            seq += len(round_records)
+            expected += round_records
         until(lambda: runs_store.get(store, run)["state"] == "finished", "its end in the database")
         summed = server.call("GET", f"/runs/{run}/synchronisation")
         covered = server.call("GET", f"/runs/{run}/coverage")
@@ -167,15 +167,15 @@ def test_rounds_are_stored_as_they_were_simulated(store: Store, bus_url: str) ->
     with store.read() as connection:
         query = sa.select(*(c[name] for name in fields)).order_by(c.attempt, c.seq)
         rows = [tuple(row) for row in connection.execute(query)]
-    found = [RoundRecord(**dict(zip(fields, row, strict=True))) for row in rows]
-    counts = [blobs.unpack(one.staleness, list[int]) for one in found]  # type: ignore[arg-type]
-    assert counts == [one.staleness for one in expected]
-    without = [msgspec.structs.replace(one, staleness=[]) for one in found]
-    assert without == [msgspec.structs.replace(one, staleness=[]) for one in expected]
-    assert {one.attempt for one in expected} == {0, 1}
-    assert {one["policy"] for one in summed["in_force"]} == {"rna"}
+    stored = [RoundRecord(**dict(zip(fields, row, strict=True))) for row in rows]
+    counts = [blobs.unpack(record.staleness, list[int]) for record in stored]  # type: ignore[arg-type]
+    assert counts == [record.staleness for record in expected]
+    without = [msgspec.structs.replace(record, staleness=[]) for record in stored]
+    assert without == [msgspec.structs.replace(record, staleness=[]) for record in expected]
+    assert {record.attempt for record in expected} == {0, 1}
+    assert {period["policy"] for period in summed["in_force"]} == {"rna"}
     assert sum(epoch["dropped"] for epoch in covered["epochs"]) == sum(
-        one.dropped for one in expected
+        record.dropped for record in expected
     )
 
 

@@ -79,7 +79,7 @@ def test_shows_each_third_rank(
     coverage = http.get(f"{path}/coverage").json()
     assert coverage["epochs"][0]["used"] == 8 * 2 * WORLD
 
-    cells = [event for event in told(http, path) if event["type"] == "worker_steps"]
+    cells = [event for event in all_events(http, path) if event["type"] == "worker_steps"]
     ranks = {rank for event in cells for rank in event["rank"]}
     steps = {step for event in cells for step in event["step"]}
     assert (sorted(ranks), sorted(steps)) == (shown, list(range(STEPS)))
@@ -91,7 +91,7 @@ def test_shows_each_third_rank(
     assert asked["step"] == list(range(STEPS)), "named: all steps"
 
 
-def told(http: httpx.Client, path: str) -> list[dict[str, Any]]:
+def all_events(http: httpx.Client, path: str) -> list[dict[str, Any]]:
     """All events of the run; their stream ends, since the run has."""
     text = http.get(f"{path}/events", params={"since": "0-0"}).text
     return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: ")]

@@ -49,19 +49,19 @@ def test_migrated_sqlite_is_the_declared_schema_in_all_details(tmp_path: Path) -
     """What Alembic does not compare: WITHOUT ROWID, ON DELETE, key and column order, defaults."""
 
     def details(engine: sa.Engine) -> dict[str, list[Any]]:
-        found = {}
+        tables = {}
         with engine.connect() as connection:
             run = connection.exec_driver_sql
             for (name,) in run("SELECT name FROM sqlite_master WHERE type = 'table'").all():
-                found[name] = [
+                tables[name] = [
                     run(f"PRAGMA {what}({name})").all()
                     for what in ("table_list", "table_xinfo", "foreign_key_list")
                 ]
                 indexes = run(f"PRAGMA index_list({name})").all()
-                found[name].append(sorted(tuple(index)[1:] for index in indexes))  # of any order
+                tables[name].append(sorted(tuple(index)[1:] for index in indexes))  # of any order
             indexes = run("SELECT name, sql FROM sqlite_master WHERE type = 'index'").all()
-        found.pop("alembic_version", None)
-        return found | {name: [sql] for name, sql in indexes if "alembic" not in name}
+        tables.pop("alembic_version", None)
+        return tables | {name: [sql] for name, sql in indexes if "alembic" not in name}
 
     declared = sa.create_engine(f"sqlite:///{tmp_path / 'declared.db'}")
     schema.metadata.create_all(declared)

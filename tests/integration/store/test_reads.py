@@ -76,8 +76,8 @@ def test_metrics_by_hand(store: Store) -> None:
 def test_one_rank_has_no_dif_and_equal_loads_have_none(store: Store) -> None:
     lone, equal = add_run(store, "lone", nproc=1), add_run(store, "equal")
     write(store, "lone", hello(world=1), StepBatch([record(0, 0)]))
-    same = [record(0, rank, load=0.1 + 0.2, compute_s=0.0) for rank in (0, 1)]
-    write(store, "equal", hello(), StepBatch(same))
+    records = [record(0, rank, load=0.1 + 0.2, compute_s=0.0) for rank in (0, 1)]
+    write(store, "equal", hello(), StepBatch(records))
     assert columns(store, lone)["dif"] == [None]
     assert columns(store, lone)["se"] == [0.0]
     table = columns(store, equal)
@@ -166,14 +166,14 @@ def test_workers(store: Store) -> None:
     assert (first["missing"], second["missing"]) == (0, 0)
     assert [rank["missing"] for rank in all_steps] == [1, 0]
     assert (first["steps"], first["last_step"]) == (10, 19)
-    for found, (a, b) in zip((first, second), speeds, strict=True):
+    for worker, (a, b) in zip((first, second), speeds, strict=True):
         # The predictor shares b out between b and c, as every step has four samples.
-        forecast = found["a"] * 24.5 + found["c"] * 4 + found["b"]
+        forecast = worker["a"] * 24.5 + worker["c"] * 4 + worker["b"]
         assert forecast == pytest.approx(a * 24.5 + b, rel=2e-3)
-        assert found["a"] == pytest.approx(a, rel=0.3)
-        assert found["load"] == pytest.approx(24.5 + found["rank"])
-        assert found["ett_s"] is None
-        assert found["ett_error"] is None
+        assert worker["a"] == pytest.approx(a, rel=0.3)
+        assert worker["load"] == pytest.approx(24.5 + worker["rank"])
+        assert worker["ett_s"] is None
+        assert worker["ett_error"] is None
     assert (first["slowest_share"], second["slowest_share"]) == (0.0, 1.0)
     assert first["share"] + second["share"] == pytest.approx(1.0)
 

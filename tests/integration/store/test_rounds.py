@@ -48,7 +48,7 @@ def write(store: Store, *messages: Message) -> None:
     telemetry.write(store, [("r", message) for message in messages])
 
 
-def told(*records: RoundRecord) -> RoundBatch:
+def round_batch(*records: RoundRecord) -> RoundBatch:
     return RoundBatch(list(records))
 
 
@@ -92,8 +92,8 @@ def test_rounds_are_stored_once_and_not_announced(store: Store, bus_url: str) ->
     bad = a_round(9, waited_s=math.nan)
     with connect(bus_url) as bus, working(Ingest(store, bus_url, "one").run):
         for batch in (records[2:], records[:3], [bad], records):
-            publish(bus, TELEMETRY, told(*batch), "r")
-        publish(bus, TELEMETRY, told(a_round(0)), "nobody")
+            publish(bus, TELEMETRY, round_batch(*batch), "r")
+        publish(bus, TELEMETRY, round_batch(a_round(0)), "nobody")
         until(lambda: bus.xlen(TELEMETRY) == 0, "everything to be settled")
         assert bus.xlen(live("r")) == 0, "who shows rounds asks the store"
         reasons = [fields[b"reason"].decode() for _, fields in _entries(bus, DEAD)]
@@ -128,7 +128,7 @@ def _entries(bus: redis.Redis, stream: str) -> list[Any]:
 def test_an_impossible_round_is_refused_and_nothing_written(store: Store, bad: Any) -> None:
     add_run(store, "r")
     with pytest.raises(StoreRefusedError, match=next(iter(bad)) + "|time"):
-        write(store, StepBatch([record(0, 0)]), told(a_round(0), a_round(1, **bad)))
+        write(store, StepBatch([record(0, 0)]), round_batch(a_round(0), a_round(1, **bad)))
     with store.read() as connection:
         for table in (schema.worker_steps, schema.rounds):
             assert connection.execute(sa.select(table)).all() == []
@@ -137,18 +137,18 @@ def test_an_impossible_round_is_refused_and_nothing_written(store: Store, bad: A
 def test_rounds_of_several_ranks_and_attempts_are_not_each_others(store: Store) -> None:
     key = add_run(store, "r")
     other = add_run(store, "other")
-    write(store, told(a_round(0), a_round(0, rank=1), a_round(0, attempt=1)))
-    telemetry.write(store, [("other", told(a_round(0)))])
+    write(store, round_batch(a_round(0), a_round(0, rank=1), a_round(0, attempt=1)))
+    telemetry.write(store, [("other", round_batch(a_round(0)))])
     with store.read() as connection:
         c = schema.rounds.c
         query = sa.select(c.run, c.attempt, c.rank).order_by(c.run, c.attempt, c.rank)
-        found = [tuple(row) for row in connection.execute(query)]
-    assert found == [(key, 0, 0), (key, 0, 1), (key, 1, 0), (other, 0, 0)]
+        rows = [tuple(row) for row in connection.execute(query)]
+    assert rows == [(key, 0, 0), (key, 0, 1), (key, 1, 0), (other, 0, 0)]
 
 
 def test_the_newest_rounds_of_a_range_in_order(store: Store) -> None:
     key = add_run(store, "r")
-    write(store, told(*(a_round(seq) for seq in reversed(range(10)))))
+    write(store, round_batch(*(a_round(seq) for seq in reversed(range(10)))))
     assert listed(store, key, limit=3) == [(0, 7), (0, 8), (0, 9)]
     assert listed(store, key, 2, 4) == [(0, 2), (0, 3), (0, 4)]
     assert listed(store, key, 8, None) == [(0, 8), (0, 9)]
@@ -165,7 +165,7 @@ def fill(store: Store) -> int:
     waits = iter((0.25, 0.5, 0.125, 8.5, 0.25))
     write(
         store,
-        told(
+        round_batch(
             a_round(0, segment=1, step=2, staleness=[1, 0], waited_s=next(waits)),
             a_round(
                 1,
@@ -227,7 +227,7 @@ def test_a_range_of_steps(store: Store) -> None:
 
 def test_rounds_whose_plan_has_not_come_yet_wait_for_it(store: Store) -> None:
     key = add_run(store, "r")
-    write(store, hello(world=2), told(a_round(0, segment=0)))
+    write(store, hello(world=2), round_batch(a_round(0, segment=0)))
     assert in_force(store, key) == []
     write(store, plan(0))
     (period,) = in_force(store, key)
@@ -242,7 +242,9 @@ def test_what_a_later_attempt_undid_does_not_count(store: Store) -> None:
     write(store, plan(0, attempt=1, first_step=4), trained(2, attempt=1, segment=0))
     write(
         store,
-        told(*(a_round(i, attempt=1, segment=0, step=4 + i, ended_at=1120.0 + i) for i in (0, 1))),
+        round_batch(
+            *(a_round(i, attempt=1, segment=0, step=4 + i, ended_at=1120.0 + i) for i in (0, 1))
+        ),
     )
     assert listed(store, key) == [(0, 0), (0, 1), (1, 0), (1, 1)]
     (rna,) = in_force(store, key)
@@ -257,7 +259,7 @@ def test_time_under_another_synchroniser_is_not_counted(store: Store) -> None:
     plans = [plan(seq, synchroniser=ALLREDUCE if seq == 1 else PARTIAL) for seq in range(3)]
     ends = {0: 1_000.0, 2: 4_600.0}
     made = [a_round(seq, segment=seq, step=2 * seq, ended_at=at) for seq, at in ends.items()]
-    write(store, hello(world=2), *plans, *(trained(seq) for seq in range(3)), told(*made))
+    write(store, hello(world=2), *plans, *(trained(seq) for seq in range(3)), round_batch(*made))
     (period,) = in_force(store, key)
     assert (period["rounds"], period["samples"]) == (2, 12)
     assert period["rounds_per_s"] == pytest.approx(2 / (2 * 0.375))
@@ -296,7 +298,7 @@ def test_sums_that_no_integer_holds(store: Store) -> None:
         store,
         hello(world=2),
         plan(0),
-        told(*(a_round(i, segment=0, step=0, bytes=2**62) for i in range(4))),
+        round_batch(*(a_round(i, segment=0, step=0, bytes=2**62) for i in range(4))),
     )
     (period,) = in_force(store, key)
     assert period["bytes"] == 2**64
@@ -358,14 +360,14 @@ def test_rest(store: Store, bus_url: str) -> None:
         with store.read() as connection:
             assert get("rounds") == rounds.rows(connection, key, (None, None), 100)
         assert [round_["seq"] for round_ in get("rounds?from=3&to=5&limit=2")] == [2, 3]
-        found = get("synchronisation")
+        summary = get("synchronisation")
         with store.read() as connection:
             expected = rounds.summary(connection, key, (None, None), 200)
-        assert [period.pop("words")[:13] for period in found["in_force"]] == [
+        assert [period.pop("words")[:13] for period in summary["in_force"]] == [
             "rna (partial)",
             "n-soft (parti",
         ]
-        assert found == expected | {"chosen": []}
+        assert summary == expected | {"chosen": []}
         ranged = get("synchronisation?from=3&to=4&points=2")
         assert (ranged["from"], ranged["to"], len(ranged["in_force"])) == (3, 4, 1)
         assert get("coverage")["dropped"] == 5

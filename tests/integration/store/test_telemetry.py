@@ -59,9 +59,9 @@ def send(store: Store, *messages: Message, run: str = "r") -> telemetry.Written:
 
 def test_records_become_rows_of_the_same_names(store: Store) -> None:
     key = add_run(store, "r")
-    one = record(3, 1, loss=None, ett_s=None)
-    assert send(store, StepBatch([one])).rows == 1
-    assert rows(store, schema.worker_steps) == [msgspec.structs.asdict(one) | {"run": key}]
+    sent = record(3, 1, loss=None, ett_s=None)
+    assert send(store, StepBatch([sent])).rows == 1
+    assert rows(store, schema.worker_steps) == [msgspec.structs.asdict(sent) | {"run": key}]
 
 
 def test_step_is_summed_up_when_its_last_rank_came(store: Store) -> None:
@@ -182,12 +182,12 @@ def test_step_of_two_attempts_is_none(store: Store) -> None:
 
 
 def test_runs_in_one_batch_do_not_mix(store: Store) -> None:
-    one, two = add_run(store, "one"), add_run(store, "two")
+    first, second = add_run(store, "one"), add_run(store, "two")
     messages: list[tuple[str, Message]] = [("one", hello(world=1)), ("two", hello(world=2))]
     messages += [(run, StepBatch([record(0, 0)])) for run in ("one", "two")]
     telemetry.write(store, messages)
-    assert [row["run"] for row in rows(store, schema.worker_steps)] == [one, two]
-    assert [row["run"] for row in rows(store, schema.steps)] == [one]
+    assert [row["run"] for row in rows(store, schema.worker_steps)] == [first, second]
+    assert [row["run"] for row in rows(store, schema.steps)] == [first]
 
 
 times = st.floats(0.001, 10.0)
@@ -389,9 +389,9 @@ def test_segments_are_kept_whole_and_once(store: Store) -> None:
     first = adopted(0, 0, moved=3, plan_s=0.01, ett_s=[[0.1, 0.2], [0.1, 0.0]])
     send(store, first, first, adopted(1, 2, source="coast"))
     send(store, first)
-    one, two = rows(store, schema.segments)
-    assert blobs.unpack(one.pop("body"), Segment) == first.segment
-    assert one == {
+    planned, coasted = rows(store, schema.segments)
+    assert blobs.unpack(planned.pop("body"), Segment) == first.segment
+    assert planned == {
         "run": key,
         "attempt": 0,
         "seq": 0,
@@ -408,7 +408,7 @@ def test_segments_are_kept_whole_and_once(store: Store) -> None:
         "why": "",
         "synchroniser_digest": ALLREDUCE.digest,
     }
-    assert (two["seq"], two["source"]) == (1, "coast")
+    assert (coasted["seq"], coasted["source"]) == (1, "coast")
 
 
 def test_switch_takes_effect_with_its_earliest_segment(store: Store) -> None:

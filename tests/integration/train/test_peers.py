@@ -31,42 +31,42 @@ def ranks() -> Iterator[Ranks]:
 
 @pytest.mark.parametrize("answering", [[1, 3], [0, 1, 2, 3]], ids=str)
 def test_each_question_has_its_answer(ranks: Ranks, answering: list[int]) -> None:
-    found = ranks.run(peers.ask, answering, 20, 0)
-    assert all(one["right"] for one in found)
+    answers = ranks.run(peers.ask, answering, 20, 0)
+    assert all(answer["right"] for answer in answers)
     for rank in range(WORLD):
-        assert sum(one["asked_by"].count(rank) for one in found) == 20
-    assert [one["left"] for one in found] == [0] * WORLD, "keys in the store"
+        assert sum(answer["asked_by"].count(rank) for answer in answers) == 20
+    assert [answer["left"] for answer in answers] == [0] * WORLD, "keys in the store"
 
 
 @pytest.mark.parametrize(("answering", "leaver"), [([1], 0), ([1], 1), ([0, 1, 2, 3], 2)])
 def test_a_rank_that_leaves_is_named(answering: list[int], leaver: int) -> None:
     pool = Ranks(WORLD)
     try:
-        told = pool.run(peers.leave, answering, leaver, timeout_s=30)
+        messages = pool.run(peers.leave, answering, leaver, timeout_s=30)
     finally:
         pool.stop()
-    assert told[leaver] == ""
+    assert messages[leaver] == ""
     for rank in set(range(WORLD)) - {leaver}:
-        assert told[rank] == f"rank {leaver} has left"
+        assert messages[rank] == f"rank {leaver} has left"
 
 
 @pytest.mark.parametrize("late", [0, 1])
 def test_a_rank_that_is_silent_is_named(ranks: Ranks, late: int) -> None:
-    told = ranks.run(peers.silent, [1], late)
-    assert told[late] == "nothing"
+    messages = ranks.run(peers.silent, [1], late)
+    assert messages[late] == "nothing"
     for rank in set(range(WORLD)) - {late}:
-        assert f"rank {rank} waited 0.5 s for ranks [{late}]" in told[rank]
+        assert f"rank {rank} waited 0.5 s for ranks [{late}]" in messages[rank]
 
 
 def test_groups_are_kept_for_when_they_come_again(ranks: Ranks) -> None:
     two, three = [[0, 1], [2, 3]], [[0, 3], [1], [2]]
     others = [[[0], [1, 2, 3]], [[0, 2], [1, 3]], [[0, 1, 2], [3]]]
-    found = ranks.run(peers.regroup, [two, three, two, *others, three, two])
+    answers = ranks.run(peers.regroup, [two, three, two, *others, three, two])
     sums = [[1, 3, 1, 0, 2, 3, 3, 1], [1, 1, 1, 6, 4, 3, 1, 1], [5, 2, 5, 6, 2, 3, 2, 5]]
-    assert [one["sums"] for one in found] == [*sums, [5, 3, 5, 6, 4, 3, 3, 5]]
-    assert found[3]["ranks"][:2] == [(1, 2), (1, 2)]
-    for one in found:  # the one that came first gave way to the fifth
-        assert one["groups"] == [0, 1, 0, 2, 3, 4, 1, 5]
+    assert [answer["sums"] for answer in answers] == [*sums, [5, 3, 5, 6, 4, 3, 3, 5]]
+    assert answers[3]["ranks"][:2] == [(1, 2), (1, 2)]
+    for answer in answers:  # the groups made first gave way to the fifth
+        assert answer["groups"] == [0, 1, 0, 2, 3, 4, 1, 5]
 
 
 def test_who_is_not_asked_for_long_still_answers(ranks: Ranks) -> None:
@@ -94,9 +94,9 @@ def test_each_step_of_each_rank_counts_once(
     ranks: Ranks, what: Synchronisation, slow_s: float, seed: int, weights: list[float]
 ) -> None:
     """The sum of all replicas is that of all steps, as they weigh, whatever came between."""
-    found = ranks.run(peers.by_noise, what, 40, seed, slow_s, weights)
-    assert all(one["after"] == found[0]["after"] for one in found)
-    assert found[0]["after"] == pytest.approx(mean_of_steps(seed, 40, weights), abs=1e-4)
+    answers = ranks.run(peers.by_noise, what, 40, seed, slow_s, weights)
+    assert all(answer["after"] == answers[0]["after"] for answer in answers)
+    assert answers[0]["after"] == pytest.approx(mean_of_steps(seed, 40, weights), abs=1e-4)
 
 
 def test_a_mean_of_local_steps_weighs_by_what_ranks_trained_with(ranks: Ranks) -> None:
@@ -105,35 +105,35 @@ def test_a_mean_of_local_steps_weighs_by_what_ranks_trained_with(ranks: Ranks) -
     Two steps, then their mean: 0.8 · 2 + 0.2 · 4 = 2.4; and so twice.
     """
     what = convert("averaging", {"every": 2})
-    found = ranks.run(peers.by_ranks, what, 4, [0.8, 0.2, 0.0, 0.0])
-    for one in found:
-        assert one["after"] == one["before"] == pytest.approx([4.8] * 5)
+    answers = ranks.run(peers.by_ranks, what, 4, [0.8, 0.2, 0.0, 0.0])
+    for answer in answers:
+        assert answer["after"] == answer["before"] == pytest.approx([4.8] * 5)
 
 
 def test_a_push_may_end_later_than_what_it_pulled_is_in_use(ranks: Ranks) -> None:
-    found = ranks.run(peers.by_late_givers, hierarchical([[0, 1], [2, 3]], 1), 20)
-    assert all(one["after"] == found[0]["after"] for one in found)
-    assert found[0]["after"] == pytest.approx(mean_of_steps(1, 20, [0.25] * 4), abs=1e-4)
+    answers = ranks.run(peers.by_late_givers, hierarchical([[0, 1], [2, 3]], 1), 20)
+    assert all(answer["after"] == answers[0]["after"] for answer in answers)
+    assert answers[0]["after"] == pytest.approx(mean_of_steps(1, 20, [0.25] * 4), abs=1e-4)
 
 
 def test_means_of_two_bring_replicas_together(ranks: Ranks) -> None:
-    found = ranks.run(peers.by_quadratics, PAIRWISE, 100)
+    answers = ranks.run(peers.by_quadratics, PAIRWISE, 100)
     # By itself rank 0 would not move, and rank 3 would get that far.
     alone = 9 * (1 - 0.98**100)
-    assert min(found[0]["before"]) > 1
-    assert max(found[3]["before"]) < alone - 0.1
+    assert min(answers[0]["before"]) > 1
+    assert max(answers[3]["before"]) < alone - 0.1
     # Ranks that ask tell, each of its own: as often as they step.
-    assert [len(one["worlds"]) for one in found] == [100, 0, 100, 0]
-    for one in (found[0], found[2]):
-        assert set(one["worlds"]) == {2}
-        assert all(sum(ages) == 2 and ages[0] for ages in one["staleness"])
+    assert [len(answer["worlds"]) for answer in answers] == [100, 0, 100, 0]
+    for answer in (answers[0], answers[2]):
+        assert set(answer["worlds"]) == {2}
+        assert all(sum(ages) == 2 and ages[0] for ages in answer["staleness"])
 
 
 def test_replicas_are_as_far_apart_as_their_steps(ranks: Ranks) -> None:
     """Not as the run's steps before this exchange began."""
-    found = ranks.run(peers.by_latecomers, PAIRWISE, 4)
-    for one in (found[0], found[2]):
-        assert one["staleness"][0] == [1, 1, *[0] * 14]
+    answers = ranks.run(peers.by_latecomers, PAIRWISE, 4)
+    for answer in (answers[0], answers[2]):
+        assert answer["staleness"][0] == [1, 1, *[0] * 14]
 
 
 @pytest.mark.parametrize(
@@ -141,15 +141,17 @@ def test_replicas_are_as_far_apart_as_their_steps(ranks: Ranks) -> None:
 )
 def test_unequal_groups_find_the_least_loss_of_all(ranks: Ranks, groups: list[list[int]]) -> None:
     """Not that of the mean of groups, and no slower than one group would."""
-    found = ranks.run(peers.by_quadratics, hierarchical(groups, 4), 300)
-    assert all(one["after"] == found[0]["after"] for one in found)
-    assert found[0]["after"] == pytest.approx([(0 + 1 + 4 + 9) / 4] * 5, abs=0.25)
-    of_groups = sorted({world for one in found for world in one["worlds"]})
+    answers = ranks.run(peers.by_quadratics, hierarchical(groups, 4), 300)
+    assert all(answer["after"] == answers[0]["after"] for answer in answers)
+    assert answers[0]["after"] == pytest.approx([(0 + 1 + 4 + 9) / 4] * 5, abs=0.25)
+    of_groups = sorted({world for answer in answers for world in answer["worlds"]})
     assert of_groups == sorted({len(group) for group in groups})
 
 
 def test_within_a_group_replicas_are_the_same(ranks: Ranks) -> None:
     given: dict[str, Any] = {"quorum": 2, "staleness": 0, "waits": True, "mean": False}
     what = convert("hierarchical", {"groups": [[0, 2], [1, 3]], "every": 3} | given)
-    found = ranks.run(peers.by_noise, what, 30, 1)
-    assert found[0]["before"] == found[2]["before"] != found[1]["before"] == found[3]["before"]
+    answers = ranks.run(peers.by_noise, what, 30, 1)
+    assert (
+        answers[0]["before"] == answers[2]["before"] != answers[1]["before"] == answers[3]["before"]
+    )

@@ -45,14 +45,18 @@ def test_a_rank_numbers_the_rounds_that_it_tells(bus_url: str) -> None:
     emitter = Emitter(RUN, bus_url, None, lambda: 0)
     reporter = RoundReporter(emitter, attempt=2, rank=1)
     before = time.time()
-    one = Round(**ROUND)
-    thread = threading.Thread(target=lambda: [reporter.over(STEP, one) for _ in range(2)])
+    round_ = Round(**ROUND)
+    thread = threading.Thread(target=lambda: [reporter.over(STEP, round_) for _ in range(2)])
     thread.start()
     thread.join()
-    reporter.over(STEP, one)
+    reporter.over(STEP, round_)
     emitter.close()
-    found = rounds_of(on_bus(bus_url))
-    assert [(one.attempt, one.rank, one.seq) for one in found] == [(2, 1, 0), (2, 1, 1), (2, 1, 2)]
-    assert {name: getattr(found[0], name) for name in ROUND} == ROUND
-    assert (found[0].segment, found[0].step) == (3, 40)
-    assert before <= found[0].ended_at <= found[2].ended_at <= time.time()
+    records = rounds_of(on_bus(bus_url))
+    assert [(record.attempt, record.rank, record.seq) for record in records] == [
+        (2, 1, 0),
+        (2, 1, 1),
+        (2, 1, 2),
+    ]
+    assert {name: getattr(records[0], name) for name in ROUND} == ROUND
+    assert (records[0].segment, records[0].step) == (3, 40)
+    assert before <= records[0].ended_at <= records[2].ended_at <= time.time()

@@ -35,13 +35,13 @@ def ranks() -> Iterator[Ranks]:
 @pytest.mark.parametrize("seed", [0, 1])
 def test_every_gradient_counts_once_or_as_dropped(ranks: Ranks, name: str, seed: int) -> None:
     given = CALLS[name]
-    found = ranks.run(rounds.exchange, given, 30, seed)
-    first = found[0]
+    answers = ranks.run(rounds.exchange, given, 30, seed)
+    first = answers[0]
     # The same sums in the same order on all ranks.
-    assert all(one["totals"] == first["totals"] for one in found)
+    assert all(answer["totals"] == first["totals"] for answer in answers)
     assert first["numbers"] == list(range(len(first["numbers"])))
-    assert all(one["dropped"] == first["dropped"] for one in found)
-    offered = sum(one["offered"] for one in found)
+    assert all(answer["dropped"] == first["dropped"] for answer in answers)
+    offered = sum(answer["offered"] for answer in answers)
     went_in = np.sum(first["staleness"], axis=0)
     assert went_in.sum() + first["dropped"] / 3 == offered
     total = np.sum(first["totals"])
@@ -53,7 +53,7 @@ def test_every_gradient_counts_once_or_as_dropped(ranks: Ranks, name: str, seed:
     assert max(first["contributors"]) <= WORLD
     if given["staleness"] is None:
         assert first["dropped"] == 0
-        assert max(one["ahead"] for one in found) <= given["lead"]
+        assert max(answer["ahead"] for answer in answers) <= given["lead"]
 
 
 def test_a_probed_rank_calls_as_it_ends_a_step_not_for_what_came_too_late(ranks: Ranks) -> None:
@@ -68,9 +68,9 @@ def test_gradients_of_one_rank_count_as_one_the_newest_most(ranks: Ranks) -> Non
 
 
 def test_a_gradient_on_its_way_to_the_host_goes_into_a_later_round(ranks: Ranks) -> None:
-    found = ranks.run(rounds.arriving)
-    assert [sums for sums, _ in found] == [[2.0, 1.0]] * WORLD
-    assert [copied for _, copied in found] == [[0.5], [0.25], [], []]
+    answers = ranks.run(rounds.arriving)
+    assert [sums for sums, _ in answers] == [[2.0, 1.0]] * WORLD
+    assert [copied for _, copied in answers] == [[0.5], [0.25], [], []]
 
 
 def test_a_rank_that_is_not_drawn_does_not_call(ranks: Ranks) -> None:
@@ -91,9 +91,9 @@ def test_rounds_of_few_take_a_share_of_a_step(ranks: Ranks, optimiser: str) -> N
 
 @pytest.mark.parametrize("name", ["majority", "solo"])
 def test_eager_sgd_has_one_round_to_a_step(ranks: Ranks, name: str) -> None:
-    found = ranks.run(rounds.exchange, CALLS[name], 30, 5)
+    answers = ranks.run(rounds.exchange, CALLS[name], 30, 5)
     # In the end ranks tell that they are through.
-    assert 30 <= len(found[0]["numbers"]) <= 30 + WORLD
+    assert 30 <= len(answers[0]["numbers"]) <= 30 + WORLD
 
 
 @pytest.mark.parametrize("name", ["rna", "n-soft", "ssp"])
@@ -101,18 +101,18 @@ def test_eager_sgd_has_one_round_to_a_step(ranks: Ranks, name: str) -> None:
 def test_a_rank_that_leaves_is_named(name: str, after: int) -> None:
     pool = Ranks(3)
     try:
-        told = pool.run(rounds.leave, CALLS[name], 1, after, timeout_s=30)
+        messages = pool.run(rounds.leave, CALLS[name], 1, after, timeout_s=30)
     finally:
         pool.stop()
-    assert told[1] == ""
-    for text in (told[0], told[2]):
+    assert messages[1] == ""
+    for text in (messages[0], messages[2]):
         assert "rank 1 has left" in text
         assert "round" in text
 
 
 def test_a_rank_that_is_silent_is_named(ranks: Ranks) -> None:
-    told = ranks.run(rounds.silent, CALLS["rna"], 2)
-    assert told[2] == "nothing"
+    messages = ranks.run(rounds.silent, CALLS["rna"], 2)
+    assert messages[2] == "nothing"
     for rank in (0, 1, 3):
-        assert f"rank {rank}, round" in told[rank]
-        assert "2" in told[rank].split("for ranks", 1)[1]
+        assert f"rank {rank}, round" in messages[rank]
+        assert "2" in messages[rank].split("for ranks", 1)[1]

@@ -73,15 +73,15 @@ ANY = ("accumulate", "slow", "uneven", "usual", "workers")
     [(k, s) for k in KINDS for s in SCRIPTS if s in ANY or k in ("rna", "local")],
 )
 def test_replicas_are_the_same_in_the_end(ranks: Ranks, kind: str, script: str) -> None:
-    found = ranks.run(relaxing.train, [KINDS[kind]], SCRIPTS[script])
-    assert [one["error"] for one in found] == [None] * WORLD
-    assert all(one["replica"] == found[0]["replica"] for one in found)
+    answers = ranks.run(relaxing.train, [KINDS[kind]], SCRIPTS[script])
+    assert [answer["error"] for answer in answers] == [None] * WORLD
+    assert all(answer["replica"] == answers[0]["replica"] for answer in answers)
     for epoch in range(2):
-        used = [index for one in found for index in one["used"][epoch]]
+        used = [index for answer in answers for index in answer["used"][epoch]]
         assert sorted(used) == list(range(SAMPLES))
-    assert np.isfinite(flat(found[0]["replica"])).all()
-    assert found[0]["segments"], "it was in force"
-    assert not found[1]["segments"], "one rank tells"
+    assert np.isfinite(flat(answers[0]["replica"])).all()
+    assert answers[0]["segments"], "it was in force"
+    assert not answers[1]["segments"], "one rank tells"
 
 
 def test_a_closed_session_leaves_no_threads(ranks: Ranks) -> None:
@@ -93,29 +93,29 @@ def test_a_closed_session_leaves_no_threads(ranks: Ranks) -> None:
 def test_a_slow_rank_is_not_waited_for(ranks: Ranks) -> None:
     given = {"slow": {2: 0.02}, "segment": STEPS}
     for kind in ("rna", "majority", "n-soft", "ssp", "backup"):
-        found = ranks.run(relaxing.train, [KINDS[kind]], given)
-        assert min(found[0]["contributors"]) < WORLD, kind
-    found = ranks.run(relaxing.train, [ALL], given)
-    assert set(found[0]["contributors"]) == {WORLD}
+        answers = ranks.run(relaxing.train, [KINDS[kind]], given)
+        assert min(answers[0]["contributors"]) < WORLD, kind
+    answers = ranks.run(relaxing.train, [ALL], given)
+    assert set(answers[0]["contributors"]) == {WORLD}
 
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_work_of_a_slow_rank_is_taken_over(ranks: Ranks, workers: int) -> None:
     """It trains less, all of it counts, and the whole weighs as much as before."""
     given = {"slow": {2: 0.05}, "workers": workers, "segment": STEPS}
-    found = ranks.run(relaxing.train, [KINDS["flexrr"]], given)
-    assert found[2]["samples"] < 0.95 * 2 * SAMPLES / WORLD
-    used = [index for one in found for index in one["used"][1]]
+    answers = ranks.run(relaxing.train, [KINDS["flexrr"]], given)
+    assert answers[2]["samples"] < 0.95 * 2 * SAMPLES / WORLD
+    used = [index for answer in answers for index in answer["used"][1]]
     assert sorted(used) == list(range(SAMPLES))
-    assert sum(one["weight"] for one in found) == pytest.approx(2 * STEPS)
-    assert found[0]["dropped"] == 0
+    assert sum(answer["weight"] for answer in answers) == pytest.approx(2 * STEPS)
+    assert answers[0]["dropped"] == 0
 
 
 @pytest.mark.parametrize("chain", [["rna", "", "local", "", "backup"], ["ssp", "osa", "rna"]])
 def test_a_chain(ranks: Ranks, chain: list[str]) -> None:
-    found = ranks.run(relaxing.train, [KINDS.get(name, ALLREDUCE) for name in chain])
-    assert all(one["replica"] == found[0]["replica"] for one in found)
-    assert sum(one["samples"] for one in found) == 2 * SAMPLES
+    answers = ranks.run(relaxing.train, [KINDS.get(name, ALLREDUCE) for name in chain])
+    assert all(answer["replica"] == answers[0]["replica"] for answer in answers)
+    assert sum(answer["samples"] for answer in answers) == 2 * SAMPLES
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,10 @@ def test_a_chain(ranks: Ranks, chain: list[str]) -> None:
     ids=str,
 )
 def test_a_round_of_all_is_an_all_reduce(ranks: Ranks, given: dict[str, Any]) -> None:
-    rounds, reduced = (ranks.run(relaxing.train, [one], given)[0] for one in (ALL, ALLREDUCE))
+    rounds, reduced = (
+        ranks.run(relaxing.train, [synchronisation], given)[0]
+        for synchronisation in (ALL, ALLREDUCE)
+    )
     expected = pytest.approx(flat(reduced["replica"]), rel=1e-5, abs=1e-5)
     assert flat(rounds["replica"]) == expected
     assert rounds["dropped"] == 0
@@ -134,9 +137,9 @@ def test_a_round_of_all_is_an_all_reduce(ranks: Ranks, given: dict[str, Any]) ->
 def test_gradients_are_scaled_alike_where_they_are_reduced_again(ranks: Ranks, kind: str) -> None:
     """One rank's had an overflow while each stepped for itself."""
     given = {"scaler": True, "overflow": (5, 1)}
-    found = ranks.run(relaxing.train, [KINDS[kind], ALLREDUCE], given)
-    assert [one["scale"] for one in found] == [128.0] * WORLD
-    assert all(one["replica"] == found[0]["replica"] for one in found)
+    answers = ranks.run(relaxing.train, [KINDS[kind], ALLREDUCE], given)
+    assert [answer["scale"] for answer in answers] == [128.0] * WORLD
+    assert all(answer["replica"] == answers[0]["replica"] for answer in answers)
 
 
 def test_accumulated_gradients_are_scaled_anew(ranks: Ranks) -> None:
@@ -146,7 +149,7 @@ def test_accumulated_gradients_are_scaled_anew(ranks: Ranks) -> None:
         ranks.run(relaxing.train, [ALL, ALLREDUCE], given | {"backoff": backoff})
         for backoff in (0.5, 0.25)
     )
-    assert [one["scale"] for one in half + quarter] == [128.0] * WORLD + [64.0] * WORLD
+    assert [answer["scale"] for answer in half + quarter] == [128.0] * WORLD + [64.0] * WORLD
     assert flat(quarter[0]["replica"]) == pytest.approx(flat(half[0]["replica"]), abs=1e-5)
 
 
@@ -171,22 +174,23 @@ def test_fused_optimisers_unscale_once(ranks: Ranks) -> None:
 )
 def test_scripts_that_keep_the_all_reduce(ranks: Ranks, script: dict[str, Any]) -> None:
     relaxed, reduced = (
-        ranks.run(relaxing.train, [one], script) for one in (KINDS["rna"], ALLREDUCE)
+        ranks.run(relaxing.train, [synchronisation], script)
+        for synchronisation in (KINDS["rna"], ALLREDUCE)
     )
     assert relaxed == reduced
 
 
 def test_an_optimiser_of_something_else_may_step_with_a_closure(ranks: Ranks) -> None:
     for at_once in (False, True):
-        found = ranks.run(relaxing.train, [KINDS["rna"]], {"temper": True, "at_once": at_once})
-        assert [one["error"] for one in found] == [None] * WORLD
-        assert found[0]["segments"], "it was in force"
+        answers = ranks.run(relaxing.train, [KINDS["rna"]], {"temper": True, "at_once": at_once})
+        assert [answer["error"] for answer in answers] == [None] * WORLD
+        assert answers[0]["segments"], "it was in force"
 
 
 def test_a_closure_that_comes_too_late_is_told_of(tmp_path: Path) -> None:
     given = {"closure": True, "at_once": True}
-    for told in failures("rna", given, tmp_path):
-        assert "begin with a policy that reduces all gradients" in str(told)
+    for message in failures("rna", given, tmp_path):
+        assert "begin with a policy that reduces all gradients" in str(message)
 
 
 def test_gradients_are_reduced_again_where_the_next_synchroniser_does_not_suit(
@@ -194,35 +198,35 @@ def test_gradients_are_reduced_again_where_the_next_synchroniser_does_not_suit(
 ) -> None:
     """From local steps to RNA's, which another optimiser prevents: replicas must not part."""
     chain = [KINDS["local"], KINDS["rna"], KINDS["rna"]]
-    found = ranks.run(relaxing.train, chain, {"spare_at": 5})
-    assert all(one["replica"] == found[0]["replica"] for one in found)
+    answers = ranks.run(relaxing.train, chain, {"spare_at": 5})
+    assert all(answer["replica"] == answers[0]["replica"] for answer in answers)
     parts = ranks.run(relaxing.train, chain, {"spare_at": 5, "leave": (9, "break", -1)})
-    assert all(one["replica"] == parts[0]["replica"] for one in parts)
+    assert all(answer["replica"] == parts[0]["replica"] for answer in parts)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("step", [6, 7, STEPS - 1])  # within a segment, at its end, at an epoch's
 def test_all_leave_early(ranks: Ranks, kind: str, step: int) -> None:
     given = {"leave": (step, "break", -1), "slow": {1: 0.005}}
-    found = ranks.run(relaxing.train, [KINDS[kind]], given)
-    assert [one["error"] for one in found] == [None] * WORLD
-    assert all(one["replica"] == found[0]["replica"] for one in found)
+    answers = ranks.run(relaxing.train, [KINDS[kind]], given)
+    assert [answer["error"] for answer in answers] == [None] * WORLD
+    assert all(answer["replica"] == answers[0]["replica"] for answer in answers)
 
 
 @pytest.mark.parametrize("kind", ["rna", "local", "backup"])
 @pytest.mark.parametrize("step", [6, 7, STEPS - 1])
 def test_all_leave_by_an_exception(ranks: Ranks, kind: str, step: int) -> None:
     given = {"leave": (step, "raise", -1), "slow": {1: 0.005}}
-    found = ranks.run(relaxing.train, [KINDS[kind]], given)
-    assert [one["error"] for one in found] == ["BoomError"] * WORLD
-    assert all(one["replica"] == found[0]["replica"] for one in found)
+    answers = ranks.run(relaxing.train, [KINDS[kind]], given)
+    assert [answer["error"] for answer in answers] == ["BoomError"] * WORLD
+    assert all(answer["replica"] == answers[0]["replica"] for answer in answers)
 
 
 def test_a_break_waits_for_a_rank_that_is_late(ranks: Ranks) -> None:
     """As one is that evaluates alone: only an exception's waiting ends so soon."""
     given = {"leave": (6, "break", -1), "late_once": (6, 1, 0.5), "still_s": 0.1}
-    found = ranks.run(relaxing.train, [KINDS["rna"]], given)
-    assert [one["error"] for one in found] == [None] * WORLD
+    answers = ranks.run(relaxing.train, [KINDS["rna"]], given)
+    assert [answer["error"] for answer in answers] == [None] * WORLD
 
 
 def failures(kind: str, given: dict[str, Any], directory: Path) -> list[str | None]:
@@ -233,19 +237,19 @@ def failures(kind: str, given: dict[str, Any], directory: Path) -> list[str | No
             relaxing.survive, {**KINDS, "each": EACH}[kind], given, str(directory), timeout_s=40
         )
     files = [directory / str(rank) for rank in range(WORLD)]
-    return [one.read_text() if one.exists() else None for one in files]
+    return [file.read_text() if file.exists() else None for file in files]
 
 
 @pytest.mark.parametrize("kind", ["rna", "ssp", "local", "pairwise", "hierarchical"])
 @pytest.mark.parametrize(("how", "step"), [("break", 6), ("raise", 6), ("raise", 7)])
 def test_a_rank_that_leaves_alone_is_named(kind: str, how: str, step: int, tmp_path: Path) -> None:
-    told = failures(kind, {"leave": (step, how, 1), "still_s": 2.0}, tmp_path)
-    assert None not in told
+    messages = failures(kind, {"leave": (step, how, 1), "still_s": 2.0}, tmp_path)
+    assert None not in messages
     # The one that learns it first may be gone when the other looks, with the store if it is rank 0.
     words = (f"rank 1 left its loop in step {step}", f"rank 1 left in step {step}")
-    assert any(word in str(told[rank]) for word in words for rank in (0, 2))
+    assert any(word in str(messages[rank]) for word in words for rank in (0, 2))
     if how == "raise":
-        assert told[1] == "BoomError"
+        assert messages[1] == "BoomError"
 
 
 @pytest.mark.parametrize(("kind", "step"), [("rna", 6), ("rna", 27), ("rna", 15), ("each", 6)])
@@ -254,24 +258,24 @@ def test_a_rank_that_raises_before_a_collective_ends_all(
 ) -> None:
     """Within a segment, at its end, at an epoch's, and where the synchroniser waits for all."""
     given = {"gather": True, "fail": (step, 1), "still_s": 0.5}
-    told = failures(kind, given, tmp_path)
-    assert told[1] == "BoomError"
-    assert None not in told
+    messages = failures(kind, given, tmp_path)
+    assert messages[1] == "BoomError"
+    assert None not in messages
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rank_that_is_killed_ends_the_others(kind: str, tmp_path: Path) -> None:
-    told = failures(kind, {"kill": (6, 1)}, tmp_path)
-    assert told[1] is None
-    assert None not in (told[0], told[2])
-    assert any("ranks were last seen in steps" in str(told[rank]) for rank in (0, 2))
+    messages = failures(kind, {"kill": (6, 1)}, tmp_path)
+    assert messages[1] is None
+    assert None not in (messages[0], messages[2])
+    assert any("ranks were last seen in steps" in str(messages[rank]) for rank in (0, 2))
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rank_that_is_late_once_changes_nothing_else(ranks: Ranks, kind: str) -> None:
     given = {"late_once": (STEPS + 1, 1, 0.5), "segment": STEPS}
-    found = ranks.run(relaxing.train, [KINDS[kind]], given)
-    assert [one["error"] for one in found] == [None] * WORLD
-    assert all(one["replica"] == found[0]["replica"] for one in found)
+    answers = ranks.run(relaxing.train, [KINDS[kind]], given)
+    assert [answer["error"] for answer in answers] == [None] * WORLD
+    assert all(answer["replica"] == answers[0]["replica"] for answer in answers)
     if kind in ("rna", "n-soft", "backup"):  # two of three ranks are enough for these
-        assert min(found[0]["contributors"]) < WORLD, "others went on"
+        assert min(answers[0]["contributors"]) < WORLD, "others went on"
