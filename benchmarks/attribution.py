@@ -146,43 +146,43 @@ def rows_of(ran: list[TrainedSegment]) -> Rows:
     """Simulated segments as attribution takes them."""
 
     def joined(column: Any) -> np.ndarray:
-        return np.concatenate([column(one) for one in ran]).astype(np.float64)
+        return np.concatenate([column(trained) for trained in ran]).astype(np.float64)
 
     return Rows(
         step=np.arange(
             ran[0].segment.first_step, ran[-1].segment.first_step + ran[-1].segment.steps
         ),
-        samples=joined(lambda one: one.features.samples),
-        load=joined(lambda one: one.features.load),
-        squares=joined(lambda one: one.features.squares),
-        longest=joined(lambda one: one.features.longest),
-        data_s=joined(lambda one: one.data_s),
-        compute_s=joined(lambda one: one.compute_s),
+        samples=joined(lambda trained: trained.features.samples),
+        load=joined(lambda trained: trained.features.load),
+        squares=joined(lambda trained: trained.features.squares),
+        longest=joined(lambda trained: trained.features.longest),
+        data_s=joined(lambda trained: trained.data_s),
+        compute_s=joined(lambda trained: trained.compute_s),
     )
 
 
-def named(found: Attribution) -> tuple[str, list[int]]:
+def named(attribution: Attribution) -> tuple[str, list[int]]:
     """The cause that it names, and whose; of what balancing hides if there is no other."""
-    if found.cause != "none":
-        return found.cause, sorted(found.ranks)
-    accused = [one for one in found.workers if one.cause != "none"]
+    if attribution.cause != "none":
+        return attribution.cause, sorted(attribution.ranks)
+    accused = [worker for worker in attribution.workers if worker.cause != "none"]
     if not accused:
         return "none", []
-    worst = max(accused, key=lambda one: one.hidden)
-    return worst.cause, [one.rank for one in accused if one.cause == worst.cause]
+    worst = max(accused, key=lambda worker: worker.hidden)
+    return worst.cause, [worker.rank for worker in accused if worker.cause == worst.cause]
 
 
-def right(what: Scenario, found: Attribution) -> bool:
+def right(what: Scenario, attribution: Attribution) -> bool:
     """Whether the cause is named, with exactly its ranks."""
-    cause, ranks = named(found)
+    cause, ranks = named(attribution)
     return cause == what.kind and (what.kind == "data" or ranks == what.ranks)
 
 
 def judge(seed: int, kind: str) -> dict[str, Any]:
     """Simulates and attributes one scenario."""
     what = scenario(seed, kind)
-    found = attribute(simulate(what))
-    cause, ranks = named(found)
+    attribution = attribute(simulate(what))
+    cause, ranks = named(attribution)
     return {
         "seed": seed,
         "kind": kind,
@@ -192,9 +192,9 @@ def judge(seed: int, kind: str) -> dict[str, Any]:
         "ranks": what.ranks,
         "named": cause,
         "named_ranks": ranks,
-        "se": found.se,
-        "right": right(what, found),
-        "words": words(found),
+        "se": attribution.se,
+        "right": right(what, attribution),
+        "words": words(attribution),
     }
 
 
@@ -230,10 +230,10 @@ def real(stack: Stack, kind: str) -> dict[str, Any]:
         if time.monotonic() > deadline:
             raise TimeoutError(f"run {run} did not reach step {last} in 180 s")
         time.sleep(0.2)
-    found = stack.api("GET", f"/runs/{run}/attribution?from={first}&to={last}")
+    attribution = stack.api("GET", f"/runs/{run}/attribution?from={first}&to={last}")
     stack.api("POST", f"/runs/{run}/stop", {"force": True})
-    good = found["cause"] == kind and (kind == "data" or found["ranks"] == ranks)
-    return {"kind": kind, "ranks": ranks, "right": good, "attribution": found}
+    good = attribution["cause"] == kind and (kind == "data" or attribution["ranks"] == ranks)
+    return {"kind": kind, "ranks": ranks, "right": good, "attribution": attribution}
 
 
 def answer_s() -> float:
@@ -254,10 +254,10 @@ def answer_s() -> float:
             times = []
             for _ in range(9):
                 begun = time.perf_counter()
-                found = client.get("/api/v1/runs/r/attribution?from=0").raise_for_status()
+                answer = client.get("/api/v1/runs/r/attribution?from=0").raise_for_status()
                 times.append(time.perf_counter() - begun)
-    if (found.json()["steps"], found.json()["ranks"]) != (steps, [5]):
-        raise RuntimeError(f"not the expected answer: {found.text[:500]}")
+    if (answer.json()["steps"], answer.json()["ranks"]) != (steps, [5]):
+        raise RuntimeError(f"not the expected answer: {answer.text[:500]}")
     return float(np.median(times))
 
 
@@ -306,7 +306,8 @@ def main() -> None:
         results["real"] = trained
         checks.append(Check("of 4 real trainings right", sum(x["right"] for x in trained), 4, ">="))
         table += "".join(
-            f"\nreal {one['kind']} {one['ranks']}: {one['attribution']['words']}" for one in trained
+            f"\nreal {training['kind']} {training['ranks']}: {training['attribution']['words']}"
+            for training in trained
         )
     finish(options, {"seed": options.seed, "scenarios": 2 * count}, results, checks, table)
 

@@ -202,7 +202,7 @@ def against(rows: list[dict[str, Any]], name: str, peers: Iterable[str], *, padd
     ratios = []
     for row in rows:
         got = [row["contenders"][peer] for peer in peers]
-        best = min((one["over_limit"] for one in got if one), default=np.inf)
+        best = min((figures["over_limit"] for figures in got if figures), default=np.inf)
         if row["padded"] == padded:
             ratios.append(row["contenders"][name]["over_limit"] / best)
     return max(ratios)

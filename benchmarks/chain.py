@@ -92,10 +92,10 @@ def result(
     }
     if plain:
         after = {other: losses[len(ran.losses) - 1] for other, losses in plain.items()}
-        same = after.pop(seed)
+        same_seed = after.pop(seed)
         losses = list(after.values())
         figures["bsp"] = {
-            "same_seed": same,
+            "same_seed": same_seed,
             "losses": losses,
             "mean": statistics.fmean(losses),
             "sd": statistics.stdev(losses),
@@ -135,10 +135,10 @@ def table_of(rows: list[dict[str, Any]]) -> str:
     lines = []
     for row in rows:
         lines.append("switch                                 first step  after (s)")
-        for (one, next_), step, wait_s in zip(
+        for (policy, next_policy), step, wait_s in zip(
             pairwise(row["policies"]), row["effective_steps"][1:], row["switch_s"], strict=True
         ):
-            lines.append(f"{f'{one} to {next_}':<38} {step:>10} {wait_s:>10.2f}")
+            lines.append(f"{f'{policy} to {next_policy}':<38} {step:>10} {wait_s:>10.2f}")
         lines.append(
             "{steps} steps, {all_reduced_steps} of them all-reduced, {epochs} epochs; "
             "gradients of {dropped} samples dropped; held-out loss {loss:.4f}".format(**row)

@@ -69,8 +69,8 @@ class Run:
         ett_s = np.full_like(self.compute_s, np.nan)
         for step in range(self.at, min(self.at + SETTLED, steps)):
             past = slice(max(0, step - 64), step)
-            told = _feedback(Features(*(c[past] for c in self.batches)), self.compute_s[past])
-            models = LinearPredictor(cost=cost).fit(told, world)
+            feedback = _feedback(Features(*(c[past] for c in self.batches)), self.compute_s[past])
+            models = LinearPredictor(cost=cost).fit(feedback, world)
             ett_s[step] = models.ett(Features(*(c[step] for c in self.batches)))
         return _noticed(self.errors(ett_s)[self.at : self.at + SETTLED, self.changed])
 
@@ -184,22 +184,22 @@ def main() -> None:
     lines = [f"{'':48} {'steady':>8} {'median':>7} {'noticed after':>14} {'alone':>6}"]
     results, checks = {}, []
     for name, (run, cost_kind) in runs.items():
-        found = {
+        figures = {
             "steady": float(np.nanmean(run.steady())),
             "steady_median": float(np.nanmedian(run.steady())),
             "noticed": run.noticed(),
             "noticed_alone": run.noticed_alone(cost_kind),
         }
-        results[name] = found
+        results[name] = figures
         lines.append(
-            f"{name:48} {found['steady']:8.2%} {found['steady_median']:7.2%} "
-            f"{found['noticed']:>14} {found['noticed_alone']:>6}"
+            f"{name:48} {figures['steady']:8.2%} {figures['steady_median']:7.2%} "
+            f"{figures['noticed']:>14} {figures['noticed_alone']:>6}"
         )
         noisy = "noise 5%" in name  # 5 % noise by itself is an error of 4 %
         checks.append(
-            Check(f"{name}: steady error", found["steady"], 0.045 if noisy else 0.03, "<=")
+            Check(f"{name}: steady error", figures["steady"], 0.045 if noisy else 0.03, "<=")
         )
-        checks.append(Check(f"{name}: noticed after, steps", found["noticed"], 5, "<="))
+        checks.append(Check(f"{name}: noticed after, steps", figures["noticed"], 5, "<="))
     config = {"speeds": SPEEDS, "factor": FACTOR, "noise": NOISE, "policy": given.policy}
     finish(given, config, results, checks, "\n".join(lines))
 

@@ -33,7 +33,9 @@ class Profile:
     @staticmethod
     def of(records: Sequence[StepRecord], warm: int, world: int) -> Profile:
         """Of what all ranks reported, without so many steps at the beginning."""
-        rows = sorted((one for one in records if one.step >= warm), key=lambda r: (r.step, r.rank))
+        rows = sorted(
+            (record for record in records if record.step >= warm), key=lambda r: (r.step, r.rank)
+        )
         work_s, step_s, samples, segment = (
             np.array(values).reshape(-1, world)
             for values in zip(

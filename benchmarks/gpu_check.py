@@ -22,7 +22,7 @@ from harness import Check, finish, parser, report
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 import gpu_parts
-from gpu_parts import TIME, WORLD, Figures, Found, Kit, Outcome, Part, in_turn
+from gpu_parts import TIME, WORLD, Figures, Kit, Outcome, Part, Result, in_turn
 
 __all__ = ["PARTS", "TIME", "Check", "Kit", "Outcome", "main", "run_parts", "table_of"]
 
@@ -42,12 +42,12 @@ PARTS: dict[str, tuple[Part, float]] = {  # what it does, and its time limit in 
 }
 
 
-def run_parts(kit: Kit, names: Sequence[str]) -> Found:
+def run_parts(kit: Kit, names: Sequence[str]) -> Result:
     """Runs parts; if one fails or hangs, that is a failed check, and the others go on."""
     return in_turn({name: partial(_timed, kit, name) for name in names})
 
 
-def _timed(kit: Kit, name: str) -> Found:
+def _timed(kit: Kit, name: str) -> Result:
     part, limit_s = PARTS[name]
     print(f"{name} …", file=sys.stderr, flush=True)
     began = time.monotonic()

@@ -136,8 +136,8 @@ def _holds(copier: Copier, scale: float) -> bool:
     for further in (10.0, 20.0):
         copier.step(scale * further)
     _arrived(gradient)
-    same: bool = torch.equal(gradient.vector[: len(expected)], expected.cpu())
-    return same
+    equal: bool = torch.equal(gradient.vector[: len(expected)], expected.cpu())
+    return equal
 
 
 def _arrived(gradient: Gradient) -> float:

@@ -158,11 +158,11 @@ class Kit:
 
 
 Figures = dict[str, Any]
-Found = tuple[Figures, list[Check]]
-Part = Callable[[Kit], Found]
+Result = tuple[Figures, list[Check]]
+Part = Callable[[Kit], Result]
 
 
-def in_turn(cases: Mapping[str, Callable[[], Found]]) -> Found:
+def in_turn(cases: Mapping[str, Callable[[], Result]]) -> Result:
     """Runs cases by name; one that fails is a failed check, and the others go on."""
     figures: Figures = {}
     checks: list[Check] = []
@@ -182,7 +182,7 @@ def in_turn(cases: Mapping[str, Callable[[], Found]]) -> Found:
 # Timing
 
 
-def times(kit: Kit, world: int, *, slow_rank: int = -1) -> Found:
+def times(kit: Kit, world: int, *, slow_rank: int = -1) -> Result:
     """Compute times that sessions report beside synchronised ones; a slowed rank shows it."""
     steps = 24 if kit.quick else 80
     # On a GPU of 50 TFLOPS a step computes for some ms, and the extra work for some ten.
@@ -240,12 +240,12 @@ def _all_reported(outcome: Outcome, steps: int) -> Check:
     return Check("share of steps reported", right / steps, 1.0, ">=")
 
 
-def timing(kit: Kit) -> Found:
+def timing(kit: Kit) -> Result:
     """Three ranks under gloo, of which one gets more work."""
     return times(kit, WORLD, slow_rank=1)
 
 
-def nccl(kit: Kit) -> Found:
+def nccl(kit: Kit) -> Result:
     """One rank under NCCL: its times, and its gradients."""
     return in_turn(
         {
@@ -258,7 +258,7 @@ def nccl(kit: Kit) -> Found:
 # Gradients
 
 
-def _weighted(kit: Kit, loss_mean: str, shares: list[float], world: int = WORLD) -> Found:
+def _weighted(kit: Kit, loss_mean: str, shares: list[float], world: int = WORLD) -> Result:
     outcome = kit.run(gpu_cases.weighted, loss_mean, shares, "sequences", world=world)
     error = max(max(answer["errors"]) for answer in outcome.answers)
     empty = sum(answer["empty"] for answer in outcome.answers)
@@ -268,7 +268,7 @@ def _weighted(kit: Kit, loss_mean: str, shares: list[float], world: int = WORLD)
     return {"max_error": error, "empty": empty}, checks
 
 
-def gradients(kit: Kit) -> Found:
+def gradients(kit: Kit) -> Result:
     """Uneven and empty batches beside one process that has the global batch."""
     return in_turn(
         {
@@ -281,7 +281,7 @@ def gradients(kit: Kit) -> Found:
     )
 
 
-def compiled(kit: Kit) -> Found:
+def compiled(kit: Kit) -> Result:
     """A model of ``torch.compile`` in a session, if there is a compiler."""
     # Tracing takes each process seconds of a CPU: without a GPU one rank shall do.
     backend, world = ("inductor", WORLD) if kit.cuda else ("eager", 1)
@@ -297,13 +297,13 @@ def compiled(kit: Kit) -> Found:
 # Synchronisers
 
 
-def synchronisers(kit: Kit) -> Found:
+def synchronisers(kit: Kit) -> Result:
     """Under each, replicas are equal in the end, and no gradient is lost or counted twice."""
     names = QUICK if kit.quick else SYNCHRONISERS
     return in_turn({name: partial(_synchroniser, kit, name) for name in names})
 
 
-def _synchroniser(kit: Kit, name: str) -> Found:
+def _synchroniser(kit: Kit, name: str) -> Result:
     what = SYNCHRONISERS[name]
     slow = (2, 0.01) if what is STEALING else None
     work = Training((what,), slow=slow, epochs=1 if kit.quick else 2)
@@ -362,13 +362,13 @@ def _conserved(outcome: Outcome, work: Training) -> Check:
 # Overhead
 
 
-def overhead(kit: Kit) -> Found:
+def overhead(kit: Kit) -> Result:
     """A session's step beside plain DDP's, in turn."""
     worlds = {"one rank": 1, f"{WORLD} ranks under gloo": WORLD}
     return in_turn({name: partial(_overhead, kit, world) for name, world in worlds.items()})
 
 
-def _overhead(kit: Kit, world: int) -> Found:
+def _overhead(kit: Kit, world: int) -> Result:
     pairs, hidden = 40 if kit.quick else 200, 256 if kit.cuda else 32
     answers = kit.run(gpu_cases.paired, pairs, hidden, world=world).answers
     both = [pair for answer in answers for pair in answer]
@@ -382,13 +382,13 @@ def _overhead(kit: Kit, world: int) -> Found:
 # Copies
 
 
-def copies(kit: Kit) -> Found:
+def copies(kit: Kit) -> Result:
     """Gradients are copied to the host beside the next step, and arrive as they were."""
     cases = {"one rank": partial(_copies, kit), "rounds of a large model": partial(_large, kit)}
     return in_turn(cases)
 
 
-def _copies(kit: Kit) -> Found:
+def _copies(kit: Kit) -> Result:
     size = Copying(4096, 4, 10, 4 if kit.quick else 8) if kit.cuda else Copying(64, 2, 2, 2)
     figures = kit.run(gpu_memory.copied, size, world=1).answers[0]
     blocks = figures.pop("blocks")
@@ -406,7 +406,7 @@ def _copies(kit: Kit) -> Found:
     return figures, checks
 
 
-def _large(kit: Kit) -> Found:
+def _large(kit: Kit) -> Result:
     """Rounds of a model of 67 MB on the GPU: they apply what an all-reduce would."""
     hidden = 4096 if kit.cuda else 64
     works = [Training((what,), hidden, samples=96, epochs=1) for what in (ALL, ALLREDUCE)]
@@ -426,7 +426,7 @@ def _large(kit: Kit) -> Found:
 # Mixed precision
 
 
-def mixed_precision(kit: Kit) -> Found:
+def mixed_precision(kit: Kit) -> Result:
     """Autocast and gradient scalers: after an overflow on one rank all have one scale again."""
     chains = {"allreduce": (ALLREDUCE,), "rna": (RNA, ALLREDUCE)}
     return in_turn(
@@ -438,7 +438,7 @@ def mixed_precision(kit: Kit) -> Found:
     )
 
 
-def _mixed_precision(kit: Kit, chain: tuple[Synchronisation, ...], fused: bool) -> Found:
+def _mixed_precision(kit: Kit, chain: tuple[Synchronisation, ...], fused: bool) -> Result:
     epochs = 1 if kit.quick else 2
     work = Training(chain, amp=True, fused=fused, overflow=(5, 1), epochs=epochs)
     outcome = kit.run(gpu_cases.trained, work)
@@ -454,7 +454,7 @@ def _mixed_precision(kit: Kit, chain: tuple[Synchronisation, ...], fused: bool) 
 # Memory
 
 
-def memory(kit: Kit) -> Found:
+def memory(kit: Kit) -> Result:
     """A profiling phase runs out of memory, says what fits, and training goes on."""
     answers = kit.run(gpu_memory.profiled).answers
     limits = [answer["limit"] for answer in answers]

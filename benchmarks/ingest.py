@@ -151,7 +151,7 @@ def raw_rows(store: Store, bus_url: str, rows: int, per_message: int) -> float:
             for number, fields in consumer.read(500, 0.1):
                 numbers.append(number)
                 message: Any = decode(fields)[1]
-                values += [(*msgspec.structs.astuple(one), key) for one in message.records]
+                values += [(*msgspec.structs.astuple(record), key) for record in message.records]
             if not numbers:
                 continue
             cursor.executemany(insert, values)
@@ -200,7 +200,7 @@ def latencies_s(store: Store, bus_url: str, duration_s: float) -> tuple[float, f
     for number, fields in entries:
         committed = int(number.split(b"-")[0]) / 1000
         message: Any = decode(fields)[1]
-        waits += [committed - one.ended_at for one in message.records]
+        waits += [committed - record.ended_at for record in message.records]
     # The first second warms up: connections, caches.
     warm = waits[EVENTS_PER_S:]
     return float(np.percentile(warm, 50)), float(np.percentile(warm, 99))

@@ -176,7 +176,7 @@ def lbb_table_2() -> dict[str, Any]:
 def lbb_figure_7() -> dict[str, Any]:
     """After each disturbance: the straggler effect, and for how many steps it stayed above 0.1."""
     testbed = scenario("lbb-disturbances")
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for label, policy, parameters in (
         ("SSGD", "bsp", {}),
         ("LBB", "lbb", {}),
@@ -186,7 +186,7 @@ def lbb_figure_7() -> dict[str, Any]:
             continue
         trained = simulated(testbed, policy, parameters)
         effect = trained.straggler_effect
-        found[label] = {
+        figures[label] = {
             "total_s": float(trained.step_s.sum()),
             "disturbances": [
                 {
@@ -200,7 +200,7 @@ def lbb_figure_7() -> dict[str, Any]:
                 for slow in testbed.devices.slowdowns
             ],
         }
-    return found
+    return figures
 
 
 def speedups(testbed: Scenario, runs: Mapping[str, Run]) -> dict[str, float]:
@@ -325,19 +325,19 @@ def table_of(results: Mapping[str, Any]) -> str:
         said = f"{paper['step_ms']:.1f} ms {list(paper['samples'])}" if paper else "-"
         lines.append(f"{label:<16}paper {said:<32} ours {ours['step_ms']:.1f} ms {ours['samples']}")
     lines += ["", "LBB, Fig. 7: straggler effect at each disturbance, steps above 0.1 after it"]
-    for label, found in results["lbb_figure_7"].items():
+    for label, figures in results["lbb_figure_7"].items():
         each = ", ".join(
-            f"{d['straggler_effect']:.2f}: {d['steps_above_0.1']}" for d in found["disturbances"]
+            f"{d['straggler_effect']:.2f}: {d['steps_above_0.1']}" for d in figures["disturbances"]
         )
-        lines.append(f"{label:<16}{found['total_s']:.1f} s in all; {each}")
+        lines.append(f"{label:<16}{figures['total_s']:.1f} s in all; {each}")
     lines += ["", "SATA: speed-up over All-Reduce with one straggler (paper / ours)"]
     lines += beside(results["sata"], "slowdown", "", 2)
     lines += ["", "Dynamic batching: speed-up over uniform batches by level (paper / ours)"]
     lines += beside(results["dynamic_batching"], "level", "", 2)
     if real := results.get("real"):
         lines += ["", "Real ranks: speed-up over equal batches"]
-        for name, found in real.items():
-            each = ", ".join(f"{label} {value:.2f}" for label, value in found["speedup"].items())
+        for name, setting in real.items():
+            each = ", ".join(f"{label} {value:.2f}" for label, value in setting["speedup"].items())
             lines.append(f"{name:<34}{each}")
     return "\n".join(lines) + "\n"
 

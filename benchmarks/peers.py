@@ -183,10 +183,10 @@ def _verl() -> Any:
     Its packages, which import all of them when initialised, are entered without that, and three
     modules that the balancer imports but does not need are stubs.
     """
-    found = find_spec("verl")
-    assert found is not None
-    assert found.submodule_search_locations
-    root = found.submodule_search_locations[0]
+    spec = find_spec("verl")
+    assert spec is not None
+    assert spec.submodule_search_locations
+    root = spec.submodule_search_locations[0]
     stubs: dict[str, dict[str, Any]] = {
         "verl": {"__path__": [root]},
         "verl.utils": {"__path__": [f"{root}/utils"], "tensordict_utils": None},

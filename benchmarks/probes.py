@@ -51,8 +51,8 @@ def respond(probes: int, message_s: float, seeds: int) -> dict[str, Any]:
         timeline = make(what, WORLD, seed).run(np.zeros(WORLD), work)
         rounds += timeline.rounds[STARTING : STARTING + ROUNDS]
     return {
-        **of([one.waited_s for one in rounds]),
-        "contributors": float(np.mean([one.contributors for one in rounds])),
+        **of([round_.waited_s for round_ in rounds]),
+        "contributors": float(np.mean([round_.contributors for round_ in rounds])),
     }
 
 
@@ -88,13 +88,13 @@ def message() -> float:
     return float(np.median(took_s))
 
 
-def breaking_even(seeds: int, one: int, more: int) -> float:
+def breaking_even(seeds: int, few: int, many: int) -> float:
     """Seconds of a message from which on so many probes respond no sooner than fewer."""
     low, high = 0.0, MOST_S
     while high - low > 2e-5:
         middle = (low + high) / 2
-        fewer, many = (respond(n, middle, seeds)["median_ms"] for n in (one, more))
-        low, high = (middle, high) if many < fewer else (low, middle)
+        few_ms, many_ms = (respond(n, middle, seeds)["median_ms"] for n in (few, many))
+        low, high = (middle, high) if many_ms < few_ms else (low, middle)
     return high
 
 
@@ -138,12 +138,12 @@ def picture(results: dict[str, Any], path: Path) -> None:
     from playwright.sync_api import sync_playwright
 
     finder = Path(__file__).resolve().parents[1] / "scripts" / "find_chromium.py"
-    found = subprocess.run([sys.executable, finder], capture_output=True, text=True, check=True)
+    chromium = subprocess.run([sys.executable, finder], capture_output=True, text=True, check=True)
     with tempfile.TemporaryDirectory() as folder, sync_playwright() as playwright:
         page = Path(folder) / "probes.html"
         figure.write_html(page, include_plotlyjs=True)
         browser = playwright.chromium.launch(
-            executable_path=found.stdout.strip(), args=["--no-sandbox"]
+            executable_path=chromium.stdout.strip(), args=["--no-sandbox"]
         )
         shown = browser.new_page(viewport={"width": 920, "height": 500})
         shown.goto(page.as_uri())

@@ -71,11 +71,11 @@ def simulate(stack: Stack, path: Path) -> dict[str, Any]:
                 note(peaks, used, name_of(part), part)
             time.sleep(0.5)
         assert process.stdout is not None
-        told = process.stdout.read()
+        output = process.stdout.read()
     if process.returncode:
         raise RuntimeError(f"paceline simulate ended with code {process.returncode}")
     return {
-        **json.loads(told),
+        **json.loads(output),
         "simulated_s": time.perf_counter() - began,
         "peak_bytes": peaks,
         "cpu_s": used,
@@ -130,14 +130,14 @@ def answers(stack: Stack, run: str) -> dict[str, float]:
 def opened(stack: Stack, run: str, last: int) -> float | None:
     """Seconds until a browser shows a run up to a step; None: there is no browser."""
     finder = Path(__file__).resolve().parents[1] / "scripts" / "find_chromium.py"
-    found = subprocess.run([sys.executable, finder], capture_output=True, text=True, check=False)
-    if found.returncode or find_spec("playwright") is None:
+    chromium = subprocess.run([sys.executable, finder], capture_output=True, text=True, check=False)
+    if chromium.returncode or find_spec("playwright") is None:
         return None
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(
-            executable_path=found.stdout.strip(), args=["--no-sandbox"]
+            executable_path=chromium.stdout.strip(), args=["--no-sandbox"]
         )
         page = browser.new_page()
         began = time.perf_counter()

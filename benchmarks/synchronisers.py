@@ -121,23 +121,23 @@ def run_of(
         task: what was learnt.
         means: whether a rank's gradients count as one in a round.
     """
-    began = min(one.began for one in ranks)
-    seconds = max(one.ended for one in ranks) - began
-    rounds = [one for one in rounds if one.ended_at >= ranks[0].began_at]
-    dropped = sum(one.dropped for one in rounds)
-    gradients = sum(one.steps for one in ranks) - dropped / task.batch
+    began = min(rank.began for rank in ranks)
+    seconds = max(rank.ended for rank in ranks) - began
+    rounds = [record for record in rounds if record.ended_at >= ranks[0].began_at]
+    dropped = sum(record.dropped for record in rounds)
+    gradients = sum(rank.steps for rank in ranks) - dropped / task.batch
     return Run(
         seconds,
         ranks[0].updates / seconds,
         gradients / seconds,
-        (sum(one.contributors for one in rounds) if means else gradients) / seconds,
+        (sum(record.contributors for record in rounds) if means else gradients) / seconds,
         None if (at := ranks[0].target_at) is None else at - began,
         ranks[0].loss,
         ranks[0].accuracy,
-        [sum(ages) for ages in zip_longest(*(one.staleness for one in rounds), fillvalue=0)],
+        [sum(ages) for ages in zip_longest(*(record.staleness for record in rounds), fillvalue=0)],
         dropped,
-        statistics.median([one.waited_s for one in rounds] or [0.0]),
-        statistics.median([one.reduced_s for one in rounds] or [0.0]),
+        statistics.median([record.waited_s for record in rounds] or [0.0]),
+        statistics.median([record.reduced_s for record in rounds] or [0.0]),
     )
 
 
@@ -150,13 +150,13 @@ def coasted(pool: Ranks, scenario: Scenario, contender: Contender, seed: int) ->
         entries: list[dict[bytes, bytes]] = []
         drain(Path(spool), entries.append, include_open=True)
     messages = [decode(entry)[1] for entry in entries]
-    rounds = [one for m in messages if isinstance(m, RoundBatch) for one in m.records]
+    rounds = [record for m in messages if isinstance(m, RoundBatch) for record in m.records]
     means = isinstance(what, Partial | Hierarchical) and what.parameters.mean
-    found = run_of(ranks, rounds, task_of(scenario.task), means=means)
+    run = run_of(ranks, rounds, task_of(scenario.task), means=means)
     if contender.preset is not None:
-        steps = [one for m in messages if isinstance(m, StepBatch) for one in m.records]
-        found.profile = Profile.of(steps, scenario.warm, len(ranks))
-    return found
+        steps = [record for m in messages if isinstance(m, StepBatch) for record in m.records]
+        run.profile = Profile.of(steps, scenario.warm, len(ranks))
+    return run
 
 
 def _synchroniser(scenario: Scenario, contender: Contender, seed: int) -> Synchronisation:
@@ -206,8 +206,8 @@ def planned(pool: Ranks, stack: Stack, scenario: Scenario, contender: Contender,
     with connect(bus) as client:  # as a launcher would
         ended = RunState(State.FINISHED, time.time(), "", exit_code=0)
         publish(client, TELEMETRY, ended, run)
-    told = stack.api("GET", f"/runs/{run}/rounds?limit=100000")
-    rounds = [RoundRecord(**one) for one in told]
+    rows = stack.api("GET", f"/runs/{run}/rounds?limit=100000")
+    rounds = [RoundRecord(**row) for row in rows]
     return run_of(ranks, rounds, task_of(scenario.task), means=contender.preset == "rna")
 
 
@@ -296,11 +296,15 @@ def checks_of(
     """What was promised, of the scenarios that were run."""
     checks = []
 
-    def check(scenario: str, figure: str, one: str, other: str, bound: float, op: str) -> None:
-        if {one, other} <= results.get(scenario, {}).keys():
+    def check(
+        scenario: str, figure: str, contender: str, other: str, bound: float, op: str
+    ) -> None:
+        if {contender, other} <= results.get(scenario, {}).keys():
             runs = results[scenario]
-            value = mean(runs[one], figure) / mean(runs[other], figure)
-            checks.append(Check(f"{one}'s {figure} over {other}'s, {scenario}", value, bound, op))
+            value = mean(runs[contender], figure) / mean(runs[other], figure)
+            checks.append(
+                Check(f"{contender}'s {figure} over {other}'s, {scenario}", value, bound, op)
+            )
 
     check(DELAYS, "updates_s", "rna", "bsp", 1.8, ">=")
     check(DELAYS, "gradients_s", "rna", "bsp", 1.5, ">=")
@@ -316,9 +320,9 @@ def checks_of(
         for other in ("bsp", "rna"):
             check(apart, "target_s", "rna-hierarchical", other, 1.0, "<=")
     if MIXED in results:
-        found = composition(results[MIXED])
-        name = f"time to the target of {found['best']} over {found['alone']}'s alone, {MIXED}"
-        checks.append(Check(name, found["time_to_target"], 1.0, "<="))
+        composed = composition(results[MIXED])
+        name = f"time to the target of {composed['best']} over {composed['alone']}'s alone, {MIXED}"
+        checks.append(Check(name, composed["time_to_target"], 1.0, "<="))
     for scenario, ratios in foretold.items():
         worst = max(ratios, key=lambda name: abs(ratios[name] - 1))
         name = f"error of the simulated time of a step, {scenario}: most, {worst}"
@@ -358,9 +362,9 @@ def main() -> None:
     options = arguments.parse_args()
     seeds = 1 if options.quick else options.seeds
     wanted = QUICK if options.quick else SCENARIOS
-    scenarios = [one for name, one in wanted.items() if name in (options.only or wanted)]
+    scenarios = [scenario for name, scenario in wanted.items() if name in (options.only or wanted)]
     results: dict[str, Runs] = {}
-    for world, group in groupby(scenarios, key=lambda one: one.world):
+    for world, group in groupby(scenarios, key=lambda scenario: scenario.world):
         with contextlib.ExitStack() as held:
             pool = Ranks(world)
             held.callback(pool.stop)
@@ -372,7 +376,11 @@ def main() -> None:
                     stack = stack or held.enter_context(Stack(folder, 0))
                     train_one = partial(planned, pool, stack)
                 results[scenario.name] = compare(scenario, seeds, train_one)
-    foretold = {one.name: simulated(one, results[one.name]) for one in scenarios if one.foretold}
+    foretold = {
+        scenario.name: simulated(scenario, results[scenario.name])
+        for scenario in scenarios
+        if scenario.foretold
+    }
     lines = [table_of(results)]
     for name, ratios in foretold.items():
         rows = "  ".join(f"{preset} {ratio:.2f}" for preset, ratio in ratios.items())
@@ -389,8 +397,8 @@ def main() -> None:
         {
             "seeds": seeds,
             "emulated": True,
-            "worlds": {one.name: one.world for one in scenarios},
-            "steps": {one.name: one.steps for one in scenarios},
+            "worlds": {scenario.name: scenario.world for scenario in scenarios},
+            "steps": {scenario.name: scenario.steps for scenario in scenarios},
         },
         {
             "scenarios": {

@@ -66,11 +66,11 @@ def _digits() -> Task:
     """scikit-learn's handwritten digits, two thirds of them to learn."""
     from sklearn.datasets import load_digits
 
-    found = load_digits()
-    images = torch.tensor(found.images, dtype=torch.float32).flatten(1)
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32).flatten(1)
     images = (images - images.mean()) / images.std()
     order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
-    images, classes = images[order], torch.tensor(found.target)[order]
+    images, classes = images[order], torch.tensor(digits.target)[order]
     cut = len(images) * 2 // 3
     samples = list(zip(images[:cut], classes[:cut].tolist(), strict=True))
     return Task(

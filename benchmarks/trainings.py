@@ -147,7 +147,7 @@ class Watch:
         self._meets, self._averages = meets, averages
         self.relaxed: Callable[[], Synchroniser | None] = lambda: None  # that is in force
         self._begun = 0  # steps
-        self._found = Trained()
+        self._trained = Trained()
         self._steps: list[_Seen] = []
         self._optimiser = torch.optim.SGD(network.parameters(), 0.0, momentum=0.5)
         self._optimiser.register_step_pre_hook(self._stepping)
@@ -168,46 +168,46 @@ class Watch:
             dist.barrier()
         now = time.perf_counter()
         if self._begun == self._warm + 1:
-            self._found.began, self._found.began_at = now, time.time()
+            self._trained.began, self._trained.began_at = now, time.time()
             for group in self._optimiser.param_groups:
                 group["lr"] = self._rate
         seen = self._seen(now, self.relaxed())
         yield
         self._steps.append(replace(seen, ended=time.perf_counter()))
-        self._found.steps += 1
+        self._trained.steps += 1
 
     def group_met(self, relaxed: Hierarchical) -> None:
         """Between two steps; the group waits for others."""
-        if self._found.began < math.inf:
+        if self._trained.began < math.inf:
             self._steps.append(self._seen(time.perf_counter(), relaxed))
 
     def over(self) -> None:
         """The training has ended, all have met."""
-        self._found.ended = time.perf_counter()
-        self._steps.append(self._seen(self._found.ended, None))
+        self._trained.ended = time.perf_counter()
+        self._steps.append(self._seen(self._trained.ended, None))
 
     def done(self, task: Task) -> Trained:
         """What was seen, and how well all did; all ranks call it at once."""
         mean = self._steps[-1].replica / dist.get_world_size()
         dist.all_reduce(mean)
-        self._found.loss, self._found.accuracy = self._evaluated(mean, task)
-        self._found.target_at = self._target_at(task)
-        return self._found
+        self._trained.loss, self._trained.accuracy = self._evaluated(mean, task)
+        self._trained.target_at = self._target_at(task)
+        return self._trained
 
     def _target_at(self, task: Task) -> float | None:
         """When all first had the target: as some rank began a step, or all had met."""
         rank, world = dist.get_rank(), dist.get_world_size()
-        told: list[list[_Seen]] = [[]] * world
+        steps_of: list[list[_Seen]] = [[]] * world
         nothing = torch.empty(0)
-        dist.all_gather_object(told, [replace(one, replica=nothing) for one in self._steps])
-        stepped = [k for k in range(world) if len(told[k]) > 1]
+        dist.all_gather_object(steps_of, [replace(step, replica=nothing) for step in self._steps])
+        stepped = [k for k in range(world) if len(steps_of[k]) > 1]
         newest = dict.fromkeys(stepped, -1)
         due: list[tuple[float, int, float]] = []  # when, which of my replicas, and its share
-        begun = [(one.began, k, n) for k in stepped for n, one in enumerate(told[k])]
+        begun = [(step.began, k, n) for k in stepped for n, step in enumerate(steps_of[k])]
         for at, who, number in sorted(begun):
             newest[who] = number
             if min(newest.values()) >= 0:
-                seen = {k: told[k][n] for k, n in newest.items()}
+                seen = {k: steps_of[k][n] for k, n in newest.items()}
                 within = {k: s.weight for k, s in seen.items() if s.waits or s.ended > at}
                 if not any(within.values()):  # all have just met
                     within = dict.fromkeys(within, 1.0)
@@ -239,10 +239,10 @@ class Watch:
 
     def _stepping(self, *_: Any) -> None:
         # Relaxed synchronisers step with no gradients where nothing has come, or several times.
-        if self._found.began < math.inf and any(
+        if self._trained.began < math.inf and any(
             p.grad is not None for p in self._network.parameters()
         ):
-            self._found.updates += 1
+            self._trained.updates += 1
 
     def _seen(self, now: float, relaxed: Synchroniser | None) -> _Seen:
         if isinstance(relaxed, Hierarchical):
@@ -294,10 +294,10 @@ def _groups_seen(watch: Watch) -> Iterator[None]:
     """It is told when groups have met, each for itself."""
     met = Partial.meet
 
-    def meet(one: Partial, optimiser: torch.optim.Optimizer) -> None:
-        met(one, optimiser)
-        if isinstance(one, Hierarchical):
-            watch.group_met(one)
+    def meet(synchroniser: Partial, optimiser: torch.optim.Optimizer) -> None:
+        met(synchroniser, optimiser)
+        if isinstance(synchroniser, Hierarchical):
+            watch.group_met(synchroniser)
 
     with mock.patch.object(Partial, "meet", meet):
         yield

@@ -115,23 +115,26 @@ def saving_low(seed: int, preset: str) -> float:
     while not simulation.finished:
         ran.append(simulation.advance())
     features = Features(
-        *(np.concatenate(column) for column in zip(*(one.features for one in ran), strict=True))
+        *(
+            np.concatenate(column)
+            for column in zip(*(trained.features for trained in ran), strict=True)
+        )
     )
     measured = Measured(
         step=np.arange(len(features.load)),
         features=features,
-        compute_s=np.concatenate([one.compute_s for one in ran]),
-        data_s=np.concatenate([one.data_s for one in ran]),
-        sync_s=np.concatenate([one.wait_s + one.communication_s for one in ran]),
-        rank_step_s=np.concatenate([one.rank_step_s for one in ran]),
+        compute_s=np.concatenate([trained.compute_s for trained in ran]),
+        data_s=np.concatenate([trained.data_s for trained in ran]),
+        sync_s=np.concatenate([trained.wait_s + trained.communication_s for trained in ran]),
+        rank_step_s=np.concatenate([trained.rank_step_s for trained in ran]),
         load=features.load.sum(axis=1),
     )
     steady = measured.step >= WARMUP_STEPS
     state = State(0, "bsp", {}, simulation.history, simulation.window, measured, steady)
-    found = of_state("run", state, [preset], replicates=1)
-    if found.reason is not None:
-        raise RuntimeError(f"seed {seed}: no forecast: {found.reason}")
-    return max(one.saving_low for one in found.forecasts)
+    answer = of_state("run", state, [preset], replicates=1)
+    if answer.reason is not None:
+        raise RuntimeError(f"seed {seed}: no forecast: {answer.reason}")
+    return max(forecast.saving_low for forecast in answer.forecasts)
 
 
 def case(stack: Stack, speeds: str, data: str, policy: str) -> dict[str, Any]:
@@ -155,7 +158,7 @@ def case(stack: Stack, speeds: str, data: str, policy: str) -> dict[str, Any]:
     took_s = time.monotonic() - began
     if answer["reason"] is not None:
         raise RuntimeError(f"no forecast: {answer['reason']}")
-    forecast = next(one for one in answer["forecasts"] if one["policy"] == policy)
+    forecast = next(row for row in answer["forecasts"] if row["policy"] == policy)
     asked = stack.api("POST", f"/runs/{run}/policy", {"policy": policy, "by": "benchmark"})
     first = effective(stack, run, asked["version"]) + WARMUP_STEPS
     wait(stack, run, lambda now: now["step"] >= first + AFTER)
