@@ -1,12 +1,12 @@
-"""Whether attribution names the injected cause of waiting, and none where there is none.
+"""Whether attribution names the injected cause of waiting, and no cause where none was injected.
 
-200 scripted scenarios on the simulator: 4–16 ranks, noise of 0–5 %, several policies; in half of
-them one cause: a slow node (1.3×–5×), sizes that differ (DIF 16–64; summed, padded or quadratic
-cost), a slowdown that passes (once, periodic or at random), or a slow data loader. Right is only
-the cause with exactly its ranks; right in the other half is that no rank is accused of anything.
-Where balancing hides a slow node, naming it as hidden counts.
+The simulator plays 200 scripted scenarios: 4–16 ranks, noise of 0–5 %, several policies. Half of
+the scenarios have one cause: a slow node (1.3×–5×), sizes that differ (DIF 16–64; summed, padded or
+quadratic cost), a slowdown that passes (once, periodic or at random), or a slow data loader. An
+answer is right if it names the cause with exactly its ranks. Without an injected cause, an answer
+is right if it accuses no rank. Where balancing hides a slow node, naming the node as hidden counts.
 
-With --real, also four real trainings on emulated devices, one of each cause.
+``--real`` adds four real trainings on emulated devices, one of each cause.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from support.web import serving
 
 SEED = 7_000_000  # fixed before the first run; thresholds were chosen on seeds below 1,000
 KINDS = ("node", "data", "transient", "input")
-BY_COUNT = ("bsp", "sata", "boa", "dynamic-batching")  # what sizes do to a batch stays
-BY_SIZE = ("chronica", "paceline")
+BY_COUNT = ("bsp", "sata", "boa", "dynamic-batching")  # batches by count: sizes make loads uneven
+BY_SIZE = ("chronica", "paceline")  # batches by size: loads are even
 WARMUP, STEPS = 20, 100
-MEAN = 45.0  # of the sizes, as in CHRONICA's evaluation
+MEAN = 45.0  # mean size, as in CHRONICA's evaluation
 
 
 @dataclass(frozen=True)
 class Scenario:
     """What is simulated, and what attribution should say of it."""
 
-    kind: str  # one of `KINDS`, or "none"
+    kind: str  # a member of `KINDS`, or "none"
     ranks: list[int]  # the culprits; empty: all
     policy: str
     batch: int  # samples of a rank's step, on average
@@ -64,9 +64,9 @@ def scenario(seed: int, kind: str) -> Scenario:
     policy = str(rng.choice(BY_COUNT if kind == "data" or rng.random() < 0.6 else BY_SIZE))
     if kind == "data":
         dif = float(rng.uniform(16, 64))
-    else:  # what sizes explain must stay too little to be a cause: also where one sample is huge
+    else:  # sizes must not become a second cause, not even through one huge sample
         dif = float(rng.choice([0, 1] if policy in BY_COUNT else [0, 1, 16, 32]))
-    steps = int(rng.integers(20, 60))  # of an epoch
+    steps = int(rng.integers(20, 60))  # steps of an epoch
     made: dict[str, Any] = {}
     ranks: list[int] = []
     if kind in ("node", "transient", "input"):
@@ -97,7 +97,7 @@ def scenario(seed: int, kind: str) -> Scenario:
 
 
 def _slowdown(rng: np.random.Generator, ranks: list[int]) -> Slowdown:
-    """Slow steps within the window: one span, some, or at random; never most of it."""
+    """Slow steps within the window: one span, several spans, or random ones; never most steps."""
     factor = float(rng.uniform(1.5, 5))
     way = rng.choice(["once", "periodic", "random"], p=[0.6, 0.2, 0.2])
     if way == "once":
@@ -162,7 +162,7 @@ def rows_of(ran: list[TrainedSegment]) -> Rows:
 
 
 def named(attribution: Attribution) -> tuple[str, list[int]]:
-    """The cause that it names, and whose; of what balancing hides if there is no other."""
+    """The named cause and its ranks; a cause that balancing hides only if nothing else is named."""
     if attribution.cause != "none":
         return attribution.cause, sorted(attribution.ranks)
     accused = [worker for worker in attribution.workers if worker.cause != "none"]
@@ -198,7 +198,8 @@ def judge(seed: int, kind: str) -> dict[str, Any]:
     }
 
 
-# Of real trainings on devices of emulated speed, under bsp: PLAID's recordings differ in length.
+# Cause → guilty ranks and emulated devices. Trainings run under bsp, where the uneven lengths of
+# PLAID's recordings are a cause by themselves.
 REAL: dict[str, tuple[list[int], dict[str, Any]]] = {
     "node": ([2], emulation([1, 1, 3, 1])),
     "data": ([], emulation([1, 1, 1, 1])),
@@ -213,7 +214,7 @@ REAL_STEPS = (10, 69)
 
 
 def real(stack: Stack, kind: str) -> dict[str, Any]:
-    """Trains PLAID with one cause and asks the server for it."""
+    """Trains PLAID with one cause and asks the server what the cause is."""
     ranks, devices = REAL[kind]
     body = {
         "name": f"attribution-{kind}",
@@ -283,7 +284,7 @@ def main() -> None:
     """Runs the benchmark."""
     asking = parser(__doc__)
     asking.add_argument("--real", action="store_true", help="also four real trainings")
-    asking.add_argument("--seed", type=int, default=SEED, help="of the first scenario")
+    asking.add_argument("--seed", type=int, default=SEED, help="seed of the first scenario")
     options = asking.parse_args()
     count = 24 if options.quick else 100
     rows = [judge(options.seed + at, KINDS[at % len(KINDS)]) for at in range(count)]

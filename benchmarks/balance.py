@@ -1,9 +1,10 @@
 """How near each planner comes to the fluid limit: Paceline's policies and its peers, side by side.
 
-An epoch's time over that of a perfectly divisible load, ``Σλ / Σ(1/a) + steps · b``: nothing is
-faster. Virtual training: rank j's step takes ``a_j · Λ' + b`` seconds, where Λ' is the sum of the
-sizes, or, padded, samples times the longest. Policies are told no speeds: they learn them in the
-first epoch, which does not count; the peers know of none. Peers that are not installed are null.
+The figure is an epoch's time over the fluid limit, ``Σλ / Σ(1/a) + steps · b``, the time of a
+perfectly divisible load. Nothing is faster. Training is virtual: rank j's step takes
+``a_j · Λ' + b`` seconds, where Λ' is the sum of the sizes or, if padded, samples times the longest
+size. Policies are not told the ranks' speeds: they learn the speeds in the first epoch, which does
+not count. Peers never learn about speeds. A peer that is not installed has null as its figure.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ from paceline_backend import policies
 from paceline_backend.simulator import Simulation
 from paceline_backend.simulator.sizes import Sizes
 
-MEAN = 45.0  # frames: CHRONICA's data sets
+MEAN = 45.0  # mean size in frames, as in CHRONICA's data sets
 
 SPEED_S = 1e-3  # a of the fast workers, s per size unit
 OVERHEAD = 0.02  # b as a share of a mean step
-STEPS = 64  # of an epoch
-EPOCHS = 3  # the first is not counted
+STEPS = 64  # steps of an epoch
+EPOCHS = 3  # the first epoch is not counted
 
 FREE, EXACT = "paceline free", "paceline exact"
 OURS: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -64,7 +65,7 @@ class Setting:
 
     @property
     def sizes(self) -> Floats:
-        """λ, [N], whole numbers: frames, or tokens."""
+        """λ of each sample, [N]: whole numbers, as frames or tokens are."""
         drawn = Sizes(
             distribution=self.distribution,
             samples=STEPS * self.global_batch,
@@ -75,7 +76,7 @@ class Setting:
 
     @property
     def hello(self) -> Hello:
-        """What the leader would introduce such a run with."""
+        """What the leader of a run in this setting would say hello with."""
         return Hello(
             attempt=0,
             world=self.world,
@@ -94,7 +95,7 @@ class Setting:
 
     @property
     def devices(self) -> Emulation:
-        """The ranks: the slow ones are the odd ones."""
+        """The ranks' devices; in an uneven setting, ranks with odd numbers are slow."""
         slow = [1.0 + (self.uneven and rank % 2) for rank in range(self.world)]
         overhead = OVERHEAD * SPEED_S * MEAN * self.local_batch
         return Emulation(
@@ -110,7 +111,7 @@ class Setting:
 
 
 def over_limit(batches: Features, devices: Emulation) -> float:
-    """Time of these steps over the fluid limit of the samples that they use; batches are [S, W]."""
+    """Time of all steps over the fluid limit of their samples; batches are [S, W]."""
     step_s = devices.compute_s(0, batches).max(axis=1)
     return float(step_s.sum()) / fluid_s(
         float(batches.load.sum()), len(step_s), np.array(devices.a_s), devices.b_s[0]
@@ -118,7 +119,7 @@ def over_limit(batches: Features, devices: Emulation) -> float:
 
 
 def bound_over_limit(setting: Setting) -> float | None:
-    """What no planner can beat, over the fluid limit; None where the cost is padded."""
+    """The lower bound of all planners over the fluid limit; None where the cost is padded."""
     if setting.padded:
         return None
     sizes, devices = setting.sizes, setting.devices
@@ -157,14 +158,14 @@ def contenders(*, quick: bool) -> list[tuple[str, str, dict[str, Any]]]:
     """Paceline's policies that are registered: (label, preset, parameters)."""
     known = policies.names()
     made = [row for row in OURS if row[1] in known]
-    # ep4ddl gives ranks threads and leaves them bsp's batches.
+    # ep4ddl balances with threads: its batches are those of bsp.
     others = [name for name in known if name not in {"paceline", "chronica", "ep4ddl"}]
-    others = [name for name in others if not policies.make(name).relaxed]  # batches of bsp, too
+    others = [name for name in others if not policies.make(name).relaxed]  # bsp's batches, too
     return made if quick else made + [(name, name, {}) for name in others]
 
 
 def measure(setting: Setting, *, quick: bool) -> dict[str, Any]:
-    """All contenders in one setting; None: not installed."""
+    """All contenders in one setting; a contender that is not installed gets None."""
     row: dict[str, Any] = {
         name: ours(setting, policy, parameters)
         for name, policy, parameters in contenders(quick=quick)
@@ -189,7 +190,7 @@ def settings(options: argparse.Namespace) -> list[Setting]:
 
 
 def worst(rows: list[dict[str, Any]], name: str, **where: Any) -> float:
-    """The largest time over limit of a contender where these fields have one of these values."""
+    """A contender's largest time over limit among rows whose fields have the given values."""
     return max(
         row["contenders"][name]["over_limit"]
         for row in rows
@@ -198,7 +199,7 @@ def worst(rows: list[dict[str, Any]], name: str, **where: Any) -> float:
 
 
 def against(rows: list[dict[str, Any]], name: str, peers: Iterable[str], *, padded: bool) -> float:
-    """The largest ratio to the best of these peers, over all settings."""
+    """A contender's time over that of the best of some peers: the largest ratio of all rows."""
     ratios = []
     for row in rows:
         got = [row["contenders"][peer] for peer in peers]

@@ -1,11 +1,13 @@
 """Chains of random switches, each in one run on four real ranks, whose speeds are emulated.
 
-Each policy trains some steps. Of every step whose gradients were all-reduced the gradient is
-compared with that of a single process over the same global batch; coverage is checked, and every
-plan made again from the database. With `--presets all` relaxed ones are drawn, too, and the
-held-out loss in the end is compared with those of runs under `bsp` that have other seeds, after as
-many epochs. It is within their spread if it is at most what 99 of 100 further ones would have: the
-upper limit of prediction, mean + t · sd · √(1 + 1/N), of N runs, t the 0.99 quantile of Student's.
+Each policy trains some steps. Where a step's gradients were all-reduced, the result is compared
+with the gradient of a single process over the same global batch. Coverage is checked, and every
+plan is made again from the database.
+
+With `--presets all`, relaxed presets are drawn, too. Then the chain's final held-out loss is
+compared with the losses of runs under `bsp` after as many epochs with other seeds. The chain's loss
+may be at most as high as 99 of 100 further runs would be: mean + t · sd · √(1 + 1/N), the upper
+prediction limit of N runs, where t is the 0.99 quantile of Student's distribution.
 """
 
 from __future__ import annotations
@@ -35,10 +37,10 @@ class Setting:
     """How much is done.
 
     Args:
-        switches: of a chain.
-        steps: that each policy has at least.
-        chains: runs, each of them going on where the one before ended in drawing presets.
-        plain: runs under `bsp`, the first ones with the chains' seeds.
+        switches: switches of a chain.
+        steps: the fewest steps of each policy.
+        chains: how many chains run; together they split one random sequence of presets.
+        plain: how many runs under `bsp` there are; the first ones have the chains' seeds.
     """
 
     switches: int
@@ -53,7 +55,7 @@ QUICK = {"synchronous": Setting(4, STEPS), "all": Setting(4, 25)}
 
 
 def limit(losses: list[float]) -> float:
-    """What 99 of 100 further losses would not exceed, as far as these tell."""
+    """What 99 of 100 further losses would not exceed, judging by the given losses."""
     n = len(losses)
     width = float(t.ppf(0.99, n - 1)) * math.sqrt(1 + 1 / n)
     return statistics.fmean(losses) + width * statistics.stdev(losses)
@@ -65,9 +67,9 @@ def result(
     """One chain's figures.
 
     Args:
-        names: of its policies.
-        ran: what it did.
-        seed: of its training.
+        names: the chain's policies.
+        ran: what the chain did.
+        seed: the seed of the training.
         plain: seed → losses after each epoch of a run under `bsp`.
     """
     epochs = ran.coverage["epochs"]
@@ -105,7 +107,7 @@ def result(
 
 
 def checks_of(rows: list[dict[str, Any]], switches: int) -> list[Check]:
-    """What was promised, of all chains together, and each one's loss."""
+    """What was promised of all chains together, and of each chain's loss."""
 
     def total(figure: str) -> int:
         return sum(row[figure] for row in rows)
@@ -131,7 +133,7 @@ def checks_of(rows: list[dict[str, Any]], switches: int) -> list[Check]:
 
 
 def table_of(rows: list[dict[str, Any]]) -> str:
-    """For people."""
+    """The figures for people."""
     lines = []
     for row in rows:
         lines.append("switch                                 first step  after (s)")
@@ -157,7 +159,9 @@ def main() -> None:
     """Runs the benchmark."""
     arguments = parser(__doc__)
     arguments.add_argument("--presets", choices=SETTINGS, default="synchronous")
-    arguments.add_argument("--switches", type=int, help="of a chain; 20, of all presets 12")
+    arguments.add_argument(
+        "--switches", type=int, help="switches of a chain; 20, or 12 of all presets"
+    )
     arguments.add_argument("--seed", type=int, default=7)
     options = arguments.parse_args()
     setting = (QUICK if options.quick else SETTINGS)[options.presets]

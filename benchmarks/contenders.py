@@ -1,4 +1,4 @@
-"""Who trains, and on what devices, in `synchronisers.py`."""
+"""The contenders of `synchronisers.py`, and the scenarios that they train in."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Contender:
     """How to train.
 
     Args:
-        preset: Paceline's; None: PyTorch's own.
-        parameters: the preset's.
+        preset: a preset of Paceline; None: PyTorch's own means.
+        parameters: the preset's parameters.
         how: see `trainings.Work`.
         rate: learning rate.
     """
@@ -33,7 +33,7 @@ class Contender:
 CONTENDERS = {
     "bsp": Contender("bsp"),
     "rna": Contender("rna"),
-    # RNA's own rule (a spread of 1) leaves ranks that are 50 ms apart in one group.
+    # RNA's own rule (a spread of 1) would put ranks that are 50 ms apart into one group.
     "rna-hierarchical": Contender("rna-hierarchical", {"spread": 0.7}),
     "eager-sgd": Contender("eager-sgd"),
     "eager-sgd, solo": Contender("eager-sgd", {"mode": "solo"}),
@@ -48,12 +48,12 @@ CONTENDERS = {
     "torch Join": Contender(how="join"),
     "torch PostLocalSGD": Contender(how="post-local"),
 }
-# Gradients some rounds old bear lower learning rates only: what that costs.
+# Stale gradients need lower learning rates. These contenders show what a higher rate costs.
 FASTER = {
     f"{name}, 4 times the rate": Contender(name, rate=4 * RATE)
     for name in ("bsp", "rna", "eager-sgd")
 }
-# Planned by a control plane: they need to know how fast ranks are.
+# These contenders need a control plane: their policies learn how fast ranks are.
 SCHEDULERS = ("paceline", "lbb")
 COMPOSED = ("rna", "local-sgd")
 PLANNED = {
@@ -66,17 +66,17 @@ PLANNED = {
 
 @dataclass(frozen=True)
 class Scenario:
-    """A setting.
+    """What is learnt on which devices, and by whom.
 
     Args:
-        name: of it.
+        name: the scenario's name in tables.
         task: what is learnt.
-        steps: counted ones.
+        steps: how many steps count.
         devices: seed → what ranks compute on.
-        contenders: by name.
-        warm: steps before.
-        planned: by a control plane.
-        foretold: whether the simulator shall tell it, too.
+        contenders: name → contender.
+        warm: steps before the first step that counts.
+        planned: whether a control plane plans the trainings.
+        foretold: whether the simulator's step times are compared with the measured ones.
     """
 
     name: str
@@ -97,7 +97,7 @@ class Scenario:
 def _steps(
     *b_s: float, most_s: float = 0.0, sample_s: Sequence[float] = ()
 ) -> Callable[[int], Emulation]:
-    """Devices on which a rank's step takes so long, and 0 to `most_s` longer at random."""
+    """Devices on which rank j's step takes `b_s[j]`, and 0 to `most_s` longer at random."""
     nothing = [0.0] * len(b_s)
     return lambda seed: Emulation(
         nothing, list(b_s), list(sample_s), delay_s=(0.0, most_s), seed=seed
@@ -105,13 +105,13 @@ def _steps(
 
 
 def _one_slow(times: int, steps: int) -> Scenario:
-    """As SATA has it. Other ranks' steps take 20 ms: less is too little for two cores."""
+    """One slow rank, as in SATA. Other ranks' steps take 20 ms, the least that two cores manage."""
     devices = _steps(*[0.02] * (WORLD - 1), 0.02 * times)
     return Scenario(f"one {times}x slower", "digits", steps, devices, foretold=times < 10)
 
 
 def _groups(apart_ms: int, contenders: Mapping[str, Contender]) -> Scenario:
-    """Half of the ranks are slower; 50 ms is RNA's section 8.2."""
+    """Half of the ranks are `apart_ms` slower; RNA's section 8.2 has 50 ms."""
     devices = _steps(*[0.005] * 4, *[0.005 + apart_ms / 1e3] * 4, most_s=0.05)
     name = f"two groups, {apart_ms} ms apart"
     return Scenario(name, "digits", 64, devices, contenders, foretold=False)
@@ -126,7 +126,7 @@ _FURTHER = {name: CONTENDERS[name] for name in ("bsp", *_NO_ALLREDUCE)}
 _SLOW_AND_DELAYED = _steps(*[0.005] * 8, most_s=0.05, sample_s=[*[0.002] * 7, 0.01])
 
 SCENARIOS = {
-    # RNA, section 8.1.
+    # As in RNA, section 8.1.
     "delays": Scenario(
         DELAYS, "digits", 192, _steps(*[0.005] * WORLD, most_s=0.05), {**CONTENDERS, **FASTER}
     ),
@@ -147,7 +147,7 @@ SCENARIOS = {
         planned=True,
         foretold=False,
     ),
-    # PLAID's recordings have 324 points in the mean; four in a batch.
+    # A mean recording of PLAID has 324 points, and a batch has four recordings.
     "lengths": Scenario(
         "uneven lengths",
         "plaid",

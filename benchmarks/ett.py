@@ -1,13 +1,13 @@
-"""How well the time of each rank's step is foretold, and how soon after a change of speed again.
+"""How well each rank's step times are foretold, and how soon forecasts recover after a slowdown.
 
-Real training (PLAID, 4 emulated ranks with 2 % noise, of which one becomes three times as slow) on
-the embedded stack, then simulated clusters: 8 to 64 workers, noise of 0 to 5 %, batches that cost
-the sum of their sizes, are padded, or cost more the longer their samples are. `--simulated` leaves
-the real training out.
+First comes real training on the embedded stack: PLAID on 4 emulated ranks with 2 % noise, of which
+one becomes three times as slow. Then come simulated clusters of 8 to 64 workers with noise of 0 to
+5 %, whose batches cost the sum of their sizes, are padded, or cost more the longer their samples
+are. `--simulated` leaves the real training out.
 
-The ETT error is |ETT / T − 1|. "Noticed after": the mean error of the changed rank's next five
-steps is under 10 % again so many steps after the change: of the run, in which plans made before are
-still in force, and for the predictor alone, which is told each step at once.
+The ETT error is |ETT / T − 1|. "Noticed after" counts steps from the change until the changed
+rank's next five steps have a mean error under 10 %. In a run, earlier plans are still in force
+after the change. "Alone" is the predictor without a run: it gets each step at once.
 """
 
 from __future__ import annotations
@@ -38,33 +38,41 @@ Floats = npt.NDArray[np.float64]
 SPEEDS = [1.0, 1.0, 1.5, 3.0]
 FACTOR = 3.0
 NOISE = 0.02
-BEGUN = 20  # steps after which a steady state may be expected,
-SETTLED = 15  # and after a change
+BEGUN = 20  # steps from the start to a steady state
+SETTLED = 15  # steps from a change to a steady state
 ONCE_MORE = 5  # steps whose mean error shows that a change was noticed
 MEAN_SIZE = 45.0
 
 
 @dataclass
 class Run:
-    """What ranks did and what they were expected to, arrays [steps, W]; who changed, and when."""
+    """What ranks did and what was expected of them.
+
+    Args:
+        batches: what ranks trained with, [steps, W].
+        compute_s: compute times, [steps, W].
+        ett_s: forecasts of the compute times, [steps, W]; NaN: no forecast.
+        changed: the rank whose speed changed.
+        at: the step at which the speed changed.
+    """
 
     batches: Features
     compute_s: Floats
-    ett_s: Floats  # NaN: no forecast
+    ett_s: Floats
     changed: int
     at: int
 
     def steady(self) -> Floats:
-        """The errors outside the change."""
+        """The errors of steps that are far from the start and from the change, [steps, W]."""
         error = self.errors(self.ett_s)
         return np.concatenate([error[BEGUN : self.at], error[self.at + SETTLED :]])
 
     def noticed(self) -> int:
-        """After how many steps of the run."""
+        """After how many steps the run's forecasts noticed the change."""
         return _noticed(self.errors(self.ett_s)[self.at :, self.changed])
 
     def noticed_alone(self, cost: str) -> int:
-        """After how many steps that the predictor was told."""
+        """After how many steps a predictor that gets each step at once notices the change."""
         steps, world = self.compute_s.shape
         ett_s = np.full_like(self.compute_s, np.nan)
         for step in range(self.at, min(self.at + SETTLED, steps)):
@@ -75,7 +83,7 @@ class Run:
         return _noticed(self.errors(ett_s)[self.at : self.at + SETTLED, self.changed])
 
     def errors(self, ett_s: Floats) -> Floats:
-        """|ETT / T − 1| of each step; NaN where there is none."""
+        """|ETT / T − 1|, [steps, W]; NaN where a time or a forecast is missing."""
         time_s = np.where(self.compute_s > 0, self.compute_s, np.nan)
         return np.asarray(np.abs(np.where(ett_s > 0, ett_s, np.nan) / time_s - 1))
 
@@ -95,7 +103,7 @@ def _feedback(batches: Features, compute_s: Floats) -> Feedback:
 
 
 def real(stack: Stack, policy: str, at: int, steps: int) -> Run:
-    """Trains for so many steps; rank 0 changes its speed at one of them."""
+    """Trains `steps` steps; rank 0 becomes slower at step `at`."""
     slow = Slowdown(ranks=[0], factor=FACTOR, first_step=at)
     emulate = {**emulation(SPEEDS), "noise": NOISE, "slowdowns": [msgspec.to_builtins(slow)]}
     body = {
@@ -124,7 +132,7 @@ def real(stack: Stack, policy: str, at: int, steps: int) -> Run:
 
 
 def simulated(world: int, noise: float, cost: Cost, at: int, steps: int) -> Run:
-    """The same on a virtual cluster; the predictor finds out what batches cost."""
+    """`real` on a simulated cluster; the predictor must find out what batches cost."""
     rng = np.random.default_rng(world)
     batch = 16 * world
     sizes = MEAN_SIZE * rng.lognormal(-0.125, 0.5, 50 * batch)
@@ -165,13 +173,13 @@ def main() -> None:
     """Runs the benchmark."""
     options = parser(__doc__)
     options.add_argument("--simulated", action="store_true", help="no real training")
-    options.add_argument("--policy", default="chronica", help="of the real training")
+    options.add_argument("--policy", default="chronica", help="policy of the real training")
     given = options.parse_args()
     runs: dict[str, tuple[Run, str]] = {}
     if not given.simulated:
         at, steps = (40, 70) if given.quick else (80, 140)
         with tempfile.TemporaryDirectory() as folder, Stack(Path(folder), 0) as stack:
-            # Where in a segment the change comes decides how many steps are planned already.
+            # How many steps are planned already depends on where in a segment the change comes.
             for k in range(1 if given.quick else 3):
                 name = f"4 real ranks, {given.policy}, change at step {at + k}"
                 runs[name] = real(stack, given.policy, at + k, steps), "sum"

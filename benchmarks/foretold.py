@@ -1,4 +1,4 @@
-"""What the simulator says that steps of a real training take, from what its ranks reported."""
+"""Simulated step times of a real training, made from what the training's ranks reported."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ class Profile:
     """Steps of a training, S of them on W ranks.
 
     Args:
-        work_s: loading and computing, [S, W].
-        samples: [S, W].
+        work_s: time of loading and computing, [S, W].
+        samples: samples of each local batch, [S, W].
         rest_s: the rest of a step: exchanges, waiting, the optimiser, the script, [S, W].
         last: which steps end a segment, [S].
     """
@@ -32,7 +32,7 @@ class Profile:
 
     @staticmethod
     def of(records: Sequence[StepRecord], warm: int, world: int) -> Profile:
-        """Of what all ranks reported, without so many steps at the beginning."""
+        """The profile of all ranks' records, without the first `warm` steps."""
         rows = sorted(
             (record for record in records if record.step >= warm), key=lambda r: (r.step, r.rank)
         )
@@ -48,12 +48,18 @@ class Profile:
 
     @property
     def own_s(self) -> Floats:
-        """What a step takes each rank besides, where all meet at segments' ends only, [W]."""
+        """Time that each rank's step takes besides its work, [W].
+
+        The figure holds where all ranks meet only at segments' ends: it leaves these steps out.
+        """
         return np.asarray(self.rest_s[~self.last].mean(axis=0))
 
     @property
     def all_reduce_s(self) -> float:
-        """The same where all wait for each other: of the last one to come."""
+        """Time that a step takes besides its work where all ranks wait for each other.
+
+        The rank that comes last does not wait: its rest of the step is the least.
+        """
         return float(self.rest_s.min(axis=1).mean())
 
 
@@ -70,18 +76,18 @@ def step_s(
 
     Args:
         what: the synchroniser.
-        reduced: of the same training under the all-reduce.
-        alone: of one in which ranks exchange in a like way, and wait only where all meet: what
-            there is to do, and what a step takes them besides.
-        round_s: what an exchange takes.
-        segment_steps: after which all meet.
-        seed: of the run.
-        sample_s: what a sample takes each rank, [W]: where samples move between ranks.
+        reduced: profile of the same training under the all-reduce.
+        alone: profile of a training with a similar exchange, in which ranks wait only where all
+            meet. It gives each rank's work, and the time of a step besides that work.
+        round_s: time of an exchange.
+        segment_steps: all ranks meet after so many steps.
+        seed: the run's seed.
+        sample_s: time that a sample takes each rank, for samples that move between ranks, [W].
     """
     if what == ALLREDUCE:
         seen, costs = reduced, Costs(round_s=reduced.all_reduce_s)
     else:
-        if what.name == "averaging":  # what is told of it holds the waiting, too
+        if what.name == "averaging":  # its reported times include waiting
             round_s = reduced.all_reduce_s
         seen, costs = alone, Costs(round_s=round_s, own_s=alone.own_s)
     return step_time_s(

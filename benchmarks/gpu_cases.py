@@ -1,4 +1,4 @@
-"""What each rank does for `gpu_check.py`: short trainings on a GPU, or on the CPU in its place."""
+"""The cases that ranks run for `gpu_check.py`: short trainings on a GPU or on the CPU."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from paceline.wire import ALLREDUCE
 from paceline.wire.synchronisation import Synchronisation
 from support.relaxing import planned
 
-WIDTH = 16  # of a sample
-MOST_VALUES = 4096  # of a replica, that a case returns
-WARM = 5  # pairs of steps that do not count
+WIDTH = 16  # values of a sample
+MOST_VALUES = 4096  # most values of a replica that a case returns
+WARM = 5  # first pairs of steps, which do not count
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Place:
 
     @property
     def device(self) -> torch.device:
-        """For tensors and models."""
+        """PyTorch's name of the device."""
         return torch.device("cuda", 0) if self.kind == "cuda" else torch.device("cpu")
 
     def synchronize(self) -> None:
@@ -50,7 +50,7 @@ class Place:
 
 
 class Data(torch.utils.data.Dataset[tuple[int, Tensor, Tensor]]):
-    """Sample i: i, an input [WIDTH] and a target [1]. Sizes are 1, 2, 3, 1, 2, 3, …"""
+    """Sample i is (i, an input [WIDTH], a target [1]). Sizes are 1, 2, 3, 1, 2, 3, …"""
 
     def __init__(self, count: int) -> None:
         generator = torch.Generator().manual_seed(1)
@@ -82,7 +82,7 @@ class Sequences(nn.Module):
 
 
 def mlp(hidden: int, device: torch.device, layers: int = 1) -> nn.Module:
-    """[B, WIDTH] → [B, 1], alike on all ranks."""
+    """A network [B, WIDTH] → [B, 1] with the same parameters on all ranks."""
     torch.manual_seed(0)
     deep = [m for _ in range(layers) for m in (nn.Linear(hidden, hidden), nn.Tanh())]
     return nn.Sequential(nn.Linear(WIDTH, hidden), nn.Tanh(), *deep, nn.Linear(hidden, 1)).to(
@@ -91,7 +91,7 @@ def mlp(hidden: int, device: torch.device, layers: int = 1) -> nn.Module:
 
 
 def sgd(network: nn.Module, *, fused: bool = False) -> torch.optim.Optimizer:
-    """The optimiser of every case. Wide models take smaller steps: else they diverge."""
+    """The optimiser of every case. Wide models would diverge, so their learning rate is lower."""
     width = max(max(p.shape) for p in network.parameters())
     return torch.optim.SGD(network.parameters(), min(0.01, 1 / width), momentum=0.5, fused=fused)
 
@@ -111,11 +111,11 @@ class Timing:
     """Steps whose computing is measured twice.
 
     Args:
-        steps: of which every second one is watched.
+        steps: steps of the case; the stopwatch watches every second step.
         hidden: width of the model.
         repeats: how often the device repeats each sample.
-        slow_rank: gets extra work from the middle on; -1: none does.
-        extra: matrix products of that work.
+        slow_rank: rank that gets extra work from the middle on; -1: no rank.
+        extra: matrix products of the extra work in a step.
     """
 
     steps: int
@@ -135,21 +135,21 @@ class Stopwatch:
         register_multi_grad_hook([*network.parameters()], self._computed)
 
     def begin(self, step: int) -> None:
-        """Every second step is watched: synchronising changes how fast a step is."""
+        """Watches even steps only: synchronising the device changes how fast a step is."""
         self._step = step if step % 2 == 0 else -1
         if self._step >= 0:
             self._place.synchronize()
             self._began = time.perf_counter()
 
     def _computed(self, _: Sequence[Tensor | None]) -> None:
-        # DDP's own hook is on the accumulated gradient: it comes after this one.
+        # DDP's hook runs later: it is on the accumulated gradient.
         if self._step >= 0:
             self._place.synchronize()
             self.times_s[self._step] = time.perf_counter() - self._began
 
 
 def timed(kind: str, work: Timing) -> dict[int, float]:
-    """Synchronised seconds of watched steps; the session reports its own in telemetry."""
+    """Synchronised seconds of watched steps. The session reports its own seconds in telemetry."""
     place, world = Place(kind), dist.get_world_size()
     network = mlp(work.hidden, place.device, layers=2)
     matrix = torch.eye(work.hidden, device=place.device)
@@ -178,11 +178,11 @@ def weighted(
     """Gradients beside those of one process that has the global batch.
 
     Args:
-        kind: of device.
+        kind: kind of device.
         loss_mean: "samples" or "size".
-        shares: of the load that each rank gets after the first segment; empty: equal ones.
+        shares: each rank's share of the load after the first segment; empty: equal shares.
         model_kind: "sequences" or "mlp".
-        backend: of ``torch.compile``; None: the model is not compiled.
+        backend: the backend of ``torch.compile``; None: the model is not compiled.
 
     Returns:
         the relative errors of all steps, and how many of this rank's batches were empty; or why
@@ -219,7 +219,7 @@ def _not_compiled(network: nn.Module, data: Data, place: Place, backend: str) ->
     try:
         compiled = torch.compile(network, backend=backend)
         _loss(compiled, data, [0, 1], "samples", place.device).backward()
-    except Exception as error:  # of a compiler or of Triton: any
+    except Exception as error:  # compilers and Triton raise any kind of error
         return f"{type(error).__name__}: {error}"[:500]
     return ""
 
@@ -256,16 +256,16 @@ def _difference(network: nn.Module, reference: nn.Module) -> float:
 
 @dataclass(frozen=True)
 class Training:
-    """Two epochs under one synchroniser after the other.
+    """Some epochs under several synchronisers in turn.
 
     Args:
-        chain: of the second and later segments; the first one's gradients are all-reduced.
+        chain: synchronisers from the second segment on; the first segment is all-reduced.
         hidden: width of the model.
-        layers: of that width squared.
-        amp: autocast, with a gradient scaler.
-        fused: the optimiser unscales by itself.
+        layers: hidden layers, each `hidden` by `hidden`.
+        amp: whether the case trains with autocast and a gradient scaler.
+        fused: whether the optimiser unscales gradients by itself.
         overflow: step and rank whose loss is infinite.
-        slow: rank, and seconds that its steps take longer.
+        slow: a rank, and how many seconds longer its steps take.
     """
 
     chain: tuple[Synchronisation, ...]
@@ -282,7 +282,7 @@ class Training:
 
 
 def trained(kind: str, work: Training) -> dict[str, Any]:
-    """This rank's replica in the end, and what it trained with."""
+    """This rank's replica after training, the samples that it used, and its scaler's scale."""
     place = Place(kind)
     network = mlp(work.hidden, place.device, work.layers)
     optimizer = sgd(network, fused=work.fused)
@@ -327,7 +327,7 @@ def _train_step(
 
 
 def _replica(network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Parameters and the optimiser's state: a digest of all bytes, and some of the values."""
+    """Digest of the parameters and the optimiser's state, and some of the values."""
     state = [p.detach() for p in network.parameters()]
     for kept in optimizer.state.values():
         state += [value for _, value in sorted(kept.items()) if torch.is_tensor(value)]
@@ -365,7 +365,7 @@ def paired(kind: str, pairs: int, hidden: int) -> list[tuple[float, float]]:
                 times.append((_seconds(plain, place), after))
             else:
                 times.append((_seconds(plain, place), _seconds(paced, place)))
-        for _ in batches:  # the loop ends as a script's does
+        for _ in batches:  # ends the loop as a script would
             pass
     return times[WARM:]
 
@@ -384,7 +384,7 @@ def _stepper(batches: Iterator[Any], model: nn.Module, place: Place) -> Callable
 
 def _seconds(step: Callable[[], None], place: Place) -> float:
     place.synchronize()
-    if dist.get_world_size() > 1:  # NCCL's barrier is a reduction on the device: it costs more
+    if dist.get_world_size() > 1:  # not for one rank: NCCL's barrier is a reduction on the device
         dist.barrier()
     began = time.perf_counter()
     step()

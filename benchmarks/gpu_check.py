@@ -1,6 +1,7 @@
-"""What runs on a GPU: times, gradients, synchronisers, overhead, copies and mixed precision.
+"""Checks on a GPU: times, gradients, synchronisers, overhead, copies and mixed precision.
 
-Ranks share the first GPU: three under gloo, and one under NCCL, which refuses two on one device.
+All ranks share the first GPU: three ranks under gloo, and a single rank under NCCL, which refuses
+two ranks on one device.
 Without a GPU the program says so and exits 0; ``--device cpu`` runs the same checks on the CPU,
 where figures of time mean little. All parts together end within 8 minutes. A check whose name
 ends in "(time)" needs a device and a host that do nothing else.
@@ -29,7 +30,7 @@ __all__ = ["PARTS", "TIME", "Check", "Kit", "Outcome", "main", "run_parts", "tab
 RESULTS = Path(__file__).parent / "results"
 OUTPUT = "gpu.json"
 
-PARTS: dict[str, tuple[Part, float]] = {  # what it does, and its time limit in seconds
+PARTS: dict[str, tuple[Part, float]] = {  # name → the part, and its time limit in seconds
     "timing": (gpu_parts.timing, 90.0),
     "nccl": (gpu_parts.nccl, 90.0),
     "gradients": (gpu_parts.gradients, 60.0),
@@ -43,7 +44,7 @@ PARTS: dict[str, tuple[Part, float]] = {  # what it does, and its time limit in 
 
 
 def run_parts(kit: Kit, names: Sequence[str]) -> Result:
-    """Runs parts; if one fails or hangs, that is a failed check, and the others go on."""
+    """Runs parts. A part that fails or hangs is a failed check, and the other parts still run."""
     return in_turn({name: partial(_timed, kit, name) for name in names})
 
 
@@ -74,7 +75,7 @@ def _text(value: Any) -> str:
 
 
 def reason_to_skip(kind: str) -> str | None:
-    """Why nothing can be checked here; None: it can."""
+    """Why this machine cannot be checked; None: it can be."""
     if kind == "cpu":
         return None
     if not torch.cuda.is_available():
@@ -83,7 +84,7 @@ def reason_to_skip(kind: str) -> str | None:
 
 
 def config_of(kind: str) -> Figures:
-    """The device, and versions."""
+    """The device, and versions of what drives it."""
     made: Figures = {"device": kind, "torch": torch.__version__, "world": WORLD}
     if kind == "cuda":
         properties = torch.cuda.get_device_properties(0)

@@ -1,4 +1,4 @@
-"""What each rank does for `gpu_check.py` about memory: copies to the host, and running out."""
+"""The cases of `gpu_check.py` about memory: copies to the host, and running out of memory."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class Copying:
     """Steps with and without a copy of the gradient to the host.
 
     Args:
-        hidden: width of the layers, without biases.
-        layers: of them.
-        steps: in a row.
-        blocks: of so many steps, of each way.
+        hidden: width of the layers, which have no biases.
+        layers: how many layers the model has.
+        steps: steps of a block.
+        blocks: how many blocks of steps there are for each way of copying.
     """
 
     hidden: int
@@ -37,7 +37,7 @@ class Copying:
 
 
 class Copier:
-    """A model on one device, whose gradients are copied as a relaxed synchroniser does it."""
+    """A model on one device whose gradients are copied as relaxed synchronisers copy them."""
 
     def __init__(self, place: Place, work: Copying) -> None:
         torch.manual_seed(0)
@@ -53,11 +53,11 @@ class Copier:
 
     @property
     def bytes(self) -> int:
-        """Of the model."""
+        """Size of the model's parameters."""
         return sum(p.numel() * p.element_size() for p in self.network.parameters())
 
     def step(self, scale: float = 1.0) -> None:
-        """Computes gradients, into the memory of those before."""
+        """Computes gradients into the memory of the step before."""
         self.optimizer.zero_grad(set_to_none=False)
         x = torch.full((self.rows, self.work.hidden), scale, device=self.place.device)
         self.network(x).square().mean().backward()
@@ -83,7 +83,7 @@ class Copier:
             self.copied_s.append(self._under_way.popleft().result())
 
     def seconds(self, way: Callable[[], None]) -> float:
-        """Of a block of steps."""
+        """Time of a block of steps."""
         self.place.synchronize()
         began = time.perf_counter()
         for _ in range(self.work.steps):
@@ -94,7 +94,10 @@ class Copier:
         return time.perf_counter() - began
 
     def calibrate(self) -> None:
-        """Makes steps take 1.5 times as long as a copy: a copy in their way would be seen."""
+        """Makes batches larger until a step takes 1.5 times as long as a copy.
+
+        Then a copy fits behind a step, and a copy in a step's way is seen in the step's time.
+        """
         for _ in range(8):
             self.seconds(self.waiting)
             copy_s = statistics.median(self.copied_s[-self.work.steps :])
@@ -104,7 +107,7 @@ class Copier:
 
 
 def copied(kind: str, work: Copying) -> dict[str, Any]:
-    """Times of blocks of steps each way, and whether a copy holds what was computed."""
+    """Times of blocks of steps for each way, and whether a copy holds what was computed."""
     copier = Copier(Place(kind), work)
     copier.step()
     right = all(_holds(copier, float(scale)) for scale in range(1, 4))
@@ -113,7 +116,7 @@ def copied(kind: str, work: Copying) -> dict[str, Any]:
     copier.copied_s.clear()
     ways = {"alone": copier.alone, "beside": copier.beside, "waiting": copier.waiting}
     for way in ways.values():
-        copier.seconds(way)  # warms up what allocates page-locked memory
+        copier.seconds(way)  # warms up the allocator of page-locked memory
     copier.copied_s.clear()
     blocks = [{n: copier.seconds(way) for n, way in ways.items()} for _ in range(work.blocks)]
     copied_s = statistics.median(copier.copied_s)
@@ -128,7 +131,7 @@ def copied(kind: str, work: Copying) -> dict[str, Any]:
 
 
 def _holds(copier: Copier, scale: float) -> bool:
-    """Whether a copy holds its own step's gradients though two further steps overwrote them."""
+    """Whether a copy holds its own step's gradients after two more steps overwrote them."""
     copier.step(scale)
     grads = [p.grad for p in copier.network.parameters() if p.grad is not None]
     expected = torch.cat([grad.flatten() for grad in grads]) * 0.5
@@ -141,18 +144,18 @@ def _holds(copier: Copier, scale: float) -> bool:
 
 
 def _arrived(gradient: Gradient) -> float:
-    """Waits for a copy; the seconds that it took."""
+    """Waits for a copy, and returns how many seconds the copy took."""
     return gradient.arrive() if gradient.arrive is not None else gradient.copied_s
 
 
 # Memory
 
-FITS = 32  # samples
+FITS = 32  # samples that shall fit into memory
 SAMPLE_BYTES = 16 << 20
 
 
 def profiled(kind: str) -> dict[str, int]:
-    """How many samples a profiling phase says fit, and the most that training had after it."""
+    """How many samples fit, by profiling, and the largest batch of the training after that."""
     place = Place(kind)
     network = mlp(32, place.device)
     with session_over(4 * 64, 64) as session, _room(place, FITS * SAMPLE_BYTES * 3 // 2):
@@ -178,7 +181,7 @@ def profiled(kind: str) -> dict[str, int]:
 
 @contextlib.contextmanager
 def _room(place: Place, room_bytes: int) -> Iterator[None]:
-    """Within it the GPU gives this process so much memory besides what it has already."""
+    """Lets this process allocate at most `room_bytes` more on the GPU than it holds already."""
     if place.kind == "cpu":
         yield
         return

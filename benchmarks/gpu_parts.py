@@ -1,4 +1,4 @@
-"""The parts of `gpu_check.py`: what ranks are to do, and the checks of what came of it."""
+"""The parts of `gpu_check.py`: each runs cases on ranks and checks their answers."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from paceline.wire.synchronisation import Synchronisation, convert
 from support.ranks import Ranks
 
 WORLD = 3  # ranks under gloo
-WHOLE_S = 450.0  # for all parts; the rest of 8 minutes is for starting and ending
-CASE_S = 40.0  # for most cases, ranks' start included: one that hangs leaves time for the others
-LARGE_BYTES = 50 << 20  # of a model from which copies are timed
-TIME = " (time)"  # ends the names of checks that depend on how fast things are
+WHOLE_S = 450.0  # time for all parts; the rest of 8 minutes is for starting and ending ranks
+CASE_S = 40.0  # time for a case and its ranks' start; a case that hangs leaves time for others
+LARGE_BYTES = 50 << 20  # smallest model whose copies are timed
+TIME = " (time)"  # ends the names of checks that depend on speed
 
 ALL = convert(
     "partial", {"quorum": WORLD, "staleness": 0, "waits": True, "mean": False}
@@ -68,9 +68,9 @@ class Outcome:
     """What a case gave.
 
     Args:
-        answers: of each rank.
-        steps: that ranks reported.
-        rounds: that ranks reported.
+        answers: what the case returned on each rank.
+        steps: the steps that ranks reported.
+        rounds: the rounds that ranks reported.
     """
 
     answers: list[Any]
@@ -83,8 +83,8 @@ class Kit:
 
     Args:
         kind: "cuda" or "cpu".
-        quick: fewer steps.
-        whole_s: for all parts.
+        quick: whether cases have fewer steps.
+        whole_s: time for all parts.
         start: how ranks start, see `Ranks`; None: as the device needs.
     """
 
@@ -101,19 +101,19 @@ class Kit:
 
     @property
     def cuda(self) -> bool:
-        """Whether there is a GPU."""
+        """Whether cases run on a GPU."""
         return self.kind == "cuda"
 
     @property
     def left_s(self) -> float:
-        """Seconds left for the part in hand."""
+        """Seconds left for the current part."""
         return self._part_ends_at - time.monotonic()
 
     def begin(self, limit_s: float) -> None:
-        """A part begins.
+        """Begins a part.
 
         Raises:
-            TimeoutError: the parts before have taken all the time.
+            TimeoutError: earlier parts have taken all the time.
         """
         now = time.monotonic()
         self._part_ends_at = min(now + limit_s, self._ends_at)
@@ -127,11 +127,11 @@ class Kit:
 
         Args:
             case: called with the kind of device and `args`.
-            world: ranks.
+            world: number of ranks.
             limit_s: seconds until the ranks are killed; fewer if the part has fewer left.
 
         Raises:
-            RankError: it raised on a rank, or did not end in time; then all ranks are killed.
+            RankError: the case raised on a rank, or did not end in time. All ranks are killed.
         """
         with tempfile.TemporaryDirectory() as spool:
             environment = {"PACELINE_RUN": "gpu-check", "PACELINE_SPOOL": spool}
@@ -152,7 +152,7 @@ class Kit:
         )
 
     def close(self) -> None:
-        """Ends the ranks."""
+        """Stops the ranks."""
         for pool in self._pools.values():
             pool.stop()
 
@@ -163,7 +163,7 @@ Part = Callable[[Kit], Result]
 
 
 def in_turn(cases: Mapping[str, Callable[[], Result]]) -> Result:
-    """Runs cases by name; one that fails is a failed check, and the others go on."""
+    """Runs cases by name. A case that fails is a failed check, and the other cases still run."""
     figures: Figures = {}
     checks: list[Check] = []
     for name, case in cases.items():
@@ -183,9 +183,9 @@ def in_turn(cases: Mapping[str, Callable[[], Result]]) -> Result:
 
 
 def times(kit: Kit, world: int, *, slow_rank: int = -1) -> Result:
-    """Compute times that sessions report beside synchronised ones; a slowed rank shows it."""
+    """Compares reported with synchronised compute times; a slowed rank must report longer times."""
     steps = 24 if kit.quick else 80
-    # On a GPU of 50 TFLOPS a step computes for some ms, and the extra work for some ten.
+    # On a GPU of 50 TFLOPS a step computes for a few ms, and the extra work takes about 10 ms.
     hidden, repeats, extra = (1024, 1024, 1000) if kit.cuda else (128, 8, 400)
     work = Timing(steps, hidden, repeats, slow_rank, extra)
     outcome = kit.run(gpu_cases.timed, work, world=world)
@@ -217,7 +217,7 @@ def times(kit: Kit, world: int, *, slow_rank: int = -1) -> Result:
 
 
 def _unwatched_over_watched(computed_s: dict[tuple[int, int], float], steps: int) -> float:
-    """Compute times of steps that nobody synchronised beside the others', of the first half."""
+    """Median compute time of unwatched over that of watched steps, in the first half."""
     parts: list[list[float]] = [[], []]
     for (_, step), seconds in computed_s.items():
         if step < steps // 2:
@@ -235,7 +235,7 @@ def _halves(computed_s: dict[tuple[int, int], float], rank: int, steps: int) -> 
 
 
 def _all_reported(outcome: Outcome, steps: int) -> Check:
-    """Each rank's every step arrives in telemetry, with times that are not negative."""
+    """All steps of all ranks arrive in telemetry, with times that are not negative."""
     right = sum(s.compute_s > 0 and s.sync_s >= 0 and s.step_s > 0 for s in outcome.steps)
     return Check("share of steps reported", right / steps, 1.0, ">=")
 
@@ -246,7 +246,7 @@ def timing(kit: Kit) -> Result:
 
 
 def nccl(kit: Kit) -> Result:
-    """One rank under NCCL: its times, and its gradients."""
+    """Times and gradients of a single rank under NCCL."""
     return in_turn(
         {
             "times": partial(times, kit, 1),
@@ -283,7 +283,7 @@ def gradients(kit: Kit) -> Result:
 
 def compiled(kit: Kit) -> Result:
     """A model of ``torch.compile`` in a session, if there is a compiler."""
-    # Tracing takes each process seconds of a CPU: without a GPU one rank shall do.
+    # Tracing takes each process seconds on a CPU. Without a GPU one rank is enough.
     backend, world = ("inductor", WORLD) if kit.cuda else ("eager", 1)
     shares = [0.6, 0.3, 0.1][:world]
     arguments = "samples", shares, "mlp", backend
@@ -298,7 +298,7 @@ def compiled(kit: Kit) -> Result:
 
 
 def synchronisers(kit: Kit) -> Result:
-    """Under each, replicas are equal in the end, and no gradient is lost or counted twice."""
+    """Under each synchroniser replicas end equal, and no gradient is lost or counted twice."""
     names = QUICK if kit.quick else SYNCHRONISERS
     return in_turn({name: partial(_synchroniser, kit, name) for name in names})
 
@@ -337,7 +337,7 @@ def _trained_well(outcome: Outcome, work: Training) -> list[Check]:
         for epoch in range(work.epochs)
     ]
     finite = all(answer["finite"] for answer in answers)
-    # The step with the overflow reports its loss before that is made infinite.
+    # The step with the overflow reports its loss before the case makes the loss infinite.
     losses = all(math.isfinite(s.loss) for s in outcome.steps if s.loss is not None)
     replicas = len({answer["digest"] for answer in answers})
     return [
@@ -363,7 +363,7 @@ def _conserved(outcome: Outcome, work: Training) -> Check:
 
 
 def overhead(kit: Kit) -> Result:
-    """A session's step beside plain DDP's, in turn."""
+    """Steps of a session and of plain DDP, taking turns."""
     worlds = {"one rank": 1, f"{WORLD} ranks under gloo": WORLD}
     return in_turn({name: partial(_overhead, kit, world) for name, world in worlds.items()})
 
@@ -374,7 +374,7 @@ def _overhead(kit: Kit, world: int) -> Result:
     both = [pair for answer in answers for pair in answer]
     over_us = 1e6 * statistics.median(paced - plain for plain, paced in both)
     plain_us = 1e6 * statistics.median(plain for plain, _ in both)
-    # The goal is 200 µs. The bound is for other GPUs and busy hosts, too.
+    # The goal is 200 µs. The bound leaves room for other GPUs and busy hosts.
     check = Check("overhead per step, µs, goal 200" + TIME, over_us, 1000.0, "<=")
     return {"overhead_us": over_us, "plain_us": plain_us, "goal_us": 200.0}, [check]
 
@@ -383,7 +383,7 @@ def _overhead(kit: Kit, world: int) -> Result:
 
 
 def copies(kit: Kit) -> Result:
-    """Gradients are copied to the host beside the next step, and arrive as they were."""
+    """Gradients are copied to the host during the next step, and arrive unchanged."""
     cases = {"one rank": partial(_copies, kit), "rounds of a large model": partial(_large, kit)}
     return in_turn(cases)
 
@@ -407,7 +407,7 @@ def _copies(kit: Kit) -> Result:
 
 
 def _large(kit: Kit) -> Result:
-    """Rounds of a model of 67 MB on the GPU: they apply what an all-reduce would."""
+    """Rounds of a model of 67 MB on the GPU apply the same gradients as an all-reduce."""
     hidden = 4096 if kit.cuda else 64
     works = [Training((what,), hidden, samples=96, epochs=1) for what in (ALL, ALLREDUCE)]
     rounds, reduced = (kit.run(gpu_cases.trained, work) for work in works)
@@ -427,7 +427,7 @@ def _large(kit: Kit) -> Result:
 
 
 def mixed_precision(kit: Kit) -> Result:
-    """Autocast and gradient scalers: after an overflow on one rank all have one scale again."""
+    """Autocast and gradient scalers: after an overflow on one rank, all scales are equal."""
     chains = {"allreduce": (ALLREDUCE,), "rna": (RNA, ALLREDUCE)}
     return in_turn(
         {

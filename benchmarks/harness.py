@@ -53,7 +53,7 @@ def parser(description: str | None) -> argparse.ArgumentParser:
 def report(
     config: Mapping[str, Any], results: Mapping[str, Any], checks: list[Check]
 ) -> dict[str, Any]:
-    """What is kept of a run."""
+    """The JSON document of a run of the benchmark."""
     rows = [{**asdict(check), "ok": check.ok} for check in checks]
     return {"machine": machine(), "config": config, "results": results, "checks": rows}
 

@@ -1,12 +1,13 @@
 """Ingest: rows per second of one consumer, and how long an event takes to its committed row.
 
-Throughput: records wait on a real bus, 50 in a message or 1, and one `Ingest` takes them all: read,
-decode, upsert, sum up the steps, commit, publish, acknowledge. The peer, in the same run, is the
-least that any consumer must do: read, decode, executemany into the same table, acknowledge.
+Throughput: records wait on a real bus, 50 in a message or 1, and one `Ingest` takes them all. It
+reads, decodes, upserts, sums up the steps, commits, publishes and acknowledges. Its peer, in the
+same run, is the least that any consumer must do: read, decode, executemany into the same table,
+acknowledge.
 
 Latency: another process sends 10,000 events/s as ranks do, in one message a rank every 20 ms. An
-event begins when its record is made, up to 20 ms before it is sent; it ends when the bus has the
-message in the live stream, which is after the commit.
+event begins when its record is made, up to 20 ms before the record is sent. The event ends when the
+live stream on the bus has the message, which happens after the commit.
 """
 
 from __future__ import annotations
@@ -81,7 +82,7 @@ def records(rank: int, steps: range, ended_at: list[float] | None = None) -> lis
 
 
 def fill(client: redis.Redis, run: str, rows: int, per_message: int) -> None:
-    """Puts that many records onto the bus, the ranks in turn."""
+    """Puts `rows` records onto the bus, the ranks taking turns."""
     per_rank = rows // WORLD
     for first in range(0, per_rank, per_message):
         pipeline = client.pipeline(transaction=False)
@@ -93,7 +94,7 @@ def fill(client: redis.Redis, run: str, rows: int, per_message: int) -> None:
 
 
 def new_run(store: Store) -> str:
-    """A run of `WORLD` ranks that has said hello; its id."""
+    """Adds a run of `WORLD` ranks that has said hello, and returns its id."""
     run = f"run-{time.monotonic_ns()}"
     add_run(store, run, nproc=WORLD)
     sizes = np.ones(1000).tobytes()
@@ -103,7 +104,7 @@ def new_run(store: Store) -> str:
 
 
 def ingest_rows(store: Store, bus_url: str, rows: int, per_message: int) -> float:
-    """Rows per second of one ingest; it sums up every step."""
+    """Rows per second of one `Ingest`, which sums up every step."""
     run = new_run(store)
     with closing(connect(bus_url)) as client:
         fill(client, run, rows, per_message)
@@ -163,7 +164,7 @@ def raw_rows(store: Store, bus_url: str, rows: int, per_message: int) -> float:
 
 
 def produce(bus_url: str, run: str, duration_s: float) -> None:
-    """Sends `EVENTS_PER_S` as ranks do; in a process of its own."""
+    """Sends `EVENTS_PER_S` as ranks do; the benchmark runs this in a process of its own."""
     per_flush = round(EVENTS_PER_S * FLUSH_S / WORLD)
     ages = [FLUSH_S * (1 - (index + 1) / per_flush) for index in range(per_flush)]
     with closing(connect(bus_url)) as client:
@@ -174,7 +175,7 @@ def produce(bus_url: str, run: str, duration_s: float) -> None:
             steps = range(flush * per_flush, (flush + 1) * per_flush)
             pipeline = client.pipeline(transaction=False)
             for rank in range(WORLD):
-                # From when they were due: a producer that is late must not look fast.
+                # Events begin when they were due, so that a late producer does not look fast.
                 batch = StepBatch(records(rank, steps, [due - age for age in ages]))
                 fields: dict[Any, Any] = dict(encode(batch, run))
                 pipeline.xadd(TELEMETRY, fields)

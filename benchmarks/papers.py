@@ -1,8 +1,8 @@
 """The papers' figures beside ours: what was printed, and what the same policies give here.
 
-Each paper's testbed is a scenario in examples/scenarios, its devices calibrated from the paper's
-own baseline rows; docs/papers.md says how, and explains the differences. ``--real`` adds real ranks
-on emulated devices.
+Each paper's testbed is a scenario in examples/scenarios. Its devices are calibrated from the
+paper's own baseline rows; docs/papers.md says how, and explains the differences. ``--real`` adds
+real ranks on emulated devices.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from paceline_backend.simulator import Scenario, Simulation
 Run = tuple[str, dict[str, Any]]  # preset and parameters
 SCENARIOS = Path(__file__).parents[1] / "examples" / "scenarios"
 
-# label: preset and parameters; as the papers have them, then ours.
+# Label → preset and parameters: first the papers' systems, then ours.
 SYSTEMS: dict[str, Run] = {
     "TensorFlow": ("bsp", {}),
     "BOA": ("boa", {}),
@@ -44,7 +44,7 @@ TABLE_4 = {
     32: {"TensorFlow": 423, "BOA": 343, "EP4DDL": 431, "CHRONICA": 243},
     64: {"TensorFlow": 578, "BOA": 426, "EP4DDL": 584, "CHRONICA": 247},
 }
-# CHRONICA, Table V: the same at DIF 64 by model.
+# CHRONICA, Table V: seconds per epoch at DIF 64 by model; eight equal workers.
 TABLE_5 = {
     "VGG16": {"TensorFlow": 628, "BOA": 440, "EP4DDL": 630, "CHRONICA": 249},
     "ResNet-50": {"TensorFlow": 578, "BOA": 426, "EP4DDL": 584, "CHRONICA": 247},
@@ -59,13 +59,14 @@ LBB_BALANCED = ((167, 167, 158, 20), (104.94, 104.14, 103.46, 104.41))
 LBB_RAPID = ((165, 165, 160, 22), 110.24)
 LBB_EPOCH_S = (62.44, 22.12)  # Fig. 4's text: SSGD, LBB
 
-SATA_SPEEDUP = {2: 3.3, 5: 3.3, 10: None}  # over All-Reduce, IV-B; 10x has a curve only
-# Dynamic batching, Fig. 6's text: uniform over variable batches, ResNet; MNIST's 4x has no level.
+SATA_SPEEDUP = {2: 3.3, 5: 3.3, 10: None}  # over All-Reduce, IV-B; no number for 10x
+# Dynamic batching, text of Fig. 6: time of uniform over that of variable batches, by level, with
+# ResNet. The text does not say at which level MNIST reaches 4x.
 DYNAMIC_SPEEDUP = {1: None, 2: 2.0, 4: None, 6: None, 8: None, 10: 2.4}
 
 
 def scenario(name: str, **changes: Any) -> Scenario:
-    """A paper's testbed, with these fields changed."""
+    """A paper's testbed with some fields changed."""
     return msgspec.structs.replace(Scenario.load(SCENARIOS / f"{name}.yaml"), **changes)
 
 
@@ -76,12 +77,12 @@ def simulated(testbed: Scenario, policy: str, parameters: Mapping[str, Any]) -> 
 
 
 def systems(names: Iterable[str] = SYSTEMS) -> dict[str, Run]:
-    """Those of these systems whose policy is registered."""
+    """The named systems whose policies are registered."""
     return {name: SYSTEMS[name] for name in names if SYSTEMS[name][0] in policies.names()}
 
 
 def calibrated(testbed: Scenario) -> Scenario:
-    """CHRONICA's testbed with devices such that equal samples take Table IV's first figure."""
+    """CHRONICA's testbed, its devices scaled so that DIF 0 takes as long as in Table IV."""
     devices, sizes = testbed.devices, testbed.sizes
     even = msgspec.structs.replace(testbed, sizes=msgspec.structs.replace(sizes, dif=0.0))
     trained = simulated(even, "bsp", {}).since(1)
@@ -97,9 +98,9 @@ def calibrated(testbed: Scenario) -> Scenario:
 
 
 def chronica_table_4(*, quick: bool) -> list[dict[str, Any]]:
-    """Seconds of the second epoch by DIF: the first one learns."""
+    """Seconds of the second epoch by DIF. In the first epoch policies learn."""
     testbed = calibrated(scenario("chronica-homogeneous", epochs=2))
-    # EP4DDL's network learns as long as all the others together.
+    # EP4DDL's network takes as long to learn as all other systems together.
     labels = [label for label in SYSTEMS if not (quick and label == "EP4DDL")]
     rows = []
     for dif in (0, 16, 64) if quick else TABLE_4:
@@ -115,9 +116,10 @@ def chronica_table_4(*, quick: bool) -> list[dict[str, Any]]:
 
 
 def chronica_table_5(dif_64: Mapping[str, float]) -> list[dict[str, Any]]:
-    """Table V from Table IV's simulation: a model is a speed and a cost per step.
+    """Table V from Table IV's simulation: each model has a speed and a cost per step.
 
-    Both are fitted to the paper's TensorFlow and CHRONICA columns; the others follow.
+    Speed and cost are fitted to the paper's TensorFlow and CHRONICA columns. The other columns
+    follow from the fit.
 
     Args:
         dif_64: seconds of each system's epoch at DIF 64 in Table IV's testbed.
@@ -134,7 +136,7 @@ def chronica_table_5(dif_64: Mapping[str, float]) -> list[dict[str, Any]]:
 
 
 def chronica_heterogeneous() -> dict[str, Any]:
-    """32 workers, half of them slower, DIF 64: how much longer each takes than CHRONICA."""
+    """Seconds of the second epoch on 32 workers, half of them slower, at DIF 64."""
     testbed = scenario("chronica-heterogeneous", epochs=2)
     seconds = {
         label: float(simulated(testbed, *made).since(1).step_s.sum())
@@ -144,7 +146,7 @@ def chronica_heterogeneous() -> dict[str, Any]:
 
 
 def lbb_table_2() -> dict[str, Any]:
-    """Step time and batch sizes after the first epoch: equal, profiled, tuned without a profile."""
+    """Step times and batch sizes after the first epoch, by system, with and without a profile."""
     testbed = scenario("lbb-table2")
     cold = msgspec.structs.replace(testbed, profile=False)
     runs = {
@@ -204,7 +206,7 @@ def lbb_figure_7() -> dict[str, Any]:
 
 
 def speedups(testbed: Scenario, runs: Mapping[str, Run]) -> dict[str, float]:
-    """Last epoch's time of equal batches over each policy's, and over the fluid limit."""
+    """Speed-up of each policy and of the fluid limit over equal batches, in the last epoch."""
     last = (testbed.epochs or 1) - 1
     equal = simulated(testbed, "bsp", {}).since(last)
     made = {
@@ -255,7 +257,7 @@ def dynamic_levels(*, quick: bool) -> list[dict[str, Any]]:
 
 
 def checks_of(results: Mapping[str, Any]) -> list[Check]:
-    """What of the papers must come out here too."""
+    """The papers' results that must come out here, too."""
     worst = results["chronica_table_4"][-1]
     checks = [
         Check(

@@ -1,8 +1,8 @@
-"""What other projects would train in each step: samplers and balancers, called as their users do.
+"""What other projects would train in each step: samplers and balancers, called as users call them.
 
-A peer gets sizes, ranks, global batch, seed and epoch, and gives [step][rank] sample indices. None
-knows how fast a rank is. All are extras of the benchmarks (``pip install 'paceline[bench]'``); one
-that is not installed is left out, by name.
+A peer gets sizes, ranks, global batch, seed and epoch, and gives [step][rank] sample indices. No
+peer knows how fast a rank is. ``pip install 'paceline[bench]'`` installs all peers; tables name
+those that are not installed.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Peer:
     """A planner of another project.
 
     Args:
-        name: in tables.
-        package: that must be installed.
-        licence: of that package, as its metadata says.
+        name: the peer's name in tables.
+        package: the package that must be installed.
+        licence: the package's licence, as its metadata says.
         plan: sizes [N], ranks, global batch, seed, epoch → [step][rank] samples.
-        same_batches: each global batch has the samples that it has in plain DDP.
+        same_batches: whether each global batch has the same samples as under plain DDP.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Peer:
 
     @property
     def version(self) -> str | None:
-        """Of the installed package; None: it is not."""
+        """The installed package's version; None: the package is not installed."""
         try:
             return version(self.package)
         except PackageNotFoundError:
@@ -65,7 +65,7 @@ def _order(samples: int, seed: int, epoch: int) -> Ints:
 
 
 def _per_rank(ranks: list[Ints], local: int) -> Steps:
-    """Steps of rank streams that all take `local` samples at a time."""
+    """Steps in which each rank takes the next `local` samples of its stream."""
     return [
         [stream[at : at + local] for stream in ranks]
         for at in range(0, len(ranks[0]) // local * local, local)
@@ -86,7 +86,7 @@ def torch_sampler(sizes: Ints, world: int, global_batch: int, seed: int, epoch: 
 
 @cache
 def _flatflow_graph() -> bytes:
-    """A small graph whose cost is linear in length: flatflow takes a sample's cost from a graph."""
+    """A small graph whose cost is linear in length: flatflow takes samples' costs from a graph."""
     import torch
     from flatflow import ops
     from torch.export import Dim, export
@@ -104,7 +104,7 @@ def _flatflow_graph() -> bytes:
     tokens = torch.zeros(1, 64, dtype=torch.long)
     lengths = ({1: Dim("length", min=2, max=8192)},)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's own deprecations while it copies the graph
+        warnings.simplefilter("ignore")  # torch uses deprecated calls while it copies the graph
         program = export(Linear().eval(), (tokens,), dynamic_shapes=lengths).run_decompositions()
     made: bytes = ops.serialize(program.graph)
     return made
@@ -113,19 +113,19 @@ def _flatflow_graph() -> bytes:
 def flatflow_rank(
     mode: str, order: Ints, sizes: Ints, world: int, rank: int, global_batch: int
 ) -> Ints:
-    """What one rank of flatflow trains in an epoch; each rank plans for all and keeps its own.
+    """What one rank of flatflow trains in an epoch. Each rank plans for all and keeps its part.
 
     Args:
-        mode: of its scheduler: ``sched`` keeps global batches, ``sched_unstable`` does not.
-        order: of the epoch, [N]; not changed.
-        sizes: [N].
-        world: ranks.
-        rank: which of them.
+        mode: flatflow's scheduler: ``sched`` keeps global batches, ``sched_unstable`` does not.
+        order: the epoch's order, [N]; it is not changed.
+        sizes: λ of each sample, [N].
+        world: number of ranks.
+        rank: the rank whose part is wanted.
         global_batch: samples of a step.
     """
     schedule = getattr(importlib.import_module("flatflow.ffi"), mode)
     made = schedule(
-        order.astype(np.uintp),  # it sorts its arguments in place
+        order.astype(np.uintp),  # a copy: flatflow sorts in place
         sizes.copy(),
         _flatflow_graph(),
         1,
@@ -180,8 +180,9 @@ def _length_grouped(sizes: Ints, world: int, global_batch: int, seed: int, epoch
 def _verl() -> Any:
     """verl's balancer without verl's dependencies, which are those of a whole RL stack.
 
-    Its packages, which import all of them when initialised, are entered without that, and three
-    modules that the balancer imports but does not need are stubs.
+    verl's packages import these dependencies in their ``__init__``. So the packages are entered
+    into `sys.modules` without running that. Modules that the balancer imports but does not need
+    are stubs.
     """
     spec = find_spec("verl")
     assert spec is not None
@@ -214,7 +215,7 @@ def _karmarkar_karp(*, equal: bool) -> Planner:
 
 
 def _lhotse(sizes: Ints, world: int, global_batch: int, seed: int, epoch: int) -> Steps:
-    """Batches are of like total length, not count, so steps differ in number; no last odd one."""
+    """lhotse's batches have similar total lengths, so the number of steps varies by epoch."""
     logging.getLogger("lhotse").setLevel(logging.ERROR)
     from lhotse import CutSet, MonoCut
     from lhotse.dataset import DynamicBucketingSampler
@@ -222,7 +223,7 @@ def _lhotse(sizes: Ints, world: int, global_batch: int, seed: int, epoch: int) -
     drawn: list[Ints] = []
 
     class Recording(DynamicBucketingSampler):  # type: ignore[misc]
-        """Each rank draws all ranks' batches and keeps its own: here one rank tells of all."""
+        """Records the batches of all ranks: each rank draws all batches and keeps its own."""
 
         def _next_batch(self) -> Any:
             batch = super()._next_batch()

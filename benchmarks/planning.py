@@ -1,7 +1,8 @@
 """Planning an epoch of 1,133,158 samples (Sports-1M's count) on 1,024 workers, CPU seconds.
 
-Models are given; a segment is four steps through `policies.plan`. A fit of the models is not in it.
-The peer is flatflow, whose planner is compiled too: what one of its ranks takes for an epoch.
+Models are given, so no time goes into fitting. A segment is four steps through `policies.plan`.
+The peer is flatflow, whose planner is compiled, too: the time in which one of its ranks plans an
+epoch.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
-os.environ["OMP_NUM_THREADS"] = "1"  # flatflow is compared on one core, too
+os.environ["OMP_NUM_THREADS"] = "1"  # flatflow must run on one core, as Paceline's planner does
 
 import numpy as np
 from harness import Check, finish, parser
@@ -27,12 +28,12 @@ WORLD, SAMPLES, MEAN, DIF = 1024, 1_133_158, 300.0, 540.0
 LOCAL_BATCH = 4
 REPEATS = 3
 MODES = {"exact": (False, False), "free": (True, False), "free, uneven": (True, True)}
-PEERS = {"exact": "sched", "free": "sched_unstable"}  # what flatflow calls them
+PEERS = {"exact": "sched", "free": "sched_unstable"}  # mode → flatflow's name of its scheduler
 
 
 @dataclass(frozen=True)
 class Known:
-    """A predictor that knows."""
+    """A predictor that knows the models from the start."""
 
     models: Models
 
@@ -42,7 +43,7 @@ class Known:
 
 
 def measure(sizes: Any, free: bool, uneven: bool) -> dict[str, float]:
-    """Seconds of one core for an epoch, and of its median segment."""
+    """Seconds of one core to compose an epoch, to plan its median segment, and for all of it."""
     a = np.repeat([1e-3, 2e-3 if uneven else 1e-3], WORLD // 2)
     models = Models(a, np.zeros(WORLD), np.zeros(WORLD))
     policy = Policy("paceline", Known(models), PacelineScheduler(free), KeepPlacement())
@@ -69,9 +70,9 @@ def measure(sizes: Any, free: bool, uneven: bool) -> dict[str, float]:
 
 
 def flatflow_s(sizes: Any, mode: str) -> float:
-    """Seconds of one core in which a rank of flatflow plans an epoch; its shuffle is not in it.
+    """Seconds of one core in which a rank of flatflow plans an epoch, without the shuffle.
 
-    It wants whole numbers, and whole global batches of them.
+    flatflow takes whole numbers as sizes, and whole global batches only.
     """
     samples = len(sizes) - len(sizes) % (WORLD * LOCAL_BATCH)
     order = np.random.default_rng(1).permutation(samples)

@@ -1,12 +1,13 @@
 """How many ranks RNA should probe (its Fig. 10): response times of 100 simulated ranks.
 
-Each rank's steps take 10 to 50 ms, uniform; 100 rounds of each of 20 draws are counted. A round's
-response time is that from the end of the one before until this one is called. Ranks compute on
-meanwhile, as in RNA; beside that, what it would be if all began anew with each round.
+A rank's steps take 10 to 50 ms, drawn uniformly. Of each of 20 draws, 100 rounds are counted. The
+response time is the time from the end of a round until the next round is called. Ranks compute on
+during rounds, as in RNA. "All begin anew" is the response time if all ranks began a step with each
+round.
 
-Probes cost messages: RNA's scheduler sends one to each probed rank and takes the first reply. They
-are counted as sent one after the other, hidden by nothing: probes + 1 messages a round, which is
-the most that they can cost. Paceline's ranks all draw the same ranks and send none.
+Probes cost messages: RNA's scheduler sends a message to each probed rank and takes the first reply.
+A round is charged for probes + 1 messages, one after the other and hidden by nothing, which is the
+most that probes can cost. Paceline's ranks all draw the same ranks and need no messages.
 """
 
 from __future__ import annotations
@@ -28,20 +29,20 @@ from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.sync import Costs, Work, make
 
 WORLD, PROBES = 100, (1, 2, 3, 4)
-LEAST_S, MOST_S = 0.010, 0.050  # of a step
-ROUNDS, STARTING = 100, 5  # that are counted, and before, as all ranks begin at once
-STEPS = 200  # of each rank, so that none is through before
-PAPER_MS = {1: 28.0, 2: 12.0}  # medians that its text tells
+LEAST_S, MOST_S = 0.010, 0.050  # time of a step
+ROUNDS, STARTING = 100, 5  # counted rounds, and skipped first rounds: all ranks begin at once
+STEPS = 200  # steps of each rank: enough for all counted rounds
+PAPER_MS = {1: 28.0, 2: 12.0}  # probes → median in the text of the paper
 SHARES = (0.05, 0.25, 0.5, 0.75, 0.95)
 
 
 def work_s(seed: int) -> Floats:
-    """What each rank's steps take, [S, W]."""
+    """Times of each rank's steps, [S, W]."""
     return np.random.default_rng(seed).uniform(LEAST_S, MOST_S, (STEPS, WORLD))
 
 
 def respond(probes: int, message_s: float, seeds: int) -> dict[str, Any]:
-    """Response times of RNA's rounds, and how many ranks gave to them."""
+    """Response times of RNA's rounds, and the mean number of contributors."""
     what = convert("partial", {"probes": probes, "staleness": None, "mean": True})
     costs = Costs(call_s=(probes + 1) * message_s)
     rounds = []
@@ -57,7 +58,7 @@ def respond(probes: int, message_s: float, seeds: int) -> dict[str, Any]:
 
 
 def anew(probes: int, seeds: int) -> dict[str, Any]:
-    """The same if all ranks began anew with each round: the least of so many fresh draws."""
+    """Response times if all ranks began a step with each round: the probed ranks' least times."""
     rng = np.random.default_rng(0)
     times = [work_s(seed)[:ROUNDS] for seed in range(seeds)]
     first = [
@@ -68,13 +69,13 @@ def anew(probes: int, seeds: int) -> dict[str, Any]:
 
 
 def of(times_s: Any) -> dict[str, Any]:
-    """Median and quantiles, ms."""
+    """Median and quantiles of times, in ms."""
     quantiles = (1e3 * np.quantile(times_s, SHARES)).tolist()
     return {"median_ms": quantiles[2], "quantiles_ms": quantiles}
 
 
 def message() -> float:
-    """Seconds of a question to the ranks' store and its answer, on this machine."""
+    """Seconds from a question to the ranks' store until its answer, on this machine."""
     from torch.distributed import TCPStore
 
     patience = timedelta(seconds=10)
@@ -89,7 +90,7 @@ def message() -> float:
 
 
 def breaking_even(seeds: int, few: int, many: int) -> float:
-    """Seconds of a message from which on so many probes respond no sooner than fewer."""
+    """How many seconds a message must take so that `many` probes respond no sooner than `few`."""
     low, high = 0.0, MOST_S
     while high - low > 2e-5:
         middle = (low + high) / 2
@@ -99,7 +100,7 @@ def breaking_even(seeds: int, few: int, many: int) -> float:
 
 
 def picture(results: dict[str, Any], path: Path) -> None:
-    """Draws response times by probes, as the paper does: a page, or a PNG where it ends so."""
+    """Draws response times by probes as the paper does: a PNG where the path says so, or a page."""
     import plotly.graph_objects as go
 
     figure = go.Figure()
@@ -163,7 +164,7 @@ def main() -> None:
     costs = {
         "messages for nothing": 0.0,
         f"a message {1e3 * measured_s:.3f} ms, as here": measured_s,
-        f"a message {1e3 * even_s:.1f} ms": even_s,  # a third probe adds nothing
+        f"a message {1e3 * even_s:.1f} ms": even_s,  # from here on a third probe adds nothing
     }
     response: dict[str, Any] = {
         label: {str(n): respond(n, message_s, seeds) for n in PROBES}

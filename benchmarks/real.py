@@ -1,4 +1,4 @@
-"""The papers' clusters with real ranks: PLAID's training on emulated devices, live switches."""
+"""The papers' clusters with real ranks: PLAID on emulated devices, one run through all policies."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from paceline_backend import policies
 from paceline_backend.demo import example
 from paceline_backend.server.stack import Stack
 
-GLOBAL_BATCH = 64  # of the example
-LEARN, COUNT = 16, 16  # steps after a switch that do not count, and that do
+GLOBAL_BATCH = 64  # the example's global batch
+LEARN, COUNT = 16, 16  # steps after a switch that do not count, then steps that do
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,8 @@ class Cluster:
     """Devices like a paper's, and the policies to compare on them, after bsp.
 
     Args:
-        name: of the row.
-        devices: the ranks'; their steps' times are the paper's.
+        name: name of the row.
+        devices: the ranks' devices, whose step times are the paper's.
         runs: label → preset and parameters.
     """
 
@@ -37,7 +37,7 @@ class Cluster:
 
 
 def per_sample(times_s: list[float], fixed_s: list[float] | None = None) -> Emulation:
-    """Devices on which a sample takes so long, whatever its size."""
+    """Devices on which a sample takes rank j `times_s[j]`, whatever the sample's size."""
     world = len(times_s)
     return Emulation(a_s=[0.0] * world, b_s=fixed_s or [0.005] * world, c_s=times_s)
 
@@ -45,7 +45,7 @@ def per_sample(times_s: list[float], fixed_s: list[float] | None = None) -> Emul
 EXACT = ("paceline", {"mode": "exact"})
 CLUSTERS = (
     Cluster(
-        # The times of Table 2's rows: a sample here is eight of its 512.
+        # Times of Table 2's rows. One sample here stands for eight of the 512 there.
         "LBB, Table 2",
         per_sample(
             [8 * s for s in (0.59308e-3, 0.58077e-3, 0.60233e-3, 2.67139e-3)],
@@ -76,7 +76,7 @@ CLUSTERS = (
 
 
 def train(stack: Stack, cluster: Cluster) -> dict[str, Any]:
-    """Trains one run through all policies; speed-ups over bsp, per size unit or sample."""
+    """Trains one run under all policies in turn; their speed-ups over bsp."""
     run = stack.api(
         "POST",
         "/runs",
@@ -110,7 +110,10 @@ def _effective(stack: Stack, run: str, version: int) -> int | None:
 
 
 def _per_work(stack: Stack, run: str, first: int, cluster: Cluster) -> float:
-    """Median time of a step from `first` on, over its work: samples, or size units."""
+    """Median of step time over the step's work, from step `first` on.
+
+    Work is counted in size units, or in samples where sizes cost nothing.
+    """
     last = first + COUNT - 1
     wait(stack, run, lambda now: (now["step"] or 0) > last, timeout_s=120.0)
     rows = stack.api("GET", f"/runs/{run}/worker-steps?from={first}&to={last}&points=2000")
@@ -121,6 +124,6 @@ def _per_work(stack: Stack, run: str, first: int, cluster: Cluster) -> float:
 
 
 def real_clusters() -> dict[str, Any]:
-    """All of them, one after the other on one embedded stack."""
+    """All clusters, one after the other on one embedded stack."""
     with tempfile.TemporaryDirectory() as folder, Stack(Path(folder), 0) as stack:
         return {cluster.name: train(stack, cluster) for cluster in CLUSTERS}

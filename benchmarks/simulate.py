@@ -1,7 +1,8 @@
 """10,000 simulated workers through the whole control plane: how long, and does the run open?
 
-A server with the embedded bus and SQLite, and a simulation as another process, as `paceline
-simulate --server` starts it. Then what the run's page asks for is asked for.
+There is a server with the embedded bus and SQLite, and a simulation in another process, as
+`paceline simulate --server` starts it. Then the benchmark asks the server for all that the run's
+page asks for.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from paceline_backend.server.stack import Stack
 from paceline_backend.simulator import Scenario
 
 WHOLE_S = 600.0
-ANSWER_S = 5.0  # each of what the page asks for
-OPEN_S = 10.0  # until a browser shows it; Chromium's own start is not in it
+ANSWER_S = 5.0  # time of each answer to the page
+OPEN_S = 10.0  # time until a browser shows the run, without Chromium's own start
 
 
 def scenario(workers: int, steps: int, policy: str) -> Scenario:
@@ -56,7 +57,7 @@ def scenario(workers: int, steps: int, policy: str) -> Scenario:
 
 
 def simulate(stack: Stack, path: Path) -> dict[str, Any]:
-    """Runs the simulation in a process of its own; what it printed, time and memory."""
+    """Runs the simulation in a process of its own; its output, time and memory."""
     command = [sys.executable, "-m", "paceline", "simulate", str(path), "--server", stack.url]
     began = time.perf_counter()
     assert stack.server is not None
@@ -83,7 +84,7 @@ def simulate(stack: Stack, path: Path) -> dict[str, Any]:
 
 
 def note(peaks: dict[str, int], used: dict[str, float], name: str, process: psutil.Process) -> None:
-    """Keeps the most resident memory that a process was seen with, and its processor time."""
+    """Notes a process's peak of resident memory, and its processor time."""
     try:
         peaks[name] = max(peaks.get(name, 0), process.memory_info().rss)
         used[name] = sum(process.cpu_times()[:2])
@@ -92,7 +93,7 @@ def note(peaks: dict[str, int], used: dict[str, float], name: str, process: psut
 
 
 def name_of(process: psutil.Process) -> str:
-    """Which part of the server it is."""
+    """Which part of the server a process is."""
     try:
         words = process.cmdline()
     except psutil.NoSuchProcess:
@@ -102,7 +103,7 @@ def name_of(process: psutil.Process) -> str:
 
 
 def answers(stack: Stack, run: str) -> dict[str, float]:
-    """Seconds that each question takes: those of the run's page, then what people ask for."""
+    """Seconds until each answer: the questions of the run's page, then those that people ask."""
     questions = {
         "run": "",
         "snapshot": "/snapshot?last=2000&worker_last=50",

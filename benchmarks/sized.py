@@ -1,4 +1,4 @@
-"""A training script of the benchmarks: a tiny model, samples whose sizes are drawn; see --help."""
+"""A training script of the benchmarks: a tiny model, and samples whose sizes are drawn."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ import paceline
 
 
 class Sized(Dataset[torch.Tensor]):
-    """Samples that are alike but in what they are said to cost."""
+    """Samples that differ only in their declared sizes."""
 
     def __init__(self, sizes: np.ndarray) -> None:
         self.sizes = sizes.tolist()
 
     def __len__(self) -> int:
-        """N."""
+        """How many samples there are."""
         return len(self.sizes)
 
     def __getitem__(self, index: int) -> torch.Tensor:
@@ -29,7 +29,7 @@ class Sized(Dataset[torch.Tensor]):
 
 
 def drawn(samples: int, mean: float, spread: float, seed: int) -> np.ndarray:
-    """Lognormal sizes of 1 to 20 times their mean; spread 0: all alike."""
+    """Lognormal sizes from 1 to 20 times their mean; spread 0: all sizes are the same."""
     sizes = np.random.default_rng(seed).lognormal(0.0, spread, samples)
     return np.clip(np.rint(mean * sizes / sizes.mean()), 1, 20 * mean)
 

@@ -1,10 +1,10 @@
 """Speech of very uneven length in padded batches on two real ranks; nothing is emulated.
 
 examples/speech is trained with plain DDP, with DDP on batches of similar lengths, and with
-`paceline` in its exact and its free mode under a real control plane: in turn, seed by seed, from
-the same parameters. Exact mode finds out that a batch costs as much as its padded form, or is told
-so from the start (`cost=padded`). Printed are seconds per epoch, loading and padding included, and
-held-out accuracy after the last epoch.
+`paceline` in its exact and its free mode under a real control plane. The contenders train in turn,
+seed by seed, from the same parameters. Exact mode finds out by itself that a batch costs as much as
+its padded form, or is told from the start (`cost=padded`). The table has seconds per epoch, loading
+and padding included, and held-out accuracy after the last epoch.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from paceline_backend.server.stack import Stack
 EXAMPLE = Path(__file__).resolve().parents[1] / "examples" / "speech"
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "paceline" / "speech"
 WORLD = 2
-# Until the costs of batches are known, ranks get equal counts, and steps are as slow as plain
-# DDP's. That is the case in the first 15 to 20 steps, of which an epoch has five.
-START = 3  # epochs
-MOST_S = 600.0  # that a training may take
+# In the first 15 to 20 steps the costs of batches are not known yet: ranks get equal counts, and
+# steps are as slow as plain DDP's. An epoch has five steps.
+START = 3  # first epochs, which do not count
+MOST_S = 600.0  # longest time of a training
 
 DDP, GROUPED = "plain DDP", "length-grouped DDP"
 EXACT, PADDED, FREE = "exact", "exact, cost=padded", "free, cost=padded"
@@ -73,7 +73,7 @@ Results = dict[str, list[Training]]  # contender → its training with each seed
 
 
 def arguments_of(size: Size, data: Path, seed: int, result: Path) -> list[str]:
-    """Options that both scripts have."""
+    """Options of a training, which train.py and train_ddp.py share."""
     values = {
         "data": data,
         "epochs": size.epochs,
@@ -138,7 +138,7 @@ def total_s(trainings: list[Training]) -> float:
 
 
 def accuracy(trainings: list[Training]) -> float:
-    """Mean over seeds."""
+    """Mean accuracy over seeds."""
     return statistics.fmean(training.accuracy for training in trainings)
 
 
@@ -158,7 +158,7 @@ def figures_of(results: Results) -> dict[str, Any]:
 
 
 def checks_of(results: Results) -> list[Check]:
-    """The promises about exact mode, as far as their contenders were trained."""
+    """The promises about exact mode, for the contenders that were trained."""
     checks = []
     for name in (EXACT, PADDED):
         if name not in results:
@@ -178,7 +178,7 @@ def checks_of(results: Results) -> list[Check]:
 
 
 def table_of(results: Results) -> str:
-    """For people."""
+    """The figures for people."""
     heads = ("s/epoch", "speed-up", "s in all", "speed-up", "accuracy", "by seed")
     lines = [" " * 20 + "".join(f"{head:>10}" for head in heads)]
     for name, figures in figures_of(results).items():

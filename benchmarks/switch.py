@@ -1,8 +1,8 @@
 """How long a policy switch takes, from the REST call to the first step under the new policy.
 
-Real training (PLAID, 4 ranks, emulated device speeds) on the embedded stack; the policy goes back
-and forth between bsp and chronica. The peer, in the same run, is what a switch costs where there is
-no live one: starting another run, until its first step.
+PLAID trains on 4 real ranks with emulated device speeds and the embedded stack. The policy goes
+back and forth between bsp and chronica. The peer, in the same run, is what a change of policy costs
+without live switches: the time from starting another run until its first step.
 """
 
 from __future__ import annotations

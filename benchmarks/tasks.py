@@ -1,4 +1,4 @@
-"""What is learnt in trainings: real data, small enough to be learnt in seconds."""
+"""The tasks of the benchmarks' trainings: real data, small enough to be learnt in seconds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "plaid"))
 
-FRAME = 20  # points of a recording that the LSTM takes at once
+FRAME = 20  # points of a recording that are one step of the LSTM
 
 Item = tuple[Tensor, int]
 Batch = tuple[Tensor, ...]  # what the network takes, then classes [n]
@@ -26,13 +26,13 @@ class Task:
     """What to learn: real data, small enough to be learnt in seconds.
 
     Args:
-        samples: (what the network takes, class).
-        sizes: λ of each.
-        held_out: to evaluate with.
+        samples: pairs of what the network takes, and a class.
+        sizes: λ of each sample.
+        held_out: batch to evaluate with.
         collate: makes a batch of samples.
-        network: makes one.
-        batch: samples of a step and rank.
-        target: held-out loss.
+        network: makes a network.
+        batch: samples of a rank's step.
+        target: held-out loss to reach.
     """
 
     samples: list[Item]
@@ -45,7 +45,7 @@ class Task:
 
 
 class Epoch(Dataset[Item]):
-    """A task's samples, over and over: as many as a training needs, without an epoch's end."""
+    """One epoch as long as a training: a task's samples over and over."""
 
     def __init__(self, task: Task, count: int) -> None:
         self._samples = task.samples
@@ -63,7 +63,7 @@ def _stacked(items: list[Item]) -> Batch:
 
 
 def _digits() -> Task:
-    """scikit-learn's handwritten digits, two thirds of them to learn."""
+    """scikit-learn's handwritten digits: two thirds to learn, one third held out."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -85,7 +85,7 @@ def _digits() -> Task:
 
 
 def _wide_digits() -> Task:
-    """The same, for a network of 1.1 million parameters."""
+    """`_digits` for a network of 1.1 million parameters."""
 
     def network() -> nn.Module:
         return nn.Sequential(
@@ -109,7 +109,7 @@ class SeriesLSTM(nn.Module):
         series = nn.functional.pad(series, (0, -series.shape[1] % FRAME))
         peak = series.abs().amax(1, keepdim=True).clamp_min(1e-4)
         mean = series.sum(1, keepdim=True) / lengths[:, None]
-        # Both the current's shape and its strength tell an appliance.
+        # An appliance is known by its current's shape (peak 1) and by the current's strength.
         kinds = [x.unflatten(1, (-1, FRAME)) for x in (series / peak, torch.asinh(series))]
         states, _ = self.lstm(torch.cat(kinds, 2))
         inside = (torch.arange(states.shape[1]) * FRAME < lengths[:, None])[:, :, None]

@@ -1,6 +1,6 @@
-"""Short trainings with a real accuracy on real ranks: by Paceline, or by PyTorch's own.
+"""Short trainings with a real accuracy on real ranks, by Paceline or by PyTorch's own means.
 
-`train` is a case for the ranks of `support.ranks`: it runs on all of them at once.
+`train` is a case for the ranks of `support.ranks`: it runs on all ranks at once.
 """
 
 from __future__ import annotations
@@ -45,11 +45,12 @@ from paceline.train.sync.partial import Partial
 from paceline.wire import ALLREDUCE, Segment
 from paceline.wire.synchronisation import Synchronisation
 
-logging.getLogger("paceline.train.device").setLevel(logging.ERROR)  # that devices are emulated
+# Hides the warning that devices are emulated.
+logging.getLogger("paceline.train.device").setLevel(logging.ERROR)
 
-WARM = 8  # first steps, not counted: half of them all-reduced
-RATE = 0.1  # so low that gradients some rounds old do no harm; with momentum 0.5
-EVERY = 8  # local SGD's steps between two means
+WARM = 8  # first steps, which do not count; half of them are all-reduced
+RATE = 0.1  # so low that stale gradients do no harm; momentum is 0.5
+EVERY = 8  # steps between two means of PyTorch's local SGD
 
 
 @dataclass(frozen=True)
@@ -57,13 +58,13 @@ class Work:
     """One training.
 
     Args:
-        task: of `tasks.task_of`.
-        how: "paceline", or PyTorch's own: "ddp", "join", "post-local".
-        seed: of the model, and of the order of the data.
-        steps: counted ones,
-        warm: after so many in which nothing is learnt.
-        synchroniser: Paceline's, where no control plane says it, in all segments but the first.
-        segment: its steps in one of these segments.
+        task: a name that `tasks.task_of` knows.
+        how: "paceline", or one of PyTorch's own means: "ddp", "join", "post-local".
+        seed: seed of the model, and of the order of the data.
+        steps: how many steps count.
+        warm: steps before the first step that counts; nothing is learnt in them.
+        synchroniser: without a control plane, Paceline's synchroniser from the second segment on.
+        segment: without a control plane, steps of a segment with that synchroniser.
         rate: learning rate.
     """
 
@@ -82,14 +83,15 @@ class Trained:
     """What one rank saw of the counted part of a training, and how well all did.
 
     Args:
-        began: s of a clock that all ranks share; inf: it had too few steps for that,
-        began_at: and Unix time.
-        ended: s of that clock, when all had met.
-        steps: of this rank.
-        updates: how often its parameters changed.
-        target_at: s of that clock, when all had the target loss, see `Watch`; None: never.
-        loss: held-out, of the mean of the replicas, in the end,
-        accuracy: and this.
+        began: when this rank began the counted part, in s of a clock that all ranks share; inf: it
+            had too few steps.
+        began_at: the same moment in Unix time.
+        ended: when all had met after training, in s of the shared clock.
+        steps: counted steps of this rank.
+        updates: how often this rank's parameters changed.
+        target_at: when all had the target loss, in s of the shared clock, see `Watch`; None: never.
+        loss: held-out loss of the mean of the final replicas.
+        accuracy: held-out accuracy of the mean of the final replicas.
     """
 
     began: float = math.inf
@@ -104,12 +106,14 @@ class Trained:
 
 @dataclass(frozen=True)
 class _Seen:
-    """A step, and the replica that it began with; or what came after it.
+    """What a rank had at one moment: at a step's begin, when its group met, or after training.
 
     Args:
-        replica: as it counts in the model that all would have.
-        weight: with which.
-        waits: whether it counts while this rank waits for others, too.
+        began: the moment, in s of the clock that all ranks share.
+        replica: the rank's contribution to the model that all would have, see `Watch`.
+        weight: the contribution's weight.
+        waits: whether the replica counts also while the rank waits for others.
+        ended: when the step ended; inf: no step began at this moment.
     """
 
     began: float
@@ -120,24 +124,25 @@ class _Seen:
 
 
 class Watch:
-    """Sees a training: when its counted part began and ended, and what the model was in between.
+    """Watches a training: when its counted part began and ended, and what the model was in between.
 
-    It keeps copies of the parameters, to be evaluated when the clock does not run any more. What is
-    evaluated is the model that all would have if they met then:
+    A watch keeps copies of the parameters and evaluates them after the clock has stopped. It
+    evaluates the model that all ranks would have if they met at that moment:
 
-    - where replicas are averaged: their mean, as it is weighed;
+    - where replicas are averaged: their weighted mean;
     - under RNA's hierarchy: the mean of all replicas less what came from other groups;
-    - else: that of ranks that are in a step, as the others wait, and get what these have.
+    - otherwise: the mean of the ranks that are in a step. The other ranks wait, and will get what
+      these ranks have.
 
-    Replicas are those with which ranks began their newest steps: what came since is not in them. So
-    relaxed synchronisers seem later than they are, by up to a slow rank's step.
+    A replica is copied when its rank begins a step and lacks what came later. So relaxed
+    synchronisers seem to reach the target later than they do, by up to a slow rank's step.
 
     Args:
-        network: that is trained.
+        network: the network that is trained.
         warm: steps that do not count.
-        rate: learning rate.
+        rate: learning rate of the counted part.
         meets: whether all ranks begin the counted part at once.
-        averages: whether replicas are averaged, not gradients, by other means than Paceline's.
+        averages: whether PyTorch averages replicas instead of reducing gradients.
     """
 
     def __init__(
@@ -145,8 +150,8 @@ class Watch:
     ) -> None:
         self._network, self._warm, self._rate = network, warm, rate
         self._meets, self._averages = meets, averages
-        self.relaxed: Callable[[], Synchroniser | None] = lambda: None  # that is in force
-        self._begun = 0  # steps
+        self.relaxed: Callable[[], Synchroniser | None] = lambda: None  # the one in force
+        self._begun = 0  # steps so far
         self._trained = Trained()
         self._steps: list[_Seen] = []
         self._optimiser = torch.optim.SGD(network.parameters(), 0.0, momentum=0.5)
@@ -154,12 +159,12 @@ class Watch:
 
     @property
     def optimiser(self) -> torch.optim.Optimizer:
-        """The training's. Its learning rate is 0 until the counted part begins."""
+        """The training's optimiser. Its learning rate is 0 until the counted part begins."""
         return self._optimiser
 
     @contextlib.contextmanager
     def step(self) -> Iterator[None]:
-        """A step."""
+        """Surrounds each step of the training."""
         self._begun += 1
         if self._begun <= self._warm:
             yield
@@ -177,17 +182,17 @@ class Watch:
         self._trained.steps += 1
 
     def group_met(self, relaxed: Hierarchical) -> None:
-        """Between two steps; the group waits for others."""
+        """Notes that this rank's group has met between two steps, and now waits for others."""
         if self._trained.began < math.inf:
             self._steps.append(self._seen(time.perf_counter(), relaxed))
 
     def over(self) -> None:
-        """The training has ended, all have met."""
+        """Notes that the training has ended and all ranks have met."""
         self._trained.ended = time.perf_counter()
         self._steps.append(self._seen(self._trained.ended, None))
 
     def done(self, task: Task) -> Trained:
-        """What was seen, and how well all did; all ranks call it at once."""
+        """What this rank saw, and how well all did. All ranks must call this at once."""
         mean = self._steps[-1].replica / dist.get_world_size()
         dist.all_reduce(mean)
         self._trained.loss, self._trained.accuracy = self._evaluated(mean, task)
@@ -195,14 +200,14 @@ class Watch:
         return self._trained
 
     def _target_at(self, task: Task) -> float | None:
-        """When all first had the target: as some rank began a step, or all had met."""
+        """When all first had the target loss; the moments tried are those of all ranks' `_Seen`."""
         rank, world = dist.get_rank(), dist.get_world_size()
         steps_of: list[list[_Seen]] = [[]] * world
         nothing = torch.empty(0)
         dist.all_gather_object(steps_of, [replace(step, replica=nothing) for step in self._steps])
         stepped = [k for k in range(world) if len(steps_of[k]) > 1]
         newest = dict.fromkeys(stepped, -1)
-        due: list[tuple[float, int, float]] = []  # when, which of my replicas, and its share
+        due: list[tuple[float, int, float]] = []  # moment, number of this rank's replica, its share
         begun = [(step.began, k, n) for k in stepped for n, step in enumerate(steps_of[k])]
         for at, who, number in sorted(begun):
             newest[who] = number
@@ -213,7 +218,7 @@ class Watch:
                     within = dict.fromkeys(within, 1.0)
                 share = within.get(rank, 0.0) / sum(within.values())
                 due.append((at, newest.get(rank, 0), share))
-        # Each rank evaluates one of as many as there are ranks.
+        # A block has as many moments as there are ranks, and each rank evaluates one.
         for block in (due[first : first + world] for first in range(0, len(due), world)):
             means = torch.zeros(world, self._steps[-1].replica.numel())
             for mean, (_, number, share) in zip(means, block, strict=False):
@@ -238,7 +243,7 @@ class Watch:
             return float(cross_entropy(logits, classes)), float(accuracy)
 
     def _stepping(self, *_: Any) -> None:
-        # Relaxed synchronisers step with no gradients where nothing has come, or several times.
+        # A relaxed synchroniser may step several times, or without gradients if no round came.
         if self._trained.began < math.inf and any(
             p.grad is not None for p in self._network.parameters()
         ):
@@ -255,12 +260,13 @@ class Watch:
 
 
 def train(work: Work) -> Trained:
-    """Trains on this rank, whose speed `PACELINE_EMULATE` says."""
+    """Trains on this rank. `PACELINE_EMULATE` says how fast its device is."""
     task, world = task_of(work.task), dist.get_world_size()
     data = Epoch(task, world * task.batch * (work.warm + work.steps))
     torch.manual_seed(work.seed)
     network = task.network()
-    # Paceline's may be apart where counting begins. Under `Join` a slow rank may never come there.
+    # Paceline's ranks may be apart when counting begins, so they meet first. Under `Join` a slow
+    # rank may end before the counted part, so ranks must not wait for it.
     meets = work.how == "paceline"
     averages = work.how == "post-local"
     watch = Watch(network, work.warm, work.rate, meets=meets, averages=averages)
@@ -274,7 +280,10 @@ def train(work: Work) -> Trained:
 
 @contextlib.contextmanager
 def _coasted(what: Synchronisation, steps: int) -> Iterator[None]:
-    """The leader's own segments carry a synchroniser: two short ones first, then so long ones."""
+    """Makes the leader's coasted segments carry a synchroniser.
+
+    The first two segments are short and the first is all-reduced. Later ones have `steps` steps.
+    """
     coasted = Leader._coasted
 
     def next_one(leader: Leader) -> Segment:
@@ -291,7 +300,7 @@ def _coasted(what: Synchronisation, steps: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _groups_seen(watch: Watch) -> Iterator[None]:
-    """It is told when groups have met, each for itself."""
+    """Tells the watch when this rank's group has met."""
     met = Partial.meet
 
     def meet(synchroniser: Partial, optimiser: torch.optim.Optimizer) -> None:
@@ -323,7 +332,7 @@ def _by_paceline(work: Work, task: Task, data: Epoch, network: nn.Module, watch:
 
 
 class _Held:
-    """An emulated device under plain DDP: gradients are not reduced before their time."""
+    """An emulated device under plain DDP: it holds gradients back until their time is over."""
 
     def __init__(self) -> None:
         self._rank, self._world = dist.get_rank(), dist.get_world_size()
@@ -331,12 +340,12 @@ class _Held:
         self._until = 0.0
 
     def begin(self, step: int, sizes: list[int]) -> None:
-        """A step begins, with samples of these sizes."""
+        """Begins a step with samples of the given sizes."""
         spent_s = self._emulation.rank_s(self._rank, step, _features(sizes))
         self._until = time.perf_counter() + spent_s
 
     def before(self, hook: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-        """A communication hook that begins when the device has computed."""
+        """A communication hook that waits until the emulated device has computed."""
 
         def held(state, bucket):  # type: ignore[no-untyped-def]  # DDP checks annotations
             time.sleep(max(0.0, self._until - time.perf_counter()))
@@ -345,7 +354,7 @@ class _Held:
         return held
 
     def speeds(self, sizes: list[int]) -> np.ndarray[Any, np.dtype[np.float64]]:
-        """Steps with samples of these sizes that each rank does in a second, [W]."""
+        """How many steps with samples of the given sizes each rank does in a second, [W]."""
         all_ranks = Features(*(np.full(self._world, value) for value in _features(sizes)))
         steps = [self._emulation.compute_s(step, all_ranks) for step in range(256)]
         return np.asarray(1 / np.mean(steps, axis=0))
@@ -364,7 +373,7 @@ def _by_torch(work: Work, task: Task, data: Epoch, network: nn.Module, watch: Wa
     joined: Any = contextlib.nullcontext()
     if work.how == "post-local":
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # TorchScript's, with which it comes
+            warnings.simplefilter("ignore")  # importing it warns about TorchScript
             from torch.distributed.optim import PostLocalSGDOptimizer
         alone, _ = dist.new_subgroups(1)
         first = WARM - 1
@@ -395,7 +404,7 @@ def _by_torch(work: Work, task: Task, data: Epoch, network: nn.Module, watch: Wa
 
 
 def _by_speed(work: Work, task: Task, data: Epoch, held: _Held) -> list[list[int]]:
-    """More batches for faster ranks, as `Join` lets them have; a user must know the speeds."""
+    """This rank's batches. Faster ranks get more, as `Join` allows; a user must know the speeds."""
     generator = torch.Generator().manual_seed(work.seed)
     order = torch.randperm(len(data), generator=generator).tolist()
     batches = [order[at : at + task.batch] for at in range(0, len(order), task.batch)]

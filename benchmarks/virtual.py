@@ -1,4 +1,4 @@
-"""Virtual training that the simulated benchmarks share."""
+"""Virtual training: simulated, planned as real training is, shared by several benchmarks."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ Floats = npt.NDArray[np.float64]
 class Trained:
     """What was trained: S steps, and what planning cost."""
 
-    epoch: npt.NDArray[np.int64]  # [S]
+    epoch: npt.NDArray[np.int64]  # epoch of each step, [S]
     features: Features  # [S, W]
     compute_s: Floats  # [S, W]
-    step_s: Floats  # [S], communication included
-    plan_s: float  # real time that planning took, mean per step
+    step_s: Floats  # communication included, [S]
+    plan_s: float  # mean real time that planning took for a step
 
     def since(self, epoch: int) -> Trained:
         """The steps from an epoch on."""
@@ -40,7 +40,7 @@ class Trained:
 def train(simulation: Simulation) -> Trained:
     """Trains to the end, planned as a controller plans real training.
 
-    The policy learns the devices' speeds from the steps as they run; it is told nothing.
+    The policy gets no speeds: it learns the devices' speeds from the steps.
     """
     ran = []
     while not simulation.finished:

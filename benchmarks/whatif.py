@@ -1,8 +1,9 @@
 """Whether a forecast tells what a switch then gives: 12 real runs of 4 emulated ranks each.
 
-Four sets of speeds times three data sets (PLAID, and two whose sizes are drawn). Each run starts
-under bsp; its presets are forecast; it switches to one of them, in each run another; what its steps
-then take per unit of load, without the first ones, is compared with the forecast.
+Each run has one of four sets of speeds and one of three data sets (PLAID, and two whose sizes are
+drawn). A run starts under bsp, gets forecasts of all presets, and switches to one preset; the
+preset changes from run to run. The forecast is compared with the time of steps per unit of load
+after the switch, without the first steps.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ SPEEDS = {
     "half slow": [1.0, 1.0, 2.0, 2.0],
     "all differ": [1.0, 1.3, 1.7, 2.2],
 }
-# Script, arguments, seconds per size unit: a step of equal ranks takes 0.2 s (PLAID's ranks compute
-# in earnest, on few cores) or 0.1 s if balanced.
+# Script, arguments, seconds per size unit. A balanced step of equal ranks takes 0.1 s, with PLAID
+# 0.2 s: PLAID's ranks really compute, on few cores.
 DATA = {
     "plaid": (str(example("plaid") / "train.py"), ["--epochs", "10000"], 36e-6),
     "lognormal": (str(HERE / "sized.py"), ["--spread", "1.0"], 16e-6),
@@ -47,8 +48,8 @@ DATA = {
 }
 PRESETS = ("chronica", "paceline", "sata", "lbb", "boa", "dynamic-batching")
 PER_STEP_S = 5e-3
-BEFORE = 56  # steps under bsp,
-AFTER = 50  # and under the other after its warm-up
+BEFORE = 56  # steps under bsp
+AFTER = 50  # steps that are measured under the other preset, after its warm-up
 
 
 def main() -> None:
@@ -68,7 +69,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder, Stack(Path(folder), 0) as stack:
         for turn, (speeds, data) in enumerate(cases):
-            # Each set of speeds meets each half of the presets.
+            # Each set of speeds meets three presets, a different one with each data set.
             policy = PRESETS[(turn + turn // len(SPEEDS)) % len(PRESETS)]
             rows.append({"speeds": speeds, "data": data, **case(stack, speeds, data, policy)})
             print(_line(rows[-1]), file=sys.stderr, flush=True)
@@ -88,7 +89,10 @@ def main() -> None:
 
 
 def noise(options: argparse.Namespace) -> None:
-    """Equal ranks, sizes alike, 5 % noise: no lower bound of a saving near the margin of `auto`."""
+    """Checks that noise alone promises no saving: equal ranks, equal sizes, 5 % noise.
+
+    Lower bounds of savings must stay below the margin of `auto`.
+    """
     seeds = 10 if options.quick else 100
     bounds = [saving_low(seed, ("chronica", "paceline")[seed % 2]) for seed in range(seeds)]
     checks = [Check("highest lower bound of a saving", max(bounds), 0.02, "<=")]
@@ -97,7 +101,7 @@ def noise(options: argparse.Namespace) -> None:
 
 
 def saving_low(seed: int, preset: str) -> float:
-    """What a preset would save at least, after 64 steps of a simulated run."""
+    """The lower bound of what a preset would save, after 64 steps of a simulated run."""
     scenario = Scenario.of(
         {
             "name": "noise",
@@ -153,7 +157,7 @@ def case(stack: Stack, speeds: str, data: str, policy: str) -> dict[str, Any]:
     run = stack.api("POST", "/runs", body)["id"]
     wait(stack, run, lambda now: (now["step"] or 0) >= BEFORE)
     began = time.monotonic()
-    with Client(stack.url, timeout_s=300.0) as client:  # its process starts with the first
+    with Client(stack.url, timeout_s=300.0) as client:  # the first forecast starts its process
         answer = client.call("GET", f"/runs/{run}/whatif?refresh=true")
     took_s = time.monotonic() - began
     if answer["reason"] is not None:
@@ -183,7 +187,7 @@ def case(stack: Stack, speeds: str, data: str, policy: str) -> dict[str, Any]:
 
 
 def effective(stack: Stack, run: str, version: int) -> int:
-    """The first step that a version planned, once there is one."""
+    """The first step of a policy version; waits until there is one."""
 
     def there() -> int | None:
         step: int | None = stack.api("GET", f"/runs/{run}/switches")[version]["effective_step"]
@@ -196,7 +200,7 @@ def effective(stack: Stack, run: str, version: int) -> int:
 
 
 def mean_load(stack: Stack, run: str) -> float:
-    """Of a step of a whole epoch."""
+    """Mean load of a step over a whole epoch."""
     with Store.open(embedded_database(stack.data)) as store, store.read() as connection:
         hello = runs.hello(connection, runs.key_of(connection, run))
     assert hello is not None
