@@ -150,7 +150,7 @@ class Watch:
     ) -> None:
         self._network, self._warm, self._rate = network, warm, rate
         self._meets, self._averages = meets, averages
-        self.relaxed: Callable[[], Synchroniser | None] = lambda: None  # the one in force
+        self.relaxed: Callable[[], Synchroniser | None] = lambda: None  # synchroniser in force
         self._begun = 0  # steps so far
         self._trained = Trained()
         self._steps: list[_Seen] = []

@@ -89,7 +89,7 @@ def main() -> None:
 
 
 def noise(options: argparse.Namespace) -> None:
-    """Checks that noise alone promises no saving: equal ranks, equal sizes, 5 % noise.
+    """Checks that noise alone promises no saving: equal ranks, sizes nearly equal, 5 % noise.
 
     Lower bounds of savings must stay below the margin of `auto`.
     """
