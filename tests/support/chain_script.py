@@ -46,9 +46,9 @@ class Digits(torch.utils.data.Dataset[tuple[int, Tensor, int]]):
 
 def _digits(generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """All of them in random order: pixels [1797, 64] and classes [1797]."""
-    found = importlib.util.find_spec("sklearn")
-    assert found is not None
-    (folder,) = found.submodule_search_locations or []
+    spec = importlib.util.find_spec("sklearn")
+    assert spec is not None
+    (folder,) = spec.submodule_search_locations or []
     # Not by `load_digits`, whose import takes each rank two seconds.
     table = np.loadtxt(Path(folder) / "datasets" / "data" / "digits.csv.gz", delimiter=",")
     shuffled = torch.from_numpy(table)[torch.randperm(len(table), generator=generator)]

@@ -54,11 +54,11 @@ def synchronous() -> list[str]:
 def random_chain(known: Sequence[str], switches: int, seed: int) -> list[str]:
     """`bsp`, then all presets in random order, again and again; never the same twice in a row."""
     draw = random.Random(seed)
-    found = ["bsp"]
-    while len(found) <= switches:
+    chain = ["bsp"]
+    while len(chain) <= switches:
         names = draw.sample(known, len(known))
-        found += names if names[0] != found[-1] else names[::-1]
-    return found[: switches + 1]
+        chain += names if names[0] != chain[-1] else names[::-1]
+    return chain[: switches + 1]
 
 
 def run_chain(
@@ -133,7 +133,7 @@ def _errors(store: Store, run: str, directory: Path) -> dict[int, float]:
     """Of each all-reduced gradient, relative to that of a single process over the global batch."""
     data, model = chain_script.Digits(), chain_script.network()
     rows = np.load(directory / "rows.npy")
-    found = {}
+    errors = {}
     with store.read() as connection:
         key = runs.key_of(connection, run)
         hello = runs.hello(connection, key)
@@ -149,8 +149,8 @@ def _errors(store: Store, run: str, directory: Path) -> dict[int, float]:
                 logits = model(data.pixels[samples])
                 cross_entropy(logits, data.classes[samples]).backward()
                 want = chain_script.gradient(model)
-                found[step] = float((gradient - want).norm() / want.norm())
-    return found
+                errors[step] = float((gradient - want).norm() / want.norm())
+    return errors
 
 
 def wait_for_plan(stack: Stack, run: str) -> None:

@@ -115,8 +115,8 @@ class Training:
         relaxed = [
             trained.segment for trained in self.ran if trained.segment.synchroniser != ALLREDUCE
         ]
-        found = [relaxed_span(step, segment) for segment in relaxed]
-        return tuple(span for span in found if span.end > span.first)
+        spans = [relaxed_span(step, segment) for segment in relaxed]
+        return tuple(span for span in spans if span.end > span.first)
 
     def store(self, store: Store, run: str) -> None:
         """What ranks would have reported since the last call."""
@@ -124,9 +124,9 @@ class Training:
         for ran in self.ran[self.stored :]:
             messages.append((run, Adopted(0, ran.segment, 1.0)))
             messages += [(run, StepBatch(_records(ran, r))) for r in range(self.hello.world)]
-            told = rounds(ran, self.rounds, 1_000.0)
-            self.rounds += len(told)
-            messages.append((run, RoundBatch(told)))
+            round_records = rounds(ran, self.rounds, 1_000.0)
+            self.rounds += len(round_records)
+            messages.append((run, RoundBatch(round_records)))
         telemetry.write(store, messages)
         self.stored = len(self.ran)
 

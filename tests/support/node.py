@@ -47,15 +47,15 @@ def command(process: psutil.Process) -> list[str]:
 
 def ranks(processes: Iterable[psutil.Process], name: str = "train.py") -> dict[int, psutil.Process]:
     """Those of the processes that run a script, by rank."""
-    found = {}
+    by_rank = {}
     for process in processes:
         try:
             words = command(process)
             if len(words) > 2 and words[1] == "-u" and words[2].endswith(name):
-                found[int(process.environ()["RANK"])] = process
+                by_rank[int(process.environ()["RANK"])] = process
         except psutil.Error:
             continue
-    return found
+    return by_rank
 
 
 def wait_gone(processes: Iterable[psutil.Process], timeout_s: float = 15.0) -> None:

@@ -27,7 +27,7 @@ def wait_for_chart(page: Page, chart: str, step: int) -> None:
 
 def layout_of(page: Page, chart: str) -> dict[str, Any]:
     """A chart's shapes, texts and range, as Plotly has them."""
-    found: dict[str, Any] = page.evaluate(
+    layout: dict[str, Any] = page.evaluate(
         """id => {
           const {shapes, annotations, xaxis} = document.getElementById(id).layout;
           return {shapes: shapes.map(s => [s.type, s.x0, s.x1]),
@@ -35,7 +35,7 @@ def layout_of(page: Page, chart: str) -> dict[str, Any]:
         }""",
         f"chart-{chart}",
     )
-    return found
+    return layout
 
 
 def preset(policy: str, saving: float, half: float, **parameters: Any) -> dict[str, Any]:

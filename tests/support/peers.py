@@ -54,35 +54,35 @@ def leave(answering: list[int], leaver: int) -> str:
     """One rank leaves in the middle; what the others are told."""
     with ranks() as of:
         peers = Peers(of, "peers", answering, 1, lambda _, vector: vector)
-        told = "nothing"
+        message = "nothing"
         try:
             for step in range(50):
                 if of.rank == leaver and step == 5:
                     peers.abort("has left")
-                    told = ""
+                    message = ""
                     break
                 if of.rank not in answering:
                     peers.ask(answering[step % len(answering)], torch.ones(1))
             else:
                 peers.finish()
         except PacelineError as error:
-            told = str(error)
-    return told
+            message = str(error)
+    return message
 
 
 def silent(answering: list[int], late: int) -> str:
     """One rank takes longer than the others wait; what they are told."""
     with ranks(timeout_s=0.5) as of:
         peers = Peers(of, "peers", answering, 1, lambda _, vector: vector)
-        told = "nothing"
+        message = "nothing"
         if of.rank != late:
             try:
                 peers.finish()
             except PacelineError as error:
-                told = str(error)
+                message = str(error)
         dist.barrier()
         peers.abort("has left")
-    return told
+    return message
 
 
 class _Counted:
@@ -94,8 +94,8 @@ class _Counted:
 
     def get(self, key: str) -> bytes:
         self.asked.release()
-        found: bytes = self._store.get(key)
-        return found
+        value: bytes = self._store.get(key)
+        return value
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._store, name)
@@ -113,9 +113,9 @@ def seldom() -> list[float]:
             for _ in range(3):
                 assert counted.asked.acquire(timeout=10), "it waits no more"
         dist.barrier()
-        found = [] if of.rank == 1 else peers.ask(1, torch.ones(1)).vector.tolist()
+        answer = [] if of.rank == 1 else peers.ask(1, torch.ones(1)).vector.tolist()
         peers.finish()
-        return found
+        return answer
 
 
 def by_late_givers(what: Synchronisation, steps: int) -> dict[str, Any]:
@@ -161,8 +161,10 @@ def train(
         draw = random.Random(f"slow {of.rank}")
         parameters = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(3))]
         optimiser = torch.optim.SGD(parameters, 1.0)
-        told: list[Round] = []
-        synchroniser: Synchroniser = make(what, of, "train", parameters, optimiser, 1, told.append)
+        records: list[Round] = []
+        synchroniser: Synchroniser = make(
+            what, of, "train", parameters, optimiser, 1, records.append
+        )
         weight = weights[of.rank] if weights else 1 / of.world
         factor = weight * of.world if synchroniser.weighs else 1.0  # as wrapped models weigh
         for step in range(steps):
@@ -184,8 +186,8 @@ def train(
         return {
             "before": before.tolist(),
             "after": after.tolist(),
-            "staleness": [one.staleness for one in told],
-            "worlds": [one.world for one in told],
+            "staleness": [record.staleness for record in records],
+            "worlds": [record.world for record in records],
         }
 
 
@@ -230,7 +232,7 @@ def by_latecomers(what: Synchronisation, steps: int) -> dict[str, Any]:
 def regroup(groupings: list[list[list[int]]]) -> dict[str, Any]:
     """Each time the sum of ranks in this rank's group, its number there, and which group it was."""
     with ranks() as of:
-        found: dict[str, Any] = {"sums": [], "ranks": [], "groups": []}
+        results: dict[str, Any] = {"sums": [], "ranks": [], "groups": []}
         kept: list[dist.ProcessGroup] = []
         for groups in groupings:
             mine = of.among(groups)
@@ -238,7 +240,7 @@ def regroup(groupings: list[list[list[int]]]) -> dict[str, Any]:
             dist.all_reduce(total, group=mine.group)
             if mine.group not in kept:
                 kept.append(mine.group)
-            found["sums"].append(int(total))
-            found["ranks"].append((mine.rank, mine.world))
-            found["groups"].append(kept.index(mine.group))
-    return found
+            results["sums"].append(int(total))
+            results["ranks"].append((mine.rank, mine.world))
+            results["groups"].append(kept.index(mine.group))
+    return results

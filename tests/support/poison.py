@@ -304,12 +304,12 @@ CONTROLS: dict[str, Fields] = {
 
 def bodies() -> dict[str, bytes]:
     """Segments as the database of an older release may hold them: all that it could read."""
-    found = {}
+    stored = {}
     for name, data in _segments(adopted(0, 0)).items():
         try:
-            found[name] = bytes(
+            stored[name] = bytes(
                 msgspec.msgpack.decode(data, type=dict[str, msgspec.Raw])["segment"]
             )
         except (msgspec.DecodeError, RecursionError):
             continue
-    return found
+    return stored

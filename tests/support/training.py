@@ -80,7 +80,7 @@ class Training:
     def report(self, *messages: Message) -> None:
         """Commits messages, then tells open pages."""
         telemetry.write(self.store, [(self.run, message) for message in messages])
-        self.announce(*(one for one in messages if not isinstance(one, RoundBatch)))
+        self.announce(*(message for message in messages if not isinstance(message, RoundBatch)))
 
     def announce(self, *messages: Message) -> None:
         """Tells open pages alone."""

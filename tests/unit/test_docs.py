@@ -110,8 +110,8 @@ def _exists(name: str) -> bool:
             continue
         if spec is None:
             continue
-        found: object = importlib.import_module(".".join(parts[:length]))
-        return all((found := getattr(found, part, None)) is not None for part in parts[length:])
+        target: object = importlib.import_module(".".join(parts[:length]))
+        return all((target := getattr(target, part, None)) is not None for part in parts[length:])
     return False
 
 
@@ -152,9 +152,9 @@ def test_rest_has_every_field() -> None:
 
 def test_rest_has_every_call() -> None:
     text = (ROOT / "docs/rest.md").read_text()
-    told = {re.sub(r"\{\w+\}", "{}", path) for path in _PATH.findall(text)}
+    documented = {re.sub(r"\{\w+\}", "{}", path) for path in _PATH.findall(text)}
     for router in (runs.router, telemetry.router, attribution.router, whatif.router):
         for route in router.routes:
             assert isinstance(route, APIRoute)
             path = re.sub(r"\{\w+\}", "{}", route.path)
-            assert path in told, f"docs/rest.md: {route.path} is missing"
+            assert path in documented, f"docs/rest.md: {route.path} is missing"

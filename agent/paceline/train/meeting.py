@@ -51,11 +51,11 @@ def rank_and_world() -> tuple[int, int]:
     return 0, 1
 
 
-def meet(same: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]) -> Meeting:
+def meet(arguments: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]) -> Meeting:
     """Brings the ranks together; each calls it.
 
     Args:
-        same: arguments that must be equal on all ranks, by name.
+        arguments: those that must be equal on all ranks, by name.
         sizes: called on rank 0.
 
     Raises:
@@ -68,7 +68,7 @@ def meet(same: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]) -> 
         array = sizes()
         return Meeting(rank, world, HashStore(), int(array.argmin()), array)
     if rank > 0:
-        return _join(rank, world, same)
+        return _join(rank, world, arguments)
     try:
         array = sizes()
     except Exception as error:
@@ -78,7 +78,7 @@ def meet(same: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]) -> 
     filler = int(array.argmin())
     _broadcast(
         {
-            "same": same,
+            "same": arguments,
             "place": place(),
             "address": os.environ.get("MASTER_ADDR") or socket.getfqdn(),
             "port": store.port,
@@ -88,14 +88,14 @@ def meet(same: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]) -> 
     return Meeting(rank, world, store, filler, array)
 
 
-def _join(rank: int, world: int, same: dict[str, Any]) -> Meeting:
+def _join(rank: int, world: int, arguments: dict[str, Any]) -> Meeting:
     word = _broadcast(None)
     if "error" in word:
         kind = _KINDS.get(word["kind"])
         if kind is None:
             raise PacelineError(f"on rank 0: {word['kind']}: {word['error']}")
         raise kind(word["error"])
-    for name, value in same.items():
+    for name, value in arguments.items():
         if value != word["same"][name]:
             raise ValueError(
                 f"{name} is {value!r} on rank {rank} but {word['same'][name]!r} on rank 0: "

@@ -86,8 +86,8 @@ class Session:
         terms = Terms(length(dataset), global_batch, seed, drop_last, loss_mean, coast_steps)
         environment = Environment.read(os.environ)
         self._given_limits = listed_limits(limits)
-        same = asdict(terms) | {"limits": self._given_limits}
-        meeting = meet(same, lambda: resolve(sizes, dataset))
+        arguments = asdict(terms) | {"limits": self._given_limits}
+        meeting = meet(arguments, lambda: resolve(sizes, dataset))
         self.rank, self.world, self.filler = meeting.rank, meeting.world, meeting.filler
         self._dataset = dataset
         device = Device(environment.emulate, self.rank, self.world)

@@ -80,7 +80,7 @@ class Guard:
                 return problem_response(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "token: too long")
         form = parse_qs(body.decode(errors="replace"))
         target = _local(form.get("next", ["/"])[0])
-        if not _same(form.get("token", [""])[0].encode(), token):
+        if not _equal(form.get("token", [""])[0].encode(), token):
             return _page(request, target, "That is not the token.", HTTPStatus.UNAUTHORIZED)
         response = RedirectResponse(target, HTTPStatus.SEE_OTHER)
         response.set_cookie(
@@ -123,7 +123,7 @@ def _page(
 def _unauthorised(scope: Scope, headers: Headers, token: str) -> Response | None:
     kind, _, given = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer":
-        if _same(given.strip().encode("latin-1"), token):
+        if _equal(given.strip().encode("latin-1"), token):
             return None
     elif _logged_in(scope, token):
         # A browser sends it along for pages of any port of our host.
@@ -164,7 +164,7 @@ def _from_elsewhere(scope: Scope, headers: Headers, remedy: str) -> Response | N
     return None
 
 
-def _same(given: bytes, expected: str) -> bool:
+def _equal(given: bytes, expected: str) -> bool:
     return hmac.compare_digest(given, expected.encode())
 
 

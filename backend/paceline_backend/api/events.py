@@ -185,7 +185,7 @@ class _Feed:
             while not self.state.closing():
                 try:
                     lost, entries = await self._read(client)
-                    happened = await run_in_threadpool(self._told, lost, entries)
+                    happened = await run_in_threadpool(self._events_of, lost, entries)
                 except (redis.RedisError, StoreUnavailableError) as error:
                     lost, entries, happened = False, [], []
                     await asyncio.sleep(self.outage.failed(error))
@@ -221,7 +221,7 @@ class _Feed:
             lost = not await client.xrange(stream, self.position, self.position, 1)
         return lost, entries
 
-    def _told(self, lost: bool, entries: list[Entry]) -> list[Event]:
+    def _events_of(self, lost: bool, entries: list[Entry]) -> list[Event]:
         """The events of some entries."""
         if lost:
             return [{"type": "reset"}]

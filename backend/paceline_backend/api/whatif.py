@@ -78,8 +78,8 @@ def _kept(store: Store, run: str, steps: int, made_since: float) -> Forecast | N
     assert forecast.step is not None
     near = newest - _FRESH_STEPS <= forecast.step <= newest
     fresh = near or time.time() - forecast.made_at <= _FRESH_S
-    same = forecast.current.version == version
-    return forecast if fresh and same and forecast.made_at >= made_since else None
+    current = forecast.current.version == version
+    return forecast if fresh and current and forecast.made_at >= made_since else None
 
 
 def _keep(store: Store, forecast: Forecast) -> None:

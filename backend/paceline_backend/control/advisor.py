@@ -112,8 +112,8 @@ class Advisor:
 
         def unless(connection: Connection) -> bool:
             allowed = forecasts.auto(connection, run.key)["mode"] == "switch"
-            same = forecasts.version(connection, run.key) == body["current"]["version"]
-            if not allowed or not same or forecasts.state(connection, run.key) in ENDED:
+            current = forecasts.version(connection, run.key) == body["current"]["version"]
+            if not allowed or not current or forecasts.state(connection, run.key) in ENDED:
                 return True
             forecasts.add(connection, run.key, body)
             return False

@@ -49,7 +49,7 @@ def chosen(
         .subquery()
     )
     f = row.c
-    same = sa.and_(f.version == f.version_before, f.digest == f.digest_before)
+    unchanged = sa.and_(f.version == f.version_before, f.digest == f.digest_before)
     query = (
         sa.select(
             c.attempt,
@@ -61,7 +61,7 @@ def chosen(
             sa.case((f.version == f.version_before, f.before)).label("before"),
         )
         .join(row, sa.and_(c.run == run, c.attempt == f.attempt, c.seq == f.seq))
-        .where(sa.or_(f.version_before.is_(None), sa.not_(same)), *within(f.first_step, span))
+        .where(sa.or_(f.version_before.is_(None), sa.not_(unchanged)), *within(f.first_step, span))
         .order_by(c.attempt.desc(), c.seq.desc())
         .limit(most)
     )

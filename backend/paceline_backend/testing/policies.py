@@ -176,8 +176,8 @@ def _check_plan(simulation: Simulation) -> None:
         assert np.array_equal(array, before[name]), f"{name} was changed in place"
     again = plan(simulation.policy, problem, feedback, shuffle=shuffle)
     for name, value in _values(made).items():
-        same = np.array_equal(value, _values(again)[name])
-        assert same, f"{name} differs when planned again from the same arguments"
+        equal = np.array_equal(value, _values(again)[name])
+        assert equal, f"{name} differs when planned again from the same arguments"
     _check_legal(made, problem)
     if simulation.policy.plain_batches:
         _check_plain(made, problem)

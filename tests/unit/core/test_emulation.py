@@ -134,8 +134,8 @@ def test_travels_as_json_and_in_hello(emulation: Emulation) -> None:
 
 
 def test_another_seed_gives_other_times() -> None:
-    one, other = (made(noise=0.1, seed=seed).compute_s(0, batch(4, 10.0)) for seed in (0, 1))
-    assert (one != other).all()
+    first, second = (made(noise=0.1, seed=seed).compute_s(0, batch(4, 10.0)) for seed in (0, 1))
+    assert (first != second).all()
 
 
 @pytest.mark.parametrize(

@@ -70,9 +70,9 @@ def _run(answers: Coroutine[Any, Any, list[Any]]) -> list[Any]:
 def runs(database: Path) -> dict[str, str]:
     """The ids of the recorded runs, by name."""
     connection = sqlite3.connect(database)
-    found = dict(connection.execute("SELECT name, id FROM runs ORDER BY key").fetchall())
+    ids = dict(connection.execute("SELECT name, id FROM runs ORDER BY key").fetchall())
     connection.close()
-    return found
+    return ids
 
 
 def paths(database: Path) -> list[str]:

@@ -26,7 +26,7 @@ def made(
 ) -> Forecast:
     """A forecast with intervals of ± 2 %."""
     presets = {policy: 0.0, **savings}
-    found = [
+    forecasts = [
         PresetForecast(
             policy=name,
             parameters={},
@@ -48,7 +48,7 @@ def made(
         first_step=step - 63,
         steps=64,
         fit_error=0.01,
-        forecasts=found,
+        forecasts=forecasts,
         speeds=list(speeds),
         decision=None if decided is None else Decision(decided, "because"),
     )
@@ -145,18 +145,22 @@ def test_a_promise_that_is_not_kept() -> None:
 def test_never_back_and_forth() -> None:
     switches, earlier = [START, SWITCHED], [FIRST, SECOND]
     tempting = {"bsp": 0.3}
-    one = made(450, tempting, version=1, policy="chronica", measured_s=0.6, decided="wait")
-    two = made(550, tempting, version=1, policy="chronica", measured_s=0.6)
-    assert decide(two, [*earlier, one], switches, "switch").policy is None, "auto left bsp"
+    previous = made(450, tempting, version=1, policy="chronica", measured_s=0.6, decided="wait")
+    newest = made(550, tempting, version=1, policy="chronica", measured_s=0.6)
+    assert decide(newest, [*earlier, previous], switches, "switch").policy is None, "auto left bsp"
     changed = {"version": 1, "policy": "chronica", "measured_s": 0.6, "speeds": (1.0, 3.0)}
-    one = made(450, tempting, **changed, decided="wait")
-    two = made(550, tempting, **changed)
-    assert decide(two, [*earlier, one], switches, "switch").decided == "switch"
+    previous = made(450, tempting, **changed, decided="wait")
+    newest = made(550, tempting, **changed)
+    assert decide(newest, [*earlier, previous], switches, "switch").decided == "switch"
 
     returned = [*switches, Switch(2, "bsp", "auto", 360)]
     earlier.append(after(0.97, {}, decided="back"))
-    one = made(460, {"chronica": 0.4}, version=2, decided="wait")
-    two = made(560, {"chronica": 0.4}, version=2)
-    assert decide(two, [*earlier, one], returned, "switch").policy is None, "it did not keep"
+    previous = made(460, {"chronica": 0.4}, version=2, decided="wait")
+    newest = made(560, {"chronica": 0.4}, version=2)
+    assert decide(newest, [*earlier, previous], returned, "switch").policy is None, (
+        "it did not keep"
+    )
     overruled = [START, SWITCHED, Switch(2, "bsp", "me", 360)]
-    assert decide(two, [*earlier, one], overruled, "switch").policy is None, "somebody left it"
+    assert decide(newest, [*earlier, previous], overruled, "switch").policy is None, (
+        "somebody left it"
+    )

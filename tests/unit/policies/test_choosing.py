@@ -49,21 +49,23 @@ def trained(steps: int) -> list[TrainedSegment]:
     devices = Emulation(a_s=[1e-3] * 4, b_s=[0.1] * 4, slowdowns=[slow])
     start = hello(world=4, global_batch=32, sizes=np.ones(20_000).tobytes(), epochs=None)
     run = Simulation(start, devices, policy())
-    found = []
+    ran = []
     while run.step < steps:
-        found.append(run.advance())
-    return found
+        ran.append(run.advance())
+    return ran
 
 
 def test_segments_follow_the_choice() -> None:
-    found = [ran.segment for ran in trained(400)]
-    assert {s.synchroniser.name for s in found if 60 <= s.first_step < 180} == {"partial"}
-    assert found[0].synchroniser == found[-1].synchroniser == ALLREDUCE
-    assert {s.why for s in found if s.synchroniser == PARTIAL} == {"rank 1 takes 0.540 s"}
-    assert {s.why for s in found[1:] if s.synchroniser == ALLREDUCE} == {"all take as long"}
-    assert min(s.steps for s in found if s.synchroniser == PARTIAL) >= LEAST_RELAXED
-    assert max(s.steps for s in found if s.synchroniser == ALLREDUCE) <= MOST_STEPS
-    assert [s.memory["synchroniser"]["chosen"] for s in found] == list(range(1, len(found) + 1))
+    segments = [ran.segment for ran in trained(400)]
+    assert {s.synchroniser.name for s in segments if 60 <= s.first_step < 180} == {"partial"}
+    assert segments[0].synchroniser == segments[-1].synchroniser == ALLREDUCE
+    assert {s.why for s in segments if s.synchroniser == PARTIAL} == {"rank 1 takes 0.540 s"}
+    assert {s.why for s in segments[1:] if s.synchroniser == ALLREDUCE} == {"all take as long"}
+    assert min(s.steps for s in segments if s.synchroniser == PARTIAL) >= LEAST_RELAXED
+    assert max(s.steps for s in segments if s.synchroniser == ALLREDUCE) <= MOST_STEPS
+    assert [s.memory["synchroniser"]["chosen"] for s in segments] == list(
+        range(1, len(segments) + 1)
+    )
 
 
 @dataclass(frozen=True)
@@ -85,9 +87,9 @@ def test_a_segment_is_chosen_for_once() -> None:
     slow = Slowdown(ranks=[1], factor=4.0, first_step=20, steps=100)
     devices = Emulation(a_s=[1e-3] * 2, b_s=[0.01] * 2, slowdowns=[slow])
     run = Simulation(start, devices, replace(free, synchroniser=heard))
-    found = [run.advance().segment for _ in range(60)]
-    assert len({segment.epoch for segment in found}) < sum(s.shuffled for s in found)
-    assert len(heard.calls) == len(found)
+    segments = [run.advance().segment for _ in range(60)]
+    assert len({segment.epoch for segment in segments}) < sum(s.shuffled for s in segments)
+    assert len(heard.calls) == len(segments)
 
 
 def test_plans_are_the_same_with_what_was_chosen_before() -> None:

@@ -139,13 +139,13 @@ def test_plans_are_repeatable_values(name: str, data: st.DataObject) -> None:
         assert ((first.placement >= 0) & (first.placement < problem.world)).all()
 
 
-def assert_same(one: Plan, other: Plan) -> None:
-    assert [[p.tolist() for p in s] for s in one.assignments] == [
-        [p.tolist() for p in s] for s in other.assignments
+def assert_same(expected: Plan, made: Plan) -> None:
+    assert [[p.tolist() for p in s] for s in expected.assignments] == [
+        [p.tolist() for p in s] for s in made.assignments
     ]
-    np.testing.assert_array_equal(one.placement, other.placement)
+    np.testing.assert_array_equal(expected.placement, made.placement)
     for name in ("ett_s", "shares", "moved", "epoch_end", "memory", "synchroniser", "why"):
-        assert getattr(one, name) == getattr(other, name), name
+        assert getattr(expected, name) == getattr(made, name), name
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -68,13 +68,13 @@ def test_a_package_that_is_broken_or_takes_a_name_is_left_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     group = _registry.GROUP
-    found = [
+    entries = [
         EntryPoint("bsp", "json:dumps", group),
         EntryPoint("missing", "no_such_package:preset", group),
         EntryPoint("other", "paceline_backend.policies.presets.sata:preset", group),
         EntryPoint("bsp", "paceline_backend.policies.presets.bsp:preset", group),
     ]
-    monkeypatch.setattr(_registry, "entry_points", lambda group: found)
+    monkeypatch.setattr(_registry, "entry_points", lambda group: entries)
     _registry._presets.cache_clear()
     try:
         assert policies.names() == ["bsp"]
@@ -141,12 +141,12 @@ def test_batches_of_a_preset_from_elsewhere_can_be_combined(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     other = replace(policies.get("bsp"), name="other", combines=True)
-    found = [
+    entries = [
         *entry_points(group=_registry.GROUP),
         EntryPoint("other", "somewhere:preset", _registry.GROUP),
     ]
     real = EntryPoint.load
-    monkeypatch.setattr(_registry, "entry_points", lambda group: found)
+    monkeypatch.setattr(_registry, "entry_points", lambda group: entries)
     monkeypatch.setattr(EntryPoint, "load", lambda e: other if e.name == "other" else real(e))
     _registry._presets.cache_clear()
     try:

@@ -36,11 +36,13 @@ def test_groups_go_their_own_ways_until_all_meet() -> None:
     costs = Costs(round_s=0.25, pair_s=0.5, bytes=7)
     timeline = run(what, [[1, 3, 1, 3]] * 2, costs)
     # A group is known by its first rank, which tells.
-    told = [(one.rank, one.world, one.number, one.ended_at) for one in timeline.rounds]
-    assert told == [(0, 2, 0, 1.25), (0, 2, 1, 2.25), (1, 2, 0, 3.25), (1, 2, 1, 6.25)]
-    assert {(one.contributors, one.reduced_s, one.bytes) for one in timeline.rounds} == {
-        (2, 0.25, 7)
-    }
+    figures = [
+        (record.rank, record.world, record.number, record.ended_at) for record in timeline.rounds
+    ]
+    assert figures == [(0, 2, 0, 1.25), (0, 2, 1, 2.25), (1, 2, 0, 3.25), (1, 2, 1, 6.25)]
+    assert {
+        (record.contributors, record.reduced_s, record.bytes) for record in timeline.rounds
+    } == {(2, 0.25, 7)}
     # Rank 1's last push is answered at 6.75. Then two reductions among all, until 7.25.
     assert timeline.wait_s.tolist() == [[0, 0, 0, 0], [5.25, 1.25, 5.25, 1.25]]
     assert not timeline.communication_s.any()
@@ -61,7 +63,10 @@ def test_the_server_takes_one_push_at_a_time() -> None:
 def test_a_groups_rounds_are_of_its_ranks_only() -> None:
     costs = Costs(round_s=1.0, group_s=lambda ranks: 0.125 * ranks, pair_s=0.0)
     timeline = run(hierarchical([[0, 1], [2, 3, 4]], **SOLO), [[1, 1, 1, 1, 1]], costs)
-    assert [(one.rank, one.reduced_s) for one in timeline.rounds] == [(0, 0.25), (2, 0.375)]
+    assert [(record.rank, record.reduced_s) for record in timeline.rounds] == [
+        (0, 0.25),
+        (2, 0.375),
+    ]
     assert timeline.wait_s.tolist() == [[2.375] * 5]
 
 
@@ -77,7 +82,7 @@ def test_a_group_goes_as_if_it_was_alone(
     rng = np.random.default_rng(seed)
     work_s = rng.choice([0.0, 0.5, 1.0, 2.5], (steps, world))
     of = rng.integers(0, 3, world)
-    groups = sorted(np.flatnonzero(of == one).tolist() for one in set(of.tolist()))
+    groups = sorted(np.flatnonzero(of == group).tolist() for group in set(of.tolist()))
     costs = Costs(0.25, 0.125, pair_s=0.5)
     whole = run(hierarchical(groups, **rounds_of), work_s, costs)
     ends = work_s.sum(axis=0) + whole.wait_s.sum(axis=0)
@@ -86,9 +91,9 @@ def test_a_group_goes_as_if_it_was_alone(
     for group in groups:
         alone = run(convert("partial", rounds_of), work_s[:, group], costs, seed=0)
         assert whole.wait_s[:-1, group].tolist() == alone.wait_s[:-1].tolist()
-        mine = [one for one in whole.rounds if one.rank == group[0]]
-        assert [replace(one, rank=0, world=None) for one in mine] == alone.rounds
-        assert {one.world for one in mine} == {len(group)}
+        mine = [record for record in whole.rounds if record.rank == group[0]]
+        assert [replace(record, rank=0, world=None) for record in mine] == alone.rounds
+        assert {record.world for record in mine} == {len(group)}
         alone_until.append(float((work_s[:, group] + alone.wait_s).sum(axis=0).max()))
     pushes_s = ends[0] - max(alone_until) - 2 * 0.25
     assert -1e-9 <= pushes_s <= (len(groups) - 1) * 0.5 + 0.125 + 1e-9
@@ -129,26 +134,28 @@ def scenario(**fields: Any) -> Scenario:
 
 def test_a_run_under_rna_hierarchical() -> None:
     """It is RNA until speeds are known; then two groups, whose first ranks tell of rounds."""
-    simulation, same = (Simulation.of(scenario()) for _ in range(2))
-    ran, repeated = train(simulation), train(same)
-    assert [one.segment for one in ran] == [one.segment for one in repeated]
-    assert [one.rounds for one in ran] == [one.rounds for one in repeated]
-    kinds = [one.segment.synchroniser.name for one in ran]
+    simulation, again = (Simulation.of(scenario()) for _ in range(2))
+    ran, repeated = train(simulation), train(again)
+    assert [trained.segment for trained in ran] == [trained.segment for trained in repeated]
+    assert [trained.rounds for trained in ran] == [trained.rounds for trained in repeated]
+    kinds = [trained.segment.synchroniser.name for trained in ran]
     first = kinds.index("hierarchical")
     assert set(kinds[:first]) == {"partial"} and set(kinds[first:]) == {"hierarchical"}
-    found = ran[first].segment
-    assert found.synchroniser.parameters.groups == [[0, 1, 3], [2, 4, 5]]
-    assert found.why.startswith("2 groups by what a step takes: 3 ranks at")
+    segment = ran[first].segment
+    assert segment.synchroniser.parameters.groups == [[0, 1, 3], [2, 4, 5]]
+    assert segment.why.startswith("2 groups by what a step takes: 3 ranks at")
     used = np.zeros((2, 2400), int)
-    for one in ran:
-        used[one.segment.epoch][one.plan.batches.samples] += 1
-        ended = one.started_at[-1] + one.rank_step_s[-1]
+    for trained in ran:
+        used[trained.segment.epoch][trained.plan.batches.samples] += 1
+        ended = trained.started_at[-1] + trained.rank_step_s[-1]
         assert np.ptp(ended) < 1e-9, "all have met"
     assert (used == 1).all()
-    told = [one for segment in ran[first:] for one in rounds(segment, 0, 0.0)]
-    assert {(one.rank, one.world) for one in told} == {(0, 3), (2, 3)}
-    fast, slow = ([one for one in told if one.rank == rank] for rank in (0, 2))
-    assert np.mean([one.waited_s for one in slow]) > 3 * np.mean([one.waited_s for one in fast])
+    round_records = [record for trained in ran[first:] for record in rounds(trained, 0, 0.0)]
+    assert {(record.rank, record.world) for record in round_records} == {(0, 3), (2, 3)}
+    fast, slow = ([record for record in round_records if record.rank == rank] for rank in (0, 2))
+    assert np.mean([record.waited_s for record in slow]) > 3 * np.mean(
+        [record.waited_s for record in fast]
+    )
 
 
 def test_gradients_are_not_older_for_ranks_that_are_slow_all_the_time() -> None:
@@ -156,7 +163,7 @@ def test_gradients_are_not_older_for_ranks_that_are_slow_all_the_time() -> None:
     dropped = {}
     for name in ("rna", "rna-hierarchical"):
         ran = train(Simulation.of(scenario(policy=name)))
-        late = [one for one in ran if one.segment.first_step >= 64]
-        dropped[name] = sum(told.dropped for one in late for told in one.rounds)
+        late = [trained for trained in ran if trained.segment.first_step >= 64]
+        dropped[name] = sum(record.dropped for trained in late for record in trained.rounds)
     assert dropped["rna"] > 100
     assert dropped["rna-hierarchical"] == 0

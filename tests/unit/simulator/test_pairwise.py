@@ -52,19 +52,19 @@ def test_ranks_compute_on_while_one_of_two_is_asked() -> None:
     assert not timeline.wait_s.any() and not timeline.communication_s.any()
     assert ranks.now.tolist() == [3, 9]
     # After each of its steps, rank 0: the question is there 0.25 s later, the answer as long after.
-    assert [one.ended_at for one in timeline.rounds] == [1.5, 2.5, 3.5]
-    assert {(one.waited_s, one.reduced_s) for one in timeline.rounds} == {(0.25, 0.25)}
-    assert {(one.rank, one.world, one.contributors, one.bytes) for one in timeline.rounds} == {
-        (0, 2, 2, 7)
-    }
-    assert [one.number for one in timeline.rounds] == [0, 1, 2]
-    assert [one.step for one in timeline.rounds] == [1, 2, 2]
+    assert [record.ended_at for record in timeline.rounds] == [1.5, 2.5, 3.5]
+    assert {(record.waited_s, record.reduced_s) for record in timeline.rounds} == {(0.25, 0.25)}
+    assert {
+        (record.rank, record.world, record.contributors, record.bytes) for record in timeline.rounds
+    } == {(0, 2, 2, 7)}
+    assert [record.number for record in timeline.rounds] == [0, 1, 2]
+    assert [record.step for record in timeline.rounds] == [1, 2, 2]
     # Rank 1 is through with its first step only when it is asked for the third time.
-    assert [one.staleness for one in timeline.rounds] == [aged(0, 1), aged(0, 2), aged(0, 2)]
+    assert [record.staleness for record in timeline.rounds] == [aged(0, 1), aged(0, 2), aged(0, 2)]
     # And with its second one, in the segment before, when rank 0 asks for the sixth time, at 6.
     later = ranks.run([[1, 3]] * 3)
-    assert [one.ended_at + 3 for one in later.rounds] == [4.5, 5.5, 6.5]
-    assert [one.staleness for one in later.rounds] == [aged(0, 3), aged(0, 4), aged(0, 4)]
+    assert [record.ended_at + 3 for record in later.rounds] == [4.5, 5.5, 6.5]
+    assert [record.staleness for record in later.rounds] == [aged(0, 3), aged(0, 4), aged(0, 4)]
 
 
 def test_the_answer_is_there_before_the_next_step_of_the_optimiser() -> None:
@@ -76,7 +76,7 @@ def test_the_answer_is_there_before_the_next_step_of_the_optimiser() -> None:
     assert second.wait_s.tolist() == [[0.5, 0], [2.0, 3.0]]
     assert second.communication_s.tolist() == [[0, 0], [3, 3]]
     assert ranks.now.tolist() == [10, 10]
-    assert [one.number for one in second.rounds] == [2, 3]
+    assert [record.number for record in second.rounds] == [2, 3]
     assert not ranks.model.goes_on, "the next epoch has draws of its own"
     # An all-reduce would take as long as the slower one's step, and the exchange.
     work_s = np.ones((100, 2))
@@ -89,25 +89,25 @@ def test_a_rank_answers_one_question_at_a_time() -> None:
     """Ranks 0 and 2 ask rank 1 at the same moment, and by a message each that takes 0.25 s."""
     ranks = Ranks(3, Costs(pair_s=0.5, call_s=0.25))
     timeline = ranks.run([[1, 9, 1]] * 2)
-    assert [(one.rank, one.ended_at) for one in timeline.rounds] == [
+    assert [(record.rank, record.ended_at) for record in timeline.rounds] == [
         (0, 1.75),
         (2, 2.25),
         (0, 2.75),
         (2, 3.25),
     ]
-    assert [one.waited_s for one in timeline.rounds] == [0.5, 1.0, 0.5, 0.75]
+    assert [record.waited_s for record in timeline.rounds] == [0.5, 1.0, 0.5, 0.75]
     assert timeline.wait_s.tolist() == [[0, 0, 0], [0, 0, 0.25]]
 
 
 def test_a_question_of_a_later_segment_is_answered_where_there_is_time() -> None:
     """Rank 2 asks at 10, and rank 0 has begun the next segment at 1: it is not held up."""
     ranks = Ranks(3, Costs(pair_s=2.0))
-    assert [one.ended_at for one in ranks.run([[1, 1, 10]]).rounds] == [3, 12]
+    assert [record.ended_at for record in ranks.run([[1, 1, 10]]).rounds] == [3, 12]
     later = ranks.run([[3, 1, 1], [5, 1, 1]])
     # From 4 to 6; at 9 there is not enough time until 10. Rank 2 has its first answer at 12.
-    by = {rank: [one for one in later.rounds if one.rank == rank] for rank in (0, 2)}
-    assert [one.ended_at + 1 for one in by[0]] == [6, 14]
-    assert [one.ended_at + 1 for one in by[2]] == [16, 18]
+    by = {rank: [record for record in later.rounds if record.rank == rank] for rank in (0, 2)}
+    assert [record.ended_at + 1 for record in by[0]] == [6, 14]
+    assert [record.ended_at + 1 for record in by[2]] == [16, 18]
     assert later.wait_s.tolist() == [[0, 0, 1], [0, 0, 3]]
 
 
@@ -126,8 +126,8 @@ def test_draws_are_those_of_real_ranks(seed: int) -> None:
         draw = random.Random(f"{seed} {rank}")
         asked = [draw.choice([1, 3]) for _ in range(steps)]
         apart = [k if other == 1 else steps - k for k, other in enumerate(asked, 1)]
-        found = [one.staleness for one in timeline.rounds if one.rank == rank]
-        assert found == [aged(0, one) for one in apart]
+        staleness = [record.staleness for record in timeline.rounds if record.rank == rank]
+        assert staleness == [aged(0, steps) for steps in apart]
         assert len(set(asked)) == 2
 
 
@@ -142,16 +142,16 @@ def test_each_step_of_those_that_ask_is_one_exchange(
 ) -> None:
     rng = np.random.default_rng(seed)
     works = [rng.choice([0.0, 0.5, 1.0, 9.0], (steps, world)) for steps in lengths]
-    found: list[tuple[list[Timeline], Floats]] = []
+    repetitions: list[tuple[list[Timeline], Floats]] = []
     for _ in range(2):
         ranks = Ranks(world, Costs(0.1, pair_s=takes_s), seed)
-        found.append(([ranks.run(work_s) for work_s in works], ranks.now))
-    (timelines, now), (again, _) = found
-    told = [one for timeline in timelines for one in timeline.rounds]
-    assert told == [one for timeline in again for one in timeline.rounds]
+        repetitions.append(([ranks.run(work_s) for work_s in works], ranks.now))
+    (timelines, now), (again, _) = repetitions
+    round_records = [record for timeline in timelines for record in timeline.rounds]
+    assert round_records == [record for timeline in again for record in timeline.rounds]
     for rank in range(world):
         asks = rank % 2 == 0 and world > 1
-        numbers = [one.number for one in told if one.rank == rank]
+        numbers = [record.number for record in round_records if record.rank == rank]
         assert numbers == list(range(sum(lengths) * asks))
     for timeline in timelines:
         assert all(a.ended_at <= b.ended_at for a, b in pairwise(timeline.rounds))
@@ -184,12 +184,14 @@ def test_a_run_under_ad_psgd() -> None:
     # 40 ms each, rank 3 80; all meet at each epoch's end, after two means of 6 · latency_s.
     assert simulation.now == pytest.approx(2 * (60 * 0.08 + 2 * 6e-4), abs=1e-3)
     # A step takes as long as the slowest rank's, though others are ahead in the epoch.
-    assert simulation.now == pytest.approx(sum(one.evened_s.sum() for one in ran))
-    assert np.concatenate([one.evened_s for one in ran])[:50] == pytest.approx(np.full(50, 0.08))
-    told = [one for segment in ran for one in rounds(segment, 0, 0.0)]
-    assert {(one.rank, one.world) for one in told} == {(0, 2), (2, 2)}
+    assert simulation.now == pytest.approx(sum(trained.evened_s.sum() for trained in ran))
+    assert np.concatenate([trained.evened_s for trained in ran])[:50] == pytest.approx(
+        np.full(50, 0.08)
+    )
+    round_records = [record for trained in ran for record in rounds(trained, 0, 0.0)]
+    assert {(record.rank, record.world) for record in round_records} == {(0, 2), (2, 2)}
     for rank in (0, 2):
-        numbers = [one.number for one in told if one.rank == rank]
+        numbers = [record.number for record in round_records if record.rank == rank]
         assert numbers == [*range(60)] * 2
 
 
@@ -204,12 +206,12 @@ def test_ranks_that_are_slow_in_turn_do_not_hold_each_other_up() -> None:
             "devices": {"unit_s": 0.0, "step_s": 0.01, "delay_s": [0.0, 0.05]},
         }
     )
-    found = summary.compare(scenario, ["bsp", "ad-psgd"])
-    one = found["ad-psgd"]
+    results = summary.compare(scenario, ["bsp", "ad-psgd"])
+    result = results["ad-psgd"]
     # 35 ms are the mean; the slowest of three takes 47.5 ms.
-    assert found["bsp"].step_time_s == pytest.approx(0.0475, rel=0.05)
-    assert one.step_time_s == pytest.approx(0.036, rel=0.05)
-    assert (one.rounds, one.contributors) == (2 * one.steps, 2), "two of three ask"
+    assert results["bsp"].step_time_s == pytest.approx(0.0475, rel=0.05)
+    assert result.step_time_s == pytest.approx(0.036, rel=0.05)
+    assert (result.rounds, result.contributors) == (2 * result.steps, 2), "two of three ask"
 
 
 def test_what_an_exchange_of_two_takes() -> None:

@@ -37,12 +37,12 @@ def train(simulation: Simulation) -> list[TrainedSegment]:
 
 
 def uses(ran: list[TrainedSegment]) -> Any:
-    found = np.zeros((2, 900), int)
-    for one in ran:
+    counts = np.zeros((2, 900), int)
+    for trained in ran:
         # As many as were computed, whichever rank they moved to.
-        trained = one.plan.batches.samples[: one.features.samples.sum()]
-        np.add.at(found[one.segment.epoch], trained, 1)
-    return found
+        samples = trained.plan.batches.samples[: trained.features.samples.sum()]
+        np.add.at(counts[trained.segment.epoch], samples, 1)
+    return counts
 
 
 @pytest.mark.parametrize("name", RELAXED)
@@ -51,36 +51,38 @@ def test_ranks_meet_at_the_end_of_each_segment(name: str) -> None:
     simulation, again = (Simulation.of(scenario(policy=name)) for _ in range(2))
     ran = train(simulation)
     assert (uses(ran) == 1).all()
-    for one, other in zip(ran, train(again), strict=True):
-        part = slice(0, len(one.step_s))
-        assert records(one, part, 0, 0.0) == records(other, part, 0, 0.0)
-        assert rounds(one, 0, 0.0) == rounds(other, 0, 0.0)
-    ends = [one.started_at[-1] + one.rank_step_s[-1] for one in ran]
-    for one, following in zip(ends, ran[1:], strict=False):
-        assert following.started_at[0] == pytest.approx(one)
+    for trained, repeated in zip(ran, train(again), strict=True):
+        part = slice(0, len(trained.step_s))
+        assert records(trained, part, 0, 0.0) == records(repeated, part, 0, 0.0)
+        assert rounds(trained, 0, 0.0) == rounds(repeated, 0, 0.0)
+    ends = [trained.started_at[-1] + trained.rank_step_s[-1] for trained in ran]
+    for end, following in zip(ends, ran[1:], strict=False):
+        assert following.started_at[0] == pytest.approx(end)
         if following.segment.synchroniser.name == "partial":
-            assert np.ptp(one) < 1e-9
-    assert simulation.now == pytest.approx(sum(one.step_s.sum() for one in ran))
+            assert np.ptp(end) < 1e-9
+    assert simulation.now == pytest.approx(sum(trained.step_s.sum() for trained in ran))
     assert np.ptp(ends[-1]) < 1e-9, "the epoch is over"
-    relaxed = [one.segment for one in ran if one.segment.synchroniser != ALLREDUCE]
-    assert max((one.steps for one in relaxed), default=0) >= 16 or name == "adaptive"
-    assert all((one.wait_s >= 0).all() for one in ran)
+    relaxed = [trained.segment for trained in ran if trained.segment.synchroniser != ALLREDUCE]
+    assert max((segment.steps for segment in relaxed), default=0) >= 16 or name == "adaptive"
+    assert all((trained.wait_s >= 0).all() for trained in ran)
 
 
 def test_a_persistent_straggler_is_not_waited_for_in_each_step() -> None:
     """Nor does it matter to the time of a segment: that is its own."""
-    found = summary.compare(scenario(), ["bsp", "rna", "backup-workers", "flexrr"], warmup=20)
-    assert found["bsp"].rounds == 0
-    assert found["bsp"].contributors is None
+    results = summary.compare(scenario(), ["bsp", "rna", "backup-workers", "flexrr"], warmup=20)
+    assert results["bsp"].rounds == 0
+    assert results["bsp"].contributors is None
     for name in ("rna", "backup-workers"):
-        one = found[name]
-        assert one.step_time_s < found["bsp"].step_time_s - 0.005, "rounds hide behind computing"
-        assert one.contributors is not None
-        assert 1 < one.contributors < 4
-        assert one.rounds > one.steps / 2
-    assert found["backup-workers"].dropped > 0
-    assert found["flexrr"].step_time_s < 0.85 * found["rna"].step_time_s
-    speedup = found["flexrr"].speedup
+        result = results[name]
+        assert result.step_time_s < results["bsp"].step_time_s - 0.005, (
+            "rounds hide behind computing"
+        )
+        assert result.contributors is not None
+        assert 1 < result.contributors < 4
+        assert result.rounds > result.steps / 2
+    assert results["backup-workers"].dropped > 0
+    assert results["flexrr"].step_time_s < 0.85 * results["rna"].step_time_s
+    speedup = results["flexrr"].speedup
     assert speedup is not None
     assert speedup > 1.2
 
@@ -93,20 +95,20 @@ def test_switches_between_synchronisers_and_failures() -> None:
     simulation = Simulation.of(scenario(switches=switches, failures=failures))
     ran = train(simulation)
     assert (uses(ran) == 1).all()
-    assert {one.segment.policy for one in ran} == {"bsp", *chain}
-    assert [one.attempt for one in ran] == sorted(one.attempt for one in ran)
+    assert {trained.segment.policy for trained in ran} == {"bsp", *chain}
+    assert [trained.attempt for trained in ran] == sorted(trained.attempt for trained in ran)
     met = []
-    for one, following in pairwise(ran):
-        if one.attempt == following.attempt and len(one.step_s):
-            ended = one.started_at[-1] + one.rank_step_s[-1]
+    for trained, following in pairwise(ran):
+        if trained.attempt == following.attempt and len(trained.step_s):
+            ended = trained.started_at[-1] + trained.rank_step_s[-1]
             assert following.started_at[0] == pytest.approx(ended)
-        going_on = one.segment.policy in ("local-sgd", "ad-psgd")
-        if going_on and one.segment.policy != following.segment.policy:
+        going_on = trained.segment.policy in ("local-sgd", "ad-psgd")
+        if going_on and trained.segment.policy != following.segment.policy:
             apart = following.started_at[0].max() - following.started_at[0]
-            met += [one.segment.policy] if np.ptp(apart) > 0.01 else []
+            met += [trained.segment.policy] if np.ptp(apart) > 0.01 else []
             assert (following.wait_s[0] >= apart - 1e-9).all()
     assert set(met) == {"local-sgd", "ad-psgd"}
-    assert simulation.now > sum(one.step_s.sum() for one in ran), "restarts take time"
+    assert simulation.now > sum(trained.step_s.sum() for trained in ran), "restarts take time"
 
 
 def test_nobody_has_a_segment_before_the_leader() -> None:
@@ -137,15 +139,17 @@ def test_records_are_those_of_ranks_that_go_their_own_ways() -> None:
     assert ended[0] == pytest.approx(1000.0 + ran.started_at[1])
     assert np.ptp(ended[steps // 2]) > 0.1, "ranks are far apart in the middle"
     assert np.ptp(ended[-1]) < 1e-6
-    told = rounds(ran, 7, 1000.0)
-    assert [one.seq for one in told] == list(range(7, 7 + len(told)))
-    assert [one.number for one in told] == list(range(len(told)))
-    assert {(one.rank, one.world, one.segment) for one in told} == {(0, 4, ran.segment.seq)}
-    assert told[-1].ended_at == pytest.approx(ended[-1, 0])
-    assert all(a.ended_at <= b.ended_at for a, b in pairwise(told))
+    round_records = rounds(ran, 7, 1000.0)
+    assert [record.seq for record in round_records] == list(range(7, 7 + len(round_records)))
+    assert [record.number for record in round_records] == list(range(len(round_records)))
+    assert {(record.rank, record.world, record.segment) for record in round_records} == {
+        (0, 4, ran.segment.seq)
+    }
+    assert round_records[-1].ended_at == pytest.approx(ended[-1, 0])
+    assert all(a.ended_at <= b.ended_at for a, b in pairwise(round_records))
     first, last = ran.segment.first_step, ran.segment.first_step + steps - 1
-    assert (told[0].step, told[-1].step) == (first + 1, last)
-    assert sum(sum(one.staleness) for one in told) <= steps * world
+    assert (round_records[0].step, round_records[-1].step) == (first + 1, last)
+    assert sum(sum(record.staleness) for record in round_records) <= steps * world
 
 
 def test_batches_that_changed_have_no_expected_time() -> None:
@@ -156,5 +160,5 @@ def test_batches_that_changed_have_no_expected_time() -> None:
     assert ran.ett_s is not None
     assert (np.isnan(ran.ett_s) == moved).all()
     table = records(ran, slice(0, len(ran.step_s)), 0, 0.0)
-    assert [one is None for one in table["ett_s"]] == moved.ravel().tolist()
+    assert [ett_s is None for ett_s in table["ett_s"]] == moved.ravel().tolist()
     assert table["samples"] == ran.features.samples.ravel().tolist()

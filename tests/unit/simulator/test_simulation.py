@@ -45,7 +45,7 @@ def train(simulation: Simulation) -> list[TrainedSegment]:
     return ran
 
 
-def told(ran: Iterable[TrainedSegment]) -> list[bytes]:
+def encoded(ran: Iterable[TrainedSegment]) -> list[bytes]:
     return [
         msgspec.msgpack.encode((r.segment, r.attempt, records(r, slice(0, len(r.step_s)), 0, 0.0)))
         for r in ran
@@ -66,10 +66,10 @@ EVENTFUL: dict[str, Any] = {
 
 
 def test_the_same_scenario_gives_the_same_bytes() -> None:
-    one, two = (train(Simulation.of(scenario(**EVENTFUL))) for _ in range(2))
-    assert told(one) == told(two)
+    first, second = (train(Simulation.of(scenario(**EVENTFUL))) for _ in range(2))
+    assert encoded(first) == encoded(second)
     other = train(Simulation.of(scenario(**EVENTFUL, seed=1)))
-    assert told(other) != told(one)
+    assert encoded(other) != encoded(first)
 
 
 def test_each_sample_once_in_each_epoch_with_failures() -> None:
@@ -117,7 +117,7 @@ def test_ends_at_its_last_step() -> None:
     """Also in the middle of a segment: what it had planned beyond is not trained."""
     simulation = Simulation.of(scenario(steps=7, epochs=None))
     ran = train(simulation)
-    assert sum(len(one.step_s) for one in ran) == 7
+    assert sum(len(trained.step_s) for trained in ran) == 7
     assert ran[-1].segment.first_step + ran[-1].segment.steps >= 7
 
 
@@ -149,19 +149,19 @@ def test_waits_and_times_are_of_one_clock() -> None:
             devices={"unit_s": 1e-3, "data_s": [0, 0.5, 0, 0]}, communication={"fixed_s": 0.25}
         )
     )
-    one, two = simulation.advance(), simulation.advance()
-    whole = one.data_s + one.compute_s + one.wait_s + one.communication_s
-    assert whole == pytest.approx(np.repeat(one.step_s[:, None], 4, axis=1))
-    slowest = (one.data_s + one.compute_s).max(axis=1) + 0.25
-    assert one.step_s == pytest.approx(slowest)
-    assert two.begins_at == pytest.approx(float(one.step_s.sum()))
-    assert one.started_at[1] == pytest.approx(one.step_s[0])
+    first, second = simulation.advance(), simulation.advance()
+    whole = first.data_s + first.compute_s + first.wait_s + first.communication_s
+    assert whole == pytest.approx(np.repeat(first.step_s[:, None], 4, axis=1))
+    slowest = (first.data_s + first.compute_s).max(axis=1) + 0.25
+    assert first.step_s == pytest.approx(slowest)
+    assert second.begins_at == pytest.approx(float(first.step_s.sum()))
+    assert first.started_at[1] == pytest.approx(first.step_s[0])
 
 
 def test_records_are_encoded_as_ranks_encode_theirs() -> None:
     batch = StepBatch([record(3, 0), record(3, 1, ett_s=None, loss=None, squares=2.5)])
     columns = {
-        name: [getattr(one, name) for one in batch.records]
+        name: [getattr(row, name) for row in batch.records]
         for name in batch.records[0].__struct_fields__
     }
     assert encode_steps(columns, "r") == encode(batch, "r")
@@ -197,17 +197,17 @@ def test_fluid_limit() -> None:
 
 def test_nothing_is_faster_than_the_fluid_limit() -> None:
     calm = scenario(devices={"unit_s": 1e-3, "step_s": 0.01, "factors": [1, 1, 2, 3]})
-    found = summary.compare(calm, ["bsp", "chronica"])
-    assert found["bsp"].speedup == 1.0
-    assert found["chronica"].speedup is not None
-    assert found["chronica"].speedup > 1.5
-    for one in found.values():
-        assert one.steps == 64
-        assert one.time_over_fluid is not None
-        assert one.time_over_fluid >= 1.0
-        assert one.step_time_s == pytest.approx(one.total_s / 64)
-    limit = found["bsp"].time_over_fluid / found["chronica"].time_over_fluid  # type: ignore[operator]
-    assert found["chronica"].speedup == pytest.approx(limit, rel=1e-6)
+    results = summary.compare(calm, ["bsp", "chronica"])
+    assert results["bsp"].speedup == 1.0
+    assert results["chronica"].speedup is not None
+    assert results["chronica"].speedup > 1.5
+    for result in results.values():
+        assert result.steps == 64
+        assert result.time_over_fluid is not None
+        assert result.time_over_fluid >= 1.0
+        assert result.step_time_s == pytest.approx(result.total_s / 64)
+    limit = results["bsp"].time_over_fluid / results["chronica"].time_over_fluid  # type: ignore[operator]
+    assert results["chronica"].speedup == pytest.approx(limit, rel=1e-6)
 
 
 def simulate(*arguments: str) -> Any:

@@ -57,15 +57,15 @@ def test_rounds_take_what_is_ready_while_ranks_compute_on() -> None:
     work_s = [[1, 3], [1, 3]]
     timeline = run(partial(**SOLO), work_s, Costs(round_s=0.5, bytes=7))
     # Called at 1, 2 (rank 0 is through then), 3 and 6, as rank 1 ends its second step.
-    assert [one.ended_at for one in timeline.rounds] == [1.5, 2.5, 3.5, 6.5]
-    assert [one.waited_s for one in timeline.rounds] == [1.0, 0.5, 0.5, 2.5]
-    assert {(one.contributors, one.reduced_s, one.bytes) for one in timeline.rounds} == {
-        (1, 0.5, 7)
-    }
+    assert [record.ended_at for record in timeline.rounds] == [1.5, 2.5, 3.5, 6.5]
+    assert [record.waited_s for record in timeline.rounds] == [1.0, 0.5, 0.5, 2.5]
+    assert {
+        (record.contributors, record.reduced_s, record.bytes) for record in timeline.rounds
+    } == {(1, 0.5, 7)}
     # Rank 0 began its second step before the first round was over; rank 1 its own with three.
-    oldest = [one.staleness.index(1) for one in timeline.rounds]
+    oldest = [record.staleness.index(1) for record in timeline.rounds]
     assert oldest == [0, 1, 2, 1]
-    assert [one.step for one in timeline.rounds] == [1, 1, 1, 1]
+    assert [record.step for record in timeline.rounds] == [1, 1, 1, 1]
     # Nobody waits but at the end, until all have met.
     assert timeline.wait_s.tolist() == [[0, 0], [4.5, 0.5]]
     assert ended_at(timeline, work_s)[-1].tolist() == [6.5, 6.5]
@@ -75,14 +75,14 @@ def test_a_probed_rank_is_not_ready_for_what_came_too_late() -> None:
     """Rank 1 ends its first step while the first round is reduced, and its second at 3.2 s."""
     work_s = [[1.0, 1.2], [3.0, 2.0], [1.0, 1.0]]
     rounds = run(partial(**SOLO), work_s, Costs(round_s=0.5)).rounds
-    ended = [round(one.ended_at, 1) for one in rounds]
+    ended = [round(record.ended_at, 1) for record in rounds]
     assert ended[:3] == [1.5, 3.7, 4.5]
     # So its first two go together.
-    assert [one.contributors for one in rounds[:3]] == [1, 1, 1]
-    assert [sum(one.staleness) for one in rounds[:3]] == [1, 2, 1]
+    assert [record.contributors for record in rounds[:3]] == [1, 1, 1]
+    assert [sum(record.staleness) for record in rounds[:3]] == [1, 2, 1]
     # A quorum counts them.
     eager = run(partial(quorum=1, staleness=4, mean=False), work_s, Costs(round_s=0.5)).rounds
-    assert [round(one.ended_at, 1) for one in eager[:3]] == [1.5, 2.0, 3.7]
+    assert [round(record.ended_at, 1) for record in eager[:3]] == [1.5, 2.0, 3.7]
 
 
 def test_eager_sgd_has_one_round_to_a_step_which_ranks_wait_for() -> None:
@@ -91,8 +91,8 @@ def test_eager_sgd_has_one_round_to_a_step_which_ranks_wait_for() -> None:
     timeline = run(partial(**SOLO, waits=True, paced=True), work_s)
     # Rank 1 is through with as many steps at 2.5, 3.5, …: the round of its k-th step is over.
     # A rank that is through with all calls once more, to tell it.
-    assert [one.ended_at for one in timeline.rounds] == [1, 2, 3, 4, 5, 6, 6, 7.5]
-    assert [one.contributors for one in timeline.rounds] == [1, 1, 2, 2, 2, 2, 0, 1]
+    assert [record.ended_at for record in timeline.rounds] == [1, 2, 3, 4, 5, 6, 6, 7.5]
+    assert [record.contributors for record in timeline.rounds] == [1, 1, 2, 2, 2, 2, 0, 1]
     assert timeline.wait_s[:-1].tolist() == [[0, 0]] * 5
     # Where the second one is drawn (for the first round: by this seed), the first waits.
     slow = run(partial(**{**SOLO, "probes": 1}, waits=True, paced=True), work_s, seed=0)
@@ -102,7 +102,7 @@ def test_eager_sgd_has_one_round_to_a_step_which_ranks_wait_for() -> None:
 
 def test_all_that_is_ready_at_one_moment_goes_into_a_round() -> None:
     timeline = run(partial(**SOLO), np.ones((3, 4)), Costs(round_s=0.25))
-    assert [one.contributors for one in timeline.rounds] == [4, 4, 4]
+    assert [record.contributors for record in timeline.rounds] == [4, 4, 4]
     assert timeline.wait_s[-1].tolist() == [0.25] * 4
 
 
@@ -121,11 +121,11 @@ def test_gradients_that_are_too_old_are_dropped() -> None:
     work_s = np.array([[1.0, 4.2], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0], [1.0, 1.0]])
     samples = np.array([[3, 5]] * 5)
     for staleness, dropped in ((4, 0), (3, 5)):
-        found = run(partial(**{**SOLO, "staleness": staleness}), work_s, samples=samples)
-        assert sum(one.dropped for one in found.rounds) == dropped
-        assert sum(sum(one.staleness) for one in found.rounds) == 10 - (dropped > 0)
+        timeline = run(partial(**{**SOLO, "staleness": staleness}), work_s, samples=samples)
+        assert sum(record.dropped for record in timeline.rounds) == dropped
+        assert sum(sum(record.staleness) for record in timeline.rounds) == 10 - (dropped > 0)
     # A rank that has nothing but such a gradient calls no round: at 4.2 s there is none.
-    assert 4.2 not in [one.ended_at for one in found.rounds]
+    assert 4.2 not in [record.ended_at for record in timeline.rounds]
 
 
 def test_a_quorum_is_of_ranks_that_are_not_through() -> None:
@@ -134,8 +134,8 @@ def test_a_quorum_is_of_ranks_that_are_not_through() -> None:
     timeline = run(what, [[1, 2, 5], [1, 2, 5]])
     # At 2 ranks 0 and 1, of which 0 is through. At 5 rank 2, with rank 1 that is through since 4.
     # Then rank 2 alone is left.
-    assert [one.ended_at for one in timeline.rounds] == [2, 5, 10]
-    assert [one.contributors for one in timeline.rounds] == [2, 2, 1]
+    assert [record.ended_at for record in timeline.rounds] == [2, 5, 10]
+    assert [record.contributors for record in timeline.rounds] == [2, 2, 1]
 
 
 def test_backup_workers_wait_for_as_many_rounds_as_steps() -> None:
@@ -148,8 +148,8 @@ def test_backup_workers_wait_for_as_many_rounds_as_steps() -> None:
     assert ended_at(timeline, work_s)[:2, :3].tolist() == [[2] * 3, [4] * 3]
     assert timeline.wait_s[:2, 3].tolist() == [0, 0]
     assert ended_at(timeline, work_s)[-1].tolist() == [12.5] * 4
-    assert [one.dropped for one in timeline.rounds] == [0, 0, 2, 0, 2]
-    assert [one.contributors for one in timeline.rounds] == [3, 3, 3, 0, 1]
+    assert [record.dropped for record in timeline.rounds] == [0, 0, 2, 0, 2]
+    assert [record.contributors for record in timeline.rounds] == [3, 3, 3, 0, 1]
 
 
 def test_a_lead_is_bounded_by_what_the_last_round_told() -> None:
@@ -182,7 +182,7 @@ def test_ranks_without_samples_hold_nobody_up() -> None:
     timeline = run(
         partial(quorum=2, staleness=4, mean=False), [[1, 0], [1, 0]], samples=[[3, 0]] * 2
     )
-    assert [one.contributors for one in timeline.rounds] == [1, 1]
+    assert [record.contributors for record in timeline.rounds] == [1, 1]
     assert timeline.wait_s[:, 0].tolist() == [0, 0]
 
 
@@ -193,22 +193,22 @@ def test_means_of_replicas_every_so_many_steps() -> None:
     costs = Costs(round_s=0.5)
     samples = np.array([[1, 0]] * 4)
     now = np.zeros(2)
-    found = []
-    for first, epoch_end in ((0, False), (4, True)):
-        work = Work(first, work_s, samples, np.zeros_like(work_s), costs, epoch_end)
+    ran = []
+    for first_step, epoch_end in ((0, False), (4, True)):
+        work = Work(first_step, work_s, samples, np.zeros_like(work_s), costs, epoch_end)
         timeline = model.run(now, work)
         now = now + (work_s + timeline.wait_s + timeline.communication_s).sum(axis=0)
-        found.append((timeline, now))
-    (one, after_one), (two, after_two) = found
-    assert one.wait_s.tolist() == [[0, 0], [0, 0], [3, 0], [0, 0]]
-    assert one.communication_s[2].tolist() == [0.5, 0.5]
-    assert after_one.tolist() == [7.5, 8.5]
-    assert [r.number for r in (*one.rounds, *two.rounds)] == [0, 1, 2]
-    assert [r.contributors for r in one.rounds] == [1]
+        ran.append((timeline, now))
+    (first, after_first), (second, after_second) = ran
+    assert first.wait_s.tolist() == [[0, 0], [0, 0], [3, 0], [0, 0]]
+    assert first.communication_s[2].tolist() == [0.5, 0.5]
+    assert after_first.tolist() == [7.5, 8.5]
+    assert [r.number for r in (*first.rounds, *second.rounds)] == [0, 1, 2]
+    assert [r.contributors for r in first.rounds] == [1]
     # Met at step 5; then for good, with the optimisers' state: two reductions.
-    assert two.wait_s.tolist() == [[0, 0], [3, 0], [0, 0], [2, 0]]
-    assert two.communication_s[3].tolist() == [1.0, 1.0]
-    assert after_two.tolist() == [18.0, 18.0]
+    assert second.wait_s.tolist() == [[0, 0], [3, 0], [0, 0], [2, 0]]
+    assert second.communication_s[3].tolist() == [1.0, 1.0]
+    assert after_second.tolist() == [18.0, 18.0]
 
 
 def test_an_all_reduce_waits_for_the_slowest_in_each_step() -> None:
@@ -292,15 +292,17 @@ def test_every_gradient_counts_once_or_as_dropped(
     timeline = run(what, work_s, Costs(round_s, call_s), samples=samples, seed=seed)
     again = run(what, work_s, Costs(round_s, call_s), samples=samples, seed=seed)
     assert timeline.rounds == again.rounds
-    went_in = sum(sum(one.staleness) for one in timeline.rounds)
-    dropped = sum(one.dropped for one in timeline.rounds)
+    went_in = sum(sum(record.staleness) for record in timeline.rounds)
+    dropped = sum(record.dropped for record in timeline.rounds)
     assert 0 <= int((samples > 0).sum()) - went_in <= dropped
     if PARTIAL[name]["staleness"] is None:
         assert (dropped, went_in) == (0, (samples > 0).sum())
-    assert all(one.contributors <= min(world, sum(one.staleness)) for one in timeline.rounds)
+    assert all(
+        record.contributors <= min(world, sum(record.staleness)) for record in timeline.rounds
+    )
     # One round at a time; all meet as the last is over.
-    ends = [one.ended_at for one in timeline.rounds]
-    begun = [end - one.reduced_s for end, one in zip(ends, timeline.rounds, strict=True)]
+    ends = [record.ended_at for record in timeline.rounds]
+    begun = [end - record.reduced_s for end, record in zip(ends, timeline.rounds, strict=True)]
     assert all(b >= a - 1e-9 for a, b in zip(ends[:-1], begun[1:], strict=True))
     all_met = ended_at(timeline, work_s)[-1]
     assert np.allclose(all_met, ends[-1])
@@ -331,5 +333,5 @@ def test_a_thousand_workers() -> None:
     work_s = np.random.default_rng(0).uniform(0.01, 0.05, (50, 1000))
     slowest_s = work_s.sum(axis=0).max() / 50
     for name in ("rna", "ssp", "n-soft"):
-        found = step_time_s(partial(**PARTIAL[name]), work_s, Costs(0.001), 50)
-        assert slowest_s <= found <= 1.1 * slowest_s, name
+        step_s = step_time_s(partial(**PARTIAL[name]), work_s, Costs(0.001), 50)
+        assert slowest_s <= step_s <= 1.1 * slowest_s, name

@@ -27,9 +27,9 @@ def test_settings_are_the_contributors_means_for_that_step() -> None:
     b.grad = None
     optimiser = torch.optim.SGD([{"params": [a]}, {"params": [b], "lr": 0.3}], 0.1, momentum=0.5)
     flat = Flat([a, b], optimiser)
-    one = flat.read(optimiser, 0.5, 0.25, 1).vector
+    vector = flat.read(optimiser, 0.5, 0.25, 1).vector
     optimiser.param_groups[0]["lr"] = 0.3
-    total = one + flat.read(optimiser, 0.5, 0.25, 1).vector
+    total = vector + flat.read(optimiser, 0.5, 0.25, 1).vector
     with flat.applying(optimiser, total.clone()):
         # Of half of the work: the mean, at half of the mean rate.
         assert a.grad is not None
@@ -62,10 +62,10 @@ class _Counting(torch.optim.SGD):
 
 
 def test_what_a_step_writes_into_the_settings_stays() -> None:
-    one = parameter([1.0])
-    optimiser = _Counting([one], 0.5)
+    weight = parameter([1.0])
+    optimiser = _Counting([weight], 0.5)
     optimiser.step()
-    flat = Flat([one], optimiser)
+    flat = Flat([weight], optimiser)
     vectors = [flat.read(optimiser, 1.0, 0.5, 1).vector for _ in range(3)]
     for vector in vectors:  # read before the first was applied
         apply(flat, optimiser, vector)
@@ -75,11 +75,11 @@ def test_what_a_step_writes_into_the_settings_stays() -> None:
 
 
 def test_a_rate_in_a_tensor_comes_back() -> None:
-    one = parameter([1.0])
-    optimiser = torch.optim.Adam([one], torch.tensor(0.1))
+    weight = parameter([1.0])
+    optimiser = torch.optim.Adam([weight], torch.tensor(0.1))
     rate = optimiser.param_groups[0]["lr"]
-    flat = Flat([one], optimiser)
+    flat = Flat([weight], optimiser)
     apply(flat, optimiser, flat.read(optimiser, 1.0, 0.25, 1).vector)
-    assert one.item() == pytest.approx(1 - 0.025)
+    assert weight.item() == pytest.approx(1 - 0.025)
     assert optimiser.param_groups[0]["lr"] is rate
     assert float(rate) == pytest.approx(0.1)

@@ -45,19 +45,19 @@ def left(store: HashStore, ranks: list[Stealing], segment: int, first_step: int)
         for part, stealing in zip(parts, ranks, strict=True):
             for step in part.steps():
                 stealing.batch(step, None)
-    found: int = store.num_keys()
-    return found
+    keys: int = store.num_keys()
+    return keys
 
 
 def test_a_late_rank_finds_the_queues_of_all_segments(store: HashStore) -> None:
     """However far ahead of it the others load."""
-    one, other = (Stealing(store, rank, 8, None, by_size=False) for rank in range(2))
+    early, late = (Stealing(store, rank, 8, None, by_size=False) for rank in range(2))
     planned = [plan(store, 2, segment, 2 * segment, 2) for segment in range(4)]
-    for rank, stealing in enumerate((one, other)):
+    for rank, stealing in enumerate((early, late)):
         for parts in planned:
             for step in parts[rank].steps():
                 assert stealing.batch(step, None) == step
-    assert left(store, [one, other], 4, 8) <= 2 * 2
+    assert left(store, [early, late], 4, 8) <= 2 * 2
 
 
 class Loading:
@@ -85,27 +85,27 @@ def test_each_sample_is_used_once(store: HashStore, lookahead: int, seed: int) -
     ranks = [Loading(store, rank, lookahead) for rank in range(world)]
     pace = [draw.choice([1, 1, 5]) for _ in ranks]
     for end in starts[1:]:  # where all meet
-        while able := [one for one in ranks if one.trained < end - 1]:
-            one = draw.choices(able, [pace[other.rank] for other in able])[0]
-            while one.loaded < min(one.trained + 1 + lookahead, starts[-1] - 1):
-                one.loaded += 1
-                step = batches[one.rank][one.loaded]
+        while able := [loader for loader in ranks if loader.trained < end - 1]:
+            loader = draw.choices(able, [pace[other.rank] for other in able])[0]
+            while loader.loaded < min(loader.trained + 1 + lookahead, starts[-1] - 1):
+                loader.loaded += 1
+                step = batches[loader.rank][loader.loaded]
                 clocks = None
-                if one.trained >= 0 and segment_of[one.trained] == step.segment:
+                if loader.trained >= 0 and segment_of[loader.trained] == step.segment:
                     start = starts[step.segment]  # what the last round told may be old
                     clocks = [max(0, other.trained - start - draw.randint(0, 6)) for other in ranks]
-                got = one.stealing.batch(step, clocks)
-                one.used += got.indices
-                one.weight += got.weight
-                one.moved += got.samples > COUNT
-            one.trained += 1
-    used = sorted(index for one in ranks for index in one.used)
+                got = loader.stealing.batch(step, clocks)
+                loader.used += got.indices
+                loader.weight += got.weight
+                loader.moved += got.samples > COUNT
+            loader.trained += 1
+    used = sorted(index for loader in ranks for index in loader.used)
     assert used == list(range(starts[-1] * world * COUNT))
-    assert sum(one.weight for one in ranks) == pytest.approx(starts[-1])
-    stealing = [one.stealing for one in ranks]
+    assert sum(loader.weight for loader in ranks) == pytest.approx(starts[-1])
+    stealing = [loader.stealing for loader in ranks]
     assert left(store, stealing, len(steps), starts[-1]) <= 2 * world
     if lookahead >= max(steps):
-        assert not any(one.moved for one in ranks), "nobody knows how far the others are"
+        assert not any(loader.moved for loader in ranks), "nobody knows how far the others are"
 
 
 @pytest.mark.parametrize("lookahead", [0, 3])

@@ -112,15 +112,15 @@ class SyncGate:
                 self._agreement.begin(step.step)
         if before is not None and before.segment == step.segment:
             return
-        same = before is not None and before.synchroniser == step.synchroniser
-        if same and self._relaxed is not None:
+        unchanged = before is not None and before.synchroniser == step.synchroniser
+        if unchanged and self._relaxed is not None:
             return
         self._meet()
         self._reduce(True)  # also where the script does not suit the new synchroniser
         if self._current.world == 1:
             return
         reduces = step.synchroniser == ALLREDUCE
-        if not (reduces or same):
+        if not (reduces or unchanged):
             self._suits = self._agree(step.synchroniser.name)
         if reduces or not self._suits:
             self._equal_scales()

@@ -399,7 +399,7 @@ def _search(sizes: Floats, rest: Floats, w: Workers, goal: float, best: float, r
 def _twin(j: int, time_s: Floats, count: Ints, w: Workers) -> bool:
     """Whether an earlier rank is in the same state, so that trying this rank is useless."""
     for k in range(j):
-        same = time_s[k] == time_s[j] and count[k] == count[j] and w.most[k] == w.most[j]
-        if same and w.a[k] == w.a[j] and w.c[k] == w.c[j] and w.b[k] == w.b[j]:
+        equal = time_s[k] == time_s[j] and count[k] == count[j] and w.most[k] == w.most[j]
+        if equal and w.a[k] == w.a[j] and w.c[k] == w.c[j] and w.b[k] == w.b[j]:
             return True
     return False

@@ -96,7 +96,7 @@ class Segment:
         self._late: list[Member[int]] = []  # with an event while a round is reduced
         self._ready = 0  # ranks that are counted for the next round
         self._tally = Tally(drift)  # of the round under way,
-        self._told = self._clocks, self._through  # and what it tells
+        self._reported = self._clocks, self._through  # and what it tells
         # What is under way: a call (known to all then), or a round.
         self._called = False
         self._until = math.inf
@@ -187,7 +187,7 @@ class Segment:
         self._tally = Tally(self._drift)
         for rank in self._holding:  # some are in it several times, and then give nothing more
             self._members[rank].contribute(self._tally)
-        self._told = self._clocks.copy(), self._through
+        self._reported = self._clocks.copy(), self._through
         self._freed = self._full
         self._holding, self._through, self._full = [], set(), set()
         self._ready, self._called = 0, False
@@ -213,7 +213,7 @@ class Segment:
         )
         self._until, self._waited_since = math.inf, now
         # With many ranks that wait for the slowest, not all are asked after each round.
-        may_go = self._blocked if progress.end(*self._told) else self._freed
+        may_go = self._blocked if progress.end(*self._reported) else self._freed
         late, self._late = self._late, []
         for member in late:
             if self._called:

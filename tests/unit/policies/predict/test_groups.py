@@ -117,7 +117,7 @@ def test_noise_near_the_limit_moves_no_rank() -> None:
         memory = choice.memory
         seen.append(memory["groups"])
         wanted.append(groups(times.mean(axis=0)))
-    changes, naive = (sum(a != b for a, b in pairwise(one)) for one in (seen, wanted))
+    changes, naive = (sum(a != b for a, b in pairwise(groupings)) for groupings in (seen, wanted))
     assert changes < naive / 4
 
 

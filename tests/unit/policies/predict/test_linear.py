@@ -184,8 +184,8 @@ def test_rows_of_another_load_are_not_taken_for_another_speed(levels: Levels, sh
         errors = []
         for at in range(12, 84):
             past = slice(max(0, at - 64), at)
-            told = feedback(load[past], time_s[past], samples[past])
-            models = LinearPredictor().fit(told, world=1)
+            rows = feedback(load[past], time_s[past], samples[past])
+            models = LinearPredictor().fit(rows, world=1)
             errors.append(abs(ett(models, load[at], int(samples[at])) / time_s[at] - 1))
         assert np.mean(errors) < 0.012
         assert max(errors[20:]) < 0.06
@@ -200,8 +200,8 @@ def test_a_change_of_speed_is_noticed_at_the_second_step_whatever_b(
     for seed, since in enumerate((2, 3, 10)):
         load, samples, time_s = with_share(share, levels, seed)
         time_s[64 - since :] *= factor
-        told = feedback(load[:64], time_s[:64], samples[:64])
-        models = LinearPredictor().fit(told, world=1)
+        rows = feedback(load[:64], time_s[:64], samples[:64])
+        models = LinearPredictor().fit(rows, world=1)
         expected = [ett(models, at, int(n)) for at, n in zip(load[64:], samples[64:], strict=True)]
         assert expected == pytest.approx(time_s[64:], rel=0.12)
 
@@ -267,7 +267,7 @@ class Cluster:
     batches: Features
     compute_s: Floats
 
-    def told(self, first: int, last: int) -> Feedback:
+    def feedback(self, first: int, last: int) -> Feedback:
         """Feedback of steps [first, last)."""
         batches, compute_s = self.at(slice(first, last)), self.compute_s[first:last]
         steps, world = compute_s.shape
@@ -280,12 +280,12 @@ class Cluster:
 
     def errors(self, first: int, last: int, cost: str = "sum") -> Floats:
         """|ETT / T − 1| of steps [first, last), each told all before it, [steps, W]."""
-        found = []
+        errors = []
         for step in range(first, last):
-            told = self.told(max(0, step - 64), step)
-            models = LinearPredictor(cost=cost).fit(told, world=8)
-            found.append(np.abs(models.ett(self.at(step)) / self.compute_s[step] - 1))
-        return np.array(found)
+            rows = self.feedback(max(0, step - 64), step)
+            models = LinearPredictor(cost=cost).fit(rows, world=8)
+            errors.append(np.abs(models.ett(self.at(step)) / self.compute_s[step] - 1))
+        return np.array(errors)
 
 
 def cluster(noise: float, cost: Cost = SUM, steps: int = 100, seed: int = 0) -> Cluster:
@@ -320,9 +320,9 @@ def test_lasting_changes_are_noticed_and_no_others(noise: float, factor: float) 
 @pytest.mark.parametrize("at", [63, 62, 40, 5, 0])
 def test_one_outlier_moves_no_forecast_by_3_percent(noise: float, at: int) -> None:
     made = cluster(noise, steps=65)
-    usual = LinearPredictor().fit(made.told(0, 64), world=8).ett(made.at(64))
+    usual = LinearPredictor().fit(made.feedback(0, 64), world=8).ett(made.at(64))
     made.compute_s[at, 3] *= 10
-    got = LinearPredictor().fit(made.told(0, 64), world=8).ett(made.at(64))
+    got = LinearPredictor().fit(made.feedback(0, 64), world=8).ett(made.at(64))
     assert got == pytest.approx(usual, rel=0.03)
 
 
@@ -362,18 +362,20 @@ COSTS = [SUM, Cost(padded=True), Cost(kappa=1 / 45), Cost(kappa=1 / 45, padded=T
 def test_finds_out_what_a_batch_costs_and_keeps_to_it(cost: Cost, noise: float) -> None:
     made = cluster(noise, cost, steps=150)
     for step in range(40, 150, 5):
-        found = LinearPredictor(cost="auto").fit(made.told(max(0, step - 64), step), world=8).cost
-        assert found.padded == cost.padded
-        assert found.kappa == pytest.approx(cost.kappa, rel=0.5 if noise else 0.05)
+        fitted = (
+            LinearPredictor(cost="auto").fit(made.feedback(max(0, step - 64), step), world=8).cost
+        )
+        assert fitted.padded == cost.padded
+        assert fitted.kappa == pytest.approx(cost.kappa, rel=0.5 if noise else 0.05)
     assert made.errors(130, 150, "auto").mean() <= 0.9 * noise + 1e-3
 
 
 def test_rows_without_squares_and_maxima_are_sums() -> None:
     """As they were recorded before there were such columns."""
-    told = cluster(0.0, Cost(padded=True)).told(0, 64)
-    assert LinearPredictor(cost="auto").fit(told, world=8).cost.padded
-    told.longest[8 * 40 :] = 0.0
-    old = replace(told, longest=np.where(told.step < 40, 0.0, told.longest))
+    rows = cluster(0.0, Cost(padded=True)).feedback(0, 64)
+    assert LinearPredictor(cost="auto").fit(rows, world=8).cost.padded
+    rows.longest[8 * 40 :] = 0.0
+    old = replace(rows, longest=np.where(rows.step < 40, 0.0, rows.longest))
     assert LinearPredictor(cost="auto").fit(old, world=8).cost == SUM
 
 
@@ -384,18 +386,18 @@ def test_padding_is_still_believed_in_once_batches_are_grouped_by_size() -> None
     middle = np.repeat(45 * rng.lognormal(-0.125, 0.5, (64, 8)).ravel(), counts.ravel())
     batches = features(middle * rng.uniform(0.995, 1.005, counts.sum()), counts)
     compute_s = 1e-4 * Cost(padded=True).load(batches) * (1 + 0.05 * rng.standard_normal((64, 8)))
-    told = Cluster(batches, compute_s).told(0, 64)
-    assert LinearPredictor(cost="auto").fit(told, world=8).cost.padded
+    rows = Cluster(batches, compute_s).feedback(0, 64)
+    assert LinearPredictor(cost="auto").fit(rows, world=8).cost.padded
 
 
 def test_ranks_are_independent_of_each_other() -> None:
     """Each is fitted as if it were alone, whatever rows the others lack."""
-    told = cluster(0.02).told(0, 64)
-    idle = (told.rank == 2) & (told.step % 3 > 0)
-    told = replace(told, samples=np.where(idle, 0, told.samples))
-    together = LinearPredictor().fit(told, world=8)
+    rows = cluster(0.02).feedback(0, 64)
+    idle = (rows.rank == 2) & (rows.step % 3 > 0)
+    rows = replace(rows, samples=np.where(idle, 0, rows.samples))
+    together = LinearPredictor().fit(rows, world=8)
     for rank in range(8):
-        mine = replace(told.of(rank), rank=np.zeros(len(told.of(rank)), np.int64))
+        mine = replace(rows.of(rank), rank=np.zeros(len(rows.of(rank)), np.int64))
         alone = LinearPredictor().fit(mine, world=1)
         for name in ("a", "c", "b"):
             assert getattr(together, name)[rank] == getattr(alone, name)[0]
@@ -418,14 +420,14 @@ def any_feedback(draw: st.DrawFn) -> Feedback:
 
 
 @given(any_feedback(), st.sampled_from(["sum", "padded", "auto"]))
-def test_models_are_finite_and_positive_whatever_comes(told: Feedback, cost: str) -> None:
-    models = LinearPredictor(cost=cost).fit(told, world=2)
+def test_models_are_finite_and_positive_whatever_comes(rows: Feedback, cost: str) -> None:
+    models = LinearPredictor(cost=cost).fit(rows, world=2)
     assert np.isfinite([models.a, models.c, models.b]).all()
     assert (models.a > 0).all()
     assert (models.c >= 0).all()
     assert (models.b >= 0).all()
     if cost == "sum":
-        assert models.known == all(len(told.of(rank)) for rank in range(2))
+        assert models.known == all(len(rows.of(rank)) for rank in range(2))
 
 
 @pytest.mark.parametrize(
@@ -439,15 +441,15 @@ def test_what_floats_cannot_tell_apart_is_finite(load: list[float]) -> None:
 
 @given(st.integers(0, 10_000), st.sampled_from(COSTS), st.floats(1e-3, 1e3), st.floats(1e-3, 1e3))
 def test_units_do_not_matter(seed: int, cost: Cost, seconds: float, sizes: float) -> None:
-    told = cluster(0.02, cost, steps=30, seed=seed).told(0, 30)
+    rows = cluster(0.02, cost, steps=30, seed=seed).feedback(0, 30)
     other = replace(
-        told,
-        compute_s=told.compute_s * seconds,
-        load=told.load * sizes,
-        squares=told.squares * sizes**2,
-        longest=told.longest * sizes,
+        rows,
+        compute_s=rows.compute_s * seconds,
+        load=rows.load * sizes,
+        squares=rows.squares * sizes**2,
+        longest=rows.longest * sizes,
     )
-    before = LinearPredictor(cost="auto").fit(told, world=8)
+    before = LinearPredictor(cost="auto").fit(rows, world=8)
     after = LinearPredictor(cost="auto").fit(other, world=8)
     assert after.cost.padded == before.cost.padded
     assert after.cost.kappa == pytest.approx(before.cost.kappa / sizes)

@@ -134,10 +134,10 @@ def simulation(devices: Emulation, policy: str, **given: Any) -> Simulation:
 
 def trained(devices: Emulation, steps: int = 640, **given: Any) -> list[Segment]:
     run = simulation(devices, "adaptive", **given)
-    found = []
+    segments = []
     while run.step < steps:
-        found.append(run.advance().segment)
-    return found
+        segments.append(run.advance().segment)
+    return segments
 
 
 def changes(segments: list[Segment]) -> list[int]:

@@ -16,7 +16,7 @@ from support.cluster import Cluster
 from support.simulated import simulate
 
 
-def told(times: list[list[float]], samples: list[int], first: int = 0) -> Feedback:
+def feedback_of(times: list[list[float]], samples: list[int], first: int = 0) -> Feedback:
     """Feedback of steps with such compute times, [steps][W]."""
     steps, world = np.shape(times)
     n = np.tile(samples, steps)
@@ -52,7 +52,7 @@ class Loop:
         """What comes of steps with such times, of the counts in force."""
         first = self.training.step
         self.training.step += len(times)
-        return self(told(times, self.counts, first))
+        return self(feedback_of(times, self.counts, first))
 
 
 def test_worked_example() -> None:
@@ -84,8 +84,8 @@ def test_steps_of_earlier_counts_are_not_looked_at_after_a_change() -> None:
     """What was on its way while the counts changed: a planner sees steps late."""
     loop = Loop(2, 100, DynamicAllocator(every_steps=1))
     loop.training.step = 3
-    assert loop(told([[1.0, 3.0]], [50, 50])) == [75, 25]
-    assert loop(told([[9.0, 1.0]] * 2, [50, 50], first=1)) == [75, 25]
+    assert loop(feedback_of([[1.0, 3.0]], [50, 50])) == [75, 25]
+    assert loop(feedback_of([[9.0, 1.0]] * 2, [50, 50], first=1)) == [75, 25]
     assert loop.memory["steps"] == 0
 
 
@@ -93,7 +93,7 @@ def test_times_of_other_counts_are_put_in_proportion() -> None:
     """An epoch's last step, or coasted ones."""
     loop = Loop(2, 100, DynamicAllocator(every_steps=1))
     loop.training.step = 1
-    assert loop(told([[0.2, 0.6]], [20, 60])) == [50, 50]
+    assert loop(feedback_of([[0.2, 0.6]], [20, 60])) == [50, 50]
     assert loop.memory["mean_s"] == [0.5, 0.5]
 
 

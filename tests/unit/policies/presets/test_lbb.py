@@ -29,7 +29,7 @@ PROFILES = [
 ]
 
 
-def told(times: list[Floats], samples: Any, first: int = 0) -> Feedback:
+def feedback_of(times: list[Floats], samples: Any, first: int = 0) -> Feedback:
     """Feedback of steps with such compute times, [steps][W]."""
     steps, world = np.shape(times)
     n = np.tile(samples, steps)
@@ -68,7 +68,7 @@ class Loop:
         first = self.training.step
         self.training.step += steps
         times = self.line(np.array(self.counts))
-        return self.call(told([times] * steps, self.counts, first))
+        return self.call(feedback_of([times] * steps, self.counts, first))
 
 
 def line(*slope: float, fixed: float = 0.0) -> Line:
@@ -110,7 +110,7 @@ def test_tables_2_and_3_by_one_rapid_tuning() -> None:
     loop.memory = {}
     loop.training.step = 1
     assert effect(EQUAL_S) > 1.9
-    counts = loop.call(told([EQUAL_S], [128] * 4))
+    counts = loop.call(feedback_of([EQUAL_S], [128] * 4))
     assert counts == pytest.approx(BALANCED, abs=1)
     assert effect(loop.line(np.array(counts))) < 0.1
 
@@ -175,15 +175,15 @@ def test_steps_of_earlier_counts_are_not_looked_at() -> None:
     """What was on its way while the counts changed: a planner sees steps late."""
     loop = Loop(LbbAllocator(window_steps=0), line(1.0, 3.0), 100)
     loop.training.step = 3
-    assert loop.call(told([np.array([50.0, 150.0])], [50, 50])) == [75, 25]
-    assert loop.call(told([np.array([50.0, 50.0])] * 2, [50, 50], first=1)) == [75, 25]
+    assert loop.call(feedback_of([np.array([50.0, 150.0])], [50, 50])) == [75, 25]
+    assert loop.call(feedback_of([np.array([50.0, 50.0])] * 2, [50, 50], first=1)) == [75, 25]
 
 
 def test_other_counts_than_those_in_force_are_put_in_proportion() -> None:
     """An epoch's last step, or coasted ones."""
     loop = Loop(LbbAllocator(), line(1.0, 1.0), 100)
     loop.training.step += 1
-    assert loop.call(told([np.array([10.0, 30.0])], [10, 30])) == [50, 50]
+    assert loop.call(feedback_of([np.array([10.0, 30.0])], [10, 30])) == [50, 50]
 
 
 def test_goes_on_from_what_ran_before() -> None:

@@ -1,0 +1,29 @@
+"""Names are nouns: a reader learns from a name what it holds."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FOLDERS = ("agent", "backend", "dashboard", "tests", "benchmarks", "examples", "scripts")
+PRONOUNS = {"one", "found", "told"}
+
+
+def _bound(node: ast.AST) -> set[str]:
+    """The names that this node binds. It may read another's, as SQLAlchemy's `.one()`."""
+    if isinstance(node, ast.keyword) or isinstance(getattr(node, "ctx", None), ast.Load):
+        return set()
+    names = (getattr(node, field, None) for field in ("id", "attr", "arg", "name", "asname"))
+    return {name.strip("_") for name in names if isinstance(name, str)}
+
+
+def test_no_name_is_a_pronoun() -> None:
+    pronouns = [
+        f"{path.relative_to(ROOT)}:{getattr(node, 'lineno', '?')}: {', '.join(names)}"
+        for folder in FOLDERS
+        for path in sorted((ROOT / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text()))
+        if (names := _bound(node) & PRONOUNS)
+    ]
+    assert not pronouns, "\n".join(pronouns)
