@@ -204,9 +204,9 @@ interface WorkerCause {
 }
 
 /** Opens the switch dialog for a preset and parameters. */
-type Propose = (policy: string, parameters: Record<string, any>) => void;
+type OpenSwitchDialog = (policy: string, parameters: Record<string, any>) => void;
 
-/** What the page is, from layout.py. */
+/** What the page is, from `page_data` in components.py. */
 interface PageData {
   page: "runs" | "run" | "missing";
   run: string;

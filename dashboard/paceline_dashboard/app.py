@@ -18,7 +18,7 @@ from dash import Input, Output
 from dash.fingerprint import build_fingerprint
 from fastapi import FastAPI
 
-from paceline_dashboard import layout
+from paceline_dashboard import layout, run_page
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -69,7 +69,7 @@ def _route(dashboard: dash.Dash) -> None:
             case [""]:
                 return layout.runs_page()
             case ["runs", run]:
-                return layout.run_page(run, PLOTLY)
+                return run_page.run_page(run, PLOTLY)
         return layout.missing_page(pathname)
 
     dashboard.clientside_callback(

@@ -6,7 +6,15 @@ from typing import Any
 
 import dash_ag_grid as dag
 import dash_mantine_components as dmc
-from dash import html
+from dash import dcc, html
+from plotly.colors import qualitative
+
+
+def page_data(page: str, **values: object) -> dcc.Store:
+    """The data that bridge.js passes to the page's module."""
+    return dcc.Store(
+        id="page-data", data={"page": page, "palette": list(qualitative.Safe), **values}
+    )
 
 
 def tip(name: str, text: str) -> dmc.Tooltip:

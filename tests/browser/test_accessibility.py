@@ -9,7 +9,13 @@ from playwright.sync_api import Page, expect
 
 from paceline.wire import NodeState
 from paceline_backend.store import Store, telemetry
-from support.pages import keep_forecast, open_run, wait_for_chart
+from support.pages import (
+    confirm_switch,
+    keep_forecast,
+    open_run,
+    open_switch_dialog,
+    wait_for_chart,
+)
 from support.training import PARTIAL, Training
 
 pytestmark = pytest.mark.browser
@@ -50,14 +56,13 @@ def test_no_rule_is_violated(
     page.click("#whatif-ask")
     expect(page.locator("#whatif-forecasts li")).to_have_count(2)
     check(page)
-    page.click("#policy-apply")
-    page.check("#policy-preset-dynamic-batching")
+    open_switch_dialog(page, "dynamic-batching")
     page.fill("#policy-parameter-capacity", "1, 2")
-    page.click("#policy-confirm")
+    confirm_switch(page)
     expect(page.locator("#policy-parameter-capacity-problem")).to_be_visible()
     check(page)
     page.keyboard.press("Escape")
-    page.click("#stop-run")
+    page.click("#stop-open")
     check(page)
     page.keyboard.press("Escape")
     training.end("failed", message="\n".join(["rank 1 exited with code 1", *["at line 7"] * 100]))

@@ -9,7 +9,13 @@ from playwright.sync_api import Page, expect
 from paceline.wire import NodeState, StopTraining, control, decode
 from paceline.wire.bus import connect
 from paceline_backend.store import Store, runs, switches, telemetry
-from support.pages import layout_of, open_run, wait_for_chart
+from support.pages import (
+    confirm_switch,
+    layout_of,
+    open_run,
+    open_switch_dialog,
+    wait_for_chart,
+)
 from support.training import Training
 from support.web import serving
 
@@ -75,8 +81,8 @@ def test_new_steps_appear_by_themselves(
     training.end()
     expect(page.locator("#run-state")).to_have_text("finished")
     expect(page.locator("#connection-status")).to_have_text("run ended")
-    expect(page.locator("#policy-apply")).to_be_disabled()
-    expect(page.locator("#stop-run")).to_be_disabled()
+    expect(page.locator("#switch-open")).to_be_disabled()
+    expect(page.locator("#stop-open")).to_be_disabled()
 
 
 def test_switches_coasting_and_gaps_are_marked_on_every_chart(
@@ -142,18 +148,17 @@ def test_switch_by_clicking(page: Page, web: httpx.Client, store: Store, bus_url
     training.train(30)
     open_run(page, web, "r")
     wait_for_chart(page, "se", 29)
-    page.click("#policy-apply")
+    open_switch_dialog(page)
     expect(page.locator("#policy-preset-bsp")).to_be_checked()
     page.check("#policy-preset-chronica")
     dialog = page.locator("#switch-dialog")
-    expect(page.locator("#policy-confirm")).to_have_text("Switch to chronica")
+    expect(page.locator("#switch-confirm")).to_have_text("Switch to chronica")
     expect(dialog).to_contain_text("the switch waits until one does")
     page.keyboard.press("Escape")
     expect(dialog).to_be_hidden()
     assert switches.rows(store, "r") == []
-    page.click("#policy-apply")
-    page.check("#policy-preset-chronica")
-    page.click("#policy-confirm")
+    open_switch_dialog(page, "chronica")
+    confirm_switch(page)
     status = page.locator("#switch-status")
     expect(status).to_contain_text("takes effect with the next segment")
     [made] = switches.rows(store, "r")
@@ -175,12 +180,11 @@ def test_refused_switch_shows_the_servers_words(
     training.train(10)
     open_run(page, web, "r")
     wait_for_chart(page, "se", 9)
-    page.click("#policy-apply")
-    page.check("#policy-preset-chronica")
+    open_switch_dialog(page, "chronica")
     # The run ends without the page being told.
     with store.write() as connection:
         runs.end(connection, "r", "stopped", "from outside")
-    page.click("#policy-confirm")
+    confirm_switch(page)
     expect(page.locator("#switch-problem")).to_contain_text("run r has ended")
 
 
@@ -208,10 +212,10 @@ def test_stop_asks_first(page: Page, web: httpx.Client, store: Store, bus_url: s
     open_run(page, web, "r")
     wait_for_chart(page, "se", 9)
     with connect(bus_url) as bus:
-        page.click("#stop-run")
+        page.click("#stop-open")
         page.locator("#stop-dialog").get_by_role("button", name="Cancel").click()
         assert bus.xlen(control("r")) == 0
-        page.click("#stop-run")
+        page.click("#stop-open")
         page.click("#stop-confirm")
         expect(page.locator("#stop-dialog")).to_be_hidden()
         [(_, fields)] = bus.xrange(control("r"))

@@ -10,7 +10,13 @@ from playwright.sync_api import Page, Route, expect
 
 from paceline_backend import policies
 from paceline_backend.store import Store, switches
-from support.pages import keep_forecast, open_run, wait_for_chart
+from support.pages import (
+    confirm_switch,
+    keep_forecast,
+    open_run,
+    open_switch_dialog,
+    wait_for_chart,
+)
 from support.training import PARTIAL, Training
 from support.waiting import until
 
@@ -30,7 +36,7 @@ def test_the_dialog_lists_every_preset_with_all_its_parameters(
     page: Page, web: httpx.Client, store: Store, bus_url: str
 ) -> None:
     opened(page, web, store, bus_url)
-    page.click("#policy-apply")
+    open_switch_dialog(page)
     expect(page.locator("#policy-presets .preset")).to_have_count(len(policies.names()))
     expect(page.locator(".preset", has_text="in force")).to_contain_text("bsp")
     for name in policies.names():
@@ -48,7 +54,7 @@ def test_the_dialog_lists_every_preset_with_all_its_parameters(
                 expect(control).to_have_value(f'"{value}"')
             else:
                 expect(control).to_have_value(f"{value:.9g}")
-    page.click("#policy-confirm")
+    confirm_switch(page)
     expect(page.locator("#switch-dialog")).to_be_hidden()
     [made] = switches.rows(store, "r")
     defaults = {key: schema["default"] for key, schema in known.parameters.items()}
@@ -59,7 +65,7 @@ def test_the_dialog_says_what_a_switch_changes_in_the_training(
     page: Page, web: httpx.Client, store: Store, bus_url: str
 ) -> None:
     opened(page, web, store, bus_url)
-    page.click("#policy-apply")
+    open_switch_dialog(page)
     text = page.locator("#switch-changes")
     unchanged, recomposed, changed = "stays the same", "composed differently", "but it changes"
     for name in policies.names():
@@ -84,8 +90,7 @@ def test_illegal_values_are_refused_at_their_field(
     opened(page, web, store, bus_url)
     sent: list[str] = []
     page.on("request", lambda r: sent.append(r.url) if r.method == "POST" else None)
-    page.click("#policy-apply")
-    page.check("#policy-preset-dynamic-batching")
+    open_switch_dialog(page, "dynamic-batching")
     for parameter, given, words, legal in [
         ("capacity", "4, x", "“x” is no number", "4 2; 1,1"),
         ("capacity", "4, 2", "2 given, but the run has 4 ranks", "4 2; 1,1"),
@@ -96,7 +101,7 @@ def test_illegal_values_are_refused_at_their_field(
     ]:
         field = page.locator(f"#policy-parameter-{parameter}")
         field.fill(given)
-        page.click("#policy-confirm")
+        confirm_switch(page)
         problem = page.locator(f"#policy-parameter-{parameter}-problem")
         expect(problem).to_contain_text(f"{parameter}: {words}")
         expect(field).to_be_focused()
@@ -129,10 +134,9 @@ def test_what_the_server_refuses_is_said_at_the_field(
           });
         }"""
     )
-    page.click("#policy-apply")
-    page.check("#policy-preset-dynamic-batching")
+    open_switch_dialog(page, "dynamic-batching")
     page.fill("#policy-parameter-dead_band", "0.5")
-    page.click("#policy-confirm")
+    confirm_switch(page)
     problem = page.locator("#policy-parameter-dead_band-problem")
     expect(problem).to_contain_text("dead_band: 7 is not legal for dynamic-batching")
     expect(page.locator("#switch-dialog")).to_be_visible()
@@ -143,16 +147,15 @@ def test_parameters_in_force_are_shown_and_kept(
     page: Page, web: httpx.Client, store: Store, bus_url: str
 ) -> None:
     training = opened(page, web, store, bus_url)
-    page.click("#policy-apply")
-    page.check("#policy-preset-chronica")
+    open_switch_dialog(page, "chronica")
     page.fill("#policy-parameter-window", "16")
     page.select_option("#policy-parameter-picks", label="paper")
-    page.click("#policy-confirm")
+    confirm_switch(page)
     training.adopt(1, "chronica")
     training.train(4)
     expect(page.locator("#policy-changed")).to_contain_text("window = 16")
     expect(page.locator("#policy-changed")).to_contain_text("picks = paper")
-    page.click("#policy-apply")
+    open_switch_dialog(page)
     expect(page.locator("#policy-parameter-window")).to_have_value("16")
     page.check("#policy-preset-bsp")
     expect(page.locator("#policy-parameter-window")).to_have_value("64")
@@ -185,7 +188,7 @@ def test_what_others_would_save_and_switching_to_one(
     page.get_by_role("button", name="Switch to chronica…").first.click()
     expect(page.locator("#policy-preset-chronica")).to_be_checked()
     expect(page.locator("#policy-parameter-window")).to_have_value("32")
-    page.click("#policy-confirm")
+    confirm_switch(page)
     expect(page.locator("#switch-dialog")).to_be_hidden()
     expect(page.locator("#whatif-old")).to_be_visible()
     [made] = switches.rows(store, "r")

@@ -9,6 +9,7 @@ from playwright.sync_api import Page, expect
 
 from paceline_backend.server.stack import Stack
 from support.e2e import all_steps, start_training, wait_for_step
+from support.pages import confirm_switch, open_switch_dialog
 from support.waiting import until
 
 pytestmark = [pytest.mark.browser, pytest.mark.ranks]
@@ -31,9 +32,8 @@ def test_switch_by_clicking(page: Page, stack: Stack) -> None:
     before = number(page, "kpi-se")
     assert before > 0.5
 
-    page.locator("#policy-apply").click()
-    page.locator("#policy-preset-chronica").check()
-    page.locator("#policy-confirm").click()
+    open_switch_dialog(page, "chronica")
+    confirm_switch(page)
     expect(page.locator("#switch-status")).to_contain_text(re.compile(r"took effect at step \d+"))
 
     switch = stack.api("GET", f"/runs/{run}/switches")[1]

@@ -25,6 +25,18 @@ def wait_for_chart(page: Page, chart: str, step: int) -> None:
     )
 
 
+def open_switch_dialog(page: Page, policy: str | None = None) -> None:
+    """Opens the switch dialog of a run's page, and chooses a preset there if one is given."""
+    page.click("#switch-open")
+    if policy is not None:
+        page.check(f"#policy-preset-{policy}")
+
+
+def confirm_switch(page: Page) -> None:
+    """Requests the switch that the open dialog describes."""
+    page.click("#switch-confirm")
+
+
 def layout_of(page: Page, chart: str) -> dict[str, Any]:
     """A chart's shapes, texts and range, as Plotly has them."""
     layout: dict[str, Any] = page.evaluate(

@@ -16,9 +16,9 @@ const DECIDED = {
 export class Auto {
   /**
    * @param {string} path
-   * @param {Propose} propose
+   * @param {OpenSwitchDialog} openDialog
    */
-  constructor(path, propose) {
+  constructor(path, openDialog) {
     this.path = `${path}/auto`;
     this.busy = false;
     this.changes = 0; // number of changes by the operator
@@ -28,7 +28,7 @@ export class Auto {
     this.relaxed = make("input", { type: "checkbox", id: "auto-relaxed", disabled: true, "aria-describedby": "auto-relaxed-help" });
     byId("auto-relaxed-label").prepend(this.relaxed);
     for (const control of [this.mode, this.relaxed]) control.addEventListener("change", () => this.#set());
-    byId("auto-accept").addEventListener("click", () => propose(this.answer.last.policy, this.answer.last.parameters));
+    byId("auto-accept").addEventListener("click", () => openDialog(this.answer.last.policy, this.answer.last.parameters));
   }
 
   /**

@@ -38,15 +38,15 @@ export class PolicyPanel {
     this.run = null; // the run's newest state
     /** @type {PresetInfo[]} */
     this.presets = [];
-    byId("policy-apply").addEventListener("click", () => this.propose());
+    byId("switch-open").addEventListener("click", () => this.openDialog());
     byId("policy-presets").addEventListener("change", () => this.#chosen({}));
     byId("policy-parameters").addEventListener("change", () => this.#tellChanges());
     byId("policy-parameters").addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
       if (event.key !== "Enter") return;
       event.preventDefault(); // otherwise Enter would press the form's first button, Cancel
-      this.#apply();
+      this.#requestSwitch();
     });
-    byId("policy-confirm").addEventListener("click", () => this.#apply());
+    byId("switch-confirm").addEventListener("click", () => this.#requestSwitch());
   }
 
   async load() {
@@ -60,8 +60,8 @@ export class PolicyPanel {
   update(run) {
     this.run = run;
     const ended = ENDED.includes(run.state);
-    byId("policy-apply").disabled = ended || !this.presets.length;
-    byId("policy-apply").title = ended ? `The run has ${run.state === "finished" ? "finished" : "ended"}` : "";
+    byId("switch-open").disabled = ended || !this.presets.length;
+    byId("switch-open").title = ended ? `The run has ${run.state === "finished" ? "finished" : "ended"}` : "";
   }
 
   /**
@@ -69,7 +69,7 @@ export class PolicyPanel {
    * @param {string} policy
    * @param {Record<string, any>} parameters
    */
-  propose(policy = this.run.policy, parameters = {}) {
+  openDialog(policy = this.run.policy, parameters = {}) {
     const options = this.presets.map((preset) => optionOf(preset, preset.name === this.run.policy));
     byId("policy-presets").replaceChildren(...options);
     byId("switch-dialog").showModal();
@@ -132,7 +132,7 @@ export class PolicyPanel {
     text("policy-chosen", fields.length ? `Parameters of ${preset.name}` : `${preset.name} has no parameters`);
     byId("policy-parameters").replaceChildren(...fields);
     byId("policy-parameters").scrollTop = 0;
-    text("policy-confirm", again ? `Restart ${preset.name} with these parameters` : `Switch to ${preset.name}`);
+    text("switch-confirm", again ? `Restart ${preset.name} with these parameters` : `Switch to ${preset.name}`);
     text("switch-when", this.#when());
     this.#tellChanges();
     problem("switch-problem", "");
@@ -165,9 +165,10 @@ export class PolicyPanel {
     }
   }
 
-  async #apply() {
+  /** Requests the switch that the dialog describes; closes the dialog if the server takes it. */
+  async #requestSwitch() {
     const parameters = this.#parameters();
-    const button = byId("policy-confirm");
+    const button = byId("switch-confirm");
     if (parameters === null || button.disabled) return;
     button.disabled = true; // a double click must not switch twice
     try {

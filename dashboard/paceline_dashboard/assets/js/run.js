@@ -92,10 +92,10 @@ class RunPage {
     if (this.closed) return;
     this.workers.open();
     this.policy = new PolicyPanel(this.id, this.data, this.effects);
-    /** @type {Propose} */
-    const propose = (policy, parameters) => this.policy.propose(policy, parameters);
-    this.whatif = new WhatIf(this.path, propose);
-    this.auto = new Auto(this.path, propose);
+    /** @type {OpenSwitchDialog} */
+    const openDialog = (policy, parameters) => this.policy.openDialog(policy, parameters);
+    this.whatif = new WhatIf(this.path, openDialog);
+    this.auto = new Auto(this.path, openDialog);
     this.#controls();
     this.colours = theme(this.palette);
     this.endings.push(
@@ -281,7 +281,7 @@ class RunPage {
       if (select.value === "all") select.value = "300";
       this.#zoom(null);
     });
-    byId("stop-run").addEventListener("click", () => {
+    byId("stop-open").addEventListener("click", () => {
       problem("stop-problem", "");
       byId("stop-dialog").showModal();
     });

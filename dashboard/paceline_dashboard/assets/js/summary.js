@@ -30,7 +30,7 @@ export function drawHeader(run, row) {
   text("run-emulated", simulated(run) ? "simulated" : "device speeds are emulated");
   byId("run-emulated").title = emulation(run.emulated);
   drawController(run);
-  byId("stop-run").disabled = ENDED.includes(run.state);
+  byId("stop-open").disabled = ENDED.includes(run.state);
 }
 
 /** @param {Run} run */

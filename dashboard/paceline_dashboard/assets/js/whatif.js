@@ -9,11 +9,11 @@ const LONGEST_MS = 120_000; // the server simulates: seconds, more on a busy mac
 export class WhatIf {
   /**
    * @param {string} path
-   * @param {Propose} propose
+   * @param {OpenSwitchDialog} openDialog
    */
-  constructor(path, propose) {
+  constructor(path, openDialog) {
     this.path = `${path}/whatif`;
-    this.propose = propose;
+    this.openDialog = openDialog;
     /** @type {any} */
     this.run = null;
     /** @type {any} */
@@ -90,7 +90,7 @@ export class WhatIf {
       part("saving-whisker", preset.saving_low, preset.saving_high),
     );
     const button = make("button", { type: "button", value: preset.policy, "aria-label": `Switch to ${preset.policy}…` }, "Switch to it…");
-    button.addEventListener("click", () => this.propose(preset.policy, preset.parameters));
+    button.addEventListener("click", () => this.openDialog(preset.policy, preset.parameters));
     const words = make("span", { className: "saving-words", title: `${seconds(preset.step_time_s)} a step` }, preset.words);
     return make("li", {}, words, bar, button);
   }
