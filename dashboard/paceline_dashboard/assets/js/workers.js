@@ -1,7 +1,7 @@
 // The table of workers: their last steps, and why others wait for them.
 import { whenThere } from "./dom.js";
 
-const PAGE = 25; // as in layout.py
+const PAGE = 25; // as in run_page.py
 
 /** @type {Record<WorkerCause["cause"], (worker: WorkerCause) => string>} */
 const WHY = {
