@@ -136,8 +136,7 @@ def _workers_panel() -> html.Section:
               "being ready to the last one's, per step, divided among its causes: unequal sizes of "
               "samples, slow nodes, slowness that passes (and noise), and slow data loading."),
         table("workers-grid", columns.WORKERS, paginationPageSize=25,
-              paginationPageSizeSelector=False, suppressCellFocus=True,
-              overlayNoRowsTemplate="No step yet"),
+              paginationPageSizeSelector=False, suppressCellFocus=True),
         labelled="workers-title",
     )  # fmt: skip
 

@@ -27,6 +27,7 @@ export class WorkersTable {
   async open() {
     await whenThere("workers-grid");
     this.grid = await window.dash_ag_grid.getApiAsync("workers-grid");
+    this.grid.setGridOption("overlayNoRowsTemplate", "No step yet");
     this.#draw();
   }
 
