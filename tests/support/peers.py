@@ -37,7 +37,7 @@ def ask(answering: list[int], questions: int, seed: int) -> dict[str, Any]:
             asked_by.append(rank)
             return vector + of.rank
 
-        keys = of.asking.num_keys()
+        keys = of.store.num_keys()
         dist.barrier()
         peers = Peers(of, "peers", answering, 3, answer)
         right = True
@@ -47,7 +47,7 @@ def ask(answering: list[int], questions: int, seed: int) -> dict[str, Any]:
             right &= answered.tolist() == [other, of.rank + other, number + other]
         peers.finish()
         dist.barrier()
-        return {"right": right, "asked_by": asked_by, "left": of.asking.num_keys() - keys}
+        return {"right": right, "asked_by": asked_by, "left": of.store.num_keys() - keys}
 
 
 def leave(answering: list[int], leaver: int) -> str:
@@ -104,10 +104,10 @@ class _Counted:
 def seldom() -> list[float]:
     """Rank 1 is asked after the store's time limit is over twice; what the others are answered."""
     with ranks() as of:
-        waiting: Any = of.waiting
-        waiting.set_timeout(timedelta(seconds=0.05))
-        counted = _Counted(waiting)
-        made: Any = replace(of, waiting=counted)
+        blocking: Any = of.blocking_store
+        blocking.set_timeout(timedelta(seconds=0.05))
+        counted = _Counted(blocking)
+        made: Any = replace(of, blocking_store=counted)
         peers = Peers(made, "peers", [1], 1, lambda rank, vector: vector + rank)
         if of.rank == 1:
             for _ in range(3):

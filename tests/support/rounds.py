@@ -33,9 +33,9 @@ def ranks(timeout_s: float = 60.0) -> Iterator[Ranks]:
         server = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
         port = [server.port]
     dist.broadcast_object_list(port)
-    asking, waiting = (TCPStore("127.0.0.1", port[0], None, is_master=False) for _ in range(2))
+    store, blocking_store = (TCPStore("127.0.0.1", port[0], None, is_master=False) for _ in range(2))
     group = dist.new_group(backend="gloo")
-    made = Ranks({"": group}, asking, waiting, rank, world, timedelta(seconds=timeout_s))
+    made = Ranks({"": group}, store, blocking_store, rank, world, timedelta(seconds=timeout_s))
     del group
     yield made
     dist.barrier()  # the store goes with rank 0
@@ -169,7 +169,7 @@ def undrawn() -> bool:
         if of.rank not in drawn:
             rounds.offer(Gradient(torch.ones(1), 1))
         dist.barrier()
-        called = bool(of.asking.check(["rounds/0"]))
+        called = bool(of.store.check(["rounds/0"]))
         dist.barrier()
         rounds.finish()
     return called

@@ -16,7 +16,7 @@ This room imports nothing else of Paceline. Ranks, agents and the control plane 
 from paceline.wire.codec import PROTOCOL_VERSION, WireError, decode, encode, encode_steps
 from paceline.wire.messages import (
     AGES,
-    MOST_WAITING,
+    MOST_PENDING,
     Adopted,
     Hello,
     Kill,
@@ -56,7 +56,7 @@ __all__ = [
     "ENDED",
     "INGEST_GROUP",
     "LIVE_LENGTH",
-    "MOST_WAITING",
+    "MOST_PENDING",
     "PROTOCOL_VERSION",
     "SYNCHRONISERS",
     "TELEMETRY",

@@ -16,7 +16,7 @@ from paceline.wire.segment import Segment
 from paceline.wire.states import State
 
 AGES = 16  # of gradients that `RoundRecord.staleness` tells apart at most
-MOST_WAITING = 4  # gradients of a rank for the same partial round, before it calls it itself
+MOST_PENDING = 4  # gradients of a rank for the same partial round, before it calls it itself
 
 
 class StepRecord(msgspec.Struct, frozen=True, array_like=True):

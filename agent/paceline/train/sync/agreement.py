@@ -28,7 +28,7 @@ class LoopAgreement:
     """
 
     def __init__(self, ranks: Ranks) -> None:
-        self._ranks, self._store = ranks, ranks.asking
+        self._ranks, self._store = ranks, ranks.store
         self._times = 0  # how often all ranks have left so far
         self._step: int | None = None  # the current step
         self._began = 0.0  # when the current step began

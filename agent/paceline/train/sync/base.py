@@ -26,8 +26,8 @@ class Ranks:
     """Who takes part, and how they reach each other."""
 
     groups: dict[str, dist.ProcessGroup]  # for nothing but this; nobody else keeps one, see `close`
-    asking: TCPStore  # for short questions, from any thread;
-    waiting: TCPStore  # for what blocks, which would hold up the others
+    store: TCPStore  # for calls that return at once, from any thread
+    blocking_store: TCPStore  # a second connection to it, for one thread's calls that block
     rank: int
     world: int
     timeout: timedelta
@@ -39,9 +39,9 @@ class Ranks:
         return self.groups[self.name]
 
     @cached_property
-    def waiting_too(self) -> TCPStore:
-        """For one more thread in which something blocks."""
-        made: TCPStore = self.waiting.clone()  # type: ignore[attr-defined]
+    def another_blocking_store(self) -> TCPStore:
+        """A third connection, for another thread whose calls block."""
+        made: TCPStore = self.blocking_store.clone()  # type: ignore[attr-defined]
         return made
 
     def among(self, groups: Sequence[Sequence[int]]) -> Ranks:

@@ -288,9 +288,9 @@ class SyncGate:
             # are.
             group = dist.new_group(backend="gloo", timeout=TIMEOUT)
             # Made once: on a busy host, one new connection in some dozens took 5 s.
-            asking, waiting = (self._store.clone() for _ in range(2))  # type: ignore[attr-defined]
+            store, blocking_store = (self._store.clone() for _ in range(2))  # type: ignore[attr-defined]
             world = dist.get_world_size()
-            self._ranks_made = Ranks({"": group}, asking, waiting, self._rank, world, TIMEOUT)
+            self._ranks_made = Ranks({"": group}, store, blocking_store, self._rank, world, TIMEOUT)
             self._agreement = LoopAgreement(self._ranks_made)
         return self._ranks_made
 

@@ -38,7 +38,7 @@ class Server:
         self._values = joined(parameters)
         self._lock = threading.Lock()
         if ranks.rank == 0:  # beside the thread of its group's rounds
-            ranks = replace(ranks, waiting=ranks.waiting_too)
+            ranks = replace(ranks, blocking_store=ranks.another_blocking_store)
         self._peers = Peers(ranks, prefix, [0], len(self._values), self._add)
 
     def push(self, change: torch.Tensor) -> torch.Tensor:

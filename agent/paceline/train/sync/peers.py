@@ -76,11 +76,11 @@ class Peers:
         """
         if rank == self._ranks.rank:
             return Answer(self._answer(rank, vector), 0.0, 0.0)
-        asking = self._ranks.asking
-        number = asking.add(self._key(rank, "asked"), 1) - 1
+        store = self._ranks.store
+        number = store.add(self._key(rank, "asked"), 1) - 1
         if number >= _CLOSED:
-            raise PacelineError(asking.get(self._key("closed")).decode())
-        asking.set(self._key(rank, number), str(self._ranks.rank))
+            raise PacelineError(store.get(self._key("closed")).decode())
+        store.set(self._key(rank, number), str(self._ranks.rank))
         began = time.perf_counter()
         try:
             self._send(vector, rank, _QUESTION)
@@ -100,25 +100,25 @@ class Peers:
         Raises:
             PacelineError: a rank left, or was silent for too long; the message names it.
         """
-        asking, ranks = self._ranks.asking, self._ranks
-        asking.set(self._key("through", ranks.rank), "")
-        if asking.add(self._key("through"), 1) == ranks.world:
+        store, ranks = self._ranks.store, self._ranks
+        store.set(self._key("through", ranks.rank), "")
+        if store.add(self._key("through"), 1) == ranks.world:
             self._close(_THROUGH)
         if not self._ended():
             slow = [
                 rank
                 for rank in range(ranks.world)
-                if not asking.check([self._key("through", rank)])
+                if not store.check([self._key("through", rank)])
             ]
             raise PacelineError(
                 f"rank {ranks.rank} waited {ranks.timeout.total_seconds():g} s for ranks {slow}, "
                 "of which some are stuck or gone"
             )
         self.check()
-        word = asking.get(self._key("closed")).decode()
+        word = store.get(self._key("closed")).decode()
         if word != _THROUGH:
             raise PacelineError(word)
-        if asking.add(self._key("read"), 1) == ranks.world:
+        if store.add(self._key("read"), 1) == ranks.world:
             self._forget()
 
     def abort(self, reason: str) -> None:
@@ -130,12 +130,12 @@ class Peers:
 
     def _close(self, word: str) -> None:
         """Ends it for all ranks. Whoever is first says why."""
-        asking = self._ranks.asking
-        if asking.compare_set(self._key("closed"), "", word).decode() != word:
+        store = self._ranks.store
+        if store.compare_set(self._key("closed"), "", word).decode() != word:
             return
         for rank in self._answering:
-            asked = asking.add(self._key(rank, "asked"), _CLOSED) - _CLOSED
-            asking.set(self._key(rank, asked), _END)
+            asked = store.add(self._key(rank, "asked"), _CLOSED) - _CLOSED
+            store.set(self._key(rank, asked), _END)
 
     def _ended(self) -> bool:
         """Waits until it has; False: for too long."""
@@ -143,7 +143,7 @@ class Peers:
             self._thread.join(self._ranks.timeout.total_seconds())
             return not self._thread.is_alive()
         try:
-            self._ranks.waiting.wait([self._key("closed")], self._ranks.timeout)
+            self._ranks.blocking_store.wait([self._key("closed")], self._ranks.timeout)
         except RuntimeError:  # or the store is gone, which the next question to it will tell
             return False
         return True
@@ -154,7 +154,7 @@ class Peers:
         names += [("through", rank) for rank in range(self._ranks.world)]
         names += [(rank, "asked") for rank in self._answering]
         for name in names:
-            self._ranks.asking.delete_key(self._key(*name))
+            self._ranks.store.delete_key(self._key(*name))
 
     def _run(self) -> None:
         number = 0
@@ -166,7 +166,7 @@ class Peers:
             self._error = self._error or error
 
     def _next(self, number: int) -> str:
-        key, waiting = self._key(self._ranks.rank, number), self._ranks.waiting
+        key, waiting = self._key(self._ranks.rank, number), self._ranks.blocking_store
         while True:
             try:
                 word: str = waiting.get(key).decode()

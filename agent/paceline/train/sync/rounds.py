@@ -19,7 +19,8 @@ import torch
 import torch.distributed as dist
 
 from paceline.core.errors import PacelineError
-from paceline.core.rounds import Call, Drift, Member, Progress, Says, Tally
+from paceline.core.member import Member, Says, Tally
+from paceline.core.rounds import Call, Drift, Progress
 from paceline.train.sync.base import OnRound, Ranks, Round
 from paceline.train.sync.gradients import Gradient
 
@@ -40,7 +41,7 @@ class Sum:
 def spoil(ranks: Ranks, prefix: str, number: int, reason: str) -> bool:
     """Makes a round one that tells why this rank will not come; False: it has been called."""
     word = f"{_ABORT}rank {ranks.rank} {reason}"
-    return bool(ranks.asking.compare_set(f"{prefix}/{number}", "", word) == word.encode())
+    return bool(ranks.store.compare_set(f"{prefix}/{number}", "", word) == word.encode())
 
 
 @dataclass
@@ -167,7 +168,7 @@ class Rounds:
         with self._changed:
             if not self._progress.working or self._error is not None:
                 return
-            number = self._progress.over
+            number = self._progress.rounds_done
             while not spoil(self._ranks, self._prefix, number, reason):
                 number += 1  # this round has been called; no round ends while the lock is held
         self._thread.join(timeout=1.0)
@@ -219,7 +220,7 @@ class Rounds:
     def _check(self) -> None:
         if self._error is not None:
             raise PacelineError(
-                f"rank {self._rank}, round {self._progress.over}: {self._error}"
+                f"rank {self._rank}, round {self._progress.rounds_done}: {self._error}"
             ) from self._error
 
     def _announce(self, *, calls: bool = False) -> None:
@@ -231,11 +232,11 @@ class Rounds:
         progress = self._progress
         if progress.reducing or not progress.working:
             return
-        says, key = self._member.announce(), f"{self._prefix}/{progress.over}"
+        says, key = self._member.announce(), f"{self._prefix}/{progress.rounds_done}"
         if says is Says.READY:
-            calls |= progress.enough(self._ranks.asking.add(f"{key}/ready", 1))
+            calls |= progress.enough(self._ranks.store.add(f"{key}/ready", 1))
         if calls or says is Says.CALL:
-            self._ranks.asking.compare_set(key, "", _GO)
+            self._ranks.store.compare_set(key, "", _GO)
 
     def _run(self) -> None:
         try:
@@ -248,8 +249,8 @@ class Rounds:
 
     def _reduce(self) -> None:
         began = time.perf_counter()
-        number = self._progress.over
-        word = self._ranks.waiting.get(f"{self._prefix}/{number}").decode()
+        number = self._progress.rounds_done
+        word = self._ranks.blocking_store.get(f"{self._prefix}/{number}").decode()
         if word.startswith(_ABORT):
             raise PacelineError(word.removeprefix(_ABORT))
         called = time.perf_counter()
@@ -299,12 +300,12 @@ class Rounds:
         """A round is over, with these facts and this result; the ages in it."""
         world = self._world
         ages, clocks, done = head[3 : -2 * world], head[-2 * world : -world], head[-world:]
-        number = self._progress.over
+        number = self._progress.rounds_done
         if self._rank == 0:
             # Nobody waits for the round before any more; of the last one all have read its key.
             for old in range(number - 1, number + all(done)):
                 for part in ("", "/ready"):
-                    self._ranks.waiting.delete_key(f"{self._prefix}/{old}{part}")
+                    self._ranks.blocking_store.delete_key(f"{self._prefix}/{old}{part}")
         with self._changed:
             self._sums.append(result)
             self._progress.end(clocks, [rank for rank in range(world) if done[rank]])

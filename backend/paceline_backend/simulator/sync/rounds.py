@@ -11,7 +11,8 @@ import math
 
 import numpy as np
 
-from paceline.core.rounds import Call, Drift, Member, Progress, Says, Tally
+from paceline.core.member import Member, Says, Tally
+from paceline.core.rounds import Call, Drift, Progress
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.sync.base import Costs, Round, Timeline, Work
 from paceline_backend.simulator.sync.stealing import Stealing
@@ -200,7 +201,7 @@ class Segment:
         step = self._clocks[0] - (0 in self._blocked)
         self.rounds.append(
             Round(
-                number=progress.over,
+                number=progress.rounds_done,
                 step=max(min(step, len(self._work_s[0]) - 1), 0),
                 contributors=tally.contributors,
                 staleness=tally.ages,
