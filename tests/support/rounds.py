@@ -33,7 +33,9 @@ def ranks(timeout_s: float = 60.0) -> Iterator[Ranks]:
         server = TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
         port = [server.port]
     dist.broadcast_object_list(port)
-    store, blocking_store = (TCPStore("127.0.0.1", port[0], None, is_master=False) for _ in range(2))
+    store, blocking_store = (
+        TCPStore("127.0.0.1", port[0], None, is_master=False) for _ in range(2)
+    )
     group = dist.new_group(backend="gloo")
     made = Ranks({"": group}, store, blocking_store, rank, world, timedelta(seconds=timeout_s))
     del group

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from unittest import mock
 
 import torch
@@ -44,6 +44,7 @@ def train(
     leaves: Callable[[int, int], str | None] = lambda rank, step: None,
     timeout_s: float = 1e7,
     pulse_s: float = math.inf,
+    members: Sequence[int] = (),
 ) -> Ran:
     """A segment.
 
@@ -60,6 +61,7 @@ def train(
             is "stuck".
         timeout_s: after which a rank that waits gives up.
         pulse_s: after which a rank that waits calls a round.
+        members: the run's numbers of these ranks, if they are a group; (): all ranks of the run.
     """
     world = len(work_s)
 
@@ -72,6 +74,7 @@ def train(
         virtual.ranks(world, round_s, call_s, timeout_s) as (scheduler, made),
         mock.patch.object(rank_rounds, "_PULSE_S", pulse_s),
     ):
+        made = [replace(of, members=members) for of in made]
         deal = deals(made) if deals is not None else planned
 
         def tell(each: Round) -> None:

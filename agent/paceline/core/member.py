@@ -16,16 +16,27 @@ class Says(Enum):
     """What a member tells the others before a round."""
 
     NOTHING = auto()
-    READY = auto()  # to be counted; `Progress.enough` says if the count calls the round
-    CALL = auto()  # calls the round
+    READY = auto()  # the member is counted; `Progress.enough` says whether the count calls a round
+    CALL = auto()  # the member calls the round
+
+
+class WaitReason(Enum):
+    """Why a rank waits. The value is for the log."""
+
+    PENDING = f"more than {MOST_PENDING} of its gradients are pending"
+    ROUNDS = "it has done more steps than there were rounds"
+    COPYING = "its gradients are still being copied to the host"
+    LEAD = "it is further ahead of the slowest rank than its lead allows"
+    MEETING = "it has no more steps, and others have"
 
 
 class Tally:
-    """What goes into a round: of one member, or of several that are counted together.
+    """What goes into a round, counted over one member or over several.
 
     Attributes:
         contributors: members with a gradient in the round.
-        ages: gradients by how many rounds old they are; the last bin: or older, [`Drift.bins`].
+        ages: gradients by age in rounds, [`Drift.bins`]. The last bin counts its age and all
+            higher ages.
         dropped: samples of gradients that were too old.
     """
 
@@ -41,11 +52,11 @@ class Member(Generic[G]):
     """One rank in the rounds of a segment.
 
     Attributes:
-        clock: steps that are through.
+        clock: steps that the rank is through with.
         taken: rounds that are in the rank's parameters.
-        waiting: the rank waits for the others. `offer` sets it; the driver ends it where
-            `must_wait` allows that.
-        done: no more steps come.
+        waiting: why the rank waits; None: it does not wait. `offer` sets it. The driver sets it to
+            None once `wait_reason` gives None.
+        done: the rank has no more steps.
     """
 
     __slots__ = (
@@ -72,49 +83,49 @@ class Member(Generic[G]):
         self._oldest, self._lead = drift.oldest, drift.lead
         self._waits, self._paced = drift.waits, drift.paced
         self._leftovers = progress.call.leftovers
-        self._pending: list[Pending[G]] = []  # gradients that wait for a round,
-        self._underway: list[Pending[G]] = []  # and those on their way to the host
-        self._ready_for = -1  # the newest round that the rank has been ready for,
-        self._announced = -1  # and for which it has said so
+        self._pending: list[Pending[G]] = []  # gradients on the host that wait for a round
+        self._underway: list[Pending[G]] = []  # gradients on their way to the host
+        self._ready_for = -1  # the newest round that the rank has been ready for
+        self._announced = -1  # the newest round for which the rank has said that it is ready
         self.clock = 0
         self.taken = 0
-        self.waiting = False
+        self.waiting: WaitReason | None = None
         self.done = False
 
     def offer(
         self, gradient: G | None, samples: int = 0, *, ends_step: bool = True, on_host: bool = True
-    ) -> bool:
-        """A gradient is to go into a round; None: a step is through that has none.
+    ) -> WaitReason | None:
+        """The rank has computed a gradient, which is to go into a round.
 
         Args:
-            gradient: what the rank computed.
-            samples: that it is of.
-            ends_step: it is the first of its step.
-            on_host: else it is still on its way there; see `arrived`.
+            gradient: what the rank computed; None: a step has ended without a gradient.
+            samples: of the gradient.
+            ends_step: the gradient is the first of its step.
+            on_host: the gradient is on the host; else it is on its way there, see `arrived`.
 
         Returns:
-            whether the rank shall wait for the others before its next step.
+            why the rank must wait before its next step; None: it need not wait.
         """
         self.clock += ends_step
         if gradient is not None:
             (self._pending if on_host else self._underway).append((self.taken, samples, gradient))
-        self.waiting = self.must_wait()
+        self.waiting = self.wait_reason()
         if on_host:
-            self._look(self.taken if gradient is not None else None)
+            self._update_ready(self.taken if gradient is not None else None)
         return self.waiting
 
     def arrived(self) -> None:
-        """The oldest gradient on its way to the host is there."""
+        """The oldest of the gradients on their way to the host has arrived."""
         arrived = self._underway.pop(0)
         self._pending.append(arrived)
-        self._look(arrived[0])
+        self._update_ready(arrived[0])
 
     def take(self) -> None:
         """The rank applies all rounds that are over."""
         self.taken = self._progress.rounds_done
 
     def through(self) -> None:
-        """No more steps come of this rank. Nothing may be on its way to the host."""
+        """The rank has no more steps. No gradient may be on its way to the host."""
         self.done = True
         self._ready_for = self._progress.rounds_done + self._progress.reducing
 
@@ -125,37 +136,46 @@ class Member(Generic[G]):
 
     @property
     def told_clock(self) -> int:
-        """Steps that are through and whose gradients are on the host: what a round tells."""
+        """Steps that ended and whose gradients are on the host: the clock that a round tells."""
         return self.clock - len(self._underway)
 
     @property
     def overfull(self) -> bool:
-        """Whether so many gradients wait that the rank calls a round itself, and waits for it."""
+        """Whether so many gradients are pending that the rank calls a round, and waits for it."""
         return len(self._pending) > MOST_PENDING
 
     @property
-    def ahead(self) -> int:
-        """Steps that the rank is ahead of the slowest other one that is still at work."""
-        clocks, working = self._progress.clocks, self._progress.working
-        others = [clocks[rank] for rank in working if rank != self._rank]
-        return self.clock - min(others, default=self.clock)
+    def slowest(self) -> list[int]:
+        """The other ranks at work that have done the fewest steps, as the last round told."""
+        clocks = self._others()
+        fewest = min(clocks.values(), default=0)
+        return [rank for rank, clock in clocks.items() if clock == fewest]
 
-    def must_wait(self) -> bool:
-        """Whether the rank shall wait for the others before its next step; see `Drift`."""
+    @property
+    def ahead(self) -> int:
+        """Steps that the rank is ahead of the slowest other rank at work."""
+        return self.clock - min(self._others().values(), default=self.clock)
+
+    def wait_reason(self) -> WaitReason | None:
+        """Why the rank must wait before its next step, see `Drift`; None: it need not wait."""
         progress, clock = self._progress, self.clock
-        if len(self._pending) > MOST_PENDING or (self._waits and progress.rounds_done < clock):
-            return True
-        if len(self._underway) > 1:  # the device computes one step beside the copy of another
-            return True
+        if len(self._pending) > MOST_PENDING:
+            return WaitReason.PENDING
+        if self._waits and progress.rounds_done < clock:
+            return WaitReason.ROUNDS
+        if len(self._underway) > 1:  # one may be copied while the device computes the next
+            return WaitReason.COPYING
         if self._lead is None:
-            return False
+            return None
         least, whose, second = progress.least
-        return clock - (second if whose == self._rank else least) > self._lead
+        others = second if whose == self._rank else least
+        return WaitReason.LEAD if clock - others > self._lead else None
 
     def announce(self) -> Says:
-        """What the rank tells the others now, if anything; that it is ready, once for each round.
+        """What the rank tells the others now. It says once for each round that it is ready.
 
-        To be asked after each event, and again when a round is over if there was one meanwhile.
+        To be asked after each event. Events while a round is reduced are announced when that round
+        is over.
         """
         progress = self._progress
         if progress.reducing:
@@ -171,13 +191,13 @@ class Member(Generic[G]):
         return Says.READY if progress.counted else Says.CALL
 
     def contribute(self, tally: Tally) -> list[Pending[G]]:
-        """What the rank gives to the round that was called; nothing is pending afterwards.
+        """What the rank gives to the round that was called. Nothing is pending afterwards.
 
         Args:
-            tally: is added to.
+            tally: counts what the rank gives and what it drops.
 
         Returns:
-            the gradients that go in: not those that are too old.
+            the gradients that go into the round. Those that are too old are left out.
         """
         fresh, self._pending = self._pending, []
         number, ages, last = self._progress.rounds_done, tally.ages, len(tally.ages) - 1
@@ -195,14 +215,20 @@ class Member(Generic[G]):
             tally.contributors += 1
         return fresh
 
-    def _look(self, born: int | None) -> None:
-        """Whether the next round would be of use to this rank, or need not wait for it.
+    def _others(self) -> dict[int, int]:
+        """Steps of the other ranks at work, as the last round told."""
+        clocks, working = self._progress.clocks, self._progress.working
+        return {rank: clocks[rank] for rank in working if rank != self._rank}
+
+    def _update_ready(self, born: int | None) -> None:
+        """Makes the rank ready for the next round if it may call that, or complete its quorum.
 
         Args:
-            born: rounds that its newest gradient was computed with; None: its step had none.
+            born: how many rounds were in the parameters that the newest gradient was computed
+                with; None: the step had no gradient.
         """
         reducing = self._progress.reducing
-        if reducing and not (self._leftovers or self.waiting):
+        if reducing and not self._leftovers and self.waiting is None:
             return
         number = self._progress.rounds_done + reducing
         if self._paced and self.told_clock <= number:

@@ -42,16 +42,17 @@ _NEVER = 2**62  # rounds or steps: a bound that nothing reaches
 
 @dataclass(frozen=True)
 class Drift:
-    """How far ranks may drift apart. A rank waits only for ranks that have done fewer steps.
+    """How far ranks may drift apart.
 
-    So no rank waits for another one that itself waits elsewhere: for its next segment, or in the
-    script's own collective.
+    A rank waits only for ranks that have done fewer steps. Those do not wait for it elsewhere,
+    neither for the next segment nor in a collective of the script's own, because the rank has
+    passed the points that they have reached.
 
     Args:
         staleness: rounds after which a gradient is dropped; None: never.
-        lead: steps that a rank may be ahead of the slowest; None: any.
-        mean: gradients of a rank that waited for the same round count as one, the newest most
-            (RNA, Sec. 3.3); else as their sum.
+        lead: steps that a rank may be ahead of the slowest rank; None: any number.
+        mean: a rank that has several gradients pending for a round gives their mean, in which
+            newer gradients weigh more (RNA, Sec. 3.3); else it gives their sum.
         waits: after its k-th step a rank waits until k rounds are over.
         paced: only ranks that are through with k steps call the k-th round.
     """
@@ -64,7 +65,7 @@ class Drift:
 
     @staticmethod
     def of(rules: RoundRules) -> Drift:
-        """As a synchroniser's rules say."""
+        """The drift that a synchroniser's rules allow."""
         return Drift(rules.staleness, rules.lead, rules.mean, rules.waits, rules.paced)
 
     @property
@@ -74,14 +75,14 @@ class Drift:
 
     @property
     def bins(self) -> int:
-        """How many ages a round tells apart; the last bin is for gradients that old or older."""
+        """How many ages a round tells apart. The last bin counts that age and all higher ages."""
         return AGES if self.staleness is None else min(self.staleness + 1, AGES)
 
     def weights(self, born: Sequence[int]) -> list[float]:
         """The factors of a rank's gradients in its contribution to a round.
 
         Args:
-            born: rounds that each of them was computed with.
+            born: how many rounds were in the parameters that each gradient was computed with.
         """
         if not self.mean:
             return [1.0] * len(born)
@@ -91,14 +92,14 @@ class Drift:
 
 @dataclass(frozen=True)
 class Call:
-    """Who calls a round: as many ready ranks as a quorum, or any ready one of a few drawn ranks.
+    """Who calls a round: a quorum of ready ranks, or the first ready rank of a few drawn ones.
 
     Args:
-        quorum: ranks that must be ready (n-soft's M/n; all but b backup workers). At most as many
-            as are still at work are needed.
-        probes: instead of a quorum, ranks that are drawn for each round, of which the first ready
-            one calls it (RNA, Sec. 3.2). 1 is eager-SGD's majority, the world its solo.
-        seed: of the draws; all ranks draw alike.
+        quorum: ranks that must be ready (n-soft's M/n; all but b backup workers). When fewer ranks
+            are still at work, all of those must be ready.
+        probes: how many ranks are drawn for each round, instead of a quorum. The first of them to
+            be ready calls the round (RNA, Sec. 3.2). 1 is eager-SGD's majority, the world its solo.
+        seed: of the draws. It is the same on all ranks, and so are the draws.
     """
 
     quorum: int = 1
@@ -107,10 +108,10 @@ class Call:
 
     @staticmethod
     def of(rules: RoundRules, world: int, seed: int) -> Call:
-        """As a synchroniser's rules say.
+        """The call that a synchroniser's rules describe.
 
         Args:
-            rules: the synchroniser's.
+            rules: of the synchroniser.
             world: ranks that take part.
             seed: of the draws.
         """
@@ -122,18 +123,18 @@ class Call:
     def leftovers(self) -> bool:
         """Whether a gradient that misses a round makes its rank ready for the next one.
 
-        Not with probes: a probed rank is ready when it ends a step, as in RNA's Fig. 10. Otherwise
-        rounds would run back to back where ranks end their steps at about the same time. The
-        gradient goes along with the rank's next one, or with a round that another rank calls.
+        With probes it does not: a probed rank is ready when it ends a step, as in RNA's Fig. 10.
+        Otherwise rounds would run back to back where ranks end their steps at about the same time.
+        The gradient goes into the next round, whoever calls that.
         """
         return self.probes is None
 
     def drawn(self, number: int, working: list[int]) -> frozenset[int] | None:
-        """The ranks that call a round as soon as they are ready; None: any rank may.
+        """The ranks drawn for a round, any of which calls it once ready; None: any rank may.
 
         Args:
             number: of the round.
-            working: ranks that were not through after the round before.
+            working: ranks that had steps left when the previous round ended.
         """
         if self.probes is None or self.probes >= len(working):
             return None
@@ -142,15 +143,16 @@ class Call:
 
 
 class Progress:
-    """What the rounds so far told, the same on all ranks.
+    """What the rounds so far have told, the same on all ranks.
 
     Attributes:
         rounds_done: rounds that are over; also the number of the round to come or under way.
-        reducing: the round has been called and is not over.
+        reducing: a round has been called and is not over.
         clocks: steps that each rank is through with, as the last round told, [W].
-        working: ranks that were not through with all their steps then.
-        drawn: the ranks of which the first ready one calls the next round; None: any may.
-        least: the least clock of ranks at work, whose it is (-1: several ranks'), the next least.
+        working: ranks that had steps left, as the last round told: the ranks at work.
+        drawn: the ranks of which the first ready one calls the next round; None: any rank may.
+        least: the fewest steps of any rank at work, the rank that has them (-1: several ranks do),
+            and the fewest steps of all other ranks at work.
     """
 
     __slots__ = (
@@ -160,8 +162,8 @@ class Progress:
         "clocks",
         "drawn",
         "least",
-        "rounds_done",
         "reducing",
+        "rounds_done",
         "working",
     )
 
@@ -185,12 +187,12 @@ class Progress:
         return self._drift
 
     def enough(self, ready: int) -> bool:
-        """Whether so many ready ranks call the next round."""
+        """Whether this number of ready ranks calls the next round."""
         return ready >= self._needed
 
     @property
     def counted(self) -> bool:
-        """Whether several ranks must be ready for the next round, so somebody counts them."""
+        """Whether the next round needs several ready ranks, so that they must be counted."""
         return self._needed > 1
 
     def begin(self) -> None:
@@ -198,13 +200,15 @@ class Progress:
         self.reducing = True
 
     def end(self, clocks: list[int], through: Collection[int]) -> bool:
-        """The round is over, and has told these facts; whether they free members that wait.
-
-        Members that wait because they are overfull are freed by their own contribution instead.
+        """The round is over, and has told all ranks these facts.
 
         Args:
-            clocks: steps that each rank was through with as it contributed, [W].
+            clocks: steps that each rank was through with when it contributed, [W].
             through: ranks that had no more steps then.
+
+        Returns:
+            whether the facts may free members that wait. A member that waits because it is
+            overfull is freed by its own contribution instead.
         """
         self.rounds_done += 1
         self.reducing = False

@@ -132,7 +132,7 @@ def stealing(given: Scenario, most: int) -> Callable[[list[Ranks]], Deal]:
             )
             for of_rank in counts
         ]
-        put(ranks[0].asking, parts, [np.ones(sum(of_rank)) for of_rank in counts])
+        put(ranks[0].store, parts, [np.ones(sum(of_rank)) for of_rank in counts])
         queues = [Stealing(of.store, of.rank, 0, most, by_size=False) for of in ranks]
         planned = [list(part.steps()) for part in parts]
 

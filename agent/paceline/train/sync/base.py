@@ -25,18 +25,23 @@ if TYPE_CHECKING:
 class Ranks:
     """Who takes part, and how they reach each other."""
 
-    groups: dict[str, dist.ProcessGroup]  # for nothing but this; nobody else keeps one, see `close`
+    groups: dict[str, dist.ProcessGroup]  # for this alone; nobody else may keep one, see `close`
     store: TCPStore  # for calls that return at once, from any thread
     blocking_store: TCPStore  # a second connection to it, for one thread's calls that block
     rank: int
     world: int
     timeout: timedelta
-    name: str = ""  # of their group; "": of all ranks
+    name: str = ""  # of their process group; "": all ranks of the run
+    members: Sequence[int] = ()  # the run's numbers of these ranks; (): all ranks of the run
 
     @property
     def group(self) -> dist.ProcessGroup:
-        """Theirs."""
+        """The process group of these ranks."""
         return self.groups[self.name]
+
+    def of_run(self, rank: int) -> int:
+        """The run's number of one of these ranks."""
+        return self.members[rank] if self.members else rank
 
     @cached_property
     def another_blocking_store(self) -> TCPStore:
@@ -45,10 +50,10 @@ class Ranks:
         return made
 
     def among(self, groups: Sequence[Sequence[int]]) -> Ranks:
-        """This rank's group of several, with ranks counted from 0. All ranks call it at once.
+        """This rank's group of several, in which ranks count from 0. All ranks call it at once.
 
         Args:
-            groups: each rank is in one of them.
+            groups: of ranks. Each rank is in one group.
         """
         mine = next(group for group in groups if self.rank in group)
         if (name := str(groups)) not in self.groups:
@@ -59,13 +64,15 @@ class Ranks:
                 made = dist.new_group(list(group), self.timeout, backend="gloo")
                 if group is mine:
                     self.groups[name] = made
-        return replace(self, name=name, rank=mine.index(self.rank), world=len(mine))
+        rank = mine.index(self.rank)
+        return replace(self, name=name, rank=rank, world=len(mine), members=mine)
 
     def close(self) -> None:
-        """Ends the groups, each of which has threads and connections, unless one is in use still.
+        """Ends the process groups, each of which has threads and connections.
 
-        They end with their last reference, which therefore must not be in a cycle: the garbage
-        collection of a forked process, such as a loader's, would end threads that are not there.
+        A group that is still in use ends with its last reference. That reference must not be in a
+        cycle: the garbage collection of a forked process, as of a loader, would end threads that
+        the fork does not have.
         """
         while self.groups:
             _, group = self.groups.popitem()
@@ -75,14 +82,14 @@ class Ranks:
 
 @dataclass(frozen=True)
 class Round:
-    """What a round was; see `wire.RoundRecord`."""
+    """One finished round; see `wire.RoundRecord`."""
 
     number: int
     world: int
     contributors: int
-    staleness: list[int]  # gradients that went in, by how many rounds old; the last: or older
+    staleness: list[int]  # gradients that went in, by age in rounds; the last: that age or more
     dropped: int  # samples whose gradients were too old
-    waited_s: float
+    waited_s: float  # response time; see the glossary
     reduced_s: float
     bytes: int
     copied_s: float = 0.0
@@ -92,27 +99,27 @@ OnRound = Callable[[Round], None]  # may be called in another thread, never two 
 
 
 class Synchroniser(Protocol):
-    """One segment's exchange on one rank; made when it begins, over when all have met.
+    """One segment's exchange on one rank: made when the segment begins, over when all have met.
 
     Methods are called in the thread that trains. They may take gradients out of ``.grad``, put
-    others in, and step the optimiser: such steps are not told of.
+    others in, and step the optimiser. `stepping` is not called for steps that they make themselves.
     """
 
-    goes_on: bool  # with the next segment, if that has the same one; else all meet at its end
-    weighs: bool  # .grad holds the rank's weight · M times its batch's mean; else the mean itself
+    goes_on: bool  # into the next segment if that has the same synchroniser; else all meet first
+    weighs: bool  # .grad holds weight · M times the mean over the rank's batch; else that mean
 
     def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
-        """The optimiser is about to step, in the loop's body: never, once or more often."""
+        """The optimiser is about to step. Called any number of times in the loop's body."""
         ...
 
     def body_done(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
-        """The loop's body is through with a step."""
+        """The loop's body has ended."""
         ...
 
     def meet(self, optimiser: torch.optim.Optimizer) -> None:
-        """Waits until all ranks are here, after the same step; then replicas are equal.
+        """Waits until all ranks are here, after the same step. Afterwards replicas are equal.
 
-        Gradients that the script accumulates over steps stay in ``.grad``.
+        Gradients that the script accumulates over several steps stay in ``.grad``.
 
         Raises:
             PacelineError: a rank left or was silent for too long; the message names it.
@@ -120,19 +127,19 @@ class Synchroniser(Protocol):
         ...
 
     def abort(self, reason: str) -> None:
-        """This rank leaves in the middle of the segment: others that wait for it fail."""
+        """This rank leaves in the middle of the segment. Ranks that wait for it fail."""
         ...
 
 
 def no_gradient(parameters: list[nn.Parameter]) -> None:
-    """What optimisers leave alone."""
+    """Removes all gradients: optimisers leave such parameters as they are."""
     for parameter in parameters:
         parameter.grad = None
 
 
 @contextmanager
 def kept(parameters: list[nn.Parameter]) -> Iterator[None]:
-    """Within it gradients may be changed: afterwards they are as before."""
+    """Sets gradients aside, and puts them back afterwards."""
     before = [parameter.grad for parameter in parameters]
     no_gradient(parameters)
     try:

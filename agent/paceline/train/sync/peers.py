@@ -106,9 +106,7 @@ class Peers:
             self._close(_THROUGH)
         if not self._ended():
             slow = [
-                rank
-                for rank in range(ranks.world)
-                if not store.check([self._key("through", rank)])
+                rank for rank in range(ranks.world) if not store.check([self._key("through", rank)])
             ]
             raise PacelineError(
                 f"rank {ranks.rank} waited {ranks.timeout.total_seconds():g} s for ranks {slow}, "

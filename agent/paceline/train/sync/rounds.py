@@ -1,17 +1,19 @@
-"""Rounds of a partial all-reduce: gradients of those that are ready, nothing of the others.
+"""Rounds of a partial all-reduce on a rank: gradients of ranks that are ready, zeros of the others.
 
-The protocol is `paceline.core.rounds`. Here are its threads, the store and the all-reduce.
+The protocol is `paceline.core.rounds`. This module adds threads, the store and the all-reduce.
 
-Each rank has a communication thread. It waits for a round to be called, gives what its rank has
-ready, and keeps the sum for it; meanwhile the rank computes on. All ranks get the same sums in the
-same order.
+Each rank has a communication thread. The thread waits for a round to be called, gives what its rank
+has pending, and keeps the sum until the rank takes it; meanwhile the rank computes on. All ranks
+get the same sums in the same order.
 """
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -19,14 +21,19 @@ import torch
 import torch.distributed as dist
 
 from paceline.core.errors import PacelineError
-from paceline.core.member import Member, Says, Tally
+from paceline.core.member import Member, Says, Tally, WaitReason
 from paceline.core.rounds import Call, Drift, Progress
 from paceline.train.sync.base import OnRound, Ranks, Round
+from paceline.train.sync.calls import RoundCalls
 from paceline.train.sync.gradients import Gradient
+from paceline.train.sync.roundvector import Facts, RoundVector
 
-# After so long a wait a rank calls the round: its all-reduce fails if a rank is gone.
+logger = logging.getLogger(__name__)
+
+# A rank that waits calls a round this often. If a rank is gone, the round's all-reduce fails, and
+# the wait ends with an error.
 _PULSE_S = 4.0
-_GO, _ABORT = "go", "abort "
+_LOG_S = 1.0  # a wait that lasts longer is logged
 
 
 @dataclass(frozen=True)
@@ -38,29 +45,15 @@ class Sum:
     extra: torch.Tensor | None = None  # what rank 0 gave to all, if anything
 
 
-def spoil(ranks: Ranks, prefix: str, number: int, reason: str) -> bool:
-    """Makes a round one that tells why this rank will not come; False: it has been called."""
-    word = f"{_ABORT}rank {ranks.rank} {reason}"
-    return bool(ranks.store.compare_set(f"{prefix}/{number}", "", word) == word.encode())
-
-
-@dataclass
-class _Offered:
-    """A gradient that waits for a round."""
-
-    vector: torch.Tensor
-    copied_s: float  # what copying it to the host took
-
-
 class Rounds:
     """One rank's part in the rounds of a segment.
 
     The thread that trains calls `offer`, `take` and `finish`. Sums come in the order of rounds. A
-    rank that lags behind holds those that it has not taken yet.
+    rank that lags behind holds the sums that it has not taken yet.
 
     Args:
-        ranks: that take part; their group is used by nobody else: two threads on one group give
-            wrong sums.
+        ranks: that take part. Nobody else may use their process group: two threads that use one
+            group get wrong sums.
         prefix: of keys in the store, new for each segment.
         length: of a gradient's vector.
         call: who calls a round.
@@ -80,30 +73,30 @@ class Rounds:
         extra: int = 0,
     ) -> None:
         self._rank, self._world = ranks.rank, ranks.world
-        self._ranks, self._prefix = ranks, prefix
-        self._length, self._drift = length, drift
+        self._ranks, self._calls = ranks, RoundCalls(ranks, prefix)
+        self._drift, self._vector = drift, RoundVector(length, drift.bins, ranks.world)
         self._timeout_s = ranks.timeout.total_seconds()
         self._on_round, self._extra = on_round, extra
         self._changed = threading.Condition()  # its lock is reentrant
         # All below is under the lock.
         self._progress = Progress(ranks.world, call, drift)
-        self._member = Member[_Offered](ranks.rank, self._progress)
+        self._member = Member[torch.Tensor](ranks.rank, self._progress)
         self._sums: list[Sum] = []  # that the training thread has not taken
-        self._copied_s = 0.0  # what copying took of the gradients that wait for a round
-        self._given: torch.Tensor | None = None  # to all, with the next round
+        self._copied_s = 0.0  # seconds that copying the pending gradients took
+        self._given: torch.Tensor | None = None  # what all ranks get with the next round
         self._error: BaseException | None = None
         self._copier: ThreadPoolExecutor | None = None
         self._thread = threading.Thread(target=self._run, name="paceline-rounds", daemon=True)
         self._thread.start()
 
     def offer(self, gradient: Gradient | None, *, ends_step: bool = True) -> None:
-        """A gradient is to go into a round; None: a step is through that has none.
+        """This rank has computed a gradient, which is to go into a round.
 
-        Waits while `Member.must_wait` says so.
+        Waits while there is a `WaitReason`; a wait of more than a second is logged.
 
         Args:
-            gradient: what this rank computed.
-            ends_step: it is the first of its step.
+            gradient: what this rank computed; None: a step has ended without a gradient.
+            ends_step: the gradient is the first of its step.
 
         Raises:
             PacelineError: a rank has left, or was silent for too long; the message names it.
@@ -114,9 +107,9 @@ class Rounds:
             else:
                 self._offer(gradient, ends_step=ends_step)
             self._announce()
-        self._wait(lambda: not self._member.must_wait())
+        self._wait(self._member.wait_reason)
         with self._changed:
-            self._member.waiting = False
+            self._member.waiting = None
 
     def take(self) -> list[Sum]:
         """The rounds since the last call, in order.
@@ -131,7 +124,7 @@ class Rounds:
             return sums
 
     def give(self, extra: torch.Tensor) -> None:
-        """All ranks get it from rank 0, with one and the same later round if there is one."""
+        """Rank 0 gives a vector to all ranks, with the next round that is not under way."""
         with self._changed:
             self._given = extra
 
@@ -143,43 +136,40 @@ class Rounds:
 
     @property
     def ahead(self) -> int:
-        """Steps that this rank is ahead of the slowest other one that is still at work."""
+        """Steps that this rank is ahead of the slowest other rank at work."""
         with self._changed:
             return self._member.ahead
 
     def finish(self) -> list[Sum]:
-        """No more comes of this rank: waits until all ranks are through, and gives the last sums.
+        """This rank has no more steps. Waits until no rank has any; returns the last sums.
 
         Raises:
             PacelineError: see `offer`.
         """
-        self._wait(lambda: not self._member.underway)
+        self._wait(lambda: WaitReason.COPYING if self._member.underway else None)
         with self._changed:
             self._member.through()
             self._announce()
-        self._wait(lambda: not self._progress.working)
+        self._wait(lambda: WaitReason.MEETING if self._progress.working else None)
         self._thread.join()
         if self._copier is not None:
             self._copier.shutdown()
         return self.take()
 
     def abort(self, reason: str) -> None:
-        """This rank leaves in the middle: the others learn it at once instead of waiting."""
+        """This rank leaves in the middle of the segment; the others learn that at once."""
         with self._changed:
             if not self._progress.working or self._error is not None:
                 return
-            number = self._progress.rounds_done
-            while not spoil(self._ranks, self._prefix, number, reason):
-                number += 1  # this round has been called; no round ends while the lock is held
+            self._calls.abort(self._progress.rounds_done, reason)  # no round ends under the lock
         self._thread.join(timeout=1.0)
         if self._copier is not None:
             self._copier.shutdown(wait=False)
 
     def _offer(self, gradient: Gradient, *, ends_step: bool) -> None:
         """The lock is held."""
-        offered = _Offered(gradient.vector, gradient.copied_s)
-        on_host = gradient.arrive is None
-        self._member.offer(offered, gradient.samples, ends_step=ends_step, on_host=on_host)
+        vector, on_host = gradient.vector, gradient.arrive is None
+        self._member.offer(vector, gradient.samples, ends_step=ends_step, on_host=on_host)
         if gradient.arrive is None:
             self._copied_s += gradient.copied_s
             return
@@ -187,7 +177,7 @@ class Rounds:
         self._copier.submit(self._arrive, gradient.arrive)
 
     def _arrive(self, arrive: Callable[[], float]) -> None:
-        """A gradient comes to the host, while the device computes on; one after the other."""
+        """Waits in the copying thread until the oldest gradient under way is on the host."""
         try:
             copied_s = arrive()
             with self._changed:
@@ -195,48 +185,75 @@ class Rounds:
                 self._member.arrived()
                 self._announce()
                 self._changed.notify_all()
-        except BaseException as error:  # nobody looks at this thread
+        except BaseException as error:  # nobody else would learn of it
             with self._changed:
                 self._error = self._error or error
                 self._changed.notify_all()
 
-    def _wait(self, until: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + self._timeout_s
+    def _wait(self, reason: Callable[[], WaitReason | None]) -> None:
+        """Waits until there is no reason to. A long wait is logged once, and calls rounds."""
+        began = time.monotonic()
+        log_at, pulse_at, deadline = began + _LOG_S, began + _PULSE_S, began + self._timeout_s
         with self._changed:
             while not self._changed.wait_for(
-                lambda: self._error is not None or until(),
-                min(_PULSE_S, deadline - time.monotonic()),
+                lambda: self._error is not None or reason() is None,
+                min(log_at, pulse_at, deadline) - time.monotonic(),
             ):
-                if time.monotonic() < deadline:
+                now = time.monotonic()
+                if now >= log_at:
+                    log_at = math.inf
+                    self._log(reason())
+                if now >= deadline:
+                    slow = self._others(self._progress.working)
+                    self._error = PacelineError(
+                        f"waited {self._timeout_s:g} s for ranks {slow}, of which some are stuck "
+                        "or gone"
+                    )
+                elif now >= pulse_at:
+                    pulse_at = now + _PULSE_S
                     self._announce(calls=True)
-                    continue
-                slow = [rank for rank in self._progress.working if rank != self._rank]
-                self._error = PacelineError(
-                    f"waited {self._timeout_s:g} s for ranks {slow}, of which some are stuck or "
-                    "gone"
-                )
             self._check()
+
+    def _log(self, reason: WaitReason | None) -> None:
+        """Says why this rank waits, who is slow, and how far the rounds are; the lock is held."""
+        progress, member = self._progress, self._member
+        if reason is None:
+            return
+        logger.info(
+            "rank %d has waited %g s after step %d of its segment: %s. Ranks that have done the "
+            "fewest steps, as far as it knows: %s. Round %s %s",
+            self._ranks.of_run(self._rank),
+            _LOG_S,
+            member.clock,
+            reason.value,
+            self._others(member.slowest),
+            self._calls.key(progress.rounds_done),
+            "is being reduced" if progress.reducing else "has not been called",
+        )
+
+    def _others(self, ranks: Iterable[int]) -> list[int]:
+        """The run's numbers of these ranks, without this rank."""
+        return [self._ranks.of_run(rank) for rank in ranks if rank != self._rank]
 
     def _check(self) -> None:
         if self._error is not None:
-            raise PacelineError(
-                f"rank {self._rank}, round {self._progress.rounds_done}: {self._error}"
-            ) from self._error
+            rank, number = self._ranks.of_run(self._rank), self._progress.rounds_done
+            raise PacelineError(f"rank {rank}, round {number}: {self._error}") from self._error
 
     def _announce(self, *, calls: bool = False) -> None:
-        """Tells what this rank has to tell before a round, and calls it if it must. Under the lock.
+        """Tells the others what `Member.announce` says; the lock is held.
 
         Args:
-            calls: in any case.
+            calls: call the round in any case.
         """
         progress = self._progress
         if progress.reducing or not progress.working:
             return
-        says, key = self._member.announce(), f"{self._prefix}/{progress.rounds_done}"
+        says, number = self._member.announce(), progress.rounds_done
         if says is Says.READY:
-            calls |= progress.enough(self._ranks.store.add(f"{key}/ready", 1))
+            calls |= progress.enough(self._calls.count_ready(number))
         if calls or says is Says.CALL:
-            self._ranks.store.compare_set(key, "", _GO)
+            self._calls.call(number)
 
     def _run(self) -> None:
         try:
@@ -250,65 +267,58 @@ class Rounds:
     def _reduce(self) -> None:
         began = time.perf_counter()
         number = self._progress.rounds_done
-        word = self._ranks.blocking_store.get(f"{self._prefix}/{number}").decode()
-        if word.startswith(_ABORT):
-            raise PacelineError(word.removeprefix(_ABORT))
+        self._calls.wait(number)
         called = time.perf_counter()
         with self._changed:
-            vector, copied_s = self._contribution()
-            extra, self._given = self._given, None
-            vector[self._length + 2] = extra is not None
-        group = self._ranks.group  # closing the session takes it away
+            vector, extra, copied_s = self._contribution()
+        group = self._ranks.group  # kept here: `Ranks.close` removes it
         dist.all_reduce(vector, group=group)
-        head = [round(value) for value in vector[self._length :].tolist()]
-        if head[2]:
+        total, facts = self._vector.unpack(vector)
+        if facts.extra:
             extra = torch.empty(self._extra) if extra is None else extra
             dist.broadcast(extra, group=group, group_src=0)
         ended = time.perf_counter()
-        ages = self._over(head, Sum(vector[: self._length], head[0], extra))
+        self._end(facts, Sum(total, facts.contributors, extra))
         if self._on_round is not None:
-            times = called - began, ended - called, vector.nbytes, copied_s
-            self._on_round(Round(number, self._world, head[0], ages, head[1], *times))
+            counts = facts.contributors, facts.ages, facts.dropped
+            times = called - began, ended - called
+            self._on_round(
+                Round(number, self._world, *counts, *times, bytes=vector.nbytes, copied_s=copied_s)
+            )
 
-    def _contribution(self) -> tuple[torch.Tensor, float]:
+    def _contribution(self) -> tuple[torch.Tensor, torch.Tensor | None, float]:
         """What this rank gives to the round, and what copying it took; the lock is held.
 
-        After the gradient's vector come: contributors, samples dropped, whether rank 0 gives more,
-        the ages' histogram, and what each rank tells of its clock and of whether it is through.
+        Returns:
+            the vector to reduce, what rank 0 gives to all besides, and seconds of copying.
         """
-        length, world, tally = self._length, self._world, Tally(self._drift)
-        gradients = self._member.contribute(tally)
+        tally = Tally(self._drift)
+        entries = self._member.contribute(tally)
         self._progress.begin()
-        weights = self._drift.weights([born for born, _, _ in gradients])
-        vector = torch.empty(length + 3 + len(tally.ages) + 2 * world)
-        own, head = vector[:length], vector[length:].zero_()
-        if not gradients:
-            own.zero_()
-        for at, ((_, _, offered), weight) in enumerate(zip(gradients, weights, strict=True)):
-            if at == 0:
-                torch.mul(offered.vector, weight, out=own)
-            else:
-                own.add_(offered.vector, alpha=weight)
-        head[0], head[1] = tally.contributors, tally.dropped
-        head[3 : -2 * world] = torch.tensor(tally.ages)
-        head[-2 * world + self._rank] = self._member.told_clock
-        head[-world + self._rank] = self._member.done
+        weights = self._drift.weights([born for born, _, _ in entries])
+        extra, self._given = self._given, None
         copied_s, self._copied_s = self._copied_s, 0.0
-        return vector, copied_s
+        vector = self._vector.pack(
+            [(vector, weight) for (_, _, vector), weight in zip(entries, weights, strict=True)],
+            tally,
+            extra=extra is not None,
+            rank=self._rank,
+            clock=self._member.told_clock,
+            through=self._member.done,
+        )
+        return vector, extra, copied_s
 
-    def _over(self, head: list[int], result: Sum) -> list[int]:
-        """A round is over, with these facts and this result; the ages in it."""
-        world = self._world
-        ages, clocks, done = head[3 : -2 * world], head[-2 * world : -world], head[-world:]
+    def _end(self, facts: Facts, result: Sum) -> None:
+        """A round is over, with these facts and this result."""
         number = self._progress.rounds_done
         if self._rank == 0:
-            # Nobody waits for the round before any more; of the last one all have read its key.
-            for old in range(number - 1, number + all(done)):
-                for part in ("", "/ready"):
-                    self._ranks.blocking_store.delete_key(f"{self._prefix}/{old}{part}")
+            # All ranks have read the key of the round before. Where all are through, this round is
+            # the last, and all have read its key, too.
+            last = len(facts.through) == self._world
+            for old in range(number - 1, number + last):
+                self._calls.forget(old)
         with self._changed:
             self._sums.append(result)
-            self._progress.end(clocks, [rank for rank in range(world) if done[rank]])
+            self._progress.end(facts.clocks, facts.through)
             self._announce()
             self._changed.notify_all()
-        return ages

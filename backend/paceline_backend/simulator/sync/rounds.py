@@ -1,7 +1,7 @@
 """Rounds of a partial all-reduce on the virtual clock: RNA, eager-SGD, n-soft, SSP, backup workers.
 
-The protocol is `paceline.core.rounds`, as on real ranks. Here is the clock: when ranks will have
-computed their steps, and how long calls and rounds take.
+The protocol is that of real ranks, `paceline.core.rounds`. This module adds the clock: when ranks
+have computed their steps, and how long calls and rounds take.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Partial:
         wait_s = ended_at - begun - took_s
         if work.steps is not None:
             wait_s[~work.made] = 0.0
-        # Sums are rounded: not below 0 for that.
+        # Rounding of sums may make a wait slightly negative.
         wait_s = np.maximum(wait_s, 0.0)
         return Timeline(took_s, wait_s, np.zeros_like(wait_s), segment.rounds)
 
@@ -64,10 +64,10 @@ class Segment:
     Args:
         call: who calls a round.
         drift: how far ranks may drift apart.
-        work_s: what each step takes each rank, [W][its steps]; where samples move it is changed.
-        samples: of each step and rank; likewise.
+        work_s: what each step takes each rank, [W][its steps]; changed where samples move.
+        samples: of each step and rank, [W][its steps]; changed where samples move.
         costs: of exchanges.
-        stealing: if samples move between ranks.
+        stealing: moves samples between ranks; None: none move.
     """
 
     def __init__(
@@ -88,24 +88,26 @@ class Segment:
         self._members = [Member[int](rank, self._progress) for rank in range(world)]
         self._clocks = [0] * world
         self._drift = drift
-        # Ranks:
-        self._holding: list[int] = []  # with something for a round,
-        self._full = set[int]()  # with so much that they wait for it,
-        self._freed = set[int]()  # of these, those whose gradients are in the round under way,
-        self._blocked = set[int]()  # that wait for a round,
-        self._through = set[int]()  # that are through, of which no round has told
-        self._late: list[Member[int]] = []  # with an event while a round is reduced
+        self._holding: list[int] = []  # ranks that have offered something for the next round
+        self._full = set[int]()  # overfull ranks, whose gradients no round has taken yet
+        self._freed = set[int]()  # ranks that were overfull before the round under way
+        self._blocked = set[int]()  # ranks that wait
+        self._through = set[int]()  # ranks that have no more steps, which no round has told yet
+        self._late: list[Member[int]] = []  # members with an event while a round is reduced
         self._ready = 0  # ranks that are counted for the next round
-        self._tally = Tally(drift)  # of the round under way,
-        self._reported = self._clocks, self._through  # and what it tells
-        # What is under way: a call (known to all then), or a round.
-        self._called = False
-        self._until = math.inf
+        self._tally = Tally(drift)  # of the round under way
+        self._reported = self._clocks, self._through  # what it tells; see `Progress.end`
+        self._called = False  # a call is under way
+        self._until = math.inf  # when all know of the call under way, or the round's end
         self._called_at = self._waited_since = 0.0
         self._computed: list[tuple[float, int]] = []  # when ranks will have computed their steps
 
     def run(self, starts: list[float]) -> None:
-        """From the first step until all have met; ranks begin at these times, [W]."""
+        """Runs from the first step until all have met.
+
+        Args:
+            starts: when each rank begins, [W].
+        """
         self._waited_since = starts[0]
         for rank, start in enumerate(starts):
             if self._work_s[rank]:
@@ -119,7 +121,7 @@ class Segment:
         while progress.working:
             now = min(computed[0][0] if computed else math.inf, self._until)
             assert now < math.inf, "ranks wait for each other"
-            # All that happens at one moment comes before whether a round is called then.
+            # All steps that end at this moment are offered before a round begins or ends.
             while computed and computed[0][0] <= now:
                 self._offer(heapq.heappop(computed)[1], now)
             if self._until <= now:
@@ -143,7 +145,7 @@ class Segment:
             self._late.append(member)
         elif not self._called:
             self._hear(member.announce())
-        if waits:
+        if waits is not None:
             self._blocked.add(rank)
             if member.overfull:
                 self._full.add(rank)
@@ -151,7 +153,7 @@ class Segment:
             self._go_on(rank, now)
 
     def _hear(self, says: Says) -> None:
-        """What a rank tells the others."""
+        """Counts a ready rank, or notes a call."""
         if says is Says.READY:
             self._ready += 1
             self._called |= self._progress.enough(self._ready)
@@ -159,7 +161,7 @@ class Segment:
             self._called = True
 
     def _go_on(self, rank: int, now: float) -> None:
-        """To its next step, with the rounds that are over."""
+        """A rank applies the rounds that are over, and begins its next step."""
         member, work_s = self._members[rank], self._work_s[rank]
         clock = member.clock
         self.ended_at[rank].append(now)
@@ -174,7 +176,7 @@ class Segment:
         heapq.heappush(self._computed, (now + work_s[clock], rank))
 
     def _end_steps(self, rank: int) -> None:
-        """A rank is through with all its steps."""
+        """A rank has no more steps."""
         member = self._members[rank]
         member.through()
         self._through.add(rank)
@@ -184,9 +186,9 @@ class Segment:
             self._hear(member.announce())
 
     def _begin(self, now: float) -> None:
-        """A round is called: it takes what is there."""
+        """A round begins: it takes all gradients that are pending."""
         self._tally = Tally(self._drift)
-        for rank in self._holding:  # some are in it several times, and then give nothing more
+        for rank in self._holding:  # a rank that occurs again gives nothing more
             self._members[rank].contribute(self._tally)
         self._reported = self._clocks.copy(), self._through
         self._freed = self._full
@@ -213,7 +215,7 @@ class Segment:
             )
         )
         self._until, self._waited_since = math.inf, now
-        # With many ranks that wait for the slowest, not all are asked after each round.
+        # Asking all ranks that wait after each round would take long where many wait.
         may_go = self._blocked if progress.end(*self._reported) else self._freed
         late, self._late = self._late, []
         for member in late:
@@ -222,7 +224,7 @@ class Segment:
             self._hear(member.announce())
         for rank in [rank for rank in may_go if rank in self._blocked]:
             member = self._members[rank]
-            if not member.must_wait():
+            if member.wait_reason() is None:
                 self._blocked.remove(rank)
-                member.waiting = False
+                member.waiting = None
                 self._go_on(rank, now)
