@@ -61,6 +61,7 @@ class Member(Generic[G]):
 
     __slots__ = (
         "_announced",
+        "_held_until",
         "_lead",
         "_leftovers",
         "_oldest",
@@ -86,6 +87,7 @@ class Member(Generic[G]):
         self._pending: list[Pending[G]] = []  # gradients on the host that wait for a round
         self._underway: list[Pending[G]] = []  # gradients on their way to the host
         self._ready_for = -1  # the newest round that the rank has been ready for
+        self._held_until = 0  # rounds that must be over before the rank goes on
         self._announced = -1  # the newest round for which the rank has said that it is ready
         self.clock = 0
         self.taken = 0
@@ -159,7 +161,7 @@ class Member(Generic[G]):
     def wait_reason(self) -> WaitReason | None:
         """Why the rank must wait before its next step, see `Drift`; None: it need not wait."""
         progress, clock = self._progress, self.clock
-        if len(self._pending) > MOST_PENDING:
+        if len(self._pending) > MOST_PENDING or progress.rounds_done < self._held_until:
             return WaitReason.PENDING
         if self._waits and progress.rounds_done < clock:
             return WaitReason.ROUNDS
@@ -201,6 +203,8 @@ class Member(Generic[G]):
         """
         fresh, self._pending = self._pending, []
         number, ages, last = self._progress.rounds_done, tally.ages, len(tally.ages) - 1
+        if len(fresh) > MOST_PENDING:
+            self._held_until = number + 1
         stale = False
         for born, samples, _ in fresh:
             age = number - born

@@ -207,8 +207,8 @@ class Progress:
             through: ranks that had no more steps then.
 
         Returns:
-            whether the facts may free members that wait. A member that waits because it is
-            overfull is freed by its own contribution instead.
+            whether the facts may free members that wait. Overfull members do not depend on them:
+            the end of a round that they contributed to frees them.
         """
         self.rounds_done += 1
         self.reducing = False

@@ -24,6 +24,7 @@ from paceline.wire import (
     RunState,
     State,
     StopTraining,
+    WireError,
     control,
     decode,
     encode,
@@ -193,7 +194,11 @@ class Broadcast:
         for _, entries in answer:
             for number, fields in entries:
                 self._position = number.decode()
-                message = decode(fields)[1]
+                try:
+                    message = decode(fields)[1]
+                except WireError as error:
+                    log.warning("an unreadable message is left out: %s", error)
+                    continue
                 if isinstance(message, StopTraining):
                     self.end(State.STOPPED, message.reason)
 

@@ -58,7 +58,11 @@ def test_a_rank_waits_for_the_round_that_it_calls_for_too_many_pending_gradients
         assert ranks[0].offer("gradient", 8) is None
     assert ranks[0].offer("gradient", 8) is WaitReason.PENDING
     assert ranks[0].announce() is Says.CALL
-    end_round(ranks, [])
+    progress = ranks[0]._progress
+    progress.begin()
+    assert len(ranks[0].contribute(Tally(progress.drift))) == MOST_PENDING + 1
+    assert ranks[0].wait_reason() is WaitReason.PENDING, "the round is under way"
+    progress.end([MOST_PENDING + 1, 0], [])
     assert ranks[0].wait_reason() is None
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from msgspec import convert, structs
 
@@ -87,6 +87,7 @@ kinds_of_time = st.sampled_from([True, False])
 
 @settings(max_examples=200)
 @given(kinds_of_time.flatmap(lambda ties: scenarios.scenarios("partial", ties=ties)))
+@example(scenarios.scenario(10, "partial", most=(1, 10)))  # a wait is logged in an overfull round
 def test_ranks_go_as_the_simulator_says(given: Scenario) -> None:
     assert_same(given, given.of_ranks(given.work_s), given.of_ranks(given.samples))
 
