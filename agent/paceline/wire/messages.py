@@ -66,8 +66,11 @@ class RoundRecord(msgspec.Struct, frozen=True, array_like=True):
     # other); the last: or older.
     staleness: list[int]
     dropped: int  # samples whose gradients were too old
-    waited_s: float  # response time: from the end of the round before until this one was called
-    reduced_s: float  # from then until its sum was there
+    # Response time: from the end of the previous round until this one was called; of a mean of two
+    # replicas: from the question until the other rank has it; of a mean of all: 0. Ranks compute
+    # meanwhile.
+    waited_s: float
+    reduced_s: float  # from then until the result was there; of a mean of all: all of it, and waits
     bytes: int  # that the rank gave to it
     ended_at: float  # Unix time
     copied_s: float = 0.0  # copying what the rank gave from its device to one vector on the CPU

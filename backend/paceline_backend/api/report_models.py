@@ -24,10 +24,11 @@ class Round(BaseModel):
     )
     dropped: int = Field(description="samples whose gradients were too old", examples=[0])
     waited_s: float = Field(
-        description="response time: from the round before until this one was called",
+        description="response time: from the previous round until this one was called; "
+        "of a mean of two: until the other rank had the question; of a mean of all: 0",
         examples=[0.012],
     )
-    reduced_s: float = Field(description="from then until its sum was there", examples=[0.003])
+    reduced_s: float = Field(description="from then until the result was there", examples=[0.003])
     bytes: int = Field(description="that the rank gave", examples=[65536])
     ended_at: float = Field(description="Unix time", examples=[1767225604.2])
     copied_s: float = Field(

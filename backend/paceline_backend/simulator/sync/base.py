@@ -15,55 +15,55 @@ from paceline_backend.policies.base import Floats, Ints
 
 @dataclass(frozen=True)
 class Costs:
-    """What exchanges among ranks take, besides waiting for each other."""
+    """What exchanges among ranks take, without waiting for each other."""
 
-    round_s: float = 0.0  # of all ranks: a reduction of gradients, or a mean of replicas
-    call_s: float = 0.0  # from when a partial round may be called until all know that it is
-    bytes: int = 0  # that a rank gives to one
-    own_s: Floats | float = 0.0  # [W] of each rank in each step, besides loading and computing
-    pair_s: float | None = None  # a vector to another rank, and one back; None: as a round of all
-    group_s: Callable[[int], float] | None = None  # a round of so many ranks; None: as one of all
+    round_s: float = 0.0  # s of a round of all ranks: a reduction of gradients, a mean of replicas
+    call_s: float = 0.0  # s from a rank's call of a partial round until all ranks know of it
+    bytes: int = 0  # that a rank gives to an exchange
+    own_s: Floats | float = 0.0  # [W] s of each rank in each step, besides loading and computing
+    pair_s: float | None = None  # s of a vector to another rank and one back; None: `round_s`
+    group_s: Callable[[int], float] | None = None  # s of a round by its ranks; None: `round_s`
 
     def exchange_s(self) -> float:
-        """What a vector to another rank takes, and one back."""
+        """Seconds that a vector to another rank and one back take."""
         return self.round_s if self.pair_s is None else self.pair_s
 
     def among(self, ranks: int) -> Costs:
-        """Of a group of so many ranks."""
+        """The costs in a group of this many ranks."""
         return self if self.group_s is None else replace(self, round_s=self.group_s(ranks))
 
 
 class Dealing(Protocol):
-    """Batches other than those that were planned."""
+    """What steps take with batches that differ from the planned ones."""
 
     def work_s(self, rank: int, at: int, pieces: list[Piece]) -> tuple[float, int]:
-        """What a step of the segment takes a rank with these pieces of batches, and their samples.
+        """The seconds and the samples of a rank's step with these pieces of batches.
 
-        Called once for each step that is not as planned, when the rank begins it.
+        Called once for each step that differs from the plan, when the rank begins the step.
         """
         ...
 
     def room(self, rank: int, samples: int) -> int:
-        """How many samples a rank may take on besides so many."""
+        """How many samples a rank may take on in addition to this many."""
         ...
 
 
 @dataclass(frozen=True)
 class Work:
-    """What ranks do in a segment; S steps, of which there may be none.
+    """What ranks do in a segment of S steps. S may be 0.
 
-    Where ranks make different numbers of steps, S is the largest, and what is beyond a rank's own
-    number counts for nothing.
+    Where ranks make different numbers of steps, S is the largest number, and values beyond a rank's
+    own number are ignored.
     """
 
     first_step: int  # of the run
-    work_s: Floats  # [S, W] loading and computing: all that a rank does by itself
+    work_s: Floats  # [S, W] s of loading and computing: all that a rank does by itself
     samples: Ints  # [S, W]
-    all_reduce_s: Floats  # [S, W] what an all-reduce of each step takes
+    all_reduce_s: Floats  # [S, W] s of each step's all-reduce
     costs: Costs
     epoch_end: bool = False  # the epoch is over with the last step
-    dealing: Dealing | None = None  # where samples may move between ranks
-    steps: Ints | None = None  # [W] of each rank; None: S
+    dealing: Dealing | None = None  # None: samples do not move between ranks
+    steps: Ints | None = None  # [W] each rank's number of steps; None: S
 
     @property
     def made(self) -> npt.NDArray[np.bool_]:
@@ -93,15 +93,15 @@ class Round:
     """An exchange; see `paceline.wire.RoundRecord`."""
 
     number: int  # in its segment
-    step: int  # index of the one that the rank which tells it was in
+    step: int  # of the segment, in which the reporting rank was
     contributors: int
-    staleness: list[int]  # gradients that went in, by how many rounds old; the last: or older
+    staleness: list[int]  # gradients that went in, by age in rounds; the last: that age or more
     dropped: int  # samples whose gradients were too old
-    waited_s: float
+    waited_s: float  # response time; see the glossary
     reduced_s: float
-    bytes: int  # that a rank gave to it
+    bytes: int  # that a rank gave
     ended_at: float
-    rank: int = 0  # that tells it
+    rank: int = 0  # the reporting rank
     world: int | None = None  # ranks that took part; None: all
 
 
@@ -113,31 +113,32 @@ class Timeline:
     gradients are exchanged, `communication_s` is 0.
     """
 
-    work_s: Floats  # of `Work`, but where samples moved
+    work_s: Floats  # that of `Work`, except where samples moved
     wait_s: Floats
     communication_s: Floats
     rounds: list[Round]
 
 
 class Synchroniser(Protocol):
-    """How ranks' steps hang together, on the virtual clock.
+    """How ranks wait for each other, on the virtual clock.
 
-    Made when it comes into force; the same arguments give the same timeline. For one thread.
+    Made when the synchroniser comes into force. The same arguments give the same timeline. For one
+    thread.
     """
 
-    # With the next segment, if that has the same one; else all have met at the end of the last, and
-    # the next one's is made anew.
+    # Whether ranks go on into the next segment without meeting, if that has the same synchroniser.
+    # Otherwise all meet at the segment's end, and each segment has an object of its own.
     goes_on: bool
 
     def run(self, starts: Floats, work: Work) -> Timeline:
         """The timeline of the next segment.
 
         Args:
-            starts: when each rank begins, [W]; alike for all but where it goes on.
+            starts: when each rank begins, [W]; equal unless the synchroniser goes on.
             work: of the segment.
         """
         ...
 
     def meet(self, starts: Floats, costs: Costs) -> float:
-        """When all ranks have met, where it went on until `starts`, [W], and ends now."""
+        """When all ranks have met, if the synchroniser ends with ranks at `starts`, [W]."""
         ...
