@@ -1,4 +1,4 @@
-"""Ranks may leave the loop over the loader early: all of them after the same step, or none."""
+"""Ranks that leave the loop over the loader early must all leave it after the same step."""
 
 from __future__ import annotations
 
@@ -13,15 +13,16 @@ if TYPE_CHECKING:
     from paceline.train.sync.base import Ranks
 
 _LOOK_S = 0.005
-_STILL_S = 30.0  # how long, or ten steps, a rank that raised waits while no rank moves
+_STILL_S = 30.0  # a rank that raised waits this long, or ten steps, while no rank moves
 
 
 class LoopAgreement:
-    """Tells a loop that all ranks leave after the same step from a rank that leaves alone.
+    """Finds out whether all ranks leave the loop after the same step, or one rank leaves alone.
 
-    Without the all-reduce, other ranks would train on for a while after one left, and then wait for
-    that rank. How a rank leaves says nothing: all may leave by an exception, and one alone by a
-    ``break``. So a rank that leaves waits until all have left, or until one has gone on.
+    Without the all-reduce, other ranks would train on for a while after one rank left, and then
+    wait for it. How a rank leaves does not tell the two cases apart: all ranks may leave by an
+    exception, and one rank alone by a ``break``. So a rank that leaves waits until all ranks have
+    left, or until one has gone on.
 
     Args:
         ranks: the ranks that take part.
@@ -44,11 +45,12 @@ class LoopAgreement:
         self._took_s = now - self._began if self._step == step - 1 else 0.0
         self._step, self._began = step, now
         self._store.set(self._at(self._ranks.rank), str(step))
-        # The order matters: this rank sees that another has left, or that rank sees this step.
+        # The order matters: either this rank sees that another rank has left, or the rank that
+        # leaves sees that this rank goes on to the step.
         if not self._store.check([self._key("count")]):
             return
         left = self._left()
-        first = min(left, key=lambda rank: left[rank])  # other ranks may have left because of it
+        first = min(left, key=lambda rank: left[rank])  # others may have left because of this rank
         if left[first] < step:
             self._refuse(first, left[first], self._ranks.rank, step)
 
@@ -57,8 +59,8 @@ class LoopAgreement:
 
         Args:
             step: number of the step.
-            raised: an exception ended the loop. Then other ranks may wait for this one in a
-                collective of the script's own, so this rank waits for less long.
+            raised: an exception ended the loop. Other ranks may then wait for this one in a
+                collective of the script's own, so this rank waits less long.
 
         Raises:
             PacelineError: another rank went on, or no rank moves; the message says which.
@@ -78,7 +80,7 @@ class LoopAgreement:
         self._times += 1
 
     def through(self, step: int, raised: bool) -> None:
-        """This rank is at the end of an epoch's last step; if it raised, it waits for all others.
+        """This rank is at the end of an epoch's last step. If it raised, it waits for all others.
 
         Args:
             step: number of the step.
@@ -94,7 +96,7 @@ class LoopAgreement:
                     break
 
     def where(self) -> str:
-        """In which steps the ranks are and which have left, in words, for an error message."""
+        """In words, for error messages: the ranks' steps, and which ranks have left."""
         with contextlib.suppress(RuntimeError):
             steps = [self._read(self._at(rank)) for rank in range(self._ranks.world)]
             left = [f"; rank {rank} left in step {step}" for rank, step in self._left().items()]
@@ -102,10 +104,10 @@ class LoopAgreement:
         return "rank 0 has ended"
 
     def _looking(self, step: int, raised: bool) -> Iterator[list[int | None]]:
-        """Yields the ranks' steps, again and again, as long as any rank goes on or leaves.
+        """Yields the ranks' steps repeatedly, as long as ranks go on or leave.
 
         Raises:
-            PacelineError: for too long no rank did.
+            PacelineError: for too long no rank went on or left.
         """
         patience_s = self._ranks.timeout.total_seconds()
         if raised:
@@ -132,7 +134,7 @@ class LoopAgreement:
 
     def tell(self, step: int, why: str) -> None:
         """This rank ends in a step: ranks that go on or wait for it fail. Does not wait."""
-        with contextlib.suppress(RuntimeError):  # rank 0, whose store it is, has ended first
+        with contextlib.suppress(RuntimeError):  # the store has ended with rank 0
             self._count(step)
             word = f"rank {self._ranks.rank} left its loop in step {step}: {why}"
             self._store.compare_set(self._key("all"), "", word)

@@ -1,4 +1,4 @@
-"""Local steps, and now and then the mean of all replicas: local SGD, one-shot averaging."""
+"""Each rank steps alone, and now and then replicas become their mean: local SGD, one-shot means."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from paceline.train.sync.gradients import averaged
 
 
 class Averaging:
-    """Each rank steps by itself; every so many steps parameters become their mean over ranks.
+    """Each rank steps alone. Every few steps all ranks' parameters become their mean.
 
-    The mean is weighted by what each rank trained with since the last one.
+    In the mean, a rank weighs as much as the work that it has done since the previous mean.
 
     Args:
         ranks: that take part.
@@ -37,10 +37,10 @@ class Averaging:
     ) -> None:
         self._ranks, self._parameters, self._every = ranks, parameters, every
         self._on_round = on_round
-        self._work = 0.0  # since the last mean: Σ of the steps' weights
-        self._samples = 0  # of earlier steps, whose gradients are in .grad
-        self._stepped = -1  # the latest step in which the optimiser did
-        self._means = 0
+        self._work = 0.0  # Σ of the steps' weights since the previous mean
+        self._samples = 0  # of earlier steps, whose gradients are still in .grad
+        self._stepped = -1  # the latest step in which the optimiser stepped
+        self._means = 0  # how many there were
 
     def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.stepping`."""
@@ -56,13 +56,13 @@ class Averaging:
             self._mean()
 
     def meet(self, optimiser: torch.optim.Optimizer) -> None:
-        """See `Synchroniser.meet`. The optimiser's state becomes the same, too."""
+        """See `Synchroniser.meet`. Afterwards the optimisers' states are equal, too."""
         self._mean()
         alike(optimiser, self._parameters, self._ranks)
 
     def abort(self, reason: str) -> None:
         """See `Synchroniser.abort`."""
-        dist.destroy_process_group(self._ranks.group)  # others fail in their collectives
+        dist.destroy_process_group(self._ranks.group)  # so the others' collectives fail
 
     def _mean(self) -> None:
         began = time.perf_counter()
@@ -83,10 +83,10 @@ class Averaging:
 
 
 def alike(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter], ranks: Ranks) -> None:
-    """Makes the optimiser's state the same on all ranks: means, or one rank's where they differ.
+    """Makes the optimiser's state equal on all ranks, so that equal replicas stay equal.
 
-    Else replicas that are equal now would part again at the next step. What is one number, such as
-    a count of steps, becomes the largest.
+    A tensor becomes its mean over ranks. A single number, for example a count of steps, becomes the
+    largest of all ranks. Where ranks have states of different shape, all get the fullest one.
     """
     states = [optimiser.state.get(p, {}) for p in parameters]
     shapes = [{k: tuple(v.shape) for k, v in s.items() if torch.is_tensor(v)} for s in states]

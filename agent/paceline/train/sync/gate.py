@@ -57,8 +57,9 @@ OnRound = Callable[[Step, Round], None]
 class SyncGate:
     """Puts each segment's synchroniser into force on this rank. For one thread.
 
-    The loop calls, for each step, `begin` and `body_done`, and `end` after an epoch. Between these
-    two the script steps its optimiser, and a hook leads that step here.
+    The loop calls `begin` and `body_done` in each step, and `end` after an epoch. Between `begin`
+    and `body_done` the script steps its optimiser; torch's hook calls the gate before each of these
+    steps.
 
     Args:
         current: the current step.
@@ -73,17 +74,17 @@ class SyncGate:
         self._rank, self._seed = rank, seed
         self.models: list[WeightedDDP | SingleProcess] = []  # `Session.wrap` adds to it
         self.on_round: OnRound | None = None  # called with rounds, on a rank that reports them
-        self.stealing: Stealing | None = None  # once training has begun
+        self.stealing: Stealing | None = None  # None until training begins
         self._script = ScriptOptimiser()
         self._step: Step | None = None  # the current step, or the last one of the epoch
         self._suits = False  # the script can train under the segment's relaxed synchroniser
-        self._relaxed: Synchroniser | None = None  # of the current segment, if it has one
+        self._relaxed: Synchroniser | None = None  # the one in force, if it is relaxed
         self._scales_differ = False  # ranks may have different scales of gradients
         self._ranks_made: Ranks | None = None
-        self._agreement: LoopAgreement | None = None  # once a relaxed synchroniser was in force
+        self._agreement: LoopAgreement | None = None  # None until a relaxed one is asked for
         self._left = False  # all ranks left the loop after the same step
         self._failure: str | None = None  # why this rank cannot go on
-        self._in_gate = False  # then a step of the optimiser is the gate's own
+        self._in_gate = False  # an optimiser step made now is the gate's own
         self._hook = register_optimizer_step_pre_hook(self._before_optimiser_step)
 
     @property
@@ -98,7 +99,7 @@ class SyncGate:
         self._script.declare(optimiser, scaler, self._parameters())
 
     def begin(self, step: Step) -> None:
-        """Begins a step. Where the synchroniser changes, all ranks meet first.
+        """Begins a step. If the synchroniser changes, all ranks meet first.
 
         Raises:
             PacelineError: a rank left its loop; the message says which rank, and where.
@@ -137,7 +138,7 @@ class SyncGate:
         return self.stealing.batch(step, clocks)
 
     def body_done(self, closing: bool) -> None:
-        """Ends the loop's body. After the last step of a segment all ranks meet.
+        """Ends the loop's body. After a segment's last step, all ranks meet if they must.
 
         Args:
             closing: the script left the loop.
@@ -148,7 +149,7 @@ class SyncGate:
         if self._relaxed is None:
             return
         assert self._step is not None and self._current.running is not None
-        # Before anything else: other ranks may wait in a collective of the script's own.
+        # First: if this rank raised, others may wait for it in a collective of the script's own.
         raised = closing and self._failure is None and exception_ends_loop()
         if self._step.epoch_end:
             assert self._agreement is not None
@@ -164,12 +165,15 @@ class SyncGate:
             self._meet()
 
     def end(self, ran_out: bool) -> None:
-        """Ends the epoch, whose loop may have been left: all ranks meet.
+        """Ends the epoch: all ranks meet.
+
+        Args:
+            ran_out: the loop ended because there were no more steps; else the script left it.
 
         Raises:
             PacelineError: other ranks went on where this one left; the message says which.
         """
-        if self._failure is not None:  # ranks that wait for this one learn that when it closes
+        if self._failure is not None:  # `close` tells ranks that wait for this one
             return
         if not (ran_out or self._left):
             self._leave(raised=exception_ends_loop())
@@ -178,20 +182,21 @@ class SyncGate:
         self._step, self._left = None, False
 
     def close(self) -> None:
-        """Ends this rank's part. In the middle of a segment, the other ranks learn of it."""
+        """Ends this rank's part. If that is in the middle of a segment, the others are told."""
         self._hook.remove()
         if self._step is not None and self._agreement is not None:
             why = self._failure or "its session was closed"
             self._agreement.tell(self._step.step, why)
             if self._relaxed is not None:
-                # Rank 0, whose store it is, may have ended; the script may have ended all groups.
+                # The store may have ended with rank 0, and the script may have ended all groups.
                 with suppress(RuntimeError, ValueError):
                     self._relaxed.abort(f"left its loop in step {self._step.step}: {why}")
         if self._ranks_made is not None:
             self._ranks_made.close()
         self._relaxed = self._ranks_made = self._agreement = None
-        self._script = ScriptOptimiser()  # the optimiser may go,
-        self._store = self.stealing = None  # and the store
+        # Let go of the optimiser and the store.
+        self._script = ScriptOptimiser()
+        self._store = self.stealing = None
 
     def _leave(self, raised: bool) -> None:
         step = self._step
@@ -241,7 +246,7 @@ class SyncGate:
 
     @contextmanager
     def _entered(self) -> Iterator[None]:
-        """Around what the gate does with other ranks, which may fail when one of them ends."""
+        """Around exchanges with other ranks. Names the ranks that left if an exchange fails."""
         self._in_gate = True
         try:
             yield
@@ -251,7 +256,7 @@ class SyncGate:
                 self._failure = str(error)
                 raise
             assert self._agreement is not None
-            # Gloo names only an address and a port.
+            # Gloo's message names only an address and a port.
             self._failure = f"{error}; {self._agreement.where()}"
             raise PacelineError(self._failure) from error
         finally:
@@ -262,9 +267,9 @@ class SyncGate:
             self.on_round(self._step, finished)
 
     def _agree(self, name: str) -> bool:
-        """Whether all ranks' scripts can do without the all-reduce.
+        """Whether all ranks' scripts can train without the all-reduce.
 
-        If one cannot, training goes on under the all-reduce: a switch must not end it.
+        If one cannot, training goes on under the all-reduce: a switch must not end training.
         """
         ranks = self._ranks()
         refusals: list[str | None] = [None] * ranks.world
@@ -284,10 +289,10 @@ class SyncGate:
     def _ranks(self) -> Ranks:
         if self._ranks_made is None:
             assert self._store is not None
-            # A group of its own: two threads in one group give wrong sums. On the CPU, as vectors
-            # are.
+            # A new process group, because two threads that use one group get wrong sums. It is
+            # gloo's, because the vectors are on the CPU.
             group = dist.new_group(backend="gloo", timeout=TIMEOUT)
-            # Made once: on a busy host, one new connection in some dozens took 5 s.
+            # Made once: on a busy host, one new connection in a few dozen took 5 s.
             store, blocking_store = (self._store.clone() for _ in range(2))  # type: ignore[attr-defined]
             world = dist.get_world_size()
             self._ranks_made = Ranks({"": group}, store, blocking_store, self._rank, world, TIMEOUT)
@@ -305,7 +310,7 @@ class SyncGate:
         if self._in_gate or running is None:
             return
         if not self.models:
-            if _has_parameters(optimiser):  # others step made-up inputs, as adversarial attacks do
+            if _has_parameters(optimiser):  # attacks on models step plain tensors, their inputs
                 raise PacelineError(_UNWRAPPED)
             return
         if not self._script.trains(optimiser, self._parameters):
@@ -331,5 +336,5 @@ def _has_parameters(optimiser: torch.optim.Optimizer) -> bool:
 
 
 def _is_of_connections(error: BaseException | None) -> bool:
-    """Whether the end of another rank would explain an error: it is of gloo or of the store."""
+    """Whether another rank's end may have caused an error: gloo or the store raised it."""
     return isinstance(error, dist.DistError) or "gloo" in str(error)

@@ -37,12 +37,12 @@ class Server:
         self._share = share
         self._values = joined(parameters)
         self._lock = threading.Lock()
-        if ranks.rank == 0:  # beside the thread of its group's rounds
+        if ranks.rank == 0:  # the thread of its group's rounds uses the other connection
             ranks = replace(ranks, blocking_store=ranks.another_blocking_store)
         self._peers = Peers(ranks, prefix, [0], len(self._values), self._add)
 
     def push(self, change: torch.Tensor) -> torch.Tensor:
-        """Adds a share of what changed in this rank's group; the parameters are then these.
+        """Adds a share of what changed in this rank's group; returns the parameters after it.
 
         Raises:
             PacelineError: rank 0 left, or was silent for too long.
@@ -50,11 +50,11 @@ class Server:
         return self._peers.ask(0, change * self._share).vector
 
     def check(self) -> None:
-        """Raises what keeps the server from answering, if anything does."""
+        """Raises the error that keeps the server from answering, if there is one."""
         self._peers.check()
 
     def finish(self) -> torch.Tensor:
-        """This rank pushes no more: waits until no rank does; what the parameters are then.
+        """This rank pushes no more. Waits until no rank does; returns the parameters after that.
 
         Raises:
             PacelineError: a rank left, or was silent for too long; the message names it.
@@ -66,7 +66,7 @@ class Server:
     def abort(self, reason: str) -> None:
         """This rank leaves in the middle."""
         self._peers.abort(reason)
-        dist.destroy_process_group(self.ranks.group)  # others fail in the broadcast
+        dist.destroy_process_group(self.ranks.group)  # so the others' broadcast fails
 
     def _add(self, rank: int, change: torch.Tensor) -> torch.Tensor:
         with self._lock:
@@ -77,14 +77,15 @@ class Server:
 class Hierarchical(Partial):
     """RNA's hierarchical synchronisation (RNA, Sec. 4).
 
-    A group steps as if there was no other: a round's sum is Σw_j·g_j of its ranks times M/(ranks of
-    the group). Of the change the server takes (ranks of the group)/M: so each gradient moves its
-    parameters by as much as under the all-reduce, w_j·g_j, whatever the groups' sizes.
+    A group steps as if there were no other groups: a round's sum is Σw_j·g_j of the group's ranks
+    times M/(ranks of the group). The server takes the fraction (ranks of the group)/M of the
+    change. So each gradient moves the server's parameters by w_j·g_j, as under the all-reduce.
 
-    Every so many rounds the group's first rank pushes what the group changed, and pulls, while the
-    group goes on; what it pulled comes to all of the group with the same later round, as a
-    correction that leaves what they did meanwhile. So within a group replicas are the same. Where
-    all meet, what has not been pushed is, and the server's parameters are everyone's.
+    Every few rounds the group's first rank pushes what the group changed, and pulls the server's
+    parameters, while the group goes on. What it pulled reaches all ranks of the group with the same
+    later round, as a correction. The correction keeps what the group did meanwhile, so replicas
+    within a group stay equal. Where all ranks meet, each group pushes what it has not pushed yet,
+    and the server's parameters become everyone's.
 
     Args:
         group: of this rank.
@@ -111,9 +112,9 @@ class Hierarchical(Partial):
         on_round: OnRound | None = None,
     ) -> None:
         first = joined(parameters)
-        self._corrections = torch.zeros_like(first)  # all that came
+        self._corrections = torch.zeros_like(first)  # the sum of those that have been applied
         self._pushes = group.rank == 0
-        self._pushed = first if self._pushes else torch.empty(0)  # what `own` was then
+        self._pushed = first if self._pushes else torch.empty(0)  # `own` at the latest push
         extra, share = len(first), group.world / server.ranks.world
         super().__init__(group, prefix, parameters, optimiser, call, drift, on_round, extra, share)
         self._server, self._due = server, Pushes(every)
@@ -121,16 +122,13 @@ class Hierarchical(Partial):
 
     @property
     def own(self) -> torch.Tensor:
-        """The replica less what came from other groups.
-
-        The mean over all ranks is what they had if they met now, with nothing more to apply.
-        """
+        """The replica less what came from other groups."""
         return joined(self._flat.parameters) - self._corrections
 
     def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.stepping`."""
         if self._courier.idle:
-            self._courier.wait()  # which tells if it failed
+            self._courier.wait()  # raises the error of the latest push, if there is one
         self._server.check()
         super().stepping(step, optimiser)
 
@@ -157,7 +155,7 @@ class Hierarchical(Partial):
             if result.extra is not None:
                 spread(joined(self._flat.parameters) + result.extra, self._flat.parameters)
                 self._corrections += result.extra
-            # What a push pulled may be here before its thread is through with giving it.
+            # A correction may be applied while the thread that gave it is still busy with that.
             idle, corrected = self._courier.idle, result.extra is not None
             if self._pushes and self._due.applied(correction=corrected, idle=idle):
                 self._push()

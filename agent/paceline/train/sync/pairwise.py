@@ -1,7 +1,7 @@
-"""AD-PSGD: each rank steps by itself, and after each step replicas of two ranks become their mean.
+"""AD-PSGD: each rank steps alone, and after each step replicas of two ranks become their mean.
 
 Lian et al., "Asynchronous decentralized parallel stochastic gradient descent" (2018), Algorithm 1.
-The mean is taken while the ranks compute on, and atomic: nothing that came between is lost.
+Ranks compute on while a mean is taken. The mean is atomic: steps made meanwhile are not lost.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from paceline.train.sync.peers import Courier, Peers
 
 
 class Pairwise(Averaging):
-    """Ranks of even number ask, those of odd number answer: so none waits for one that waits.
+    """Ranks of even number ask, ranks of odd number answer: no rank waits for one that waits.
 
-    (The paper's bipartite graph, Sec. 3.) Each rank has a shadow of its replica, to which its own
-    steps are added, and half of the difference from another rank's, as both were when they met:
-    the sum over ranks is that of all steps, and of nothing else. A rank takes over its shadow at
-    the end of each step, so parameters change in no other thread than the script's.
+    This is the paper's bipartite graph, Sec. 3. Each rank has a shadow of its replica. To the
+    shadow are added the rank's own steps, and at each exchange half of the difference between the
+    two ranks' shadows. So the sum of all shadows is the sum of all ranks' steps. A rank takes over
+    its shadow at the end of each step: only the script's thread changes parameters.
 
-    A rank steps with its batch's mean gradient times its weight · M: so with plain SGD the mean of
-    replicas moves by Σw_j·g_j, whatever the batches' sizes. Where all meet replicas become their
-    mean, each counting the same, as it holds the steps of all.
+    A rank steps with its batch's mean gradient times its weight · M. So with plain SGD the mean of
+    all replicas moves by Σw_j·g_j, whatever the sizes of the batches. Where all ranks meet,
+    replicas become their mean. All weigh the same in it, because each holds steps of all ranks.
 
     Args:
         ranks: that take part.
@@ -55,15 +55,15 @@ class Pairwise(Averaging):
         self._asks = ranks.rank in pairs.asking(ranks.world)
         self._swaps = self._steps = 0
         self._lock = threading.Lock()
-        # Under the lock: the shadow, and how many steps are in it.
-        self._loaded = joined(parameters)
+        self._loaded = joined(parameters)  # the parameters when the shadow was last taken over
+        # The shadow, then how many own steps are in it. Under the lock.
         self._shadow = torch.cat([self._loaded, torch.zeros(1)])
         answering = pairs.answering(ranks.world)
         self._courier = Courier(ranks.timeout.total_seconds())
         self._peers = Peers(ranks, prefix, answering, len(self._shadow), self._answer)
 
     def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
-        """See `Synchroniser.stepping`. There is one exchange to a step."""
+        """See `Synchroniser.stepping`. Waits for the exchange of the step before."""
         self._courier.wait()
         self._peers.check()
         super().stepping(step, optimiser)
@@ -92,13 +92,13 @@ class Pairwise(Averaging):
         super().abort(reason)
 
     def _take_over(self) -> None:
-        """The shadow gets what the script did to the parameters, and they become the shadow."""
+        """Adds what the script changed to the shadow, and makes the parameters the shadow."""
         with self._lock:
             now = joined(self._parameters)
             self._shadow[:-1] += now - self._loaded
             self._shadow[-1] = self._steps
             spread(self._shadow[:-1], self._parameters)
-        self._loaded = joined(self._parameters)  # which may have fewer bits
+        self._loaded = joined(self._parameters)  # parameters may have fewer bits than the shadow
 
     def _swap(self) -> None:
         with self._lock:

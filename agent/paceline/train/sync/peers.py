@@ -1,8 +1,8 @@
-"""Vectors between two ranks, beside the threads that train: one asks, the other answers at once.
+"""Vectors between two ranks while both train: one rank asks, the other answers at once.
 
-A rank that answers does so in a thread of its own, whatever it computes meanwhile. Keys in the
-ranks' store say who asks, so that anyone can end the waiting; vectors go through the process group,
-each way under a tag of its own.
+A rank answers in a thread of its own, whatever it computes meanwhile. Keys in the ranks' store say
+who asks, so that any rank can end the waiting. Vectors go through the process group; questions and
+answers have different tags.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ _CLOSED = 1 << 40  # added to the count of questions: later ones are refused
 
 @dataclass(frozen=True)
 class Answer:
-    """What another rank gave back."""
+    """What another rank answered."""
 
     vector: torch.Tensor
-    waited_s: float  # until it took the question,
-    answered_s: float  # and from then until the answer was here
+    waited_s: float  # from the question until the other rank had it
+    answered_s: float  # from then until the answer was here
 
 
 class Peers:
-    """One rank's part in questions and answers; each rank makes it when the segment begins.
+    """One rank's part in questions and answers. Each rank makes one when the segment begins.
 
-    Questions may come from any thread, but from one at a time.
+    Any thread may ask, but only one at a time.
 
     Args:
-        ranks: that take part. What their group does meanwhile has other tags, and nothing else
-            waits in their store.
+        ranks: that take part. Other messages of their process group have other tags, and no other
+            thread uses their `blocking_store`.
         prefix: of keys in the store, new for each segment.
         answering: ranks that answer.
-        answer: gives the answer to a rank's vector, as long as that one: on ranks that answer,
-            called in the thread that does so.
+        length: of a question's vector, and of an answer's.
+        answer: gives the answer to a rank's vector. Called on ranks that answer, in the thread
+            that does so.
     """
 
     def __init__(
@@ -91,11 +92,11 @@ class Peers:
         return Answer(answer, taken - began, time.perf_counter() - taken)
 
     def check(self) -> None:
-        """Raises what kept this rank from answering, if anything did."""
+        """Raises the error that kept this rank from answering, if there was one."""
         _raise(self._error)
 
     def finish(self) -> None:
-        """This rank asks no more: waits until no rank does. All questions are answered then.
+        """This rank asks no more. Waits until no rank does, and all questions are answered.
 
         Raises:
             PacelineError: a rank left, or was silent for too long; the message names it.
@@ -120,14 +121,14 @@ class Peers:
             self._forget()
 
     def abort(self, reason: str) -> None:
-        """This rank leaves in the middle: questions that have come are answered, others refused."""
-        with contextlib.suppress(RuntimeError):  # the leader, whose store it is, has gone first
+        """This rank leaves in the middle. It answers questions that have come, and no others."""
+        with contextlib.suppress(RuntimeError):  # the store has ended with rank 0
             self._close(f"rank {self._ranks.rank} {reason}")
             if self._thread is not None:
                 self._thread.join(timeout=1.0)
 
     def _close(self, word: str) -> None:
-        """Ends it for all ranks. Whoever is first says why."""
+        """Ends questions and answers for all ranks. The first rank that does so says why."""
         store = self._ranks.store
         if store.compare_set(self._key("closed"), "", word).decode() != word:
             return
@@ -136,18 +137,18 @@ class Peers:
             store.set(self._key(rank, asked), _END)
 
     def _ended(self) -> bool:
-        """Waits until it has; False: for too long."""
+        """Waits until questions and answers have ended; False: they did not in time."""
         if self._thread is not None:
             self._thread.join(self._ranks.timeout.total_seconds())
             return not self._thread.is_alive()
         try:
             self._ranks.blocking_store.wait([self._key("closed")], self._ranks.timeout)
-        except RuntimeError:  # or the store is gone, which the next question to it will tell
+        except RuntimeError:  # it took too long, or the store is gone: the next call to it raises
             return False
         return True
 
     def _forget(self) -> None:
-        """Deletes what is left in the store; all have read it."""
+        """Deletes the remaining keys, which all ranks have read."""
         names: list[tuple[str | int, ...]] = [("closed",), ("through",), ("read",)]
         names += [("through", rank) for rank in range(self._ranks.world)]
         names += [(rank, "asked") for rank in self._answering]
@@ -164,19 +165,20 @@ class Peers:
             self._error = self._error or error
 
     def _next(self, number: int) -> str:
-        key, waiting = self._key(self._ranks.rank, number), self._ranks.blocking_store
+        """Who asks the question of this number, or `_END`; waits for as long as it takes."""
+        key, store = self._key(self._ranks.rank, number), self._ranks.blocking_store
         while True:
             try:
-                word: str = waiting.get(key).decode()
-            except dist.DistStoreError:  # nobody asked for as long as the store waits
+                word: str = store.get(key).decode()
+            except dist.DistStoreError:  # nobody asked within the store's own time limit
                 continue
-            waiting.delete_key(key)
+            store.delete_key(key)
             return word
 
     def _serve(self, rank: int) -> None:
         try:
             self._send(self._answer(rank, self._receive(rank, _QUESTION)), rank, _ANSWER)
-        except RuntimeError as error:  # others may have asked before they learn it
+        except RuntimeError as error:  # ranks that ask before they learn of it fail, too
             why = f"rank {rank} has gone in the middle of a question to rank {self._ranks.rank}"
             self._error = self._error or PacelineError(f"{why}: {error}")
             self._close(why)
@@ -198,9 +200,10 @@ class Peers:
 
 
 def _raise(error: BaseException | None) -> None:
-    """Raises what another thread failed with, if it did: as a new one.
+    """Raises the error of another thread, if there is one, as a new exception.
 
-    The old one would hold all that its traceback comes through, such as the store's server.
+    The old exception would keep all objects alive that its traceback refers to, such as the server
+    of the ranks' store.
     """
     if error is not None:
         kind = PacelineError if isinstance(error, PacelineError) else RuntimeError
@@ -208,10 +211,10 @@ def _raise(error: BaseException | None) -> None:
 
 
 class Courier:
-    """A thread that does one thing at a time, while the one that trains goes on.
+    """A thread that does one task at a time, while the training thread goes on.
 
     Args:
-        timeout_s: how long to wait for it at most.
+        timeout_s: how long to wait for a task at most.
     """
 
     def __init__(self, timeout_s: float) -> None:
@@ -224,28 +227,32 @@ class Courier:
 
     @property
     def idle(self) -> bool:
-        """Whether it has nothing to do."""
+        """Whether the thread has no task."""
         return self._idle.is_set()
 
     def begin(self, task: Callable[[], None]) -> None:
-        """Does it now. It must be idle."""
+        """Starts a task. The thread must be idle."""
         assert self.idle
         self._idle.clear()
         self._tasks.put(task)
 
     def wait(self) -> None:
-        """Waits until it is idle.
+        """Waits until the thread is idle.
 
         Raises:
-            PacelineError: it takes too long.
-            whatever the thing raised that it did.
+            PacelineError: the task takes too long, or raised one.
+            RuntimeError: the task raised another error.
         """
         if not self._idle.wait(self._timeout_s):
             raise PacelineError(f"waited {self._timeout_s:g} s for an answer of another rank")
         _raise(self._error)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Ends the thread once it is idle; waits for that as long as `wait` at most, or less."""
+        """Ends the thread once it is idle.
+
+        Args:
+            timeout_s: how long to wait for that at most; None: as long as `wait`.
+        """
         self._tasks.put(None)
         self._idle.wait(self._timeout_s if timeout_s is None else timeout_s)
 
