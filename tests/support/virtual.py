@@ -156,6 +156,10 @@ class Store:
             raise RuntimeError(f"{key}: nobody set it")
         return self.words[key]
 
+    def wait(self, keys: list[str], timeout: timedelta) -> None:
+        for key in keys:
+            self.get(key)
+
     def check(self, keys: list[str]) -> bool:
         return all(key in self.words for key in keys)
 
@@ -217,8 +221,8 @@ class _Condition:
         scheduler.wait(lambda: scheduler.now if self._notified > seen else deadline)
 
 
-class _Started:
-    """`threading.Thread`, as far as rounds need it."""
+class Started:
+    """`threading.Thread`, as far as ranks need it."""
 
     def __init__(self, scheduler: Scheduler, target: Callable[[], None], name: str) -> None:
         self._scheduler, self._target, self._name = scheduler, target, name
@@ -230,6 +234,9 @@ class _Started:
         scheduler = self._scheduler
         deadline = scheduler.now + timeout
         scheduler.wait(lambda: scheduler.now if self._made.done else deadline)
+
+    def is_alive(self) -> bool:
+        return not self._made.done
 
 
 @contextmanager
@@ -251,7 +258,7 @@ def ranks(
     made: list[Any] = [Ranks({"": group}, store, store, k, world, patience) for k in range(world)]
     threads = SimpleNamespace(
         Condition=lambda: _Condition(scheduler),
-        Thread=lambda target, name, daemon: _Started(scheduler, target, name),
+        Thread=lambda target, name, daemon: Started(scheduler, target, name),
     )
     clock = SimpleNamespace(monotonic=lambda: scheduler.now, perf_counter=lambda: scheduler.now)
     dist = SimpleNamespace(all_reduce=lambda vector, group: group.all_reduce(vector))

@@ -1,0 +1,90 @@
+"""Ranks that step alone go as the simulator says: who averages with whom, when, and how stale."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from paceline.core.means import is_due
+from paceline.core.pairs import Partners
+from paceline_backend.simulator import sync
+from paceline_backend.simulator.sync.base import Timeline
+from support import scenarios
+from support.scenarios import Scenario
+from support.virtual_replicas import Ran, train
+
+
+def of_ranks(given: Scenario) -> Ran:
+    return train(
+        given.what,
+        given.of_ranks(given.work_s),
+        given.of_ranks(given.samples),
+        given.round_s,
+        given.call_s,
+        _costs(given).exchange_s(),
+        given.seed,
+    )
+
+
+def of_simulator(given: Scenario) -> Timeline:
+    """All steps as one segment, at whose end the epoch ends."""
+    work_s, samples = np.array(given.work_s), np.array(given.samples)
+    nothing = np.zeros_like(work_s)
+    work = sync.Work(0, work_s, samples, nothing, _costs(given), epoch_end=True)
+    return sync.make(given.what, given.world, given.seed).run(np.zeros(given.world), work)
+
+
+def _costs(given: Scenario) -> sync.Costs:
+    return sync.Costs(given.round_s, given.call_s, pair_s=given.pair_s)
+
+
+def ends_of(timeline: Timeline) -> list[list[float]]:
+    """When each rank ends its steps, [W][steps]."""
+    took_s = timeline.work_s + timeline.wait_s + timeline.communication_s
+    ends: list[list[float]] = np.cumsum(took_s, axis=0).T.tolist()
+    return ends
+
+
+@settings(max_examples=100)
+@given(scenarios.scenarios("averaging", ties=False))
+def test_ranks_take_means_of_all_as_the_simulator_says(given: Scenario) -> None:
+    ran, timeline = of_ranks(given), of_simulator(given)
+    for mine, theirs in zip(ran.ended_at, ends_of(timeline), strict=True):
+        assert mine == pytest.approx(theirs), "with the meeting at the epoch's end"
+    every = given.what.parameters.every  # type: ignore[union-attr]
+    due = [step for step in range(len(given.work_s)) if is_due(step, every)]
+    on_the_way = [step for step in due if step + 1 < len(given.work_s)]
+    told = ran.rounds[0]
+    assert not any(ran.rounds[1:]), "rank 0 tells"
+    assert len(told) == len(due) + 1
+    simulated = timeline.rounds[: len(on_the_way)]
+    assert [each.step for each in simulated] == on_the_way
+    for (mine, ended), theirs in zip(told, simulated, strict=False):
+        assert (mine.number, mine.contributors, mine.staleness, mine.dropped, mine.waited_s) == (
+            theirs.number,
+            theirs.contributors,
+            theirs.staleness,
+            theirs.dropped,
+            theirs.waited_s,
+        )
+        assert (mine.reduced_s, ended) == pytest.approx((theirs.reduced_s, theirs.ended_at))
+
+
+@settings(max_examples=100)
+@given(scenarios.scenarios("pairwise", ties=False))
+def test_ranks_take_means_of_two_as_the_simulator_says(given: Scenario) -> None:
+    ran, timeline = of_ranks(given), of_simulator(given)
+    for mine, theirs in zip(ran.ended_at, ends_of(timeline), strict=True):
+        assert mine[:-1] == pytest.approx(theirs[:-1])  # all meet at the last one's end
+    for rank in range(given.world):
+        simulated = [each for each in timeline.rounds if each.rank == rank]
+        told = ran.rounds[rank]
+        assert [(each.number, each.staleness) for each, _ in told] == [
+            (each.number, each.staleness) for each in simulated
+        ]
+        assert [(each.waited_s, each.reduced_s, ended) for each, ended in told] == [
+            pytest.approx((each.waited_s, each.reduced_s, each.ended_at)) for each in simulated
+        ]
+        partners = Partners(rank, given.world, given.seed)
+        assert ran.asked[rank] == [partners.next() for _ in simulated]
