@@ -18,8 +18,8 @@ def of_rank(groups: list[list[int]], rank: int) -> int:
 class Pushes:
     """When a group's first rank pushes to the parameter server what its group changed.
 
-    A push pulls what other groups changed. That comes to all of the group with a later round, as a
-    correction. No push begins before the correction of the last one has been applied.
+    A push also pulls what other groups changed. This correction reaches all ranks of the group with
+    a later round. No push begins before the correction of the previous push has been applied.
 
     Args:
         every: rounds between two pushes; None: no push before all ranks meet.
@@ -27,15 +27,15 @@ class Pushes:
 
     def __init__(self, every: int | None) -> None:
         self._every = every
-        self._applied = 0  # rounds
-        self._underway = False  # a push, or its correction
+        self._applied = 0  # rounds that have been applied
+        self._underway = False  # a push is under way, or its correction has not been applied
 
     def applied(self, *, correction: bool, idle: bool) -> bool:
         """A round has been applied; whether a push is to begin now.
 
         Args:
-            correction: the round brought what the last push pulled.
-            idle: nothing hinders a push, as the thread of the last one is through.
+            correction: the round brought the correction of the previous push.
+            idle: the thread that pushes has no task.
         """
         self._applied += 1
         if correction:

@@ -15,9 +15,9 @@ from paceline.wire import Segment
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
-_DEEPEST = 32  # nesting of a policy's memory: ingest stores no deeper one
+_DEEPEST = 32  # levels of nesting in a policy's memory; ingest stores no more
 _MOST = 65_536  # CPU threads of a rank
-_SMALLEST_SHARE = 1e-9  # above 0: what is divided by it stays finite
+_SMALLEST_SHARE = 1e-9  # the least share above 0; quotients by smaller ones may be infinite
 
 
 class Ledger:
@@ -163,7 +163,7 @@ def _are_shares(shares: Floats, world: int) -> bool:
 
 
 def _is_plain(value: Any, depth: int) -> bool:
-    """Whether JSON can hold a value, with so many levels of nesting at most."""
+    """Whether JSON can hold a value with at most `depth` levels of nesting."""
     if isinstance(value, dict):
         fit = depth > 0 and all(isinstance(key, str) for key in value)
         return fit and all(_is_plain(entry, depth - 1) for entry in value.values())

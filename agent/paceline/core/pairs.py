@@ -1,4 +1,4 @@
-"""AD-PSGD's means of two, as rules without I/O: who asks whom, and how old a mean is.
+"""AD-PSGD's means of two replicas, as rules without I/O: who asks whom, and how stale a mean is.
 
 Lian et al., "Asynchronous decentralized parallel stochastic gradient descent" (2018), Sec. 3: on a
 bipartite graph no rank waits for one that waits. Ranks of even number ask, those of odd number
@@ -13,17 +13,17 @@ from paceline.wire import AGES
 
 
 def answering(world: int) -> range:
-    """The ranks that answer, of so many."""
+    """The ranks of a world that answer."""
     return range(1, world, 2)
 
 
 def asking(world: int) -> range:
-    """The ranks that ask, of so many: a rank alone asks nobody."""
+    """The ranks of a world that ask. A rank alone asks nobody."""
     return range(0, world, 2) if world > 1 else range(0)
 
 
 class Partners:
-    """Whom a rank asks after each of its steps.
+    """The ranks that a rank asks, one after each of its steps.
 
     Args:
         rank: that asks.
@@ -41,11 +41,11 @@ class Partners:
 
 
 def staleness(steps: int, others: int) -> list[int]:
-    """The ages in a mean of two replicas: one is up to date, the other so many steps behind.
+    """The ages in a mean of two replicas: 0 for one, and for the other how far they are apart.
 
     Args:
-        steps: that are in the replica of the rank that asks.
-        others: that are in the other replica.
+        steps: of its own that the asking rank's replica has.
+        others: steps of its own that the other rank's replica has.
     """
     ages = [0] * AGES
     ages[0] += 1

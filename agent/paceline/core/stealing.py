@@ -2,8 +2,8 @@
 
 A rank that is ahead enlarges its batch by samples of the next batch that the slowest rank has not
 begun to load. Ranks (`paceline.train.sync.stealing`) and the simulator ask `takes` when a rank is
-about to load a batch. They themselves see to it that each batch is closed once: by its owner, or by
-the rank that takes from it.
+about to load a batch. It is their task to close each batch only once: by its owner, or by the rank
+that takes from it.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from typing import NamedTuple
 class Piece(NamedTuple):
     """Consecutive samples of a batch as it was planned."""
 
-    rank: int  # whose batch,
-    step: int  # in which step of the segment
+    rank: int  # whose batch it is
+    step: int  # of the segment
     first: int
     end: int
 
 
 class Standing:
-    """How far all ranks are, as one round told: for all decisions until the next round.
+    """How far all ranks are, as one round told. Holds until the next round.
 
     Args:
-        clocks: steps of the segment that each rank is through with, as far as is known, [W].
+        clocks: steps of the segment that each rank is through with, as the round told, [W].
         planned: samples of each rank's batches, [W][steps of the rank].
         lookahead: steps that each rank loads before it trains with them.
     """
@@ -38,32 +38,32 @@ class Standing:
         self._least = min(clocks) + lookahead
         slowest = clocks.index(min(clocks))
         self._slowest = slowest if self._next(slowest) is not None else self._besides(None)
-        self._second: tuple[int, int | None] | None = None  # whose, and the slowest besides
+        self._second: tuple[int, int | None] | None = None  # a rank, and the slowest other one
 
     def takes(self, rank: int, step: int, room: Callable[[], int] | None = None) -> Piece | None:
-        """What a rank takes over from the slowest other rank, if that has not begun to load it.
+        """What a rank takes over of the slowest other rank's next batch; None: nothing.
 
-        The further behind the other rank is, the more is taken; something is left to it.
+        The further behind the other rank is, the more is taken. At least one sample stays.
 
         Args:
             rank: that is about to load a batch.
-            step: of the segment, whose batch it is.
-            room: tells how many samples the rank can take on at most; None: any number.
+            step: of the segment, for which the rank loads.
+            room: gives how many samples the rank can take on at most; None: any number.
         """
         if step - self._least < 1:
             return None
         other = self._slowest if self._slowest != rank else self._second_slowest(rank)
         if other is None:
             return None
-        loaded = self.clocks[other] + self._lookahead  # the newest batch it began, as is known
+        loaded = self.clocks[other] + self._lookahead  # the newest batch that it began to load
         behind = step - loaded
         if behind < 1:
             return None
-        there = self._planned[other][loaded + 1]
-        count = min(there * behind // (behind + 1), there - 1)
+        planned = self._planned[other][loaded + 1]
+        count = min(planned * behind // (behind + 1), planned - 1)
         if room is not None:
             count = min(count, room())
-        return Piece(other, loaded + 1, there - count, there) if count >= 1 else None
+        return Piece(other, loaded + 1, planned - count, planned) if count >= 1 else None
 
     def _next(self, rank: int) -> int | None:
         """The first step whose batch the rank has not begun to load; None: there is none."""
@@ -76,6 +76,6 @@ class Standing:
         return self._second[1]
 
     def _besides(self, rank: int | None) -> int | None:
-        """The slowest rank besides one that has a batch which it has not begun to load."""
+        """The slowest rank, except a given one, with a batch that it has not begun to load."""
         able = [k for k in range(len(self.clocks)) if k != rank and self._next(k) is not None]
         return min(able, key=self.clocks.__getitem__, default=None)

@@ -15,7 +15,7 @@ from paceline.train.sync.rounds import Rounds, Sum
 
 
 class Partial:
-    """Each step of the optimiser applies the rounds that have come meanwhile; see `rounds`.
+    """Each step of the optimiser applies the rounds that have ended since the previous step.
 
     A round's step is as large as the share of the work that its contributors did; see
     `Flat.applying`.
@@ -49,12 +49,13 @@ class Partial:
         self._world, self._share = ranks.world, share
         self._flat = Flat(parameters, optimiser)
         self._rounds = Rounds(ranks, prefix, self._flat.length, call, drift, on_round, extra)
-        self._samples = 0  # whose gradients are in .grad,
-        self._weights: list[float] = []  # and of each of their steps
-        self._counted = self._offered = -1  # the latest steps of which samples, or gradients, were
+        self._samples = 0  # whose gradients are in .grad
+        self._weights: list[float] = []  # of the steps whose gradients are in .grad
+        self._counted = -1  # the latest step whose samples are in `_samples`
+        self._offered = -1  # the latest step of which a gradient was offered
 
     def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
-        """See `Synchroniser.stepping`. All is applied here: the step itself finds no gradients."""
+        """See `Synchroniser.stepping`. The script's own step then finds no gradients to apply."""
         own = self._own(step, optimiser)
         self._rounds.offer(own, ends_step=self._offered != step.step)
         self._offered = step.step
@@ -62,7 +63,7 @@ class Partial:
         no_gradient(self._flat.parameters)
 
     def body_done(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
-        """See `Synchroniser.body_done`. If nothing was offered, the script accumulates."""
+        """See `Synchroniser.body_done`. If the optimiser did not step, the script accumulates."""
         self._count(step)
         if self._offered != step.step:
             self._rounds.offer(None)

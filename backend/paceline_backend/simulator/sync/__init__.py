@@ -42,7 +42,7 @@ def make(what: synchronisation.Synchronisation, world: int, seed: int) -> Synchr
     Args:
         what: a plan's.
         world: ranks.
-        seed: of what is drawn at random; real ranks take that of the run plus the segment's number.
+        seed: of random draws; real ranks take the run's seed plus the segment's number.
     """
     match what:
         case synchronisation.AllReduce():
@@ -77,15 +77,17 @@ def step_time_s(
     sample_s: Floats | None = None,
     seed: int = 0,
 ) -> float:
-    """The mean time of a step of ranks that do this work: to compare with what real ranks took.
+    """The mean time of a step, to compare with the time that real ranks took.
 
     Args:
         what: the synchroniser.
         work_s: what each step takes each rank besides exchanges, [S, W].
         costs: of exchanges, as measured.
-        segment_steps: steps of a segment, after each of which all meet, or may.
-        samples: of each step and rank, [S, W]; None: none is without.
-        sample_s: what each takes a rank, [W], where they may move; None: all of its step.
+        segment_steps: steps of a segment. All ranks meet at its end unless the synchroniser goes
+            on.
+        samples: of each step and rank, [S, W]; None: no batch is empty.
+        sample_s: s that a sample takes each rank, [W], for samples that move; None: a step's time
+            is spread evenly over its samples.
         seed: of the run.
     """
     steps, world = work_s.shape
@@ -106,7 +108,7 @@ def step_time_s(
 
 
 class _Alike:
-    """Samples that all take a rank the same in a step."""
+    """Batches of samples that all take the same time on a rank in a step."""
 
     def __init__(self, work_s: Floats, samples: Ints, sample_s: Floats | None) -> None:
         each = work_s / np.maximum(samples, 1) if sample_s is None else sample_s

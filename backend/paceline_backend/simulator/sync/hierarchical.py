@@ -15,12 +15,12 @@ _REDUCTIONS = 2  # where all meet: of the server's parameters, and of what optim
 
 
 class Hierarchical:
-    """Each group has rounds of its own; at the segment's end all meet.
+    """Each group has rounds of its own. At the segment's end all ranks meet.
 
-    What a group pushes to the server on the way holds nobody up, and takes no time here.
+    Pushes to the server before that hold no rank up, so they take no time here.
 
     Args:
-        groups: their ranks, with what each of them does, rank 0's first.
+        groups: the ranks of each group, and the group's model. Rank 0's group is the first.
     """
 
     goes_on = False
@@ -52,9 +52,9 @@ class Hierarchical:
         return float(starts.max())
 
     def _met_at(self, ended_at: Floats, costs: Costs) -> float:
-        """When all have what the last pushes made of the server's parameters.
+        """When all ranks have the server's parameters after the last pushes.
 
-        The server, on rank 0, takes one at a time; that of its own group takes no time.
+        The server on rank 0 takes one push at a time. The push of its own group takes no time.
         """
         free_at = 0.0
         of_groups = [float(ended_at[group].max()) for group, _ in self._groups]

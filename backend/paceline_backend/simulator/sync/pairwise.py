@@ -11,15 +11,15 @@ from paceline.core import pairs
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.sync.base import Costs, Round, Timeline, Work
 
-_MEANS = 2  # where all meet: of the replicas, and of what their optimisers hold
+_MEANS = 2  # where all meet: of replicas, and of their optimisers' states
 
 
 class Pairwise:
-    """Each rank steps by itself; after each step those of even number ask one of odd number.
+    """Each rank steps alone. After each step, a rank of even number asks one of odd number.
 
-    A rank that asks computes its next step meanwhile, and has the answer before it is through with
-    that. Draws are those of real ranks. Of questions to the same rank those of an earlier segment
-    come first: a later one is answered in between, where there is time.
+    A rank that asks computes its next step meanwhile; that step does not end before the answer is
+    there. Partners are drawn as on real ranks. Questions to the same rank are answered segment by
+    segment: a question of a later segment is answered where earlier ones leave time.
 
     Args:
         world: ranks.
@@ -31,10 +31,10 @@ class Pairwise:
         asking = pairs.asking(world)
         self._partners = {rank: pairs.Partners(rank, world, seed) for rank in asking}
         self._answering = {rank: _Answering() for rank in pairs.answering(world)}
-        # On a clock of its own, which goes on from segment to segment:
-        self._ended_at: Floats | None = None  # [W] the newest step of each,
-        self._answered_at = dict.fromkeys(asking, 0.0)  # and when it had its newest answer
-        self._steps = 0
+        # Times are on a clock of this object, which goes on from segment to segment.
+        self._ended_at: Floats | None = None  # [W] the end of each rank's newest step
+        self._answered_at = dict.fromkeys(asking, 0.0)  # when each rank had its newest answer
+        self._steps = 0  # of earlier segments
 
     def run(self, starts: Floats, work: Work) -> Timeline:
         """See `Synchroniser.run`."""
@@ -44,13 +44,13 @@ class Pairwise:
             return Timeline(work.work_s, wait_s, communication_s, [])
         since = self._since(starts)
         now = starts + since
-        ended_at = now + np.cumsum(work.work_s, axis=0)  # of those that answer: they never wait
+        ended_at = now + np.cumsum(work.work_s, axis=0)  # right for ranks that answer: none waits
         for rank, answers in self._answering.items():
             answers.forget(float(now.min()))
             answers.goes_on(ended_at[:, rank].tolist())
         work_s: list[list[float]] = work.work_s.T.tolist()
         answered_at, rounds = self._answered_at, []
-        # When ranks will be through with a step: then they ask, and so in the order of time.
+        # (time, rank, step) of each asking rank's next step's end. They ask in the order of time.
         through = [
             (max(float(ended_at[0, rank]), answered_at[rank]), rank, 0) for rank in self._partners
         ]
@@ -66,8 +66,8 @@ class Pairwise:
                 heapq.heappush(through, (ends, rank, k + 1))
         begun = np.concatenate([now[None], ended_at[:-1]])
         asking = list(self._partners)
-        waited_s = (ended_at - begun - work.work_s)[:, asking]
-        wait_s[:, asking] = np.maximum(waited_s, 0.0)  # sums are rounded
+        waits_s = (ended_at - begun - work.work_s)[:, asking]
+        wait_s[:, asking] = np.maximum(waits_s, 0.0)  # rounding of sums may make it negative
         if work.epoch_end:
             wait_s[-1] += self._met_at(ended_at[-1]) - ended_at[-1]
             communication_s[-1] = _MEANS * work.costs.round_s
@@ -82,14 +82,14 @@ class Pairwise:
         return self._met_at(starts + since) - since + _MEANS * costs.round_s
 
     def _since(self, starts: Floats) -> float:
-        """What the own clock is ahead."""
+        """How far this object's clock is ahead of the segment's, s."""
         return 0.0 if self._ended_at is None else float(self._ended_at[0] - starts[0])
 
     def _met_at(self, ended_at: Floats) -> float:
         return max(float(ended_at.max()), *self._answered_at.values(), 0.0)
 
     def _ask(self, rank: int, k: int, at: float, work: Work, since: float) -> Round:
-        """A question after a step of the segment, at a time on the own clock."""
+        """A rank asks after step k of the segment, at a time on this object's clock."""
         costs, takes_s = work.costs, work.costs.exchange_s()
         other = self._answering[self._partners[rank].next()]
         asked_at = other.begins(at + costs.call_s, takes_s) + takes_s / 2
@@ -109,19 +109,24 @@ class Pairwise:
 
 
 class _Answering:
-    """A rank that answers: one question at a time, whatever it computes meanwhile."""
+    """A rank that answers one question at a time, whatever it computes meanwhile."""
 
     def __init__(self) -> None:
-        self._taken: list[tuple[float, float]] = []  # in order: when it answers,
-        self._ended_at: list[float] = []  # and its steps' ends
-        self._before = 0  # steps before these
+        self._taken: list[tuple[float, float]] = []  # spans in which it answers, in order
+        self._ended_at: list[float] = []  # ends of its steps, in order
+        self._before = 0  # earlier steps, whose ends are forgotten
 
     def goes_on(self, ended_at: list[float]) -> None:
-        """It will have done these steps, too."""
+        """Adds the ends of the next segment's steps."""
         self._ended_at += ended_at
 
     def begins(self, at: float, takes_s: float) -> float:
-        """When it begins to answer a question that comes at a time; it is busy with it then."""
+        """When the rank begins to answer a question, for which it then is busy.
+
+        Args:
+            at: when the question comes.
+            takes_s: how long the exchange takes.
+        """
         earlier = max(bisect_left(self._taken, (at,)) - 1, 0)
         for begun, end in self._taken[earlier:]:
             if begun >= at + takes_s:
@@ -131,11 +136,11 @@ class _Answering:
         return at
 
     def clock(self, at: float) -> int:
-        """How many steps it is through with, as far as they are known."""
+        """How many steps the rank is through with at a time."""
         return self._before + bisect_right(self._ended_at, at)
 
     def forget(self, before: float) -> None:
-        """What was before a time; nobody asks about it any more."""
+        """Forgets what was before a time, about which nobody asks any more."""
         count = bisect_right(self._ended_at, before)
         self._before += count
         del self._ended_at[:count]

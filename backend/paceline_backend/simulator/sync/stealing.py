@@ -1,4 +1,4 @@
-"""FlexRR's work stealing on the virtual clock; what is taken is `paceline.core.stealing`'s."""
+"""FlexRR's work stealing on the virtual clock; `paceline.core.stealing` decides what is taken."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ class Stealing:
 
     Args:
         planned: samples of each rank and step, [W][its steps].
-        dealing: what other batches take.
+        dealing: how long steps take with batches that differ from the plan.
     """
 
     def __init__(self, planned: list[list[int]], dealing: Dealing) -> None:
         self._planned = [list(counts) for counts in planned]
         self._dealing = dealing
         self._standing = Standing([0] * len(planned), planned)
-        self._begun = [0] * len(planned)  # each rank's newest step,
-        self._gone: dict[tuple[int, int], int] = {}  # and samples of later ones that others took
+        self._begun = [0] * len(planned)  # the newest step that each rank has begun
+        self._gone: dict[tuple[int, int], int] = {}  # samples that others took, by rank and step
 
     def work_s(self, rank: int, at: int, clocks: list[int]) -> tuple[float, int] | None:
-        """What a rank's step takes it, which it begins, and its samples; None: as planned.
+        """The seconds and the samples of a step that a rank begins; None: as planned.
 
         Args:
-            rank: which.
-            at: the step, not the first: nobody knows of others before it.
+            rank: that begins the step.
+            at: the step. Not the segment's first: no rank knows how far the others are before that.
             clocks: steps that ranks are through with, as the last round told, [W].
         """
         self._begun[rank] = at

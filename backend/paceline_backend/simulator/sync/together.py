@@ -1,4 +1,4 @@
-"""Synchronisers of ranks that wait for all: in each step, or now and then."""
+"""Synchronisers under which each rank waits for all others: in each step, or now and then."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from paceline_backend.simulator.sync.base import Costs, Round, Timeline, Work
 
 
 class AllReduce:
-    """Each step ends for all at once: after the slowest has computed, and the all-reduce."""
+    """A step ends for all ranks at once: the slowest has computed, and the all-reduce is over."""
 
     goes_on = False
 
@@ -25,18 +25,18 @@ class AllReduce:
 
 
 class Averaging:
-    """Each rank steps by itself; every so many steps all meet, and replicas become their mean.
+    """Each rank steps alone. Every few steps all meet, and replicas become their mean.
 
     Args:
-        every: steps between two means (H of local SGD), by the run's count; None: at an epoch's
-            end only.
+        every: steps between two means (H of local SGD), counted over the run; None: replicas
+            become their mean only at an epoch's end.
     """
 
     goes_on = True
 
     def __init__(self, every: int | None) -> None:
         self._every = every
-        self._worked: Floats | None = None  # [W] samples since the last mean
+        self._worked: Floats | None = None  # [W] samples since the previous mean; None: no step yet
         self._means = 0
 
     def run(self, starts: Floats, work: Work) -> Timeline:
@@ -51,13 +51,13 @@ class Averaging:
             worked = worked + work.samples[k]
             means = int(is_due(work.first_step + k, self._every))
             if k == steps - 1 and work.epoch_end:
-                means += 2  # of the replicas, and of what their optimisers hold
+                means += 2  # of replicas, and of their optimisers' states
             if not means:
                 continue
             wait_s[k] = now.max() - now
             communication_s[k] = means * work.costs.round_s
             now = now + wait_s[k] + communication_s[k]
-            # Rank 0 tells how long it was in it.
+            # Rank 0 reports the round with its own wait and reduction.
             took_s = float(wait_s[k, 0] + communication_s[k, 0])
             givers = int((worked > 0).sum())
             size, ended_at = work.costs.bytes, float(now[0])
