@@ -142,7 +142,7 @@ class Member(Generic[G]):
         return len(self._underway)
 
     @property
-    def told_clock(self) -> int:
+    def reported_clock(self) -> int:
         """Steps that ended and whose gradients are on the host: the clock that a round tells."""
         return self.clock - len(self._underway)
 
@@ -240,7 +240,7 @@ class Member(Generic[G]):
         if reducing and not self._leftovers and self.waiting is None:
             return
         number = self._progress.rounds_done + reducing
-        if self._paced and self.told_clock <= number:
+        if self._paced and self.reported_clock <= number:
             return
         if born is None or number - born <= self._oldest:
             self._ready_for = number

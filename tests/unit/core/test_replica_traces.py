@@ -50,40 +50,40 @@ def ends_of(timeline: Timeline) -> list[list[float]]:
 @given(scenarios.scenarios("averaging", ties=False))
 def test_ranks_take_means_of_all_as_the_simulator_says(given: Scenario) -> None:
     ran, timeline = of_ranks(given), of_simulator(given)
-    for mine, theirs in zip(ran.ended_at, ends_of(timeline), strict=True):
-        assert mine == pytest.approx(theirs), "with the meeting at the epoch's end"
+    for real, model in zip(ran.ended_at, ends_of(timeline), strict=True):
+        assert real == pytest.approx(model), "with the meeting at the epoch's end"
     every = given.what.parameters.every  # type: ignore[union-attr]
     due = [step for step in range(len(given.work_s)) if is_due(step, every)]
     on_the_way = [step for step in due if step + 1 < len(given.work_s)]
-    told = ran.rounds[0]
+    reported = ran.rounds[0]
     assert not any(ran.rounds[1:]), "rank 0 tells"
-    assert len(told) == len(due) + 1
+    assert len(reported) == len(due) + 1
     simulated = timeline.rounds[: len(on_the_way)]
     assert [each.step for each in simulated] == on_the_way
-    for (mine, ended), theirs in zip(told, simulated, strict=False):
-        assert (mine.number, mine.contributors, mine.staleness, mine.dropped, mine.waited_s) == (
-            theirs.number,
-            theirs.contributors,
-            theirs.staleness,
-            theirs.dropped,
-            theirs.waited_s,
+    for (real, ended), model in zip(reported, simulated, strict=False):
+        assert (real.number, real.contributors, real.staleness, real.dropped, real.waited_s) == (
+            model.number,
+            model.contributors,
+            model.staleness,
+            model.dropped,
+            model.waited_s,
         )
-        assert (mine.reduced_s, ended) == pytest.approx((theirs.reduced_s, theirs.ended_at))
+        assert (real.reduced_s, ended) == pytest.approx((model.reduced_s, model.ended_at))
 
 
 @settings(max_examples=100)
 @given(scenarios.scenarios("pairwise", ties=False))
 def test_ranks_take_means_of_two_as_the_simulator_says(given: Scenario) -> None:
     ran, timeline = of_ranks(given), of_simulator(given)
-    for mine, theirs in zip(ran.ended_at, ends_of(timeline), strict=True):
-        assert mine[:-1] == pytest.approx(theirs[:-1])  # all meet at the last one's end
+    for real, model in zip(ran.ended_at, ends_of(timeline), strict=True):
+        assert real[:-1] == pytest.approx(model[:-1])  # all meet at the last one's end
     for rank in range(given.world):
         simulated = [each for each in timeline.rounds if each.rank == rank]
-        told = ran.rounds[rank]
-        assert [(each.number, each.staleness) for each, _ in told] == [
+        reported = ran.rounds[rank]
+        assert [(each.number, each.staleness) for each, _ in reported] == [
             (each.number, each.staleness) for each in simulated
         ]
-        assert [(each.waited_s, each.reduced_s, ended) for each, ended in told] == [
+        assert [(each.waited_s, each.reduced_s, ended) for each, ended in reported] == [
             pytest.approx((each.waited_s, each.reduced_s, each.ended_at)) for each in simulated
         ]
         partners = Partners(rank, given.world, given.seed)

@@ -303,7 +303,7 @@ class Rounds:
             tally,
             extra=extra is not None,
             rank=self._rank,
-            clock=self._member.told_clock,
+            clock=self._member.reported_clock,
             through=self._member.done,
         )
         return vector, extra, copied_s
