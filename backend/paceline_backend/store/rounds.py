@@ -13,10 +13,10 @@ import numpy as np
 import sqlalchemy as sa
 
 from paceline.wire import RoundBatch, RoundRecord
+from paceline.wire.segment import MOST_STEPS
 from paceline_backend.store import attempts, blobs
 from paceline_backend.store.database import StoreRefusedError, insert
 from paceline_backend.store.reads import Range, bucket_of, within
-from paceline_backend.store.refusals import MOST_STEPS
 from paceline_backend.store.schema import rounds, runs, segments, steps
 
 _BOUNDS: dict[type, int] = {sa.SmallInteger: 2**15, sa.Integer: 2**31, sa.BigInteger: 2**63}

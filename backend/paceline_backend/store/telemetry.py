@@ -36,6 +36,7 @@ from paceline.wire import (
     StepBatch,
     StepRecord,
 )
+from paceline.wire.segment import MOST_STEPS
 from paceline_backend.store import blobs, refusals, rounds, schema
 from paceline_backend.store.database import Store, StoreRefusedError, insert
 
@@ -87,7 +88,7 @@ _BOUNDS = [
     (name, 2 ** (_BITS[kind] - 1))
     for name, kind in zip(_COLUMNS, _COPY_TYPES, strict=True)
     if kind in _BITS and name not in ("run", "step")
-] + [("step", refusals.MOST_STEPS)]
+] + [("step", MOST_STEPS)]
 
 # A rank without samples counts in every sum but the ETT error: its forward and backward are real.
 # Postgres raises where a product or quotient of finite numbers leaves the range of a double, and so
@@ -343,7 +344,7 @@ def _refuse_segment(run: _Run, message: Adopted) -> None:
         raise StoreRefusedError(f"run {run.id}: Adopted.attempt or adopted_at is out of range")
     known = message.attempt == run.attempt  # of another attempt, ranks and samples are unknown
     terms = (run.world, run.samples) if known else (None, None)
-    _refuse(run.id, "Adopted.segment", refusals.of_segment(message.segment, *terms))
+    _refuse(run.id, "Adopted.segment", message.segment.problem(*terms))
 
 
 def _write_nodes(connection: sa.Connection, states: list[NodeState]) -> None:
