@@ -185,13 +185,15 @@ class _Feed:
             while not self.state.closing():
                 try:
                     lost, entries = await self._read(client)
-                    happened = await run_in_threadpool(self._events_of, lost, entries)
+                    # While the bus was away, the control plane may have ended the run by itself.
+                    missed = self.outage.active
+                    happened = await run_in_threadpool(self._events_of, lost, entries, missed)
                 except (redis.RedisError, StoreUnavailableError) as error:
                     lost, entries, happened = False, [], []
                     await asyncio.sleep(self.outage.failed(error))
                 else:
                     self.outage.over()
-                    if not entries and self.ended:
+                    if self.ended and not entries and not happened:
                         return
                 for chunk in self._encoded(happened, entries):
                     yield chunk
@@ -221,8 +223,8 @@ class _Feed:
             lost = not await client.xrange(stream, self.position, self.position, 1)
         return lost, entries
 
-    def _events_of(self, lost: bool, entries: list[Entry]) -> list[Event]:
-        """The events of some entries."""
+    def _events_of(self, lost: bool, entries: list[Entry], missed: bool) -> list[Event]:
+        """The events of some entries, and the run itself if something about it was `missed`."""
         if lost:
             return [{"type": "reset"}]
         messages = list(_decoded(entries))
@@ -240,7 +242,7 @@ class _Feed:
         if switched:
             rows = switches.rows(self.store, self.run)
             happened += [{"type": "switch", **row} for row in rows]
-        if any(not isinstance(message, StepBatch | Adopted) for message in messages):
+        if missed or any(not isinstance(message, StepBatch | Adopted) for message in messages):
             row = runs_store.get(self.store, self.run)
             self.ended, self.world = row["state"] in ENDED, row["world"]
             happened.append({"type": "run", **row})

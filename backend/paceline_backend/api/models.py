@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints, create_model
 
+from paceline.wire import problems
 from paceline_backend.policies import Changes
 from paceline_backend.store.reads import METRICS
 
@@ -13,6 +14,8 @@ from paceline_backend.store.reads import METRICS
 def _text(value: str) -> str:
     if "\0" in value:
         raise ValueError("holds a NUL character, which neither a process nor a database takes")
+    if reason := problems.of_text(value, "it"):
+        raise ValueError(reason)
     return value
 
 
@@ -101,7 +104,7 @@ class RunCreate(_In):
     )
     args: list[Text] = []
     nproc: int = Field(ge=1, le=10_000, description="ranks")
-    policy: str = "paceline"
+    policy: Text = "paceline"
     parameters: dict[str, Any] = {}
     name: Name | None = Field(default=None, description="default: the script's")
     node: Text | None = Field(default=None, description="default: the least busy one alive")
@@ -179,7 +182,7 @@ class Stop(_In):
 class PolicySwitch(_In):
     """The policy to switch to."""
 
-    policy: str = Field(examples=["chronica"])
+    policy: Text = Field(examples=["chronica"])
     parameters: dict[str, Any] = Field(default={}, examples=[{}])
     by: Name = Field(default="api", examples=["api"])
 

@@ -126,7 +126,6 @@ def fail_lost_runs(store: Store, bus_url: str, silent_s: float) -> list[str]:
 
     Raises:
         StoreUnavailableError: the database is away.
-        redis.RedisError: the bus is away.
     """
     ended = []
     for run_id, why in runs_store.lost(store, silent_s):
