@@ -10,7 +10,6 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from types import TracebackType
 
 import redis
 
@@ -154,12 +153,7 @@ class EmbeddedBus:
     def __enter__(self) -> EmbeddedBus:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 
