@@ -10,8 +10,8 @@ from paceline.wire import State
 from paceline_backend import backends
 from paceline_backend.requests import streams
 from paceline_backend.requests.errors import ConflictError, InvalidRequestError, check_policy
-from paceline_backend.store import Store, runs
-from paceline_backend.store.runs import NewRun
+from paceline_backend.store import Store, new_runs, nodes, runs
+from paceline_backend.store.new_runs import NewRun
 
 
 def launch(store: Store, bus_url: str, new: NewRun, by: str, *, start: bool) -> str:
@@ -41,8 +41,8 @@ def launch(store: Store, bus_url: str, new: NewRun, by: str, *, start: bool) -> 
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
             if start:
-                new = replace(new, node=_place(backend, new, runs.nodes_now(connection)))
-            run = runs.create(connection, new, by)
+                new = replace(new, node=_place(backend, new, nodes.now(connection)))
+            run = new_runs.create(connection, new, by)
         if start:
             try:
                 backend.start(bus, run, new)

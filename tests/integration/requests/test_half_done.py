@@ -13,7 +13,7 @@ from paceline_backend import requests
 from paceline_backend.backends.local import Local
 from paceline_backend.requests import streams
 from paceline_backend.store import Store, runs, telemetry
-from paceline_backend.store.runs import NewRun
+from paceline_backend.store.new_runs import NewRun
 from support.records import add_run
 
 
