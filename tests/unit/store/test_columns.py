@@ -23,7 +23,7 @@ class Longer(StepRecord, frozen=True, array_like=True):
 
 def table() -> sa.Table:
     columns = [
-        *(column.copy() for column in schema.worker_steps.c if column.name != "run"),
+        *(sa.Column(c.name, c.type, nullable=c.nullable) for c in schema.worker_steps.c),
         sa.Column("cpu_s", sa.Double, nullable=False),
         sa.Column("hint_s", sa.Double),
     ]
