@@ -217,11 +217,11 @@ class Controller:
         if only_feedback and time.monotonic() < self._offered_at + _SPARE * self._plan_s[1]:
             return
         try:
-            # The lesser: a policy's first plan may import and compile what later ones find ready.
+            # The lesser of two: a policy's first plan may import and compile modules.
             made = offer(state, self._window, self._policy, self._version, min(self._plan_s))
             if problem := made.segment.problem(state.hello.world, state.hello.samples):
                 raise ValueError(problem)  # the leader would refuse it
-        except Exception as error:  # of the policy, or of what it is said to remember
+        except Exception as error:  # the policy's own, or its stored memory is not what it expects
             self._report("nothing is planned until more is known", error)
             state.forget_memory()
             self._offered = basis

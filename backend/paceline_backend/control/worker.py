@@ -99,7 +99,7 @@ def _beat(bus_url: str, owner: str, stats: IngestStats, stop: threading.Event) -
 
 
 def _sweep(store: Store, bus_url: str, stop: threading.Event) -> None:
-    """Looks for lost runs; after an outage of ours only once everybody had time to report again."""
+    """Fails lost runs; after an outage, only when agents have had time to report again."""
     outage = Outage(log, "lost runs are looked for again later", "lost runs are looked for again")
     trusted_from = time.monotonic() + SILENT_S
     while not stop.wait(_SWEEP_S):

@@ -33,9 +33,9 @@ def _binary() -> str:
 
 
 def password(directory: Path) -> str:
-    """What a directory's bus wants from its clients: who writes to it starts programs.
+    """The password of a directory's bus: whoever writes to the bus can start programs.
 
-    Made once, for this user's eyes alone.
+    It is made once, and only this user can read it.
     """
     path = directory / "password"
     try:

@@ -96,7 +96,7 @@ class _Sums:
 
     @property
     def lasted_s(self) -> float:
-        """By the wall clock, as several ranks may tell; without what was between its stretches."""
+        """Seconds by the wall clock, without the time between its stretches of segments."""
         return sum(ended - self.began[stretch] for stretch, ended in self.ended.items())
 
     @property
