@@ -68,8 +68,15 @@ if [ "$extra" = dev ]; then
     want=$(cat package.json package-lock.json | sha256sum)
     stamp=node_modules/.paceline
     if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
-        say "installing the tools of package.json into node_modules"
-        npm ci --no-audit --no-fund --loglevel=error >/dev/null
+        # `npm ci` begins by deleting node_modules, so tools that are there already stay without it.
+        if ! npm ls >/dev/null 2>&1; then
+            say "installing the tools of package.json into node_modules"
+            problem=$(npm ci --no-audit --no-fund --loglevel=error --fetch-retries=1 2>&1 >/dev/null) || {
+                echo "npm cannot install the tools of package.json ($(grep -m1 -o 'code .*' <<<"$problem" || echo "see npm ci")):" \
+                    "run 'make setup-dev' with a network, or copy node_modules from a checkout that has them" >&2
+                exit 1
+            }
+        fi
         echo "$want" > "$stamp"
     fi
 fi

@@ -31,7 +31,8 @@ from paceline.wire import (
 )
 from paceline.wire.bus import connect, publish
 from paceline_backend.control.ingest import Ingest
-from paceline_backend.store import Store, runs, schema, switches
+from paceline_backend.store import Store, new_runs, runs, schema, switches
+from paceline_backend.store.new_runs import NewRun
 from support.waiting import until
 
 Floats = npt.NDArray[np.float64]
@@ -60,8 +61,8 @@ def ingest(store: Store, bus_url: str) -> Callable[[threading.Event], None]:
 def new_run(store: Store, policy: str = "bsp", **parameters: Any) -> str:
     """A run as the API records it."""
     with store.write() as connection:
-        new = runs.NewRun("test", "train.py", 4, policy, parameters)
-        return runs.create(connection, new, by="test")
+        new = NewRun("test", "train.py", 4, policy, parameters)
+        return new_runs.create(connection, new, by="test")
 
 
 def switch(store: Store, bus_url: str, run: str, policy: str, **parameters: Any) -> int:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
@@ -14,10 +11,6 @@ from paceline.wire import Segment
 
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
-
-_DEEPEST = 32  # levels of nesting in a policy's memory; ingest stores no more
-_MOST = 65_536  # CPU threads of a rank
-_SMALLEST_SHARE = 1e-9  # the least share above 0; quotients by smaller ones may be infinite
 
 
 class Ledger:
@@ -86,21 +79,17 @@ class Ledger:
         """Why this segment cannot come next in this epoch; None if it can."""
         if segment.epoch != self.epoch:
             return f"it is for epoch {segment.epoch}, this is {self.epoch}"
-        if not segment.counts or any(len(row) != world for row in segment.counts):
-            return f"counts are not [steps][{world} ranks]"
-        if any(count < 0 for row in segment.counts for count in row):
-            return "a count is negative"
+        return segment.problem(world, len(self._unused)) or self._misfit(segment)
+
+    def _misfit(self, segment: Segment) -> str | None:
+        """Why a segment without a problem of its own does not go with what the epoch has left."""
         totals = [sum(row) for row in segment.counts]
         if totals != self.batch_sizes(len(totals)):
             return f"its steps have {totals} samples, not {self.batch_sizes(len(totals))}"
         if self._limits is not None and (np.asarray(segment.counts) > self._limits).any():
             most = np.max(segment.counts, axis=0).tolist()
             return f"ranks get up to {most} samples a step; {self._limits.tolist()} fit in memory"
-        if len(segment.indices) != 4 * sum(totals):
-            return f"{len(segment.indices)} bytes of indices for {sum(totals)} samples"
         indices = np.frombuffer(segment.indices, dtype="<u4").astype(np.int64)
-        if indices.max() >= len(self._unused):
-            return f"sample {indices.max()} of a data set of {len(self._unused)}"
         if len(np.unique(indices)) != len(indices):
             return "a sample occurs twice"
         if not self._unused[indices].all():
@@ -108,20 +97,7 @@ class Ledger:
         left = self.left - len(indices)
         if segment.epoch_end != self.over_with(left):
             return f"epoch_end is {segment.epoch_end} with {left} samples left"
-        if segment.ett_s and [len(row) for row in segment.ett_s] != [world] * len(totals):
-            return "ett_s does not fit counts"
-        if segment.ett_s and not np.isfinite(segment.ett_s).all():
-            return "ett_s holds what is no time"
-        if segment.shares and not _are_shares(np.asarray(segment.shares), world):
-            return f"shares {segment.shares} are not those of {world} ranks"
-        threads = segment.threads
-        if threads and not (len(threads) == world and 1 <= min(threads) <= max(threads) <= _MOST):
-            return (
-                f"threads {threads} are not those of {world} ranks, each 1 or more, up to {_MOST}"
-            )
-        if not _is_plain(segment.memory, _DEEPEST):
-            return f"memory holds more than JSON can, or is nested more than {_DEEPEST} deep"
-        return segment.synchroniser.problem(world)
+        return None
 
     def coast(self, steps: int, world: int, sizes: Floats, shares: list[float]) -> list[list[Ints]]:
         """Assignments [step][rank] of the next steps in the epoch's order; marks nothing as used.
@@ -155,23 +131,6 @@ class Ledger:
             if len(ahead) >= count:
                 return ahead[:count]
             window *= 2
-
-
-def _are_shares(shares: Floats, world: int) -> bool:
-    fit = np.isfinite(shares) & ((shares == 0) | (shares >= _SMALLEST_SHARE))
-    return len(shares) == world and bool(fit.all()) and 0 < shares.sum() < np.inf
-
-
-def _is_plain(value: Any, depth: int) -> bool:
-    """Whether JSON can hold a value with at most `depth` levels of nesting."""
-    if isinstance(value, dict):
-        fit = depth > 0 and all(isinstance(key, str) for key in value)
-        return fit and all(_is_plain(entry, depth - 1) for entry in value.values())
-    if isinstance(value, list):
-        return depth > 0 and all(_is_plain(entry, depth - 1) for entry in value)
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return value is None or isinstance(value, bool | int | str)
 
 
 def _deal_in_turn(samples: Ints, limits: Ints) -> list[Ints]:

@@ -11,7 +11,7 @@ _LISTED = 10
 
 
 def checked(given: str) -> str:
-    """What may be an id's beginning: other text would change the path of a request.
+    """What may be an id or its beginning: other text would change the path of a request or file.
 
     Raises:
         InputError: it cannot be one.

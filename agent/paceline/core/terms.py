@@ -25,6 +25,8 @@ class Terms:
     def __post_init__(self) -> None:
         whole("global_batch", self.global_batch, 1)
         whole("seed", self.seed, 0)
+        if self.seed >= 2**63:
+            raise ValueError(f"seed is {self.seed}: it must be below 2**63, as databases store it")
         whole("coast_steps", self.coast_steps, 1)
         if self.global_batch > self.samples:
             raise ValueError(

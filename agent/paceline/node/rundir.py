@@ -19,6 +19,7 @@ from typing import TypeVar
 
 import msgspec
 
+from paceline.core import runid
 from paceline.core.errors import PacelineError
 from paceline.wire import RunState
 
@@ -74,6 +75,15 @@ def open_data(path: Path) -> Path:
             "choose another with --data"
         ) from error
     return path
+
+
+def directory_of(data: Path, run: str) -> Path:
+    """A run's directory in a data directory.
+
+    Raises:
+        InputError: `run` is no run's id; as a path it could lead anywhere.
+    """
+    return data / "runs" / runid.checked(run)
 
 
 def rank_log(directory: Path, attempt: int, rank: int, stream: str) -> Path:

@@ -65,14 +65,14 @@ class Supervisor:
         link: to the bus; None: the ranks train without a control plane and nothing is reported.
 
     Raises:
-        InputError: as `check`.
+        InputError: as `check`; or the record's run is no run's id.
         OSError: the run's directory cannot be written.
     """
 
     def __init__(self, launch: Launch, data: Path, record: Record, link: Link | None) -> None:
         check(launch)
         self.run = record.run
-        self.directory = data / "runs" / record.run
+        self.directory = rundir.directory_of(data, record.run)
         self.delivery = Delivery(self.directory, record, link)
         self.last: RunState | None = None  # the newest report
         self._launch = launch

@@ -2,20 +2,38 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from paceline.wire.problems import of_finite, of_plain, of_text, of_whole
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
+
+MOST_STEPS = 2**53  # a step's number is exact in JSON and in a double
+
+_INT, _BIG = 2**31, 2**63  # columns of 32 and 64 bits
+_BOUNDS = {
+    "seq": _BIG,
+    "epoch": _INT,
+    "first_step": MOST_STEPS,
+    "steps": _INT,
+    "version": _INT,
+    "moved": _INT,
+}
+_LONGEST_RANGE = 2**20  # steps of feedback
+_MOST_THREADS = 65_536  # CPU threads of a rank
+_SMALLEST_SHARE = 1e-9  # above 0: what is divided by it stays finite
 
 
 class Segment(msgspec.Struct, frozen=True):
     """The plan of steps [first_step, first_step + len(counts)), all in one epoch, and its origin.
 
     With the run's sizes and the feedback rows of `feedback`, the same policy code gives the same
-    plan again. Ranks check nothing: the leader validates before it adopts.
+    plan again. Ranks check nothing: the leader asks `problem` before it adopts a segment, and so
+    does ingest before it stores one. So what a leader adopts can be stored.
     """
 
     seq: int  # counts adopted segments of this attempt from 0
@@ -50,6 +68,26 @@ class Segment(msgspec.Struct, frozen=True):
         parts = iter(np.split(flat, ends[:-1]) if len(ends) else [])
         return [[next(parts) for _ in row] for row in self.counts]
 
+    def problem(self, world: int | None = None, samples: int | None = None) -> str | None:
+        """Why no leader may adopt it, whatever ran before; None if one may.
+
+        Args:
+            world: ranks of the attempt; None: unknown.
+            samples: of the data set; None: unknown.
+        """
+        width = len(self.counts[0]) if self.counts and world is None else world or 0
+        return (
+            of_whole(self, _BOUNDS)
+            or of_finite(self, ("plan_s",))
+            or _of_texts(self)
+            or _of_counts(self, width)
+            or _of_indices(self, samples)
+            or _of_beliefs(self, width)
+            or _of_threads(self.threads, width)
+            or self.synchroniser.problem(world)
+            or of_plain(self.memory, "memory")
+        )
+
 
 def pack_indices(assignments: list[list[npt.NDArray[np.int64]]]) -> tuple[list[list[int]], bytes]:
     """`Segment.counts` and `Segment.indices` of [step][rank] index arrays."""
@@ -57,3 +95,58 @@ def pack_indices(assignments: list[list[npt.NDArray[np.int64]]]) -> tuple[list[l
     flat = [part for step in assignments for part in step]
     joined = np.concatenate(flat) if flat else np.empty(0)
     return counts, joined.astype("<u4").tobytes()
+
+
+def _of_texts(segment: Segment) -> str | None:
+    if segment.source not in ("controller", "coast"):
+        return f"source is {segment.source!a}: it must be 'controller' or 'coast'"
+    return of_text(segment.policy, "policy") or of_text(segment.why, "why")
+
+
+def _of_counts(segment: Segment, width: int) -> str | None:
+    if not segment.counts:
+        return "counts is empty: a segment has at least one step"
+    if not width or any(len(row) != width for row in segment.counts):
+        return f"counts are not [steps][{width or 1} ranks]"
+    if not all(min(row) >= 0 and max(row) < _INT for row in segment.counts):
+        return "counts holds a number that is negative or too large"
+    total = sum(map(sum, segment.counts))
+    if len(segment.indices) != 4 * total:
+        return f"indices has {len(segment.indices)} bytes for {total} samples"
+    return None
+
+
+def _of_indices(segment: Segment, samples: int | None) -> str | None:
+    if samples is None or not segment.indices:
+        return None
+    most = int(np.frombuffer(segment.indices, "<u4").max())
+    return f"indices holds sample {most} of {samples} samples" if most >= samples else None
+
+
+def _of_beliefs(segment: Segment, width: int) -> str | None:
+    """What is wrong with what its plan rested on."""
+    if segment.ett_s and [len(row) for row in segment.ett_s] != [width] * segment.steps:
+        return "ett_s does not fit counts"
+    if not all(all(map(math.isfinite, row)) for row in segment.ett_s):
+        return "ett_s holds what is not a finite number"
+    if segment.shares and not _are_shares(np.asarray(segment.shares), width):
+        return f"shares {segment.shares} are not those of {width} ranks"
+    for start, end in segment.feedback:
+        if not 0 <= start < end <= min(start + _LONGEST_RANGE, MOST_STEPS):
+            return f"feedback holds {[start, end]}, which is no range of steps"
+    return None
+
+
+def _are_shares(shares: npt.NDArray[np.float64], width: int) -> bool:
+    fit = np.isfinite(shares) & ((shares == 0) | (shares >= _SMALLEST_SHARE))
+    return len(shares) == width and bool(fit.all()) and 0 < shares.sum() < np.inf
+
+
+def _of_threads(threads: list[int], width: int) -> str | None:
+    if not threads or (
+        len(threads) == width and 1 <= min(threads) <= max(threads) <= _MOST_THREADS
+    ):
+        return None
+    return (
+        f"threads {threads} are not those of {width} ranks, each 1 or more, up to {_MOST_THREADS}"
+    )

@@ -14,7 +14,7 @@ from paceline.wire import TELEMETRY, State
 from paceline.wire.bus import connect
 from paceline_backend.api.runs import settings_of, store_of
 from paceline_backend.server import heartbeat
-from paceline_backend.store import Store, StoreError, leases
+from paceline_backend.store import Store, StoreError, leases, nodes
 from paceline_backend.store import runs as runs_store
 
 router = APIRouter()
@@ -54,7 +54,7 @@ class _ControlPlane(Collector):
     def _database(self) -> Iterator[Metric]:
         with self.store.read() as connection:
             states = runs_store.counts(connection)
-            alive = sum(node["alive"] for node in runs_store.nodes_now(connection))
+            alive = sum(node["alive"] for node in nodes.now(connection))
             controllers = leases.held_now(connection)
         family = GaugeMetricFamily("paceline_runs", "Runs by state", labels=["state"])
         for state in State:

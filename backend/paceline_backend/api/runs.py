@@ -16,8 +16,9 @@ from paceline_backend import policies, requests
 from paceline_backend.api import models
 from paceline_backend.api.errors import ProblemError, documented
 from paceline_backend.server.settings import Settings
-from paceline_backend.store import Store, switches
+from paceline_backend.store import Store, nodes, switches
 from paceline_backend.store import runs as runs_store
+from paceline_backend.store.new_runs import NewRun
 
 router = APIRouter()
 
@@ -78,7 +79,7 @@ def _policy_info(preset: policies.Preset) -> models.PolicyInfo:
 def list_nodes(request: Request) -> Any:
     """All nodes that ever registered, those that answer first."""
     with store_of(request).read() as connection:
-        return runs_store.nodes_now(connection)
+        return nodes.now(connection)
 
 
 @router.post(
@@ -90,7 +91,7 @@ def list_nodes(request: Request) -> Any:
 def create_run(request: Request, body: models.RunCreate) -> Any:
     """Records a run and, with `launch`, tells a node's agent to start it."""
     store = store_of(request)
-    new = runs_store.NewRun(
+    new = NewRun(
         name=body.name or PurePath(body.script).stem or body.script,
         **body.model_dump(exclude={"name", "launch"}),
     )

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Query, Request
 
 from paceline_backend import policies
-from paceline_backend.api import models, report_models
+from paceline_backend.api import report_models, step_models
 from paceline_backend.api.errors import documented
 from paceline_backend.api.runs import store_of
 from paceline_backend.insight import workers
@@ -31,7 +31,7 @@ To = Annotated[int | None, Query(ge=0, le=_BIGGEST, description="last step, incl
 Points = Annotated[int, Query(ge=2, le=5000, description="thin out above so many steps")]
 
 
-@router.get("/workers", response_model=list[models.Worker])
+@router.get("/workers", response_model=list[step_models.Worker])
 def list_workers(
     request: Request,
     run: str,
@@ -55,7 +55,7 @@ def _predictor(switch: Mapping[str, Any]) -> Predictor | None:
         return None
 
 
-@router.get("/steps", response_model=models.StepColumns, response_model_exclude_unset=True)
+@router.get("/steps", response_model=step_models.StepColumns, response_model_exclude_unset=True)
 def list_steps(
     request: Request, run: str, first: From = None, to: To = None, points: Points = 1000
 ) -> Any:
@@ -66,7 +66,7 @@ def list_steps(
 
 
 @router.get(
-    "/worker-steps", response_model=models.WorkerStepColumns, response_model_exclude_unset=True
+    "/worker-steps", response_model=step_models.WorkerStepColumns, response_model_exclude_unset=True
 )
 def list_worker_steps(
     request: Request,
@@ -94,7 +94,7 @@ def list_worker_steps(
         return reads.worker_step_columns(connection, key, (first, to), points, only, every)
 
 
-@router.get("/segments", response_model=list[models.SegmentInfo])
+@router.get("/segments", response_model=list[step_models.SegmentInfo])
 def list_segments(
     request: Request,
     run: str,

@@ -13,7 +13,7 @@ import msgspec
 from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.concurrency import run_in_threadpool
 
-from paceline_backend.api import models
+from paceline_backend.api import whatif_models
 from paceline_backend.api.errors import documented
 from paceline_backend.api.runs import store_of
 from paceline_backend.insight.whatif.answer import FEWEST, STEPS, Forecast, kept
@@ -38,7 +38,7 @@ router = APIRouter(
 )
 
 
-@router.get("/whatif", response_model=models.WhatIf)
+@router.get("/whatif", response_model=whatif_models.WhatIf)
 async def what_if(
     request: Request,
     run: str,
@@ -88,7 +88,7 @@ def _keep(store: Store, forecast: Forecast) -> None:
         forecasts.add(connection, key, msgspec.to_builtins(forecast))
 
 
-@router.get("/auto", response_model=models.Auto)
+@router.get("/auto", response_model=whatif_models.Auto)
 def get_auto(request: Request, run: str) -> Any:
     """What `auto` may do with the run, and what it decided last."""
     with store_of(request).read() as connection:
@@ -102,10 +102,10 @@ def get_auto(request: Request, run: str) -> Any:
 
 @router.put(
     "/auto",
-    response_model=models.Auto,
+    response_model=whatif_models.Auto,
     responses=documented(HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
 )
-def set_auto(request: Request, run: str, body: models.AutoMode) -> Any:
+def set_auto(request: Request, run: str, body: whatif_models.AutoMode) -> Any:
     """Whether the run's forecasts are only shown, recommended, or acted upon."""
     with store_of(request).write() as connection:
         forecasts.set_auto(connection, run, body.mode, body.by, time.time(), body.relaxed)

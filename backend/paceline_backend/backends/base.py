@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Protocol
 import redis
 
 from paceline.core.errors import PacelineError
-from paceline_backend.store.runs import NewRun
+from paceline_backend.store.new_runs import NewRun
 
 
 class NewRunError(PacelineError):
@@ -51,7 +51,7 @@ class Backend(Protocol):
 
         Args:
             new: the run.
-            nodes: rows of `store.runs.nodes_now`.
+            nodes: rows of `store.nodes.now`.
 
         Returns:
             The node that starts the run; None where runs have no node.

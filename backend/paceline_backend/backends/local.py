@@ -10,7 +10,7 @@ import redis
 from paceline.wire import COMMANDS_LENGTH, Launch, commands
 from paceline.wire.bus import publish
 from paceline_backend.backends.base import NewRunError, NoNodeError
-from paceline_backend.store.runs import NewRun
+from paceline_backend.store.new_runs import NewRun
 
 
 class Local:

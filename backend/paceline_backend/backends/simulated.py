@@ -9,7 +9,7 @@ import redis
 
 from paceline_backend.backends.base import NewRunError
 from paceline_backend.simulator.scenario import Scenario, ScenarioError
-from paceline_backend.store.runs import NewRun
+from paceline_backend.store.new_runs import NewRun
 
 
 class Simulated:

@@ -184,7 +184,7 @@ class Controller:
 
     def _adopted(self, state: History, segment: Segment) -> None:
         samples = state.hello.samples
-        if reason := refusals.of_segment(segment, state.hello.world, samples):
+        if reason := segment.problem(state.hello.world, samples):
             self._report("an adopted segment is left out", reason)
             return
         late = segment.seq < state.seq
@@ -217,9 +217,11 @@ class Controller:
         if only_feedback and time.monotonic() < self._offered_at + _SPARE * self._plan_s[1]:
             return
         try:
-            # The lesser: a policy's first plan may import and compile what later ones find ready.
+            # The lesser of two: a policy's first plan may import and compile modules.
             made = offer(state, self._window, self._policy, self._version, min(self._plan_s))
-        except Exception as error:  # of the policy, or of what it is said to remember
+            if problem := made.segment.problem(state.hello.world, state.hello.samples):
+                raise ValueError(problem)  # the leader would refuse it
+        except Exception as error:  # the policy's own, or its stored memory is not what it expects
             self._report("nothing is planned until more is known", error)
             state.forget_memory()
             self._offered = basis

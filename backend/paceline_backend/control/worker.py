@@ -99,7 +99,7 @@ def _beat(bus_url: str, owner: str, stats: IngestStats, stop: threading.Event) -
 
 
 def _sweep(store: Store, bus_url: str, stop: threading.Event) -> None:
-    """Looks for lost runs; after an outage of ours only once everybody had time to report again."""
+    """Fails lost runs; after an outage, only when agents have had time to report again."""
     outage = Outage(log, "lost runs are looked for again later", "lost runs are looked for again")
     trusted_from = time.monotonic() + SILENT_S
     while not stop.wait(_SWEEP_S):
@@ -126,7 +126,6 @@ def fail_lost_runs(store: Store, bus_url: str, silent_s: float) -> list[str]:
 
     Raises:
         StoreUnavailableError: the database is away.
-        redis.RedisError: the bus is away.
     """
     ended = []
     for run_id, why in runs_store.lost(store, silent_s):

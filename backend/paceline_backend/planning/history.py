@@ -13,8 +13,8 @@ from paceline_backend.policies import Batches, Plan, Problem
 from paceline_backend.policies.base import Floats, Ints
 
 AHEAD = 4096  # steps beyond the adopted ones that a record may be of: ranks report at once
-CHANGED = 0.1  # a rank's share of the load by so much another than when the steps were composed
-CURVED = 2.0  # or κ by so many times,
+CHANGED = 0.1  # the shuffler runs again when a rank's share of the load has changed by so much,
+CURVED = 2.0  # or κ by this factor
 
 
 class History:
@@ -41,13 +41,15 @@ class History:
         self._remaining[np.frombuffer(hello.used, "<u4")] = False
         self._holder: Ints = np.arange(len(self.sizes), dtype=np.int64) % hello.world
         self._holder_lent = False  # to a problem
-        self._epoch_known = True  # what remains of it,
-        self._holder_known = np.ones(len(self.sizes), bool)  # and of which samples the holder
-        self._placement: Ints | None = None  # what the shuffler returned last,
-        self._order: Ints | None = None  # the scheduler's order, without what was used since,
-        self._shuffled_for: tuple[int, int] | None = None  # and for which epoch and version
-        self._cost = SUM  # of a batch, as believed then
-        self._shares: Floats = np.empty(0)  # of the load, as believed then; empty: unknown
+        self._epoch_known = True  # `_remaining` is right
+        self._holder_known = np.ones(len(self.sizes), bool)  # for which samples `_holder` is right
+        # Of the shuffler's last run: its result, the scheduler's order without samples used since,
+        # epoch and version, the cost of a batch, and the shares of the load (empty: unknown).
+        self._placement: Ints | None = None
+        self._order: Ints | None = None
+        self._shuffled_for: tuple[int, int] | None = None
+        self._cost = SUM
+        self._shares: Floats = np.empty(0)
         self._memory: tuple[int, dict[str, Any]] = (-1, {})  # version; of its last segment
         self._profiles = [[(n, s) for n, s in rank] for rank in hello.profiles]
 

@@ -15,15 +15,16 @@ from paceline_backend.planning.history import History
 from paceline_backend.policies import Feedback, Plan, Policy
 from paceline_backend.policies.base import Floats
 
-SEGMENT_S = 1.0  # what a segment should last,
-MOST_STEPS = 4  # but never more steps: a switch waits for the running segment's end,
-LEAST_S = 0.25  # unless so many last less than this,
-PLANNING = 3.0  # or than planning takes, so many times: it could not keep up,
-FASTEST_STEPS = 64  # nor when it has to plan more than this at once
-RELAXED_S, LEAST_RELAXED = 4.0, 16  # where ranks go their own ways: seconds, and steps at least
+# internals.md has these as a table: "How many steps a segment has".
+SEGMENT_S = 1.0  # how long a segment should last
+MOST_STEPS = 4  # of a segment, because a switch waits for its end
+LEAST_S = 0.25  # segments of `MOST_STEPS` that are shorter get more steps
+PLANNING = 3.0  # a segment lasts at least so many times as long as planning takes
+FASTEST_STEPS = 64  # the most steps of any segment
+RELAXED_S, LEAST_RELAXED = 4.0, 16  # seconds, and least steps, under a relaxed synchroniser
 FIRST_STEPS = 2  # while the time of a step is unknown
-SURPRISE = math.log(1.25)  # a rank off its ETT by more may have changed its speed,
-NOTICED = 3  # which is learned within so many segments: more of the newest tell of a bad model
+SURPRISE = math.log(1.25)  # log of measured time / ETT: above it, a rank may have changed its speed
+NOTICED = 3  # a changed speed surprises so many segments at most; after more, the model is bad
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from paceline.core.errors import PacelineError
+from paceline.wire import problems
 from paceline_backend import policies
 
 
@@ -43,6 +44,8 @@ def check_policy(policy: str, parameters: Mapping[str, Any], world: int) -> None
     Raises:
         InvalidRequestError: there is no such policy, or it does not take the parameters.
     """
+    if reason := problems.of_plain(dict(parameters), "parameters"):
+        raise InvalidRequestError("parameters", reason, reason)
     try:
         policies.make(policy, parameters, world)
     except policies.UnknownPolicyError as error:

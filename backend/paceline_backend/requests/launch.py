@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import contextlib
 from dataclasses import replace
 
 import redis
 
+from paceline.wire import State
 from paceline_backend import backends
 from paceline_backend.requests import streams
 from paceline_backend.requests.errors import ConflictError, InvalidRequestError, check_policy
-from paceline_backend.store import Store, runs
-from paceline_backend.store.runs import NewRun
+from paceline_backend.store import Store, new_runs, nodes, runs
+from paceline_backend.store.new_runs import NewRun
 
 
 def launch(store: Store, bus_url: str, new: NewRun, by: str, *, start: bool) -> str:
@@ -27,8 +27,10 @@ def launch(store: Store, bus_url: str, new: NewRun, by: str, *, start: bool) -> 
     Raises:
         InvalidRequestError: the policy or another field is wrong.
         ConflictError: no node can start it.
-        redis.RedisError: the bus is away. If that happens after the run was recorded, it failed.
+        redis.RedisError: the bus is away.
         StoreError: or one of its kinds.
+
+    A run that was recorded and then not started, for whatever reason, has failed with that reason.
     """
     check_policy(new.policy, new.parameters, new.nproc)
     backend = backends.get(new.backend)
@@ -39,18 +41,24 @@ def launch(store: Store, bus_url: str, new: NewRun, by: str, *, start: bool) -> 
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
             if start:
-                new = replace(new, node=_place(backend, new, runs.nodes_now(connection)))
-            run = runs.create(connection, new, by)
+                new = replace(new, node=_place(backend, new, nodes.now(connection)))
+            run = new_runs.create(connection, new, by)
         if start:
             try:
                 backend.start(bus, run, new)
-            except redis.RedisError:
+            except Exception as error:
                 with store.write() as connection:
-                    runs.end(connection, run, "failed", "the bus went away before its launch")
-                with contextlib.suppress(redis.RedisError):
-                    streams.tell_end(bus, run)
+                    runs.end(connection, run, State.FAILED, _reason(error))
+                streams.tell_end(bus, run)
                 raise
     return run
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, redis.RedisError):
+        return "the bus went away before its launch"
+    words = f"it could not be launched: {type(error).__name__}: {error}"
+    return words.encode(errors="backslashreplace").decode()
 
 
 def _place(backend: backends.Backend, new: NewRun, nodes: list[dict[str, object]]) -> str | None:

@@ -22,7 +22,7 @@ def stop(store: Store, bus_url: str, run: str, why: str, *, force: bool = False)
     Raises:
         UnknownRunError: no such run.
         ConflictError: it has ended, or has no agent that could end its processes.
-        redis.RedisError: the bus is away.
+        redis.RedisError: the bus is away; nothing was stored.
         StoreError: or one of its kinds.
     """
     known = runs.get(store, run)

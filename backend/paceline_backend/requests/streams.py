@@ -1,8 +1,9 @@
-"""How long the streams of the bus are, and how long those of a run stay when it is over."""
+"""A run's streams on the bus: whether the bus answers, and what happens at the run's end."""
 
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 
 import redis
@@ -10,7 +11,9 @@ import redis
 from paceline.wire import LIVE_LENGTH, RunChanged, control, live
 from paceline.wire.bus import connect, publish
 
-_KEPT_S = 3_600
+log = logging.getLogger(__name__)
+
+_KEPT_S = 3_600  # for clients that were away when the run ended
 
 
 @contextlib.contextmanager
@@ -26,13 +29,16 @@ def answering(url: str) -> Iterator[redis.Redis]:
 
 
 def tell_end(client: redis.Redis, run: str) -> None:
-    """Lets who follows a run look, after the control plane has ended it itself.
+    """Tells all who follow a run that the control plane itself has ended it.
 
-    Raises:
-        redis.RedisError: the bus is away.
+    The end is in the database already, so a bus that is away is logged and not raised. Open pages
+    ask the database when the bus is back.
     """
-    publish(client, live(run), RunChanged(), run, maxlen=LIVE_LENGTH)
-    expire(client, run)
+    try:
+        publish(client, live(run), RunChanged(), run, maxlen=LIVE_LENGTH)
+        expire(client, run)
+    except redis.RedisError as error:
+        log.warning("run %s has ended; open pages show it when the bus is back: %s", run, error)
 
 
 def expire(client: redis.Redis, run: str) -> None:

@@ -10,7 +10,6 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from types import TracebackType
 
 import redis
 
@@ -34,9 +33,9 @@ def _binary() -> str:
 
 
 def password(directory: Path) -> str:
-    """What a directory's bus wants from its clients: who writes to it starts programs.
+    """The password of a directory's bus: whoever writes to the bus can start programs.
 
-    Made once, for this user's eyes alone.
+    It is made once, and only this user can read it.
     """
     path = directory / "password"
     try:
@@ -154,12 +153,7 @@ class EmbeddedBus:
     def __enter__(self) -> EmbeddedBus:
         return self.start()
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
 

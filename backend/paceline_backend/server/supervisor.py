@@ -13,7 +13,7 @@ import threading
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 
 import httpx
 import redis
@@ -32,7 +32,7 @@ _STOP_S = 10.0
 _PORT_S = 5.0  # for an orphaned bus to save its data and go
 _READY_S = 60.0
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
-_STEADY_S = 30.0  # who lived so long starts again with the shortest pause
+_STEADY_S = 30.0  # a process that lived so long starts again after the shortest pause
 
 
 def embedded_database(data: Path) -> str:
@@ -93,12 +93,7 @@ class DataDirectory:
     def __enter__(self) -> DataDirectory:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lock.close()
 
 

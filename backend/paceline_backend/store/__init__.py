@@ -1,8 +1,9 @@
 """History in SQLite or Postgres: the only package with SQL.
 
 `Store` is one database: `Store.open` migrates it, `read` and `write` give transactions, and every
-database error becomes a `StoreError`. The modules hold the queries by subject: runs, switches,
-leases, segments, records (ranks' steps), rounds, forecasts; `telemetry` writes what the bus brings.
+database error becomes a `StoreError`. The modules hold the queries by subject: runs, nodes,
+switches, leases, segments, records (ranks' steps), rounds, forecasts. `telemetry` writes what the
+bus brings, and has a module for each table.
 Values in and out are plain: numbers, dictionaries, messages of `paceline.wire`. `blobs` gives
 stored messages a version, and `refusals` says which messages are never stored.
 

@@ -30,7 +30,7 @@ class Span:
         step: sa.Column[Any] = worker_steps.c.step,
         attempt: sa.Column[Any] = worker_steps.c.attempt,
     ) -> list[sa.ColumnElement[bool]]:
-        """The condition for rows of `worker_steps`, or of what has such columns."""
+        """The condition for rows of `worker_steps`, or of another table with these two columns."""
         where = [step >= self.first]
         if self.attempt is not None:
             where.append(attempt == self.attempt)
@@ -84,7 +84,7 @@ def spans(connection: sa.Connection, run: int, attempt: int | None) -> list[Span
         if number == attempt and first is None:
             first = _hello_step(connection, run)
         elif number == attempt:
-            # Rows beyond what it has adopted are an earlier one's: do not search them.
+            # Rows beyond the steps that it has adopted are an earlier attempt's.
             last = connection.execute(adopted.order_by(segments.c.seq.desc()).limit(1)).one()
             end = last.first_step + last.steps
         if first is not None:

@@ -90,14 +90,14 @@ def segment(blob: bytes, world: int | None, samples: int | None) -> Segment | No
 
     Args:
         blob: from the database.
-        world: see `refusals.of_segment`.
-        samples: see `refusals.of_segment`.
+        world: see `Segment.problem`.
+        samples: see `Segment.problem`.
 
     Raises:
         StoreError: a newer release wrote it.
     """
     value = _decoded(blob, Segment)
-    if value is None or (reason := refusals.of_segment(value, world, samples)) is None:
+    if value is None or (reason := value.problem(world, samples)) is None:
         return value
     _warn_once(f"stored segment {value.seq} is left out: {reason}")
     return None

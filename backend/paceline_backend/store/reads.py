@@ -27,7 +27,7 @@ METRICS: dict[str, sa.ColumnElement[Any]] = {
     "loss": steps.c.loss,
 }
 
-# Of one rank's step; what needs all ranks is NULL until all have reported.
+# A cell is one rank's step. Values that need all ranks are NULL until all have reported.
 _CELLS: dict[str, sa.ColumnElement[Any]] = {
     "compute_s": worker_steps.c.compute_s,
     "ett_s": worker_steps.c.ett_s,
@@ -40,8 +40,8 @@ _joined = worker_steps.outerjoin(
     steps, (steps.c.run == worker_steps.c.run) & (steps.c.step == worker_steps.c.step)
 )
 
-_SHOWN_RANKS = 1_024  # of a larger world every k-th: more than anybody can tell apart
-_SHOWN_CELLS = 250_000  # ranks × steps of such a world at once
+_SHOWN_RANKS = 1_024  # of a larger world every k-th rank is shown: nobody can tell more apart
+_SHOWN_CELLS = 250_000  # ranks × steps of a large world in one answer
 
 Range = tuple[int | None, int | None]  # first and last step, both included; None: open
 

@@ -1,48 +1,22 @@
-"""Rounds of relaxed synchronisers: written as they come, summed up by the policy in force."""
+"""Rounds of relaxed synchronisers, summed up by the policy in force."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import zip_longest
 from typing import Any
 
-import msgspec
 import numpy as np
 import sqlalchemy as sa
 
-from paceline.wire import RoundBatch, RoundRecord
+from paceline.wire import RoundRecord
 from paceline_backend.store import attempts, blobs
-from paceline_backend.store.database import StoreRefusedError, insert
 from paceline_backend.store.reads import Range, bucket_of, within
-from paceline_backend.store.refusals import MOST_STEPS
 from paceline_backend.store.schema import rounds, runs, segments, steps
 
-_BOUNDS: dict[type, int] = {sa.SmallInteger: 2**15, sa.Integer: 2**31, sa.BigInteger: 2**63}
-_WHOLE = [
-    (name, _BOUNDS[type(rounds.c[name].type)])
-    for name in RoundRecord.__struct_fields__
-    if type(rounds.c[name].type) in _BOUNDS and name != "step"
-] + [("step", MOST_STEPS)]
-_HUGE = 1e100  # Postgres raises where sums of finite numbers leave the range of a double
-
 _Plan = tuple[int, str, str]  # version, policy, synchroniser
-
-
-def write(connection: sa.Connection, batches: Iterable[tuple[int, RoundBatch]]) -> None:
-    """Writes what is not there yet.
-
-    Args:
-        connection: to write to.
-        batches: with the key of their run.
-
-    Raises:
-        StoreRefusedError: some record holds values that no database takes.
-    """
-    rows = [_row(run, record) for run, batch in batches for record in batch.records]
-    if rows:
-        connection.execute(insert(connection, rounds).on_conflict_do_nothing(), rows)
 
 
 def newest_reduced_s(
@@ -62,19 +36,6 @@ def newest_reduced_s(
         c.run == run, c.attempt == attempt, c.segment.in_(of_segments)
     )
     return connection.scalars(query.order_by(c.rank, c.seq.desc()).limit(limit)).all()
-
-
-def _row(run: int, record: RoundRecord) -> dict[str, Any]:
-    for name, bound in _WHOLE:
-        if not 0 <= getattr(record, name) < bound:
-            raise StoreRefusedError(f"{name} is out of range in {record}")
-    times = record.waited_s, record.reduced_s, record.copied_s, record.ended_at
-    if not sum(map(abs, times)) < _HUGE:
-        raise StoreRefusedError(f"a time is not a finite number in {record}")
-    if not all(0 <= count < 2**31 for count in record.staleness):
-        raise StoreRefusedError(f"staleness holds what is no count in {record}")
-    staleness = blobs.pack(record.staleness)
-    return msgspec.structs.asdict(record) | {"run": run, "staleness": staleness}
 
 
 def rows(connection: sa.Connection, run: int, span: Range, limit: int) -> list[dict[str, Any]]:
@@ -135,7 +96,7 @@ class _Sums:
 
     @property
     def lasted_s(self) -> float:
-        """By the wall clock, as several ranks may tell; without what was between its stretches."""
+        """Seconds by the wall clock, without the time between its stretches of segments."""
         return sum(ended - self.began[stretch] for stretch, ended in self.ended.items())
 
     @property

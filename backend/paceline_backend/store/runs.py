@@ -1,12 +1,11 @@
-"""Runs and nodes: what REST creates, changes and lists."""
+"""Runs: what REST changes and lists, and what the worker looks for."""
 
 from __future__ import annotations
 
 import base64
-import secrets
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -17,9 +16,7 @@ from paceline.core.errors import PacelineError
 from paceline.wire import ENDED, Hello, State
 from paceline_backend.store import attempts, blobs
 from paceline_backend.store.database import Store
-from paceline_backend.store.schema import leases, nodes, runs, scenarios, switches
-
-NODE_ALIVE_S = 10.0  # a node without a heartbeat for longer gets no new runs
+from paceline_backend.store.schema import leases, runs, scenarios
 
 _PUBLIC = [column for column in runs.c if column.name not in ("hello", "env", "seen_at", "lost")]
 
@@ -34,24 +31,6 @@ class RunEndedError(PacelineError):
 
 class CursorError(PacelineError):
     """Not a cursor of ours."""
-
-
-@dataclass(frozen=True)
-class NewRun:
-    """What a run starts as; fields as in the table `runs`."""
-
-    name: str
-    script: str
-    nproc: int
-    policy: str
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    args: Sequence[str] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-    cwd: str | None = None
-    max_restarts: int = 0
-    node: str | None = None
-    backend: str = "local"
-    scenario: Mapping[str, Any] | None = None  # what a simulated run simulates
 
 
 @dataclass(frozen=True)
@@ -84,46 +63,6 @@ def whole_id(connection: sa.Connection, given: str) -> str:
     """
     ids = sa.select(runs.c.id).where(runs.c.id.startswith(runid.checked(given), autoescape=True))
     return runid.chosen(given, connection.execute(ids).scalars())
-
-
-def create(connection: sa.Connection, new: NewRun, by: str) -> str:
-    """Inserts a run and the switch of version 0; its public id."""
-    now = time.time()
-    run = secrets.token_hex(6)
-    key = connection.execute(
-        sa.insert(runs)
-        .values(
-            id=run,
-            name=new.name,
-            state="pending",
-            backend=new.backend,
-            node=new.node,
-            script=new.script,
-            args=list(new.args),
-            env=dict(new.env),
-            cwd=new.cwd,
-            nproc=new.nproc,
-            max_restarts=new.max_restarts,
-            policy=new.policy,
-            version=0,
-            created_at=now,
-            dropped=0,
-        )
-        .returning(runs.c.key)
-    ).scalar_one()
-    connection.execute(
-        sa.insert(switches).values(
-            run=key,
-            version=0,
-            policy=new.policy,
-            parameters=dict(new.parameters),
-            requested_at=now,
-            requested_by=by,
-        )
-    )
-    if new.scenario is not None:
-        connection.execute(sa.insert(scenarios).values(run=key, body=blobs.pack_json(new.scenario)))
-    return run
 
 
 def end(
@@ -192,15 +131,6 @@ def page(
     keys = [row.pop("key") for row in rows]
     more = len(rows) > limit
     return rows[:limit], _cursor(keys[limit - 1]) if more else None
-
-
-def nodes_now(connection: sa.Connection) -> list[dict[str, Any]]:
-    """All nodes that ever registered, those that answer first."""
-    oldest = time.time() - NODE_ALIVE_S
-    rows = [_plain(row) for row in connection.execute(sa.select(nodes).order_by(nodes.c.id))]
-    for node in rows:
-        node["alive"] = not node.pop("left") and node["heartbeat_at"] >= oldest
-    return sorted(rows, key=lambda node: not node["alive"])
 
 
 def active(connection: sa.Connection, backends: Collection[str]) -> dict[int, str]:

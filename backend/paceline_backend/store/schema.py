@@ -89,7 +89,7 @@ runs = Table(
     Column("started_at", Double),
     Column("ended_at", Double),
     Column("seen_at", Double),  # when something of it was last stored, by this side's clock
-    Column("lost", Boolean),  # its end is assumed from silence: a later word about it counts more
+    Column("lost", Boolean),  # its end is assumed from silence: a later message revives it
     Column("exit_code", Integer),
     Column("message", Text),
     Column("dropped", BigInteger, nullable=False),  # telemetry records lost to a full spool

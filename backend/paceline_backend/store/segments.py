@@ -1,14 +1,36 @@
-"""Adopted segments of one attempt, decoded, and which steps they planned."""
+"""Adopted segments: their rows, those of one attempt decoded, and which steps they planned."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import sqlalchemy as sa
 
-from paceline.wire import ALLREDUCE, Hello, Segment
+from paceline.wire import ALLREDUCE, Adopted, Hello, Segment
 from paceline_backend.store import blobs
 from paceline_backend.store.schema import segments
+
+
+def row(message: Adopted) -> dict[str, Any]:
+    """An adopted segment as its row, without run and body: what the API shows, too."""
+    segment = message.segment
+    return {
+        "attempt": message.attempt,
+        "seq": segment.seq,
+        "epoch": segment.epoch,
+        "first_step": segment.first_step,
+        "steps": segment.steps,
+        "policy": segment.policy,
+        "version": segment.version,
+        "source": segment.source,
+        "moved": segment.moved,
+        "plan_s": segment.plan_s,
+        "adopted_at": message.adopted_at,
+        "synchroniser": segment.synchroniser.name,
+        "why": segment.why,
+        "synchroniser_digest": segment.synchroniser.digest,
+    }
 
 
 def adopted(connection: sa.Connection, run: int, hello: Hello) -> Iterator[Segment]:

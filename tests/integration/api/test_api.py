@@ -75,7 +75,8 @@ def entries(bus_url: str, stream: str) -> list[tuple[str, Message]]:
 
 
 def create(client: httpx.Client, **body: Any) -> httpx.Response:
-    return client.post(f"{V1}/runs", json={"script": "/x/train.py", "nproc": 2, **body})
+    content = json.dumps({"script": "/x/train.py", "nproc": 2, **body})  # lone surrogates escaped
+    return client.post(f"{V1}/runs", content=content, headers={"Content-Type": "application/json"})
 
 
 def test_version(client: httpx.Client, store: Store, bus_url: str) -> None:
@@ -170,6 +171,10 @@ def test_launch_without_an_agent_leaves_nothing(client: httpx.Client) -> None:
         ({"args": ["fine", "a\0b"]}, "args.1"),
         ({"cwd": "\0"}, "cwd"),
         ({"name": "\0"}, "name"),
+        ({"script": "\ud800"}, "script"),
+        ({"policy": "\ud800"}, "policy"),
+        ({"parameters": {"\ud800": "\ud800"}}, "parameters"),
+        ({"env": {"\ud800": "x"}}, "env.\ufffd\ufffd\ufffd"),
         ({"parameters": {"windw": 3}}, "parameters"),
     ],
 )

@@ -21,7 +21,7 @@ from paceline.wire.bus import publish
 from paceline_backend.control.ingest import Ingest
 from paceline_backend.control.worker import fail_lost_runs
 from paceline_backend.server.embedded import EmbeddedBus
-from paceline_backend.store import Store, schema, telemetry
+from paceline_backend.store import Store, runs, schema, telemetry
 from support.records import add_run, adopted, hello, record
 from support.waiting import until
 from support.web import serving
@@ -238,3 +238,19 @@ def test_a_bus_that_dies_interrupts_nothing(store: Store, tmp_path: Path) -> Non
             publish(again, live(RUN), hello(), RUN)
         until(lambda: events.of("run"), "nothing comes after the bus came back")
         assert not events.ended.is_set()
+
+
+def test_a_run_that_ended_while_the_bus_was_away(store: Store, tmp_path: Path) -> None:
+    """Nobody could publish the end: the stream asks the database when the bus is back."""
+    add_run(store, RUN)
+    with (
+        EmbeddedBus(tmp_path / "bus") as bus,
+        serving(store, bus.url) as client,
+        following(client) as events,
+    ):
+        bus.kill()
+        with store.write() as connection:
+            assert runs.end(connection, RUN, State.STOPPED, "stopped before it started")
+        bus.start()
+        assert events.ended.wait(15), "the stream goes on"
+    assert events.of("run")[-1]["state"] == "stopped"

@@ -8,9 +8,11 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import sqlalchemy as sa
@@ -392,6 +394,30 @@ def test_a_plan_that_fails_ends_no_controller(
         training.follow(2)
     assert caplog.text.count("nothing is planned until more is known") == 1
     assert "starts anew" not in caplog.text
+
+
+def test_what_the_leader_would_refuse_is_not_proposed(
+    store: Store, bus_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, failing = controller.offer, iter(range(1))
+
+    def offer(*arguments: Any) -> Any:
+        made = real(*arguments)
+        if next(failing, None) is None:
+            return made
+        return replace(made, segment=msgspec.structs.replace(made.segment, moved=-1))
+
+    monkeypatch.setattr(controller, "offer", offer)
+    run = new_run(store)
+    with (
+        working(ingest(store, bus_url), manager(store, bus_url).run),
+        Leading(bus_url, run, SIZES, SPEEDS) as training,
+    ):
+        until(lambda: "moved is -1" in caplog.text, "the reason in the log")
+        training.coast(2)
+        training.follow(2)
+        assert all(proposal.segment.moved >= 0 for proposal in training.proposals())
+    assert caplog.text.count("nothing is planned until more is known") == 1
 
 
 def test_a_controller_that_fails_unexpectedly_starts_anew(

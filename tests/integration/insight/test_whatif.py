@@ -27,7 +27,8 @@ from paceline_backend.insight.whatif.command import from_database
 from paceline_backend.insight.whatif.forecast import forecast, of_state
 from paceline_backend.insight.whatif.measured import same_speeds
 from paceline_backend.policies import Choice, Policy, Problem, UnknownPolicyError
-from paceline_backend.store import Store, forecasts, runs, schema, switches, telemetry
+from paceline_backend.store import Store, forecasts, new_runs, runs, schema, switches, telemetry
+from paceline_backend.store.new_runs import NewRun
 from paceline_backend.store.runs import UnknownRunError
 from support.forecasts import Training, drawn
 from support.leading import new_run
@@ -304,7 +305,7 @@ def test_old_forecasts_go_but_those_that_switched_stay(database_url: str) -> Non
 
 
 def new_run_in(connection: Any) -> str:
-    return runs.create(connection, runs.NewRun("test", "train.py", 4, "bsp"), by="test")
+    return new_runs.create(connection, NewRun("test", "train.py", 4, "bsp"), by="test")
 
 
 def test_over_rest(store: Store, bus_url: str) -> None:

@@ -138,6 +138,9 @@ def test_bad_input_harms_nobody_else(bus_url: str, agent: StartAgent, tmp_path: 
     assert "'A=B' is no name of a variable" in str(reported(bus_url, "name", "failed").message)
     tell(bus_url, "nul", Launch(path, ["\0"], 1, {}))
     assert "NUL" in str(reported(bus_url, "nul", "failed").message)
+    tell(bus_url, "../../x", Launch(path, [], 1, {}))
+    assert "an id has letters" in str(reported(bus_url, "../../x", "failed").message)
+    assert not (tmp_path / "x").exists()
     tell(bus_url, "good", Launch(path, [], 1, {}))
     assert reported(bus_url, "good", "finished").exit_code == 0
     process.terminate()

@@ -14,7 +14,8 @@ from paceline.core.emulation import Emulation
 from paceline.wire import Segment
 from paceline_backend.insight.replay import replay
 from paceline_backend.planning.load import load
-from paceline_backend.store import Store, runs, schema
+from paceline_backend.store import Store, new_runs, runs, schema
+from paceline_backend.store.new_runs import NewRun
 from support import poison
 from support.forecasts import Training, drawn
 from support.records import hello, record
@@ -49,8 +50,8 @@ def run(store: Store) -> str:
     training = Training(drawn(400, 0.5), Emulation([1e-5, 2e-5], [0.001, 0.001]), global_batch=16)
     training.train(40)
     with store.write() as connection:
-        new = runs.NewRun("old", "train.py", 2, "bsp", {})
-        made = runs.create(connection, new, by="test")
+        new = NewRun("old", "train.py", 2, "bsp", {})
+        made = new_runs.create(connection, new, by="test")
     training.store(store, made)
     return made
 

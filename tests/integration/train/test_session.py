@@ -264,6 +264,7 @@ def test_loader_options_that_the_plan_decides_are_refused(option: str) -> None:
         ({"global_batch": 2.0}, "global_batch is 2.0"),
         ({"global_batch": True}, "global_batch is True"),
         ({"global_batch": 2, "seed": -1}, "seed is -1"),
+        ({"global_batch": 2, "seed": 2**63}, "it must be below"),
         ({"global_batch": 2, "loss_mean": "mean"}, "loss_mean is 'mean'"),
         ({"global_batch": 2, "coast_steps": 5}, "coast_steps is 5"),
         ({"global_batch": 2, "sizes": None}, "sizes is None"),

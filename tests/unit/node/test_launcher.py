@@ -9,7 +9,8 @@ import pytest
 from paceline.core.errors import InputError
 from paceline.node import rundir
 from paceline.node.elastic.launcher import last_words
-from paceline.node.supervisor import check
+from paceline.node.rundir import Record
+from paceline.node.supervisor import Supervisor, check
 from paceline.wire import Launch
 from support.node import script
 
@@ -32,6 +33,15 @@ def test_the_end_of_a_log(log: bytes, shown: str, tmp_path: Path) -> None:
     path.write_bytes(log)
     assert rundir.last_lines(path) == shown
     assert rundir.last_lines(tmp_path / "missing") == ""
+
+
+@pytest.mark.parametrize("run", ["../../x", "/x", "..", ".", "", "a/b", "a\0b", "a\n"])
+def test_an_id_that_could_lead_elsewhere_is_refused(run: str, tmp_path: Path) -> None:
+    launch = Launch(script(tmp_path, ""), [], 1, {})
+    data = tmp_path / "data"
+    with pytest.raises(InputError, match="an id has letters"):
+        Supervisor(launch, data, Record(run, "here", "the agent", ""), None)
+    assert not data.exists() and not (tmp_path / "x").exists()
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,6 @@ import threading
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
-from types import TracebackType
 
 from paceline_backend.insight.whatif.answer import Forecast
 from paceline_backend.store import Store
@@ -65,12 +64,7 @@ class Forecaster:
     def __enter__(self) -> Forecaster:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
 

@@ -1,0 +1,70 @@
+"""What is wrong with the values of a message, as far as their types allow them.
+
+Any program may write to the bus, so a message that decodes may still hold what no database takes
+or what no reader can use. Each function returns a reason that names the field, or None.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+DEEPEST = 32  # levels that a plain value may be nested
+
+
+def of_plain(value: Any, place: str, depth: int = 0) -> str | None:
+    """What neither JSON nor MessagePack can hold, such as NaN or an integer of 70 bits.
+
+    Args:
+        value: of any type.
+        place: the field that holds it.
+        depth: how many lists and mappings are around it.
+    """
+    if depth > DEEPEST:
+        return f"{place} is nested more than {DEEPEST} deep"
+    if value is None or isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return None if -(2**63) <= value < 2**64 else f"{place} is an integer of over 64 bits"
+    if isinstance(value, str):
+        return of_text(value, place)
+    if isinstance(value, float):
+        return None if math.isfinite(value) else f"{place} is {value}, not a finite number"
+    if isinstance(value, list | tuple):
+        reasons = (of_plain(item, f"{place}[]", depth + 1) for item in value)
+        return next(filter(None, reasons), None)
+    if not isinstance(value, dict):
+        return f"{place} is of type {type(value).__name__}, which JSON does not have"
+    for key, item in value.items():
+        if not isinstance(key, str):
+            return f"{place} has the key {key!r}: keys must be strings"
+        reason = of_text(key, f"a key of {place}")
+        if reason := reason or of_plain(item, f"{place}.{key}"[:200], depth + 1):
+            return reason
+    return None
+
+
+def of_text(value: str, place: str) -> str | None:
+    """A lone surrogate, which UTF-8 cannot hold."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return f"{place} is {value[:50]!a}, which UTF-8 cannot hold"
+    return None
+
+
+def of_whole(message: Any, bounds: Mapping[str, int]) -> str | None:
+    """A field that is negative, or not below its bound."""
+    for name, bound in bounds.items():
+        if not 0 <= getattr(message, name) < bound:
+            return f"{name} is {getattr(message, name)}: it must be at least 0 and below {bound}"
+    return None
+
+
+def of_finite(message: Any, names: Sequence[str]) -> str | None:
+    """A field that is infinite or NaN."""
+    for name in names:
+        if not math.isfinite(getattr(message, name)):
+            return f"{name} is {getattr(message, name)}, not a finite number"
+    return None

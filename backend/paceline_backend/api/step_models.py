@@ -1,0 +1,121 @@
+"""Bodies of answers about steps, workers and segments; field names as in docs/rest.md."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, create_model
+
+from paceline_backend.api.models import Run, Switch
+from paceline_backend.store.reads import METRICS
+
+Column = list[float | None]
+
+
+class Worker(BaseModel):
+    """A rank, over the last steps; means, unless said otherwise."""
+
+    rank: int = Field(examples=[0])
+    steps: int = Field(description="how many of them it reported", examples=[50])
+    samples: float = Field(examples=[16.0])
+    load: float = Field(examples=[5120.5])
+    missing: int = Field(description="of these steps, those without its record: lost", examples=[0])
+    share: float = Field(description="of the load of a step", examples=[0.25])
+    compute_s: float = Field(examples=[0.19])
+    ett_s: float | None = Field(examples=[0.2])
+    data_s: float = Field(examples=[0.001])
+    wait_s: float = Field(description="for slower ranks", examples=[0.02])
+    sync_s: float = Field(description="wait and communication", examples=[0.03])
+    memory_bytes: int = Field(description="peak", examples=[350000000])
+    ett_error: float | None = Field(description="|ETT − T| / T", examples=[0.02])
+    slowest_share: float = Field(description="of the steps it was the slowest in", examples=[0.1])
+    a: float | None = Field(description="s per size unit, as predicted", examples=[3.6e-05])
+    c: float | None = Field(description="s per sample", examples=[0.0])
+    b: float | None = Field(description="s per step", examples=[0.005])
+    last_step: int = Field(examples=[120])
+
+
+class _Span(BaseModel):
+    from_: int | None = Field(
+        alias="from", description="first step there is in the range", examples=[0]
+    )
+    to: int | None = Field(description="last step there is in the range", examples=[999])
+    bucket: int = Field(description="steps per point; above 1: means", examples=[1])
+    step: list[int] = Field(description="of a bucket the first", examples=[[0, 1]])
+
+    model_config = ConfigDict(populate_by_name=True)
+
+
+class _StepColumns(_Span):
+    epoch: list[int] = Field(examples=[[0, 0]])
+    ended_at: list[float] = Field(examples=[[1767225604.2, 1767225604.4]])
+
+
+def _metric_fields() -> dict[str, Any]:
+    """One column per metric, and its extremes where buckets hold several steps."""
+    fields: dict[str, Any] = {name: (Column, Field(examples=[[0.21, 0.2]])) for name in METRICS}
+    for name in METRICS:
+        for extreme in ("min", "max"):
+            fields[f"{name}_{extreme}"] = (Column | None, None)
+    return fields
+
+
+StepColumns = create_model(
+    "StepColumns",
+    __base__=_StepColumns,
+    __doc__="Complete steps as columns. `…_min` and `…_max` only where `bucket` is above 1.",
+    **_metric_fields(),
+)
+
+
+class WorkerStepColumns(_Span):
+    """Each rank's steps: ``column[rank][step]``, ranks in the order of `ranks`; null: no record."""
+
+    ranks: list[int] = Field(examples=[[0, 1]])
+    compute_s: list[Column] = Field(examples=[[[0.19, 0.2], [0.2, 0.19]]])
+    ett_s: list[Column]
+    wait_s: list[Column]
+    samples: list[Column]
+    load: list[Column]
+    share: list[Column]
+    compute_s_min: list[Column] | None = None
+    compute_s_max: list[Column] | None = None
+
+
+class SegmentInfo(BaseModel):
+    """A plan that ran."""
+
+    attempt: int = Field(examples=[0])
+    seq: int = Field(examples=[12])
+    epoch: int = Field(examples=[1])
+    first_step: int = Field(examples=[24])
+    steps: int = Field(examples=[2])
+    policy: str = Field(examples=["chronica"])
+    version: int = Field(examples=[1])
+    source: Literal["controller", "coast"] = Field(
+        description="coast: the leader planned by itself", examples=["controller"]
+    )
+    moved: int = Field(description="samples that changed their holder", examples=[0])
+    plan_s: float = Field(examples=[0.004])
+    adopted_at: float = Field(examples=[1767225700.8])
+    synchroniser: str = Field(description="how gradients met", examples=["allreduce"])
+    why: str = Field(
+        description="this synchroniser; empty: the policy has no other",
+        examples=["all-reduce: too few steps are known: 4 of 16"],
+    )
+    synchroniser_digest: str = Field(
+        description="another one where the synchroniser, or any of its parameters, is another",
+        examples=["b2a6c1d00f4e7a93"],
+    )
+
+
+class Snapshot(BaseModel):
+    """All that a page needs before it follows `events?since=`."""
+
+    since: str = Field(examples=["1767225700800-0"])
+    run: Run
+    begins: int | None = Field(description="its first complete step", examples=[0])
+    steps: StepColumns
+    worker_steps: WorkerStepColumns
+    switches: list[Switch]
+    segments: list[SegmentInfo]

@@ -1,0 +1,76 @@
+"""Writes what ranks and agents reported: in bulk, each batch in one transaction.
+
+Messages may come late, in any order and repeatedly; the tables end up the same:
+
+* `StepBatch` → one row of ``worker_steps`` per rank and step; of several attempts at a step the
+  latest stays. Steps that all ranks reported, in one attempt, are summed up in ``steps``.
+* `RoundBatch` → one row of ``rounds`` per record.
+* `Adopted` → ``segments``; a policy version's earliest one tells when that switch took effect.
+* `Hello`, `RunState` → ``runs``: the latest attempt's Hello; states only go forward, an end is
+  final unless it was only assumed. Whatever comes of a run is a sign that it lives.
+* `NodeState` → ``nodes``: the latest.
+
+Each table has a module here. `locked` holds the runs' rows during the transaction, and `columns`
+checks records against the tables that they go to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from paceline.wire import (
+    ENDED,
+    Adopted,
+    Hello,
+    Message,
+    NodeState,
+    RoundBatch,
+    RunState,
+    StepBatch,
+)
+from paceline_backend.store.database import Store
+from paceline_backend.store.telemetry import locked, nodes, rounds, segments, steps
+
+
+@dataclass(frozen=True)
+class Written:
+    """What became of a batch of messages."""
+
+    rows: int  # records of worker steps, repeated ones included
+    unknown: frozenset[str]  # runs that the store does not have: nothing of theirs was written
+    ended: frozenset[str]  # runs that are over
+    backends: Mapping[str, str] = field(default_factory=dict)  # of each run that the store has
+
+
+def write(store: Store, messages: Sequence[tuple[str, Message]]) -> Written:
+    """Writes telemetry in one transaction.
+
+    Args:
+        store: where.
+        messages: public run id and message, as `paceline.wire.decode` returns them.
+
+    Raises:
+        StoreRefusedError: some message holds values that no database takes; nothing was written.
+        StoreError: or one of its kinds; nothing was written.
+    """
+    with store.write() as connection:
+        runs = locked.runs(connection, {run for run, _ in messages})
+        known = [(runs[run], message) for run, message in messages if run in runs]
+        for run, message in known:
+            if isinstance(message, Hello):
+                run.meet(message)
+            elif isinstance(message, RunState):
+                run.report(message)
+        locked.save(connection, runs.values())
+        segments.write(connection, [(r, m) for r, m in known if isinstance(m, Adopted)])
+        nodes.write(connection, [m for _, m in messages if isinstance(m, NodeState)])
+        rows = steps.write(connection, [(r, m) for r, m in known if isinstance(m, StepBatch)])
+        steps.sum_up(connection, runs.values())
+        rounds.write(connection, [(r, m) for r, m in known if isinstance(m, RoundBatch)])
+    return Written(
+        rows,
+        unknown=frozenset(r for r, m in messages if r not in runs and not isinstance(m, NodeState)),
+        ended=frozenset(run.id for run in runs.values() if run.state in ENDED),
+        backends={run.id: run.backend for run in runs.values()},
+    )

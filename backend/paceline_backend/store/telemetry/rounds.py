@@ -1,0 +1,37 @@
+"""Rounds of relaxed synchronisers, as ranks reported them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import sqlalchemy as sa
+
+from paceline.wire import RoundBatch, RoundRecord
+from paceline_backend.store import blobs, schema
+from paceline_backend.store.database import StoreRefusedError, insert
+from paceline_backend.store.telemetry.columns import Columns
+from paceline_backend.store.telemetry.locked import LockedRun
+
+_RECORD = Columns(RoundRecord, schema.rounds)
+
+
+def write(connection: sa.Connection, batches: Sequence[tuple[LockedRun, RoundBatch]]) -> None:
+    """Writes what is not there yet.
+
+    Raises:
+        StoreRefusedError: some record holds values that no database takes.
+    """
+    rows = [_row(run, record) for run, batch in batches for record in batch.records]
+    if rows:
+        connection.execute(insert(connection, schema.rounds).on_conflict_do_nothing(), rows)
+
+
+def _row(run: LockedRun, record: RoundRecord) -> dict[str, Any]:
+    run.check_rank(record)
+    _RECORD.checked(record)
+    if not all(0 <= count < 2**31 for count in record.staleness):
+        raise StoreRefusedError(f"staleness holds what is no count in {record}")
+    staleness = blobs.pack(record.staleness)
+    return msgspec.structs.asdict(record) | {"run": run.key, "staleness": staleness}
