@@ -43,14 +43,6 @@ def spoil(ranks: Ranks, prefix: str, number: int, reason: str) -> bool:
     return bool(ranks.asking.compare_set(f"{prefix}/{number}", "", word) == word.encode())
 
 
-@dataclass
-class _Offered:
-    """A gradient that waits for a round."""
-
-    vector: torch.Tensor
-    copied_s: float  # what copying it to the host took
-
-
 class Rounds:
     """One rank's part in the rounds of a segment.
 
@@ -86,7 +78,7 @@ class Rounds:
         self._changed = threading.Condition()  # its lock is reentrant
         # All below is under the lock.
         self._progress = Progress(ranks.world, call, drift)
-        self._member = Member[_Offered](ranks.rank, self._progress)
+        self._member = Member[torch.Tensor](ranks.rank, self._progress)
         self._sums: list[Sum] = []  # that the training thread has not taken
         self._copied_s = 0.0  # what copying took of the gradients that wait for a round
         self._given: torch.Tensor | None = None  # to all, with the next round
@@ -176,9 +168,8 @@ class Rounds:
 
     def _offer(self, gradient: Gradient, *, ends_step: bool) -> None:
         """The lock is held."""
-        offered = _Offered(gradient.vector, gradient.copied_s)
         on_host = gradient.arrive is None
-        self._member.offer(offered, gradient.samples, ends_step=ends_step, on_host=on_host)
+        self._member.offer(gradient.vector, gradient.samples, ends_step=ends_step, on_host=on_host)
         if gradient.arrive is None:
             self._copied_s += gradient.copied_s
             return
@@ -285,9 +276,9 @@ class Rounds:
             own.zero_()
         for at, ((_, _, offered), weight) in enumerate(zip(gradients, weights, strict=True)):
             if at == 0:
-                torch.mul(offered.vector, weight, out=own)
+                torch.mul(offered, weight, out=own)
             else:
-                own.add_(offered.vector, alpha=weight)
+                own.add_(offered, alpha=weight)
         head[0], head[1] = tally.contributors, tally.dropped
         head[3 : -2 * world] = torch.tensor(tally.ages)
         head[-2 * world + self._rank] = self._member.told_clock
