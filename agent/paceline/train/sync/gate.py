@@ -28,6 +28,7 @@ from paceline.train.sync.discovery import exception_ends_loop
 from paceline.train.sync.optimiser import ScriptOptimiser, unscaled
 from paceline.train.sync.partial import Partial
 from paceline.train.sync.stealing import Stealing
+from paceline.train.unwrapped import UnwrappedModels
 from paceline.wire import ALLREDUCE
 
 if TYPE_CHECKING:
@@ -35,12 +36,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_UNWRAPPED = (
-    "session.loader() was used, but no model was given to session.wrap(): this step would train "
-    "with gradients that are not weighted for the ranks' different batches. Before the loop write "
-    "model = session.wrap(model) in place of DistributedDataParallel, also where a framework such "
-    "as Accelerate would wrap the model"
-)
 _ANOTHER_OPTIMISER = (
     "a relaxed synchroniser takes one optimiser of the wrapped models, and this script steps "
     "another: give all parameters to one optimiser, and that to session.optimizer before a "
@@ -74,6 +69,7 @@ class SyncGate:
         self.models: list[WeightedDDP | SingleProcess] = []  # `Session.wrap` adds to it
         self.on_round: OnRound | None = None  # called with rounds, on a rank that reports them
         self.stealing: Stealing | None = None  # once training has begun
+        self._unwrapped = UnwrappedModels(current, self.models, store, rank)
         self._script = ScriptOptimiser()
         self._step: Step | None = None  # the current step, or the last one of the epoch
         self._suits = False  # the script can train under the segment's relaxed synchroniser
@@ -103,6 +99,7 @@ class SyncGate:
         Raises:
             PacelineError: a rank left its loop; the message says which rank, and where.
         """
+        self._unwrapped.look()
         before, self._step = self._step, step
         if self._agreement is not None and (
             step.synchroniser != ALLREDUCE
@@ -175,11 +172,13 @@ class SyncGate:
             self._leave(raised=exception_ends_loop())
         self._meet()
         self._reduce(True)
+        self._unwrapped.look()
         self._step, self._left = None, False
 
     def close(self) -> None:
         """Ends this rank's part. In the middle of a segment, the other ranks learn of it."""
         self._hook.remove()
+        self._unwrapped.close()
         if self._step is not None and self._agreement is not None:
             why = self._failure or "its session was closed"
             self._agreement.tell(self._step.step, why)
@@ -304,10 +303,7 @@ class SyncGate:
         running = self._current.running
         if self._in_gate or running is None:
             return
-        if not self.models:
-            if _has_parameters(optimiser):  # others step made-up inputs, as adversarial attacks do
-                raise PacelineError(_UNWRAPPED)
-            return
+        self._unwrapped.stepping(optimiser)
         if not self._script.trains(optimiser, self._parameters):
             return
         closure = len(args) > 1 or kwargs.get("closure") is not None  # args[0] is the optimiser
@@ -322,12 +318,6 @@ class SyncGate:
         with self._entered(), unscaled(optimiser, self._parameters()):
             self._relaxed.stepping(running.step, optimiser)
         running.reduced()
-
-
-def _has_parameters(optimiser: torch.optim.Optimizer) -> bool:
-    """Whether an optimiser steps a model's parameters, rather than plain tensors."""
-    given = (tensor for group in optimiser.param_groups for tensor in group["params"])
-    return any(isinstance(tensor, nn.Parameter) for tensor in given)
 
 
 def _is_of_connections(error: BaseException | None) -> bool:
