@@ -42,8 +42,9 @@ _ANOTHER_OPTIMISER = (
     "framework wraps it; or switch to a policy that reduces all gradients in each step"
 )
 _CLOSURE = (
-    "a relaxed synchroniser cannot step with a closure: begin with a policy that reduces all "
-    "gradients in each step, such as bsp; later switches will then keep the all-reduce"
+    "a relaxed synchroniser cannot step with a closure, and this script gives one to its optimiser "
+    "for the first time: step without it, or use a policy that reduces all gradients in each step, "
+    "such as bsp"
 )
 
 OnRound = Callable[[Step, Round], None]
@@ -73,6 +74,7 @@ class SyncGate:
         self._script = ScriptOptimiser()
         self._step: Step | None = None  # the current step, or the last one of the epoch
         self._suits = False  # the script can train under the segment's relaxed synchroniser
+        self._unsure = False  # whether it can is asked again at the next step
         self._relaxed: Synchroniser | None = None  # of the current segment, if it has one
         self._scales_differ = False  # ranks may have different scales of gradients
         self._ranks_made: Ranks | None = None
@@ -107,7 +109,7 @@ class SyncGate:
         ):
             with self._entered():
                 self._agreement.begin(step.step)
-        if before is not None and before.segment == step.segment:
+        if before is not None and before.segment == step.segment and not self._unsure:
             return
         unchanged = before is not None and before.synchroniser == step.synchroniser
         if unchanged and self._relaxed is not None:
@@ -117,7 +119,8 @@ class SyncGate:
         if self._current.world == 1:
             return
         reduces = step.synchroniser == ALLREDUCE
-        if not (reduces or unchanged):
+        asks, self._unsure = not reduces and (self._unsure or not unchanged), False
+        if asks:
             self._suits = self._agree(step.synchroniser.name)
         if reduces or not self._suits:
             self._equal_scales()
@@ -173,7 +176,7 @@ class SyncGate:
         self._meet()
         self._reduce(True)
         self._unwrapped.look()
-        self._step, self._left = None, False
+        self._step, self._left, self._unsure = None, False, False
 
     def close(self) -> None:
         """Ends this rank's part. In the middle of a segment, the other ranks learn of it."""
@@ -263,15 +266,21 @@ class SyncGate:
     def _agree(self, name: str) -> bool:
         """Whether all ranks' scripts can do without the all-reduce.
 
-        If one cannot, training goes on under the all-reduce: a switch must not end it.
+        If one cannot, training goes on under the all-reduce: neither a switch nor a policy that a
+        run begins with may end it. How a script steps shows when it does. So gradients are reduced
+        until the optimiser has stepped once.
         """
         ranks = self._ranks()
-        refusals: list[str | None] = [None] * ranks.world
-        dist.all_gather_object(refusals, self._refusal(), group=ranks.group)
-        why = next((refusal for refusal in refusals if refusal is not None), None)
+        answers: list[tuple[str | None, bool]] = [(None, True)] * ranks.world
+        dist.all_gather_object(
+            answers, (self._refusal(), self._script.has_stepped), group=ranks.group
+        )
+        why = next((refusal for refusal, _ in answers if refusal is not None), None)
         if why is not None and self._rank == 0:
             logger.warning("%s: gradients go on being all-reduced, as %s", name, why)
-        return why is None
+        stepped = all(stepped for _, stepped in answers)
+        self._unsure = why is None and not stepped
+        return why is None and stepped
 
     def _refusal(self) -> str | None:
         if not self.models:
