@@ -85,6 +85,7 @@ class Script:
     backoff: float = 0.5  # of the scale, then
     scalers: int = 1  # that are enabled, of which one is used
     closure: bool = False
+    closure_from: int = 2**31  # step from which the optimiser steps with one
     temper: bool = False  # another optimiser, of another parameter, that steps with a closure
     criterion: bool = False  # the loss has a parameter, which no wrapped model has
     at_once: bool = False  # the first segment has the chain's first synchroniser
@@ -264,7 +265,7 @@ def _step(
     if step % script.accumulate == 0:
         for optimiser in made:
             optimiser.zero_grad()
-    if script.closure:
+    if script.closure or step >= script.closure_from:
         made[0].step(backward)  # type: ignore[arg-type]
         return
     backward()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import time
@@ -225,6 +226,52 @@ def unwrapped(around: str) -> tuple[str, int, bool]:
                 optimizer.step()
         untouched = all(map(torch.equal, before, alone.parameters()))
         return str(refused.value), run.step, untouched
+
+
+def zipped() -> Tensor:
+    """Two sessions in one loop; only the second one has a model. That model's parameters."""
+    with session(12, {"global_batch": 4}) as data, session(12, {"global_batch": 4}) as run:
+        model = run.wrap(network())
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        for (_, more, _), (_, x, y) in zip(data.loader(), run.loader(), strict=False):
+            optimizer.zero_grad()
+            (mse_loss(model(x), y) + 0 * more.sum()).backward()
+            optimizer.step()
+        return parameters(model)
+
+
+def adversaries(kind: str) -> tuple[list[str], Tensor]:
+    """Trains a wrapped model, and another one beside it.
+
+    Args:
+        kind: what reduces the other one's gradients: "nothing", "session", its own "ddp", or the
+            "script"; "one optimiser" of both, and nothing reduces the other one's.
+
+    Returns:
+        What this rank warns of, and the other model's parameters.
+    """
+    warnings: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("paceline.train.unwrapped").addHandler(handler)
+    with session(16, {"global_batch": 4}) as run:
+        generator, other = run.wrap(network()), network()
+        judge = {"session": run.wrap, "ddp": DistributedDataParallel}.get(kind, lambda m: m)(other)
+        groups = [list(generator.parameters()), list(other.parameters())]
+        made = [torch.optim.SGD(p, 0.05) for p in groups]
+        if kind == "one optimiser":
+            made = [torch.optim.SGD([*groups[0], *groups[1]], 0.05)]
+        for _, x, y in run.loader():
+            for model in (judge, generator):
+                mse_loss(model(x), y).backward()
+            if kind == "script":
+                for parameter in other.parameters():
+                    dist.all_reduce(parameter.grad)
+            for optimizer in made:
+                optimizer.step()
+                optimizer.zero_grad()
+    logging.getLogger("paceline.train.unwrapped").removeHandler(handler)
+    return warnings, parameters(other)
 
 
 def wrapped_elsewhere(kind: str) -> str:

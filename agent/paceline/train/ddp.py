@@ -163,3 +163,18 @@ class SingleProcess(nn.Module):
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Does nothing: there is no other rank."""
         return contextlib.nullcontext()
+
+
+def wrap(
+    model: nn.Module, current: CurrentStep, options: dict[str, Any]
+) -> WeightedDDP | SingleProcess:
+    """The wrapper that a model needs here.
+
+    Args:
+        model: the script's.
+        current: the current step of the session.
+        options: of DistributedDataParallel.
+    """
+    if current.world == 1 and not dist.is_initialized():
+        return SingleProcess(model, current)
+    return WeightedDDP(model, current, **options)

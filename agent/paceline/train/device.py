@@ -1,10 +1,9 @@
-"""What this rank computes on: its CPU threads, and the device that it emulates."""
+"""What this rank computes on: its CPU threads, its model's device, and one that it emulates."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
 from itertools import count
 from typing import Any
 
@@ -15,6 +14,7 @@ from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
 from paceline.train.parts import Step
 from paceline.train.profile import Hold
+from paceline.train.timing import Clock, CpuClock, CudaClock
 
 logger = logging.getLogger(__name__)
 
@@ -35,8 +35,33 @@ class Device:
         self._rank = rank
         self._emulation = Emulation.parse(emulate, world) if emulate is not None else None
         self._own_threads: int | None = None  # the script's, while a plan's are in force
+        self.clock: Clock = CpuClock()  # of the model's device
+        self._model = torch.device("cpu")  # the device that the model is on
+        self._process = psutil.Process()
         if emulate is not None and rank == 0:
             logger.warning("device speeds are emulated: %s", emulate)
+
+    def use(self, device: torch.device) -> None:
+        """The model is on this device: steps are timed there."""
+        if device.type == "cuda":
+            self._model, self.clock = device, CudaClock(device)
+
+    def finish(self) -> None:
+        """Waits until the model's device has done all that it was given."""
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            # Of a model that is not wrapped yet, the device is taken to be the current one.
+            torch.cuda.synchronize(self._model if self._model.type == "cuda" else None)
+
+    def memory(self) -> int:
+        """The memory in use, in bytes: the accelerator's peak, or this process's. In any thread."""
+        if self._model.type == "cuda":
+            return int(torch.cuda.max_memory_allocated(self._model))
+        return int(self._process.memory_info().rss)
+
+    @property
+    def name(self) -> str:
+        """For `wire.Hello.device`."""
+        return torch.cuda.get_device_name(self._model) if self._model.type == "cuda" else "cpu"
 
     @property
     def emulated(self) -> dict[str, Any] | None:
@@ -97,20 +122,3 @@ class Device:
             self._own_threads = torch.get_num_threads()
         if wanted != torch.get_num_threads():
             torch.set_num_threads(wanted)
-
-
-def name_of(device: torch.device) -> str:
-    """For `wire.Hello.device`."""
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
-
-
-def memory_gauge(device: torch.device) -> Callable[[], int]:
-    """Measures the memory in use, in bytes: the accelerator's peak, or this process's."""
-    process = psutil.Process()
-
-    def memory() -> int:
-        if device.type == "cuda":
-            return int(torch.cuda.max_memory_allocated(device))
-        return int(process.memory_info().rss)
-
-    return memory

@@ -14,14 +14,14 @@ from paceline.core.terms import Terms
 from paceline.core.version import __version__
 from paceline.train.checkpoint import Position
 from paceline.train.ddp import CurrentStep
-from paceline.train.device import Device, memory_gauge, name_of
+from paceline.train.device import Device
 from paceline.train.environment import Environment
 from paceline.train.meeting import Meeting
 from paceline.train.parts import Step, left_key
 from paceline.train.profile import Profile
 from paceline.train.sync.gate import SyncGate
 from paceline.train.sync.stealing import Stealing
-from paceline.train.timing import Clock, CpuClock, CudaClock, RunningStep
+from paceline.train.timing import RunningStep
 from paceline.train.wiring import Wiring, agree_on_lookahead, connect
 from paceline.wire import Hello
 
@@ -61,8 +61,6 @@ class Loop:
         self.wiring: Wiring | None = None  # from the first iteration on
         self._meeting: Meeting | None = meeting  # until the loop is closed
         self._environment = environment
-        self._clock: Clock = CpuClock()
-        self._torch_device = torch.device("cpu")
         self._start = Position()
 
         self.epoch = 0  # the epoch that the loader is in, or was in last
@@ -120,11 +118,6 @@ class Loop:
             raise PacelineError("this session is closed: make another Session")
         if self._failure is not None:
             raise PacelineError(str(self._failure)) from self._failure
-
-    def use_device(self, device: torch.device) -> None:
-        """The model is on this device: steps are timed there."""
-        if device.type == "cuda":
-            self._torch_device, self._clock = device, CudaClock(device)
 
     def position(self) -> Position:
         """Where training is, with the current batch counted as used."""
@@ -206,7 +199,7 @@ class Loop:
         self.step = step.step
         if self.wiring.leader is not None:
             self.wiring.leader.reached(step.step)
-        self.current.running = RunningStep(step, self._clock, data_s, hold_s)
+        self.current.running = RunningStep(step, self.device.clock, data_s, hold_s)
 
     def end_body(self, closing: bool) -> None:
         """Ends the loop's body.
@@ -264,7 +257,7 @@ class Loop:
             environment,
             self._start,
             self.limits,
-            memory_gauge(self._torch_device),
+            self.device.memory,
             self._hello(meeting, lookahead),
         )
         if wiring.rounds is not None:
@@ -292,7 +285,7 @@ class Loop:
             started_at=time.time(),
             paceline=__version__,
             torch=str(torch.__version__),
-            device=name_of(self._torch_device),
+            device=self.device.name,
             epoch=start.epoch,
             step=start.step,
             used=b"" if start.used is None else start.used.astype("<u4").tobytes(),

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import statistics
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -17,10 +19,14 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 from paceline.core.errors import PacelineError
 from paceline.core.terms import whole
 
+if TYPE_CHECKING:
+    from paceline.train.ddp import SingleProcess, WeightedDDP
+
 _TIMINGS = 3  # timings of each batch size; their median counts
 _MEMORY_RAN_OUT = ("out of memory", "not enough memory", "defaultcpuallocator", "alloc_failed")
 
 Floats = npt.NDArray[np.float64]
+Finish = Callable[[], None]  # waits until the device has done all that it was given
 Hold = Callable[[int, float], None]  # called with samples, and when their batch began
 
 
@@ -31,12 +37,13 @@ class Profile(msgspec.Struct, frozen=True):
     limit: int | None = None  # most samples that fit into memory; None: even `most` fitted
 
 
-def measure(run_batch: Callable[[int], object], most: int, hold: Hold) -> Profile:
+def measure(run_batch: Callable[[int], object], most: int, finish: Finish, hold: Hold) -> Profile:
     """Times batches of 2, 4, 8, … samples, until memory runs out, and of `most`.
 
     Args:
         run_batch: runs forward and backward on a number of samples.
         most: the largest number of samples.
+        finish: waits for the model's device.
         hold: waits until the emulated device is done with a batch.
 
     Raises:
@@ -45,11 +52,12 @@ def measure(run_batch: Callable[[int], object], most: int, hold: Hold) -> Profil
     """
     sizes = [min(2**k, most) for k in range(1, max(most - 1, 1).bit_length() + 1)]
     times: list[tuple[int, float]] = []
+    timed = partial(_timed, run_batch, finish, hold)
     for samples in sizes:
         try:
             if not times:
-                _timed(run_batch, samples, hold)  # allocates, compiles, warms up
-            several = [_timed(run_batch, samples, hold) for _ in range(_TIMINGS)]
+                timed(samples)  # allocates, compiles, warms up
+            several = [timed(samples) for _ in range(_TIMINGS)]
         except (MemoryError, RuntimeError) as error:
             if not _out_of_memory(error):
                 raise
@@ -64,19 +72,13 @@ def measure(run_batch: Callable[[int], object], most: int, hold: Hold) -> Profil
     return Profile(times)
 
 
-def _timed(run_batch: Callable[[int], object], samples: int, hold: Hold) -> float:
-    _finish()
+def _timed(run_batch: Callable[[int], object], finish: Finish, hold: Hold, samples: int) -> float:
+    finish()
     began = time.perf_counter()
     run_batch(samples)
-    _finish()
+    finish()
     hold(samples, began)
     return time.perf_counter() - began
-
-
-def _finish() -> None:
-    """Waits for the device, where one is in use."""
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        torch.cuda.synchronize()
 
 
 def _out_of_memory(error: BaseException) -> bool:
@@ -85,6 +87,17 @@ def _out_of_memory(error: BaseException) -> bool:
     # PyTorch's CPU allocator, cuDNN, cuBLAS, CUDA and MPS raise a plain RuntimeError.
     said = str(error).lower()
     return any(words in said for words in _MEMORY_RAN_OUT)
+
+
+@contextmanager
+def unreduced(models: Iterable[WeightedDDP | SingleProcess]) -> Iterator[None]:
+    """Within it wrapped models do not reduce gradients, and after it they have none."""
+    with ExitStack() as local:
+        for model in models:
+            local.enter_context(model.no_sync())
+        yield
+    for model in models:
+        model.zero_grad()
 
 
 class _Outcome(msgspec.Struct, frozen=True):

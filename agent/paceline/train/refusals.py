@@ -33,7 +33,7 @@ def refuse_model(model: nn.Module, batchnorm: str | None, options: dict[str, Any
         if why is not None:
             raise ValueError(f"{name or 'the model'} {why}")
     for name, parameter in model.named_parameters():
-        if _is(parameter, "torch.distributed.tensor", "DTensor"):
+        if is_dtensor(parameter):
             raise ValueError(
                 f"parameter {name} is a DTensor: each rank has a part of it, and Paceline weighs "
                 "whole gradients; give session.wrap the model before parallelize_module or "
@@ -83,6 +83,11 @@ def _layer(layer: nn.Module, batchnorm: str | None) -> str | None:
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
         return "has sparse gradients, which Paceline does not weigh: use sparse=False"
     return None
+
+
+def is_dtensor(value: object) -> bool:
+    """Whether a rank has only a part of this tensor."""
+    return _is(value, "torch.distributed.tensor", "DTensor")
 
 
 def _is(value: object, module: str, name: str) -> bool:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import atexit
-import contextlib
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
@@ -16,7 +15,7 @@ from torch import nn
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms, length, whole
 from paceline.train.checkpoint import Position
-from paceline.train.ddp import SingleProcess, WeightedDDP
+from paceline.train.ddp import wrap
 from paceline.train.device import Device
 from paceline.train.environment import Environment
 from paceline.train.loader import Loader
@@ -30,6 +29,7 @@ from paceline.train.profile import (
     listed_limits,
     measure,
     shared_moments,
+    unreduced,
 )
 from paceline.train.refusals import refuse_model
 from paceline.train.sizes import Sizes, resolve
@@ -165,7 +165,8 @@ class Session:
         """The model with weighted gradients; replaces DistributedDataParallel.
 
         Args:
-            model: the plain model on its device, in no wrapper of another framework.
+            model: plain, on its device, in no wrapper of another framework. Wrap each model that
+                is trained.
             batchnorm: "local" accepts BatchNorm layers whose statistics are each rank's own.
             **options: of DistributedDataParallel.
 
@@ -176,12 +177,8 @@ class Session:
         refuse_model(model, batchnorm, options)
         parameter = next(model.parameters(), None)
         if parameter is not None:
-            self._loop.use_device(parameter.device)
-        wrapped: SingleProcess | WeightedDDP
-        if self.world == 1 and not torch.distributed.is_initialized():
-            wrapped = SingleProcess(model, self._loop.current)
-        else:
-            wrapped = WeightedDDP(model, self._loop.current, **options)
+            self._loop.device.use(parameter.device)
+        wrapped = wrap(model, self._loop.current, options)
         self._loop.gate.models.append(wrapped)
         return wrapped
 
@@ -238,14 +235,10 @@ class Session:
         meeting = loop.meeting
         batch = loop.terms.global_batch
         most = batch if most is None else whole("most", most, 1)
-        with contextlib.ExitStack() as local:
-            for model in loop.gate.models:
-                local.enter_context(model.no_sync())
+        with unreduced(loop.gate.models):
             hold = loop.device.trial(self.step + 1, shared_moments(meeting.store, meeting.sizes))
-            trial = partial(measure, run_batch, most, hold)
+            trial = partial(measure, run_batch, most, loop.device.finish, hold)
             profiles = gather(meeting.store, self.rank, self.world, trial)
-        for model in loop.gate.models:
-            model.zero_grad()
         loop.limits = limits_of(self._given_limits, profiles, batch, self.world)
         loop.profiles = profiles
         return profiles[self.rank]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 
 from torch.distributed import Store  # type: ignore[attr-defined]
@@ -25,10 +26,9 @@ class Wiring:
 
     follower: Follower
     leader: Leader | None  # on rank 0
-    proposals: Proposals | None  # on rank 0, with a bus
-    emitter: Emitter | None  # in a run that a control plane knows; so are the reporters
-    reporter: Reporter | None
+    reporter: Reporter | None  # in a run that a control plane knows; so is the next
     rounds: RoundReporter | None
+    threads: ExitStack  # ends the background threads that there are
 
     def close(self, *, ran_out: bool) -> None:
         """Ends the background threads, delivering what they hold, in a few seconds at most.
@@ -40,10 +40,7 @@ class Wiring:
             self.leader.wait_for_readers(at_the_end=ran_out)
         if self.reporter is not None:
             self.reporter.flush()
-        if self.proposals is not None:
-            self.proposals.close()
-        if self.emitter is not None:
-            self.emitter.close()
+        self.threads.close()
 
 
 def connect(
@@ -66,25 +63,26 @@ def connect(
         memory: measures the memory in use, in bytes.
         hello: on rank 0, the run's description for the control plane.
     """
-    rank, attempt = meeting.rank, environment.attempt
-    emitter = None
-    if environment.run is not None:
-        emitter = _emitter(environment, environment.run, rank, memory)
-    proposals = leader = None
-    if rank == 0:
-        if emitter is not None and hello is not None:
-            emitter.send(hello)
-        if environment.run is not None and environment.bus is not None:
-            proposals = Proposals(environment.bus, environment.run, attempt)
-        leader = _leader(terms, meeting, proposals, emitter, attempt, start, limits)
-    return Wiring(
-        Follower(meeting.store, rank, leader),
-        leader,
-        proposals,
-        emitter,
-        Reporter(emitter, attempt, rank) if emitter is not None else None,
-        RoundReporter(emitter, attempt, rank) if emitter is not None else None,
-    )
+    rank, run, attempt = meeting.rank, environment.run, environment.attempt
+    emitter = proposals = leader = None
+    with ExitStack() as threads:  # it ends them where a later part cannot be made
+        if run is not None:
+            emitter = _emitter(environment, run, rank, memory)
+            threads.callback(emitter.close)
+            if hello is not None:
+                emitter.send(hello)
+        if rank == 0:
+            if run is not None and environment.bus is not None:
+                proposals = Proposals(environment.bus, run, attempt)
+                threads.callback(proposals.close)
+            leader = _leader(terms, meeting, proposals, emitter, attempt, start, limits)
+        return Wiring(
+            Follower(meeting.store, rank, leader),
+            leader,
+            Reporter(emitter, attempt, rank) if emitter is not None else None,
+            RoundReporter(emitter, attempt, rank) if emitter is not None else None,
+            threads.pop_all(),
+        )
 
 
 def agree_on_lookahead(store: Store, rank: int, lookahead: int) -> None:

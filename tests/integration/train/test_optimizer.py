@@ -72,7 +72,9 @@ def test_a_relaxed_synchroniser_comes_into_force(ranks: Ranks, script: dict[str,
     "script",
     [
         {"declare": "optimiser", "optimisers": 2},
+        {"declare": "optimiser", "optimisers": 2, "at_once": True},
         {"declare": "optimiser", "closure": True},
+        {"declare": "optimiser", "closure": True, "at_once": True},
         {"declare": "optimiser", "criterion": True},
         {"declare": "optimiser", "scaler": True, "scalers": 2},
         {"spare_at": 1},
@@ -90,16 +92,23 @@ def test_of_a_declared_scaler_the_smallest_scale_is_taken(ranks: Ranks) -> None:
     assert [of_rank["scale"] for of_rank in trained] == [128.0] * WORLD
 
 
-@pytest.mark.parametrize("what", [{"optimisers": 2}, {"late": True}], ids=str)
-def test_an_optimiser_that_was_not_declared_ends_a_run_that_begins_relaxed(
-    what: dict[str, Any], tmp_path: Path
+def test_an_optimiser_that_takes_the_declared_one_s_place_ends_a_run_that_is_relaxed(
+    tmp_path: Path,
 ) -> None:
-    given = {"declare": "optimiser", "at_once": True} | what
+    given = {"declare": "optimiser", "at_once": True, "late": True}
     pool = Ranks(WORLD)
     with pytest.raises(RankError):
         pool.run(relaxing.survive, RNA, given, str(tmp_path), timeout_s=40)
     said = [(tmp_path / str(rank)).read_text() for rank in range(WORLD)]
     assert any("steps another: give all parameters to one optimiser" in text for text in said)
+
+
+def test_a_run_that_begins_relaxed_reduces_until_its_optimiser_has_stepped(ranks: Ranks) -> None:
+    """Then it is known how the script steps; rounds come in the same segment."""
+    for declared in ({"declare": "optimiser"}, {}):
+        for given in ({"at_once": True}, {"at_once": True, "accumulate": 3}):
+            trained = train(ranks, declared | given)
+            assert trained[0]["segments"][0] == 0
 
 
 # Refusals

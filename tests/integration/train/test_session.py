@@ -16,7 +16,7 @@ from torch import nn
 import paceline
 from support import sessions
 from support.ranks import RankError, Ranks
-from support.sessions import Log, Numbered, Sized
+from support.sessions import Log, Numbered, Sized, network
 
 pytestmark = pytest.mark.ranks
 
@@ -184,10 +184,40 @@ def test_an_optimiser_of_made_up_inputs_needs_no_wrapped_model() -> None:
     assert run.step == 2
 
 
-def test_a_model_that_was_not_wrapped_is_refused_in_a_single_process_too() -> None:
-    message, step, untouched = sessions.unwrapped("nothing")
-    assert MEND in message
-    assert (step, untouched) == (0, True)
+def test_a_single_process_needs_no_wrapped_model() -> None:
+    """Its batches are whole global batches: nothing is to be weighted."""
+    with sessions.session(12, {"global_batch": 4}) as run:
+        plain = network()
+        optimizer = torch.optim.SGD(plain.parameters(), 0.05)
+        for _, x, y in run.loader():
+            optimizer.zero_grad()
+            nn.functional.mse_loss(plain(x), y).backward()
+            optimizer.step()
+    torch.testing.assert_close(sessions.parameters(plain), sessions.zipped())
+
+
+def test_of_two_sessions_in_one_loop_either_may_wrap_the_model(ranks: Ranks) -> None:
+    alone = sessions.zipped()
+    for got in ranks.run(sessions.zipped):
+        torch.testing.assert_close(got, alone)
+
+
+@pytest.mark.parametrize("kind", ["nothing", "one optimiser"])
+def test_a_second_model_that_trains_apart_is_told_of(ranks: Ranks, kind: str) -> None:
+    """As a GAN's discriminator: once, by rank 0."""
+    (warnings, first), *others = ranks.run(sessions.adversaries, kind)
+    assert ["discriminator = session.wrap(discriminator)" in text for text in warnings] == [True]
+    for said, parameters in others:
+        assert not said
+        assert not torch.equal(parameters, first)
+
+
+@pytest.mark.parametrize("kind", ["session", "ddp", "script"])
+def test_a_second_model_whose_gradients_are_reduced_is_not_told_of(ranks: Ranks, kind: str) -> None:
+    (_, first), *_ = answers = ranks.run(sessions.adversaries, kind)
+    for warnings, parameters in answers:
+        assert not warnings
+        assert torch.equal(parameters, first)
 
 
 @pytest.mark.parametrize(

@@ -166,6 +166,7 @@ def test_fused_optimisers_unscale_once(ranks: Ranks) -> None:
     [
         {"optimisers": 2},
         {"closure": True},
+        {"closure": True, "at_once": True},
         {"closure": True, "optimiser": "LBFGS", "at_once": True},
         {"criterion": True},
         {"scaler": True, "scalers": 2},
@@ -188,9 +189,9 @@ def test_an_optimiser_of_something_else_may_step_with_a_closure(ranks: Ranks) ->
 
 
 def test_a_closure_that_comes_too_late_is_told_of(tmp_path: Path) -> None:
-    given = {"closure": True, "at_once": True}
+    given = {"closure_from": 6}
     for message in failures("rna", given, tmp_path):
-        assert "begin with a policy that reduces all gradients" in str(message)
+        assert "gives one to its optimiser for the first time" in str(message)
 
 
 def test_gradients_are_reduced_again_where_the_next_synchroniser_does_not_suit(

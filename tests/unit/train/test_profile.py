@@ -16,6 +16,10 @@ from paceline.train.parts import Step
 from paceline.train.profile import Profile, limits_of, listed_limits, measure
 
 
+def done() -> None:
+    """A device that does nothing beside the host: nothing to wait for."""
+
+
 def at_once(samples: int, began: float) -> None:
     """A real device: nothing to wait for."""
 
@@ -26,7 +30,7 @@ def at_once(samples: int, began: float) -> None:
 )
 def test_batches_double_up_to_the_most(most: int, sizes: list[int]) -> None:
     seen: list[int] = []
-    profile = measure(seen.append, most, at_once)
+    profile = measure(seen.append, most, done, at_once)
     assert [samples for samples, _ in profile.times] == sizes
     assert seen == [sizes[0]] + [n for n in sizes for _ in range(3)]  # one to warm up
     assert profile.limit is None
@@ -45,7 +49,7 @@ def test_the_median_of_three_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         disturbed = len(held) % 3 == 2
         now += 100.0 if disturbed else samples
 
-    profile = measure(lambda samples: None, 16, hold)
+    profile = measure(lambda samples: None, 16, done, hold)
     assert profile.times == [(2, 2.0), (4, 4.0), (8, 8.0), (16, 16.0)]
 
 
@@ -88,11 +92,11 @@ def test_memory_ends_it(allocate: object) -> None:
             assert callable(allocate)
             allocate(samples)
 
-    profile = measure(run_batch, 64, at_once)
+    profile = measure(run_batch, 64, done, at_once)
     assert profile.limit == 8
     assert [samples for samples, _ in profile.times] == [2, 4, 8]
     with pytest.raises(PacelineError, match="at the first batch, of 2 samples"):
-        measure(gigantic, 64, at_once)
+        measure(gigantic, 64, done, at_once)
 
 
 def test_another_error_is_the_user_s() -> None:
@@ -100,7 +104,7 @@ def test_another_error_is_the_user_s() -> None:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
     with pytest.raises(RuntimeError, match="shapes"):
-        measure(run_batch, 64, at_once)
+        measure(run_batch, 64, done, at_once)
 
 
 def test_limits() -> None:
@@ -136,6 +140,23 @@ def test_limits_may_come_in_any_form(limits: object, listed: list[int]) -> None:
 def test_what_is_no_limit_is_refused_by_name(limits: object) -> None:
     with pytest.raises((TypeError, ValueError), match="limits is "):
         listed_limits(limits)
+
+
+@pytest.mark.parametrize(
+    ("model", "waited_for"),
+    [("cuda:1", torch.device("cuda:1")), ("cpu", None)],  # None: the current device
+)
+def test_timings_wait_for_the_model_s_device(
+    monkeypatch: pytest.MonkeyPatch, model: str, waited_for: torch.device | None
+) -> None:
+    """It need not be the process's current one."""
+    waited: list[object] = []
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "synchronize", waited.append)
+    device = Device(None, 0, 1)
+    device.use(torch.device(model))
+    measure(lambda samples: None, 2, device.finish, at_once)
+    assert waited == [waited_for] * 8  # around each of four batches
 
 
 def step(threads: int, samples: int = 4) -> Step:

@@ -28,6 +28,7 @@ from paceline.train.sync.discovery import exception_ends_loop
 from paceline.train.sync.optimiser import ScriptOptimiser, unscaled
 from paceline.train.sync.partial import Partial
 from paceline.train.sync.stealing import Stealing
+from paceline.train.unwrapped import UnwrappedModels
 from paceline.wire import ALLREDUCE
 
 if TYPE_CHECKING:
@@ -35,20 +36,15 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_UNWRAPPED = (
-    "session.loader() was used, but no model was given to session.wrap(): this step would train "
-    "with gradients that are not weighted for the ranks' different batches. Before the loop write "
-    "model = session.wrap(model) in place of DistributedDataParallel, also where a framework such "
-    "as Accelerate would wrap the model"
-)
 _ANOTHER_OPTIMISER = (
     "a relaxed synchroniser takes one optimiser of the wrapped models, and this script steps "
     "another: give all parameters to one optimiser, and that to session.optimizer before a "
     "framework wraps it; or switch to a policy that reduces all gradients in each step"
 )
 _CLOSURE = (
-    "a relaxed synchroniser cannot step with a closure: begin with a policy that reduces all "
-    "gradients in each step, such as bsp; later switches will then keep the all-reduce"
+    "a relaxed synchroniser cannot step with a closure, and this script gives one to its optimiser "
+    "for the first time: step without it, or use a policy that reduces all gradients in each step, "
+    "such as bsp"
 )
 
 OnRound = Callable[[Step, Round], None]
@@ -75,9 +71,11 @@ class SyncGate:
         self.models: list[WeightedDDP | SingleProcess] = []  # `Session.wrap` adds to it
         self.on_round: OnRound | None = None  # called with rounds, on a rank that reports them
         self.stealing: Stealing | None = None  # None until training begins
+        self._unwrapped = UnwrappedModels(current, self.models, store, rank)
         self._script = ScriptOptimiser()
         self._step: Step | None = None  # the current step, or the last one of the epoch
         self._suits = False  # the script can train under the segment's relaxed synchroniser
+        self._unsure = False  # whether it can is asked again at the next step
         self._relaxed: Synchroniser | None = None  # the one in force, if it is relaxed
         self._scales_differ = False  # ranks may have different scales of gradients
         self._ranks_made: Ranks | None = None
@@ -104,6 +102,7 @@ class SyncGate:
         Raises:
             PacelineError: a rank left its loop; the message says which rank, and where.
         """
+        self._unwrapped.look()
         before, self._step = self._step, step
         if self._agreement is not None and (
             step.synchroniser != ALLREDUCE
@@ -111,7 +110,7 @@ class SyncGate:
         ):
             with self._entered():
                 self._agreement.begin(step.step)
-        if before is not None and before.segment == step.segment:
+        if before is not None and before.segment == step.segment and not self._unsure:
             return
         unchanged = before is not None and before.synchroniser == step.synchroniser
         if unchanged and self._relaxed is not None:
@@ -121,7 +120,8 @@ class SyncGate:
         if self._current.world == 1:
             return
         reduces = step.synchroniser == ALLREDUCE
-        if not (reduces or unchanged):
+        asks, self._unsure = not reduces and (self._unsure or not unchanged), False
+        if asks:
             self._suits = self._agree(step.synchroniser.name)
         if reduces or not self._suits:
             self._equal_scales()
@@ -179,11 +179,13 @@ class SyncGate:
             self._leave(raised=exception_ends_loop())
         self._meet()
         self._reduce(True)
-        self._step, self._left = None, False
+        self._unwrapped.look()
+        self._step, self._left, self._unsure = None, False, False
 
     def close(self) -> None:
         """Ends this rank's part. If that is in the middle of a segment, the others are told."""
         self._hook.remove()
+        self._unwrapped.close()
         if self._step is not None and self._agreement is not None:
             why = self._failure or "its session was closed"
             self._agreement.tell(self._step.step, why)
@@ -269,15 +271,21 @@ class SyncGate:
     def _agree(self, name: str) -> bool:
         """Whether all ranks' scripts can train without the all-reduce.
 
-        If one cannot, training goes on under the all-reduce: a switch must not end training.
+        If one cannot, training goes on under the all-reduce: neither a switch nor the policy that
+        a run begins with may end training. How a script steps is known once it has stepped. So
+        gradients are reduced until the optimiser has stepped once.
         """
         ranks = self._ranks()
-        refusals: list[str | None] = [None] * ranks.world
-        dist.all_gather_object(refusals, self._refusal(), group=ranks.group)
-        why = next((refusal for refusal in refusals if refusal is not None), None)
+        answers: list[tuple[str | None, bool]] = [(None, True)] * ranks.world
+        dist.all_gather_object(
+            answers, (self._refusal(), self._script.has_stepped), group=ranks.group
+        )
+        why = next((refusal for refusal, _ in answers if refusal is not None), None)
         if why is not None and self._rank == 0:
             logger.warning("%s: gradients go on being all-reduced, as %s", name, why)
-        return why is None
+        stepped = all(stepped for _, stepped in answers)
+        self._unsure = why is None and not stepped
+        return why is None and stepped
 
     def _refusal(self) -> str | None:
         if not self.models:
@@ -309,10 +317,7 @@ class SyncGate:
         running = self._current.running
         if self._in_gate or running is None:
             return
-        if not self.models:
-            if _has_parameters(optimiser):  # attacks on models step plain tensors, their inputs
-                raise PacelineError(_UNWRAPPED)
-            return
+        self._unwrapped.stepping(optimiser)
         if not self._script.trains(optimiser, self._parameters):
             return
         closure = len(args) > 1 or kwargs.get("closure") is not None  # args[0] is the optimiser
@@ -327,12 +332,6 @@ class SyncGate:
         with self._entered(), unscaled(optimiser, self._parameters()):
             self._relaxed.stepping(running.step, optimiser)
         running.reduced()
-
-
-def _has_parameters(optimiser: torch.optim.Optimizer) -> bool:
-    """Whether an optimiser steps a model's parameters, rather than plain tensors."""
-    given = (tensor for group in optimiser.param_groups for tensor in group["params"])
-    return any(isinstance(tensor, nn.Parameter) for tensor in given)
 
 
 def _is_of_connections(error: BaseException | None) -> bool:

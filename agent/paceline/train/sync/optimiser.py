@@ -120,6 +120,11 @@ class ScriptOptimiser:
             )
         return optimiser
 
+    @property
+    def has_stepped(self) -> bool:
+        """Whether the optimiser that `choose` settled on has stepped, so it is known how."""
+        return self._chosen is not None and self._chosen() in self._training
+
     def is_chosen(self, optimiser: torch.optim.Optimizer) -> bool:
         """Whether `choose` settled on this optimiser."""
         return self._chosen is not None and optimiser is self._chosen()

@@ -1,0 +1,186 @@
+"""Models that a script trains and that no session wraps, without processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from typing import cast
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.distributed import HashStore
+
+from paceline import PacelineError
+from paceline.train.ddp import CurrentStep, SingleProcess
+from paceline.train.timing import RunningStep
+from paceline.train.unwrapped import UnwrappedModels
+
+IN_A_STEP = cast(RunningStep, object())
+
+
+class Rank:
+    """One rank's script: a wrapped model, and another one with an optimiser.
+
+    Args:
+        store: the ranks'.
+        rank: this rank.
+        world: W.
+        wraps: it gives the session its first model.
+    """
+
+    def __init__(self, store: HashStore, rank: int, world: int = 2, wraps: bool = True) -> None:
+        self.current = CurrentStep(world)
+        self.current.running = IN_A_STEP
+        self.wrapped, self.other = nn.Linear(3, 2), nn.Linear(2, 1)
+        models = [SingleProcess(self.wrapped, self.current)] if wraps else []
+        self.knows = UnwrappedModels(self.current, models, store, rank)
+        self.optimiser = torch.optim.SGD(self.other.parameters(), 0.1)
+
+    def steps(self, gradient: float | None, optimiser: torch.optim.Optimizer | None = None) -> None:
+        """A step of the loop, in which all gradients are this number."""
+        self.knows.look()
+        optimiser = optimiser or self.optimiser
+        for group in optimiser.param_groups:
+            for p in group["params"]:
+                p.grad = None if gradient is None else torch.full_like(p, gradient)
+        self.knows.stepping(optimiser)
+
+
+Make = Callable[..., Rank]
+
+
+@pytest.fixture
+def make() -> Iterator[Make]:
+    store = HashStore()
+    with ExitStack() as made:
+
+        def rank(number: int, **given: bool | int) -> Rank:
+            new = Rank(store, number, **given)
+            made.callback(new.knows.close)
+            return new
+
+        yield rank
+
+
+@pytest.fixture
+def ranks(make: Make) -> list[Rank]:
+    return [make(0), make(1)]
+
+
+def train(ranks: list[Rank], *steps: tuple[float | None, float | None]) -> None:
+    """Steps with these gradients of each rank, and one more look."""
+    for of_ranks in steps:
+        for rank, gradient in zip(ranks, of_ranks, strict=True):
+            rank.steps(gradient)
+    ranks[0].knows.look()
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [(1.0, 2.0)],
+        [(1.0, 2.0), (2.0, 3.0)],
+        [(0.0, 0.0), (1.0, 2.0)],  # the first gradients are 0, not there, or infinite
+        [(None, None), (1.0, 2.0)],
+        [(torch.inf, 2.0), (1.0, 3.0)],
+        [(torch.nan, torch.nan), (1.0, 2.0)],
+    ],
+    ids=str,
+)
+def test_a_model_whose_gradients_differ_is_told_of_once(
+    ranks: list[Rank], steps: list[tuple[float, float]], caplog: pytest.LogCaptureFixture
+) -> None:
+    train(ranks, *steps)
+    (record,) = caplog.records
+    assert record.getMessage().startswith(
+        "SGD with 2 parameters, the first of shape [1, 2], steps a model that session.wrap() was "
+        "not given"
+    )
+    assert "discriminator = session.wrap(discriminator)" in record.getMessage()
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [(1.0, 1.0), (2.0, 2.0)],  # reduced by the script or by its own DDP
+        [(1.0, None)],  # on one rank only
+        [(None, None)],  # frozen
+    ],
+    ids=str,
+)
+def test_what_does_not_train_apart_is_not_told_of(
+    ranks: list[Rank], steps: list[tuple[float, float]], caplog: pytest.LogCaptureFixture
+) -> None:
+    train(ranks, *steps)
+    assert not caplog.records
+
+
+@pytest.mark.parametrize("kind", ["wrapped", "tensor", "sibling"])
+def test_an_optimiser_of_something_else_is_not_told_of(
+    ranks: list[Rank], make: Make, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of the wrapped model, of made-up inputs, or of a model that another session wraps."""
+    siblings = [make(0), make(1)]
+    for number, rank in enumerate(ranks):
+        parameters: dict[str, list[Tensor]] = {
+            "wrapped": list(rank.wrapped.parameters()),
+            "tensor": [torch.zeros(3, requires_grad=True)],
+            "sibling": list(siblings[number].wrapped.parameters()),
+        }
+        optimiser = torch.optim.SGD(parameters[kind], 0.1)
+        rank.steps(float(number + 1), optimiser)
+    ranks[0].knows.look()
+    assert not caplog.records
+
+
+def test_parameters_that_share_an_optimiser_with_the_wrapped_model_are_seen(
+    ranks: list[Rank], caplog: pytest.LogCaptureFixture
+) -> None:
+    for number, rank in enumerate(ranks):
+        both = [*rank.wrapped.parameters(), *rank.other.parameters()]
+        rank.steps(float(number + 1), torch.optim.AdamW(both))
+    ranks[0].knows.look()
+    assert "AdamW with 2 parameters" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.complex64])
+def test_gradients_of_any_type_are_compared(
+    ranks: list[Rank], dtype: torch.dtype, caplog: pytest.LogCaptureFixture
+) -> None:
+    for number, rank in enumerate(ranks):
+        parameter = nn.Parameter(torch.zeros(1000, dtype=dtype))
+        rank.steps(6e4 + 1e3 * number, torch.optim.SGD([parameter], 0.1))  # fp16 ends at 65504
+    ranks[0].knows.look()
+    assert len(caplog.records) == 1
+
+
+def test_sparse_gradients_are_compared(ranks: list[Rank], caplog: pytest.LogCaptureFixture) -> None:
+    for number, rank in enumerate(ranks):
+        embedding = nn.Embedding(8, 2, sparse=True)
+        (embedding(torch.tensor([1, 1, 3])) * (number + 1)).sum().backward()
+        rank.knows.stepping(torch.optim.SparseAdam(list(embedding.parameters())))
+    ranks[0].knows.look()
+    assert len(caplog.records) == 1
+
+
+def test_a_session_without_models_refuses(make: Make) -> None:
+    with pytest.raises(PacelineError, match=r"model = session.wrap\(model\) in place of"):
+        make(0, wraps=False).steps(1.0)
+
+
+def test_in_a_single_process_nothing_is_wrong(make: Make, caplog: pytest.LogCaptureFixture) -> None:
+    alone = make(0, world=1, wraps=False)
+    alone.steps(1.0)
+    alone.steps(2.0)
+    assert not caplog.records
+
+
+def test_a_model_of_a_session_that_is_in_no_step_counts_as_unwrapped(make: Make) -> None:
+    """Its gradients would not be weighted."""
+    data, earlier = make(0, wraps=False), make(0)
+    optimiser = torch.optim.SGD(earlier.wrapped.parameters(), 0.1)
+    data.steps(1.0, optimiser)
+    earlier.current.running = None
+    with pytest.raises(PacelineError, match="no model was given"):
+        data.steps(1.0, torch.optim.SGD(earlier.wrapped.parameters(), 0.1))
