@@ -3,30 +3,27 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Literal
 
 import numpy as np
+from msgspec import Meta
 
 from paceline.core.cost import SUM, Cost
 from paceline_backend.policies.base import Feedback, Floats, Ints, Models, usable
 from paceline_backend.policies.jit import compiled
 
-WINDOW: Mapping[str, Any] = {
-    "type": "integer",
-    "minimum": 4,
-    "maximum": 64,
-    "default": 64,
-    "description": "Steps of feedback that the predictor looks at.",
-}
-COST: Mapping[str, Any] = {
-    "type": "string",
-    "enum": ["auto", "sum", "padded"],
-    "default": "auto",
-    "description": "What a batch's time is linear in: the sum of its sizes, its padded size "
-    "(samples times the longest), or whichever of these, quadratic in length or not, fits best.",
-}
+# Parameters of presets that use this predictor.
+WindowSteps = Annotated[
+    int, Meta(ge=4, le=64, description="Steps of feedback that the predictor looks at.")
+]
+CostModel = Annotated[
+    Literal["auto", "sum", "padded"],
+    Meta(
+        description="What a batch's time is linear in: the sum of its sizes, its padded size "
+        "(samples times the longest), or whichever of these, quadratic in length or not, fits best."
+    ),
+]
 
 # A residual is the logarithm of a step's time ÷ its forecast.
 _CHANGED = math.log(1.15)  # two larger residuals of the same sign in a row mean another speed

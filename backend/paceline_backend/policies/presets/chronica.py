@@ -9,12 +9,12 @@ paper.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import inf
-from typing import Any
+from typing import Annotated, Literal
 
 import numpy as np
+from msgspec import Meta
 
 from paceline_backend.policies.base import (
     Batches,
@@ -26,7 +26,12 @@ from paceline_backend.policies.base import (
     Preset,
     Problem,
 )
-from paceline_backend.policies.predict.linear import WINDOW, LinearPredictor, PerSamplePredictor
+from paceline_backend.policies.parameters import Parameters
+from paceline_backend.policies.predict.linear import (
+    LinearPredictor,
+    PerSamplePredictor,
+    WindowSteps,
+)
 from paceline_backend.policies.solve.counts import bounds
 from paceline_backend.policies.solve.holdings import Holdings, split
 
@@ -269,11 +274,31 @@ def compensate(gradients: Floats, loads: Floats) -> Floats:
     return np.asarray(loads @ gradients / total)
 
 
-def make(parameters: Mapping[str, Any]) -> Policy:
+class ChronicaParameters(Parameters, frozen=True, kw_only=True):
+    """What `chronica` takes."""
+
+    ett: Annotated[
+        Literal["per-step", "per-sample"],
+        Meta(
+            description="What the predictor fits: a step's time T = a·Λ + c·n + b, or as in the "
+            "paper a·λ + b for each sample."
+        ),
+    ] = "per-step"
+    picks: Annotated[
+        Literal["levelled", "paper"],
+        Meta(
+            description="How samples are picked and placed: representative batches levelled "
+            "exactly, or Algorithms 2 and 3 as printed."
+        ),
+    ] = "levelled"
+    window: WindowSteps = 64
+
+
+def make(parameters: ChronicaParameters) -> Policy:
     """The policy."""
-    paper = parameters["picks"] == "paper"
-    per_sample = parameters["ett"] == "per-sample"
-    window = parameters["window"]
+    paper = parameters.picks == "paper"
+    per_sample = parameters.ett == "per-sample"
+    window = parameters.window
     predictor: Predictor = PerSamplePredictor(window) if per_sample else LinearPredictor(window)
     return Policy(
         name="chronica",
@@ -289,21 +314,5 @@ preset = Preset(
     source="CHRONICA: a data-imbalance-aware scheduler for distributed deep learning",
     make=make,
     combines=True,
-    parameters={
-        "ett": {
-            "type": "string",
-            "enum": ["per-step", "per-sample"],
-            "default": "per-step",
-            "description": "What the predictor fits: a step's time T = a·Λ + c·n + b, "
-            "or as in the paper a·λ + b for each sample.",
-        },
-        "picks": {
-            "type": "string",
-            "enum": ["levelled", "paper"],
-            "default": "levelled",
-            "description": "How samples are picked and placed: representative batches levelled "
-            "exactly, or Algorithms 2 and 3 as printed.",
-        },
-        "window": WINDOW,
-    },
+    parameters=ChronicaParameters,
 )
