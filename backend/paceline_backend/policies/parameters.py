@@ -30,10 +30,9 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 P = TypeVar("P", bound=Parameters)
 
 # The name of a preset with `Preset.combines`. The registry adds the names there are as "enum".
-_BATCHES_OF = Meta(
-    description="The preset, with its defaults, that says which samples each rank gets."
-)
-BatchesOf = Annotated[str, _BATCHES_OF]
+BatchesOf = Annotated[
+    str, Meta(description="The preset, with its defaults, that says which samples each rank gets.")
+]
 
 # One number for each rank, for example a capacity; or none.
 PerRank = Annotated[
@@ -52,8 +51,8 @@ def properties(kind: type[Parameters]) -> Mapping[str, Mapping[str, Any]]:
 
 @cache
 def _properties(kind: type[Parameters]) -> Mapping[str, Mapping[str, Any]]:
-    _, components = msgspec.json.schema_components([kind])
-    schemas: dict[str, dict[str, Any]] = components[kind.__name__]["properties"]
+    (of_kind,), components = msgspec.json.schema_components([kind], ref_template="{name}")
+    schemas: dict[str, dict[str, Any]] = components[of_kind["$ref"]]["properties"]
     for name, hint in get_type_hints(kind).items():
         if get_origin(hint) is Literal:  # msgspec sorts the values, and gives no type
             values = get_args(hint)
@@ -94,18 +93,19 @@ def convert(preset: str, kind: type[P], given: Mapping[str, Any], world: int | N
 
 def with_presets(kind: type[P], names: list[str]) -> type[P]:
     """The class with fields of type `BatchesOf` that take only these names, the default first."""
+    schemas = properties(kind)
     defaults = {
-        name: getattr(kind(), name)
+        name: schemas[name]["default"]
         for name, hint in get_type_hints(kind, include_extras=True).items()
-        if hint == BatchesOf
+        if hint == BatchesOf and "default" in schemas[name]
     }
     if not defaults:
         return kind
-    literal: Any = Literal
-    fields = []
+    fields: list[Any] = []
     for name, default in defaults.items():
-        ordered = tuple(sorted(names, key=lambda preset: preset != default))
-        fields.append((name, Annotated[literal[ordered], _BATCHES_OF], default))
+        ordered = sorted(names, key=lambda preset: preset != default)
+        enum = Meta(extra_json_schema={"enum": ordered})
+        fields.append((name, Annotated[BatchesOf, enum], default))
     narrowed: Any = msgspec.defstruct(kind.__name__, fields, bases=(kind,), kw_only=True)
     return narrowed  # type: ignore[no-any-return]
 
@@ -115,7 +115,7 @@ def _legal(kind: type[Parameters], name: str, value: Any, schema: Mapping[str, A
         msgspec.convert({name: value}, kind)
     except msgspec.ValidationError:
         return False
-    # The type of a class that `mappings` makes does not tell the values of "enum".
+    # Types do not tell the values of a `BatchesOf`, nor those of a class that `mappings` makes.
     return value in schema.get("enum", [value])
 
 

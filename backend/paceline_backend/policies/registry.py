@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.wire.synchronisation import Synchronisation
 from paceline_backend.policies.base import Policy, Preset
-from paceline_backend.policies.parameters import convert, with_presets
+from paceline_backend.policies.parameters import convert, properties, with_presets
 
 logger = logging.getLogger(__name__)
 
@@ -81,24 +81,33 @@ def _checked(name: str, policy: Policy, world: int | None) -> Policy:
 def _presets() -> dict[str, Preset[Any]]:
     presets: dict[str, Preset[Any]] = {}
     for entry in sorted(entry_points(group=GROUP), key=_is_foreign):
-        what = f"policy {entry.name} = {entry.value} left out"
         if entry.name in presets:
-            logger.error("%s: there is another of this name", what)
-            continue
-        try:
-            preset = entry.load()
-        except Exception:  # one broken package must not stop every run
-            logger.exception("%s: it does not load", what)
-            continue
-        if isinstance(preset, Preset) and preset.name == entry.name:
+            _left_out(entry, "there is another of this name")
+        elif (preset := _load(entry)) is not None:
             presets[entry.name] = preset
-        else:
-            logger.error("%s: it is not a Preset of this name", what)
     combined = sorted(name for name, preset in presets.items() if preset.combines)
     return {
         name: replace(preset, parameters=with_presets(preset.parameters, combined))
         for name, preset in presets.items()
     }
+
+
+def _load(entry: EntryPoint) -> Preset[Any] | None:
+    """The entry point's preset; None, and an error in the log, if there is no usable one."""
+    try:
+        preset = entry.load()
+        if not isinstance(preset, Preset) or preset.name != entry.name:
+            _left_out(entry, "it is not a Preset of this name")
+            return None
+        properties(preset.parameters)
+    except Exception:  # one broken package must not stop every run
+        _left_out(entry, "it does not load", exc_info=True)
+        return None
+    return preset
+
+
+def _left_out(entry: EntryPoint, why: str, exc_info: bool = False) -> None:
+    logger.error("policy %s = %s left out: %s", entry.name, entry.value, why, exc_info=exc_info)
 
 
 def _is_foreign(entry: EntryPoint) -> bool:
