@@ -31,7 +31,7 @@ from paceline_backend.policies.presets import (
     static_batching,
 )
 from paceline_backend.policies.registry import make
-from paceline_backend.policies.solve import counts
+from paceline_backend.policies.solve import counts, descent
 
 _COMBINED = "bsp paceline chronica sata lbb static-batching dynamic-batching boa"
 
@@ -76,6 +76,7 @@ NAMES: dict[str, dict[str, Any]] = {
         preset.name.replace("-", "_"): {"make": partial(make, preset.name), "preset": preset}
         for preset in _PRESETS
     },
+    "_balance": {"hand_over": descent.hand_over, "linked": descent.linked},
     "_base": {"Synchronisation": Synchronisation},
     "_registry": {"PolicyParameterError": PolicyParameterError},
     "_relaxed": {"BATCHES": _BATCHES, "STALENESS": _STALENESS, "relaxed": _relaxed},
