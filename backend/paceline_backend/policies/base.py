@@ -15,6 +15,9 @@ All parts are pure: no I/O, no clock, no global random state, and no memory exce
 they return. The same arguments give the same result, on any thread. Parts return new values and
 change no argument. All arrays are NumPy: W workers (ranks), N samples of the data set, F feedback
 rows, S steps of the segment.
+
+This module is the public import path. The parts are defined in `parts`, the values in `values`,
+`plan` in `planner`, and the base class of a preset's parameters in `parameters`.
 """
 
 from __future__ import annotations

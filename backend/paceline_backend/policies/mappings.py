@@ -17,7 +17,12 @@ from msgspec import Meta
 
 from paceline_backend.policies.parameters import Parameters
 
-_TYPES: Mapping[str, Any] = {"boolean": bool, "integer": int, "number": float, "string": str}
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "boolean": (bool,),
+    "integer": (int,),
+    "number": (int, float),
+    "string": (str,),
+}
 
 
 def adapt(preset: Any) -> None:
@@ -50,29 +55,37 @@ def _from_mapping(make: Callable[[Mapping[str, Any]], Any]) -> Callable[[Any], A
 
 
 def _class_of(preset: str, schemas: Mapping[str, Mapping[str, Any]]) -> type[Parameters]:
+    def check(parameters: Parameters) -> None:
+        for name, schema in schemas.items():
+            value, default = getattr(parameters, name), schema.get("default")
+            given = type(value) is not type(default) or value != default
+            if given and not _legal(schema, value):
+                raise ValueError(f"{name}: {value!r} is not legal")  # then msgspec refuses, too
+
     fields: list[Any] = []
     for name, schema in schemas.items():
-        meta = Meta(extra_json_schema=dict(schema))
-        field: list[Any] = [name, Annotated[_type_of(schema), meta]]
+        field: list[Any] = [name, Annotated[Any, Meta(extra_json_schema=dict(schema))]]
         if "default" in schema:
             field.append(msgspec.field(default_factory=partial(copy, schema["default"])))
         fields.append(tuple(field))
-    kind: Any = msgspec.defstruct(preset, fields, bases=(Parameters,), kw_only=True)
+    namespace = {"__post_init__": check}
+    kind: Any = msgspec.defstruct(
+        preset, fields, bases=(Parameters,), namespace=namespace, kw_only=True
+    )
     return kind  # type: ignore[no-any-return]
 
 
-def _type_of(schema: Mapping[str, Any]) -> Any:
-    """The type with the schema's bounds; `parameters.convert` looks at its "enum" itself."""
-    name = schema.get("type")
-    if name == "array":
-        return list[_type_of(schema["items"])]  # type: ignore[misc]
-    kind = _TYPES.get(str(name), Any)
-    return Annotated[kind, Meta(**_bounds(schema))] if kind in (int, float) else kind
-
-
-def _bounds(schema: Mapping[str, Any]) -> dict[str, Any]:
-    low, above = schema.get("minimum"), schema.get("exclusiveMinimum")
-    bounds = {} if "maximum" not in schema else {"le": schema["maximum"]}
-    if above is not None and (low is None or above >= low):
-        return {**bounds, "gt": above}
-    return bounds if low is None else {**bounds, "ge": low}
+def _legal(schema: Mapping[str, Any], value: Any) -> bool:
+    if schema["type"] == "array":
+        return isinstance(value, list | tuple) and all(_legal(schema["items"], v) for v in value)
+    if not isinstance(value, _TYPES[schema["type"]]):
+        return False
+    if isinstance(value, bool) and schema["type"] != "boolean":
+        return False
+    if "enum" in schema:
+        return value in schema["enum"]
+    # Written so that NaN is refused.
+    above = "minimum" not in schema or value >= schema["minimum"]
+    beyond = "exclusiveMinimum" not in schema or value > schema["exclusiveMinimum"]
+    below = "maximum" not in schema or value <= schema["maximum"]
+    return above and beyond and below

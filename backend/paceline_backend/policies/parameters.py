@@ -58,7 +58,8 @@ def _properties(kind: type[Parameters]) -> Mapping[str, Mapping[str, Any]]:
             values = get_args(hint)
             of = "string" if isinstance(values[0], str) else "integer"
             schemas[name] |= {"type": of, "enum": list(values)}
-    return schemas
+    plain: dict[str, dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(schemas))
+    return plain  # a tuple's default is a list in JSON
 
 
 def convert(preset: str, kind: type[P], given: Mapping[str, Any], world: int | None = None) -> P:
@@ -115,7 +116,7 @@ def _legal(kind: type[Parameters], name: str, value: Any, schema: Mapping[str, A
         msgspec.convert({name: value}, kind)
     except msgspec.ValidationError:
         return False
-    # Types do not tell the values of a `BatchesOf`, nor those of a class that `mappings` makes.
+    # The type of a `BatchesOf` does not tell its values.
     return value in schema.get("enum", [value])
 
 

@@ -184,4 +184,4 @@ class Preset(Generic[P]):
     combines: bool = False  # its policy decides batches, and leaves how gradients meet to others
 
     def __post_init__(self) -> None:
-        mappings.adapt(self)
+        mappings.adapt(self)  # if `parameters` is a mapping, as in the release before

@@ -7,6 +7,7 @@ from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Annotated, Any
 
+import msgspec
 import pytest
 from msgspec import Meta
 
@@ -157,6 +158,7 @@ def test_defaults_are_legal_and_described() -> None:
         schemas = policies.properties(policies.get(name).parameters)
         policies.make(name, {key: schema["default"] for key, schema in schemas.items()})
         assert all(schema["description"] and schema["type"] for schema in schemas.values())
+        assert msgspec.json.decode(msgspec.json.encode(schemas)) == schemas
 
 
 BAD = synchronisation.Partial(synchronisation.PartialRules(probes=0, staleness=4, mean=True))

@@ -84,7 +84,10 @@ def test_make_gets_a_mapping(thirds: ModuleType) -> None:
         "cost": "auto",
         "which": "order",
         "window": 64,
+        "steps": 1,
+        "letters": ["a"],
     }
+    assert type(given["steps"]) is type(given["level"]) is int
     preset.make(given)  # as its own tests may do
     assert thirds.GIVEN[1] is given
 
@@ -100,6 +103,8 @@ def test_make_gets_a_mapping(thirds: ModuleType) -> None:
         ({"sure": 1}, "parameters.sure: 1 .* of type boolean"),
         ({"window": 8.0}, "parameters.window: 8.0 .* integer at least 4 and at most 64"),
         ({"cost": "most"}, "parameters.cost: 'most' .* one of 'auto', 'sum', 'padded'"),
+        ({"steps": 0}, "parameters.steps: 0 .* of type integer at least 0.5"),
+        ({"letters": ["a", "c"]}, "parameters.letters: .* a list, each item one of 'a', 'b'"),
         ({"weights": [1, 0]}, "parameters.weights: .* a list, each item of type number above 0"),
         ({"weights": [1.0, 2.0]}, "parameters.weights: 2 values given, but the run has 3 ranks"),
     ],
@@ -113,3 +118,26 @@ def test_legal_values_are_taken(thirds: ModuleType) -> None:
     given = {"alpha": 1, "level": 0.1, "sure": True, "batches": "x", "weights": (3, 1.5)}
     taken = msgspec.structs.asdict(convert("thirds", thirds.preset.parameters, given, world=2))
     assert taken | given == taken | {"weights": (3, 1.5)}
+
+
+def test_a_parameters_schema_is_the_third_partys(thirds: ModuleType) -> None:
+    schemas = properties(thirds.preset.parameters)
+    assert schemas["letters"]["items"] == {"type": "string", "enum": ["a", "b"]}
+    assert schemas["level"] == {
+        "type": "number",
+        "enum": [0.1, 1],
+        "default": 1,
+        "description": "Of no effect.",
+    }
+
+
+def test_an_illegal_default_does_not_keep_others_from_being_set() -> None:
+    schemas = {
+        "low": {"type": "integer", "minimum": 5, "default": 0, "description": "d"},
+        "high": {"type": "integer", "default": 9, "description": "d"},
+    }
+    with pytest.warns(FutureWarning):
+        preset: Any = policies.Preset("x", "s", "s", lambda _: policies.make("bsp"), schemas)  # type: ignore[arg-type]
+    assert convert("x", preset.parameters, {"high": 3}).high == 3
+    with pytest.raises(PolicyParameterError, match=r"parameters\.low: 1 "):
+        convert("x", preset.parameters, {"low": 1})

@@ -52,6 +52,13 @@ preset = Preset(
         "sure": {"type": "boolean", "default": False, "description": "Of no effect."},
         "weights": {**PER_RANK, "description": "Of no effect."},
         "batches": {"type": "string", "default": "mine", "description": "Of no effect."},
+        "steps": {"type": "integer", "minimum": 0.5, "default": 1, "description": "No effect."},
+        "letters": {
+            "type": "array",
+            "items": {"type": "string", "enum": ["a", "b"]},
+            "default": ["a"],
+            "description": "Of no effect.",
+        },
         "cost": COST,
         **PARAMETERS,
     },
