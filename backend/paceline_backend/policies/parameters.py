@@ -16,7 +16,12 @@ from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_t
 import msgspec
 from msgspec import Meta
 
-_BOUNDS = (("at least", "minimum"), ("above", "exclusiveMinimum"), ("at most", "maximum"))
+_BOUNDS = {
+    "at least": "minimum",
+    "above": "exclusiveMinimum",
+    "at most": "maximum",
+    "below": "exclusiveMaximum",
+}
 
 
 class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -135,5 +140,5 @@ def _described(schema: Mapping[str, Any]) -> str:
         return "one of " + ", ".join(repr(value) for value in schema["enum"])
     if schema["type"] == "array":
         return f"a list, each item {_described(schema['items'])}"
-    bounds = [f"{word} {schema[key]}" for word, key in _BOUNDS if key in schema]
+    bounds = [f"{word} {schema[key]}" for word, key in _BOUNDS.items() if key in schema]
     return " ".join([f"of type {schema['type']}", " and ".join(bounds)]).strip()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import pytest
@@ -212,6 +212,32 @@ def test_batches_of_a_preset_from_elsewhere_can_be_combined(register: Callable[.
     assert (made.name, made.synchroniser.name) == ("rna", "partial")
     with pytest.raises(PolicyParameterError, match=r"parameters\.batches: 'ssp'.*one of 'bsp'"):
         policies.make("rna", {"batches": "ssp"})
+
+
+class Bounded(Parameters, frozen=True, kw_only=True):
+    share: Annotated[float, Meta(ge=0, lt=1, description="Below all.")] = 0.0
+    level: Annotated[Literal[4, 2], Meta(description="How far.")] = 2
+
+
+def test_bounds_and_choices_are_in_the_schema_and_in_refusals(
+    register: Callable[..., None],
+) -> None:
+    register(Preset("bounded", "s", "s", lambda _: policies.make("bsp"), Bounded))
+    schemas = policies.properties(Bounded)
+    assert schemas["level"] == {
+        "type": "integer",
+        "enum": [4, 2],
+        "default": 2,
+        "description": "How far.",
+    }
+    assert schemas["share"]["exclusiveMaximum"] == 1
+    with pytest.raises(
+        PolicyParameterError, match=r"share: 1 .*type number at least 0 and below 1$"
+    ):
+        policies.make("bounded", {"share": 1})
+    for level in (3, True, "4", 4.0):
+        with pytest.raises(PolicyParameterError, match=r"parameters\.level: .* one of 4, 2$"):
+            policies.make("bounded", {"level": level})
 
 
 class Takes(Parameters, frozen=True, kw_only=True):
