@@ -5,14 +5,22 @@ This is an example of a policy in a package of its own. docs/writing-a-policy.md
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+from msgspec import Meta
 
-from paceline_backend.policies import Batches, KeepPlacement, Models, Policy, Preset, Problem
+from paceline_backend.policies import (
+    Batches,
+    KeepPlacement,
+    Models,
+    Parameters,
+    Policy,
+    Preset,
+    Problem,
+)
 from paceline_backend.policies.predict.linear import LinearPredictor
 
 Ints = npt.NDArray[np.int64]
@@ -58,12 +66,25 @@ def _deal(batch: Ints, problem: Problem, models: Models) -> list[Ints]:
     return [np.array(part, np.int64) for part in given]
 
 
-def make(parameters: Mapping[str, Any]) -> Policy:
+class CurriculumParameters(Parameters, frozen=True, kw_only=True):
+    """What operators may set."""
+
+    disorder: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="How much chance has a say in the order: 0 none, 1 as much as size.",
+        ),
+    ] = 0.1
+
+
+def make(parameters: CurriculumParameters) -> Policy:
     """The policy."""
     return Policy(
         name="curriculum",
         predictor=LinearPredictor(),
-        scheduler=Curriculum(parameters["disorder"]),
+        scheduler=Curriculum(parameters.disorder),
         shuffler=KeepPlacement(),
     )
 
@@ -73,13 +94,6 @@ preset = Preset(
     summary="Short samples first, each step dealt out by the ranks' measured speed.",
     source="an example",
     make=make,
-    parameters={
-        "disorder": {
-            "type": "number",
-            "minimum": 0.0,
-            "maximum": 1.0,
-            "default": 0.1,
-            "description": "How much chance has a say in the order: 0 none, 1 as much as size.",
-        },
-    },
+    parameters=CurriculumParameters,
+    combines=True,
 )

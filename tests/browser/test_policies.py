@@ -45,7 +45,7 @@ def test_the_dialog_lists_every_preset_with_all_its_parameters(
         card = page.locator(".preset", has=page.locator(f"#policy-preset-{name}"))
         expect(card).to_contain_text(known.summary)
         expect(card).to_contain_text(known.source)
-        for parameter, schema in known.parameters.items():
+        for parameter, schema in policies.properties(known.parameters).items():
             control = page.locator(f"#policy-parameter-{parameter}")
             value = schema["default"]
             if schema["type"] == "array":
@@ -57,7 +57,9 @@ def test_the_dialog_lists_every_preset_with_all_its_parameters(
     confirm_switch(page)
     expect(page.locator("#switch-dialog")).to_be_hidden()
     [made] = switches.rows(store, "r")
-    defaults = {key: schema["default"] for key, schema in known.parameters.items()}
+    defaults = {
+        key: schema["default"] for key, schema in policies.properties(known.parameters).items()
+    }
     assert (made["policy"], made["parameters"]) == (name, defaults)
 
 

@@ -17,6 +17,7 @@ from fastapi.routing import APIRoute
 from pydantic import BaseModel
 
 from paceline import cli
+from paceline_backend import policies
 from paceline_backend.api import attribution, models, report_models, runs, telemetry, whatif
 
 ROOT = Path(__file__).parents[2]
@@ -158,3 +159,11 @@ def test_rest_has_every_call() -> None:
             assert isinstance(route, APIRoute)
             path = re.sub(r"\{\w+\}", "{}", route.path)
             assert path in documented, f"docs/rest.md: {route.path} is missing"
+
+
+def test_every_registered_preset_is_described() -> None:
+    text = (ROOT / "docs" / "policies.md").read_text()
+    headed = {
+        name for heading in _HEADING.findall(text) for name in re.findall(r"`(\S+)`", heading)
+    }
+    assert set(policies.names()) <= headed

@@ -57,10 +57,11 @@ def list_policies() -> list[models.PolicyInfo]:
     return [_policy_info(policies.get(name)) for name in policies.names()]
 
 
-def _policy_info(preset: policies.Preset) -> models.PolicyInfo:
+def _policy_info(preset: policies.Preset[Any]) -> models.PolicyInfo:
     changes = policies.make(preset.name).changes
     changes_with: dict[str, dict[str, policies.Changes]] = {}
-    for parameter, schema in preset.parameters.items():
+    schemas = policies.properties(preset.parameters)
+    for parameter, schema in schemas.items():
         for value in schema.get("enum", ()):
             with_value = policies.make(preset.name, {parameter: value}).changes
             if with_value != changes:
@@ -69,7 +70,7 @@ def _policy_info(preset: policies.Preset) -> models.PolicyInfo:
         name=preset.name,
         summary=preset.summary,
         source=preset.source,
-        parameters={name: dict(schema) for name, schema in preset.parameters.items()},
+        parameters={name: dict(schema) for name, schema in schemas.items()},
         changes=changes,
         changes_with=changes_with,
     )

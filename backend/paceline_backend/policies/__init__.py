@@ -18,12 +18,15 @@ from paceline_backend.policies.base import (
     Allocation,
     Allocator,
     Batches,
+    BatchesOf,
     Changes,
     Choice,
     Chooser,
     Feedback,
     KeepPlacement,
     Models,
+    Parameters,
+    PerRank,
     Plan,
     Policy,
     Predictor,
@@ -33,13 +36,8 @@ from paceline_backend.policies.base import (
     Shuffler,
     plan,
 )
-from paceline_backend.policies.registry import (
-    PolicyParameterError,
-    UnknownPolicyError,
-    get,
-    make,
-    names,
-)
+from paceline_backend.policies.parameters import PolicyParameterError, properties
+from paceline_backend.policies.registry import UnknownPolicyError, get, make, names
 
 moved.install()
 
@@ -47,12 +45,15 @@ __all__ = [
     "Allocation",
     "Allocator",
     "Batches",
+    "BatchesOf",
     "Changes",
     "Choice",
     "Chooser",
     "Feedback",
     "KeepPlacement",
     "Models",
+    "Parameters",
+    "PerRank",
     "Plan",
     "Policy",
     "PolicyParameterError",
@@ -66,6 +67,7 @@ __all__ = [
     "make",
     "names",
     "plan",
+    "properties",
     "warm_up",
 ]
 

@@ -12,18 +12,11 @@ from typing import Any
 
 from paceline.wire.synchronisation import Synchronisation
 from paceline_backend.policies.base import Policy, Preset
+from paceline_backend.policies.parameters import convert, properties, with_presets
 
 logger = logging.getLogger(__name__)
 
 GROUP = "paceline.policies"
-
-_TYPES: dict[str, tuple[type, ...]] = {
-    "boolean": (bool,),
-    "integer": (int,),
-    "number": (int, float),
-    "string": (str,),
-}
-_BOUNDS = (("at least", "minimum"), ("above", "exclusiveMinimum"), ("at most", "maximum"))
 
 
 class UnknownPolicyError(ValueError):
@@ -36,16 +29,12 @@ class UnknownPolicyError(ValueError):
         super().__init__(f"policy: no policy {name!r}; {hint}known: {', '.join(names())}")
 
 
-class PolicyParameterError(ValueError):
-    """A parameter that the policy does not take, or a value that is not legal for it."""
-
-
 def names() -> list[str]:
     """All registered policies, sorted."""
     return sorted(_presets())
 
 
-def get(name: str) -> Preset:
+def get(name: str) -> Preset[Any]:
     """The preset of this name.
 
     Raises:
@@ -75,9 +64,7 @@ def make(
             synchroniser does not take.
     """
     preset = get(name)
-    values = _validated(preset, parameters or {})
-    if world is not None:
-        _check_per_rank(preset, values, world)
+    values = convert(name, preset.parameters, parameters or {}, world)
     return _checked(name, preset.make(values), world)
 
 
@@ -91,91 +78,37 @@ def _checked(name: str, policy: Policy, world: int | None) -> Policy:
 
 
 @cache
-def _presets() -> dict[str, Preset]:
-    presets: dict[str, Preset] = {}
+def _presets() -> dict[str, Preset[Any]]:
+    presets: dict[str, Preset[Any]] = {}
     for entry in sorted(entry_points(group=GROUP), key=_is_foreign):
-        what = f"policy {entry.name} = {entry.value} left out"
         if entry.name in presets:
-            logger.error("%s: there is another of this name", what)
-            continue
-        try:
-            preset = entry.load()
-        except Exception:  # one broken package must not stop every run
-            logger.exception("%s: it does not load", what)
-            continue
-        if isinstance(preset, Preset) and preset.name == entry.name:
+            _left_out(entry, "there is another of this name")
+        elif (preset := _load(entry)) is not None:
             presets[entry.name] = preset
-        else:
-            logger.error("%s: it is not a Preset of this name", what)
     combined = sorted(name for name, preset in presets.items() if preset.combines)
-    return {name: _with_batches(preset, combined) for name, preset in presets.items()}
+    return {
+        name: replace(preset, parameters=with_presets(preset.parameters, combined))
+        for name, preset in presets.items()
+    }
 
 
-def _with_batches(preset: Preset, names: list[str]) -> Preset:
-    """The preset, with the names of all whose batches it may take, if it takes some."""
-    batches = preset.parameters.get("batches")
-    if batches is None or "enum" in batches or "default" not in batches:
-        return preset
-    if batches.get("type") != "string":  # a third party's parameter of the same name
-        return preset
-    ordered = sorted(names, key=lambda name: name != batches["default"])  # the default first
-    return replace(
-        preset, parameters={**preset.parameters, "batches": {**batches, "enum": ordered}}
-    )
+def _load(entry: EntryPoint) -> Preset[Any] | None:
+    """The entry point's preset; None, and an error in the log, if there is no usable one."""
+    try:
+        preset = entry.load()
+        if not isinstance(preset, Preset) or preset.name != entry.name:
+            _left_out(entry, "it is not a Preset of this name")
+            return None
+        properties(preset.parameters)
+    except Exception:  # one broken package must not stop every run
+        _left_out(entry, "it does not load", exc_info=True)
+        return None
+    return preset
+
+
+def _left_out(entry: EntryPoint, why: str, exc_info: bool = False) -> None:
+    logger.error("policy %s = %s left out: %s", entry.name, entry.value, why, exc_info=exc_info)
 
 
 def _is_foreign(entry: EntryPoint) -> bool:
     return not entry.module.startswith("paceline_backend.")
-
-
-def _validated(preset: Preset, given: Mapping[str, Any]) -> dict[str, Any]:
-    values = {name: schema["default"] for name, schema in preset.parameters.items()}
-    for name, value in given.items():
-        if name not in values:
-            takes = ", ".join(values) or "none"
-            raise PolicyParameterError(
-                f"parameters.{name}: {preset.name} has no such parameter; it takes: {takes}"
-            )
-        schema = preset.parameters[name]
-        if not _legal(schema, value):
-            raise PolicyParameterError(
-                f"parameters.{name}: {value!r} is not legal for {preset.name}; "
-                f"it must be {_described(schema)}"
-            )
-        values[name] = value
-    return values
-
-
-def _check_per_rank(preset: Preset, values: Mapping[str, Any], world: int) -> None:
-    for name, schema in preset.parameters.items():
-        given = len(values[name]) if schema.get("perRank") else 0
-        if given not in (0, world):
-            raise PolicyParameterError(
-                f"parameters.{name}: {given} values given, but the run has {world} ranks; "
-                "give one for each rank, or none"
-            )
-
-
-def _legal(schema: Mapping[str, Any], value: Any) -> bool:
-    if schema["type"] == "array":
-        return isinstance(value, list | tuple) and all(_legal(schema["items"], v) for v in value)
-    if not isinstance(value, _TYPES[schema["type"]]):
-        return False
-    if isinstance(value, bool) and schema["type"] != "boolean":
-        return False
-    if "enum" in schema:
-        return value in schema["enum"]
-    # Written so that NaN is refused.
-    above = "minimum" not in schema or value >= schema["minimum"]
-    beyond = "exclusiveMinimum" not in schema or value > schema["exclusiveMinimum"]
-    below = "maximum" not in schema or value <= schema["maximum"]
-    return above and beyond and below
-
-
-def _described(schema: Mapping[str, Any]) -> str:
-    if "enum" in schema:
-        return "one of " + ", ".join(repr(value) for value in schema["enum"])
-    if schema["type"] == "array":
-        return f"a list, each item {_described(schema['items'])}"
-    bounds = [f"{word} {schema[key]}" for word, key in _BOUNDS if key in schema]
-    return " ".join([f"of type {schema['type']}", " and ".join(bounds)]).strip()

@@ -22,8 +22,8 @@ from paceline.core.emulation import Emulation
 from paceline.wire import Hello
 from paceline.wire.synchronisation import Synchronisation
 from paceline_backend.policies.base import Feedback, Plan, Policy, Preset, Problem, plan
+from paceline_backend.policies.parameters import convert, properties
 from paceline_backend.policies.presets import bsp
-from paceline_backend.policies.registry import _validated as validated
 from paceline_backend.policies.solve.order import remaining_in_order
 from paceline_backend.simulator import Simulation
 
@@ -49,7 +49,7 @@ class _Case:
         )
 
 
-def check_policy(preset: Preset, *, cases: int = 40, seed: int = 0) -> None:
+def check_policy(preset: Preset[Any], *, cases: int = 40, seed: int = 0) -> None:
     """Trains small virtual clusters under a policy and checks each plan against the contract.
 
     The clusters are drawn at random: few samples and odd batches, sizes of zero, one rank, more
@@ -74,19 +74,20 @@ def check_policy(preset: Preset, *, cases: int = 40, seed: int = 0) -> None:
             raise AssertionError(f"{preset.name}, case {number} ({case}): {error}") from error
 
 
-def _check_preset(preset: Preset) -> None:
+def _check_preset(preset: Preset[Any]) -> None:
     for field in ("name", "summary", "source"):
         assert getattr(preset, field), f"preset.{field} is empty"
-    for name, schema in preset.parameters.items():
+    schemas = properties(preset.parameters)
+    for name, schema in schemas.items():
         for field in ("type", "default", "description"):
             assert field in schema, f"parameters.{name}.{field} is missing"
-    defaults = {name: schema["default"] for name, schema in preset.parameters.items()}
-    made = preset.make(validated(preset, defaults))
+    defaults = {name: schema["default"] for name, schema in schemas.items()}
+    made = preset.make(convert(preset.name, preset.parameters, defaults))
     assert isinstance(made, Policy), "preset.make(parameters) does not return a Policy"
     assert made.name == preset.name, f"the policy calls itself {made.name!r}, not {preset.name!r}"
 
 
-def _draw(preset: Preset, rng: np.random.Generator) -> _Case:
+def _draw(preset: Preset[Any], rng: np.random.Generator) -> _Case:
     world, samples = int(rng.integers(1, 7)), int(rng.integers(1, 61))
     drop_last = bool(rng.integers(2))
     global_batch = int(rng.integers(1, min(samples, 20) + 1 if drop_last else 21))
@@ -114,7 +115,9 @@ def _draw(preset: Preset, rng: np.random.Generator) -> _Case:
         limits=_limits(world, global_batch, rng) if rng.integers(2) else [],
         profiles=_profiles(devices) if rng.integers(2) else [],
     )
-    parameters = {name: _choose(schema, rng) for name, schema in preset.parameters.items()}
+    parameters = {
+        name: _choose(schema, rng) for name, schema in properties(preset.parameters).items()
+    }
     return _Case(hello, devices, parameters, foreign=int(rng.choice([0, 0, 3])))
 
 
@@ -143,9 +146,9 @@ def _choose(schema: Mapping[str, Any], rng: np.random.Generator) -> Any:
     return schema["default"]
 
 
-def _check_training(preset: Preset, case: _Case) -> None:
-    policy = preset.make(validated(preset, case.parameters))
-    plain = bsp.make(validated(bsp.preset, {}))
+def _check_training(preset: Preset[Any], case: _Case) -> None:
+    policy = preset.make(convert(preset.name, preset.parameters, case.parameters))
+    plain = bsp.make(bsp.BspParameters())
     simulation = Simulation(case.hello, case.devices, plain if case.foreign else policy)
     samples, batch = len(case.hello.sizes_array()), case.hello.global_batch
     used: list[set[int]] = [set() for _ in range(_EPOCHS)]

@@ -43,7 +43,7 @@ def clusters(draw: st.DrawFn) -> Cluster:
 def policies_of(name: str) -> st.SearchStrategy[Policy]:
     """A preset with any of its parameters' legal values."""
     values: dict[str, Any] = {}
-    for key, schema in policies.get(name).parameters.items():
+    for key, schema in policies.properties(policies.get(name).parameters).items():
         if "enum" in schema:
             values[key] = st.sampled_from(schema["enum"])
         elif schema["type"] == "boolean":

@@ -1,4 +1,4 @@
-"""Third parties' policies import old paths for one more release."""
+"""Third parties' policies import old paths, and names that are gone, for one more release."""
 
 from __future__ import annotations
 
@@ -7,22 +7,31 @@ import sys
 
 import pytest
 
-from paceline_backend.policies.moved import MOVED, moved_to
+from paceline_backend.policies.former import NAMES
+from paceline_backend.policies.moved import MOVED
 
 
 @pytest.mark.parametrize("old", sorted(MOVED))
 def test_an_old_path_gives_the_new_module_with_a_warning(old: str) -> None:
-    name = f"paceline_backend.policies.{old}"
-    new = importlib.import_module(moved_to(old))
-    sys.modules.pop(name, None)
+    new = importlib.import_module(MOVED[old])
+    sys.modules.pop(old, None)
     with pytest.warns(FutureWarning, match=f"has moved to {new.__name__}"):
-        module = importlib.import_module(name)
-    if new.__name__.endswith(".relaxed") and old != "_relaxed":
-        assert module.preset.name == old.replace("_", "-")
-    else:
-        assert module is new
-        assert module.__spec__ is not None
-        assert module.__spec__.name == new.__name__
+        module = importlib.import_module(old)
+    former = NAMES.get(old.rpartition(".")[2], {})
+    assert module is new or former
+    for name, value in {**vars(new), **former}.items():
+        assert name.startswith("__") or getattr(module, name) is value
+    assert module.__spec__ is not None
+    assert module.__spec__.name == (old if former else new.__name__)
+
+
+@pytest.mark.parametrize("name", ["bsp", "chronica", "rna", "ssp", "rna_hierarchical"])
+def test_an_old_module_of_a_preset_makes_its_policy_from_a_mapping(name: str) -> None:
+    sys.modules.pop(old := f"paceline_backend.policies.{name}", None)
+    with pytest.warns(FutureWarning, match="has moved"):
+        module = importlib.import_module(old)
+    assert module.preset.name == name.replace("_", "-")
+    assert module.make({}).name == module.preset.name
 
 
 def test_a_name_that_never_was_is_not_found() -> None:

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import pytest
+from msgspec import Meta
 
 from paceline.wire import Synchronisation, synchronisation
 from paceline_backend import policies
 from paceline_backend.policies import (
+    BatchesOf,
+    Parameters,
+    Policy,
     PolicyParameterError,
+    Preset,
     UnknownPolicyError,
 )
 from paceline_backend.policies import (
     registry as _registry,
 )
+from paceline_backend.policies.presets.static_batching import StaticAllocator
 from paceline_backend.simulator import Scenario
 from paceline_backend.simulator.scenario import ScenarioError
 
@@ -64,6 +72,50 @@ def test_illegal_parameters_name_the_field_and_what_is_legal(
         policies.make("chronica", parameters)
 
 
+@pytest.mark.parametrize(
+    ("name", "parameters", "says"),
+    [
+        ("sata", {"tolerance": float("nan")}, "nan.*of type number at least 0 and at most 1"),
+        ("sata", {"tolerance": True}, "True is not legal for sata"),
+        ("sata", {"tolerance": "0.1"}, "'0.1' is not legal for sata"),
+        ("sata", {"every_steps": 2**70}, "1180591620717411303424 is not legal for sata"),
+        ("static-batching", {"capacity": [1, float("nan")]}, "nan.*a list, each item of type numb"),
+        ("static-batching", {"capacity": [1, True]}, "True.*above 0 and at most 1e\\+24"),
+        ("static-batching", {"capacity": "12"}, "'12' is not legal for static-batching"),
+        ("static-batching", {"capacity": [1, 2, 3]}, "3 values given, but the run has 2 ranks"),
+    ],
+)
+def test_what_is_nearly_legal_is_refused(name: str, parameters: dict[str, Any], says: str) -> None:
+    (field,) = parameters
+    with pytest.raises(PolicyParameterError, match=rf"parameters\.{field}: .*{says}"):
+        policies.make(name, parameters, world=2)
+
+
+def test_a_list_for_the_runs_ranks_is_taken() -> None:
+    for given in ((1, 2), [1.0, 2.0]):
+        made = policies.make("static-batching", {"capacity": given}, world=2)
+        assert made.allocator == StaticAllocator((1.0, 2.0))
+    assert policies.make("static-batching", world=2).allocator == StaticAllocator()
+
+
+@pytest.fixture
+def register(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Adds entry points of other packages; a preset is the object that one gives."""
+    others: dict[str, Preset[Any]] = {}
+    load = EntryPoint.load
+    monkeypatch.setattr(EntryPoint, "load", lambda entry: others.get(entry.name) or load(entry))
+
+    def add(*presets: Preset[Any]) -> None:
+        others.update((preset.name, preset) for preset in presets)
+        known = list(entry_points(group=_registry.GROUP))
+        known += [EntryPoint(name, "somewhere:preset", _registry.GROUP) for name in others]
+        monkeypatch.setattr(_registry, "entry_points", lambda group: known)
+        _registry._presets.cache_clear()
+
+    yield add
+    _registry._presets.cache_clear()
+
+
 def test_a_package_that_is_broken_or_takes_a_name_is_left_out(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -89,11 +141,24 @@ def test_a_package_that_is_broken_or_takes_a_name_is_left_out(
     )
 
 
+class Unresolved(Parameters, frozen=True, kw_only=True):
+    k: NoSuchType = 1  # type: ignore[name-defined]  # noqa: F821
+
+
+def test_a_preset_whose_parameters_cannot_be_read_is_left_out(
+    register: Callable[..., None], caplog: pytest.LogCaptureFixture
+) -> None:
+    register(replace(policies.get("bsp"), name="unresolved", parameters=Unresolved))
+    assert "unresolved" not in policies.names() and "bsp" in policies.names()
+    assert "unresolved = somewhere:preset left out: it does not load" in caplog.text
+
+
 def test_defaults_are_legal_and_described() -> None:
     for name in policies.names():
-        parameters = policies.get(name).parameters
-        policies.make(name, {key: schema["default"] for key, schema in parameters.items()})
-        assert all(schema["description"] for schema in parameters.values())
+        schemas = policies.properties(policies.get(name).parameters)
+        policies.make(name, {key: schema["default"] for key, schema in schemas.items()})
+        assert all(schema["description"] and schema["type"] for schema in schemas.values())
+        assert msgspec.json.decode(msgspec.json.encode(schemas)) == schemas
 
 
 BAD = synchronisation.Partial(synchronisation.PartialRules(probes=0, staleness=4, mean=True))
@@ -137,25 +202,68 @@ def test_policies_written_for_the_released_wire_work_with_a_warning() -> None:
         Synchronisation("partial", {"probe": 2, "staleness": 4, "mean": True})
 
 
-def test_batches_of_a_preset_from_elsewhere_can_be_combined(
-    monkeypatch: pytest.MonkeyPatch,
+def test_batches_of_a_preset_from_elsewhere_can_be_combined(register: Callable[..., None]) -> None:
+    register(replace(policies.get("bsp"), name="other", combines=True))
+    batches = policies.properties(policies.get("rna").parameters)["batches"]
+    assert batches == policies.properties(policies.get("adaptive").parameters)["batches"]
+    choices = batches["enum"]
+    assert choices[0] == "bsp" and "other" in choices and "rna" not in choices
+    made = policies.make("rna", {"batches": "other"})
+    assert (made.name, made.synchroniser.name) == ("rna", "partial")
+    with pytest.raises(PolicyParameterError, match=r"parameters\.batches: 'ssp'.*one of 'bsp'"):
+        policies.make("rna", {"batches": "ssp"})
+
+
+class Bounded(Parameters, frozen=True, kw_only=True):
+    share: Annotated[float, Meta(ge=0, lt=1, description="Below all.")] = 0.0
+    level: Annotated[Literal[4, 2], Meta(description="How far.")] = 2
+
+
+def test_bounds_and_choices_are_in_the_schema_and_in_refusals(
+    register: Callable[..., None],
 ) -> None:
-    other = replace(policies.get("bsp"), name="other", combines=True)
-    entries = [
-        *entry_points(group=_registry.GROUP),
-        EntryPoint("other", "somewhere:preset", _registry.GROUP),
-    ]
-    real = EntryPoint.load
-    monkeypatch.setattr(_registry, "entry_points", lambda group: entries)
-    monkeypatch.setattr(EntryPoint, "load", lambda e: other if e.name == "other" else real(e))
-    _registry._presets.cache_clear()
-    try:
-        choices = policies.get("rna").parameters["batches"]["enum"]
-        assert choices == policies.get("adaptive").parameters["batches"]["enum"]
-        assert choices[0] == "bsp" and "other" in choices and "rna" not in choices
-        made = policies.make("rna", {"batches": "other"})
-        assert (made.name, made.synchroniser.name) == ("rna", "partial")
-        with pytest.raises(PolicyParameterError, match=r"parameters\.batches: 'ssp'.*one of 'bsp'"):
-            policies.make("rna", {"batches": "ssp"})
-    finally:
-        _registry._presets.cache_clear()
+    register(Preset("bounded", "s", "s", lambda _: policies.make("bsp"), Bounded))
+    schemas = policies.properties(Bounded)
+    assert schemas["level"] == {
+        "type": "integer",
+        "enum": [4, 2],
+        "default": 2,
+        "description": "How far.",
+    }
+    assert schemas["share"]["exclusiveMaximum"] == 1
+    with pytest.raises(
+        PolicyParameterError, match=r"share: 1 .*type number at least 0 and below 1$"
+    ):
+        policies.make("bounded", {"share": 1})
+    for level in (3, True, "4", 4.0):
+        with pytest.raises(PolicyParameterError, match=r"parameters\.level: .* one of 4, 2$"):
+            policies.make("bounded", {"level": level})
+
+
+class Takes(Parameters, frozen=True, kw_only=True):
+    base: BatchesOf = "paceline"
+    batches: Annotated[str, Meta(description="Which file batches are read from.")] = "a.csv"
+
+
+def test_only_fields_of_the_type_batches_of_name_presets(register: Callable[..., None]) -> None:
+    """A third party's string of the name `batches` is its own; `BatchesOf` may have any name."""
+    taken: list[Takes] = []
+
+    def make(parameters: Takes) -> Policy:
+        taken.append(parameters)
+        return replace(policies.make(parameters.base), name="takes")
+
+    register(Preset("takes", "s", "s", make, Takes))
+    schemas = policies.properties(policies.get("takes").parameters)
+    assert schemas["base"]["enum"][0] == "paceline" and "boa" in schemas["base"]["enum"]
+    assert schemas["base"]["description"].startswith("The preset, with its defaults")
+    assert schemas["batches"] == {
+        "type": "string",
+        "default": "a.csv",
+        "description": "Which file batches are read from.",
+    }
+    policies.make("takes", {"batches": "b.csv", "base": "sata"})
+    assert isinstance(taken[0], Takes)
+    assert (taken[0].batches, taken[0].base) == ("b.csv", "sata")
+    with pytest.raises(PolicyParameterError, match=r"parameters\.base: 'rna' .*one of 'paceline'"):
+        policies.make("takes", {"base": "rna"})

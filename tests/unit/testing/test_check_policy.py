@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
+from msgspec import Meta
 
 from paceline_backend import policies
-from paceline_backend.policies import Batches, Feedback, Models, Policy, Preset, Problem
+from paceline_backend.policies import Batches, Feedback, Models, Parameters, Policy, Preset, Problem
 from paceline_backend.policies.base import Allocation, Ints
 from paceline_backend.policies.presets import bsp
 from paceline_backend.policies.solve import counts as counted
@@ -89,6 +90,18 @@ def shortens(problem: Problem, made: Batches) -> Batches:
     return Batches(counts, made.samples[: counts.sum()])
 
 
+class NoDefault(Parameters, frozen=True, kw_only=True):
+    k: Annotated[int, Meta(description="d")]
+
+
+class Undescribed(Parameters, frozen=True, kw_only=True):
+    k: int = 1
+
+
+class IllegalDefault(Parameters, frozen=True, kw_only=True):
+    k: Annotated[int, Meta(ge=1, description="d")] = 0
+
+
 def preset_of(policy: Policy, **changes: Any) -> Preset:
     return replace(Preset("broken", "s", "s", lambda _: policy), **changes)
 
@@ -122,10 +135,8 @@ def policy_of(**changes: Any) -> Policy:
         (allocating(lambda problem: {"memory": {1: "x"}}), "Expected `str`, got `int`"),
         (preset_of(policies.make("bsp")), "calls itself 'bsp', not 'broken'"),
         (preset_of(policy_of(), source=""), "preset.source is empty"),
-        (
-            preset_of(policy_of(), parameters={"k": {"type": "integer", "description": "d"}}),
-            "parameters.k.default is missing",
-        ),
+        (preset_of(policy_of(), parameters=NoDefault), "parameters.k.default is missing"),
+        (preset_of(policy_of(), parameters=Undescribed), "parameters.k.description is missing"),
     ],
 )
 def test_breaches_are_named(preset: Preset, says: str) -> None:
@@ -134,9 +145,8 @@ def test_breaches_are_named(preset: Preset, says: str) -> None:
 
 
 def test_a_default_must_be_legal() -> None:
-    schema = {"type": "integer", "minimum": 1, "default": 0, "description": "d"}
     with pytest.raises(policies.PolicyParameterError, match=r"parameters\.k: 0 is not legal"):
-        check_policy(preset_of(policy_of(), parameters={"k": schema}))
+        check_policy(preset_of(policy_of(), parameters=IllegalDefault))
 
 
 @pytest.mark.parametrize("name", ["bsp", "boa", "chronica", "paceline", "sata"])

@@ -1,9 +1,10 @@
 """Predictors: from feedback to the performance model of each worker.
 
-    linear   `LinearPredictor` (T = a·Λ' + c·n + b, most presets), `PerSamplePredictor` (CHRONICA)
-    gru      `GruPredictor`: the next step's time from the last ones (EP4DDL); needs torch
-    groups   `groups`: ranks of about the same speed (RNA)
-    table    `StepTable`: feedback as [steps, W] arrays, for allocators
+    linear      `LinearPredictor`: T = a·Λ' + c·n + b, most presets; `PerSamplePredictor`: CHRONICA
+    regression  the fit of `LinearPredictor`, as compiled code
+    gru         `GruPredictor`: the next step's time from the last ones (EP4DDL); needs torch
+    groups      `groups`: ranks of about the same speed (RNA)
+    table       `StepTable`: feedback as [steps, W] arrays, for allocators
 
 Presets make the predictors, and `policies.plan` calls ``fit`` for each segment::
 

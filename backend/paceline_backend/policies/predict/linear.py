@@ -3,51 +3,33 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Annotated, Literal
 
 import numpy as np
+from msgspec import Meta
 
 from paceline.core.cost import SUM, Cost
 from paceline_backend.policies.base import Feedback, Floats, Ints, Models, usable
-from paceline_backend.policies.jit import compiled
+from paceline_backend.policies.predict.regression import fit_ranks
 
-WINDOW: Mapping[str, Any] = {
-    "type": "integer",
-    "minimum": 4,
-    "maximum": 64,
-    "default": 64,
-    "description": "Steps of feedback that the predictor looks at.",
-}
-COST: Mapping[str, Any] = {
-    "type": "string",
-    "enum": ["auto", "sum", "padded"],
-    "default": "auto",
-    "description": "What a batch's time is linear in: the sum of its sizes, its padded size "
-    "(samples times the longest), or whichever of these, quadratic in length or not, fits best.",
-}
-
-# A residual is the logarithm of a step's time ÷ its forecast.
-_CHANGED = math.log(1.15)  # two larger residuals of the same sign in a row mean another speed
-_WILD = 3.0  # while the noise is large, the threshold is this many of its standard deviations
-_NOISE, _BELIEF = 0.05, 4.0  # prior standard deviation of the noise, with the weight of 4 rows
-_SHARE = 0.25  # prior standard deviation of c·n and b, as shares of a step's time
-_LEAST = 1e-3  # load must explain this share of the time
-_FAST = 0.2  # weight of the newest residual in the moving mean that shows a drift
-_DRIFT = 2.0  # standard deviations of this mean from which on a drift is significant
-_RARE = 8.0  # −log-likelihood of a change of speed, and of an outlier
-_ROUND = 1e-10  # differences below this share of their terms are rounding errors
-_CAP = 0.3  # a row counts with at most this residual when costs are compared
-_BLIND = 8  # residuals of a rank's first 8 rows are ignored when costs are compared
+# Parameters of presets that use this predictor.
+WindowSteps = Annotated[
+    int, Meta(ge=4, le=64, description="Steps of feedback that the predictor looks at.")
+]
+CostModel = Annotated[
+    Literal["auto", "sum", "padded"],
+    Meta(
+        description="What a batch's time is linear in: the sum of its sizes, its padded size "
+        "(samples times the longest), or whichever of these, quadratic in length or not, fits best."
+    ),
+]
 
 _RANKS = 16  # ranks whose rows decide which cost all ranks have
 _CURVES = 2.0 ** np.arange(-3, 7)  # κ to try, in units of 1 ÷ the typical long size
 _FINER = (2.0 ** (0.5 ** np.arange(1, 6))).tolist()  # factors to try around the best κ
 _MARGIN = 12.0  # log-likelihood that a cost must gain over the sum; κ > 0 needs as much again
 _EXACT = 0.003  # smaller residuals count like this one
-
-_ROWS, _BETA, _USUAL = 9, 10, 13  # positions in a fit's array: see `_fit_rows`
 
 
 @dataclass(frozen=True)
@@ -94,7 +76,7 @@ def _fit(rows: Feedback, cost: Cost, window: int) -> tuple[Floats, Floats]:
     fits, losses = np.zeros((world, 3)), np.zeros((world, 3))
     load = np.ascontiguousarray(cost.load(rows.features), np.float64)
     samples, compute_s = np.ascontiguousarray(rows.samples), np.ascontiguousarray(rows.compute_s)
-    _fit_ranks(load, samples, compute_s, window, fits, losses)
+    fit_ranks(load, samples, compute_s, window, fits, losses)
     return fits, losses
 
 
@@ -142,217 +124,7 @@ def _grouped(samples: Ints, load: Floats, squares: Floats) -> bool:
     return bool(mean.var() > within.mean())
 
 
-@compiled
-def _fit_ranks(
-    load: Floats, samples: Ints, compute_s: Floats, window: int, fits: Floats, losses: Floats
-) -> None:
-    """Fits each rank's rows of [S, W] arrays; fills `fits` and `losses`, [W, 3]."""
-    steps, world = load.shape
-    rows, now, before, trial = np.zeros((window, 3)), np.zeros(16), np.zeros(16), np.zeros(16)
-    for rank in range(world):
-        step, first, mean_u, mean_v = steps, window, 0.0, 0.0
-        while step > 0 and first > 0:
-            step -= 1
-            u, v, time_s = load[step, rank], float(samples[step, rank]), compute_s[step, rank]
-            if min(u, v, time_s) > 0:
-                first -= 1
-                rows[first, 0], rows[first, 1], rows[first, 2] = u, v, time_s
-                mean_u += (u - mean_u) / (window - first)
-                mean_v += (v - mean_v) / (window - first)
-        if first == window:
-            continue
-        for k in range(first, window):
-            rows[k, 0] /= mean_u
-            rows[k, 1] /= mean_v
-        losses[rank, 0], losses[rank, 1] = _fit_rows(rows[first:], now, before, trial)
-        a, c, b = now[_BETA], now[_BETA + 1], now[_BETA + 2]
-        losses[rank, 2] = 0.5 * (c**2 + b**2) / (a + c + b) ** 2 / _SHARE**2
-        fits[rank, 0], fits[rank, 1], fits[rank, 2] = a / mean_u, c / mean_v, b
-
-
-@compiled
-def _fit_rows(rows: Floats, now: Floats, before: Floats, trial: Floats) -> tuple[float, int]:
-    """Fits one rank's rows, [F, 3] of (u, v, time_s); returns the loss and its number of rows.
-
-    u and v are load and samples ÷ their means. The result is in `now`. `before` holds the fit
-    before the last change of speed, and `trial` is room for `_reshaped`. A fit is an array of 16
-    numbers: 9 of the normal equations, their number of rows at `_ROWS`, (a, c, b) at `_BETA`, and
-    the prior's (a, c, b) at `_USUAL`.
-    """
-    for fit in (now, before, trial):
-        fit.fill(0.0)
-    now[_BETA] = rows[0, 2] / rows[0, 0]
-    squares, seen, recent, drift, held, held_off = 0.0, 0, 0.0, 0.0, -1, 0.0
-    loss, judged = 0.0, 0
-    for k in range(len(rows)):
-        variance = (_NOISE**2 * _BELIEF + squares) / (_BELIEF + seen)
-        off = _off(now, rows[k]) - drift
-        if seen >= _BLIND:
-            loss += min(off * off, _CAP**2)
-            judged += 1
-        if abs(off) <= max(_CHANGED, _WILD * math.sqrt(variance)):
-            squares += off * off
-            _learn(now, rows[k])
-            _solve(now, variance)
-        else:  # the first step is often slow, so a second row that differs replaces the first
-            changed = seen == 1 or (held == k - 1 and off * held_off > 0)
-            if _reshaped(rows, held, k, changed, variance, now, before, trial):
-                _copy(trial, now)
-                squares += _off(now, rows[k]) ** 2
-            elif changed:
-                _copy(now, before)
-                _multiply(now[_BETA:_USUAL], math.exp(off + drift))
-                now[:_BETA].fill(0.0)
-                _copy(now[_BETA:_USUAL], now[_USUAL:])
-                _learn(now, rows[k])
-                _solve(now, variance)
-            else:
-                held, held_off = k, off
-                continue
-            held, recent, drift = -1, 0.0, 0.0
-        seen += 1
-        recent += _FAST * (_off(now, rows[k]) - recent)
-        drift = _significant(recent, variance)
-        if drift != 0:  # move the fit to the new speed step by step
-            recent -= _FAST * drift
-            _slow_down(now, math.exp(_FAST * drift))
-            drift -= _FAST * drift
-    _multiply(now[_BETA:_USUAL], math.exp(drift))
-    return loss, judged
-
-
-@compiled
-def _reshaped(
-    rows: Floats,
-    held: int,
-    at: int,
-    changed: bool,
-    variance: float,
-    now: Floats,
-    before: Floats,
-    trial: Floats,
-) -> bool:
-    """Whether other costs at the same speed explain a surprising row better than a new speed.
-
-    If so, the better fit is in `trial`. Rows of a new load show b, and they are as far off as rows
-    at a new speed. Therefore the likelihoods of all rows are compared. First: the rows before and
-    after the last change of speed had one speed after all. Second: the rows since that change and
-    the two surprising rows have one speed, against a change of speed or two outliers.
-    """
-    likely = _unlikely(now, variance)
-    if before[_ROWS] > 0:
-        _copy(before, trial)
-        for k in range(_BETA):
-            trial[k] += now[k]
-        _learn(trial, rows[at])
-        _solve(trial, variance)
-        if _unlikely(trial, variance) < _unlikely(before, variance) + likely + 2 * _RARE:
-            before.fill(0.0)
-            return True
-    if held < 0:
-        return False
-    odd = _RARE
-    if changed:
-        odd = min(odd, 0.5 * (_off(now, rows[held]) - _off(now, rows[at])) ** 2 / variance)
-    _copy(now, trial)
-    _learn(trial, rows[held])
-    _learn(trial, rows[at])
-    _solve(trial, variance)
-    return _unlikely(trial, variance) < likely + _RARE + odd
-
-
-@compiled
-def _unlikely(fit: Floats, variance: float) -> float:
-    """−log-likelihood of a fit's rows, plus that of its c and b under the prior."""
-    a, c, b = fit[_BETA], fit[_BETA + 1], fit[_BETA + 2]
-    rest = a * (a * fit[0] + 2 * (c * fit[1] + b * fit[2] - fit[6])) + fit[_ROWS]
-    rest += c * (c * fit[3] + 2 * (b * fit[4] - fit[7])) + b * (b * fit[5] - 2 * fit[8])
-    drawn = ((c - fit[_USUAL + 1]) ** 2 + (b - fit[_USUAL + 2]) ** 2) / (a + c + b) ** 2
-    unlikely: float = 0.5 * (max(rest, 0.0) / variance + drawn / _SHARE**2)
-    return unlikely
-
-
-@compiled
-def _off(fit: Floats, row: Floats) -> float:
-    """The residual of a row."""
-    a, c, b = fit[_BETA], fit[_BETA + 1], fit[_BETA + 2]
-    return math.log(row[2] / (a * row[0] + c * row[1] + b))
-
-
-@compiled
-def _significant(mean: float, variance: float) -> float:
-    """A mean of residuals, shrunk towards 0 by the part that noise explains (garrote)."""
-    noise = _DRIFT**2 * variance * _FAST / (2 - _FAST)
-    return mean * (1 - noise / mean**2) if mean**2 > noise else 0.0
-
-
-@compiled
-def _learn(fit: Floats, row: Floats) -> None:
-    """Adds a row to the normal equations of Σ (forecast / time − 1)².
-
-    The array holds aa, ac, ab, cc, cb, bb, then a, c, b of the right side.
-    """
-    x, y, z = row[0] / row[2], row[1] / row[2], 1 / row[2]
-    fit[0] += x * x
-    fit[1] += x * y
-    fit[2] += x * z
-    fit[3] += y * y
-    fit[4] += y * z
-    fit[5] += z * z
-    fit[6] += x
-    fit[7] += y
-    fit[8] += z
-    fit[_ROWS] += 1
-
-
-@compiled
-def _slow_down(fit: Floats, factor: float) -> None:
-    """Changes the fit as if each row had taken `factor` times as long."""
-    _multiply(fit[:6], 1 / factor**2)
-    _multiply(fit[6:_ROWS], 1 / factor)
-    _multiply(fit[_BETA:], factor)
-
-
 # Array expressions would take seconds to compile.
-@compiled
-def _multiply(values: Floats, factor: float) -> None:
-    """Multiplies the values in place."""
-    for k in range(len(values)):
-        values[k] *= factor
-
-
-@compiled
-def _copy(source: Floats, target: Floats) -> None:
-    for k in range(len(target)):
-        target[k] = source[k]
-
-
-@compiled
-def _solve(fit: Floats, variance: float) -> None:
-    """Least squares with c, b ≥ 0 and a ridge towards the prior's values at `_USUAL`."""
-    aa, ac, ab = fit[0], fit[1], fit[2]
-    if aa <= 0:  # too small for a float: keep the fit
-        return
-    ridge = variance / _SHARE**2 / (fit[_BETA] + fit[_BETA + 1] + fit[_BETA + 2]) ** 2
-    # Eliminate a, which has no prior.
-    cc, cb, bb = fit[3] + ridge, fit[4] - ac * ab / aa, fit[5] + ridge
-    left_c, left_b = cc - ac * ac / aa, bb - ab * ab / aa
-    hc = fit[7] + ridge * fit[_USUAL + 1] - ac * fit[6] / aa
-    hb = fit[8] + ridge * fit[_USUAL + 2] - ab * fit[6] / aa
-    det = left_c * left_b - cb * cb
-    c, b = 0.0, 0.0
-    if left_c > _ROUND * cc and left_b > _ROUND * bb and det > _ROUND * left_c * left_b:
-        c, b = (hc * left_b - hb * cb) / det, (hb * left_c - hc * cb) / det
-        if c < 0 or b < 0:  # take the better of the edges c = 0 and b = 0
-            c, b = max(hc / left_c, 0.0), max(hb / left_b, 0.0)
-            if hc * c > hb * b:
-                b = 0.0
-            else:
-                c = 0.0
-    a = (fit[6] - ac * c - ab * b) / aa
-    if a <= _LEAST * (c + b):
-        a, c, b = fit[6] / aa, 0.0, 0.0
-    fit[_BETA], fit[_BETA + 1], fit[_BETA + 2] = a, c, b
 
 
 @dataclass(frozen=True)

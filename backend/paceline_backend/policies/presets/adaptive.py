@@ -11,14 +11,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from paceline.wire.synchronisation import ALLREDUCE, Partial, PartialRules
 from paceline_backend.policies.base import Choice, Feedback, Floats, Policy, Preset
-from paceline_backend.policies.presets.relaxed import BATCHES, STALENESS
+from paceline_backend.policies.presets.relaxed import RelaxedParameters, Staleness
 from paceline_backend.policies.registry import make as policy_of
 
 _BLOCKS = 8  # blocks of neighbouring steps for the jackknife: slowdowns last for several steps
@@ -198,11 +199,56 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms"
 
 
-def make(parameters: Mapping[str, Any]) -> Policy:
+class AdaptiveParameters(RelaxedParameters, frozen=True):
+    """What `adaptive` takes."""
+
+    saving: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=0.9,
+            description="Share of the time for as many gradients that the partial all-reduce must"
+            " save: the lower bound of the 95 % interval.",
+        ),
+    ] = 0.15
+    back: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=0.9,
+            description="Share below which, by the upper bound, the all-reduce comes back; not "
+            "above `saving`.",
+        ),
+    ] = 0.1
+    steps: Annotated[
+        int, Meta(ge=_FEWEST, le=64, description="The newest steps, whose times it rests on.")
+    ] = 32
+    hold: Annotated[
+        int, Meta(ge=1, le=1024, description="Segments that a choice is kept for, at least.")
+    ] = 4
+    probes: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1024,
+            description="Ranks, drawn anew for each partial round, of which the first that is "
+            "ready calls it.",
+        ),
+    ] = 2
+    staleness: Staleness = 4
+
+
+def make(parameters: AdaptiveParameters) -> Policy:
     """The policy."""
-    names = ("saving", "back", "steps", "hold", "probes", "staleness")
-    chooser = Adaptive(**{name: parameters[name] for name in names})
-    return replace(policy_of(parameters["batches"]), name="adaptive", synchroniser=chooser)
+    chooser = Adaptive(
+        saving=parameters.saving,
+        back=parameters.back,
+        steps=parameters.steps,
+        hold=parameters.hold,
+        probes=parameters.probes,
+        staleness=parameters.staleness,
+    )
+    return replace(policy_of(parameters.batches), name="adaptive", synchroniser=chooser)
 
 
 preset = Preset(
@@ -211,46 +257,5 @@ preset = Preset(
     "times of steps promise more of.",
     source="Paceline; the partial all-reduce is RNA's",
     make=make,
-    parameters={
-        "saving": {
-            "type": "number",
-            "minimum": 0,
-            "maximum": 0.9,
-            "default": 0.15,
-            "description": "Share of the time for as many gradients that the partial all-reduce "
-            "must save: the lower bound of the 95 % interval.",
-        },
-        "back": {
-            "type": "number",
-            "minimum": 0,
-            "maximum": 0.9,
-            "default": 0.1,
-            "description": "Share below which, by the upper bound, the all-reduce comes back; not "
-            "above `saving`.",
-        },
-        "steps": {
-            "type": "integer",
-            "minimum": _FEWEST,
-            "maximum": 64,
-            "default": 32,
-            "description": "The newest steps, whose times it rests on.",
-        },
-        "hold": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": 1024,
-            "default": 4,
-            "description": "Segments that a choice is kept for, at least.",
-        },
-        "probes": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": 1024,
-            "default": 2,
-            "description": "Ranks, drawn anew for each partial round, of which the first that is "
-            "ready calls it.",
-        },
-        "staleness": STALENESS,
-        "batches": BATCHES,
-    },
+    parameters=AdaptiveParameters,
 )

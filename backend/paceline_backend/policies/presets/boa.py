@@ -7,9 +7,7 @@ program gives the batch sizes of each step. BOA does not use the samples' sizes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from scipy.optimize import nnls
@@ -109,11 +107,11 @@ def solve(models: Models, problem: Problem) -> Ints:
     return low + minmax(times, problem.global_batch - int(low.sum()), high - low)
 
 
-def make(parameters: Mapping[str, Any]) -> Policy:
+def make(parameters: counts.CountsParameters) -> Policy:
     """The policy."""
     return Policy(
         name="boa",
-        predictor=BatchSizePredictor(parameters["window"]),
+        predictor=BatchSizePredictor(parameters.window),
         scheduler=counts.scheduler(parameters),
         shuffler=KeepPlacement(),
         plain_batches=True,
@@ -127,5 +125,5 @@ preset = Preset(
     source="BOA: batch orchestration algorithm for straggler mitigation of distributed DL training",
     make=make,
     combines=True,
-    parameters=counts.PARAMETERS,
+    parameters=counts.CountsParameters,
 )

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 from paceline.core.dealing import dealt, equal_counts
 from paceline_backend.policies.base import (
     Batches,
@@ -15,7 +12,8 @@ from paceline_backend.policies.base import (
     Preset,
     Problem,
 )
-from paceline_backend.policies.predict.linear import WINDOW, LinearPredictor
+from paceline_backend.policies.parameters import Parameters
+from paceline_backend.policies.predict.linear import LinearPredictor, WindowSteps
 from paceline_backend.policies.solve.counts import bounds
 from paceline_backend.policies.solve.order import remaining_in_order
 
@@ -44,11 +42,17 @@ class EqualCounts:
         return Batches.joined(counts, samples, problem.world)
 
 
-def make(parameters: Mapping[str, Any]) -> Policy:
+class BspParameters(Parameters, frozen=True, kw_only=True):
+    """What `bsp` takes."""
+
+    window: WindowSteps = 64
+
+
+def make(parameters: BspParameters) -> Policy:
     """The policy. Its predictor is only used for the displayed ETT."""
     return Policy(
         name="bsp",
-        predictor=LinearPredictor(window=parameters["window"]),
+        predictor=LinearPredictor(window=parameters.window),
         scheduler=EqualCounts(),
         shuffler=KeepPlacement(),
         plain_batches=True,
@@ -62,5 +66,5 @@ preset = Preset(
     source="PyTorch DistributedSampler and DistributedDataParallel; also Horovod, SSGD",
     make=make,
     combines=True,
-    parameters={"window": WINDOW},
+    parameters=BspParameters,
 )

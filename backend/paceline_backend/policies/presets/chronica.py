@@ -9,12 +9,11 @@ paper.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Mapping
 from dataclasses import dataclass
-from math import inf
-from typing import Any
+from typing import Annotated, Literal
 
 import numpy as np
+from msgspec import Meta
 
 from paceline_backend.policies.base import (
     Batches,
@@ -26,57 +25,17 @@ from paceline_backend.policies.base import (
     Preset,
     Problem,
 )
-from paceline_backend.policies.predict.linear import WINDOW, LinearPredictor, PerSamplePredictor
+from paceline_backend.policies.parameters import Parameters
+from paceline_backend.policies.predict.linear import (
+    LinearPredictor,
+    PerSamplePredictor,
+    WindowSteps,
+)
 from paceline_backend.policies.solve.counts import bounds
-from paceline_backend.policies.solve.holdings import Holdings, split
+from paceline_backend.policies.solve.filling import Filling, fill, largest_first, level_out
+from paceline_backend.policies.solve.holdings import split
 
 _ROUNDS = 2  # of levelling a step; a third round gains less than 0.1 ‰
-
-
-class _Step:
-    """One global batch while it is filled. It uses lists: NumPy scalars would make picks slow."""
-
-    def __init__(self, models: Models, most: Ints, holdings: list[Holdings]) -> None:
-        self.most: list[int] = most.tolist()
-        self.a: list[float] = models.a.tolist()
-        self.c: list[float] = models.c.tolist()
-        self.ett: list[float] = models.b.tolist()
-        self.batches: list[list[tuple[int, float]]] = [[] for _ in self.a]  # (sample, size)
-        self.holdings = holdings
-        self._left: Floats | None = None  # [W] time of the held samples; None: not needed so far
-
-    def source(self, rank: int) -> int:
-        """The worker that holds the next sample of `rank`: itself, or the one with most left to do.
-
-        The paper does not say what the least loaded worker does when it holds no sample. A sample
-        of another worker changes its holder and counts as moved.
-        """
-        if self.holdings[rank]:
-            return rank
-        if self._left is None:
-            self._left = np.array([self._left_of(rank) for rank in range(len(self.holdings))])
-        return int(self._left.argmax())
-
-    def give(self, rank: int, source: int, at: int) -> None:
-        """Gives `rank` the sample at position `at` of the holdings of `source`."""
-        self.add(rank, *self.holdings[source].take(at))
-        if self._left is not None:
-            self._left[source] = self._left_of(source)
-
-    def _left_of(self, rank: int) -> float:
-        held = self.holdings[rank]
-        return self.a[rank] * held.load + self.c[rank] * len(held) if held else -inf
-
-    def add(self, rank: int, sample: int, size: float) -> None:
-        self.batches[rank].append((sample, size))
-        self.ett[rank] += self.a[rank] * size + self.c[rank]
-
-    def full(self, rank: int) -> bool:
-        """Whether no more samples fit into its memory."""
-        return len(self.batches[rank]) >= self.most[rank]
-
-    def assignments(self) -> list[Ints]:
-        return [np.array([sample for sample, _ in batch], np.int64) for batch in self.batches]
 
 
 @dataclass(frozen=True)
@@ -99,7 +58,7 @@ class PaperScheduler:
         _, most = bounds(problem)
         plan = []
         for count in problem.batch_sizes():
-            step = _Step(models, most, holdings)
+            step = Filling(models, most, holdings)
             held = np.array([len(h) for h in holdings])
             rank = int(rng.choice(problem.world, p=held / held.sum()))
             able = rank if most[rank] else int(most.argmax())
@@ -142,72 +101,15 @@ class LevelledScheduler:
         _, most = bounds(problem)
         plan = []
         for count in problem.batch_sizes():
-            step = _Step(models, most, holdings)
+            step = Filling(models, most, holdings)
             if count == sum(map(len, holdings)):
-                _largest_first(step)
+                largest_first(step)
             else:
-                _fill(step, rng.random(count).tolist())
+                fill(step, rng.random(count).tolist())
                 for _ in range(_ROUNDS):
-                    _level(step)
+                    level_out(step)
             plan.append(step.assignments())
         return Batches.of(plan, problem.world)
-
-
-def _fill(step: _Step, draws: list[float]) -> None:
-    def done(rank: int) -> float:
-        held = step.holdings[rank]
-        typical = held.load / len(held) if held else 0.0
-        return step.ett[rank] + step.a[rank] * typical + step.c[rank]
-
-    first = [(done(rank), rank) for rank in range(len(step.a)) if not step.full(rank)]
-    heapq.heapify(first)
-    for draw in draws:
-        rank = first[0][1]
-        source = step.source(rank)
-        step.give(rank, source, int(draw * len(step.holdings[source])))
-        if step.full(rank):
-            heapq.heappop(first)
-        else:
-            heapq.heapreplace(first, (done(rank), rank))
-
-
-def _level(step: _Step) -> None:
-    active = [rank for rank, batch in enumerate(step.batches) if batch]
-    speed = [1.0 / step.a[rank] for rank in active]
-    ett = [step.ett[rank] for rank in active]
-    level = sum(e * s for e, s in zip(ett, speed, strict=True)) / sum(speed)
-    for rank in active:
-        held, batch = step.holdings[rank], step.batches[rank]
-        if not held:
-            continue
-        missing = (level - step.ett[rank]) / step.a[rank]
-        nearest = [held.nearest(size + missing) for _, size in batch]
-        error = [
-            abs(size + missing - held.sizes[at])
-            for at, (_, size) in zip(nearest, batch, strict=True)
-        ]
-        best = error.index(min(error))
-        if error[best] < abs(missing):
-            sample, size = batch.pop(best)
-            step.ett[rank] -= step.a[rank] * size + step.c[rank]
-            step.add(rank, *held.take(nearest[best]))
-            held.put(sample, size)
-
-
-def _largest_first(step: _Step) -> None:
-    rest = sorted(
-        (-size, sample)
-        for held in step.holdings
-        for size, sample in zip(held.sizes, held.samples, strict=True)
-    )
-    a, c, ett = np.array(step.a), np.array(step.c), np.array(step.ett)
-    for rank in range(len(a)):
-        if step.full(rank):
-            ett[rank] = inf
-    for size, sample in rest:
-        rank = int(np.argmin(ett + a * -size + c))
-        step.add(rank, sample, -size)
-        ett[rank] = inf if step.full(rank) else step.ett[rank]
 
 
 @dataclass(frozen=True)
@@ -269,11 +171,31 @@ def compensate(gradients: Floats, loads: Floats) -> Floats:
     return np.asarray(loads @ gradients / total)
 
 
-def make(parameters: Mapping[str, Any]) -> Policy:
+class ChronicaParameters(Parameters, frozen=True, kw_only=True):
+    """What `chronica` takes."""
+
+    ett: Annotated[
+        Literal["per-step", "per-sample"],
+        Meta(
+            description="What the predictor fits: a step's time T = a·Λ + c·n + b, or as in the "
+            "paper a·λ + b for each sample."
+        ),
+    ] = "per-step"
+    picks: Annotated[
+        Literal["levelled", "paper"],
+        Meta(
+            description="How samples are picked and placed: representative batches levelled "
+            "exactly, or Algorithms 2 and 3 as printed."
+        ),
+    ] = "levelled"
+    window: WindowSteps = 64
+
+
+def make(parameters: ChronicaParameters) -> Policy:
     """The policy."""
-    paper = parameters["picks"] == "paper"
-    per_sample = parameters["ett"] == "per-sample"
-    window = parameters["window"]
+    paper = parameters.picks == "paper"
+    per_sample = parameters.ett == "per-sample"
+    window = parameters.window
     predictor: Predictor = PerSamplePredictor(window) if per_sample else LinearPredictor(window)
     return Policy(
         name="chronica",
@@ -289,21 +211,5 @@ preset = Preset(
     source="CHRONICA: a data-imbalance-aware scheduler for distributed deep learning",
     make=make,
     combines=True,
-    parameters={
-        "ett": {
-            "type": "string",
-            "enum": ["per-step", "per-sample"],
-            "default": "per-step",
-            "description": "What the predictor fits: a step's time T = a·Λ + c·n + b, "
-            "or as in the paper a·λ + b for each sample.",
-        },
-        "picks": {
-            "type": "string",
-            "enum": ["levelled", "paper"],
-            "default": "levelled",
-            "description": "How samples are picked and placed: representative batches levelled "
-            "exactly, or Algorithms 2 and 3 as printed.",
-        },
-        "window": WINDOW,
-    },
+    parameters=ChronicaParameters,
 )

@@ -5,11 +5,11 @@ Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 from msgspec.structs import replace
 
 from paceline_backend.policies.base import (
@@ -22,6 +22,7 @@ from paceline_backend.policies.base import (
     Preset,
     Problem,
 )
+from paceline_backend.policies.parameters import PerRank
 from paceline_backend.policies.predict.table import StepTable
 from paceline_backend.policies.presets.static_batching import CAPACITY, counts_of
 from paceline_backend.policies.solve import counts
@@ -155,14 +156,57 @@ def _rate(memory: _Memory) -> Floats:
     return np.where(mean > 0, memory.counts / np.where(mean > 0, mean, 1.0), 0.0)
 
 
-def make(parameters: Mapping[str, Any]) -> Policy:
+class DynamicBatchingParameters(counts.CountsParameters, frozen=True):
+    """What `dynamic-batching` takes."""
+
+    capacity: Annotated[PerRank, Meta(description=f"To begin with. {CAPACITY}")] = ()
+    dead_band: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="Change nothing unless some worker's batch changes by more, relatively.",
+        ),
+    ] = 0.05
+    smoothing: Annotated[
+        float,
+        Meta(
+            ge=0.01,
+            le=1,
+            description="Weight of the newest step in the moving average of the times.",
+        ),
+    ] = 0.3
+    every_steps: Annotated[
+        int, Meta(ge=1, le=10_000, description="Steps that must be known between two changes.")
+    ] = 4
+    b_min: Annotated[
+        int, Meta(ge=1, le=1_000_000, description="Samples that each worker gets at least.")
+    ] = 1
+    b_max: Annotated[
+        int,
+        Meta(ge=0, le=1_000_000, description="Samples that each worker gets at most; 0: no bound."),
+    ] = 0
+    forget_steps: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=1_000_000,
+            description="How long an upper bound holds that was learned from a worker's slowing "
+            "down with larger batches; 0: for good.",
+        ),
+    ] = 1000
+
+
+def make(parameters: DynamicBatchingParameters) -> Policy:
     """The policy."""
     allocator = DynamicAllocator(
-        capacity=tuple(parameters["capacity"]),
-        **{
-            name: parameters[name]
-            for name in ("dead_band", "smoothing", "every_steps", "b_min", "b_max", "forget_steps")
-        },
+        capacity=parameters.capacity,
+        dead_band=parameters.dead_band,
+        smoothing=parameters.smoothing,
+        every_steps=parameters.every_steps,
+        b_min=parameters.b_min,
+        b_max=parameters.b_max,
+        forget_steps=parameters.forget_steps,
     )
     return counts.policy("dynamic-batching", allocator, parameters)
 
@@ -174,51 +218,5 @@ preset = Preset(
     "closed loop",
     make=make,
     combines=True,
-    parameters={
-        "capacity": {**CAPACITY, "description": f"To begin with. {CAPACITY['description']}"},
-        "dead_band": {
-            "type": "number",
-            "minimum": 0,
-            "maximum": 1,
-            "default": 0.05,
-            "description": "Change nothing unless some worker's batch changes by more, relatively.",
-        },
-        "smoothing": {
-            "type": "number",
-            "minimum": 0.01,
-            "maximum": 1,
-            "default": 0.3,
-            "description": "Weight of the newest step in the moving average of the times.",
-        },
-        "every_steps": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": 10_000,
-            "default": 4,
-            "description": "Steps that must be known between two changes.",
-        },
-        "b_min": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": 1_000_000,
-            "default": 1,
-            "description": "Samples that each worker gets at least.",
-        },
-        "b_max": {
-            "type": "integer",
-            "minimum": 0,
-            "maximum": 1_000_000,
-            "default": 0,
-            "description": "Samples that each worker gets at most; 0: no bound.",
-        },
-        "forget_steps": {
-            "type": "integer",
-            "minimum": 0,
-            "maximum": 1_000_000,
-            "default": 1000,
-            "description": "How long an upper bound holds that was learned from a worker's "
-            "slowing down with larger batches; 0: for good.",
-        },
-        **counts.PARAMETERS,
-    },
+    parameters=DynamicBatchingParameters,
 )

@@ -8,12 +8,12 @@ preset fills in what the description leaves open.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from paceline_backend.policies.base import (
     Allocation,
@@ -26,6 +26,7 @@ from paceline_backend.policies.base import (
     Preset,
     Problem,
 )
+from paceline_backend.policies.parameters import Parameters
 from paceline_backend.policies.predict.gru import PAST, GruPredictor
 from paceline_backend.policies.presets.bsp import EqualCounts
 from paceline_backend.policies.solve import counts
@@ -222,7 +223,33 @@ def serial_share(ratio: Floats, threads: Ints) -> float:
     return float(np.clip(np.median(share), 0.0, 1.0))
 
 
-def make(parameters: Mapping[str, Any]) -> Policy:
+class Ep4ddlParameters(Parameters, frozen=True, kw_only=True):
+    """What `ep4ddl` takes."""
+
+    most_threads: Annotated[
+        int, Meta(ge=1, le=64, description="CPU threads that a rank may use.")
+    ] = 4
+    cores: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=65_536,
+            description="CPU threads of all ranks together; 0: no bound. Ranks that share a node "
+            "slow each other down beyond its cores.",
+        ),
+    ] = 0
+    serial: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="Share of a step's computing that more threads do not shorten, until the "
+            "first change of threads has shown it.",
+        ),
+    ] = 0.1
+
+
+def make(parameters: Ep4ddlParameters) -> Policy:
     """The policy."""
     return Policy(
         name="ep4ddl",
@@ -230,9 +257,7 @@ def make(parameters: Mapping[str, Any]) -> Policy:
         scheduler=EqualCounts(),
         shuffler=KeepPlacement(),
         plain_batches=True,
-        allocator=ThreadAllocator(
-            parameters["most_threads"], parameters["cores"], float(parameters["serial"])
-        ),
+        allocator=ThreadAllocator(parameters.most_threads, parameters.cores, parameters.serial),
         balances=False,
         threads=True,
     )
@@ -243,29 +268,5 @@ preset = Preset(
     summary="Equal batches; ranks predicted to be slow compute with more CPU threads.",
     source="EP4DDL: addressing straggler problem in heterogeneous distributed deep learning",
     make=make,
-    parameters={
-        "most_threads": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": 64,
-            "default": 4,
-            "description": "CPU threads that a rank may use.",
-        },
-        "cores": {
-            "type": "integer",
-            "minimum": 0,
-            "maximum": 65536,
-            "default": 0,
-            "description": "CPU threads of all ranks together; 0: no bound. Ranks that share a "
-            "node slow each other down beyond its cores.",
-        },
-        "serial": {
-            "type": "number",
-            "minimum": 0,
-            "maximum": 1,
-            "default": 0.1,
-            "description": "Share of a step's computing that more threads do not shorten, until "
-            "the first change of threads has shown it.",
-        },
-    },
+    parameters=Ep4ddlParameters,
 )

@@ -5,11 +5,11 @@ LBB: Load Balanced Batching for Efficient Distributed Learning on Heterogeneous 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from msgspec import Meta
 from msgspec.structs import replace
 from sklearn.linear_model import LinearRegression
 
@@ -222,10 +222,55 @@ def rough_models(rows: StepTable, fixed: Floats, before: Floats) -> Line:
     return Line(np.where(slope > 0, slope, typical), fixed)
 
 
-def make(parameters: Mapping[str, Any]) -> Policy:
+class LbbParameters(counts.CountsParameters, frozen=True):
+    """What `lbb` takes."""
+
+    fine_threshold: Annotated[
+        float, Meta(ge=0, le=10, description="Straggler effect below which nothing changes.")
+    ] = 0.05
+    rapid_threshold: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=10,
+            description="Straggler effect from which on all batch sizes are solved for anew.",
+        ),
+    ] = 0.3
+    step: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=10_000,
+            description="Samples that fine tuning moves from the slowest rank to the fastest.",
+        ),
+    ] = 1
+    window_steps: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10_000,
+            description="Steps after a rapid tuning in which only fine tuning is allowed.",
+        ),
+    ] = 8
+    retry_steps: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=100_000,
+            description="Steps after which a rank that was left out is tried again.",
+        ),
+    ] = 200
+
+
+def make(parameters: LbbParameters) -> Policy:
     """The policy."""
-    names = ("fine_threshold", "rapid_threshold", "step", "window_steps", "retry_steps")
-    allocator = LbbAllocator(**{name: parameters[name] for name in names})
+    allocator = LbbAllocator(
+        fine_threshold=parameters.fine_threshold,
+        rapid_threshold=parameters.rapid_threshold,
+        step=parameters.step,
+        window_steps=parameters.window_steps,
+        retry_steps=parameters.retry_steps,
+    )
     return counts.policy("lbb", allocator, parameters)
 
 
@@ -236,42 +281,5 @@ preset = Preset(
     "Cluster",
     make=make,
     combines=True,
-    parameters={
-        "fine_threshold": {
-            "type": "number",
-            "minimum": 0,
-            "maximum": 10,
-            "default": 0.05,
-            "description": "Straggler effect below which nothing changes.",
-        },
-        "rapid_threshold": {
-            "type": "number",
-            "minimum": 0,
-            "maximum": 10,
-            "default": 0.3,
-            "description": "Straggler effect from which on all batch sizes are solved for anew.",
-        },
-        "step": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": 10_000,
-            "default": 1,
-            "description": "Samples that fine tuning moves from the slowest rank to the fastest.",
-        },
-        "window_steps": {
-            "type": "integer",
-            "minimum": 0,
-            "maximum": 10_000,
-            "default": 8,
-            "description": "Steps after a rapid tuning in which only fine tuning is allowed.",
-        },
-        "retry_steps": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": 100_000,
-            "default": 200,
-            "description": "Steps after which a rank that was left out is tried again.",
-        },
-        **counts.PARAMETERS,
-    },
+    parameters=LbbParameters,
 )

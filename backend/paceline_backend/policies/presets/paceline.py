@@ -6,11 +6,11 @@ the workers differs. In free mode the batches are composed, too (`solve.compose`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Literal
 
 import numpy as np
+from msgspec import Meta
 
 from paceline.core.cost import SUM, Cost
 from paceline_backend.policies.base import (
@@ -22,7 +22,8 @@ from paceline_backend.policies.base import (
     Preset,
     Problem,
 )
-from paceline_backend.policies.predict.linear import COST, WINDOW, LinearPredictor
+from paceline_backend.policies.parameters import Parameters
+from paceline_backend.policies.predict.linear import CostModel, LinearPredictor, WindowSteps
 from paceline_backend.policies.solve.balance import FEW_RANKS, grouped, partition
 from paceline_backend.policies.solve.compose import compose
 from paceline_backend.policies.solve.order import remaining_in_order
@@ -122,12 +123,26 @@ def _equal(count: int, problem: Problem) -> Ints | None:
     return counts
 
 
-def make(parameters: Mapping[str, Any]) -> Policy:
+class PacelineParameters(Parameters, frozen=True, kw_only=True):
+    """What `paceline` takes."""
+
+    mode: Annotated[
+        Literal["exact", "free"],
+        Meta(
+            description="exact: every global batch holds the samples that plain DDP with the same"
+            " seed gives it. free: batches are composed such that they divide well."
+        ),
+    ] = "exact"
+    cost: CostModel = "auto"
+    window: WindowSteps = 64
+
+
+def make(parameters: PacelineParameters) -> Policy:
     """The policy."""
-    free = parameters["mode"] == "free"
+    free = parameters.mode == "free"
     return Policy(
         name="paceline",
-        predictor=LinearPredictor(parameters["window"], parameters["cost"]),
+        predictor=LinearPredictor(parameters.window, parameters.cost),
         scheduler=PacelineScheduler(free),
         shuffler=KeepPlacement(),
         recomposes=free,
@@ -158,15 +173,5 @@ preset = Preset(
     source="Paceline",
     make=make,
     combines=True,
-    parameters={
-        "mode": {
-            "type": "string",
-            "enum": ["exact", "free"],
-            "default": "exact",
-            "description": "exact: every global batch holds the samples that plain DDP with the "
-            "same seed gives it. free: batches are composed such that they divide well.",
-        },
-        "cost": COST,
-        "window": WINDOW,
-    },
+    parameters=PacelineParameters,
 )

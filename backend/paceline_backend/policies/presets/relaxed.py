@@ -5,9 +5,11 @@ Each is a `_preset`: its synchroniser, and the parameters that this one takes fr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Annotated, Literal, TypeVar
+
+from msgspec import Meta
 
 from paceline.wire.synchronisation import (
     Averaging,
@@ -18,44 +20,34 @@ from paceline.wire.synchronisation import (
     Synchronisation,
 )
 from paceline_backend.policies.base import Policy, Preset
+from paceline_backend.policies.parameters import BatchesOf, Parameters
 from paceline_backend.policies.registry import make as policy_of
 
-Parameters = Mapping[str, Any]
-
-# The registry adds the names of all presets with `Preset.combines` as "enum".
-BATCHES: Parameters = {
-    "type": "string",
-    "default": "bsp",
-    "description": "The preset, with its defaults, that says which samples each rank gets.",
-}
+Staleness = Annotated[
+    int, Meta(ge=0, le=64, description="Rounds after which a gradient is too old, and dropped.")
+]
 
 
-def whole(low: int, high: int, default: int, description: str) -> Parameters:
-    """A parameter that is a whole number from `low` to `high`."""
-    return {
-        "type": "integer",
-        "minimum": low,
-        "maximum": high,
-        "default": default,
-        "description": description,
-    }
+class RelaxedParameters(Parameters, frozen=True, kw_only=True):
+    """Parameters of every relaxed preset; ``kw_only`` puts them behind the preset's own."""
+
+    batches: BatchesOf = "bsp"
 
 
-STALENESS = whole(0, 64, 4, "Rounds after which a gradient is too old, and dropped.")
+R = TypeVar("R", bound=RelaxedParameters)
 
 
 def _preset(
     name: str,
     summary: str,
     source: str,
-    synchroniser: Callable[[Parameters], Synchronisation],
-    parameters: Mapping[str, Parameters] | None = None,
-) -> Preset:
-    def make(values: Parameters) -> Policy:
-        batches = policy_of(values["batches"])
-        return replace(batches, name=name, synchroniser=synchroniser(values))
+    synchroniser: Callable[[R], Synchronisation],
+    parameters: type[R],
+) -> Preset[R]:
+    def make(values: R) -> Policy:
+        return replace(policy_of(values.batches), name=name, synchroniser=synchroniser(values))
 
-    return Preset(name, summary, source, make, {**(parameters or {}), "batches": BATCHES})
+    return Preset(name, summary, source, make, parameters)
 
 
 ad_psgd = _preset(
@@ -63,17 +55,44 @@ ad_psgd = _preset(
     "Each rank steps by itself; after each step two replicas become their mean.",
     "Lian et al., Asynchronous decentralized parallel stochastic gradient descent",
     lambda values: Pairwise(),
+    RelaxedParameters,
 )
+
+
+class BackupWorkersParameters(RelaxedParameters, frozen=True):
+    """What `backup-workers` takes."""
+
+    spare: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1023,
+            description="b: ranks that an update does not wait for; at most all but one.",
+        ),
+    ] = 1
+
 
 backup_workers = _preset(
     "backup-workers",
     "Each update waits for all ranks but the slowest few, whose gradients are dropped.",
     "Revisiting distributed synchronous SGD (backup workers)",
-    lambda values: Partial(
-        PartialRules(spare=values["spare"], staleness=0, waits=True, mean=False)
-    ),
-    {"spare": whole(1, 1023, 1, "b: ranks that an update does not wait for; at most all but one.")},
+    lambda values: Partial(PartialRules(spare=values.spare, staleness=0, waits=True, mean=False)),
+    BackupWorkersParameters,
 )
+
+
+class EagerSgdParameters(RelaxedParameters, frozen=True):
+    """What `eager-sgd` takes."""
+
+    mode: Annotated[
+        Literal["solo", "majority"],
+        Meta(
+            description="solo: the first rank ready calls a round; majority: one drawn at random,"
+            " so that half of them are ready in the mean."
+        ),
+    ] = "majority"
+    staleness: Staleness = 4
+
 
 # Each step has one round. Early ranks wait for it, late ranks do not: a late gradient goes into the
 # next round. Stale gradients are summed without weights.
@@ -84,24 +103,24 @@ eager_sgd = _preset(
     "collective operations",
     lambda values: Partial(
         PartialRules(
-            probes=1 if values["mode"] == "majority" else None,
-            staleness=values["staleness"],
+            probes=1 if values.mode == "majority" else None,
+            staleness=values.staleness,
             mean=False,
             waits=True,
             paced=True,
         )
     ),
-    {
-        "mode": {
-            "type": "string",
-            "enum": ["solo", "majority"],
-            "default": "majority",
-            "description": "solo: the first rank ready calls a round; majority: one drawn at "
-            "random, so that half of them are ready in the mean.",
-        },
-        "staleness": STALENESS,
-    },
+    EagerSgdParameters,
 )
+
+
+class FlexrrParameters(RelaxedParameters, frozen=True):
+    """What `flexrr` takes."""
+
+    staleness: Annotated[
+        int, Meta(ge=1, le=64, description="Steps that a rank may be ahead of the slowest.")
+    ] = 2
+
 
 # In the paper a worker gives away small parts of the rest of its iteration. A training loop's body
 # takes a whole batch in each step. Here samples therefore move before a batch is loaded.
@@ -110,18 +129,36 @@ flexrr = _preset(
     "As ssp; a rank that is ahead takes over part of the slowest one's next batch.",
     "FlexRR: Addressing the straggler problem for iterative convergent parallel ML",
     lambda values: Partial(
-        PartialRules(quorum=1, staleness=None, lead=values["staleness"], mean=False, steals=True)
+        PartialRules(quorum=1, staleness=None, lead=values.staleness, mean=False, steals=True)
     ),
-    {"staleness": whole(1, 64, 2, "Steps that a rank may be ahead of the slowest.")},
+    FlexrrParameters,
 )
+
+
+class LocalSgdParameters(RelaxedParameters, frozen=True):
+    """What `local-sgd` takes."""
+
+    every: Annotated[int, Meta(ge=1, le=10_000, description="H: steps between two means.")] = 8
+
 
 local_sgd = _preset(
     "local-sgd",
     "Each rank steps by itself; every few steps their replicas become the mean.",
     "Local SGD converges fast and communicates little",
-    lambda values: Averaging(AveragingRules(every=values["every"])),
-    {"every": whole(1, 10_000, 8, "H: steps between two means.")},
+    lambda values: Averaging(AveragingRules(every=values.every)),
+    LocalSgdParameters,
 )
+
+
+class NSoftParameters(RelaxedParameters, frozen=True):
+    """What `n-soft` takes."""
+
+    n: Annotated[
+        int,
+        Meta(ge=1, le=1024, description="An update takes the gradients of M/n ranks, rounded up."),
+    ] = 2
+    staleness: Staleness = 4
+
 
 # The parameter server of the n-softsync protocol updates after M/n gradients. Here all replicas
 # update themselves with the sum of the gradients that have come.
@@ -129,13 +166,8 @@ n_soft = _preset(
     "n-soft",
     "An update as soon as one n-th of the ranks have a gradient; the others' come late.",
     "n-softsync: Staleness-aware async-SGD for distributed deep learning",
-    lambda values: Partial(
-        PartialRules(parts=values["n"], staleness=values["staleness"], mean=False)
-    ),
-    {
-        "n": whole(1, 1024, 2, "An update takes the gradients of M/n ranks, rounded up."),
-        "staleness": STALENESS,
-    },
+    lambda values: Partial(PartialRules(parts=values.n, staleness=values.staleness, mean=False)),
+    NSoftParameters,
 )
 
 # One-shot averaging.
@@ -144,7 +176,23 @@ osa = _preset(
     "Each rank trains by itself; replicas become their mean at the end of an epoch.",
     "Zinkevich et al., Parallelized stochastic gradient descent",
     lambda values: Averaging(AveragingRules(every=None)),
+    RelaxedParameters,
 )
+
+
+class RnaParameters(RelaxedParameters, frozen=True):
+    """What `rna` takes."""
+
+    probes: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1024,
+            description="Ranks, drawn anew for each round; the first that is ready calls it.",
+        ),
+    ] = 2
+    staleness: Staleness = 4
+
 
 # Randomised probing (Sec. 3.2), weighted accumulation of late gradients (Sec. 3.3) and bounded
 # staleness. Learning rates are scaled linearly by the contributors' share of the work.
@@ -154,15 +202,19 @@ rna = _preset(
     "Yang et al., Mitigating stragglers in the decentralized training on heterogeneous "
     "clusters (RNA)",
     lambda values: Partial(
-        PartialRules(probes=values["probes"], staleness=values["staleness"], mean=True)
+        PartialRules(probes=values.probes, staleness=values.staleness, mean=True)
     ),
-    {
-        "probes": whole(
-            1, 1024, 2, "Ranks, drawn anew for each round; the first that is ready calls it."
-        ),
-        "staleness": STALENESS,
-    },
+    RnaParameters,
 )
+
+
+class SspParameters(RelaxedParameters, frozen=True):
+    """What `ssp` takes."""
+
+    staleness: Annotated[
+        int, Meta(ge=0, le=64, description="Steps that a rank may be ahead of the slowest.")
+    ] = 3
+
 
 # A gradient is never too old: the lead bounds its age.
 ssp = _preset(
@@ -170,7 +222,7 @@ ssp = _preset(
     "Each rank's gradient is applied as it comes; none leads the slowest by too much.",
     "SSP: More effective distributed ML via a stale synchronous parallel parameter server",
     lambda values: Partial(
-        PartialRules(quorum=1, staleness=None, lead=values["staleness"], mean=False)
+        PartialRules(quorum=1, staleness=None, lead=values.staleness, mean=False)
     ),
-    {"staleness": whole(0, 64, 3, "Steps that a rank may be ahead of the slowest.")},
+    SspParameters,
 )

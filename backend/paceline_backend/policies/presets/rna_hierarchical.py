@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from paceline.wire.synchronisation import (
     Hierarchical,
@@ -23,7 +24,7 @@ from paceline.wire.synchronisation import (
 )
 from paceline_backend.policies.base import Choice, Feedback, Floats, Policy, Preset
 from paceline_backend.policies.predict.groups import groups, step_times
-from paceline_backend.policies.presets.relaxed import BATCHES, STALENESS
+from paceline_backend.policies.presets.relaxed import RelaxedParameters, Staleness
 from paceline_backend.policies.registry import make as policy_of
 
 _PARTS = 4  # parts of the newest steps, which must all give the same groups
@@ -101,11 +102,43 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms"
 
 
-def make(parameters: Mapping[str, Any]) -> Policy:
+class RnaHierarchicalParameters(RelaxedParameters, frozen=True):
+    """What `rna-hierarchical` takes."""
+
+    spread: Annotated[
+        float,
+        Meta(
+            ge=0.05,
+            le=10,
+            description="In a group the slowest rank's step may take longer than the fastest "
+            "one's by this part of their mean.",
+        ),
+    ] = 1.0
+    every: Annotated[
+        int,
+        Meta(ge=1, le=1024, description="Rounds of a group between two exchanges with the server."),
+    ] = 4
+    probes: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1024,
+            description="Ranks of the group, drawn anew for each round, of which the first that "
+            "is ready calls it.",
+        ),
+    ] = 2
+    staleness: Staleness = 4
+
+
+def make(parameters: RnaHierarchicalParameters) -> Policy:
     """The policy."""
-    names = ("spread", "every", "probes", "staleness")
-    chooser = Grouping(**{name: parameters[name] for name in names})
-    batches = policy_of(parameters["batches"])
+    chooser = Grouping(
+        spread=parameters.spread,
+        every=parameters.every,
+        probes=parameters.probes,
+        staleness=parameters.staleness,
+    )
+    batches = policy_of(parameters.batches)
     return replace(batches, name="rna-hierarchical", synchroniser=chooser)
 
 
@@ -115,31 +148,5 @@ preset = Preset(
     source="Yang et al., Mitigating stragglers in the decentralized training on heterogeneous "
     "clusters (RNA)",
     make=make,
-    parameters={
-        "spread": {
-            "type": "number",
-            "minimum": 0.05,
-            "maximum": 10,
-            "default": 1.0,
-            "description": "In a group the slowest rank's step may take longer than the fastest "
-            "one's by this part of their mean.",
-        },
-        "every": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": 1024,
-            "default": 4,
-            "description": "Rounds of a group between two exchanges with the server.",
-        },
-        "probes": {
-            "type": "integer",
-            "minimum": 1,
-            "maximum": 1024,
-            "default": 2,
-            "description": "Ranks of the group, drawn anew for each round, of which the first that "
-            "is ready calls it.",
-        },
-        "staleness": STALENESS,
-        "batches": BATCHES,
-    },
+    parameters=RnaHierarchicalParameters,
 )

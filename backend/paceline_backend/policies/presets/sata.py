@@ -5,11 +5,11 @@ SATA: self-adaptive task allocation, Eq. 8 and Algorithm 1.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from paceline_backend.policies.base import (
     Allocation,
@@ -108,9 +108,30 @@ def reweighted(weights: Floats, samples: Floats, compute_s: Floats) -> Floats:
     return result
 
 
-def make(parameters: Mapping[str, Any]) -> Policy:
+class SataParameters(counts.CountsParameters, frozen=True):
+    """What `sata` takes."""
+
+    tolerance: Annotated[
+        float,
+        Meta(
+            ge=0,
+            le=1,
+            description="Redistribute only if some worker's share changed by more, relatively.",
+        ),
+    ] = 0.01
+    every_steps: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=100_000,
+            description="Redistribute after so many steps; 0: once an epoch, as in the paper.",
+        ),
+    ] = 0
+
+
+def make(parameters: SataParameters) -> Policy:
     """The policy."""
-    allocator = SataAllocator(parameters["tolerance"], parameters["every_steps"])
+    allocator = SataAllocator(parameters.tolerance, parameters.every_steps)
     return counts.policy("sata", allocator, parameters)
 
 
@@ -121,21 +142,5 @@ preset = Preset(
     "Environments",
     make=make,
     combines=True,
-    parameters={
-        "tolerance": {
-            "type": "number",
-            "minimum": 0,
-            "maximum": 1,
-            "default": 0.01,
-            "description": "Redistribute only if some worker's share changed by more, relatively.",
-        },
-        "every_steps": {
-            "type": "integer",
-            "minimum": 0,
-            "maximum": 100_000,
-            "default": 0,
-            "description": "Redistribute after so many steps; 0: once an epoch, as in the paper.",
-        },
-        **counts.PARAMETERS,
-    },
+    parameters=SataParameters,
 )

@@ -5,11 +5,11 @@ Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 import numpy as np
+from msgspec import Meta
 
 from paceline_backend.policies.base import (
     Allocation,
@@ -20,13 +20,13 @@ from paceline_backend.policies.base import (
     Preset,
     Problem,
 )
+from paceline_backend.policies.parameters import PerRank
 from paceline_backend.policies.solve import counts
 
-CAPACITY: Mapping[str, Any] = {
-    **counts.PER_RANK,
-    "description": "What each rank can do relative to the others: its CPU cores, or its FLOP/s. "
-    "One number for each rank; none: all count as equal.",
-}
+CAPACITY = (
+    "What each rank can do relative to the others: its CPU cores, or its FLOP/s. One number for "
+    "each rank; none: all count as equal."
+)
 
 
 def counts_of(capacity: tuple[float, ...], problem: Problem) -> Ints:
@@ -57,9 +57,15 @@ class StaticAllocator:
         return Allocation(counts_of(self.capacity, problem), {})
 
 
-def make(parameters: Mapping[str, Any]) -> Policy:
+class StaticBatchingParameters(counts.CountsParameters, frozen=True):
+    """What `static-batching` takes."""
+
+    capacity: Annotated[PerRank, Meta(description=CAPACITY)] = ()
+
+
+def make(parameters: StaticBatchingParameters) -> Policy:
     """The policy."""
-    allocator = StaticAllocator(tuple(parameters["capacity"]))
+    allocator = StaticAllocator(parameters.capacity)
     return counts.policy("static-batching", allocator, parameters)
 
 
@@ -70,5 +76,5 @@ preset = Preset(
     "open loop",
     make=make,
     combines=True,
-    parameters={"capacity": CAPACITY, **counts.PARAMETERS},
+    parameters=StaticBatchingParameters,
 )

@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 import numpy as np
+from msgspec import Meta
 
 from paceline.core.cost import Cost
 from paceline.core.dealing import dealt
@@ -25,29 +25,23 @@ from paceline_backend.policies.base import (
     Policy,
     Problem,
 )
-from paceline_backend.policies.predict.linear import WINDOW, LinearPredictor
+from paceline_backend.policies.parameters import Parameters
+from paceline_backend.policies.predict.linear import LinearPredictor, WindowSteps
 from paceline_backend.policies.solve.balance import partition
 from paceline_backend.policies.solve.order import remaining_in_order
 
-# Parameters of every preset of counts, in addition to its own.
-PARAMETERS: Mapping[str, Mapping[str, Any]] = {
-    "which": {
-        "type": "string",
-        "enum": ["order", "levelled"],
-        "default": "order",
-        "description": "Which samples of a global batch each rank gets: in the epoch's order, or "
-        "such that loads come out in proportion to the counts.",
-    },
-    "window": WINDOW,
-}
 
-# A parameter with one number for each rank, for example a capacity.
-PER_RANK: Mapping[str, Any] = {
-    "type": "array",
-    "perRank": True,
-    "items": {"type": "number", "exclusiveMinimum": 0, "maximum": 1e24},
-    "default": [],
-}
+class CountsParameters(Parameters, frozen=True, kw_only=True):
+    """Parameters of every preset of counts; ``kw_only`` puts them behind the preset's own."""
+
+    which: Annotated[
+        Literal["order", "levelled"],
+        Meta(
+            description="Which samples of a global batch each rank gets: in the epoch's order, or "
+            "such that loads come out in proportion to the counts."
+        ),
+    ] = "order"
+    window: WindowSteps = 64
 
 
 def spread(shares: Floats, total: float, low: Ints, high: Ints) -> Floats:
@@ -206,20 +200,20 @@ def levelled(sizes: Floats, counts: Ints, cost: Cost) -> Ints:
     return np.argsort(owner, kind="stable")
 
 
-def scheduler(parameters: Mapping[str, Any]) -> CountedScheduler:
-    """The scheduler, with the values of `PARAMETERS`."""
-    return CountedScheduler(levelled=parameters["which"] == "levelled")
+def scheduler(parameters: CountsParameters) -> CountedScheduler:
+    """The scheduler, with these parameters."""
+    return CountedScheduler(levelled=parameters.which == "levelled")
 
 
-def policy(name: str, allocator: Allocator, parameters: Mapping[str, Any]) -> Policy:
-    """The policy of an allocator, with the values of `PARAMETERS`.
+def policy(name: str, allocator: Allocator, parameters: CountsParameters) -> Policy:
+    """The policy of an allocator, with these parameters.
 
     The policy's predictor is for the displayed ETT, for levelling, and for allocators that need
     models.
     """
     return Policy(
         name=name,
-        predictor=LinearPredictor(window=parameters["window"], cost="auto"),
+        predictor=LinearPredictor(window=parameters.window, cost="auto"),
         scheduler=scheduler(parameters),
         shuffler=KeepPlacement(),
         plain_batches=True,

@@ -11,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline_backend import policies
 from paceline_backend.policies import Choice, Feedback
 from paceline_backend.policies.base import Floats
 from paceline_backend.policies.predict.groups import groups, step_times
-from paceline_backend.policies.presets.rna_hierarchical import Grouping, preset
+from paceline_backend.policies.presets.rna_hierarchical import Grouping
 
 PARTIAL = {"probes": 2, "staleness": 4, "mean": True}
 TIMES = st.lists(st.floats(1e-4, 10.0), min_size=1, max_size=12)
@@ -123,7 +124,7 @@ def test_noise_near_the_limit_moves_no_rank() -> None:
 
 def test_parameters_reach_the_synchroniser() -> None:
     given = {"spread": 0.5, "every": 7, "probes": 3, "staleness": 2, "batches": "sata"}
-    policy = preset.make(given)
+    policy = policies.make("rna-hierarchical", given)
     assert policy.name == "rna-hierarchical" and policy.relaxed
     times = np.tile([55.0, 55.0, 105.0, 105.0], (32, 1))
     synchroniser = policy.choose(feedback(times), 4, {}).synchroniser

@@ -1,0 +1,91 @@
+"""Presets of packages for the release before, whose parameters are a mapping of JSON Schema.
+
+They work for one more release, with a warning. Remove this file, and `Preset.__post_init__`, with
+the release after 0.2.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Mapping
+from copy import copy
+from functools import partial
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from paceline_backend.policies.parameters import Parameters
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "boolean": (bool,),
+    "integer": (int,),
+    "number": (int, float),
+    "string": (str,),
+}
+
+
+def adapt(preset: Any) -> None:
+    """Gives a preset a class for its mapping, and a `make` that takes an instance of this class.
+
+    The preset's own `make` gets a mapping, as before. Other presets stay as they are.
+    """
+    if not isinstance(preset.parameters, Mapping):
+        return
+    warnings.warn(
+        f"preset {preset.name}: parameters as a mapping of JSON Schema work until the next "
+        "release; write a class derived from paceline_backend.policies.Parameters instead, with "
+        "a field for each parameter, and let `make` read parameters.<name> "
+        "(docs/writing-a-policy.md)",
+        FutureWarning,  # Python hides a DeprecationWarning of an imported module
+        stacklevel=4,  # who makes the preset
+    )
+    kind = _class_of(preset.name, preset.parameters)
+    object.__setattr__(preset, "parameters", kind)
+    object.__setattr__(preset, "make", _from_mapping(preset.make))
+
+
+def _from_mapping(make: Callable[[Mapping[str, Any]], Any]) -> Callable[[Any], Any]:
+    def made(parameters: Parameters | Mapping[str, Any]) -> Any:
+        if isinstance(parameters, Parameters):
+            parameters = msgspec.structs.asdict(parameters)
+        return make(parameters)
+
+    return made
+
+
+def _class_of(preset: str, schemas: Mapping[str, Mapping[str, Any]]) -> type[Parameters]:
+    def check(parameters: Parameters) -> None:
+        for name, schema in schemas.items():
+            value, default = getattr(parameters, name), schema.get("default")
+            given = type(value) is not type(default) or value != default
+            if given and not _legal(schema, value):
+                raise ValueError(f"{name}: {value!r} is not legal")  # then msgspec refuses, too
+
+    fields: list[Any] = []
+    for name, schema in schemas.items():
+        field: list[Any] = [name, Annotated[Any, Meta(extra_json_schema=dict(schema))]]
+        if "default" in schema:
+            field.append(msgspec.field(default_factory=partial(copy, schema["default"])))
+        fields.append(tuple(field))
+    namespace = {"__post_init__": check}
+    kind: Any = msgspec.defstruct(
+        preset, fields, bases=(Parameters,), namespace=namespace, kw_only=True
+    )
+    return kind  # type: ignore[no-any-return]
+
+
+def _legal(schema: Mapping[str, Any], value: Any) -> bool:
+    if schema["type"] == "array":
+        return isinstance(value, list | tuple) and all(_legal(schema["items"], v) for v in value)
+    if not isinstance(value, _TYPES[schema["type"]]):
+        return False
+    if isinstance(value, bool) and schema["type"] != "boolean":
+        return False
+    if "enum" in schema:
+        return value in schema["enum"]
+    # Written so that NaN is refused.
+    above = "minimum" not in schema or value >= schema["minimum"]
+    beyond = "exclusiveMinimum" not in schema or value > schema["exclusiveMinimum"]
+    below = "maximum" not in schema or value <= schema["maximum"]
+    return above and beyond and below

@@ -1,0 +1,144 @@
+"""What presets take from the operator: a class of fields, its JSON Schema, its checked values.
+
+class Parameters(parameters.Parameters, frozen=True, kw_only=True):
+    alpha: Annotated[float, Meta(gt=0, le=1, description="Weight of the newest step.")] = 0.3
+
+properties(Parameters)["alpha"]["exclusiveMinimum"]  # 0
+convert("mine", Parameters, {"alpha": 0.5}).alpha  # 0.5
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
+
+import msgspec
+from msgspec import Meta
+
+_BOUNDS = {
+    "at least": "minimum",
+    "above": "exclusiveMinimum",
+    "at most": "maximum",
+    "below": "exclusiveMaximum",
+}
+
+
+class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base class of a preset's parameters. The class itself has none.
+
+    A field is a number, a boolean, a string, a `Literal` or a `PerRank`. It has a default, and a
+    description and its bounds in `msgspec.Meta`.
+    """
+
+
+P = TypeVar("P", bound=Parameters)
+
+# The name of a preset with `Preset.combines`. The registry adds the names there are as "enum".
+BatchesOf = Annotated[
+    str, Meta(description="The preset, with its defaults, that says which samples each rank gets.")
+]
+
+# One number for each rank, for example a capacity; or none.
+PerRank = Annotated[
+    tuple[Annotated[float, Meta(gt=0, le=1e24)], ...], Meta(extra_json_schema={"perRank": True})
+]
+
+
+class PolicyParameterError(ValueError):
+    """A parameter that the policy does not take, or a value that is not legal for it."""
+
+
+def properties(kind: type[Parameters]) -> Mapping[str, Mapping[str, Any]]:
+    """The JSON Schema of each parameter, by name."""
+    return _properties(kind)
+
+
+@cache
+def _properties(kind: type[Parameters]) -> Mapping[str, Mapping[str, Any]]:
+    (of_kind,), components = msgspec.json.schema_components([kind], ref_template="{name}")
+    schemas: dict[str, dict[str, Any]] = components[of_kind["$ref"]]["properties"]
+    for name, hint in get_type_hints(kind).items():
+        if get_origin(hint) is Literal:  # msgspec sorts the values, and gives no type
+            values = get_args(hint)
+            of = "string" if isinstance(values[0], str) else "integer"
+            schemas[name] |= {"type": of, "enum": list(values)}
+    plain: dict[str, dict[str, Any]] = msgspec.json.decode(msgspec.json.encode(schemas))
+    return plain  # a tuple's default is a list in JSON
+
+
+def convert(preset: str, kind: type[P], given: Mapping[str, Any], world: int | None = None) -> P:
+    """The parameters; those that are not given have their defaults.
+
+    Args:
+        preset: its name, for messages.
+        kind: its class of parameters.
+        given: values by name.
+        world: ranks of the run, if they are for one: a `PerRank` must have as many values.
+
+    Raises:
+        PolicyParameterError: a parameter is unknown or its value not legal.
+    """
+    schemas = properties(kind)
+    for name, value in given.items():
+        if name not in schemas:
+            takes = ", ".join(schemas) or "none"
+            raise PolicyParameterError(
+                f"parameters.{name}: {preset} has no such parameter; it takes: {takes}"
+            )
+        if not _legal(kind, name, value, schemas[name]):
+            raise PolicyParameterError(
+                f"parameters.{name}: {value!r} is not legal for {preset}; "
+                f"it must be {_described(schemas[name])}"
+            )
+    values = msgspec.convert(dict(given), kind)
+    if world is not None:
+        _check_per_rank(values, world)
+    return values
+
+
+def with_presets(kind: type[P], names: list[str]) -> type[P]:
+    """The class with fields of type `BatchesOf` that take only these names, the default first."""
+    schemas = properties(kind)
+    defaults = {
+        name: schemas[name]["default"]
+        for name, hint in get_type_hints(kind, include_extras=True).items()
+        if hint == BatchesOf and "default" in schemas[name]
+    }
+    if not defaults:
+        return kind
+    fields: list[Any] = []
+    for name, default in defaults.items():
+        ordered = sorted(names, key=lambda preset: preset != default)
+        enum = Meta(extra_json_schema={"enum": ordered})
+        fields.append((name, Annotated[BatchesOf, enum], default))
+    narrowed: Any = msgspec.defstruct(kind.__name__, fields, bases=(kind,), kw_only=True)
+    return narrowed  # type: ignore[no-any-return]
+
+
+def _legal(kind: type[Parameters], name: str, value: Any, schema: Mapping[str, Any]) -> bool:
+    try:
+        msgspec.convert({name: value}, kind)
+    except msgspec.ValidationError:
+        return False
+    # The type of a `BatchesOf` does not tell its values.
+    return value in schema.get("enum", [value])
+
+
+def _check_per_rank(values: Parameters, world: int) -> None:
+    for name, schema in properties(type(values)).items():
+        given = len(getattr(values, name)) if schema.get("perRank") else 0
+        if given not in (0, world):
+            raise PolicyParameterError(
+                f"parameters.{name}: {given} values given, but the run has {world} ranks; "
+                "give one for each rank, or none"
+            )
+
+
+def _described(schema: Mapping[str, Any]) -> str:
+    if "enum" in schema:
+        return "one of " + ", ".join(repr(value) for value in schema["enum"])
+    if schema["type"] == "array":
+        return f"a list, each item {_described(schema['items'])}"
+    bounds = [f"{word} {schema[key]}" for word, key in _BOUNDS.items() if key in schema]
+    return " ".join([f"of type {schema['type']}", " and ".join(bounds)]).strip()

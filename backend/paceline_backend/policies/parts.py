@@ -1,0 +1,187 @@
+"""The parts of a policy, and how a policy is registered; `base` says who calls them when."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, Protocol
+
+from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
+from paceline_backend.policies import mappings
+from paceline_backend.policies.parameters import P, Parameters
+from paceline_backend.policies.values import Batches, Feedback, Ints, Models, Problem
+
+# What a policy changes in the training. "nothing": only the order of floating-point sums differs.
+# "batches": other samples share a global batch. "training": gradients also meet at other times.
+Changes = Literal["nothing", "batches", "training"]
+
+CHOOSER = "synchroniser"  # key of the chooser's memory; all other keys are the allocator's
+
+
+class Predictor(Protocol):
+    """Learns the cost of a step for each worker."""
+
+    def fit(self, feedback: Feedback, world: int) -> Models:
+        """Models of all workers; `Models.unknown` while the feedback does not suffice.
+
+        Called first, for every segment, with all feedback in the controller's window.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Allocation:
+    """How many samples each worker gets of a whole global batch."""
+
+    counts: Ints  # [W], their sum is the global batch
+    memory: Mapping[str, Any]  # for the next call: strings, numbers, lists and mappings of them
+    threads: tuple[int, ...] = ()  # CPU threads of each rank; empty: leave them unchanged
+    models: Models | None = None  # better models than the predictor's, for the plan's ETT
+
+
+class Allocator(Protocol):
+    """Chooses how many samples each worker gets. The scheduler chooses which samples."""
+
+    def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
+        """The counts from the problem's first step on.
+
+        Called for every segment, after the predictor and before `Scheduler.schedule`, which finds
+        the counts in ``problem.counts``. ``problem.memory`` is the memory that the allocator
+        returned with the last segment under this policy version; empty at first.
+        """
+        ...
+
+
+class Scheduler(Protocol):
+    """Chooses which samples each worker gets in the next steps."""
+
+    def compose(self, problem: Problem, models: Models) -> Ints:
+        """``problem.remaining`` in the order in which steps shall use the samples, [R].
+
+        Called after `Shuffler.shuffle` at an epoch's start, at a switch and at a controller's
+        takeover. In between, ``problem.order`` is the returned order without the used samples. Do
+        work on a whole epoch here. A scheduler without an order returns ``problem.remaining``.
+        """
+        ...
+
+    def schedule(self, problem: Problem, models: Models) -> Batches:
+        """The samples of the next ``problem.batch_sizes()`` steps.
+
+        Called last, for every segment. Step k holds exactly ``problem.batch_sizes()[k]`` samples,
+        all from ``problem.remaining``, none twice in the segment. A rank may get none. If there are
+        ``problem.counts``, ranks get samples in this proportion.
+        """
+        ...
+
+
+class Shuffler(Protocol):
+    """Chooses which worker holds which samples."""
+
+    def shuffle(self, problem: Problem, models: Models) -> Ints:
+        """A new placement, [N] ranks. Samples outside ``problem.remaining`` keep their worker.
+
+        Called at an epoch's start, at a switch and at a controller's takeover, after the predictor
+        and before `Scheduler.compose`.
+        """
+        ...
+
+
+class KeepPlacement:
+    """The null shuffler: nothing moves."""
+
+    def shuffle(self, problem: Problem, models: Models) -> Ints:
+        """See `Shuffler.shuffle`."""
+        return problem.placement
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How gradients meet in a segment."""
+
+    synchroniser: Synchronisation
+    why: str = ""  # one sentence for the operator; empty: there was no choice
+    memory: Mapping[str, Any] = field(default_factory=dict)  # for the next call
+
+
+class Chooser(Protocol):
+    """Chooses how gradients meet, segment by segment, from the ranks' feedback."""
+
+    def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
+        """The next segment's synchroniser.
+
+        Called once for every segment, before the segment's number of steps is known, because this
+        number depends on the choice.
+
+        Args:
+            feedback: the same as the predictor's.
+            world: W.
+            memory: the memory that the chooser returned with the last segment under this policy
+                version; empty at first.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Policy:
+    """One part of each kind, under the name of a preset."""
+
+    name: str
+    predictor: Predictor
+    scheduler: Scheduler
+    shuffler: Shuffler
+    allocator: Allocator | None = None
+    synchroniser: Synchronisation | Chooser = ALLREDUCE
+    balances: bool = True  # False: ranks get equal counts, also while the leader coasts
+    recomposes: bool = False  # `compose` is called again when the ranks' speeds have changed
+    plain_batches: bool = False  # each global batch holds the same samples as under plain DDP
+    threads: bool = False  # the policy sets CPU threads, whose effect telemetry does not show
+
+    @property
+    def relaxed(self) -> bool:
+        """Whether there may be steps in which ranks do not wait for all others."""
+        return self.synchroniser != ALLREDUCE
+
+    @property
+    def changes(self) -> Changes:
+        """What the policy changes in the training, compared with plain DDP of the same seed."""
+        if self.relaxed:
+            return "training"
+        return "nothing" if self.plain_batches else "batches"
+
+    def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
+        """How gradients meet in the next segment.
+
+        Args:
+            feedback: as for the predictor.
+            world: W.
+            memory: `Problem.memory`, which holds the allocator's memory, too.
+
+        Raises:
+            ValueError: `world` ranks cannot train with the synchroniser that the policy chose.
+        """
+        if isinstance(self.synchroniser, Synchronisation):
+            return Choice(self.synchroniser)
+        choice = self.synchroniser.choose(feedback, world, memory.get(CHOOSER, {}))
+        if problem := choice.synchroniser.problem(world):
+            raise ValueError(f"policy: {self.name} chose what ranks cannot do: {problem}")
+        return choice
+
+
+@dataclass(frozen=True)
+class Preset(Generic[P]):
+    """How a policy is registered: name, summary, parameters, and how to make the policy.
+
+    `make` gets an instance of the class `parameters`, checked. With `combines`, the presets that
+    change how gradients meet can take their batches from this preset: its name is a value of their
+    parameter ``batches``.
+    """
+
+    name: str
+    summary: str
+    source: str  # paper or project it comes from
+    make: Callable[[P], Policy]
+    parameters: type[P] = Parameters  # type: ignore[assignment]  # by default, none
+    combines: bool = False  # its policy decides batches, and leaves how gradients meet to others
+
+    def __post_init__(self) -> None:
+        mappings.adapt(self)  # if `parameters` is a mapping, as in the release before

@@ -1,0 +1,110 @@
+"""The decision on the next segment: `plan` asks the parts of a policy in their order."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from paceline.core.cost import SUM, Cost, features
+from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
+from paceline_backend.policies.parts import CHOOSER, Choice, Policy
+from paceline_backend.policies.values import Batches, Feedback, Ints, Models, Problem
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The decision on the next segment, with the models' forecast."""
+
+    batches: Batches
+    ett_s: list[list[float]]  # [step][rank]; empty while the models are unknown
+    shares: list[float]  # [W] load shares for coasting; empty: equal counts
+    placement: Ints  # [N] after `shuffle`, if called
+    order: Ints  # [R] after `compose`, if called; includes this segment's samples
+    moved: int  # samples that another worker holds or trains than before
+    epoch_end: bool
+    memory: Mapping[str, Any]  # of allocator and chooser
+    threads: list[int]  # CPU threads of each rank; empty: leave them unchanged
+    cost: Cost = SUM  # cost of batches by the models
+    synchroniser: Synchronisation = ALLREDUCE
+    why: str = ""  # why this synchroniser was chosen
+
+    @property
+    def assignments(self) -> list[list[Ints]]:
+        """Samples, [step][rank]."""
+        return self.batches.parts
+
+
+def plan(
+    policy: Policy,
+    problem: Problem,
+    feedback: Feedback,
+    *,
+    shuffle: bool,
+    choice: Choice | None = None,
+) -> Plan:
+    """Plans the next segment. Controller, replay, simulator and tests all call this function.
+
+    Args:
+        policy: to plan with.
+        problem: to solve.
+        feedback: for predictor, allocator and chooser.
+        shuffle: call `shuffle` and `compose` first. True at an epoch's start, at a switch and at a
+            controller's takeover.
+        choice: result of `Policy.choose` for this feedback and memory, if the caller already has
+            it; None: `Policy.choose` is called here.
+    """
+    models = policy.predictor.fit(feedback, problem.world)
+    moved = 0
+    if shuffle:
+        placement = policy.shuffler.shuffle(problem, models)
+        moved = int(np.count_nonzero(placement != problem.placement))
+        problem = replace(problem, placement=placement)
+        problem = replace(problem, order=policy.scheduler.compose(problem, models))
+    if choice is None:
+        choice = policy.choose(feedback, problem.world, problem.memory)
+    memory: dict[str, Any] = {}
+    threads: list[int] = []
+    if policy.allocator is not None:
+        own = {name: value for name, value in problem.memory.items() if name != CHOOSER}
+        allocation = policy.allocator.allocate(replace(problem, memory=own), models, feedback)
+        memory.update(allocation.memory)
+        threads = list(allocation.threads)
+        problem = replace(problem, counts=allocation.counts)
+        models = allocation.models or models
+    if choice.memory:
+        memory[CHOOSER] = choice.memory
+    batches = policy.scheduler.schedule(problem, models)
+    moved += int(np.count_nonzero(problem.placement[batches.samples] != batches.ranks()))
+    ett: list[list[float]] = []
+    if models.known:
+        ett = models.ett(features(problem.sizes[batches.samples], batches.counts)).tolist()
+    return Plan(
+        batches,
+        ett,
+        _shares(policy, problem, models),
+        problem.placement,
+        problem.order,
+        moved,
+        problem.reaches_epoch_end,
+        msgspec.to_builtins(memory),  # plain values, as the bus returns them
+        threads,
+        models.cost,
+        choice.synchroniser,
+        choice.why,
+    )
+
+
+def _shares(policy: Policy, problem: Problem, models: Models) -> list[float]:
+    """Each rank's share of the load while the leader coasts."""
+    if not policy.balances:
+        return []
+    if problem.counts is not None:
+        return list((problem.counts / problem.counts.sum()).tolist())
+    if models.known:
+        speed = 1.0 / models.a
+        return list((speed / speed.sum()).tolist())
+    return []

@@ -1,0 +1,125 @@
+"""Fills one global batch from the samples that each worker holds (CHRONICA, Alg. 2)."""
+
+from __future__ import annotations
+
+import heapq
+from math import inf
+
+import numpy as np
+
+from paceline_backend.policies.base import Floats, Ints, Models
+from paceline_backend.policies.solve.holdings import Holdings
+
+
+class Filling:
+    """One global batch while it is filled. It uses lists: NumPy scalars would make picks slow."""
+
+    def __init__(self, models: Models, most: Ints, holdings: list[Holdings]) -> None:
+        self.most: list[int] = most.tolist()
+        self.a: list[float] = models.a.tolist()
+        self.c: list[float] = models.c.tolist()
+        self.ett: list[float] = models.b.tolist()
+        self.batches: list[list[tuple[int, float]]] = [[] for _ in self.a]  # (sample, size)
+        self.holdings = holdings
+        self._left: Floats | None = None  # [W] time of the held samples; None: not needed so far
+
+    def source(self, rank: int) -> int:
+        """The worker that holds the next sample of `rank`: itself, or the one with most left to do.
+
+        The paper does not say what the least loaded worker does when it holds no sample. A sample
+        of another worker changes its holder and counts as moved.
+        """
+        if self.holdings[rank]:
+            return rank
+        if self._left is None:
+            self._left = np.array([self._left_of(rank) for rank in range(len(self.holdings))])
+        return int(self._left.argmax())
+
+    def give(self, rank: int, source: int, at: int) -> None:
+        """Gives `rank` the sample at position `at` of the holdings of `source`."""
+        self.add(rank, *self.holdings[source].take(at))
+        if self._left is not None:
+            self._left[source] = self._left_of(source)
+
+    def _left_of(self, rank: int) -> float:
+        held = self.holdings[rank]
+        return self.a[rank] * held.load + self.c[rank] * len(held) if held else -inf
+
+    def add(self, rank: int, sample: int, size: float) -> None:
+        """Puts a sample that no worker holds any more into the batch of `rank`."""
+        self.batches[rank].append((sample, size))
+        self.ett[rank] += self.a[rank] * size + self.c[rank]
+
+    def full(self, rank: int) -> bool:
+        """Whether no more samples fit into its memory."""
+        return len(self.batches[rank]) >= self.most[rank]
+
+    def assignments(self) -> list[Ints]:
+        """The samples of each rank."""
+        return [np.array([sample for sample, _ in batch], np.int64) for batch in self.batches]
+
+
+def fill(step: Filling, draws: list[float]) -> None:
+    """Gives as many samples as there are draws, each to the worker that would be done first.
+
+    Args:
+        step: with no samples so far.
+        draws: for each sample, its place among those that the worker holds, 0 … 1.
+    """
+
+    def done(rank: int) -> float:
+        held = step.holdings[rank]
+        typical = held.load / len(held) if held else 0.0
+        return step.ett[rank] + step.a[rank] * typical + step.c[rank]
+
+    first = [(done(rank), rank) for rank in range(len(step.a)) if not step.full(rank)]
+    heapq.heapify(first)
+    for draw in draws:
+        rank = first[0][1]
+        source = step.source(rank)
+        step.give(rank, source, int(draw * len(step.holdings[source])))
+        if step.full(rank):
+            heapq.heappop(first)
+        else:
+            heapq.heapreplace(first, (done(rank), rank))
+
+
+def level_out(step: Filling) -> None:
+    """Brings each worker nearer to the common time by exchanging one sample for a held one."""
+    active = [rank for rank, batch in enumerate(step.batches) if batch]
+    speed = [1.0 / step.a[rank] for rank in active]
+    ett = [step.ett[rank] for rank in active]
+    level = sum(e * s for e, s in zip(ett, speed, strict=True)) / sum(speed)
+    for rank in active:
+        held, batch = step.holdings[rank], step.batches[rank]
+        if not held:
+            continue
+        missing = (level - step.ett[rank]) / step.a[rank]
+        nearest = [held.nearest(size + missing) for _, size in batch]
+        error = [
+            abs(size + missing - held.sizes[at])
+            for at, (_, size) in zip(nearest, batch, strict=True)
+        ]
+        best = error.index(min(error))
+        if error[best] < abs(missing):
+            sample, size = batch.pop(best)
+            step.ett[rank] -= step.a[rank] * size + step.c[rank]
+            step.add(rank, *held.take(nearest[best]))
+            held.put(sample, size)
+
+
+def largest_first(step: Filling) -> None:
+    """Gives all held samples, largest first, each to the worker that would be done first."""
+    rest = sorted(
+        (-size, sample)
+        for held in step.holdings
+        for size, sample in zip(held.sizes, held.samples, strict=True)
+    )
+    a, c, ett = np.array(step.a), np.array(step.c), np.array(step.ett)
+    for rank in range(len(a)):
+        if step.full(rank):
+            ett[rank] = inf
+    for size, sample in rest:
+        rank = int(np.argmin(ett + a * -size + c))
+        step.add(rank, sample, -size)
+        ett[rank] = inf if step.full(rank) else step.ett[rank]

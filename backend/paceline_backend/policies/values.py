@@ -1,0 +1,165 @@
+"""The values that pass between a policy's parts: feedback, models, the problem, the batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.cost import SUM, Cost, Features
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Feedback:
+    """Records of steps that all W ranks reported: F rows, sorted by (step, rank)."""
+
+    step: Ints  # [F]
+    rank: Ints  # [F]
+    samples: Ints  # [F] n
+    load: Floats  # [F] Λ, user's size unit
+    compute_s: Floats  # [F] T
+    squares: Floats  # [F] Σλ²
+    longest: Floats  # [F] max λ
+
+    @staticmethod
+    def empty() -> Feedback:
+        """No rows."""
+        ints, floats = np.empty(0, np.int64), np.empty(0)
+        return Feedback(ints, ints, ints, floats, floats, floats, floats)
+
+    @property
+    def features(self) -> Features:
+        """The features of each row's batch, from which its cost is computed."""
+        return Features(self.samples, self.load, self.squares, self.longest)
+
+    def by_step(self, world: int) -> Feedback:
+        """The feedback with all arrays as [steps, W]; every step is complete."""
+        return Feedback(*(getattr(self, f.name).reshape(-1, world) for f in fields(self)))
+
+    def of(self, rank: int) -> Feedback:
+        """The usable rows of one rank, oldest first."""
+        world = int(np.searchsorted(self.step, self.step[0], "right")) if len(self) else 1
+        mine = Feedback(*(getattr(self, f.name)[rank::world] for f in fields(self)))
+        keep = usable(mine.samples, mine.load, mine.compute_s)
+        return Feedback(*(getattr(mine, f.name)[keep] for f in fields(self)))
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+
+def usable(samples: Any, load: Any, compute_s: Any) -> Any:
+    """Whether rows (arrays or numbers) say something about a rank's speed."""
+    return (samples > 0) & (load > 0) & (compute_s > 0)
+
+
+@dataclass(frozen=True)
+class Models:
+    """Performance models: rank j takes ``a[j]·Λ' + c[j]·n + b[j]`` s for n samples.
+
+    Λ' is the effective load, which `cost` computes from the sizes. Λ' is Λ, unless samples are
+    padded or the cost of a sample grows faster than its length. `known` is False until every rank
+    has given feedback. Until then all ranks count as equal.
+    """
+
+    a: Floats  # [W] s per size unit, > 0
+    c: Floats  # [W] s per sample
+    b: Floats  # [W] s per step
+    known: bool = True
+    cost: Cost = SUM
+
+    @property
+    def world(self) -> int:
+        """W."""
+        return len(self.a)
+
+    def ett(self, of: Features) -> Floats:
+        """Expected compute time of each worker's step, [..., W] s; 0 where it has no samples."""
+        time_s = self.a * self.cost.load(of) + self.c * of.samples + self.b
+        return np.where(of.samples > 0, time_s, 0.0)
+
+    @staticmethod
+    def unknown(world: int) -> Models:
+        """Equal models for all workers. One second per size unit: only proportions are right."""
+        return Models(np.ones(world), np.zeros(world), np.zeros(world), known=False)
+
+
+@dataclass(frozen=True)
+class Batches:
+    """Which samples each worker gets in each step of a segment."""
+
+    counts: Ints  # [S, W]
+    samples: Ints  # [counts.sum()] step by step, in each rank by rank
+
+    @staticmethod
+    def of(parts: list[list[Ints]], world: int) -> Batches:
+        """From [step][rank] arrays."""
+        counts = np.array([[len(part) for part in step] for step in parts], np.int64)
+        flat = [part for step in parts for part in step]
+        samples = np.concatenate(flat) if flat else np.empty(0, np.int64)
+        return Batches(counts.reshape(-1, world), samples)
+
+    @staticmethod
+    def joined(counts: list[Ints], samples: list[Ints], world: int) -> Batches:
+        """From each step's counts, [W], and samples, rank by rank."""
+        flat = np.concatenate(samples) if samples else np.empty(0, np.int64)
+        return Batches(np.array(counts, np.int64).reshape(-1, world), flat)
+
+    @cached_property
+    def parts(self) -> list[list[Ints]]:
+        """As [step][rank] arrays."""
+        ends = np.cumsum(self.counts)
+        flat = np.split(self.samples, ends[:-1]) if len(ends) else []
+        world = self.counts.shape[1]
+        return [flat[at : at + world] for at in range(0, len(flat), world)]
+
+    def ranks(self) -> Ints:
+        """The rank of each of `samples`."""
+        world = self.counts.shape[1]
+        ranks = np.tile(np.arange(world), len(self.counts))
+        return np.repeat(ranks, self.counts.ravel())
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Everything that a plan depends on, besides feedback."""
+
+    sizes: Floats  # [N] λ
+    remaining: Ints  # [R] samples not yet used in this epoch, ascending
+    order: Ints  # [R] `remaining` in the order of `Scheduler.compose`: step after step
+    placement: Ints  # [N] the worker that holds each sample
+    epoch: int
+    first_step: int  # global step number of the segment's first step
+    steps: int  # how many steps to plan at most; fewer at the epoch's end
+    global_batch: int
+    world: int
+    seed: int
+    drop_last: bool = False
+    counts: Ints | None = None  # [W] samples of a whole global batch, if there is an allocator
+    limits: Ints | None = None  # [W] most samples that fit into a worker's memory, if known
+    profiles: list[list[tuple[int, float]]] = field(default_factory=list)  # [W]: (samples, s)
+    memory: Mapping[str, Any] = field(default_factory=dict)  # `Plan.memory` of the last segment
+
+    def batch_sizes(self) -> list[int]:
+        """Samples of each planned step: the global batch, or less in an epoch's last step."""
+        full, rest = divmod(len(self.remaining), self.global_batch)
+        batches = [self.global_batch] * full
+        if rest and not self.drop_last:
+            batches.append(rest)
+        return batches[: self.steps]
+
+    @property
+    def reaches_epoch_end(self) -> bool:
+        """Whether the planned steps use up the epoch."""
+        left = len(self.remaining) - sum(self.batch_sizes())
+        return left == 0 or (self.drop_last and left < self.global_batch)
+
+    def rng(self, salt: int = 0) -> np.random.Generator:
+        """A generator that depends on the problem's seed, epoch and first step alone."""
+        return np.random.default_rng([self.seed, self.epoch, self.first_step, salt])
