@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline
 from paceline import wire
+from paceline.train import meeting
 from paceline.wire import bus
 
 WIDTH = 4
@@ -380,6 +381,22 @@ def different_arguments(count: int) -> str:
             return ""
     except ValueError as error:
         return str(error)
+
+
+def unreachable(rank: int) -> str:
+    """The connection of this rank to rank 0's store does not come about."""
+
+    def refuse(host: str, *_: Any, **__: Any) -> Any:
+        raise dist.DistNetworkError(f"no route to {host}")
+
+    with pytest.MonkeyPatch.context() as patch:
+        if dist.get_rank() == rank:
+            patch.setattr(meeting, "TCPStore", refuse)
+        try:
+            with session(12, {"global_batch": 4}):
+                return ""
+        except paceline.PacelineError as error:
+            return str(error)
 
 
 def bad_sizes(kind: str) -> str:

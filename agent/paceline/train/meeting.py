@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,10 @@ TIMEOUT = timedelta(minutes=30)  # a process group's: a rank may evaluate meanwh
 REACH = timedelta(seconds=30)  # rank 0's store listens before the others learn its address
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _NETWORK = Path("/proc/self/ns/net")
-_KINDS: dict[str, type[Exception]] = {"TypeError": TypeError, "ValueError": ValueError}
+# Errors of the user's arguments. Every rank raises them as they are.
+_KINDS: dict[str, type[Exception]] = {
+    kind.__name__: kind for kind in (TypeError, ValueError, PacelineError)
+}
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,11 @@ def meet(arguments: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]
 
     Raises:
         ValueError: an argument differs between ranks.
-        whatever `sizes` raises, on every rank. The other ranks raise a PacelineError if it is
-            neither a TypeError nor a ValueError.
+        PacelineError: a rank cannot reach rank 0's store.
+        whatever `sizes` raises.
+
+    If a rank raises, every rank does. What is neither a TypeError nor a ValueError
+    is a PacelineError on the other ranks.
     """
     rank, world = rank_and_world()
     if world == 1:
@@ -72,7 +78,7 @@ def meet(arguments: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]
     try:
         array = sizes()
     except Exception as error:
-        _broadcast({"kind": type(error).__name__, "error": str(error)})
+        _broadcast(_described(error))
         raise
     store = TCPStore("localhost", 0, None, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
     filler = int(array.argmin())
@@ -85,24 +91,52 @@ def meet(arguments: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]
             "filler": filler,
         }
     )
+    _wait_for_all(world)
     return Meeting(rank, world, store, filler, array)
 
 
 def _join(rank: int, world: int, arguments: dict[str, Any]) -> Meeting:
     word = _broadcast(None)
     if "error" in word:
-        kind = _KINDS.get(word["kind"])
-        if kind is None:
-            raise PacelineError(f"on rank 0: {word['kind']}: {word['error']}")
-        raise kind(word["error"])
-    for name, value in arguments.items():
-        if value != word["same"][name]:
-            raise ValueError(
-                f"{name} is {value!r} on rank {rank} but {word['same'][name]!r} on rank 0: "
-                "give every rank the same value"
-            )
-    host = "127.0.0.1" if word["place"] == place() else word["address"]
-    return Meeting(rank, world, reach(rank, host, word["port"]), word["filler"], None)
+        _raise(0, word)
+    try:
+        for name, value in arguments.items():
+            if value != word["same"][name]:
+                raise ValueError(
+                    f"{name} is {value!r} on rank {rank} but {word['same'][name]!r} on rank 0: "
+                    "give every rank the same value"
+                )
+        host = "127.0.0.1" if word["place"] == place() else word["address"]
+        store = reach(rank, host, word["port"])
+    except Exception as error:
+        _wait_for_all(world, error)
+        raise
+    _wait_for_all(world)
+    return Meeting(rank, world, store, word["filler"], None)
+
+
+def _wait_for_all(world: int, error: Exception | None = None) -> None:
+    """Waits until each rank is connected to rank 0's store, or has failed to do so.
+
+    Without that, rank 0 could end, and its store with it, before another rank is connected.
+    """
+    words: list[dict[str, Any]] = [{}] * world
+    dist.all_gather_object(words, {} if error is None else _described(error))
+    for rank, word in enumerate(words):
+        if error is None and word:
+            _raise(rank, word)
+
+
+def _described(error: Exception) -> dict[str, Any]:
+    return {"kind": type(error).__name__, "error": str(error)}
+
+
+def _raise(rank: int, word: dict[str, Any]) -> NoReturn:
+    """Raises another rank's error on this rank."""
+    kind = _KINDS.get(word["kind"])
+    if kind is None:
+        raise PacelineError(f"on rank {rank}: {word['kind']}: {word['error']}")
+    raise kind(word["error"])
 
 
 def place() -> str:

@@ -138,7 +138,7 @@ def test_what_was_said_before_the_leader_began_counts(bus_url: str) -> None:
         (msgspec.structs.replace(FIRST, indices=FIRST.indices[:-1]), "bytes"),
         (msgspec.structs.replace(FIRST, counts=[[5, -1], [0, 4]]), "negative"),
         (segment([[[0, 1, 2]]]), "2 ranks"),
-        (segment([]), "2 ranks"),
+        (segment([]), "at least one step"),
         (segment([[[0, 1], [2]]]), "samples"),
         (segment([[[0, 1, 2], [3, 4]]]), "samples"),
         (segment([[[0, 1, 2], [2]]]), "twice"),

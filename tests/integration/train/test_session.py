@@ -354,9 +354,15 @@ def test_sizes_default_to_the_data_set_s_or_to_equal_ones(
 
 
 def test_what_differs_between_ranks_is_named(ranks: Ranks) -> None:
-    _, *others = ranks.run(sessions.different_arguments, 12)
+    first, *others = ranks.run(sessions.different_arguments, 12)
     for rank, text in enumerate(others, 1):
         assert text.startswith(f"global_batch is {4 + rank} on rank {rank} but 4 on rank 0")
+    assert first == others[0]
+
+
+def test_a_rank_that_cannot_reach_rank_0_is_named_on_every_rank(ranks: Ranks) -> None:
+    for text in ranks.run(sessions.unreachable, 1):
+        assert text.startswith("rank 1 cannot reach rank 0's store at 127.0.0.1:")
 
 
 def test_sizes_that_fail_on_rank_0_fail_on_every_rank(ranks: Ranks) -> None:
