@@ -32,23 +32,21 @@ unit: setup-dev ## the unit tests alone, with few examples of each property
 test-fast: ## lint, types and unit tests side by side: no server, no process, under a minute
 	@$(MAKE) --no-print-directory --jobs 2 check unit
 
-# Two files at once, each with servers of its own: most tests wait for processes, not for the CPU. Whole
-# installations that train with real ranks come after them, one by one: they need both cores.
-FILES = --numprocesses 2 --dist loadfile --ignore tests/e2e
+# Four files at once, each with servers of its own: most tests wait for processes, not for the CPU.
+FILES = --numprocesses 4 --dist loadfile
 
 test: check ## every test: real Redis protocol, SQLite, Postgres, TorchElastic, Chromium
 ifdef ARGS
 	.venv/bin/pytest $(ARGS)
 else
 	.venv/bin/pytest $(FILES)
-	.venv/bin/pytest tests/e2e
 endif
 
 test-long: setup-dev ## what takes longer: tests marked `long`, and 500 examples of each property
 	.venv/bin/pytest -m long $(FILES) || [ $$? = 5 ]
 	.venv/bin/pytest tests/unit --numprocesses 2 --dist worksteal --hypothesis-profile long
 
-coverage: setup-dev ## every test but e2e, and the line coverage of the three packages
+coverage: setup-dev ## every test, and the line coverage of the three packages
 	.venv/bin/coverage erase
 	.venv/bin/coverage run -m pytest $(FILES)
 	.venv/bin/coverage combine --quiet
