@@ -39,6 +39,7 @@ def test_switches_among_all_presets(stack: Stack, tmp_path: Path) -> None:
     assert ran.replay.identical == sum(ran.planned.values())
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)
 def test_gradients_between_relaxed_presets(stack: Stack, tmp_path: Path) -> None:
     """All-reduced steps are those of one process, whatever the replicas went through before."""

@@ -197,6 +197,7 @@ def record(path: Path, frequency: float, seconds: float) -> None:
         file.writeframes((np.sin(phase) * 8000).astype("<i2").tobytes())
 
 
+@pytest.mark.long
 @pytest.mark.ranks
 def test_speech_trains_alike_and_times_every_epoch(
     program: Any,
