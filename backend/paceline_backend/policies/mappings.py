@@ -1,7 +1,7 @@
 """Presets of packages for the release before, whose parameters are a mapping of JSON Schema.
 
-They work for one more release, with a warning. Remove this file, and `Preset.__post_init__`, with
-the release after 0.2.
+They work for one more release, with a warning. Remove this file, `schemas` and
+`Preset.__post_init__` with the release after 0.2.
 """
 
 from __future__ import annotations
@@ -16,13 +16,6 @@ import msgspec
 from msgspec import Meta
 
 from paceline_backend.policies.parameters import Parameters
-
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "boolean": (bool,),
-    "integer": (int,),
-    "number": (int, float),
-    "string": (str,),
-}
 
 
 def adapt(preset: Any) -> None:
@@ -55,37 +48,11 @@ def _from_mapping(make: Callable[[Mapping[str, Any]], Any]) -> Callable[[Any], A
 
 
 def _class_of(preset: str, schemas: Mapping[str, Mapping[str, Any]]) -> type[Parameters]:
-    def check(parameters: Parameters) -> None:
-        for name, schema in schemas.items():
-            value, default = getattr(parameters, name), schema.get("default")
-            given = type(value) is not type(default) or value != default
-            if given and not _legal(schema, value):
-                raise ValueError(f"{name}: {value!r} is not legal")  # then msgspec refuses, too
-
     fields: list[Any] = []
     for name, schema in schemas.items():
         field: list[Any] = [name, Annotated[Any, Meta(extra_json_schema=dict(schema))]]
         if "default" in schema:
             field.append(msgspec.field(default_factory=partial(copy, schema["default"])))
         fields.append(tuple(field))
-    namespace = {"__post_init__": check}
-    kind: Any = msgspec.defstruct(
-        preset, fields, bases=(Parameters,), namespace=namespace, kw_only=True
-    )
+    kind: Any = msgspec.defstruct(preset, fields, bases=(Parameters,), kw_only=True)
     return kind  # type: ignore[no-any-return]
-
-
-def _legal(schema: Mapping[str, Any], value: Any) -> bool:
-    if schema["type"] == "array":
-        return isinstance(value, list | tuple) and all(_legal(schema["items"], v) for v in value)
-    if not isinstance(value, _TYPES[schema["type"]]):
-        return False
-    if isinstance(value, bool) and schema["type"] != "boolean":
-        return False
-    if "enum" in schema:
-        return value in schema["enum"]
-    # Written so that NaN is refused.
-    above = "minimum" not in schema or value >= schema["minimum"]
-    beyond = "exclusiveMinimum" not in schema or value > schema["exclusiveMinimum"]
-    below = "maximum" not in schema or value <= schema["maximum"]
-    return above and beyond and below

@@ -10,11 +10,14 @@ convert("mine", Parameters, {"alpha": 0.5}).alpha  # 0.5
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, partial
+from operator import ne
 from typing import Annotated, Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
+
+from paceline_backend.policies import schemas as mapped
 
 _BOUNDS = {
     "at least": "minimum",
@@ -34,9 +37,15 @@ class Parameters(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
 P = TypeVar("P", bound=Parameters)
 
+_PRESETS = "presets"  # key that marks a `BatchesOf`; it is in no document
+
 # The name of a preset with `Preset.combines`. The registry adds the names there are as "enum".
 BatchesOf = Annotated[
-    str, Meta(description="The preset, with its defaults, that says which samples each rank gets.")
+    str,
+    Meta(
+        description="The preset, with its defaults, that says which samples each rank gets.",
+        extra_json_schema={_PRESETS: True},
+    ),
 ]
 
 # One number for each rank, for example a capacity; or none.
@@ -56,6 +65,14 @@ def properties(kind: type[Parameters]) -> Mapping[str, Mapping[str, Any]]:
 
 @cache
 def _properties(kind: type[Parameters]) -> Mapping[str, Mapping[str, Any]]:
+    return {
+        name: {key: value for key, value in schema.items() if key != _PRESETS}
+        for name, schema in _marked(kind).items()
+    }
+
+
+@cache
+def _marked(kind: type[Parameters]) -> Mapping[str, Mapping[str, Any]]:
     (of_kind,), components = msgspec.json.schema_components([kind], ref_template="{name}")
     schemas: dict[str, dict[str, Any]] = components[of_kind["$ref"]]["properties"]
     for name, hint in get_type_hints(kind).items():
@@ -79,19 +96,22 @@ def convert(preset: str, kind: type[P], given: Mapping[str, Any], world: int | N
     Raises:
         PolicyParameterError: a parameter is unknown or its value not legal.
     """
-    schemas = properties(kind)
+    schemas, types = properties(kind), _types(kind)
     for name, value in given.items():
         if name not in schemas:
             takes = ", ".join(schemas) or "none"
             raise PolicyParameterError(
                 f"parameters.{name}: {preset} has no such parameter; it takes: {takes}"
             )
-        if not _legal(kind, name, value, schemas[name]):
+        if not _legal(types[name], value, schemas[name]):
             raise PolicyParameterError(
                 f"parameters.{name}: {value!r} is not legal for {preset}; "
                 f"it must be {_described(schemas[name])}"
             )
-    values = msgspec.convert(dict(given), kind)
+    try:
+        values = msgspec.convert(dict(given), kind)
+    except msgspec.ValidationError as error:  # the class's own check of several values
+        raise PolicyParameterError(f"parameters: not legal for {preset}: {error}") from error
     if world is not None:
         _check_per_rank(values, world)
     return values
@@ -99,26 +119,29 @@ def convert(preset: str, kind: type[P], given: Mapping[str, Any], world: int | N
 
 def with_presets(kind: type[P], names: list[str]) -> type[P]:
     """The class with fields of type `BatchesOf` that take only these names, the default first."""
-    schemas = properties(kind)
-    defaults = {
-        name: schemas[name]["default"]
-        for name, hint in get_type_hints(kind, include_extras=True).items()
-        if hint == BatchesOf and "default" in schemas[name]
-    }
-    if not defaults:
-        return kind
+    types, marked = _types(kind), _marked(kind)
     fields: list[Any] = []
-    for name, default in defaults.items():
-        ordered = sorted(names, key=lambda preset: preset != default)
+    for name in [name for name, schema in marked.items() if _PRESETS in schema]:
+        default = marked[name]["default"]
+        ordered = sorted(names, key=partial(ne, default))
         enum = Meta(extra_json_schema={"enum": ordered})
-        fields.append((name, Annotated[BatchesOf, enum], default))
+        fields.append((name, Annotated[types[name], enum], default))
+    if not fields:
+        return kind
     narrowed: Any = msgspec.defstruct(kind.__name__, fields, bases=(kind,), kw_only=True)
     return narrowed  # type: ignore[no-any-return]
 
 
-def _legal(kind: type[Parameters], name: str, value: Any, schema: Mapping[str, Any]) -> bool:
+def _types(kind: type[Parameters]) -> dict[str, Any]:
+    return {field.encode_name: field.type for field in msgspec.structs.fields(kind)}
+
+
+def _legal(kind: Any, value: Any, schema: Mapping[str, Any]) -> bool:
+    """Whether a value is legal for a field of this type and schema."""
+    if get_origin(kind) is Annotated and get_args(kind)[0] is Any and "type" in schema:
+        return mapped.allows(schema, value)
     try:
-        msgspec.convert({name: value}, kind)
+        msgspec.convert(value, kind)
     except msgspec.ValidationError:
         return False
     # The type of a `BatchesOf` does not tell its values.

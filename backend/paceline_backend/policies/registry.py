@@ -12,7 +12,7 @@ from typing import Any
 
 from paceline.wire.synchronisation import Synchronisation
 from paceline_backend.policies.base import Policy, Preset
-from paceline_backend.policies.parameters import convert, properties, with_presets
+from paceline_backend.policies.parameters import convert, with_presets
 
 logger = logging.getLogger(__name__)
 
@@ -99,7 +99,7 @@ def _load(entry: EntryPoint) -> Preset[Any] | None:
         if not isinstance(preset, Preset) or preset.name != entry.name:
             _left_out(entry, "it is not a Preset of this name")
             return None
-        properties(preset.parameters)
+        convert(entry.name, preset.parameters, {})  # the defaults alone
     except Exception:  # one broken package must not stop every run
         _left_out(entry, "it does not load", exc_info=True)
         return None

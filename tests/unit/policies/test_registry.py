@@ -141,16 +141,45 @@ def test_a_package_that_is_broken_or_takes_a_name_is_left_out(
     )
 
 
+class WithoutDefault(Parameters, frozen=True, kw_only=True):
+    needed: int
+    level: int = 1
+
+
 class Unresolved(Parameters, frozen=True, kw_only=True):
     k: NoSuchType = 1  # type: ignore[name-defined]  # noqa: F821
 
 
+@pytest.mark.parametrize(
+    ("kind", "says"),
+    [(Unresolved, "NoSuchType"), (WithoutDefault, "missing required field `needed`")],
+)
 def test_a_preset_whose_parameters_cannot_be_read_is_left_out(
-    register: Callable[..., None], caplog: pytest.LogCaptureFixture
+    register: Callable[..., None],
+    caplog: pytest.LogCaptureFixture,
+    kind: type[Parameters],
+    says: str,
 ) -> None:
-    register(replace(policies.get("bsp"), name="unresolved", parameters=Unresolved))
-    assert "unresolved" not in policies.names() and "bsp" in policies.names()
-    assert "unresolved = somewhere:preset left out: it does not load" in caplog.text
+    register(replace(policies.get("bsp"), name="broken", parameters=kind))
+    assert "broken" not in policies.names() and "bsp" in policies.names()
+    assert "broken = somewhere:preset left out: it does not load" in caplog.text
+    assert says in caplog.text
+
+
+class Span(Parameters, frozen=True, kw_only=True):
+    low: Annotated[int, Meta(description="The least.")] = 0
+    high: Annotated[int, Meta(description="The most.")] = 5
+
+    def __post_init__(self) -> None:
+        if self.low > self.high:
+            raise ValueError("low is above high")
+
+
+def test_a_check_of_several_values_sees_all_of_them(register: Callable[..., None]) -> None:
+    register(Preset("span", "s", "s", lambda _: policies.make("bsp"), Span))
+    policies.make("span", {"low": 8, "high": 9})
+    with pytest.raises(PolicyParameterError, match=r"parameters: .*span: low is above high"):
+        policies.make("span", {"low": 8})
 
 
 def test_defaults_are_legal_and_described() -> None:
@@ -242,6 +271,7 @@ def test_bounds_and_choices_are_in_the_schema_and_in_refusals(
 
 class Takes(Parameters, frozen=True, kw_only=True):
     base: BatchesOf = "paceline"
+    other: Annotated[BatchesOf, Meta(description="Of the second half.")] = "sata"
     batches: Annotated[str, Meta(description="Which file batches are read from.")] = "a.csv"
 
 
@@ -257,6 +287,10 @@ def test_only_fields_of_the_type_batches_of_name_presets(register: Callable[...,
     schemas = policies.properties(policies.get("takes").parameters)
     assert schemas["base"]["enum"][0] == "paceline" and "boa" in schemas["base"]["enum"]
     assert schemas["base"]["description"].startswith("The preset, with its defaults")
+    assert schemas["other"]["description"] == "Of the second half."
+    assert schemas["other"]["enum"][0] == "sata"
+    assert set(schemas["other"]["enum"]) == set(schemas["base"]["enum"])
+    assert schemas["other"].keys() == {"type", "default", "description", "enum"}
     assert schemas["batches"] == {
         "type": "string",
         "default": "a.csv",
