@@ -1,7 +1,7 @@
 """Old import paths of policies: they work for one more release, with a warning.
 
-Third parties' packages import `paceline_backend.policies.linear`, `._base`, `paceline.cost` and
-their like. Remove this file, and the call of `install`, with the release after 0.2.
+Third parties' packages import `paceline_backend.policies.linear`, `._base` and their like. Remove
+this file, and the call of `install`, with the release after 0.2.
 """
 
 from __future__ import annotations
@@ -38,14 +38,11 @@ _RENAMED = {
 MOVED = {
     **{f"{_POLICIES}.{old}": f"{_POLICIES}.{new}" for old, new in _RENAMED.items()},
     f"{_POLICIES}.testing": "paceline_backend.testing.policies",
-    **{f"paceline.{name}": f"paceline.core.{name}" for name in ("cost", "dealing", "emulation")},
 }
 
 
 class _Moved(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Gives the module of the new path for the old one."""
-
-    _spec: importlib.machinery.ModuleSpec | None = None  # that the module in hand shall have
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -62,17 +59,17 @@ class _Moved(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         module = importlib.import_module(new)
         lacking = _lacking(spec.name)
         if not lacking:
-            self._spec = module.__spec__
+            spec.loader_state = module.__spec__
             return module
         old = ModuleType(spec.name, f"Moved to {new}.")
         public = {name: value for name, value in vars(module).items() if name[:2] != "__"}
         old.__dict__.update({**public, **lacking})
-        self._spec = spec
         return old
 
     def exec_module(self, module: ModuleType) -> None:
         """The module ran when it was imported; it keeps the specification of its new path."""
-        module.__spec__ = self._spec
+        if module.__spec__ is not None and module.__spec__.loader_state is not None:
+            module.__spec__ = module.__spec__.loader_state
 
 
 def _lacking(name: str) -> dict[str, object]:

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from paceline_backend.policies import moved
 from paceline_backend.policies.former import NAMES
 from paceline_backend.policies.moved import MOVED
 
@@ -32,6 +33,24 @@ def test_an_old_module_of_a_preset_makes_its_policy_from_a_mapping(name: str) ->
         module = importlib.import_module(old)
     assert module.preset.name == name.replace("_", "-")
     assert module.make({}).name == module.preset.name
+
+
+@pytest.mark.parametrize("name", ["cost", "dealing", "emulation"])
+def test_an_old_path_of_the_agent_works_without_the_control_plane(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    finders = [finder for finder in sys.meta_path if not isinstance(finder, moved._Moved)]
+    monkeypatch.setattr(sys, "meta_path", finders)
+    sys.modules.pop(f"paceline.{name}", None)
+    with pytest.warns(FutureWarning, match=f"{name} has moved to paceline.core.{name}") as caught:
+        old = importlib.import_module(f"paceline.{name}")
+    assert caught[0].filename == importlib.__file__, "the warning points at who imports"
+    new = importlib.import_module(f"paceline.core.{name}")
+    own = [
+        value for value in vars(new).values() if getattr(value, "__module__", "") == new.__name__
+    ]
+    public = [value.__name__ for value in own if not value.__name__.startswith("_")]
+    assert public and all(getattr(old, name) is getattr(new, name) for name in public)
 
 
 def test_a_name_that_never_was_is_not_found() -> None:

@@ -9,30 +9,31 @@ from typing import Any
 from paceline.cost import SUM
 from paceline_backend.policies import Allocation, Feedback, Models, Policy, Preset, Problem
 from paceline_backend.policies._base import Synchronisation
-from paceline_backend.policies._relaxed import BATCHES, STALENESS, relaxed
-from paceline_backend.policies.counted import PARAMETERS, PER_RANK, Told, equal, policy, told
+from paceline_backend.policies.counted import PARAMETERS, PER_RANK, equal
 from paceline_backend.policies.linear import COST, LinearPredictor
 from paceline_backend.policies.rna import make as rna
+from paceline_backend.policies.static_batching import make as static_batching
 
 GIVEN: list[Any] = []  # the arguments of `make`
+STALENESS = {"type": "integer", "minimum": 0, "default": 4, "description": "The oldest gradient."}
 
 
 @dataclass(frozen=True)
 class Equal:
-    """Equal counts, and a memory of how many steps are known."""
+    """Equal counts, and a memory of how many rows are known."""
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
         """See `Allocator.allocate`."""
         assert models.cost == SUM or models.known
-        rows: Told = told(feedback, problem.world, 0)
-        return Allocation(equal(problem), {"steps": len(rows)})
+        return Allocation(equal(problem), {"rows": len(feedback.step)})
 
 
 def make(parameters: Mapping[str, Any]) -> Policy:
     """The policy."""
     GIVEN.append(parameters)
     predictor = LinearPredictor(parameters["window"], parameters["cost"])
-    return replace(policy("thirds", Equal(), parameters), predictor=predictor)
+    counted = static_batching({name: parameters[name] for name in PARAMETERS})
+    return replace(counted, name="thirds", predictor=predictor, allocator=Equal())
 
 
 preset = Preset(
@@ -68,12 +69,9 @@ preset = Preset(
 def gossip(parameters: Mapping[str, Any]) -> Policy:
     """Another policy: rna's rounds, by another name."""
     how = {"probes": 3, "staleness": parameters["staleness"], "mean": True}
-    made = relaxed("gossip", parameters["batches"], "partial", **how)
-    assert made.synchroniser == Synchronisation("partial", how)
+    made = replace(static_batching({}), name="gossip", synchroniser=Synchronisation("partial", how))
     assert made.synchroniser == rna({**parameters, "probes": 3}).synchroniser
     return made
 
 
-gossip_preset = Preset(
-    "gossip", "Rounds.", "s", gossip, {"staleness": STALENESS, "batches": BATCHES}
-)
+gossip_preset = Preset("gossip", "Rounds.", "s", gossip, {"staleness": STALENESS})
