@@ -14,7 +14,7 @@ DEEPEST = 32  # levels that a plain value may be nested
 
 
 def of_plain(value: Any, place: str, depth: int = 0) -> str | None:
-    """What neither JSON nor MessagePack can hold, such as NaN or an integer of 70 bits.
+    """What JSON or MessagePack cannot hold, such as NaN or an integer of 70 bits.
 
     Args:
         value: of any type.

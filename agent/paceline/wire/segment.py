@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from paceline.wire.problems import of_finite, of_plain, of_text, of_whole
+from paceline.wire import problems
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 
 MOST_STEPS = 2**53  # a step's number is exact in JSON and in a double
@@ -75,17 +75,19 @@ class Segment(msgspec.Struct, frozen=True):
             world: ranks of the attempt; None: unknown.
             samples: of the data set; None: unknown.
         """
-        width = len(self.counts[0]) if self.counts and world is None else world or 0
+        width = world or 0
+        if world is None and self.counts:
+            width = len(self.counts[0])
         return (
-            of_whole(self, _BOUNDS)
-            or of_finite(self, ("plan_s",))
+            problems.of_whole(self, _BOUNDS)
+            or problems.of_finite(self, ("plan_s",))
             or _of_texts(self)
             or _of_counts(self, width)
             or _of_indices(self, samples)
-            or _of_beliefs(self, width)
+            or _of_forecast_and_feedback(self, width)
             or _of_threads(self.threads, width)
             or self.synchroniser.problem(world)
-            or of_plain(self.memory, "memory")
+            or problems.of_plain(self.memory, "memory")
         )
 
 
@@ -100,7 +102,7 @@ def pack_indices(assignments: list[list[npt.NDArray[np.int64]]]) -> tuple[list[l
 def _of_texts(segment: Segment) -> str | None:
     if segment.source not in ("controller", "coast"):
         return f"source is {segment.source!a}: it must be 'controller' or 'coast'"
-    return of_text(segment.policy, "policy") or of_text(segment.why, "why")
+    return problems.of_text(segment.policy, "policy") or problems.of_text(segment.why, "why")
 
 
 def _of_counts(segment: Segment, width: int) -> str | None:
@@ -123,7 +125,7 @@ def _of_indices(segment: Segment, samples: int | None) -> str | None:
     return f"indices holds sample {most} of {samples} samples" if most >= samples else None
 
 
-def _of_beliefs(segment: Segment, width: int) -> str | None:
+def _of_forecast_and_feedback(segment: Segment, width: int) -> str | None:
     """What is wrong with what its plan rested on."""
     if segment.ett_s and [len(row) for row in segment.ett_s] != [width] * segment.steps:
         return "ett_s does not fit counts"

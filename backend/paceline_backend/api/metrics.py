@@ -54,7 +54,7 @@ class _ControlPlane(Collector):
     def _database(self) -> Iterator[Metric]:
         with self.store.read() as connection:
             states = runs_store.counts(connection)
-            alive = sum(node["alive"] for node in nodes.now(connection))
+            alive = sum(node["alive"] for node in nodes.listed(connection))
             controllers = leases.held_now(connection)
         family = GaugeMetricFamily("paceline_runs", "Runs by state", labels=["state"])
         for state in State:

@@ -80,7 +80,7 @@ def _policy_info(preset: policies.Preset[Any]) -> models.PolicyInfo:
 def list_nodes(request: Request) -> Any:
     """All nodes that ever registered, those that answer first."""
     with store_of(request).read() as connection:
-        return nodes.now(connection)
+        return nodes.listed(connection)
 
 
 @router.post(

@@ -51,7 +51,7 @@ class Backend(Protocol):
 
         Args:
             new: the run.
-            nodes: rows of `store.nodes.now`.
+            nodes: rows of `store.nodes.listed`.
 
         Returns:
             The node that starts the run; None where runs have no node.

@@ -219,10 +219,14 @@ class Controller:
         try:
             # The lesser of two: a policy's first plan may import and compile modules.
             made = offer(state, self._window, self._policy, self._version, min(self._plan_s))
-            if problem := made.segment.problem(state.hello.world, state.hello.samples):
-                raise ValueError(problem)  # the leader would refuse it
+            # Why the leader would refuse it.
+            reason: Exception | str | None = made.segment.problem(
+                state.hello.world, state.hello.samples
+            )
         except Exception as error:  # the policy's own, or its stored memory is not what it expects
-            self._report("nothing is planned until more is known", error)
+            reason = error
+        if reason is not None:
+            self._report("nothing is planned until more is known", reason)
             state.forget_memory()
             self._offered = basis
             return

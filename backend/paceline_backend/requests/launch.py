@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 
 import redis
@@ -12,6 +13,8 @@ from paceline_backend.requests import streams
 from paceline_backend.requests.errors import ConflictError, InvalidRequestError, check_policy
 from paceline_backend.store import Store, new_runs, nodes, runs
 from paceline_backend.store.new_runs import NewRun
+
+logger = logging.getLogger(__name__)
 
 
 def launch(store: Store, bus_url: str, new: NewRun, by: str, *, start: bool) -> str:
@@ -41,12 +44,13 @@ def launch(store: Store, bus_url: str, new: NewRun, by: str, *, start: bool) -> 
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
             if start:
-                new = replace(new, node=_place(backend, new, nodes.now(connection)))
+                new = replace(new, node=_place(backend, new, nodes.listed(connection)))
             run = new_runs.create(connection, new, by)
         if start:
             try:
                 backend.start(bus, run, new)
             except Exception as error:
+                logger.error("run %s was not launched: %s", run, _reason(error))
                 with store.write() as connection:
                     runs.end(connection, run, State.FAILED, _reason(error))
                 streams.tell_end(bus, run)
@@ -55,7 +59,7 @@ def launch(store: Store, bus_url: str, new: NewRun, by: str, *, start: bool) -> 
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, redis.RedisError):
+    if isinstance(error, redis.ConnectionError | redis.TimeoutError):
         return "the bus went away before its launch"
     words = f"it could not be launched: {type(error).__name__}: {error}"
     return words.encode(errors="backslashreplace").decode()

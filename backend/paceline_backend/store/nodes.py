@@ -12,7 +12,7 @@ from paceline_backend.store.schema import nodes
 ALIVE_S = 10.0  # a node without a heartbeat for longer gets no new runs
 
 
-def now(connection: sa.Connection) -> list[dict[str, Any]]:
+def listed(connection: sa.Connection) -> list[dict[str, Any]]:
     """All nodes that ever registered, those that answer first."""
     oldest = time.time() - ALIVE_S
     query = sa.select(nodes).order_by(nodes.c.id)

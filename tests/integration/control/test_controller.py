@@ -417,6 +417,7 @@ def test_what_the_leader_would_refuse_is_not_proposed(
         training.coast(2)
         training.follow(2)
         assert all(proposal.segment.moved >= 0 for proposal in training.proposals())
+    assert "Traceback" not in caplog.text
     assert caplog.text.count("nothing is planned until more is known") == 1
 
 

@@ -12,7 +12,7 @@ from paceline.wire import NodeState, RunChanged, decode, live
 from paceline_backend import requests
 from paceline_backend.backends.local import Local
 from paceline_backend.requests import streams
-from paceline_backend.store import Store, runs, telemetry
+from paceline_backend.store import Store, StoreUnavailableError, runs, telemetry
 from paceline_backend.store.new_runs import NewRun
 from support.records import add_run
 
@@ -29,6 +29,8 @@ def store(database_url: str) -> Iterator[Store]:
     ("error", "why"),
     [
         (redis.ConnectionError("gone"), "the bus went away before its launch"),
+        (redis.TimeoutError("slow"), "the bus went away before its launch"),
+        (redis.ResponseError("full"), "it could not be launched: ResponseError: full"),
         (KeyError("surprise"), "it could not be launched: KeyError: 'surprise'"),
         (ValueError("\ud800"), r"it could not be launched: ValueError: \ud800"),
     ],
@@ -48,6 +50,23 @@ def test_a_launch_that_fails_ends_the_run(
     with redis.Redis.from_url(bus_url) as bus:
         [(_, fields)] = bus.xrange(live(row["id"]))
         assert decode(fields) == (row["id"], RunChanged()), "open pages hear of it"
+
+
+def test_why_a_launch_failed_is_logged_although_the_database_goes_away(
+    store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def start(*_: object) -> None:
+        raise KeyError("surprise")
+
+    def end(*_: object) -> None:
+        raise StoreUnavailableError("gone")
+
+    monkeypatch.setattr(Local, "start", start)
+    monkeypatch.setattr(runs, "end", end)
+    with pytest.raises(StoreUnavailableError):
+        requests.launch(store, bus_url, NewRun("train", "train.py", 2, "bsp"), "me", start=True)
+    [row], _ = runs.page(store)
+    assert f"run {row['id']} was not launched: it could not be launched: KeyError" in caplog.text
 
 
 def test_text_that_no_message_holds_fails_the_run(store: Store, bus_url: str) -> None:

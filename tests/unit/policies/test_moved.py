@@ -46,11 +46,9 @@ def test_an_old_path_of_the_agent_works_without_the_control_plane(
         old = importlib.import_module(f"paceline.{name}")
     assert caught[0].filename == importlib.__file__, "the warning points at who imports"
     new = importlib.import_module(f"paceline.core.{name}")
-    own = [
-        value for value in vars(new).values() if getattr(value, "__module__", "") == new.__name__
-    ]
-    public = [value.__name__ for value in own if not value.__name__.startswith("_")]
-    assert public and all(getattr(old, name) is getattr(new, name) for name in public)
+    defined = {key: getattr(value, "__module__", "") for key, value in vars(new).items()}
+    public = [key for key in defined if defined[key] == new.__name__ and not key.startswith("_")]
+    assert public and all(getattr(old, key) is getattr(new, key) for key in public)
 
 
 def test_a_name_that_never_was_is_not_found() -> None:

@@ -59,9 +59,9 @@ def write(store: Store, messages: Sequence[tuple[str, Message]]) -> Written:
         known = [(runs[run], message) for run, message in messages if run in runs]
         for run, message in known:
             if isinstance(message, Hello):
-                run.meet(message)
+                run.take_hello(message)
             elif isinstance(message, RunState):
-                run.report(message)
+                run.take_state(message)
         locked.save(connection, runs.values())
         segments.write(connection, [(r, m) for r, m in known if isinstance(m, Adopted)])
         nodes.write(connection, [m for _, m in messages if isinstance(m, NodeState)])

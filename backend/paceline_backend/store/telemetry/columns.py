@@ -63,7 +63,7 @@ class Columns:
             if not 0 <= getattr(record, name) < bound:
                 raise StoreRefusedError(f"{name} is out of range in {record}")
         if not sum(map(abs, self._needed(record))) < HUGE:
-            raise StoreRefusedError(f"a load or a time is not a finite number in {record}")
+            raise StoreRefusedError(f"a field is not a finite number in {record}")
         for name in self._optional:
             value = getattr(record, name)
             if value is not None and not -HUGE < value < HUGE:

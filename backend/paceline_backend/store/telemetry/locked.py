@@ -74,7 +74,7 @@ class LockedRun:
                 f"{world} ranks"
             )
 
-    def meet(self, hello: Hello) -> None:
+    def take_hello(self, hello: Hello) -> None:
         """Takes in a leader's introduction.
 
         Raises:
@@ -97,7 +97,7 @@ class LockedRun:
             hello=blobs.pack(hello),
         )
 
-    def report(self, change: RunState) -> None:
+    def take_state(self, change: RunState) -> None:
         """Takes in a change of the run's life.
 
         Raises:

@@ -30,7 +30,7 @@ def write(connection: sa.Connection, batches: Sequence[tuple[LockedRun, RoundBat
 
 def _row(run: LockedRun, record: RoundRecord) -> dict[str, Any]:
     run.check_rank(record)
-    _RECORD.checked(record)
+    record = _RECORD.checked(record)
     if not all(0 <= count < 2**31 for count in record.staleness):
         raise StoreRefusedError(f"staleness holds what is no count in {record}")
     staleness = blobs.pack(record.staleness)
