@@ -24,6 +24,7 @@ from paceline.train.leader import Leader
 from paceline.train.parts import Step
 from paceline.train.sync.base import Round
 from paceline.train.sync.partial import Partial
+from paceline.train.sync.stealing import Stealing
 from paceline.wire import ALLREDUCE, Segment
 from paceline.wire.synchronisation import Synchronisation
 
@@ -187,6 +188,23 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
         "dropped": sum(finished.dropped for _, finished in reported),
         "segments": sorted({segment for segment, _ in reported}),
     }
+
+
+def clocks(what: Synchronisation, given: dict[str, Any]) -> tuple[dict[int, list[int]], int]:
+    """How far work stealing believes all ranks to be, where it is known, and samples used.
+
+    The former is keyed by the step to be loaded.
+    """
+    known: dict[int, list[int]] = {}
+    batch = Stealing.batch
+
+    def note(stealing: Stealing, step: Step, clocks: list[int] | None) -> Step:
+        if clocks is not None:
+            known[step.step] = clocks
+        return batch(stealing, step, clocks)
+
+    with mock.patch.object(Stealing, "batch", note):
+        return known, train([what], given)["samples"]
 
 
 def threads_after(chain: list[Synchronisation]) -> int:

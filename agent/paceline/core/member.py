@@ -23,7 +23,7 @@ class Says(Enum):
 class WaitReason(Enum):
     """Why a rank waits. The value is for the log."""
 
-    PENDING = f"more than {MOST_PENDING} of its gradients are pending"
+    PENDING = f"more than {MOST_PENDING} of its gradients wait for a round to end"
     ROUNDS = "it has done more steps than there were rounds"
     COPYING = "its gradients are still being copied to the host"
     LEAD = "it is further ahead of the slowest rank than its lead allows"

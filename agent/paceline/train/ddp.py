@@ -9,7 +9,7 @@ when more is added to it and reduced.
 # No `from __future__ import annotations`: DDP checks the hook's annotations and takes no strings.
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -178,3 +178,8 @@ def wrap(
     if current.world == 1 and not dist.is_initialized():
         return SingleProcess(model, current)
     return WeightedDDP(model, current, **options)
+
+
+def trained(models: Sequence[WeightedDDP | SingleProcess]) -> list[nn.Parameter]:
+    """The parameters of these models that are trained, in the same order on all ranks."""
+    return [p for model in models for p in model.module.parameters() if p.requires_grad]

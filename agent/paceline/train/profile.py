@@ -91,7 +91,7 @@ def _out_of_memory(error: BaseException) -> bool:
 
 @contextmanager
 def unreduced(models: Iterable[WeightedDDP | SingleProcess]) -> Iterator[None]:
-    """Within it wrapped models do not reduce gradients, and after it they have none."""
+    """Within it wrapped models do not reduce gradients; unless it raises, they have none after."""
     with ExitStack() as local:
         for model in models:
             local.enter_context(model.no_sync())

@@ -9,11 +9,13 @@ ranks compare their gradients of it, and rank 0 warns where they differ.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import math
 import weakref
+from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import nn
@@ -39,15 +41,25 @@ _WARNING = (
     "discriminator = session.wrap(discriminator). If the ranks' models shall differ, ignore this"
 )
 _ALIKE = 1e-5  # relative difference of norms up to which gradients count as reduced
+_MOST_COMPARED = 8  # optimisers of the same words: some scripts make a new one in each step
 
-_watches: weakref.WeakSet[UnwrappedModels] = weakref.WeakSet()
+_watches: dict[UnwrappedModels, None] = {}  # in the order in which they were made
+
+
+class _Apart(NamedTuple):
+    """What an optimiser trains of models that no session wraps, as long as it is not compared."""
+
+    words: str  # the optimiser's
+    number: int  # of optimisers with these words, as each rank counts them
+    parameters: list[nn.Parameter]
 
 
 class UnwrappedModels:
     """What a session knows of models that it does not wrap. For one thread; it waits for nothing.
 
     Several sessions may train in one loop, each with a model of its own. So a model counts as
-    wrapped when any session that is in a step wraps it.
+    wrapped when any session that is in a step wraps it. The first of these sessions that wraps any
+    model compares what is not wrapped.
 
     Args:
         current: the session's current step.
@@ -66,68 +78,90 @@ class UnwrappedModels:
         self._current, self._models = current, models
         self._store: Store | None = store
         self._rank = rank
-        # Of each optimiser that has stepped, what is yet to be compared.
-        self._apart: weakref.WeakKeyDictionary[torch.optim.Optimizer, list[nn.Parameter]]
+        # Of each optimiser that has stepped, what is yet to be compared; None: nothing.
+        self._apart: weakref.WeakKeyDictionary[torch.optim.Optimizer, _Apart | None]
         self._apart = weakref.WeakKeyDictionary()
-        self._published: set[str] = set()  # optimisers whose norms this rank has put into the store
-        self._uncompared: list[str] = []  # of these, on rank 0: it waits for other ranks' norms
-        _watches.add(self)
+        self._met: Counter[str] = Counter()  # optimisers of unwrapped models, by their words
+        self._uncompared: list[_Apart] = []  # on rank 0: it waits for other ranks' norms
+        self._warned: set[str] = set()  # words
+        _watches[self] = None
 
     def stepping(self, optimiser: torch.optim.Optimizer) -> None:
         """An optimiser is about to step in the loop's body.
 
+        Its parameters are looked at when it first steps, and not those that it gets afterwards.
+
         Raises:
-            PacelineError: it trains a model, and the session wraps none.
+            PacelineError: it trains a model, and no session that is in a step wraps any.
         """
         if self._current.world == 1:
             return
-        apart = self._apart.get(optimiser)
+        if optimiser not in self._apart:
+            self._apart[optimiser] = self._meet(optimiser)
+        apart = self._apart[optimiser]
         if apart is None:
-            apart = _unwrapped(optimiser)
-            if apart and not self._models:
-                raise PacelineError(_REFUSAL)
-            self._apart[optimiser] = apart
-        norm = _norm(apart)
-        if norm > 0 and math.isfinite(norm):  # otherwise a later step shows more
-            self._apart[optimiser] = []
-            self._publish(_described(optimiser, apart), norm)
+            return
+        norms = _norms(apart.parameters)
+        if all(norm > 0 and math.isfinite(norm) for norm in norms):  # else a later step shows more
+            self._apart[optimiser] = None
+            self._publish(apart, norms)
 
     def look(self) -> None:
         """On rank 0, compares gradients as soon as all ranks have put their norms into the store.
 
         A model that only some ranks train is never compared.
         """
-        for name in self._uncompared.copy():
+        for apart in self._uncompared.copy():
             assert self._store is not None
-            keys = [_key(name, rank) for rank in range(self._current.world)]
+            keys = [_key(apart, rank) for rank in range(self._current.world)]
             if not self._store.check(keys):
                 continue
-            self._uncompared.remove(name)
-            norms = [float(self._store.get(key)) for key in keys]
-            if max(norms) - min(norms) > _ALIKE * max(norms):
-                logger.warning(_WARNING, name)
+            self._uncompared.remove(apart)
+            norms = zip(*(json.loads(self._store.get(key)) for key in keys), strict=True)
+            differ = any(
+                max(of_ranks) - min(of_ranks) > _ALIKE * max(of_ranks) for of_ranks in norms
+            )
+            if differ and apart.words not in self._warned:
+                self._warned.add(apart.words)
+                logger.warning(_WARNING, apart.words)
 
     def close(self) -> None:
         """The session is over; the store may go."""
-        _watches.discard(self)
+        _watches.pop(self, None)
         self._store = None
         self._uncompared.clear()
 
-    def weighed(self) -> set[int]:
-        """The `id`s of the parameters whose gradients the session weighs now."""
-        if self._current.running is None:
-            return set()
+    @property
+    def in_step(self) -> bool:
+        """Whether the session is in a step."""
+        return self._current.running is not None
+
+    @property
+    def wrapped(self) -> set[int]:
+        """The `id`s of the parameters of the models that the session wraps."""
         return {id(p) for model in self._models for p in model.module.parameters()}
 
-    def _publish(self, name: str, norm: float) -> None:
-        if name in self._published:
-            return
-        self._published.add(name)
+    def _meet(self, optimiser: torch.optim.Optimizer) -> _Apart | None:
+        """What is to be compared of an optimiser that steps for the first time."""
+        parameters = _unwrapped(optimiser)
+        if not parameters:
+            return None
+        wrapping = [watch for watch in _watches if watch.in_step and watch._models]
+        if not wrapping:
+            raise PacelineError(_REFUSAL)
+        words = _described(optimiser, parameters)
+        number = self._met[words]
+        if wrapping[0] is not self or number == _MOST_COMPARED:
+            return None
+        self._met[words] += 1
+        return _Apart(words, number, parameters)
+
+    def _publish(self, apart: _Apart, norms: tuple[float, float]) -> None:
         assert self._store is not None
         with contextlib.suppress(RuntimeError):  # rank 0, whose store it is, has ended first
-            self._store.set(_key(name, self._rank), repr(norm))
+            self._store.set(_key(apart, self._rank), json.dumps(norms))
         if self._rank == 0:
-            self._uncompared.append(name)
+            self._uncompared.append(apart._replace(parameters=[]))
 
 
 def _unwrapped(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
@@ -135,21 +169,25 @@ def _unwrapped(optimiser: torch.optim.Optimizer) -> list[nn.Parameter]:
 
     Other optimisers step plain tensors, such as made-up inputs.
     """
-    weighed = set[int]().union(*(watch.weighed() for watch in _watches))
+    wrapped = set[int]().union(*(watch.wrapped for watch in _watches if watch.in_step))
     given = [tensor for group in optimiser.param_groups for tensor in group["params"]]
-    return [p for p in given if isinstance(p, nn.Parameter) and id(p) not in weighed]
+    return [p for p in given if isinstance(p, nn.Parameter) and id(p) not in wrapped]
 
 
-def _norm(parameters: Sequence[nn.Parameter]) -> float:
-    """Of the gradients. Those of sharded parameters are left out: they differ, and are reduced."""
-    given = [p.grad for p in parameters if p.grad is not None and not is_dtensor(p)]
-    return math.hypot(*(_norm_of(gradient.detach()) for gradient in given))
+def _norms(parameters: Sequence[nn.Parameter]) -> tuple[float, float]:
+    """The L1 norm and the L2 norm of the gradients; clipping makes one of them alike on all ranks.
+
+    Gradients of sharded parameters are left out: they differ, and are reduced.
+    """
+    given = [p.grad.detach() for p in parameters if p.grad is not None and not is_dtensor(p)]
+    absolute = sum(_norm(gradient, 1) for gradient in given)
+    return absolute, math.hypot(*(_norm(gradient, 2) for gradient in given))
 
 
-def _norm_of(gradient: torch.Tensor) -> float:
+def _norm(gradient: torch.Tensor, order: int) -> float:
     values = gradient.coalesce().values() if gradient.is_sparse else gradient
     dtype = torch.promote_types(values.dtype, torch.float32)
-    return float(torch.linalg.vector_norm(values.to(dtype)))
+    return float(torch.linalg.vector_norm(values.to(dtype), order))
 
 
 def _described(optimiser: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> str:
@@ -159,5 +197,5 @@ def _described(optimiser: torch.optim.Optimizer, parameters: Sequence[nn.Paramet
     return f"{type(optimiser).__name__} with {count}, the first of shape {shape},"
 
 
-def _key(name: str, rank: int) -> str:
-    return f"unwrapped/{name}/{rank}"
+def _key(apart: _Apart, rank: int) -> str:
+    return f"unwrapped/{apart.words}/{apart.number}/{rank}"

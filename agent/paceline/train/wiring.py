@@ -28,7 +28,7 @@ class Wiring:
     leader: Leader | None  # on rank 0
     reporter: Reporter | None  # in a run that a control plane knows; so is the next
     rounds: RoundReporter | None
-    threads: ExitStack  # ends the background threads that there are
+    exit_stack: ExitStack  # ends the background threads that there are
 
     def close(self, *, ran_out: bool) -> None:
         """Ends the background threads, delivering what they hold, in a few seconds at most.
@@ -40,7 +40,7 @@ class Wiring:
             self.leader.wait_for_readers(at_the_end=ran_out)
         if self.reporter is not None:
             self.reporter.flush()
-        self.threads.close()
+        self.exit_stack.close()
 
 
 def connect(
@@ -65,23 +65,23 @@ def connect(
     """
     rank, run, attempt = meeting.rank, environment.run, environment.attempt
     emitter = proposals = leader = None
-    with ExitStack() as threads:  # it ends them where a later part cannot be made
+    with ExitStack() as exit_stack:  # ends the threads if a later part cannot be made
         if run is not None:
             emitter = _emitter(environment, run, rank, memory)
-            threads.callback(emitter.close)
+            exit_stack.callback(emitter.close)
             if hello is not None:
                 emitter.send(hello)
         if rank == 0:
             if run is not None and environment.bus is not None:
                 proposals = Proposals(environment.bus, run, attempt)
-                threads.callback(proposals.close)
+                exit_stack.callback(proposals.close)
             leader = _leader(terms, meeting, proposals, emitter, attempt, start, limits)
         return Wiring(
             Follower(meeting.store, rank, leader),
             leader,
             Reporter(emitter, attempt, rank) if emitter is not None else None,
             RoundReporter(emitter, attempt, rank) if emitter is not None else None,
-            threads.pop_all(),
+            exit_stack.pop_all(),
         )
 
 

@@ -20,7 +20,7 @@ IN_A_STEP = cast(RunningStep, object())
 
 
 class Rank:
-    """One rank's script: a wrapped model, and another one with an optimiser.
+    """One rank's session: a wrapped model, and another one with an optimiser.
 
     Args:
         store: the ranks'.
@@ -31,28 +31,45 @@ class Rank:
 
     def __init__(self, store: HashStore, rank: int, world: int = 2, wraps: bool = True) -> None:
         self.current = CurrentStep(world)
-        self.current.running = IN_A_STEP
+        self.beside: list[Rank] = []  # this rank's other sessions, zipped into the same loop
         self.wrapped, self.other = nn.Linear(3, 2), nn.Linear(2, 1)
         models = [SingleProcess(self.wrapped, self.current)] if wraps else []
         self.knows = UnwrappedModels(self.current, models, store, rank)
         self.optimiser = torch.optim.SGD(self.other.parameters(), 0.1)
 
-    def steps(self, gradient: float | None, optimiser: torch.optim.Optimizer | None = None) -> None:
-        """A step of the loop, in which all gradients are this number."""
-        self.knows.look()
+    def steps(
+        self,
+        gradient: Tensor | float | None,
+        optimiser: torch.optim.Optimizer | None = None,
+        clip: bool = False,
+    ) -> None:
+        """A step of the loop, in which all gradients are this number, or this tensor."""
         optimiser = optimiser or self.optimiser
-        for group in optimiser.param_groups:
-            for p in group["params"]:
-                p.grad = None if gradient is None else torch.full_like(p, gradient)
-        self.knows.stepping(optimiser)
+        given = [p for group in optimiser.param_groups for p in group["params"]]
+        for p in given:
+            p.grad = None if gradient is None else torch.zeros_like(p) + gradient
+        if clip:
+            nn.utils.clip_grad_norm_(given, 1.0)
+        sessions = [self, *self.beside]
+        for session in sessions:
+            session.current.running = IN_A_STEP
+            session.knows.look()
+        for session in sessions:
+            session.knows.stepping(optimiser)
+        for session in sessions:
+            session.current.running = None
 
 
 Make = Callable[..., Rank]
 
 
 @pytest.fixture
-def make() -> Iterator[Make]:
-    store = HashStore()
+def store() -> HashStore:
+    return HashStore()
+
+
+@pytest.fixture
+def make(store: HashStore) -> Iterator[Make]:
     with ExitStack() as made:
 
         def rank(number: int, **given: bool | int) -> Rank:
@@ -100,6 +117,39 @@ def test_a_model_whose_gradients_differ_is_told_of_once(
     assert "discriminator = session.wrap(discriminator)" in record.getMessage()
 
 
+def test_gradients_that_are_clipped_to_one_norm_are_compared(
+    ranks: list[Rank], caplog: pytest.LogCaptureFixture
+) -> None:
+    for number, rank in enumerate(ranks):
+        optimiser = torch.optim.SGD([rank.other.weight], 0.1)
+        rank.steps(torch.tensor([1.0, 2.0 + 8.0 * number]), optimiser, clip=True)
+    ranks[0].knows.look()
+    assert len(caplog.records) == 1
+
+
+def test_optimisers_that_look_alike_are_compared_each(
+    ranks: list[Rank], caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of two discriminators of the same shape, the script reduces one itself."""
+    for _ in range(2):
+        others = [nn.Linear(2, 1) for _ in ranks]
+        for number, rank in enumerate(ranks):
+            rank.steps(1.0)
+            rank.steps(1.0 + number, torch.optim.SGD(others[number].parameters(), 0.1))
+        ranks[0].knows.look()
+        assert len(caplog.records) == 1, "optimisers of the same words are named once"
+
+
+def test_optimisers_made_in_each_step_leave_little_in_the_store(
+    ranks: list[Rank], store: HashStore
+) -> None:
+    for number, rank in enumerate(ranks):
+        for _ in range(50):
+            other = nn.Linear(2, 1)
+            rank.steps(1.0 + number, torch.optim.SGD(other.parameters(), 0.1))
+    assert store.num_keys() <= 2 * 8 + 1  # HashStore counts one of its own
+
+
 @pytest.mark.parametrize(
     "steps",
     [
@@ -123,6 +173,7 @@ def test_an_optimiser_of_something_else_is_not_told_of(
     """Of the wrapped model, of made-up inputs, or of a model that another session wraps."""
     siblings = [make(0), make(1)]
     for number, rank in enumerate(ranks):
+        rank.beside = [siblings[number]]
         parameters: dict[str, list[Tensor]] = {
             "wrapped": list(rank.wrapped.parameters()),
             "tensor": [torch.zeros(3, requires_grad=True)],
@@ -159,7 +210,9 @@ def test_sparse_gradients_are_compared(ranks: list[Rank], caplog: pytest.LogCapt
     for number, rank in enumerate(ranks):
         embedding = nn.Embedding(8, 2, sparse=True)
         (embedding(torch.tensor([1, 1, 3])) * (number + 1)).sum().backward()
+        rank.current.running = IN_A_STEP
         rank.knows.stepping(torch.optim.SparseAdam(list(embedding.parameters())))
+        rank.current.running = None
     ranks[0].knows.look()
     assert len(caplog.records) == 1
 
@@ -179,8 +232,23 @@ def test_in_a_single_process_nothing_is_wrong(make: Make, caplog: pytest.LogCapt
 def test_a_model_of_a_session_that_is_in_no_step_counts_as_unwrapped(make: Make) -> None:
     """Its gradients would not be weighted."""
     data, earlier = make(0, wraps=False), make(0)
-    optimiser = torch.optim.SGD(earlier.wrapped.parameters(), 0.1)
-    data.steps(1.0, optimiser)
-    earlier.current.running = None
+    data.beside = [earlier]
+    data.steps(1.0, torch.optim.SGD(earlier.wrapped.parameters(), 0.1))
+    data.beside = []
     with pytest.raises(PacelineError, match="no model was given"):
         data.steps(1.0, torch.optim.SGD(earlier.wrapped.parameters(), 0.1))
+
+
+def test_beside_a_session_that_wraps_a_model_one_without_models_refuses_nothing(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The optimiser also has a parameter of no wrapped model. One of the sessions warns."""
+    loaders = [make(rank, wraps=False) for rank in range(2)]
+    trainers, others = ([make(rank) for rank in range(2)] for _ in range(2))
+    for number, rank in enumerate(loaders):
+        rank.beside = [trainers[number], others[number]]
+        both = [*trainers[number].wrapped.parameters(), *rank.other.parameters()]
+        rank.steps(1.0 + number, torch.optim.SGD(both, 0.1))
+    for rank in (loaders[0], trainers[0], others[0]):
+        rank.knows.look()
+    assert len(caplog.records) == 1

@@ -9,7 +9,8 @@ and cannot find:
   then there are two, and the all-reduce stays. A framework's wrapper that is no subclass of torch's
   class is not found, but the torch object inside it is. A look visits all objects that the
   collector tracks, some tenths of a second in a large process; it happens when a relaxed
-  synchroniser comes into force, and when the all-reduce comes back.
+  synchroniser is to come into force, once more after the optimiser's first step if it waited for
+  that, and when the all-reduce comes back.
 - **Whether an exception ends the loop over the loader**: Python closes a loop's iterator in the
   same way after a ``break`` and after an exception. CPython alone keeps what tells them apart, a
   traceback that points at the loop's frame. Where the loop itself is in a generator, the exception

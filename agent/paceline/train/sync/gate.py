@@ -6,7 +6,6 @@ out of ``.grad`` and applies the gradients that have arrived, if any. So scripts
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -18,7 +17,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline.core.errors import PacelineError
-from paceline.train.ddp import CurrentStep, SingleProcess, WeightedDDP
+from paceline.train.ddp import CurrentStep, SingleProcess, WeightedDDP, trained
 from paceline.train.meeting import TIMEOUT
 from paceline.train.parts import Step
 from paceline.train.sync import make
@@ -28,13 +27,12 @@ from paceline.train.sync.discovery import exception_ends_loop
 from paceline.train.sync.optimiser import ScriptOptimiser, unscaled
 from paceline.train.sync.partial import Partial
 from paceline.train.sync.stealing import Stealing
+from paceline.train.sync.suitability import Suitability, Suits
 from paceline.train.unwrapped import UnwrappedModels
 from paceline.wire import ALLREDUCE
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
-
-logger = logging.getLogger(__name__)
 
 _ANOTHER_OPTIMISER = (
     "a relaxed synchroniser takes one optimiser of the wrapped models, and this script steps "
@@ -73,9 +71,10 @@ class SyncGate:
         self.stealing: Stealing | None = None  # None until training begins
         self._unwrapped = UnwrappedModels(current, self.models, store, rank)
         self._script = ScriptOptimiser()
+        self._suitability = Suitability(self._script, self.models)
         self._step: Step | None = None  # the current step, or the last one of the epoch
-        self._suits = False  # the script can train under the segment's relaxed synchroniser
-        self._unsure = False  # whether it can is asked again at the next step
+        self._first_step = 0  # of the current step's segment
+        self._reduced_steps = 0  # of the segment, before a relaxed synchroniser came into force
         self._relaxed: Synchroniser | None = None  # the one in force, if it is relaxed
         self._scales_differ = False  # ranks may have different scales of gradients
         self._ranks_made: Ranks | None = None
@@ -104,13 +103,18 @@ class SyncGate:
         """
         self._unwrapped.look()
         before, self._step = self._step, step
+        same_segment = before is not None and before.segment == step.segment
+        if not same_segment:
+            self._first_step = step.step
         if self._agreement is not None and (
             step.synchroniser != ALLREDUCE
             or (before is not None and before.synchroniser != ALLREDUCE)
         ):
             with self._entered():
                 self._agreement.begin(step.step)
-        if before is not None and before.segment == step.segment and not self._unsure:
+        reduces = step.synchroniser == ALLREDUCE
+        waits = not reduces and self._suitability.answer is Suits.NOT_YET
+        if same_segment and not waits:
             return
         unchanged = before is not None and before.synchroniser == step.synchroniser
         if unchanged and self._relaxed is not None:
@@ -119,11 +123,9 @@ class SyncGate:
         self._reduce(True)  # also where the script does not suit the new synchroniser
         if self._current.world == 1:
             return
-        reduces = step.synchroniser == ALLREDUCE
-        asks, self._unsure = not reduces and (self._unsure or not unchanged), False
-        if asks:
-            self._suits = self._agree(step.synchroniser.name)
-        if reduces or not self._suits:
+        if waits or not (reduces or unchanged):
+            self._suitability.ask(step.synchroniser.name, self._ranks())
+        if reduces or self._suitability.answer is not Suits.YES:
             self._equal_scales()
         else:
             self._relax(step)
@@ -133,7 +135,9 @@ class SyncGate:
         if not step.synchroniser.steals:
             return step
         here = self._step is not None and self._step.segment == step.segment
-        clocks = self._relaxed.clocks if here and isinstance(self._relaxed, Partial) else None
+        clocks = None
+        if here and isinstance(self._relaxed, Partial):
+            clocks = [self._reduced_steps + clock for clock in self._relaxed.clocks]
         assert self.stealing is not None
         return self.stealing.batch(step, clocks)
 
@@ -180,7 +184,7 @@ class SyncGate:
         self._meet()
         self._reduce(True)
         self._unwrapped.look()
-        self._step, self._left, self._unsure = None, False, False
+        self._step, self._left = None, False
 
     def close(self) -> None:
         """Ends this rank's part. If that is in the middle of a segment, the others are told."""
@@ -198,6 +202,7 @@ class SyncGate:
         self._relaxed = self._ranks_made = self._agreement = None
         # Let go of the optimiser and the store.
         self._script = ScriptOptimiser()
+        self._suitability = Suitability(self._script, self.models)
         self._store = self.stealing = None
 
     def _leave(self, raised: bool) -> None:
@@ -226,6 +231,7 @@ class SyncGate:
 
     def _relax(self, step: Step) -> None:
         self._scales_differ = True
+        self._reduced_steps = step.step - self._first_step
         self._relaxed = make(
             step.synchroniser,
             self._ranks(),
@@ -268,32 +274,6 @@ class SyncGate:
         if self.on_round is not None and self._step is not None:
             self.on_round(self._step, finished)
 
-    def _agree(self, name: str) -> bool:
-        """Whether all ranks' scripts can train without the all-reduce.
-
-        If one cannot, training goes on under the all-reduce: neither a switch nor the policy that
-        a run begins with may end training. How a script steps is known once it has stepped. So
-        gradients are reduced until the optimiser has stepped once.
-        """
-        ranks = self._ranks()
-        answers: list[tuple[str | None, bool]] = [(None, True)] * ranks.world
-        dist.all_gather_object(
-            answers, (self._refusal(), self._script.has_stepped), group=ranks.group
-        )
-        why = next((refusal for refusal, _ in answers if refusal is not None), None)
-        if why is not None and self._rank == 0:
-            logger.warning("%s: gradients go on being all-reduced, as %s", name, why)
-        stepped = all(stepped for _, stepped in answers)
-        self._unsure = why is None and not stepped
-        return why is None and stepped
-
-    def _refusal(self) -> str | None:
-        if not self.models:
-            return "no model is wrapped"
-        if any(model.static_graph for model in self.models):
-            return "the model is wrapped with static_graph=True"
-        return self._script.choose(self._parameters())
-
     def _ranks(self) -> Ranks:
         if self._ranks_made is None:
             assert self._store is not None
@@ -308,7 +288,7 @@ class SyncGate:
         return self._ranks_made
 
     def _parameters(self) -> list[nn.Parameter]:
-        return [p for model in self.models for p in model.module.parameters() if p.requires_grad]
+        return trained(self.models)
 
     def _before_optimiser_step(
         self, optimiser: torch.optim.Optimizer, args: Any, kwargs: Any

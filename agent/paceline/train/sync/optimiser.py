@@ -122,8 +122,8 @@ class ScriptOptimiser:
 
     @property
     def has_stepped(self) -> bool:
-        """Whether the optimiser that `choose` settled on has stepped, so it is known how."""
-        return self._chosen is not None and self._chosen() in self._training
+        """Whether any optimiser of the wrapped models has stepped, so it is known how."""
+        return bool(self._training)
 
     def is_chosen(self, optimiser: torch.optim.Optimizer) -> bool:
         """Whether `choose` settled on this optimiser."""

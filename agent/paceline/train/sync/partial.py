@@ -81,7 +81,7 @@ class Partial:
 
     @property
     def clocks(self) -> list[int]:
-        """Steps of the segment that ranks are through with, as the last round told."""
+        """Steps that ranks are through with since this began, as the last round told, [W]."""
         return self._rounds.clocks
 
     def _count(self, step: Step) -> None:

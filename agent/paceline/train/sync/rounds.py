@@ -220,8 +220,8 @@ class Rounds:
         if reason is None:
             return
         logger.info(
-            "rank %d has waited %g s after step %d of its segment: %s. Ranks that have done the "
-            "fewest steps, as far as it knows: %s. Round %s %s",
+            "rank %d has waited %g s after relaxed step %d of its segment: %s. Ranks that have "
+            "done the fewest steps, as far as it knows: %s. Round %s %s",
             self._ranks.of_run(self._rank),
             _LOG_S,
             member.clock,

@@ -1,0 +1,93 @@
+"""Whether all ranks' scripts can train under a relaxed synchroniser."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from enum import Enum, auto
+
+import torch.distributed as dist
+
+from paceline.train.ddp import SingleProcess, WeightedDDP, trained
+from paceline.train.sync.base import Ranks
+from paceline.train.sync.optimiser import ScriptOptimiser
+
+logger = logging.getLogger(__name__)
+
+_PATIENCE = 100  # steps under the all-reduce, before rank 0 warns that no optimiser has stepped
+_WARNING = (
+    "%s: gradients are still all-reduced after %d steps, as torch has seen no step of the wrapped "
+    "models' optimiser on ranks %s. Keep one torch.optim.Optimizer for the whole training, and "
+    "write session.optimizer(optimizer) before the loop"
+)
+
+Models = Sequence[WeightedDDP | SingleProcess]
+
+
+class Suits(Enum):
+    """Whether all ranks' scripts suit a relaxed synchroniser."""
+
+    NO = auto()
+    YES = auto()
+    NOT_YET = auto()  # an optimiser has not stepped, so it is not known how it steps
+
+
+class Suitability:
+    """Asks all ranks' scripts, and remembers the answer. For one thread.
+
+    Where a script does not suit, training goes on under the all-reduce: neither a switch nor the
+    policy that a run begins with may end training. How a script steps is known once it has stepped.
+    So gradients are reduced until the optimiser has stepped once.
+
+    Args:
+        script: this rank's.
+        models: that this rank's session wraps.
+    """
+
+    def __init__(self, script: ScriptOptimiser, models: Models) -> None:
+        self._script, self._models = script, models
+        self._waited = 0  # steps
+        self.answer = Suits.NO
+
+    def ask(self, name: str, ranks: Ranks) -> None:
+        """Updates the answer; all ranks call it.
+
+        While an optimiser has not stepped, scripts are not looked at again, as that takes long.
+
+        Args:
+            name: of the synchroniser.
+            ranks: that take part.
+        """
+        if self.answer is not Suits.NOT_YET or self._all_stepped(name, ranks):
+            self.answer = self._all_suit(name, ranks)
+
+    def _all_suit(self, name: str, ranks: Ranks) -> Suits:
+        answers: list[tuple[str | None, bool]] = [(None, True)] * ranks.world
+        mine = self._refusal(), self._script.has_stepped  # in this order: looking may collect
+        dist.all_gather_object(answers, mine, group=ranks.group)
+        why = next((refusal for refusal, _ in answers if refusal is not None), None)
+        if why is not None:
+            if ranks.rank == 0:
+                logger.warning("%s: gradients go on being all-reduced, as %s", name, why)
+            return Suits.NO
+        if all(stepped for _, stepped in answers):
+            return Suits.YES
+        if self._waited == 0 and ranks.rank == 0:
+            logger.info("%s waits for the optimiser's first step, under the all-reduce", name)
+        return Suits.NOT_YET
+
+    def _all_stepped(self, name: str, ranks: Ranks) -> bool:
+        stepped = [False] * ranks.world
+        dist.all_gather_object(stepped, self._script.has_stepped, group=ranks.group)
+        self._waited += 1
+        if self._waited == _PATIENCE and ranks.rank == 0:
+            missing = [rank for rank, has_stepped in enumerate(stepped) if not has_stepped]
+            logger.warning(_WARNING, name, _PATIENCE, missing)
+        return all(stepped)
+
+    def _refusal(self) -> str | None:
+        if not self._models:
+            return "no model is wrapped"
+        if any(model.static_graph for model in self._models):
+            return "the model is wrapped with static_graph=True"
+        return self._script.choose(trained(self._models))
