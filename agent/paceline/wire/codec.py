@@ -16,6 +16,7 @@ from paceline.wire.messages import Message, StepRecord
 from paceline.wire.wording import worded
 
 PROTOCOL_VERSION = 1
+_LONGEST = 1000  # characters of a reason, which may quote the message
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Message)
@@ -60,4 +61,4 @@ def decode(fields: dict[bytes, bytes]) -> tuple[str, Message]:
         return fields[b"run"].decode(), _decoder.decode(fields[b"data"])
     except Exception as error:  # anybody may write to the bus: nesting raises RecursionError, …
         words = worded(error) if isinstance(error, msgspec.ValidationError) else error
-        raise WireError(f"not a paceline message: {words}") from error
+        raise WireError(f"not a paceline message: {str(words)[:_LONGEST]}") from error

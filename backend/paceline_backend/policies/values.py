@@ -54,9 +54,12 @@ class Feedback:
         return len(self.step)
 
 
+LEAST = 1e-100  # s, and size units: the squares of much smaller numbers are 0
+
+
 def usable(samples: Any, load: Any, compute_s: Any) -> Any:
     """Whether rows (arrays or numbers) say something about a rank's speed."""
-    return (samples > 0) & (load > 0) & (compute_s > 0)
+    return (samples > 0) & (load > LEAST) & (compute_s > LEAST)
 
 
 @dataclass(frozen=True)

@@ -117,3 +117,10 @@ def test_a_leader_adopts_or_coasts_whatever_is_proposed(
         leader.advance(0)
     assert len(sources) >= 2 * (count // len(GOOD))
     assert {"coast", "controller"} <= set(sources)
+
+
+def test_the_reason_of_a_refusal_is_short_however_long_what_it_quotes() -> None:
+    data = msgspec.msgpack.encode({"type": "x" * 70_000})
+    with pytest.raises(WireError, match="not a paceline message") as caught:
+        wire.decode({b"v": b"1", b"run": b"r", b"data": data})
+    assert len(str(caught.value)) < 1100

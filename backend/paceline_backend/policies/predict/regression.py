@@ -8,6 +8,7 @@ import numpy as np
 
 from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.policies.jit import compiled
+from paceline_backend.policies.values import LEAST
 
 # A residual is the logarithm of a step's time ÷ its forecast.
 _CHANGED = math.log(1.15)  # two larger residuals of the same sign in a row mean another speed
@@ -37,7 +38,7 @@ def fit_ranks(
         while step > 0 and first > 0:
             step -= 1
             u, v, time_s = load[step, rank], float(samples[step, rank]), compute_s[step, rank]
-            if min(u, v, time_s) > 0:
+            if v > 0 and min(u, time_s) > LEAST:
                 first -= 1
                 rows[first, 0], rows[first, 1], rows[first, 2] = u, v, time_s
                 mean_u += (u - mean_u) / (window - first)

@@ -73,6 +73,18 @@ def test_unknown_until_every_rank_has_a_row() -> None:
         assert not predictor.fit(Feedback.empty(), world=1).known
 
 
+@pytest.mark.parametrize("nonsense", [5e-324, 1e-200])
+def test_rows_whose_squares_are_0_are_left_out(nonsense: float) -> None:
+    """Any rank may report them."""
+    sound = feedback([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])
+    expected = LinearPredictor().fit(sound, 1)
+    for load, compute_s in [(nonsense, 1.0), (1.0, nonsense), (nonsense, nonsense)]:
+        rows = feedback([1.0, 2.0, 3.0, load], [1.0, 2.0, 3.0, compute_s])
+        models = LinearPredictor().fit(rows, 1)
+        assert np.allclose([models.a, models.c, models.b], [expected.a, expected.c, expected.b])
+    assert not LinearPredictor().fit(feedback([nonsense], [1.0]), 1).known
+
+
 @pytest.mark.parametrize("predictor", [LinearPredictor(), PerSamplePredictor()])
 def test_fewer_than_two_distinct_loads_give_the_ratio(
     predictor: LinearPredictor | PerSamplePredictor,
