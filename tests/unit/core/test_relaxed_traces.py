@@ -26,6 +26,8 @@ from support import scenarios
 from support.scenarios import Scenario
 from support.virtual_rounds import Deal, Ran, train
 
+EXAMPLES = settings.default.max_examples  # of the profile in force: 10, 60 or 500
+
 TRACES = Path(__file__).with_name("relaxed_traces.json.gz")  # by commit 30b5758
 
 
@@ -85,14 +87,14 @@ def assert_same(given: Scenario, work_s: list[list[float]], samples: list[list[i
 kinds_of_time = st.sampled_from([True, False])
 
 
-@settings(max_examples=200)
+@settings(max_examples=3 * EXAMPLES)
 @given(kinds_of_time.flatmap(lambda ties: scenarios.scenarios("partial", ties=ties)))
 @example(scenarios.scenario(10, "partial", most=(1, 10)))  # a wait is logged in an overfull round
 def test_ranks_go_as_the_simulator_says(given: Scenario) -> None:
     assert_same(given, given.of_ranks(given.work_s), given.of_ranks(given.samples))
 
 
-@settings(max_examples=100)
+@settings(max_examples=2 * EXAMPLES)
 @given(
     kinds_of_time.flatmap(lambda ties: scenarios.scenarios("partial", ties=ties)),
     st.lists(st.integers(0, 14), min_size=7, max_size=7),
@@ -149,7 +151,7 @@ def stealing(given: Scenario, most: int) -> Callable[[list[Ranks]], Deal]:
     return make
 
 
-@settings(max_examples=100)
+@settings(max_examples=2 * EXAMPLES)
 @given(scenarios.scenarios("stealing", ties=False))
 def test_ranks_steal_as_the_simulator_says(given: Scenario) -> None:
     """Without a lead: ranks that a round frees begin at the same moment, and any may be first."""
@@ -171,7 +173,7 @@ def test_ranks_steal_as_the_simulator_says(given: Scenario) -> None:
         assert mine[:-1] == theirs[:-1]
 
 
-@settings(max_examples=100)
+@settings(max_examples=2 * EXAMPLES)
 @given(scenarios.scenarios("partial", ties=False))
 def test_all_ranks_have_the_same_sums_which_count_each_gradient_once(given: Scenario) -> None:
     samples = [[3 * (count > 0) for count in counts] for counts in given.of_ranks(given.samples)]
@@ -194,7 +196,7 @@ faults = st.tuples(
 )
 
 
-@settings(max_examples=200)
+@settings(max_examples=3 * EXAMPLES)
 @given(
     kinds_of_time.flatmap(lambda ties: scenarios.scenarios("partial", ties=ties)),
     faults,

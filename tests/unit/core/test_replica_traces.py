@@ -14,6 +14,8 @@ from support import scenarios
 from support.scenarios import Scenario
 from support.virtual_replicas import Ran, train
 
+EXAMPLES = settings.default.max_examples  # of the profile in force: 10, 60 or 500
+
 
 def of_ranks(given: Scenario) -> Ran:
     return train(
@@ -46,7 +48,7 @@ def ends_of(timeline: Timeline) -> list[list[float]]:
     return ends
 
 
-@settings(max_examples=100)
+@settings(max_examples=2 * EXAMPLES)
 @given(scenarios.scenarios("averaging", ties=False))
 def test_ranks_take_means_of_all_as_the_simulator_says(given: Scenario) -> None:
     ran, timeline = of_ranks(given), of_simulator(given)
@@ -71,7 +73,7 @@ def test_ranks_take_means_of_all_as_the_simulator_says(given: Scenario) -> None:
         assert (real.reduced_s, ended) == pytest.approx((model.reduced_s, model.ended_at))
 
 
-@settings(max_examples=100)
+@settings(max_examples=2 * EXAMPLES)
 @given(scenarios.scenarios("pairwise", ties=False))
 def test_ranks_take_means_of_two_as_the_simulator_says(given: Scenario) -> None:
     ran, timeline = of_ranks(given), of_simulator(given)
