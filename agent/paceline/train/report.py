@@ -159,7 +159,9 @@ class Emitter:
         fields = encode(message, self._run)
         records = len(message.records) if isinstance(message, StepBatch | RoundBatch) else 1
         if not self._to_bus(fields) and not self._to_spool(fields, records):
-            if isinstance(message, Hello):  # without a Hello no controller plans, so it is kept
+            if isinstance(
+                message, Hello
+            ):  # controllers plan only after a Hello: send it again later
                 self._hello = fields
             else:
                 self.undelivered += records

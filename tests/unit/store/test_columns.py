@@ -44,5 +44,5 @@ def test_a_new_column_is_checked_by_its_type(value: float) -> None:
     columns = Columns(Longer, table())
     assert columns.checked(longer(0.5, 0.25)) == longer(0.5, 0.25)
     assert columns.checked(longer(0.5, value)) == longer(0.5, None)
-    with pytest.raises(StoreRefusedError, match="a field is not a finite number"):
+    with pytest.raises(StoreRefusedError, match="numbers must be finite"):
         columns.checked(longer(value))

@@ -29,7 +29,7 @@ class Suits(Enum):
 
     NO = auto()
     YES = auto()
-    NOT_YET = auto()  # an optimiser has not stepped, so it is not known how it steps
+    NOT_YET = auto()  # unknown until each rank's optimiser has stepped once
 
 
 class Suitability:

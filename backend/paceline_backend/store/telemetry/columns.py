@@ -25,8 +25,8 @@ R = TypeVar("R", StepRecord, RoundRecord)
 class Columns:
     """A kind of record and its table: each field is a column of the same name.
 
-    Integers must fit into their columns. The sum of all numbers that must be there must be finite.
-    A number that may be missing is taken as missing if it is infinite or NaN.
+    Integers must fit into their columns. Numbers that must be there must be finite, and their
+    sum below `HUGE`. A number that may be missing is taken as missing if it is infinite or NaN.
 
     Args:
         record: the kind of record.
@@ -63,7 +63,9 @@ class Columns:
             if not 0 <= getattr(record, name) < bound:
                 raise StoreRefusedError(f"{name} is out of range in {record}")
         if not sum(map(abs, self._needed(record))) < HUGE:
-            raise StoreRefusedError(f"a field is not a finite number in {record}")
+            raise StoreRefusedError(
+                f"numbers must be finite, and their sum below {HUGE:g}, in {record}"
+            )
         for name in self._optional:
             value = getattr(record, name)
             if value is not None and not -HUGE < value < HUGE:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import sqlalchemy as sa
@@ -33,10 +33,11 @@ class LockedRun:
     seen_at: float | None
     lost: bool | None
     backend: str
-    changes: dict[str, Any] = field(default_factory=dict)
-    touched: set[int] = field(default_factory=set)  # steps with new rows
-    repeated: bool = False  # some of those rows are of a later attempt
-    all_steps: bool = False  # the number of ranks is new: any step may be complete now
+    changes: dict[str, Any] = field(default_factory=dict, init=False)
+    touched: set[int] = field(default_factory=set, init=False)  # steps with new rows
+    repeated: bool = field(default=False, init=False)  # some of those rows are of a later attempt
+    # The number of ranks is new: any step may be complete now.
+    all_steps: bool = field(default=False, init=False)
 
     def set(self, **columns: Any) -> None:
         """Notes new values of the row."""
@@ -134,8 +135,7 @@ class LockedRun:
             self.set(started_at=at)
 
 
-# The fields that are columns: those without a default.
-_READ = [part.name for part in fields(LockedRun) if part.default_factory is MISSING is part.default]
+_READ = [part.name for part in fields(LockedRun) if part.init]  # the fields that are columns
 
 
 def runs(connection: sa.Connection, ids: set[str]) -> dict[str, LockedRun]:
