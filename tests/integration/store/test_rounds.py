@@ -97,7 +97,7 @@ def test_rounds_are_stored_once_and_not_announced(store: Store, bus_url: str) ->
         until(lambda: bus.xlen(TELEMETRY) == 0, "everything to be settled")
         assert bus.xlen(live("r")) == 0, "who shows rounds asks the store"
         reasons = [fields[b"reason"].decode() for _, fields in _entries(bus, DEAD)]
-    assert [reason.split(" ")[0] for reason in reasons] == ["a", "unknown"]
+    assert [reason.split(" ")[0] for reason in reasons] == ["numbers", "unknown"]
     with store.read() as connection:
         rows = rounds.rows(connection, key, (None, None), 100)
     assert rows == [msgspec.structs.asdict(record) for record in records]
