@@ -1,4 +1,4 @@
-.PHONY: help setup-demo setup-dev setup-bench demo demo-report check unit test test-fast test-long coverage bench bench-real gpu-check format clean
+.PHONY: help setup-demo setup-dev setup-bench demo demo-report check unit test pytest test-fast test-long coverage bench bench-real gpu-check format clean
 .DEFAULT_GOAL := help
 
 help: ## what there is
@@ -36,12 +36,11 @@ test-fast: ## lint, types and unit tests side by side: no server, no process, un
 # many tests come first, so that not all workers drive a browser at the same time.
 FILES = --numprocesses 4 --dist loadfile
 
-test: check ## every test: real Redis protocol, SQLite, Postgres, TorchElastic, Chromium
-ifdef ARGS
-	.venv/bin/pytest $(ARGS)
-else
-	.venv/bin/pytest $(FILES)
-endif
+test: setup-dev ## every test: real Redis protocol, SQLite, Postgres, TorchElastic, Chromium; lint and types
+	@$(MAKE) --no-print-directory --jobs 2 check pytest
+
+pytest: setup-dev
+	.venv/bin/pytest $(or $(ARGS),$(FILES))
 
 test-long: setup-dev ## what takes longer: tests marked `long`, and 500 examples of each property
 	.venv/bin/pytest -m long $(FILES) || [ $$? = 5 ]

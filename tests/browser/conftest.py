@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
 from playwright.sync_api import (
-    BrowserContext,
     ConsoleMessage,
     Error,
     Page,
@@ -57,7 +57,8 @@ def web(store: Store, bus_url: str, port: int) -> Iterator[httpx.Client]:
 
 
 @pytest.fixture(scope="session")
-def _context() -> Iterator[BrowserContext]:
+def _tab() -> Iterator[Page]:
+    """The browser's only page: each new one would cost the tests another second of CPU time."""
     path = find_chromium()
     if path is None:
         pytest.skip("no Chromium on this machine")
@@ -66,15 +67,30 @@ def _context() -> Iterator[BrowserContext]:
         context = browser.new_context()
         context.set_default_timeout(TIMEOUT_MS)
         expect.set_options(timeout=TIMEOUT_MS)
-        yield context
+        yield context.new_page()
         browser.close()
 
 
 @pytest.fixture
-def page(_context: BrowserContext) -> Iterator[Page]:
-    """A fresh page that must raise no error, log none, and ask no other machine for anything."""
+def page(_tab: Page) -> Iterator[Page]:
+    """An empty page that must raise no error, log none, and ask no other machine for anything."""
+    with _watched(_tab):
+        yield _tab
+    _tab.goto("about:blank")
+
+
+@pytest.fixture
+def new_page(_tab: Page) -> Iterator[Page]:
+    """As `page`, for a test that leaves scripts in it."""
+    page = _tab.context.new_page()
+    with _watched(page):
+        yield page
+    page.close()
+
+
+@contextmanager
+def _watched(page: Page) -> Iterator[None]:
     problems: list[str] = []
-    page = _context.new_page()
     page.set_viewport_size({"width": 1280, "height": 800})
 
     def logged(message: ConsoleMessage) -> None:
@@ -92,8 +108,11 @@ def page(_context: BrowserContext) -> Iterator[Page]:
     page.on("console", logged)
     page.on("pageerror", failed)
     page.on("request", asked)
-    yield page
+    yield
+    page.unroute_all(behavior="ignoreErrors")
     if page.url.startswith("http"):
         page.evaluate("localStorage.clear()")  # such as the theme that this test chose
-    page.close()
+    page.remove_listener("console", logged)
+    page.remove_listener("pageerror", failed)
+    page.remove_listener("request", asked)
     assert problems == []

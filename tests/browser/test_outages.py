@@ -48,26 +48,26 @@ def test_half_a_snapshot_is_asked_for_again(
 
 
 def test_a_run_that_has_ended_is_no_lost_connection(
-    page: Page, web: httpx.Client, store: Store, bus_url: str
+    new_page: Page, web: httpx.Client, store: Store, bus_url: str
 ) -> None:
     training = Training(store, bus_url, "r")
     training.train(10)
     training.end()
     streams: list[str] = []
-    page.on("request", lambda r: streams.append(r.url) if "/events?" in r.url else None)
-    page.add_init_script(
+    new_page.on("request", lambda r: streams.append(r.url) if "/events?" in r.url else None)
+    new_page.add_init_script(
         """window.said = [];
         new MutationObserver(() => {
           const now = document.getElementById("connection-status")?.textContent;
           if (now && now !== window.said.at(-1)) window.said.push(now);
         }).observe(document, {childList: true, subtree: true, characterData: true});"""
     )
-    page.goto(str(web.base_url.join("/runs/r")))
-    expect(page.locator("#connection-status")).to_have_text("run ended", timeout=60_000)
-    wait_for_chart(page, "se", 9)
-    page.wait_for_timeout(3000)
+    new_page.goto(str(web.base_url.join("/runs/r")))
+    expect(new_page.locator("#connection-status")).to_have_text("run ended", timeout=60_000)
+    wait_for_chart(new_page, "se", 9)
+    new_page.wait_for_timeout(3000)
     assert len(streams) == 1
-    assert page.evaluate("window.said.filter(text => text.includes('lost'))") == []
+    assert new_page.evaluate("window.said.filter(text => text.includes('lost'))") == []
 
 
 def test_an_ended_run_is_loaded_once_however_long_its_snapshot_takes(

@@ -9,7 +9,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from paceline_backend.server.stack import Stack
-from support.e2e import all_steps, start_training, wait_for_step
+from support.e2e import PAUSE_S, all_steps, start_training, wait_for_step
 from support.pages import confirm_switch, open_switch_dialog
 from support.waiting import until
 
@@ -35,13 +35,15 @@ def test_switch_by_clicking(page: Page, stack: Stack) -> None:
 
     open_switch_dialog(page, "chronica")
     confirm_switch(page)
-    expect(page.locator("#switch-status")).to_contain_text(re.compile(r"took effect at step \d+"))
+    expect(page.locator("#switch-status")).to_contain_text(
+        re.compile(r"took effect at step \d+"), timeout=60_000
+    )
 
     switch = stack.api("GET", f"/runs/{run}/switches")[1]
     assert switch["policy"] == "chronica"
     wait_for_step(stack, run, switch["effective_step"] + 25)
     # The tile is the mean of 20 steps; the page itself shows the fall, without a reload.
-    until(lambda: number(page, "kpi-se") < before / 2, "the tile to fall")
+    until(lambda: number(page, "kpi-se") < before / 2, "the tile to fall", pause_s=PAUSE_S)
     se = all_steps(stack, run)["se"]
     assert statistics.median(se[-10:]) < before / 2  # one step may be held up by the machine
     stack.api("POST", f"/runs/{run}/stop", {"force": False})

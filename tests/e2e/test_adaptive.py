@@ -13,10 +13,10 @@ from paceline_backend.insight.replay import replay
 from paceline_backend.server.stack import Stack
 from paceline_backend.store import Store
 from support import relaxed_script
-from support.e2e import all_steps, wait_for_end
+from support.e2e import PAUSE_S, all_steps, wait_for_end
 from support.waiting import until
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.long]
 
 SLOW = range(60, 180)  # steps in which one rank, each in turn, takes six times as long
 EMULATE = {
@@ -52,7 +52,7 @@ def test_it_goes_to_partial_and_back(tmp_path: Path) -> None:
         def chosen() -> list[dict[str, Any]]:
             return list(stack.api("GET", f"/runs/{run}/report")["chosen"])
 
-        until(lambda: len(chosen()) == 3, "partial rounds, and an end of them", 150)
+        until(lambda: len(chosen()) == 3, "partial rounds, and an end of them", 150, PAUSE_S)
         (tmp_path / "enough").touch()
         wait_for_end(stack, run)
         first, there, back = chosen()

@@ -59,7 +59,7 @@ def test_signal_leaves_no_process(tmp_path: Path, number: int) -> None:
         )
     family = psutil.Process(demo.pid)
     try:
-        until(lambda: len(_ranks(family)) >= 4, "ranks", 60)
+        until(lambda: len(_ranks(family)) >= 4, "ranks", 60, pause_s=0.2)
         children = family.children(recursive=True)
         demo.send_signal(number)
         assert demo.wait(timeout=40) == 128 + number
@@ -95,7 +95,7 @@ def test_says_so_when_its_server_ends(tmp_path: Path) -> None:
     )
     try:
         family = psutil.Process(demo.pid)
-        until(lambda: len(_ranks(family)) >= 4, "ranks", 60)
+        until(lambda: len(_ranks(family)) >= 4, "ranks", 60, pause_s=0.2)
         server = next(c for c in family.children() if "server" in c.cmdline())
         server.kill()
         _, said = demo.communicate(timeout=60)

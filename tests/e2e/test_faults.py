@@ -11,6 +11,7 @@ import pytest
 
 from paceline_backend.server.stack import Stack
 from support.e2e import (
+    PAUSE_S,
     all_steps,
     start_training,
     wait_for_end,
@@ -55,7 +56,7 @@ def test_control_plane_killed_and_started_again(stack: Stack) -> None:
     assert stack.server is not None
     os.kill(stack.server.pid, signal.SIGKILL)
     stack.server.wait()
-    until(lambda: spooled(stack), "telemetry in the spool: training goes on", 30)
+    until(lambda: spooled(stack), "telemetry in the spool: training goes on", 30, PAUSE_S)
     stack.start_server()
     assert rank_pids(stack) == ranks, "the same ranks train on"
     wait_for_end(stack, run)
@@ -76,7 +77,7 @@ def test_bus_killed(stack: Stack) -> None:
     victim = bus_process(stack)
     victim.send_signal(signal.SIGKILL)
     psutil.wait_procs([victim], timeout=10)
-    until(lambda: bus_process_or_none(stack), "the bus to be started again", 30)
+    until(lambda: bus_process_or_none(stack), "the bus to be started again", 30, PAUSE_S)
     assert rank_pids(stack) == ranks
     wait_for_end(stack, run)
     assert all_steps(stack, run)["step"] == list(range(6 * 14))

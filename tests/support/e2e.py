@@ -12,6 +12,7 @@ from support.waiting import until
 # A third of the demo's times: steps of some 0.1 to 0.2 s on four ranks.
 SLOWDOWNS = [1.0, 1.0, 1.5, 3.0]
 SECONDS_PER_UNIT = 12e-6
+PAUSE_S = 0.2  # between two requests: those of a busy test would hold up the run's own
 
 
 def start_training(stack: Stack, epochs: int, policy: str = "bsp") -> str:
@@ -39,7 +40,7 @@ def wait_for_step(stack: Stack, run: str, step: int) -> None:
         assert now["state"] not in ("failed", "stopped"), now["message"]
         return (now["step"] if now["step"] is not None else -1) >= step
 
-    until(reached, f"step {step} of run {run}", 90)
+    until(reached, f"step {step} of run {run}", 90, PAUSE_S)
 
 
 def wait_for_end(stack: Stack, run: str) -> dict[str, Any]:
@@ -49,7 +50,7 @@ def wait_for_end(stack: Stack, run: str) -> dict[str, Any]:
         now = stack.api("GET", f"/runs/{run}")
         return now if now["state"] in ("finished", "failed", "stopped") else None
 
-    now: dict[str, Any] = until(ended, f"the end of run {run}", 150)
+    now: dict[str, Any] = until(ended, f"the end of run {run}", 150, PAUSE_S)
     assert now["state"] == "finished", now["message"]
     return now
 

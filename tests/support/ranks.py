@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import multiprocessing
 import os
 import socket
@@ -133,6 +134,9 @@ def _serve(rank: int, world: int, port: int, pipe: Connection, backend: str) -> 
     if backend == "nccl":
         torch.cuda.set_device(0)
     dist.init_process_group(backend, init_method=address, rank=rank, world_size=world)
+    # Collections, and searches for optimisers, pass over what torch's modules hold.
+    gc.collect()
+    gc.freeze()
     while True:
         try:
             case, args, env = pipe.recv()
