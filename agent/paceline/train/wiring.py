@@ -15,9 +15,11 @@ from paceline.train.environment import Environment
 from paceline.train.follower import Follower
 from paceline.train.leader import Leader
 from paceline.train.meeting import Meeting
+from paceline.train.parts import Step
 from paceline.train.proposals import Proposals
 from paceline.train.report import Emitter, Reporter, RoundReporter
-from paceline.wire import Hello
+from paceline.train.sync.suitability import OnFallback
+from paceline.wire import MOST_WHY, Fallback, Hello
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class Wiring:
     leader: Leader | None  # on rank 0
     reporter: Reporter | None  # in a run that a control plane knows; so is the next
     rounds: RoundReporter | None
+    on_fallback: OnFallback | None  # on rank 0, in such a run
     exit_stack: ExitStack  # ends the background threads that there are
 
     def close(self, *, ran_out: bool) -> None:
@@ -81,6 +84,7 @@ def connect(
             leader,
             Reporter(emitter, attempt, rank) if emitter is not None else None,
             RoundReporter(emitter, attempt, rank) if emitter is not None else None,
+            _on_fallback(emitter, attempt) if emitter is not None and rank == 0 else None,
             exit_stack.pop_all(),
         )
 
@@ -107,6 +111,13 @@ def _emitter(environment: Environment, run: str, rank: int, memory: Callable[[],
         name = f"attempt{environment.attempt}-rank{rank}"
         spool = Spool(environment.spool, name, environment.spool_bytes)
     return Emitter(run, environment.bus, spool, memory)
+
+
+def _on_fallback(emitter: Emitter, attempt: int) -> OnFallback:
+    def on_fallback(step: Step, why: str) -> None:
+        emitter.send(Fallback(attempt, step.segment, why[:MOST_WHY]))
+
+    return on_fallback
 
 
 def _leader(

@@ -16,6 +16,7 @@ from paceline.wire.segment import Segment
 from paceline.wire.states import State
 
 AGES = 16  # of gradients that `RoundRecord.staleness` tells apart at most
+MOST_WHY = 500  # characters of `Fallback.why`
 MOST_PENDING = 4  # gradients of a rank for the same partial round, before it calls it itself
 
 
@@ -88,6 +89,17 @@ class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
     attempt: int
     segment: Segment
     adopted_at: float
+
+
+class Fallback(msgspec.Struct, frozen=True, tag="fallback"):
+    """Ranks all-reduce gradients in a segment in spite of its synchroniser. Rank 0 tells it once.
+
+    The script does not suit the synchroniser, or has not shown yet that it does.
+    """
+
+    attempt: int
+    segment: int  # `Segment.seq`
+    why: str  # for the operator: a clause without a full stop, of at most `MOST_WHY` characters
 
 
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
@@ -201,6 +213,7 @@ Message = (
     StepBatch
     | RoundBatch
     | Adopted
+    | Fallback
     | Hello
     | RunState
     | NodeState

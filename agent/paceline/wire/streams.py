@@ -4,7 +4,8 @@
 stream                    writer → reader            messages
 ========================  =========================  ===========================================
 ``TELEMETRY``             ranks, agents → ingest     `Hello`, `StepBatch`, `RoundBatch`,
-                                                     `Adopted`, `RunState`, `NodeState`
+                                                     `Adopted`, `Fallback`, `RunState`,
+                                                     `NodeState`
 ``live(run)``             ingest → controllers, web  the same but rounds, once committed
                           web, worker → the same     `SwitchRequested`, `RunChanged`
 ``control(run)``          controller → leader        `Proposal`

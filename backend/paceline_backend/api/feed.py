@@ -21,6 +21,7 @@ from paceline.core.outage import Outage
 from paceline.wire import (
     ENDED,
     Adopted,
+    Fallback,
     Message,
     StepBatch,
     SwitchRequested,
@@ -49,6 +50,8 @@ _OUTAGE_S = 0.5
 _COMMENT_S = 10.0  # proxies close what is silent for longer
 _STEPS_PER_EVENT = 500
 _REMEMBERED = 10_000  # steps that are not sent again
+
+_NOT_OF_RUN = (StepBatch, Adopted, Fallback)  # messages that change nothing in the run's row
 
 Event = dict[str, Any]
 Entry = tuple[bytes, dict[bytes, bytes]]
@@ -142,21 +145,35 @@ class Feed:
         with self.store.read() as connection:
             key = runs_store.key_of(connection, self.run)
             happened += self._steps(connection, key, messages)
+            happened += self._segments(connection, key, messages)
         switched = False
         for message in messages:
             if isinstance(message, Adopted):
-                happened.append({"type": "segment", **segments.row(message)})
                 switched |= message.segment.version != self.version
                 self.version = message.segment.version
             switched |= isinstance(message, SwitchRequested)
         if switched:
             rows = switches.rows(self.store, self.run)
             happened += [{"type": "switch", **row} for row in rows]
-        if missed or any(not isinstance(message, StepBatch | Adopted) for message in messages):
+        if missed or any(not isinstance(message, _NOT_OF_RUN) for message in messages):
             row = runs_store.get(self.store, self.run)
             self.ended, self.world = row["state"] in ENDED, row["world"]
             happened.append({"type": "run", **row})
         return happened
+
+    def _segments(
+        self, connection: Connection, key: int, messages: list[Message]
+    ) -> Iterator[Event]:
+        """The segments of some messages as they are stored: the database knows their fallbacks."""
+        named = [
+            (message.attempt, message.segment.seq)
+            if isinstance(message, Adopted)
+            else (message.attempt, message.segment)
+            for message in messages
+            if isinstance(message, Adopted | Fallback)
+        ]
+        for row in segments.shown(connection, key, named):
+            yield {"type": "segment", **row}
 
     def _steps(self, connection: Connection, key: int, messages: list[Message]) -> Iterator[Event]:
         named = {

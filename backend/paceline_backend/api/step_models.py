@@ -107,6 +107,11 @@ class SegmentInfo(BaseModel):
         description="another one where the synchroniser, or any of its parameters, is another",
         examples=["b2a6c1d00f4e7a93"],
     )
+    fallback: str = Field(
+        description="why ranks all-reduced gradients in spite of the synchroniser; empty: they "
+        "did not",
+        examples=[""],
+    )
 
 
 class Snapshot(BaseModel):

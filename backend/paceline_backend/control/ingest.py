@@ -30,6 +30,7 @@ from paceline.wire import (
     LIVE_LENGTH,
     TELEMETRY,
     Adopted,
+    Fallback,
     Hello,
     Message,
     NodeState,
@@ -52,6 +53,7 @@ DEAD = "paceline:dead"  # what could not be stored, with the reason: for people 
 _DEAD_LENGTH = 1_000
 _REASON_LENGTH = 2_000  # characters
 _BATCH = 500  # messages
+_TAKEN = (StepBatch, RoundBatch, Adopted, Fallback, Hello, RunState, NodeState)
 _BLOCK_S = 0.25  # how long `Ingest.run` may take to notice that it should stop
 
 logger = logging.getLogger(__name__)
@@ -265,7 +267,7 @@ def _item(entry: Entry) -> _Item:
         run, message = decode(fields)
     except WireError as error:
         return _Item(number, fields, "", None, str(error))
-    if isinstance(message, (StepBatch, RoundBatch, Adopted, Hello, RunState, NodeState)):
+    if isinstance(message, _TAKEN):
         return _Item(number, fields, run, message)
     return _Item(number, fields, run, message, f"{type(message).__name__} is not telemetry")
 

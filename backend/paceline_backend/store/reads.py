@@ -8,6 +8,7 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline_backend.store.schema import segments, steps, worker_steps
+from paceline_backend.store.segments import SHOWN
 
 _w = sa.cast(steps.c.workers, sa.Double)
 _variance = (steps.c.load_sq - steps.c.load_sum * steps.c.load_sum / _w) / sa.func.nullif(_w - 1, 0)
@@ -201,8 +202,7 @@ def segment_rows(
     connection: sa.Connection, run: int, span: Range, limit: int
 ) -> list[dict[str, Any]]:
     """Adopted segments that touch a range of steps: the last `limit` of them, in order."""
-    shown = [column for column in segments.c if column.name not in ("run", "body")]
-    query = sa.select(*shown).where(segments.c.run == run)
+    query = sa.select(*SHOWN).where(segments.c.run == run)
     first, last = span
     if first is not None:
         query = query.where(segments.c.first_step + segments.c.steps > first)

@@ -13,8 +13,8 @@ import msgspec
 import numpy as np
 
 from paceline.core.emulation import Emulation
-from paceline.wire import Hello, NodeState, RunState
-from paceline.wire.problems import of_finite, of_plain, of_whole
+from paceline.wire import MOST_WHY, Fallback, Hello, NodeState, RunState
+from paceline.wire.problems import of_finite, of_plain, of_text, of_whole
 from paceline.wire.segment import MOST_STEPS
 
 MOST_RANKS = 2**17  # what is kept of each rank must fit into memory
@@ -84,6 +84,15 @@ def _of_emulated(hello: Hello) -> str | None:
         return f"emulated: {error}"
     reason = devices.problem(hello.world)
     return reason and f"emulated: {reason}"
+
+
+def of_fallback(message: Fallback) -> str | None:
+    """What is wrong with the word that a segment is all-reduced in spite of its synchroniser."""
+    if reason := of_whole(message, {"attempt": _SMALL, "segment": _BIG}):
+        return reason
+    if not 0 < len(message.why) <= MOST_WHY:
+        return f"why has {len(message.why)} characters: it must have 1 to {MOST_WHY}"
+    return of_text(message.why, "why")
 
 
 def of_run_state(change: RunState) -> str | None:

@@ -123,12 +123,17 @@ def in_force(connection: sa.Connection, run: int, span: Range) -> list[dict[str,
     by_segment = connection.execute(_sums(where)).all()
     if not by_segment:
         return []
+    with_rounds = {tuple(row[:2]) for row in by_segment}
     # Put together here: of a join Postgres makes a bad plan while the tables are new.
     by_plan: dict[_Plan, _Sums] = defaultdict(_Sums)
     of_segment: dict[tuple[int, int], _Sums] = {}
     stretch_of: dict[tuple[int, int], int] = {}  # counts the segments' changes of attempt or plan
     stretch, before = 0, None
-    for attempt, seq, samples, *plan in connection.execute(_segments(connection, run, span)):
+    touching = _segments(connection, run, span)
+    for attempt, seq, fallback, samples, *plan in connection.execute(touching):
+        if fallback and (attempt, seq) not in with_rounds:  # all its gradients were all-reduced
+            before = None
+            continue
         of_segment[attempt, seq] = sums = by_plan[tuple(plan)]
         sums.samples += samples or 0
         stretch += before != (attempt, plan)
@@ -175,7 +180,10 @@ def _counts(staleness: bytes) -> list[int]:
 
 
 def _segments(connection: sa.Connection, run: int, span: Range) -> sa.Select[Any]:
-    """Segments that touch a range of steps: attempt, seq, samples of complete steps, and plan."""
+    """Segments that touch a range of steps: attempt, seq, fallback, samples and plan.
+
+    Samples are those of complete steps.
+    """
     step, begin, end = steps.c.step, segments.c.first_step, segments.c.first_step + segments.c.steps
     parts = [part.rows(step, segments.c.attempt) for part in _parts(connection, run)]
     samples = (
@@ -186,7 +194,7 @@ def _segments(connection: sa.Connection, run: int, span: Range) -> sa.Select[Any
     )
     c = segments.c
     first, last = span
-    query = sa.select(c.attempt, c.seq, samples, c.version, c.policy, c.synchroniser)
+    query = sa.select(c.attempt, c.seq, c.fallback, samples, c.version, c.policy, c.synchroniser)
     query = query.where(c.run == run).order_by(c.attempt, c.seq)
     if first is not None:
         query = query.where(end > first)

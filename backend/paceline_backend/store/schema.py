@@ -186,6 +186,9 @@ segments = Table(
     Column("synchroniser", Text, nullable=False, server_default="allreduce"),  # its name
     Column("why", Text, nullable=False, server_default=""),  # why it was chosen
     Column("synchroniser_digest", Text, nullable=False, server_default=""),  # with its parameters
+    # Why ranks all-reduced gradients in spite of the synchroniser; empty: they did not, or it is
+    # not known.
+    Column("fallback", Text, nullable=False, server_default=""),
     Index("ix_segments_run_first_step", "run", "first_step"),
     Index(  # where no controller planned, without the bodies in between
         "ix_segments_coasts",

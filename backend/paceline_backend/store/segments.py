@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import sqlalchemy as sa
@@ -11,9 +13,22 @@ from paceline.wire import ALLREDUCE, Adopted, Hello, Segment
 from paceline_backend.store import blobs
 from paceline_backend.store.schema import segments
 
+# The columns that the API shows.
+SHOWN = [column for column in segments.c if column.name not in ("run", "body")]
+
+
+@dataclass(frozen=True)
+class RelaxedSegment:
+    """A segment with a relaxed synchroniser: ranks ran ahead of each other, or fell back."""
+
+    first_step: int
+    end: int  # one past the last step
+    fallback: str  # why gradients were all-reduced; empty: they were not
+    segment: Segment | None  # None: it cannot be read
+
 
 def row(message: Adopted) -> dict[str, Any]:
-    """An adopted segment as its row, without run and body: what the API shows, too."""
+    """An adopted segment as its row, without run, body and what comes to light while it runs."""
     segment = message.segment
     return {
         "attempt": message.attempt,
@@ -31,6 +46,27 @@ def row(message: Adopted) -> dict[str, Any]:
         "why": segment.why,
         "synchroniser_digest": segment.synchroniser.digest,
     }
+
+
+def shown(
+    connection: sa.Connection, run: int, named: Iterable[tuple[int, int]]
+) -> list[dict[str, Any]]:
+    """Segments as the API shows them, in order.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        named: attempt and number of each; those that are not stored are left out.
+    """
+    numbers: dict[int, list[int]] = defaultdict(list)
+    for attempt, seq in named:
+        numbers[attempt].append(seq)
+    if not numbers:
+        return []
+    c = segments.c
+    of_attempts = (sa.and_(c.attempt == k, c.seq.in_(seqs)) for k, seqs in numbers.items())
+    query = sa.select(*SHOWN).where(c.run == run, sa.or_(*of_attempts)).order_by(c.attempt, c.seq)
+    return [{str(k): v for k, v in row.items()} for row in connection.execute(query).mappings()]
 
 
 def adopted(connection: sa.Connection, run: int, hello: Hello) -> Iterator[Segment]:
@@ -52,30 +88,26 @@ def adopted(connection: sa.Connection, run: int, hello: Hello) -> Iterator[Segme
             yield segment
 
 
-def relaxed(
-    connection: sa.Connection, run: int, hello: Hello, since: int
-) -> list[tuple[int, Segment | None]]:
-    """Segments of an attempt whose ranks ran ahead of each other, in order.
+def relaxed(connection: sa.Connection, run: int, hello: Hello, since: int) -> list[RelaxedSegment]:
+    """Segments of an attempt with a relaxed synchroniser, in order.
 
     Args:
         connection: to read from.
         run: key of the run.
         hello: of the attempt.
         since: only segments that end after this step.
-
-    Returns:
-        One past the last step of each, and the segment; None where it cannot be read.
     """
     c = segments.c
-    query = sa.select(c.first_step + c.steps, c.body).where(
+    end = c.first_step + c.steps
+    query = sa.select(c.first_step, end, c.fallback, c.body).where(
         c.run == run,
         c.attempt == hello.attempt,
         c.synchroniser != ALLREDUCE.name,
-        c.first_step + c.steps > since,
+        end > since,
     )
     return [
-        (end, blobs.segment(body, hello.world, hello.samples))
-        for end, body in connection.execute(query.order_by(c.seq))
+        RelaxedSegment(first, end, fallback, blobs.segment(body, hello.world, hello.samples))
+        for first, end, fallback, body in connection.execute(query.order_by(c.seq))
     ]
 
 

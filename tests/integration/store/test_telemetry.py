@@ -407,6 +407,7 @@ def test_segments_are_kept_whole_and_once(store: Store) -> None:
         "synchroniser": "allreduce",
         "why": "",
         "synchroniser_digest": ALLREDUCE.digest,
+        "fallback": "",
     }
     assert (coasted["seq"], coasted["source"]) == (1, "coast")
 

@@ -71,7 +71,7 @@ class SyncGate:
         self.stealing: Stealing | None = None  # None until training begins
         self._unwrapped = UnwrappedModels(current, self.models, store, rank)
         self._script = ScriptOptimiser()
-        self._suitability = Suitability(self._script, self.models)
+        self.suitability = Suitability(self._script, self.models)  # it reports fallbacks
         self._step: Step | None = None  # the current step, or the last one of the epoch
         self._first_step = 0  # of the current step's segment
         self._reduced_steps = 0  # of the segment, before a relaxed synchroniser came into force
@@ -113,7 +113,7 @@ class SyncGate:
             with self._entered():
                 self._agreement.begin(step.step)
         reduces = step.synchroniser == ALLREDUCE
-        waits = not reduces and self._suitability.answer is Suits.NOT_YET
+        waits = not reduces and self.suitability.answer is Suits.NOT_YET
         if same_segment and not waits:
             return
         unchanged = before is not None and before.synchroniser == step.synchroniser
@@ -124,9 +124,11 @@ class SyncGate:
         if self._current.world == 1:
             return
         if waits or not (reduces or unchanged):
-            self._suitability.ask(step.synchroniser.name, self._ranks())
-        if reduces or self._suitability.answer is not Suits.YES:
+            self.suitability.ask(step.synchroniser.name, self._ranks())
+        if reduces or self.suitability.answer is not Suits.YES:
             self._equal_scales()
+            if not reduces:
+                self.suitability.tell(step)
         else:
             self._relax(step)
 
@@ -202,7 +204,7 @@ class SyncGate:
         self._relaxed = self._ranks_made = self._agreement = None
         # Let go of the optimiser and the store.
         self._script = ScriptOptimiser()
-        self._suitability = Suitability(self._script, self.models)
+        self.suitability = Suitability(self._script, self.models)
         self._store = self.stealing = None
 
     def _leave(self, raised: bool) -> None:

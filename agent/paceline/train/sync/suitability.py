@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum, auto
 
 import torch.distributed as dist
 
 from paceline.train.ddp import SingleProcess, WeightedDDP, trained
+from paceline.train.parts import Step
 from paceline.train.sync.base import Ranks
 from paceline.train.sync.optimiser import ScriptOptimiser
 
@@ -16,11 +17,12 @@ logger = logging.getLogger(__name__)
 
 _PATIENCE = 100  # steps under the all-reduce, before rank 0 warns that no optimiser has stepped
 _WARNING = (
-    "%s: gradients are still all-reduced after %d steps, as torch has seen no step of the wrapped "
-    "models' optimiser on ranks %s. Keep one torch.optim.Optimizer for the whole training, and "
-    "write session.optimizer(optimizer) before the loop"
+    "%s: gradients are still all-reduced after %d steps, as %s. Keep one torch.optim.Optimizer for "
+    "the whole training, and write session.optimizer(optimizer) before the loop"
 )
+_NO_STEP = "torch has seen no step of the wrapped models' optimiser on ranks {ranks}"
 
+OnFallback = Callable[[Step, str], None]  # with the segment's step, and why it is all-reduced
 Models = Sequence[WeightedDDP | SingleProcess]
 
 
@@ -37,7 +39,8 @@ class Suitability:
 
     Where a script does not suit, training goes on under the all-reduce: neither a switch nor the
     policy that a run begins with may end training. How a script steps is known once it has stepped.
-    So gradients are reduced until the optimiser has stepped once.
+    So gradients are reduced until the optimiser has stepped once. Why they are reduced is told once
+    for each segment; while the first step is waited for, only once that takes long.
 
     Args:
         script: this rank's.
@@ -48,6 +51,9 @@ class Suitability:
         self._script, self._models = script, models
         self._waited = 0  # steps
         self.answer = Suits.NO
+        self._why = ""  # gradients are all-reduced; empty: they are not, or not for long
+        self.on_fallback: OnFallback | None = None  # None: this rank does not report fallbacks
+        self._told: int | None = None  # the newest segment whose fallback was reported
 
     def ask(self, name: str, ranks: Ranks) -> None:
         """Updates the answer; all ranks call it.
@@ -61,6 +67,17 @@ class Suitability:
         if self.answer is not Suits.NOT_YET or self._all_stepped(name, ranks):
             self.answer = self._all_suit(name, ranks)
 
+    def tell(self, step: Step) -> None:
+        """Reports that a segment is all-reduced in spite of its synchroniser, once for each.
+
+        Args:
+            step: the current step; its synchroniser is relaxed, and not in force.
+        """
+        if self.on_fallback is None or not self._why or self._told == step.segment:
+            return
+        self._told = step.segment
+        self.on_fallback(step, self._why)
+
     def _all_suit(self, name: str, ranks: Ranks) -> Suits:
         answers: list[tuple[str | None, bool]] = [(None, True)] * ranks.world
         mine = self._refusal(), self._script.has_stepped  # in this order: looking may collect
@@ -69,7 +86,9 @@ class Suitability:
         if why is not None:
             if ranks.rank == 0:
                 logger.warning("%s: gradients go on being all-reduced, as %s", name, why)
+            self._why = why
             return Suits.NO
+        self._why = self._late([stepped for _, stepped in answers])
         if all(stepped for _, stepped in answers):
             return Suits.YES
         if self._waited == 0 and ranks.rank == 0:
@@ -80,10 +99,17 @@ class Suitability:
         stepped = [False] * ranks.world
         dist.all_gather_object(stepped, self._script.has_stepped, group=ranks.group)
         self._waited += 1
+        self._why = self._late(stepped)
         if self._waited == _PATIENCE and ranks.rank == 0:
-            missing = [rank for rank, has_stepped in enumerate(stepped) if not has_stepped]
-            logger.warning(_WARNING, name, _PATIENCE, missing)
+            logger.warning(_WARNING, name, _PATIENCE, self._why)
         return all(stepped)
+
+    def _late(self, stepped: list[bool]) -> str:
+        """Whose optimiser has not stepped, once that takes long; else empty."""
+        if self._waited < _PATIENCE or all(stepped):
+            return ""
+        missing = [rank for rank, has_stepped in enumerate(stepped) if not has_stepped]
+        return _NO_STEP.format(ranks=missing)
 
     def _refusal(self) -> str | None:
         if not self._models:

@@ -67,6 +67,7 @@ class Measured:
     load: Floats  # [S] of the global batch
     relaxed_spans: tuple[RelaxedSpan, ...] = ()  # in order; all other rows are of all-reduces
     reported_round_s: float | None = None  # median of the newest rounds' records; None: no rounds
+    fallback: str = ""  # why the newest relaxed segment was all-reduced; empty: it was not
 
     @property
     def feedback(self) -> Feedback:
@@ -274,16 +275,22 @@ def _read_steps(connection: Connection, run: int, hello: Hello, upto: int, steps
 
 
 def _with_segments(connection: Connection, run: int, hello: Hello, measured: Measured) -> Measured:
-    """`measured` with its relaxed spans."""
+    """`measured` with its relaxed spans. Steps of segments that fell back are all-reduced ones."""
     if not len(measured):
         return measured
     kept: list[Segment] = []
-    for end, segment in segments.relaxed(connection, run, hello, int(measured.step[0])):
+    newest = int(measured.step[-1])
+    for relaxed in segments.relaxed(connection, run, hello, int(measured.step[0])):
+        segment = relaxed.segment
+        if relaxed.first_step <= newest:
+            measured = replace(measured, fallback=relaxed.fallback)
+        if relaxed.fallback:
+            continue
         if segment is not None and _simulated(segment.synchroniser, hello.world):
             kept.append(segment)
             continue
         # This synchroniser has no model: only the steps after its segment can be used.
-        kept, measured = [], measured.since(int(np.searchsorted(measured.step, end)))
+        kept, measured = [], measured.since(int(np.searchsorted(measured.step, relaxed.end)))
     candidates = [relaxed_span(measured.step, segment) for segment in kept]
     spans = tuple(span for span in candidates if span.end > span.first)
     if not spans:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
+from paceline.wire import ALLREDUCE
 from paceline_backend import policies
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.measured import Measured, State
@@ -74,6 +75,8 @@ def simulate(
     state = basis.state
     assert state.history is not None
     made, left_out = _made(state, in_force, wanted)
+    if basis.measured.fallback:
+        _fall_back(made, left_out, state.policy, basis.measured.fallback)
     simulated = {
         name: Simulated(state.parameters if name == state.policy else {}, policy.relaxed)
         for name, policy in made.items()
@@ -114,6 +117,16 @@ def _made(
             except Exception as error:  # a third party's preset must not end the forecast
                 left_out[name] = f"{type(error).__name__}: {error}"
     return made, left_out
+
+
+def _fall_back(made: dict[str, Policy], left_out: dict[str, str], in_force: str, why: str) -> None:
+    """Takes relaxed synchronisers away: ranks would all-reduce gradients in spite of them."""
+    for name, policy in list(made.items()):
+        if policy.relaxed and name == in_force:
+            made[name] = replace(policy, synchroniser=ALLREDUCE)
+        elif policy.relaxed:
+            left_out[name] = f"gradients would be all-reduced, because {why}"
+            del made[name]
 
 
 def _devices(basis: Basis, count: int, replicate: int) -> Resampled:

@@ -1,11 +1,13 @@
 """Writes what ranks and agents reported: in bulk, each batch in one transaction.
 
-Messages may come late, in any order and repeatedly; the tables end up the same:
+Messages may come late, in any order and repeatedly; the tables end up the same, except where a
+`Fallback` comes in a batch before its `Adopted`:
 
 * `StepBatch` → one row of ``worker_steps`` per rank and step; of several attempts at a step the
   latest stays. Steps that all ranks reported, in one attempt, are summed up in ``steps``.
 * `RoundBatch` → one row of ``rounds`` per record.
 * `Adopted` → ``segments``; a policy version's earliest one tells when that switch took effect.
+* `Fallback` → ``segments.fallback``, if the segment is there.
 * `Hello`, `RunState` → ``runs``: the latest attempt's Hello; states only go forward, an end is
   final unless it was only assumed. Whatever comes of a run is a sign that it lives.
 * `NodeState` → ``nodes``: the latest.
@@ -22,6 +24,7 @@ from dataclasses import dataclass, field
 from paceline.wire import (
     ENDED,
     Adopted,
+    Fallback,
     Hello,
     Message,
     NodeState,
@@ -30,7 +33,7 @@ from paceline.wire import (
     StepBatch,
 )
 from paceline_backend.store.database import Store
-from paceline_backend.store.telemetry import locked, nodes, rounds, segments, steps
+from paceline_backend.store.telemetry import fallbacks, locked, nodes, rounds, segments, steps
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ def write(store: Store, messages: Sequence[tuple[str, Message]]) -> Written:
                 run.take_state(message)
         locked.save(connection, runs.values())
         segments.write(connection, [(r, m) for r, m in known if isinstance(m, Adopted)])
+        fallbacks.write(connection, [(r, m) for r, m in known if isinstance(m, Fallback)])
         nodes.write(connection, [m for _, m in messages if isinstance(m, NodeState)])
         rows = steps.write(connection, [(r, m) for r, m in known if isinstance(m, StepBatch)])
         steps.sum_up(connection, runs.values())
