@@ -45,6 +45,7 @@ interface Segment {
   source: "controller" | "coast";
   synchroniser_digest: string;
   why: string;
+  fallback: string;
 }
 
 /** A request for a policy, and since when it plans. */

@@ -73,6 +73,7 @@ def _policy_panel() -> html.Section:
         html.P(id="policy-summary", className="muted small"),
         html.P(id="policy-changed", className="small wrap", hidden=True),
         html.P(id="policy-why", className="small wrap", hidden=True),
+        html.P(id="policy-fallback", className="small problem wrap", role="status", hidden=True),
         html.Ol(
             id="policy-choices", className="history", hidden=True,
             **{"aria-label": "Earlier synchronisers"},

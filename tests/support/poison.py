@@ -13,7 +13,16 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from paceline.wire import Message, NodeState, Proposal, RunState, State, StopTraining
+from paceline.wire import (
+    MOST_WHY,
+    Fallback,
+    Message,
+    NodeState,
+    Proposal,
+    RunState,
+    State,
+    StopTraining,
+)
 from support.records import a_round, adopted, hello, record
 
 Fields = dict[bytes, bytes]
@@ -93,6 +102,7 @@ def _in_record(tag: str, good: Any, values: dict[str, Any]) -> bytes:
 
 
 _GROUPS = {"every": 2, "probes": 1, "staleness": 4, "mean": True}
+_FALLBACK = Fallback(0, 0, "why")
 _STATE = RunState(State.RUNNING, 5.0, "n")
 _NODE = NodeState("n", "host", 2, 2**30, [], 5.0, "0")
 
@@ -157,6 +167,16 @@ ADOPTED: dict[str, bytes] = _segments(adopted(0, 0)) | {
     "attempt is negative": changed(adopted(0, 0), attempt=-1),
     "attempt is 16 bits": changed(adopted(0, 0), attempt=2**15),
     "adopted_at is NaN": changed(adopted(0, 0), adopted_at=NAN),
+}
+FALLBACKS: dict[str, bytes] = {
+    "attempt of a fallback is negative": changed(_FALLBACK, attempt=-1),
+    "attempt of a fallback is 16 bits": changed(_FALLBACK, attempt=2**15),
+    "segment of a fallback is negative": changed(_FALLBACK, segment=-1),
+    "segment of a fallback is 64 bits": changed(_FALLBACK, segment=2**64 - 1),
+    "why is empty": changed(_FALLBACK, why=""),
+    "why is too long": changed(_FALLBACK, why="x" * (MOST_WHY + 1)),
+    "why is a lone surrogate": changed(_FALLBACK, why=SURROGATE),
+    "why is a number": changed(_FALLBACK, why=5),
 }
 HELLO: dict[str, bytes] = {
     "world is zero": changed(hello(), world=0),
@@ -280,7 +300,7 @@ ENTRIES: dict[str, Fields] = {
 # What no ingest may store: all go to the stream `DEAD` of ingest. Ranks 0 and 1 train run "r".
 TELEMETRY: dict[str, Fields] = {
     name: fields(data)
-    for part in (HELLO, ADOPTED, STEPS, ROUNDS, STATES, NODES, UNREADABLE, OTHERS)
+    for part in (HELLO, ADOPTED, FALLBACKS, STEPS, ROUNDS, STATES, NODES, UNREADABLE, OTHERS)
     for name, data in part.items()
 } | ENTRIES
 

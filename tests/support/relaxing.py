@@ -25,6 +25,7 @@ from paceline.train.parts import Step
 from paceline.train.sync.base import Round
 from paceline.train.sync.partial import Partial
 from paceline.train.sync.stealing import Stealing
+from paceline.train.sync.suitability import Suitability
 from paceline.wire import ALLREDUCE, Segment
 from paceline.wire.synchronisation import Synchronisation
 
@@ -188,6 +189,23 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
         "dropped": sum(finished.dropped for _, finished in reported),
         "segments": sorted({segment for segment, _ in reported}),
     }
+
+
+def impatient(what: Synchronisation, given: dict[str, Any]) -> list[int]:
+    """Segments that are told to be all-reduced, where six steps are a long wait for the first."""
+    told: list[int] = []
+
+    def tell(suitability: Suitability, step: Step) -> None:
+        suitability.on_fallback = lambda step, why: told.append(step.segment)
+        real(suitability, step)
+
+    real = Suitability.tell
+    with (
+        mock.patch.object(Suitability, "tell", tell),
+        mock.patch("paceline.train.sync.suitability._PATIENCE", 6),
+    ):
+        train([what], given)
+    return told
 
 
 def clocks(what: Synchronisation, given: dict[str, Any]) -> tuple[dict[int, list[int]], int]:

@@ -262,7 +262,8 @@ class Loop:
         )
         if wiring.rounds is not None:
             self.gate.on_round = wiring.rounds.over
-        self.gate.suitability.on_fallback = wiring.on_fallback
+        if wiring.on_fallback is not None:
+            self.gate.suitability.on_fallback = wiring.on_fallback
         limit = self.limits[self.rank] if self.limits else None
         by_size = self.terms.loss_mean == "size"
         self.gate.stealing = Stealing(meeting.store, self.rank, lookahead, limit, by_size=by_size)

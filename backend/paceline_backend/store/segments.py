@@ -60,7 +60,8 @@ def shown(
     """
     numbers: dict[int, list[int]] = defaultdict(list)
     for attempt, seq in named:
-        numbers[attempt].append(seq)
+        if 0 <= attempt < 2**15 and 0 <= seq < 2**63:  # as the columns
+            numbers[attempt].append(seq)
     if not numbers:
         return []
     c = segments.c

@@ -12,7 +12,16 @@ import redis
 import sqlalchemy as sa
 
 from paceline import wire
-from paceline.wire import TELEMETRY, Message, NodeState, RoundBatch, RunState, State, StepBatch
+from paceline.wire import (
+    TELEMETRY,
+    Fallback,
+    Message,
+    NodeState,
+    RoundBatch,
+    RunState,
+    State,
+    StepBatch,
+)
 from paceline.wire.bus import connect
 from paceline.wire.synchronisation import convert
 from paceline_backend.control.ingest import Ingest
@@ -24,6 +33,7 @@ _RULES = {"probes": 2, "staleness": 4, "mean": True, "groups": [[0], [1]], "ever
 GOOD: list[Message] = [
     hello(world=2),
     adopted(0, 0, synchroniser=convert("hierarchical", _RULES), memory={"a": [1, {"b": 2.0}]}),
+    Fallback(0, 0, "why"),
     StepBatch([record(0, 0), record(0, 1)]),
     RoundBatch([a_round(0)]),
     RunState(State.RUNNING, 5.0, "n"),

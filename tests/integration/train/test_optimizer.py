@@ -11,10 +11,11 @@ import torch
 from torch import nn
 
 import paceline
-from paceline.wire import ALLREDUCE
+from paceline.wire import ALLREDUCE, Adopted, Fallback
 from paceline.wire.synchronisation import convert
 from support import relaxing
 from support.ranks import RankError, Ranks
+from support.reports import RUN, on_bus
 from support.sessions import WIDTH, Numbered, PreparedOptimizer, network
 
 pytestmark = pytest.mark.ranks
@@ -84,6 +85,63 @@ def test_a_relaxed_synchroniser_comes_into_force(ranks: Ranks, script: dict[str,
 )
 def test_the_all_reduce_stays(ranks: Ranks, script: dict[str, Any]) -> None:
     assert not train(ranks, script)[0]["segments"]
+
+
+@pytest.mark.parametrize(
+    ("script", "why"),
+    [
+        (
+            {"optimisers": 2},
+            "2 optimisers have the wrapped models' parameters and it takes one: give all "
+            "parameters to one optimiser, and that to session.optimizer",
+        ),
+        (
+            {"closure": True, "at_once": True},
+            "the script steps its optimiser with a closure",
+        ),
+        ({"at_once": True}, None),
+    ],
+    ids=str,
+)
+def test_each_segment_whose_all_reduce_stays_is_reported_once(
+    ranks: Ranks, bus_url: str, tmp_path: Path, script: dict[str, Any], why: str | None
+) -> None:
+    """By rank 0, and after its `Adopted`. While the first step is waited for, nothing is said."""
+    env = {"PACELINE_RUN": RUN, "PACELINE_BUS": bus_url, "PACELINE_SPOOL": str(tmp_path)}
+    ranks.run(relaxing.train, [RNA], script, env=env)
+    messages = [m for m in on_bus(bus_url) if isinstance(m, Adopted | Fallback)]
+    relaxed = [
+        m.segment.seq
+        for m in messages
+        if isinstance(m, Adopted) and m.segment.synchroniser != ALLREDUCE
+    ]
+    assert len(relaxed) >= 7
+    fallbacks = [m for m in messages if isinstance(m, Fallback)]
+    assert fallbacks == ([Fallback(0, seq, why) for seq in relaxed] if why is not None else [])
+    for fallback in fallbacks:
+        earlier = messages[: messages.index(fallback)]
+        assert any(isinstance(m, Adopted) and m.segment.seq == fallback.segment for m in earlier)
+
+
+def test_a_long_wait_for_the_first_step_is_reported_in_the_middle_of_a_segment(
+    ranks: Ranks,
+) -> None:
+    given = {"at_once": True, "accumulate": 100, "segment": 4}  # the optimiser never steps
+    told = ranks.run(relaxing.impatient, RNA, given)
+    assert told[0] == told[1] == list(range(1, 8))
+
+
+def test_a_single_process_has_nothing_to_reduce(session: paceline.Session) -> None:
+    told: list[str] = []
+    session._loop.gate.suitability.on_fallback = lambda step, why: told.append(why)
+    model = session.wrap(network())
+    optimizers = [torch.optim.SGD(model.parameters(), 0.05) for _ in range(2)]
+    with relaxing.planned([RNA], first=RNA):
+        for _, x, y in session.loader():
+            nn.functional.mse_loss(model(x), y).backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    assert told == []
 
 
 def test_of_a_declared_scaler_the_smallest_scale_is_taken(ranks: Ranks) -> None:

@@ -8,7 +8,7 @@ const steps = (from, to) => ({ step: range(from, to), se: range(from, to).map((s
 const flat = (step, ranks) => ({
   step: ranks.map(() => step), rank: ranks, compute_s: ranks.map((rank) => rank + 0.5), ett_s: ranks.map(() => null), share: ranks.map(() => 0.5),
 });
-const segment = (first_step, more = {}) => ({ first_step, steps: 2, source: "controller", why: "", ...more });
+const segment = (first_step, more = {}) => ({ first_step, steps: 2, source: "controller", why: "", fallback: "", ...more });
 
 let data;
 beforeEach(() => {
@@ -112,6 +112,36 @@ describe("segments", () => {
   test("a coast that comes again changes nothing", () => {
     for (const first of [2, 2]) data.addSegment(segment(first, { source: "coast" }));
     assert.deepEqual(data.coasts, [[2, 4]]);
+  });
+});
+
+describe("the fallback to the all-reduce", () => {
+  const relaxed = (first_step, fallback, more = {}) => segment(first_step, { attempt: 0, fallback, ...more });
+
+  test("is none without segments, and without one of theirs", () => {
+    assert.equal(data.fallback, "");
+    data.addSegment(relaxed(0, ""));
+    assert.equal(data.fallback, "");
+  });
+  test("of a run that begins is its first segment's, which comes twice", () => {
+    data.addSegment(relaxed(0, ""));
+    data.addSegment(relaxed(0, "why"));
+    assert.equal(data.fallback, "why");
+    assert.equal(data.recent.length, 1);
+  });
+  test("is the newest begun segment's: one that is read ahead says nothing yet", () => {
+    data.addSegment(relaxed(0, "why"));
+    data.addSteps(steps(0, 1));
+    data.addSegment(relaxed(2, ""));
+    assert.equal(data.fallback, "why");
+    data.addSteps(steps(2, 2));
+    assert.equal(data.fallback, "");
+  });
+  test("of a restarted run is the new attempt's", () => {
+    data.addSegment(relaxed(8, "why"));
+    data.addSteps(steps(0, 9));
+    data.addSegment(relaxed(4, "", { attempt: 1 }));
+    assert.equal(data.fallback, "");
   });
 });
 

@@ -1,9 +1,14 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 
-import { changesOf } from "../../../dashboard/paceline_dashboard/assets/js/policy.js";
+import { changesOf, fallbackWords } from "../../../dashboard/paceline_dashboard/assets/js/policy.js";
 
 const paceline = { changes: "nothing", changes_with: { mode: { free: "batches" } } };
+
+test("the notice of a fallback is a sentence, or nothing", () => {
+  assert.equal(fallbackWords("2 optimisers step"), "Gradients are all-reduced, because 2 optimisers step.");
+  assert.equal(fallbackWords(""), "");
+});
 
 describe("what a preset changes in the training", () => {
   test("without such parameters it is the preset's", () => {

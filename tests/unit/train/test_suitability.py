@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.train.ddp import CurrentStep, SingleProcess
+from paceline.train.parts import Step
 from paceline.train.sync import discovery
 from paceline.train.sync.base import Ranks
 from paceline.train.sync.optimiser import ScriptOptimiser
@@ -32,6 +33,8 @@ class Rank0:
         models = [SingleProcess(self.model, CurrentStep(2))]
         self.suitability = Suitability(self.script, models)
         self.rank_1_steps = True
+        self.told: list[tuple[int, str]] = []  # segments with a fallback, and why
+        self.suitability.on_fallback = lambda step, why: self.told.append((step.segment, why))
 
     def gather(self, answers: list[Any], mine: object, group: object) -> None:
         """In place of torch's."""
@@ -47,6 +50,10 @@ class Rank0:
         for _ in range(times):
             self.suitability.ask("partial", RANKS)
         return self.suitability.answer
+
+    def tells(self, segment: int) -> list[tuple[int, str]]:
+        self.suitability.tell(Step(0, 0, segment, [], 1.0, 1.0, 1.0, 1.0, None, 0))
+        return self.told
 
 
 @pytest.fixture
@@ -106,3 +113,38 @@ def test_a_long_wait_is_logged_once_and_warned_of_once(
     assert warning.levelname == "WARNING"
     assert "no step of the wrapped models' optimiser on ranks [1]" in warning.getMessage()
     assert "session.optimizer(optimizer) before the loop" in warning.getMessage()
+
+
+def test_a_script_that_does_not_suit_is_told_once_for_each_segment(
+    rank: Rank0, looks: mock.Mock
+) -> None:
+    rank.steps()
+    rank.script.closures = True
+    assert rank.asks() is Suits.NO
+    why = "the script steps its optimiser with a closure"
+    assert rank.tells(3) == [(3, why)]
+    assert rank.tells(3) == [(3, why)]
+    assert rank.tells(4) == [(3, why), (4, why)]
+
+
+def test_a_wait_for_the_first_step_is_told_once_it_takes_long(
+    rank: Rank0, looks: mock.Mock
+) -> None:
+    rank.steps()
+    rank.rank_1_steps = False
+    rank.asks(100)  # the first looks at the script, before any step
+    assert rank.tells(0) == []
+    rank.asks()
+    why = "torch has seen no step of the wrapped models' optimiser on ranks [1]"
+    assert rank.tells(0) == [(0, why)]
+    rank.rank_1_steps = True
+    assert rank.asks() is Suits.YES
+    assert rank.tells(1) == [(0, why)]
+
+
+def test_a_rank_that_reports_nothing_is_not_told(rank: Rank0, looks: mock.Mock) -> None:
+    rank.suitability.on_fallback = None
+    rank.script.closures = True
+    rank.steps()
+    assert rank.asks() is Suits.NO
+    assert rank.tells(0) == []

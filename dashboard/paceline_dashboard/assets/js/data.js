@@ -2,6 +2,7 @@
 export const MOST_STEPS = 2000;
 const MOST_CELLS = 400_000; // workers × steps; with many workers, fewer steps are kept
 const MOST_CHOICES = 20;
+const MOST_RECENT = 20; // segments: loaders read ahead, so some have not begun
 /** @type {CellName[]} */
 export const CELLS = ["compute_s", "ett_s", "share"];
 
@@ -42,6 +43,8 @@ export class RunData {
     this.coasts = []; // [first step, one past the last) of steps without a controller; disjoint, ascending; not older than `steps`
     /** @type {Segment | null} */
     this.segment = null; // the newest
+    /** @type {Segment[]} */
+    this.recent = []; // the newest segments, ascending
     /** @type {SynchroniserChoice[]} */
     this.choices = []; // the newest choices of synchronisers by policies, ascending
     /** @type {number | undefined} */
@@ -92,6 +95,7 @@ export class RunData {
   /** @param {Segment} segment */
   addSegment(segment) {
     if (!this.segment || segment.first_step >= this.segment.first_step) this.segment = segment;
+    this.#remember(segment);
     if (segment.why) this.#choose(segment);
     if (segment.source !== "coast") return;
     /** @type {Span} */
@@ -156,6 +160,23 @@ export class RunData {
       world,
       coasts: this.coasts,
     };
+  }
+
+  /**
+   * Why gradients are all-reduced in spite of the synchroniser, in the newest segment that has begun; empty: they are not.
+   * Of segments that have not begun, it is not known.
+   * @returns {string}
+   */
+  get fallback() {
+    const begun = this.recent.filter((segment) => segment.first_step <= this.latest);
+    return (begun.at(-1) ?? this.recent.at(-1))?.fallback ?? "";
+  }
+
+  /** @param {Segment} segment */
+  #remember(segment) {
+    const others = this.recent.filter((known) => known.attempt !== segment.attempt || known.first_step !== segment.first_step);
+    others.push(segment);
+    this.recent = others.sort((x, y) => x.attempt - y.attempt || x.first_step - y.first_step).slice(-MOST_RECENT);
   }
 
   /** @param {Segment} segment */

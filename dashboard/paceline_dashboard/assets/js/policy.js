@@ -94,7 +94,7 @@ export class PolicyPanel {
     fill("switch-history", earlier.map((change) => this.#words(change)));
   }
 
-  /** Draws why the policy in force chose its synchroniser, if it chooses one. */
+  /** Draws why the policy in force chose its synchroniser, if it chooses one, and why ranks all-reduce in spite of it. */
   #explain() {
     const choices = this.data.choices.filter((choice) => choice.version === this.data.segment?.version);
     const [newest, ...earlier] = choices.reverse();
@@ -102,6 +102,8 @@ export class PolicyPanel {
     fill("policy-choices", earlier.map((choice) => `From step ${choice.step} ${choice.began}.`));
     show("policy-why", newest !== undefined);
     show("policy-choices", earlier.length > 0);
+    text("policy-fallback", fallbackWords(this.data.fallback));
+    show("policy-fallback", this.data.fallback !== "");
   }
 
   /** @returns {PresetInfo} */
@@ -220,6 +222,14 @@ export function changesOf({ changes, changes_with: changesWith }, parameters) {
   const values = Object.entries(changesWith).map(([name, byValue]) => byValue[String(parameters[name])]);
   const known = values.filter((value) => value !== undefined);
   return known.length ? known.reduce((gravest, next) => (SEVERITY.indexOf(next) > SEVERITY.indexOf(gravest) ? next : gravest)) : changes;
+}
+
+/**
+ * The notice that ranks do not follow the policy's synchroniser.
+ * @param {string} fallback
+ */
+export function fallbackWords(fallback) {
+  return fallback && `Gradients are all-reduced, because ${fallback}.`;
 }
 
 /**
