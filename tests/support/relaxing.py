@@ -192,11 +192,11 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
 
 
 def impatient(what: Synchronisation, given: dict[str, Any]) -> list[int]:
-    """Segments that are told to be all-reduced, where six steps are a long wait for the first."""
-    told: list[int] = []
+    """Segments that are said to be all-reduced, where six steps are a long wait for the first."""
+    reported: list[int] = []
 
     def tell(suitability: Suitability, step: Step) -> None:
-        suitability.on_fallback = lambda step, why: told.append(step.segment)
+        suitability.on_fallback = lambda step, why: reported.append(step.segment)
         real(suitability, step)
 
     real = Suitability.tell
@@ -205,7 +205,7 @@ def impatient(what: Synchronisation, given: dict[str, Any]) -> list[int]:
         mock.patch("paceline.train.sync.suitability._PATIENCE", 6),
     ):
         train([what], given)
-    return told
+    return reported
 
 
 def clocks(what: Synchronisation, given: dict[str, Any]) -> tuple[dict[int, list[int]], int]:

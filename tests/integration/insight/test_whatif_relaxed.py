@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from msgspec.structs import replace as replaced
 
 from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
+from paceline.wire import Adopted, Fallback
+from paceline.wire.synchronisation import convert
 from paceline_backend import policies
 from paceline_backend.insight.whatif.answer import Forecast
 from paceline_backend.insight.whatif.auto import AUTO_STEPS, decide
 from paceline_backend.insight.whatif.forecast import forecast, of_state
-from paceline_backend.insight.whatif.measured import State, steady_time
-from paceline_backend.store import Store
+from paceline_backend.insight.whatif.measured import State, read, steady_time
+from paceline_backend.store import Store, runs, telemetry
 from paceline_backend.store.switches import Switch
 from support.forecasts import COMMUNICATION_S, Training, drawn
 from support.leading import new_run
@@ -179,3 +183,65 @@ def test_auto_chooses_them_only_where_it_may() -> None:
     assert (allowed.decided, allowed.policy) == ("switch", "rna")
     assert (refused.decided, refused.policy) == ("stay", "sata")
     assert np.isclose(allowed.saving, best.saving)
+
+
+@pytest.mark.parametrize("policy", ["rna", "adaptive"])
+def test_segments_that_fell_back_count_as_all_reduced(
+    database_url: str, then: dict[str, float], policy: str
+) -> None:
+    """Whatever the policy in force plans, its steps and its forecast are of an all-reduce."""
+    training = Training(SIZES, SLOW)
+    training.train(150)
+    relaxed = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
+    for ran in training.ran:
+        object.__setattr__(ran, "segment", replaced(ran.segment, synchroniser=relaxed))
+    fallbacks = [Fallback(0, ran.segment.seq, "it has 2 optimisers") for ran in training.ran]
+    with Store.open(database_url) as store:
+        run = new_run(store, policy)
+        training.store(store, run)
+        telemetry.write(store, [(run, fallback) for fallback in fallbacks])
+        with store.read() as connection:
+            measured = read(connection, runs.key_of(connection, run), 64, 100_000).measured
+        answer = forecast(store, run, presets=PRESETS, replicates=3, budget_s=1e9)
+    assert measured is not None
+    assert measured.together.all()
+    assert measured.relaxed_spans == ()
+    assert measured.fallback == "it has 2 optimisers"
+    assert answer.reason is None
+    assert answer.fit_error is not None
+    assert answer.fit_error < 0.03
+    left_out = {item.policy: item.reason for item in answer.left_out}
+    assert left_out == dict.fromkeys(
+        {*RELAXED, "adaptive"} - {policy},
+        "gradients would be all-reduced, because it has 2 optimisers",
+    )
+    in_force = answer.of(policy)
+    assert in_force is not None
+    assert not in_force.relaxed
+    assert in_force.step_time_s == pytest.approx(answer.current.measured_s, rel=0.05)
+    for name in ("bsp", "paceline"):
+        preset = answer.of(name)
+        assert preset is not None
+        assert preset.step_time_s == pytest.approx(then[name], rel=0.05)
+
+
+def test_what_is_read_ahead_says_nothing_of_a_fallback(tmp_path: Path) -> None:
+    """The newest relaxed segment that has begun tells whether the script suits."""
+    training = Training(SIZES, SLOW, policy="rna")
+    training.train(150)
+    with Store.open(f"sqlite:///{tmp_path / 'p.db'}") as store:
+        run = new_run(store, "rna")
+        training.store(store, run)
+        seq, step = training.ran[-1].segment.seq, training.step
+
+        def known() -> str:
+            with store.read() as connection:
+                state = read(connection, runs.key_of(connection, run), 64, 100_000)
+            assert state.measured is not None
+            return state.measured.fallback
+
+        telemetry.write(store, [(run, Fallback(0, seq, "first"))])
+        assert known() == "first"
+        ahead = replaced(training.ran[-1].segment, seq=seq + 1, first_step=step)
+        telemetry.write(store, [(run, Adopted(0, ahead, 2.0))])
+        assert known() == "first"

@@ -127,13 +127,13 @@ def test_a_long_wait_for_the_first_step_is_reported_in_the_middle_of_a_segment(
     ranks: Ranks,
 ) -> None:
     given = {"at_once": True, "accumulate": 100, "segment": 4}  # the optimiser never steps
-    told = ranks.run(relaxing.impatient, RNA, given)
-    assert told[0] == told[1] == list(range(1, 8))
+    reported = ranks.run(relaxing.impatient, RNA, given)
+    assert reported[0] == reported[1] == list(range(1, 8))
 
 
 def test_a_single_process_has_nothing_to_reduce(session: paceline.Session) -> None:
-    told: list[str] = []
-    session._loop.gate.suitability.on_fallback = lambda step, why: told.append(why)
+    reported: list[str] = []
+    session._loop.gate.suitability.on_fallback = lambda step, why: reported.append(why)
     model = session.wrap(network())
     optimizers = [torch.optim.SGD(model.parameters(), 0.05) for _ in range(2)]
     with relaxing.planned([RNA], first=RNA):
@@ -141,7 +141,7 @@ def test_a_single_process_has_nothing_to_reduce(session: paceline.Session) -> No
             nn.functional.mse_loss(model(x), y).backward()
             for optimizer in optimizers:
                 optimizer.step()
-    assert told == []
+    assert reported == []
 
 
 def test_of_a_declared_scaler_the_smallest_scale_is_taken(ranks: Ranks) -> None:

@@ -33,8 +33,8 @@ class Rank0:
         models = [SingleProcess(self.model, CurrentStep(2))]
         self.suitability = Suitability(self.script, models)
         self.rank_1_steps = True
-        self.told: list[tuple[int, str]] = []  # segments with a fallback, and why
-        self.suitability.on_fallback = lambda step, why: self.told.append((step.segment, why))
+        self.reported: list[tuple[int, str]] = []  # segments with a fallback, and why
+        self.suitability.on_fallback = lambda step, why: self.reported.append((step.segment, why))
 
     def gather(self, answers: list[Any], mine: object, group: object) -> None:
         """In place of torch's."""
@@ -53,7 +53,7 @@ class Rank0:
 
     def tells(self, segment: int) -> list[tuple[int, str]]:
         self.suitability.tell(Step(0, 0, segment, [], 1.0, 1.0, 1.0, 1.0, None, 0))
-        return self.told
+        return self.reported
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def test_rank_0_reports_fallbacks_in_a_run_and_cuts_their_reason(
         step = Step(0, 40, 3, [1], 1.0, 1.0, 1.0, 1.0, None, 0)
         wired.on_fallback(step, "x" * (MOST_WHY + 1))
     wired.exit_stack.close()
-    told: list[Message] = []
-    drain(tmp_path, lambda fields: told.append(decode(fields)[1]), include_open=True)
+    messages: list[Message] = []
+    drain(tmp_path, lambda fields: messages.append(decode(fields)[1]), include_open=True)
     reported = wired.on_fallback is not None
-    assert told == ([Fallback(0, 3, "x" * MOST_WHY)] if reported else [])
+    assert messages == ([Fallback(0, 3, "x" * MOST_WHY)] if reported else [])

@@ -53,7 +53,7 @@ class Suitability:
         self.answer = Suits.NO
         self._why = ""  # gradients are all-reduced; empty: they are not, or not for long
         self.on_fallback: OnFallback | None = None  # None: this rank does not report fallbacks
-        self._told: int | None = None  # the newest segment whose fallback was reported
+        self._reported: int | None = None  # the newest segment whose fallback was reported
 
     def ask(self, name: str, ranks: Ranks) -> None:
         """Updates the answer; all ranks call it.
@@ -73,9 +73,9 @@ class Suitability:
         Args:
             step: the current step; its synchroniser is relaxed, and not in force.
         """
-        if self.on_fallback is None or not self._why or self._told == step.segment:
+        if self.on_fallback is None or not self._why or self._reported == step.segment:
             return
-        self._told = step.segment
+        self._reported = step.segment
         self.on_fallback(step, self._why)
 
     def _all_suit(self, name: str, ranks: Ranks) -> Suits:
