@@ -177,6 +177,12 @@ def print_report(figures: Mapping[str, Any]) -> None:
         out.print(relaxed["words"])
     for choice in figures["chosen"]:
         out.print(f"{choice['policy']}, from step {choice['from']}: {choice['why']}")
+    for fallback in figures["fallbacks"]:
+        out.print(
+            f"{fallback['policy']} ({fallback['synchroniser']}): {fallback['segments']} segments "
+            f"in steps {fallback['from']}–{fallback['to']} were all-reduced, because "
+            f"{fallback['why']}."
+        )
     switched = figures["switches"][-1]
     out.print(f"switched to {switched['policy']} at step {switched['effective_step']}")
     out.print(f"held-out accuracy {figures['accuracy']:.3f}")

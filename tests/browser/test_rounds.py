@@ -8,12 +8,12 @@ import httpx
 import pytest
 from playwright.sync_api import Page, expect
 
-from paceline.wire import RoundBatch
+from paceline.wire import Fallback, RoundBatch
 from paceline.wire.synchronisation import convert
 from paceline_backend.store import Store
 from support.pages import layout_of, open_run, wait_for_chart
 from support.records import a_round
-from support.training import PARTIAL, Training
+from support.training import PARTIAL, SEGMENT, Training
 from support.waiting import until
 
 pytestmark = pytest.mark.browser
@@ -117,6 +117,13 @@ def test_other_synchronisers_that_a_policy_chose_are_marked(
     training.train(4)
     marked(page, "se", [20, 160, 120, 80])
     assert layout_of(page, "se")["texts"] == ["▸ rna-hierarchical", "▹ partial", "▹ hierarchical"]
+    notice = page.locator("#policy-fallback")
+    expect(notice).to_be_hidden()
+    training.report(Fallback(0, 163 // SEGMENT, "it has 2 optimisers"))
+    expect(notice).to_have_text("Gradients are all-reduced, because it has 2 optimisers.")
+    expect(page.get_by_role("status").filter(has_text="it has 2 optimisers")).to_be_visible()
+    training.train(4)
+    expect(notice).to_be_hidden()
     page.evaluate("Plotly.relayout('chart-se', {'xaxis.range[0]': 100, 'xaxis.range[1]': 140})")
     marked(page, "se", [120])
 

@@ -104,6 +104,20 @@ class Chosen(BaseModel):
     model_config = ConfigDict(populate_by_name=True)
 
 
+class Fallbacks(BaseModel):
+    """Segments that were all-reduced in spite of their synchroniser, for one reason."""
+
+    version: int = Field(examples=[1])
+    policy: str = Field(examples=["rna"])
+    synchroniser: str = Field(description="the policy's", examples=["partial"])
+    from_: int = Field(alias="from", description="first step of the first", examples=[64])
+    to: int = Field(description="last step of the last", examples=[127])
+    segments: int = Field(description="how many", examples=[4])
+    why: str = Field(examples=["the script steps its optimiser with a closure"])
+
+    model_config = ConfigDict(populate_by_name=True)
+
+
 class Synchronisation(BaseModel):
     """How gradients met, where a relaxed synchroniser was in force."""
 
@@ -121,6 +135,7 @@ class Synchronisation(BaseModel):
     chosen: list[Chosen] = Field(
         description="by policies, in the range of steps: the newest 200; else empty"
     )
+    fallbacks: list[Fallbacks] = Field(description="by policy version and reason; else empty")
 
 
 class EpochCoverage(BaseModel):
@@ -189,3 +204,6 @@ class Report(BaseModel):
     coverage: Coverage
     synchronisation: list[InForce] = Field(description="relaxed ones; else empty")
     chosen: list[Chosen] = Field(description="of policies that choose synchronisers; else empty")
+    fallbacks: list[Fallbacks] = Field(
+        description="segments whose figures are those of an all-reduce; else empty"
+    )

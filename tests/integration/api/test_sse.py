@@ -16,7 +16,7 @@ import pytest
 import redis
 import sqlalchemy as sa
 
-from paceline.wire import TELEMETRY, Message, RunState, State, StepBatch, live
+from paceline.wire import TELEMETRY, Fallback, Message, RunState, State, StepBatch, live
 from paceline.wire.bus import publish
 from paceline_backend.control.ingest import Ingest
 from paceline_backend.control.worker import fail_lost_runs
@@ -141,6 +141,11 @@ def test_events_follow_the_snapshot(client: httpx.Client, bus: redis.Redis) -> N
     assert cells["wait_s"] == [0.0, 0.0]
     segment = events.of("segment")[0]
     assert {**segment} == {"type": "segment", **client.get(f"{url}/segments").json()[0]}
+    with following(client, since=snapshot["since"]) as events:
+        tell(bus, Fallback(0, 0, "the script has two optimisers"))
+        until(lambda: events.of("segment")[-1:] not in ([], [segment]), "no fallback")
+        assert events.of("segment")[-1] == {**segment, "fallback": "the script has two optimisers"}
+        assert events.of("run") == []
 
 
 def test_a_client_that_comes_back_misses_nothing(client: httpx.Client, bus: redis.Redis) -> None:

@@ -10,15 +10,19 @@ import pytest
 
 from paceline.wire import MOST_WHY, Adopted, Fallback, Message, RoundBatch, StepBatch
 from paceline.wire.synchronisation import convert
+from paceline_backend.insight.report import run_report
 from paceline_backend.store import (
     Store,
     StoreRefusedError,
+    fallbacks,
     reads,
     rounds,
+    runs,
     segments,
     telemetry,
 )
 from support.records import a_round, add_run, adopted, hello, record
+from support.web import serving
 
 PARTIAL = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
 WHY = "the script steps its optimiser with a closure"
@@ -130,6 +134,43 @@ def test_what_fell_back_is_no_part_of_what_rounds_were_like(store: Store) -> Non
     assert figures() == (3, 48, pytest.approx(3 / 1_001.375))
     write(store, Fallback(0, 1, WHY), Fallback(0, 3, WHY))
     assert figures() == (3, 36, pytest.approx(3 / (0.375 + 1.375)))
+
+
+def test_the_report_says_which_segments_fell_back(store: Store) -> None:
+    """Those that a later attempt undid do not count."""
+    add_run(store, "r")
+    write(store, hello(world=2), *(plan(seq) for seq in range(4)))
+    write(store, *(Fallback(0, seq, WHY) for seq in (1, 2)), Fallback(0, 3, "another reason"))
+    version_1 = {"version": 1, "policy": "rna", "synchroniser": "partial"}
+    first = version_1 | {"from": 2, "to": 5, "segments": 2, "why": WHY}
+    second = version_1 | {"from": 6, "to": 7, "segments": 1, "why": "another reason"}
+    assert run_report(store, "r")["fallbacks"] == [first, second]
+    with store.read() as connection:
+        key = runs.key_of(connection, "r")
+        assert fallbacks.summary(connection, key, (0, 1)) == []
+        assert fallbacks.summary(connection, key, (5, 6)) == [
+            first | {"from": 4, "segments": 1},
+            second,
+        ]
+    write(store, hello(world=2, attempt=1, step=4))
+    assert run_report(store, "r")["fallbacks"] == [first | {"to": 3, "segments": 1}]
+
+
+def test_rest_tells_of_fallbacks(store: Store, bus_url: str) -> None:
+    add_run(store, "r")
+    write(store, hello(world=2), plan(0), plan(1), Fallback(0, 1, WHY))
+    with serving(store, bus_url) as client:
+
+        def get(path: str) -> Any:
+            answer = client.get(f"/api/v1/runs/r/{path}")
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        assert [segment["fallback"] for segment in get("segments")] == ["", WHY]
+        assert [segment["fallback"] for segment in get("snapshot")["segments"]] == ["", WHY]
+        (fallback,) = get("synchronisation")["fallbacks"]
+        assert (fallback["from"], fallback["to"], fallback["why"]) == (2, 3, WHY)
+        assert get("report")["fallbacks"] == [fallback]
 
 
 def test_relaxed_segments_say_whether_they_fell_back(store: Store) -> None:
