@@ -367,7 +367,7 @@ def test_rest(store: Store, bus_url: str) -> None:
             "rna (partial)",
             "n-soft (parti",
         ]
-        assert summary == expected | {"chosen": []}
+        assert summary == expected | {"chosen": [], "fallbacks": []}
         ranged = get("synchronisation?from=3&to=4&points=2")
         assert (ranged["from"], ranged["to"], len(ranged["in_force"])) == (3, 4, 1)
         assert get("coverage")["dropped"] == 5
