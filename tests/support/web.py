@@ -33,7 +33,7 @@ def serving(
     while not server.started and thread.is_alive() and time.monotonic() < deadline:
         time.sleep(0.01)
     try:
-        with httpx.Client(base_url=url, timeout=20, trust_env=False) as client:
+        with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
             yield client
     finally:
         server.should_exit = True

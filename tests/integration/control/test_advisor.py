@@ -27,6 +27,7 @@ def store(tmp_path: Path) -> Iterator[Store]:
         yield opened
 
 
+@pytest.mark.timeout(700)  # forecasts have a low priority
 def test_it_switches_a_run_that_allows_it(store: Store, bus_url: str) -> None:
     run = new_run(store)
     devices = Emulation([2e-5, 1e-5, 1e-5, 1e-5], [0.005] * 4, noise=0.02)
@@ -44,13 +45,13 @@ def test_it_switches_a_run_that_allows_it(store: Store, bus_url: str) -> None:
             return forecasts.decided(connection, key)
 
     with working(Advisor(store, bus_url, "worker", pause_s=0.0).run):
-        until(decided, "the first decision", 120)
+        until(decided, "the first decision", 300)
         first = decided()
         assert first is not None
         assert first["decision"]["decided"] == "wait"
         training.train(training.step + AUTO_STEPS)
         training.store(store, run)
-        until(lambda: runs.get(store, run)["version"] == 1, "the switch", 120)
+        until(lambda: runs.get(store, run)["version"] == 1, "the switch", 300)
     asked = switches_store.rows(store, run)[-1]
     assert asked["requested_by"] == "auto"
     last = decided()

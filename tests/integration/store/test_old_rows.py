@@ -21,6 +21,7 @@ from support.forecasts import Training, drawn
 from support.records import hello, record
 from support.web import serving
 
+pytestmark = pytest.mark.timeout(400)  # forecasts have a low priority
 ROUTES = (
     "",
     "/snapshot",
@@ -101,7 +102,7 @@ def insert_segments(store: Store, run: int) -> int:
 def answers(client: httpx.Client, run: str) -> dict[str, int]:
     """Status of each route that reads a run."""
     return {
-        route: client.get(f"/api/v1/runs/{run}{route}", timeout=60).status_code for route in ROUTES
+        route: client.get(f"/api/v1/runs/{run}{route}", timeout=300).status_code for route in ROUTES
     }
 
 
