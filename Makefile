@@ -32,9 +32,8 @@ unit: setup-dev ## the unit tests alone, with few examples of each property
 test-fast: ## lint, types and unit tests side by side: no server, no process, under a minute
 	@$(MAKE) --no-print-directory --jobs 2 check unit
 
-# Four files at once, each with servers of its own: most tests wait for processes, not for the CPU. Files with
-# many tests come first, so that not all workers drive a browser at the same time.
-FILES = --numprocesses 4 --dist loadfile
+# Four files at once, each with servers of its own: many tests wait for processes, not for the CPU.
+FILES = --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 test: setup-dev ## every test: real Redis protocol, SQLite, Postgres, TorchElastic, Chromium; lint and types
 	@$(MAKE) --no-print-directory --jobs 2 check pytest

@@ -22,6 +22,27 @@ settings.register_profile("long", deadline=None, max_examples=500)
 settings.load_profile("paceline")
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Takes turns between folders, so that browsers or trainings do not all run at the same time.
+
+    Within a folder, files with many tests come first. The unit tests' short files come last, when
+    workers end at different times.
+    """
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    by_folder: dict[str, list[Path]] = {}
+    for path in sorted(files, key=lambda path: -len(files[path])):
+        folder = path.relative_to(Path(__file__).parent).parts[0]
+        by_folder.setdefault(folder, []).append(path)
+    turns = {
+        path: (folder == "unit", (place + 0.5) / len(paths))
+        for folder, paths in by_folder.items()
+        for place, path in enumerate(paths)
+    }
+    items.sort(key=lambda item: turns[item.path])
+
+
 @pytest.fixture(scope="session")
 def _bus(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmbeddedBus]:
     from paceline_backend.server.embedded import EmbeddedBus

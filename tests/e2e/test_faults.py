@@ -48,7 +48,7 @@ def spooled(stack: Stack) -> list[Path]:
 
 
 def test_control_plane_killed_and_started_again(stack: Stack) -> None:
-    run = start_training(stack, epochs=20, policy="chronica")
+    run = start_training(stack, epochs=14, policy="chronica")
     wait_for_step(stack, run, 10)
     ranks = rank_pids(stack)
     assert len(ranks) >= 4
@@ -61,7 +61,7 @@ def test_control_plane_killed_and_started_again(stack: Stack) -> None:
     assert rank_pids(stack) == ranks, "the same ranks train on"
     wait_for_end(stack, run)
 
-    assert all_steps(stack, run)["step"] == list(range(20 * 14)), "no step row is missing"
+    assert all_steps(stack, run)["step"] == list(range(14 * 14)), "no step row is missing"
     workers = stack.api("GET", f"/runs/{run}/workers")
     assert [w["missing"] for w in workers] == [0] * 4
     assert stack.api("GET", f"/runs/{run}/coverage")["exact"] is True

@@ -16,7 +16,7 @@ from paceline_backend.api.runs import store_of
 from paceline_backend.insight import workers
 from paceline_backend.insight.report import WARMUP_STEPS, round_words, run_report
 from paceline_backend.policies import Predictor
-from paceline_backend.store import choices, coverage, fallbacks, reads, rounds, switches
+from paceline_backend.store import choices, coverage, reads, rounds, switches
 from paceline_backend.store import runs as runs_store
 
 log = logging.getLogger(__name__)
@@ -144,7 +144,7 @@ def get_synchronisation(
         key = runs_store.key_of(connection, run)
         summary = rounds.summary(connection, key, (first, to), points)
         summary["chosen"] = choices.chosen(connection, key, (first, to), _MOST_CHOICES)
-        summary["fallbacks"] = fallbacks.summary(connection, key, (first, to))
+        summary["fallbacks"] = choices.fallbacks(connection, key, (first, to))
     for version in summary["in_force"]:
         version["words"] = round_words(version)
     return summary

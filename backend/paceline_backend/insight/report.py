@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from paceline.core.emulation import Emulation
 from paceline.wire import Hello
-from paceline_backend.store import Connection, Store, choices, fallbacks, records, rounds, runs
+from paceline_backend.store import Connection, Store, choices, records, rounds, runs
 from paceline_backend.store.coverage import coverage, effective
 
 BASELINE = "bsp"
@@ -60,7 +60,7 @@ def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[st
         covered = coverage(connection, key)
         relaxed = rounds.in_force(connection, key, (None, None))
         chosen = choices.chosen(connection, key, (None, None))
-        fell_back = fallbacks.summary(connection, key, (None, None))
+        fell_back = choices.fallbacks(connection, key, (None, None))
         kept = {
             policy: np.isin(table["step"], np.array(sorted(steady_steps), dtype=np.float64))
             for policy, steady_steps in planned.items()

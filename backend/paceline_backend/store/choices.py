@@ -1,4 +1,4 @@
-"""Where policies chose another synchroniser, or the same one with other parameters."""
+"""Where policies chose another synchroniser or other parameters, and where ranks fell back."""
 
 from __future__ import annotations
 
@@ -68,16 +68,55 @@ def chosen(
     return [dict(row) for row in reversed(connection.execute(query).mappings().all())]
 
 
-def _counting(connection: sa.Connection, run: int) -> list[sa.ColumnElement[bool]]:
-    """The condition for segments whose synchroniser was chosen, as far as they count.
+def fallbacks(connection: sa.Connection, run: int, span: Range) -> list[dict[str, Any]]:
+    """All-reduced segments of relaxed synchronisers, by version and reason; in order.
 
-    `store.attempts` tells which do.
+    Args:
+        connection: to read from.
+        run: key of the run.
+        span: first and last step: only segments that touch it.
     """
+    c, (first, last) = segments.c, span
+    where = [c.run == run, c.fallback != "", _of_counting_attempts(connection, run)]
+    where += [] if first is None else [c.first_step + c.steps > first]
+    where += [] if last is None else [c.first_step <= last]
+    by = (c.version, c.policy, c.synchroniser, c.fallback)
+    begin = sa.func.min(c.first_step)
+    end = sa.func.max(c.first_step + c.steps)
+    query = (
+        sa.select(*by, begin.label("from"), end.label("end"), sa.func.count().label("segments"))
+        .where(*where)
+        .group_by(*by)
+        .order_by(begin, c.version, c.fallback)
+    )
+    return [
+        {
+            "version": row.version,
+            "policy": row.policy,
+            "synchroniser": row.synchroniser,
+            "from": row._mapping["from"],
+            "to": row.end - 1,
+            "segments": row.segments,
+            "why": row.fallback,
+        }
+        for row in connection.execute(query)
+    ]
+
+
+def _counting(connection: sa.Connection, run: int) -> list[sa.ColumnElement[bool]]:
+    """The condition for segments whose synchroniser was chosen, as far as they count."""
+    # Written out, so that the index of these alone may be used.
+    chosen = segments.c.why != sa.literal_column("''")
+    return [segments.c.run == run, chosen, _of_counting_attempts(connection, run)]
+
+
+def _of_counting_attempts(connection: sa.Connection, run: int) -> sa.ColumnElement[bool]:
+    """The condition for segments of attempts that count; `store.attempts` tells which do."""
     attempt = connection.execute(sa.select(runs.c.attempt).where(runs.c.key == run)).scalar()
     c = segments.c
-    parts = [
-        sa.and_(*part.rows(c.first_step, c.attempt))
-        for part in attempts.spans(connection, run, attempt)
-    ]
-    # Written out, so that the index of these alone may be used.
-    return [c.run == run, c.why != sa.literal_column("''"), sa.or_(*parts)]
+    return sa.or_(
+        *(
+            sa.and_(*part.rows(c.first_step, c.attempt))
+            for part in attempts.spans(connection, run, attempt)
+        )
+    )

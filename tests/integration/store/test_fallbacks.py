@@ -14,7 +14,7 @@ from paceline_backend.insight.report import run_report
 from paceline_backend.store import (
     Store,
     StoreRefusedError,
-    fallbacks,
+    choices,
     reads,
     rounds,
     runs,
@@ -147,8 +147,8 @@ def test_the_report_says_which_segments_fell_back(store: Store) -> None:
     assert run_report(store, "r")["fallbacks"] == [first, second]
     with store.read() as connection:
         key = runs.key_of(connection, "r")
-        assert fallbacks.summary(connection, key, (0, 1)) == []
-        assert fallbacks.summary(connection, key, (5, 6)) == [
+        assert choices.fallbacks(connection, key, (0, 1)) == []
+        assert choices.fallbacks(connection, key, (5, 6)) == [
             first | {"from": 4, "segments": 1},
             second,
         ]
