@@ -128,15 +128,16 @@ def test_routes_answer_in_spite_of_segments_that_cannot_be_used(
         assert client.get(f"/api/v1/runs/{run}/coverage").json() == covered
 
 
-@pytest.mark.parametrize("change", [{"world": 0}, {"sizes": b"123"}, {"global_batch": 0}])
 def test_routes_answer_in_spite_of_a_hello_that_cannot_be_used(
-    store: Store, run: str, bus_url: str, change: dict[str, Any]
+    store: Store, run: str, bus_url: str
 ) -> None:
-    body = msgspec.msgpack.encode(hello(**change))
-    with store.write() as connection:
-        connection.execute(sa.update(schema.runs).values(hello=body))
+    changes: list[dict[str, Any]] = [{"world": 0}, {"sizes": b"123"}, {"global_batch": 0}]
     with serving(store, bus_url) as client:
-        assert set(answers(client, run).values()) == {200}
+        for change in changes:
+            body = msgspec.msgpack.encode(hello(**change))
+            with store.write() as connection:
+                connection.execute(sa.update(schema.runs).values(hello=body))
+            assert set(answers(client, run).values()) == {200}, change
 
 
 def test_history_and_replay_go_on_without_rows_that_cannot_be_used(store: Store, run: str) -> None:
