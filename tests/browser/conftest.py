@@ -74,18 +74,22 @@ def _tab() -> Iterator[Page]:
 @pytest.fixture
 def page(_tab: Page) -> Iterator[Page]:
     """An empty page that must raise no error, log none, and ask no other machine for anything."""
-    with _watched(_tab):
-        yield _tab
-    _tab.goto("about:blank")
+    try:
+        with _watched(_tab):
+            yield _tab
+    finally:
+        _tab.goto("about:blank")
 
 
 @pytest.fixture
 def new_page(_tab: Page) -> Iterator[Page]:
     """As `page`, for a test that leaves scripts in it."""
     page = _tab.context.new_page()
-    with _watched(page):
-        yield page
-    page.close()
+    try:
+        with _watched(page):
+            yield page
+    finally:
+        page.close()
 
 
 @contextmanager
@@ -108,11 +112,13 @@ def _watched(page: Page) -> Iterator[None]:
     page.on("console", logged)
     page.on("pageerror", failed)
     page.on("request", asked)
-    yield
-    page.unroute_all(behavior="ignoreErrors")
-    if page.url.startswith("http"):
-        page.evaluate("localStorage.clear()")  # such as the theme that this test chose
-    page.remove_listener("console", logged)
-    page.remove_listener("pageerror", failed)
-    page.remove_listener("request", asked)
+    try:
+        yield
+        page.unroute_all(behavior="ignoreErrors")
+        if page.url.startswith("http"):
+            page.evaluate("localStorage.clear()")  # such as the theme that this test chose
+    finally:
+        page.remove_listener("console", logged)
+        page.remove_listener("pageerror", failed)
+        page.remove_listener("request", asked)
     assert problems == []

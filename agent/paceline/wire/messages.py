@@ -92,7 +92,7 @@ class Adopted(msgspec.Struct, frozen=True, tag="adopted"):
 
 
 class Fallback(msgspec.Struct, frozen=True, tag="fallback"):
-    """Ranks all-reduce gradients in a segment in spite of its synchroniser. Rank 0 tells it once.
+    """Ranks all-reduce gradients in a segment in spite of its synchroniser. Rank 0 sends it.
 
     The script does not suit the synchroniser, or has not shown yet that it does.
     """

@@ -109,7 +109,7 @@ class SegmentInfo(BaseModel):
     )
     fallback: str = Field(
         description="why ranks all-reduced gradients in spite of the synchroniser; empty: they "
-        "did not",
+        "did not, or it is not known, as while they wait for the optimiser's first step",
         examples=[""],
     )
 

@@ -77,30 +77,21 @@ def fallbacks(connection: sa.Connection, run: int, span: Range) -> list[dict[str
         span: first and last step: only segments that touch it.
     """
     c, (first, last) = segments.c, span
-    where = [c.run == run, c.fallback != "", _of_counting_attempts(connection, run)]
+    # Written out, so that the index of these alone may be used.
+    fell_back = c.fallback != sa.literal_column("''")
+    where = [c.run == run, fell_back, _of_counting_attempts(connection, run)]
     where += [] if first is None else [c.first_step + c.steps > first]
     where += [] if last is None else [c.first_step <= last]
-    by = (c.version, c.policy, c.synchroniser, c.fallback)
-    begin = sa.func.min(c.first_step)
-    end = sa.func.max(c.first_step + c.steps)
+    by = (c.version, c.policy, c.synchroniser, c.fallback.label("why"))
+    begin = sa.func.min(c.first_step).label("from")
+    end = (sa.func.max(c.first_step + c.steps) - 1).label("to")
     query = (
-        sa.select(*by, begin.label("from"), end.label("end"), sa.func.count().label("segments"))
+        sa.select(*by, begin, end, sa.func.count().label("segments"))
         .where(*where)
-        .group_by(*by)
+        .group_by(c.version, c.policy, c.synchroniser, c.fallback)
         .order_by(begin, c.version, c.fallback)
     )
-    return [
-        {
-            "version": row.version,
-            "policy": row.policy,
-            "synchroniser": row.synchroniser,
-            "from": row._mapping["from"],
-            "to": row.end - 1,
-            "segments": row.segments,
-            "why": row.fallback,
-        }
-        for row in connection.execute(query)
-    ]
+    return [{str(k): v for k, v in row.items()} for row in connection.execute(query).mappings()]
 
 
 def _counting(connection: sa.Connection, run: int) -> list[sa.ColumnElement[bool]]:

@@ -206,6 +206,13 @@ segments = Table(
         sqlite_where=text("why <> ''"),
         postgresql_where=text("why <> ''"),
     ),
+    Index(  # where ranks fell back to the all-reduce
+        "ix_segments_fallbacks",
+        "run",
+        "first_step",
+        sqlite_where=text("fallback <> ''"),
+        postgresql_where=text("fallback <> ''"),
+    ),
 )
 
 # One row per round of a relaxed synchroniser, from the rank that tells of it.

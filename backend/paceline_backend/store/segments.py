@@ -28,7 +28,7 @@ class RelaxedSegment:
 
 
 def row(message: Adopted) -> dict[str, Any]:
-    """An adopted segment as its row, without run, body and what comes to light while it runs."""
+    """An adopted segment as its row, without run, body and fallback."""
     segment = message.segment
     return {
         "attempt": message.attempt,
@@ -110,6 +110,28 @@ def relaxed(connection: sa.Connection, run: int, hello: Hello, since: int) -> li
         RelaxedSegment(first, end, fallback, blobs.segment(body, hello.world, hello.samples))
         for first, end, fallback, body in connection.execute(query.order_by(c.seq))
     ]
+
+
+def newest_fallback(connection: sa.Connection, run: int, attempt: int, step: int) -> str:
+    """Why the newest relaxed segment that has begun was all-reduced; empty: it was not.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        attempt: only its segments.
+        step: the newest step: later segments have not begun.
+    """
+    c = segments.c
+    begun = [c.run == run, c.attempt == attempt, c.first_step <= step]
+    # Written out, so that the index of these alone may be used.
+    fell_back = c.fallback != sa.literal_column("''")
+    query = sa.select(c.seq, c.fallback).where(*begun, fell_back)
+    newest = connection.execute(query.order_by(c.first_step.desc()).limit(1)).first()
+    if newest is None:
+        return ""
+    relaxed = sa.and_(*begun, c.seq > newest.seq, c.synchroniser != ALLREDUCE.name)
+    followed = connection.execute(sa.select(sa.exists().where(relaxed))).scalar()
+    return "" if followed else str(newest.fallback)
 
 
 def planned(

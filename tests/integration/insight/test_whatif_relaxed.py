@@ -245,3 +245,28 @@ def test_what_is_read_ahead_says_nothing_of_a_fallback(tmp_path: Path) -> None:
         ahead = replaced(training.ran[-1].segment, seq=seq + 1, first_step=step)
         telemetry.write(store, [(run, Adopted(0, ahead, 2.0))])
         assert known() == "first"
+
+
+def test_a_fallback_before_the_measured_steps_is_remembered(tmp_path: Path) -> None:
+    """Until a relaxed segment has none: the script suits by now."""
+    training = Training(SIZES, SLOW)
+    training.train(150)
+    relaxed = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
+    early, *_, late = training.ran
+    object.__setattr__(early, "segment", replaced(early.segment, synchroniser=relaxed))
+    with Store.open(f"sqlite:///{tmp_path / 'p.db'}") as store:
+        run = new_run(store, "bsp")
+        training.store(store, run)
+        telemetry.write(store, [(run, Fallback(0, early.segment.seq, "of the script"))])
+
+        def known() -> str:
+            with store.read() as connection:
+                measured = read(connection, runs.key_of(connection, run), 16, 100_000).measured
+            assert measured is not None
+            assert measured.step[0] > early.segment.first_step + early.segment.steps
+            return measured.fallback
+
+        assert known() == "of the script"
+        again = replaced(late.segment, seq=late.segment.seq + 1, synchroniser=relaxed)
+        telemetry.write(store, [(run, Adopted(0, again, 2.0))])
+        assert known() == ""

@@ -141,7 +141,16 @@ describe("the fallback to the all-reduce", () => {
     data.addSegment(relaxed(8, "why"));
     data.addSteps(steps(0, 9));
     data.addSegment(relaxed(4, "", { attempt: 1 }));
+    data.addSteps(steps(4, 4));
     assert.equal(data.fallback, "");
+  });
+  test("of a restarted run stays while its next segment has not begun", () => {
+    data.addSegment(relaxed(8, "why"));
+    data.addSteps(steps(0, 9));
+    data.addSegment(relaxed(4, "why", { attempt: 1 }));
+    data.addSteps(steps(4, 4));
+    data.addSegment(relaxed(6, "", { attempt: 1 }));
+    assert.equal(data.fallback, "why");
   });
 });
 

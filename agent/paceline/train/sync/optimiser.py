@@ -84,8 +84,9 @@ class ScriptOptimiser:
         candidates = [self._declared] if self._declared is not None else discovery.optimisers(mine)
         if len(candidates) != 1:
             return (
-                f"{len(candidates)} optimisers have the wrapped models' parameters and it takes "
-                "one: give all parameters to one optimiser, and that to session.optimizer"
+                f"{len(candidates)} optimisers have the wrapped models' parameters and a relaxed "
+                "synchroniser takes one: give all parameters to one optimiser, and give that "
+                "optimiser to session.optimizer"
             )
         (optimiser,) = candidates
         if self._declared is not None and any(other is not optimiser for other in self._training):
@@ -94,14 +95,14 @@ class ScriptOptimiser:
             return "the script steps its optimiser with a closure"
         if _has_more(optimiser, mine):  # each round would step these parameters again
             return (
-                "its optimiser has parameters of no wrapped model: give session.wrap the module "
-                "that has them, too"
+                "the script's optimiser has parameters of no wrapped model: give session.wrap the "
+                "module that has them, too"
             )
         scalers = self._scalers()
         if len(scalers) > 1:  # nothing says which scalers of two ranks belong together
             return (
-                f"{len(scalers)} gradient scalers are enabled and it takes one: give it to "
-                "session.optimizer(optimizer, scaler)"
+                f"{len(scalers)} gradient scalers are enabled and a relaxed synchroniser takes "
+                "one: give it to session.optimizer(optimizer, scaler)"
             )
         self._chosen = weakref.ref(optimiser)
         return None

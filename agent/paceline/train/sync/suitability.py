@@ -15,6 +15,7 @@ from paceline.train.sync.optimiser import ScriptOptimiser
 
 logger = logging.getLogger(__name__)
 
+_NAMED = 8  # ranks in a message
 _PATIENCE = 100  # steps under the all-reduce, before rank 0 warns that no optimiser has stepped
 _WARNING = (
     "%s: gradients are still all-reduced after %d steps, as %s. Keep one torch.optim.Optimizer for "
@@ -51,7 +52,7 @@ class Suitability:
         self._script, self._models = script, models
         self._waited = 0  # steps
         self.answer = Suits.NO
-        self._why = ""  # gradients are all-reduced; empty: they are not, or not for long
+        self._fallback = ""  # the reason to report; empty: none, or the wait is still short
         self.on_fallback: OnFallback | None = None  # None: this rank does not report fallbacks
         self._reported: int | None = None  # the newest segment whose fallback was reported
 
@@ -73,10 +74,10 @@ class Suitability:
         Args:
             step: the current step; its synchroniser is relaxed, and not in force.
         """
-        if self.on_fallback is None or not self._why or self._reported == step.segment:
+        if self.on_fallback is None or not self._fallback or self._reported == step.segment:
             return
         self._reported = step.segment
-        self.on_fallback(step, self._why)
+        self.on_fallback(step, self._fallback)
 
     def _all_suit(self, name: str, ranks: Ranks) -> Suits:
         answers: list[tuple[str | None, bool]] = [(None, True)] * ranks.world
@@ -86,9 +87,9 @@ class Suitability:
         if why is not None:
             if ranks.rank == 0:
                 logger.warning("%s: gradients go on being all-reduced, as %s", name, why)
-            self._why = why
+            self._fallback = why
             return Suits.NO
-        self._why = self._late([stepped for _, stepped in answers])
+        self._fallback = self._late([stepped for _, stepped in answers])
         if all(stepped for _, stepped in answers):
             return Suits.YES
         if self._waited == 0 and ranks.rank == 0:
@@ -99,17 +100,18 @@ class Suitability:
         stepped = [False] * ranks.world
         dist.all_gather_object(stepped, self._script.has_stepped, group=ranks.group)
         self._waited += 1
-        self._why = self._late(stepped)
+        self._fallback = self._late(stepped)
         if self._waited == _PATIENCE and ranks.rank == 0:
-            logger.warning(_WARNING, name, _PATIENCE, self._why)
+            logger.warning(_WARNING, name, _PATIENCE, self._fallback)
         return all(stepped)
 
     def _late(self, stepped: list[bool]) -> str:
         """Whose optimiser has not stepped, once that takes long; else empty."""
         if self._waited < _PATIENCE or all(stepped):
             return ""
-        missing = [rank for rank, has_stepped in enumerate(stepped) if not has_stepped]
-        return _NO_STEP.format(ranks=missing)
+        missing = [str(rank) for rank, has_stepped in enumerate(stepped) if not has_stepped]
+        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        return _NO_STEP.format(ranks=", ".join(missing[:_NAMED]) + more)
 
     def _refusal(self) -> str | None:
         if not self._models:

@@ -279,11 +279,10 @@ def _with_segments(connection: Connection, run: int, hello: Hello, measured: Mea
     if not len(measured):
         return measured
     kept: list[Segment] = []
-    newest = int(measured.step[-1])
+    fallback = segments.newest_fallback(connection, run, hello.attempt, int(measured.step[-1]))
+    measured = replace(measured, fallback=fallback)
     for relaxed in segments.relaxed(connection, run, hello, int(measured.step[0])):
         segment = relaxed.segment
-        if relaxed.first_step <= newest:
-            measured = replace(measured, fallback=relaxed.fallback)
         if relaxed.fallback:
             continue
         if segment is not None and _simulated(segment.synchroniser, hello.world):

@@ -19,7 +19,8 @@ def write(connection: sa.Connection, fallbacks: Sequence[tuple[LockedRun, Fallba
     """Notes each fallback at its segment. One whose segment is not stored is dropped.
 
     Rank 0 sends the segment's `Adopted` first. An outage of the bus may swap the two, as what was
-    spooled comes later. Then only this segment's fallback is lost: each segment has its own.
+    spooled comes later, and two ingests may store them in the other order. Then only this segment's
+    fallback is lost: each segment has its own.
 
     Raises:
         StoreRefusedError: some message holds what no database takes.

@@ -45,6 +45,8 @@ export class RunData {
     this.segment = null; // the newest
     /** @type {Segment[]} */
     this.recent = []; // the newest segments, ascending
+    /** @type {number | undefined} */
+    this.current = undefined; // the step that came last: a restarted run trains steps again
     /** @type {SynchroniserChoice[]} */
     this.choices = []; // the newest choices of synchronisers by policies, ascending
     /** @type {number | undefined} */
@@ -63,6 +65,7 @@ export class RunData {
     for (const row of rows(columns)) {
       this.steps.set(row.step, row);
       if (this.newest === undefined || row.step > this.newest) this.newest = row.step;
+      this.current = row.step;
     }
     if (!this.#forget(this.steps, MOST_STEPS)) return;
     const oldest = sorted(this.steps)[0];
@@ -168,7 +171,7 @@ export class RunData {
    * @returns {string}
    */
   get fallback() {
-    const begun = this.recent.filter((segment) => segment.first_step <= this.latest);
+    const begun = this.recent.filter((segment) => segment.first_step <= (this.current ?? -1));
     return (begun.at(-1) ?? this.recent.at(-1))?.fallback ?? "";
   }
 
