@@ -125,7 +125,9 @@ def run_of(
     """
     began = min(rank.began for rank in ranks)
     seconds = max(rank.ended for rank in ranks) - began
-    rounds = [record for record in rounds if record.ended_at >= ranks[0].began_at]
+    rounds = [
+        record for record in rounds if record.ended_at >= min(rank.began_at for rank in ranks)
+    ]
     dropped = sum(record.dropped for record in rounds)
     gradients = sum(rank.steps for rank in ranks) - dropped / task.batch
     return Run(

@@ -56,9 +56,13 @@ def web(store: Store, bus_url: str, port: int) -> Iterator[httpx.Client]:
         yield client
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def _tab() -> Iterator[Page]:
-    """The browser's only page: each new one would cost the tests another second of CPU time."""
+    """The browser's only page: each new one would cost the tests another second of CPU time.
+
+    The browser ends with the file, as Playwright's event loop runs as long and other tests have
+    loops of their own.
+    """
     path = find_chromium()
     if path is None:
         pytest.skip("no Chromium on this machine")

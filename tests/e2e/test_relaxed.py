@@ -13,13 +13,18 @@ from paceline_backend import policies
 from paceline_backend.server.stack import Stack
 from support import relaxed_script
 from support.chains import switch, wait_for_plan
-from support.e2e import wait_for_end, wait_for_step
+from support.e2e import PAUSE_S, wait_for_end, wait_for_step
+from support.waiting import until
 
 pytestmark = pytest.mark.ranks
 
 # Rank 3 is so slow that rna-hierarchical has it in a group of its own.
 EMULATE = {"a_s": [5e-6, 5e-6, 1e-5, 3e-5], "b_s": [0.003] * 4}
 STEPS = 6
+
+
+def synchronisers(stack: Stack, run: str) -> set[str]:
+    return {segment["synchroniser"] for segment in stack.api("GET", f"/runs/{run}/segments")}
 
 
 @pytest.mark.timeout(300)
@@ -46,6 +51,8 @@ def test_switches_among_all_relaxed_presets(tmp_path: Path) -> None:
         wait_for_step(stack, run, STEPS)
         for number, name in enumerate(chain[1:], 1):
             switch(stack, run, number, name, STEPS)
+            if name == "rna-hierarchical":  # it groups ranks once it knows their speeds
+                until(lambda: "hierarchical" in synchronisers(stack, run), "groups", 60, PAUSE_S)
         (tmp_path / "enough").touch()
         wait_for_end(stack, run)
         coverage = stack.api("GET", f"/runs/{run}/coverage")
