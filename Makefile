@@ -47,7 +47,7 @@ test-long: setup-dev ## what takes longer: tests marked `long`, and 500 examples
 
 coverage: setup-dev ## every test, and the line coverage of the three packages
 	.venv/bin/coverage erase
-	.venv/bin/coverage run -m pytest $(FILES)
+	.venv/bin/coverage run -m pytest $(FILES) -W default::coverage.exceptions.CoverageWarning
 	.venv/bin/coverage combine --quiet
 	.venv/bin/coverage report --skip-covered
 
