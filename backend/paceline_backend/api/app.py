@@ -21,6 +21,7 @@ from paceline_backend.api import (
 )
 from paceline_backend.api.auth import Guard
 from paceline_backend.api.errors import ProblemError
+from paceline_backend.api.limits import BodyLimit
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store, meta
 
@@ -44,7 +45,6 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.state.closing = lambda: False  # who runs the server tells event streams when to end
     app.state.sse_clients = 0
     errors.install(app)
-    app.add_middleware(Guard, token=settings.token)
     # Pages first: Dash registers a catch-all for what nobody else answers.
     for entry in entry_points(group="paceline.web"):
         entry.load()(app)
@@ -54,6 +54,9 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.include_router(health.router)
     app.include_router(metrics.router)
     app.include_router(_rest)
+    # Last, and so in front: pages bring middleware that reads bodies.
+    app.add_middleware(Guard, token=settings.token)
+    app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
     return app
 
 

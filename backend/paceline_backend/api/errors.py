@@ -20,6 +20,8 @@ from paceline_backend.store.runs import RunEndedError, UnknownRunError
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
+_MOST_ERRORS = 20  # that an answer lists: a body of 1 MiB may have half a million
+_LONGEST = 200  # characters of what an answer quotes
 
 
 class ProblemError(Exception):
@@ -117,7 +119,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        errors = [_field_error(item) for item in error.errors()]
+        errors = [_field_error(item) for item in error.errors()[:_MOST_ERRORS]]
         detail = "; ".join(f"{item['field']}: {item['message']}" for item in errors)
         return problem_response(HTTPStatus.UNPROCESSABLE_ENTITY, detail, errors=errors)
 
@@ -147,5 +149,9 @@ def _field_error(item: Any) -> dict[str, str]:
     message = item["msg"].removeprefix("Value error, ")
     given = item.get("input")
     if isinstance(given, str | int | float) and item["type"] != "value_error":
-        message += f" (got {given!r})"
-    return {"field": field, "message": message}
+        message += f" (got {_short(repr(given))})"
+    return {"field": _short(field), "message": message}
+
+
+def _short(words: str) -> str:
+    return words if len(words) <= _LONGEST else words[:_LONGEST] + "…"

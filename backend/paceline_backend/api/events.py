@@ -34,7 +34,7 @@ router = APIRouter(prefix="/runs/{run}", responses=documented(HTTPStatus.NOT_FOU
 
 _SEGMENTS = 2_000  # of a snapshot
 
-_NUMBER = r"^\d+-\d+$"  # of an entry
+_NUMBER = r"^\d{1,20}-\d{1,20}$"  # of an entry
 
 
 def _known(position: str | None) -> str | None:

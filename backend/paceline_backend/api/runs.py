@@ -104,11 +104,13 @@ def create_run(request: Request, body: models.RunCreate) -> Any:
 def list_runs(
     request: Request,
     state: Annotated[list[models.State], Query(description="any of these")] = [],  # noqa: B006
-    policy: Annotated[str | None, Query(description="exactly")] = None,
-    name: Annotated[str | None, Query(description="a part of it")] = None,
+    policy: Annotated[str | None, Query(max_length=200, description="exactly")] = None,
+    name: Annotated[str | None, Query(max_length=200, description="a part of it")] = None,
     since: Annotated[float | None, Query(description="created at this Unix time or later")] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
-    cursor: Annotated[str | None, Query(description="`next_cursor` of the page before")] = None,
+    cursor: Annotated[
+        str | None, Query(max_length=100, description="`next_cursor` of the page before")
+    ] = None,
 ) -> Any:
     """Runs, newest first."""
     try:

@@ -76,7 +76,13 @@ def list_worker_steps(
     points: Points = 1000,
     ranks: Annotated[
         str | None,
-        Query(pattern=r"^\d{1,9}(,\d{1,9})*$", description="only these", examples=["0,3"]),
+        Query(
+            # Not more than a database takes in a list.
+            max_length=50_000,
+            pattern=r"^\d{1,9}(,\d{1,9})*$",
+            description="only these",
+            examples=["0,3"],
+        ),
     ] = None,
 ) -> Any:
     """Each rank's steps as columns.
