@@ -21,6 +21,7 @@ from paceline_backend.api import (
 )
 from paceline_backend.api.auth import Guard
 from paceline_backend.api.errors import ProblemError
+from paceline_backend.api.headers import SecurityHeaders
 from paceline_backend.api.limits import BodyLimit
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store, meta
@@ -57,6 +58,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     # Last, and so in front: pages bring middleware that reads bodies.
     app.add_middleware(Guard, token=settings.token)
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
+    app.add_middleware(SecurityHeaders)
     return app
 
 

@@ -15,6 +15,7 @@ from starlette.templating import Jinja2Templates
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline_backend.api.errors import problem_response
+from paceline_backend.api.limits import LoginThrottle
 from paceline_backend.server.settings import is_loopback
 
 COOKIE = "paceline"
@@ -40,11 +41,15 @@ class Guard:
     Args:
         app: what to guard.
         token: that clients must show; None: loopback only.
+        throttle: of wrong logins; None: one of its own.
     """
 
-    def __init__(self, app: ASGIApp, token: str | None) -> None:
+    def __init__(
+        self, app: ASGIApp, token: str | None, throttle: LoginThrottle | None = None
+    ) -> None:
         self.app = app
         self.token = token
+        self.throttle = throttle or LoginThrottle()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes on what is allowed; answers the rest."""
@@ -80,7 +85,15 @@ class Guard:
                 return problem_response(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "token: too long")
         form = parse_qs(body.decode(errors="replace"))
         target = _local(form.get("next", ["/"])[0])
+        address = request.client.host if request.client else ""
+        # Nothing is awaited from here on: logins at the same time cannot overtake the count.
+        if wait_s := self.throttle.wait_s(address):
+            message = f"There were too many wrong tokens. Try again in {wait_s} s."
+            busy = _page(request, target, message, HTTPStatus.TOO_MANY_REQUESTS)
+            busy.headers["Retry-After"] = str(wait_s)
+            return busy
         if not _equal(form.get("token", [""])[0].encode(), token):
+            self.throttle.wrong(address)
             return _page(request, target, "That is not the token.", HTTPStatus.UNAUTHORIZED)
         response = RedirectResponse(target, HTTPStatus.SEE_OTHER)
         response.set_cookie(

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from paceline_backend.api.headers import security_headers
 from paceline_backend.requests import ConflictError, InvalidRequestError
 from paceline_backend.store import StoreUnavailableError
 from paceline_backend.store.runs import RunEndedError, UnknownRunError
@@ -135,12 +136,14 @@ def install(app: FastAPI) -> None:
         return problem_response(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}; try again")
 
     @app.exception_handler(Exception)
-    async def bug(_: Request, error: Exception) -> JSONResponse:
+    async def bug(request: Request, error: Exception) -> JSONResponse:
         # Starlette raises it again after answering: the traceback gets into the log.
-        return problem_response(
+        response = problem_response(
             HTTPStatus.INTERNAL_SERVER_ERROR,
             f"{type(error).__name__}: this is a fault of the server; its log tells more",
         )
+        response.headers.update(security_headers(request.scope))  # no middleware sees this answer
+        return response
 
 
 def _field_error(item: Any) -> dict[str, str]:

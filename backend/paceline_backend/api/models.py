@@ -228,7 +228,7 @@ class Health(BaseModel):
 
 
 class Readiness(BaseModel):
-    """Each part: "ok", or what is wrong with it."""
+    """Each part: "ok", or the state that it is in; the reason is in the server's log."""
 
     database: str = Field(examples=["ok"])
     bus: str = Field(examples=["ok"])

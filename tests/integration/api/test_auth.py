@@ -173,3 +173,14 @@ def test_nothing_reads_a_body_before_the_token(guarded: httpx.Client) -> None:
         connection.putheader("Content-Length", "10")
         connection.endheaders()
         assert connection.getresponse().status == 401
+
+
+def test_readiness_tells_strangers_no_reasons(
+    guarded: httpx.Client, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    with store.write() as connection:
+        connection.exec_driver_sql("ALTER TABLE runs RENAME TO gone")
+    ready = guarded.get("/readyz")
+    assert ready.status_code == 503
+    assert ready.json()["database"] == "does not answer"
+    assert "no such table: runs" in caplog.text
