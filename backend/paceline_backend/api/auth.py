@@ -7,6 +7,8 @@ from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
+from fastapi import Security
+from fastapi.security import APIKeyCookie, HTTPBearer
 from itsdangerous import BadData, URLSafeTimedSerializer
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
@@ -26,6 +28,14 @@ _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _KEPT_S = 30 * 24 * 3600  # how long a browser stays logged in
 _SALT = "paceline session"
 _LOGGED_IN = "logged in"  # what the cookie says, signed with the token
+
+# For OpenAPI only: the guard has checked them before a route is asked.
+CREDENTIALS = [
+    Security(HTTPBearer(auto_error=False, description="the token of a server that has one")),
+    Security(
+        APIKeyCookie(name=COOKIE, auto_error=False, description="set by /login, for browsers")
+    ),
+]
 
 _templates = Jinja2Templates(Path(__file__).parent / "templates")
 

@@ -84,6 +84,11 @@ def documented(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
     }
 
 
+RUN_REFUSALS = documented(  # of a route below /runs/{run}
+    HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE
+)
+
+
 def install(app: FastAPI) -> None:
     """Answers all errors of `app` with problem documents."""
 

@@ -43,7 +43,7 @@ def security_headers(scope: Scope) -> dict[str, str]:
         "script-src": ["'self'", *inline],
         # Mantine, AG Grid and Plotly write style elements, and the page to log in has one.
         "style-src": ["'self'", "'unsafe-inline'"],
-        "img-src": ["'self'"],
+        "img-src": ["'self'", "data:"],  # icons in the styles of AG Grid and Mantine
         "font-src": ["'self'"],
         "connect-src": ["'self'"],
         "form-action": ["'self'"],
