@@ -14,7 +14,7 @@ import typer
 
 from paceline.cli import DEFAULT_SERVER
 from paceline.core.errors import PacelineError
-from paceline_backend.server.settings import Settings
+from paceline_backend.server.settings import MAX_BODY_BYTES, Settings
 
 _ENVIRONMENT = 3  # exit code, docs/internals.md
 
@@ -48,6 +48,12 @@ def server(
         str | None,
         typer.Option(envvar="PACELINE_TOKEN", help="Wanted from clients; needed beyond loopback."),
     ] = None,
+    max_body_bytes: Annotated[
+        int,
+        typer.Option(
+            envvar="PACELINE_MAX_BODY_BYTES", min=1024, help="Larger requests are refused."
+        ),
+    ] = MAX_BODY_BYTES,
     only: Annotated[
         Literal["web", "worker"] | None,
         typer.Option(help="One part alone; needs --bus and --database."),
@@ -65,14 +71,14 @@ def server(
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     try:
         if only is None:
-            code = _all(host, port, database, bus, data, token or None, name)
+            code = _all(host, port, database, bus, data, token or None, max_body_bytes, name)
             raise typer.Exit(code)
         if not bus or not database:
             raise typer.BadParameter(
                 "parts that run alone must share a bus and a database: give --bus and --database",
                 param_hint="--only",
             )
-        settings = Settings(database, bus, host, port, token or None)
+        settings = Settings(database, bus, host, port, token or None, max_body_bytes)
         code = _worker(settings, name) if only == "worker" else _web(settings, fd)
     except PacelineError as error:
         typer.echo(f"paceline server: {error}", err=True)
@@ -164,6 +170,7 @@ def _all(
     bus: str | None,
     data: Path,
     token: str | None,
+    max_body_bytes: int,
     name: str | None,
 ) -> int:
     from paceline_backend.server.supervisor import DataDirectory, Supervisor, listen
@@ -171,7 +178,7 @@ def _all(
 
     with contextlib.ExitStack() as held:
         directory = None if database and bus else held.enter_context(DataDirectory(data))
-        settings = Settings(database or "", bus or "", host, port, token)
+        settings = Settings(database or "", bus or "", host, port, token, max_body_bytes)
         listener = held.enter_context(listen(settings))
         port = listener.getsockname()[1]
         embedded = None

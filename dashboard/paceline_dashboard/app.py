@@ -7,6 +7,7 @@ next to nothing.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import json
 from pathlib import Path
@@ -60,6 +61,9 @@ def mount(app: FastAPI) -> None:
     # Dash calls this at the first request for "/" only. Without this line, a first visitor of
     # /runs/… would get a page without our styles and scripts.
     dashboard._setup_server()
+    # Inline scripts: Dash's start of its renderer, and our import map, which must be inline.
+    inline = [*dashboard.csp_hashes(), _csp_hash(_import_map())]
+    app.state.script_hashes = [*getattr(app.state, "script_hashes", []), *inline]
 
 
 def _route(dashboard: dash.Dash) -> None:
@@ -80,7 +84,16 @@ def _route(dashboard: dash.Dash) -> None:
 
 
 def _index() -> str:
-    """The HTML around every page, with an import map that adds a version to each module's URL.
+    """The HTML around every page."""
+    return _INDEX.replace("__IMPORTS__", _import_map())
+
+
+def _csp_hash(script: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
+
+
+def _import_map() -> str:
+    """Adds a version to each module's URL.
 
     Without the versions a browser may combine modules of two releases from its cache.
     """
@@ -89,4 +102,4 @@ def _index() -> str:
         url = f"/assets/js/{module.name}"
         digest = hashlib.sha256(module.read_bytes()).hexdigest()[:12]
         imports[url] = f"{url}?v={digest}"
-    return _INDEX.replace("__IMPORTS__", json.dumps({"imports": imports}))
+    return json.dumps({"imports": imports})

@@ -49,7 +49,7 @@ def test_no_rule_is_violated(
     current = "document.documentElement.dataset.mantineColorScheme"
     if page.evaluate(current) != scheme:
         toggle.click()
-        page.wait_for_function(f"{current} === '{scheme}'")
+        page.wait_for_function(f"() => {current} === '{scheme}'")
     wait_for_chart(page, "share", 59)
     expect(page.locator("#workers-grid .ag-row .why")).to_have_count(4)
     wait_for_chart(page, "contributors", 59)

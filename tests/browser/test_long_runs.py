@@ -63,7 +63,9 @@ def test_history_beyond_the_pages_memory(
     page.mouse.down()
     page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 40, steps=4)
     page.mouse.up()
-    page.wait_for_function("document.getElementById('chart-loss').layout.xaxis.range[1] < 2400")
+    page.wait_for_function(
+        "() => document.getElementById('chart-loss').layout.xaxis.range[1] < 2400"
+    )
     assert layout_of(page, "loss")["range"] == layout_of(page, "se")["range"]
     # So does pointing at a step.
     page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 40)
@@ -128,7 +130,7 @@ def test_the_heat_map_stays_small_while_history_is_on_its_way(
     wait_for_chart(page, "compute", 1_000_029)
     page.route("**/worker-steps?*", lambda route: route.abort())
     page.select_option("#chart-window", "all")
-    page.wait_for_function("document.getElementById('chart-se').layout.xaxis.range[0] < 0")
+    page.wait_for_function("() => document.getElementById('chart-se').layout.xaxis.range[0] < 0")
     width, height, last = page.evaluate(
         """(canvas => [canvas.width, canvas.height,
           canvas.getContext('2d').getImageData(canvas.width - 1, 0, 1, 1).data[3]]

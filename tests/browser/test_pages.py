@@ -261,8 +261,8 @@ def test_narrow_and_dark(page: Page, web: httpx.Client, store: Store, bus_url: s
     wait_for_chart(page, "se", 9)
     assert page.evaluate("document.documentElement.scrollWidth") <= 390
     page.get_by_role("button", name="Switch between light and dark").click()
-    page.wait_for_function("document.documentElement.dataset.mantineColorScheme === 'dark'")
+    page.wait_for_function("() => document.documentElement.dataset.mantineColorScheme === 'dark'")
     page.wait_for_function(
-        "document.getElementById('chart-se').layout.hoverlabel.bgcolor === "
+        "() => document.getElementById('chart-se').layout.hoverlabel.bgcolor === "
         "getComputedStyle(document.body).getPropertyValue('--panel').trim()"
     )

@@ -144,7 +144,7 @@ def test_staleness_is_shown_for_each_policy(
     expect(words).to_have_count(2)
     expect(words.first).to_contain_text("rna (partial), steps 0–9")
     expect(words.last).to_contain_text("n-soft (partial), steps 20–29")
-    page.wait_for_function("document.getElementById('chart-staleness').data?.length === 2")
+    page.wait_for_function("() => document.getElementById('chart-staleness').data?.length === 2")
     ages = lines(page, "staleness")
     assert list(ages) == ["rna, from step 0", "n-soft, from step 20"]
     # Of six gradients in two rounds, four are new.
@@ -153,7 +153,7 @@ def test_staleness_is_shown_for_each_policy(
     assert page.evaluate(shown) == ["0", "1 round"]
     old = a_round(training.rounds, step=29, segment=14, staleness=[0, 0, 1])
     training.report(RoundBatch([old]))
-    page.wait_for_function(f"{shown}.at(-1) === '2 or more'")
+    page.wait_for_function(f"() => {shown}.at(-1) === '2 or more'")
     # No line crosses the steps without rounds.
     x = page.evaluate("document.getElementById('chart-contributors').data[0].x")
     mean = lines(page, "contributors")["mean"]
@@ -191,10 +191,10 @@ def test_whole_runs_are_thinned_out(
     open_run(page, web, "r")
     page.select_option("#chart-window", "all")
     expect(page.locator("#rounds-words li")).to_contain_text("steps 0–1499: 3,000 rounds")
-    page.wait_for_function("document.getElementById('chart-dropped').data?.[0].width === 2")
+    page.wait_for_function("() => document.getElementById('chart-dropped').data?.[0].width === 2")
     # A bar stands for two steps: one of five has lost 8 samples in one of them.
     assert list(lines(page, "dropped")[""].items())[:6] == [
         (0.5, 4), (2.5, 0), (4.5, 0), (6.5, 0), (8.5, 0), (10.5, 4),
     ]  # fmt: skip
-    page.wait_for_function("document.getElementById('chart-bytes').data?.length === 1")
+    page.wait_for_function("() => document.getElementById('chart-bytes').data?.length === 1")
     until(lambda: lines(page, "bytes")[""].get(10.5) == 100_000, "the bytes")

@@ -38,7 +38,7 @@ def test_why_ranks_wait(page: Page, web: httpx.Client, store: Store, bus_url: st
     page.keyboard.press("Tab")
     expect(why.last).not_to_be_focused()
     training.train(10)
-    page.wait_for_function(f"{chart}[0].x.at(-1) === 39")
+    page.wait_for_function(f"() => {chart}[0].x.at(-1) === 39")
     training.end()
     expect(page.locator("#run-state")).to_have_text("finished")
 

@@ -12,16 +12,21 @@ import httpx
 import uvicorn
 
 from paceline_backend.api.app import create_app
-from paceline_backend.server.settings import Settings
+from paceline_backend.server.settings import MAX_BODY_BYTES, Settings
 from paceline_backend.store import Store
 
 
 @contextmanager
 def serving(
-    store: Store, bus_url: str, token: str | None = None, port: int = 0
+    store: Store,
+    bus_url: str,
+    token: str | None = None,
+    port: int = 0,
+    max_body_bytes: int = MAX_BODY_BYTES,
 ) -> Iterator[httpx.Client]:
     """A client of the application over this store and bus; base URL is the server's root."""
-    settings = Settings(store.url.render_as_string(hide_password=False), bus_url, token=token)
+    database = store.url.render_as_string(hide_password=False)
+    settings = Settings(database, bus_url, token=token, max_body_bytes=max_body_bytes)
     app = create_app(store, settings)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5))
     app.state.closing = lambda: server.should_exit

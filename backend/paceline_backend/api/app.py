@@ -19,11 +19,17 @@ from paceline_backend.api import (
     telemetry,
     whatif,
 )
-from paceline_backend.api.auth import Guard
-from paceline_backend.api.errors import ProblemError
+from paceline_backend.api.auth import CREDENTIALS, Guard
+from paceline_backend.api.errors import ProblemError, documented
+from paceline_backend.api.headers import SecurityHeaders
+from paceline_backend.api.limits import BodyLimit
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store, meta
 
+# What middleware answers, whatever the route.
+_REFUSALS = documented(
+    HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+)
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 
 
@@ -44,16 +50,19 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.state.closing = lambda: False  # who runs the server tells event streams when to end
     app.state.sse_clients = 0
     errors.install(app)
-    app.add_middleware(Guard, token=settings.token)
     # Pages first: Dash registers a catch-all for what nobody else answers.
     for entry in entry_points(group="paceline.web"):
         entry.load()(app)
     reads = (telemetry.router, attribution.router, whatif.router)
     for router in (runs.router, *reads, events.router):
-        app.include_router(router, prefix="/api/v1")
-    app.include_router(health.router)
-    app.include_router(metrics.router)
+        app.include_router(router, prefix="/api/v1", responses=_REFUSALS, dependencies=CREDENTIALS)
+    app.include_router(health.router, responses=documented(HTTPStatus.REQUEST_ENTITY_TOO_LARGE))
+    app.include_router(metrics.router, responses=_REFUSALS, dependencies=CREDENTIALS)
     app.include_router(_rest)
+    # Last, and so in front: pages bring middleware that reads bodies.
+    app.add_middleware(Guard, token=settings.token)
+    app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
+    app.add_middleware(SecurityHeaders)
     return app
 
 

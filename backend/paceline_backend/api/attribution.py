@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from http import HTTPStatus
 from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, ConfigDict, Field
 
-from paceline_backend.api.errors import documented
+from paceline_backend.api.errors import RUN_REFUSALS
 from paceline_backend.api.runs import store_of
 from paceline_backend.api.telemetry import From, Points, To
 from paceline_backend.insight.attribution import (
@@ -24,7 +23,7 @@ from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.store import runs
 from paceline_backend.store.reads import bucket_of
 
-router = APIRouter(prefix="/runs/{run}", responses=documented(HTTPStatus.NOT_FOUND))
+router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS)
 
 
 class Shares(BaseModel):

@@ -7,6 +7,8 @@ from http import HTTPStatus
 from pathlib import Path
 from urllib.parse import parse_qs, quote, urlsplit
 
+from fastapi import Security
+from fastapi.security import APIKeyCookie, HTTPBearer
 from itsdangerous import BadData, URLSafeTimedSerializer
 from starlette.datastructures import Headers
 from starlette.requests import HTTPConnection, Request
@@ -15,6 +17,7 @@ from starlette.templating import Jinja2Templates
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from paceline_backend.api.errors import problem_response
+from paceline_backend.api.limits import LoginThrottle
 from paceline_backend.server.settings import is_loopback
 
 COOKIE = "paceline"
@@ -25,6 +28,14 @@ _SAFE_METHODS = ("GET", "HEAD", "OPTIONS")
 _KEPT_S = 30 * 24 * 3600  # how long a browser stays logged in
 _SALT = "paceline session"
 _LOGGED_IN = "logged in"  # what the cookie says, signed with the token
+
+# For OpenAPI only: the guard has checked them before a route is asked.
+CREDENTIALS = [
+    Security(HTTPBearer(auto_error=False, description="the token of a server that has one")),
+    Security(
+        APIKeyCookie(name=COOKIE, auto_error=False, description="set by /login, for browsers")
+    ),
+]
 
 _templates = Jinja2Templates(Path(__file__).parent / "templates")
 
@@ -40,11 +51,15 @@ class Guard:
     Args:
         app: what to guard.
         token: that clients must show; None: loopback only.
+        throttle: of wrong logins; None: one of its own.
     """
 
-    def __init__(self, app: ASGIApp, token: str | None) -> None:
+    def __init__(
+        self, app: ASGIApp, token: str | None, throttle: LoginThrottle | None = None
+    ) -> None:
         self.app = app
         self.token = token
+        self.throttle = throttle or LoginThrottle()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Passes on what is allowed; answers the rest."""
@@ -80,7 +95,15 @@ class Guard:
                 return problem_response(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, "token: too long")
         form = parse_qs(body.decode(errors="replace"))
         target = _local(form.get("next", ["/"])[0])
+        address = request.client.host if request.client else ""
+        # Nothing is awaited from here on: logins at the same time cannot overtake the count.
+        if wait_s := self.throttle.wait_s(address):
+            message = f"There were too many wrong tokens. Try again in {wait_s} s."
+            busy = _page(request, target, message, HTTPStatus.TOO_MANY_REQUESTS)
+            busy.headers["Retry-After"] = str(wait_s)
+            return busy
         if not _equal(form.get("token", [""])[0].encode(), token):
+            self.throttle.wrong(address)
             return _page(request, target, "That is not the token.", HTTPStatus.UNAUTHORIZED)
         response = RedirectResponse(target, HTTPStatus.SEE_OTHER)
         response.set_cookie(

@@ -13,6 +13,7 @@ from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 from starlette.exceptions import HTTPException
 
+from paceline_backend.api.headers import security_headers
 from paceline_backend.requests import ConflictError, InvalidRequestError
 from paceline_backend.store import StoreUnavailableError
 from paceline_backend.store.runs import RunEndedError, UnknownRunError
@@ -20,6 +21,8 @@ from paceline_backend.store.runs import RunEndedError, UnknownRunError
 log = logging.getLogger(__name__)
 
 MEDIA_TYPE = "application/problem+json"
+_MOST_ERRORS = 20  # that an answer lists: a body of 1 MiB may have half a million
+_LONGEST = 200  # characters of what an answer quotes
 
 
 class ProblemError(Exception):
@@ -81,6 +84,11 @@ def documented(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
     }
 
 
+RUN_REFUSALS = documented(  # of a route below /runs/{run}
+    HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE
+)
+
+
 def install(app: FastAPI) -> None:
     """Answers all errors of `app` with problem documents."""
 
@@ -117,7 +125,7 @@ def install(app: FastAPI) -> None:
 
     @app.exception_handler(RequestValidationError)
     async def invalid(_: Request, error: RequestValidationError) -> JSONResponse:
-        errors = [_field_error(item) for item in error.errors()]
+        errors = [_field_error(item) for item in error.errors()[:_MOST_ERRORS]]
         detail = "; ".join(f"{item['field']}: {item['message']}" for item in errors)
         return problem_response(HTTPStatus.UNPROCESSABLE_ENTITY, detail, errors=errors)
 
@@ -133,12 +141,14 @@ def install(app: FastAPI) -> None:
         return problem_response(HTTPStatus.SERVICE_UNAVAILABLE, f"{error}; try again")
 
     @app.exception_handler(Exception)
-    async def bug(_: Request, error: Exception) -> JSONResponse:
+    async def bug(request: Request, error: Exception) -> JSONResponse:
         # Starlette raises it again after answering: the traceback gets into the log.
-        return problem_response(
+        response = problem_response(
             HTTPStatus.INTERNAL_SERVER_ERROR,
             f"{type(error).__name__}: this is a fault of the server; its log tells more",
         )
+        response.headers.update(security_headers(request.scope))  # no middleware sees this answer
+        return response
 
 
 def _field_error(item: Any) -> dict[str, str]:
@@ -147,5 +157,9 @@ def _field_error(item: Any) -> dict[str, str]:
     message = item["msg"].removeprefix("Value error, ")
     given = item.get("input")
     if isinstance(given, str | int | float) and item["type"] != "value_error":
-        message += f" (got {given!r})"
-    return {"field": field, "message": message}
+        message += f" (got {_short(repr(given))})"
+    return {"field": _short(field), "message": message}
+
+
+def _short(words: str) -> str:
+    return words if len(words) <= _LONGEST else words[:_LONGEST] + "…"

@@ -19,7 +19,7 @@ from paceline.wire import (
 )
 from paceline.wire.bus import connect
 from paceline_backend.api import step_models
-from paceline_backend.api.errors import documented
+from paceline_backend.api.errors import RUN_REFUSALS
 from paceline_backend.api.feed import BEGINNING, Feed
 from paceline_backend.api.runs import settings_of, store_of
 from paceline_backend.api.telemetry import Points
@@ -30,11 +30,11 @@ from paceline_backend.store import (
 from paceline_backend.store import runs as runs_store
 
 log = logging.getLogger(__name__)
-router = APIRouter(prefix="/runs/{run}", responses=documented(HTTPStatus.NOT_FOUND))
+router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS)
 
 _SEGMENTS = 2_000  # of a snapshot
 
-_NUMBER = r"^\d+-\d+$"  # of an entry
+_NUMBER = r"^\d{1,20}-\d{1,20}$"  # of an entry
 
 
 def _known(position: str | None) -> str | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import redis
@@ -13,7 +14,10 @@ from paceline_backend.api.runs import settings_of, store_of
 from paceline_backend.server import heartbeat
 from paceline_backend.store import Store, StoreError, meta
 
+log = logging.getLogger(__name__)
 router = APIRouter()
+
+_AWAY = "does not answer"  # strangers may ask: the log says why
 
 
 @router.get("/healthz")
@@ -37,7 +41,8 @@ def _database(store: Store) -> str:
         with store.read() as connection:
             meta.probe(connection)
     except StoreError as error:
-        return str(error)
+        log.warning("not ready: %s", error)
+        return _AWAY
     return "ok"
 
 
@@ -46,5 +51,6 @@ def _bus_and_worker(url: str) -> tuple[str, str]:
         with connect(url) as client:
             workers: list[Any] = heartbeat.beats(client)
     except redis.RedisError as error:
-        return f"does not answer: {error}", "unknown while the bus is away"
+        log.warning("not ready: the bus does not answer: %s", error)
+        return _AWAY, "unknown while the bus is away"
     return "ok", "ok" if workers else "no worker has beaten in the last 10 s"

@@ -24,8 +24,34 @@ def _variable(name: str) -> str:
     return _text(name)
 
 
+def _bounded(texts: list[str]) -> list[str]:
+    size = sum(len(text) + 1 for text in texts)  # each ends with a NUL where a process begins
+    if size > _MOST_TEXT:
+        raise ValueError(f"has {size:,} characters altogether; at most {_MOST_TEXT:,} are taken")
+    return texts
+
+
+def _bounded_variables(variables: dict[str, str]) -> dict[str, str]:
+    _bounded([*variables, *variables.values()])
+    return variables
+
+
+def _plain(value: dict[str, Any]) -> dict[str, Any]:
+    if reason := problems.of_plain(value, "it"):
+        raise ValueError(reason)
+    return value
+
+
+# Of all arguments, or of all variables. Linux takes no more in a single argument, and each answer
+# that lists runs repeats the arguments.
+_MOST_TEXT = 131_072
+
 Text = Annotated[str, AfterValidator(_text)]
-Name = Annotated[Text, StringConstraints(min_length=1, max_length=200)]
+Name = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(_text)]
+Location = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_text)]  # PATH_MAX
+PolicyName = Annotated[str, StringConstraints(max_length=200), AfterValidator(_text)]
+NodeName = Annotated[str, StringConstraints(max_length=255), AfterValidator(_text)]
+Variable = Annotated[str, AfterValidator(_variable)]
 State = Literal["pending", "starting", "running", "finished", "failed", "stopped"]
 
 
@@ -97,21 +123,19 @@ class RunCreate(In):
         },
     )
 
-    script: Annotated[Text, StringConstraints(min_length=1)] = Field(
-        description="path on the node; absolute, or from `cwd`"
-    )
-    args: list[Text] = []
+    script: Location = Field(min_length=1, description="path on the node; absolute, or from `cwd`")
+    args: Annotated[list[Text], AfterValidator(_bounded)] = []
     nproc: int = Field(ge=1, le=10_000, description="ranks")
-    policy: Text = "paceline"
+    policy: PolicyName = "paceline"
     parameters: dict[str, Any] = {}
     name: Name | None = Field(default=None, description="default: the script's")
-    node: Text | None = Field(default=None, description="default: the least busy one alive")
-    env: dict[Annotated[str, AfterValidator(_variable)], Text] = {}
-    cwd: Text | None = None
+    node: NodeName | None = Field(default=None, description="default: the least busy one alive")
+    env: Annotated[dict[Variable, Text], AfterValidator(_bounded_variables)] = {}
+    cwd: Location | None = None
     max_restarts: int = Field(default=0, ge=0, le=1000)
     launch: bool = Field(default=True, description="false: the caller starts it itself")
     backend: Literal["local", "simulated"] = "local"
-    scenario: dict[str, Any] | None = Field(
+    scenario: Annotated[dict[str, Any], AfterValidator(_plain)] | None = Field(
         default=None, description="what a simulated run simulates; docs/simulator.md"
     )
 
@@ -180,7 +204,7 @@ class Stop(In):
 class PolicySwitch(In):
     """The policy to switch to."""
 
-    policy: Text = Field(examples=["chronica"])
+    policy: PolicyName = Field(examples=["chronica"])
     parameters: dict[str, Any] = Field(default={}, examples=[{}])
     by: Name = Field(default="api", examples=["api"])
 
@@ -204,7 +228,7 @@ class Health(BaseModel):
 
 
 class Readiness(BaseModel):
-    """Each part: "ok", or what is wrong with it."""
+    """Each part: "ok", or the state that it is in; the reason is in the server's log."""
 
     database: str = Field(examples=["ok"])
     bus: str = Field(examples=["ok"])

@@ -14,7 +14,7 @@ from paceline.wire import (
 )
 from paceline_backend import policies, requests
 from paceline_backend.api import models
-from paceline_backend.api.errors import ProblemError, documented
+from paceline_backend.api.errors import RUN_REFUSALS, ProblemError, documented
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store, nodes, switches
 from paceline_backend.store import runs as runs_store
@@ -22,7 +22,7 @@ from paceline_backend.store.new_runs import NewRun
 
 router = APIRouter()
 
-_NOT_FOUND = HTTPStatus.NOT_FOUND
+_MALFORMED = HTTPStatus.BAD_REQUEST
 _CONFLICT = HTTPStatus.CONFLICT
 _INVALID = HTTPStatus.UNPROCESSABLE_ENTITY
 _AWAY = HTTPStatus.SERVICE_UNAVAILABLE
@@ -76,7 +76,7 @@ def _policy_info(preset: policies.Preset[Any]) -> models.PolicyInfo:
     )
 
 
-@router.get("/nodes", response_model=list[models.Node])
+@router.get("/nodes", response_model=list[models.Node], responses=documented(_AWAY))
 def list_nodes(request: Request) -> Any:
     """All nodes that ever registered, those that answer first."""
     with store_of(request).read() as connection:
@@ -87,7 +87,7 @@ def list_nodes(request: Request) -> Any:
     "/runs",
     status_code=HTTPStatus.CREATED,
     response_model=models.Run,
-    responses=documented(_CONFLICT, _INVALID, _AWAY),
+    responses=documented(_MALFORMED, _CONFLICT, _INVALID, _AWAY),
 )
 def create_run(request: Request, body: models.RunCreate) -> Any:
     """Records a run and, with `launch`, tells a node's agent to start it."""
@@ -100,15 +100,17 @@ def create_run(request: Request, body: models.RunCreate) -> Any:
     return runs_store.get(store, run)
 
 
-@router.get("/runs", response_model=models.RunPage, responses=documented(_INVALID))
+@router.get("/runs", response_model=models.RunPage, responses=documented(_INVALID, _AWAY))
 def list_runs(
     request: Request,
     state: Annotated[list[models.State], Query(description="any of these")] = [],  # noqa: B006
-    policy: Annotated[str | None, Query(description="exactly")] = None,
-    name: Annotated[str | None, Query(description="a part of it")] = None,
+    policy: Annotated[str | None, Query(max_length=200, description="exactly")] = None,
+    name: Annotated[str | None, Query(max_length=200, description="a part of it")] = None,
     since: Annotated[float | None, Query(description="created at this Unix time or later")] = None,
     limit: Annotated[int, Query(ge=1, le=500)] = 50,
-    cursor: Annotated[str | None, Query(description="`next_cursor` of the page before")] = None,
+    cursor: Annotated[
+        str | None, Query(max_length=100, description="`next_cursor` of the page before")
+    ] = None,
 ) -> Any:
     """Runs, newest first."""
     try:
@@ -127,14 +129,14 @@ def list_runs(
     return {"items": items, "next_cursor": following}
 
 
-@router.get("/runs/{run}/scenario", responses=documented(_NOT_FOUND))
+@router.get("/runs/{run}/scenario", responses=RUN_REFUSALS)
 def get_scenario(request: Request, run: str) -> dict[str, Any] | None:
     """What a simulated run simulates; null of another."""
     with store_of(request).read() as connection:
         return runs_store.scenario(connection, run)
 
 
-@router.get("/runs/{run}", response_model=models.Run, responses=documented(_NOT_FOUND))
+@router.get("/runs/{run}", response_model=models.Run, responses=RUN_REFUSALS)
 def get_run(request: Request, run: str) -> Any:
     """One run."""
     return runs_store.get(store_of(request), run)
@@ -144,7 +146,7 @@ def get_run(request: Request, run: str) -> Any:
     "/runs/{run}/stop",
     status_code=HTTPStatus.ACCEPTED,
     response_model=models.Run,
-    responses=documented(_NOT_FOUND, _CONFLICT, _AWAY),
+    responses={**RUN_REFUSALS, **documented(_MALFORMED, _CONFLICT)},
 )
 def stop_run(request: Request, run: str, body: models.Stop | None = None) -> Any:
     """Stops a run at its next segment; with `force`, or before it trains, its processes now."""
@@ -158,7 +160,7 @@ def stop_run(request: Request, run: str, body: models.Stop | None = None) -> Any
     "/runs/{run}/policy",
     status_code=HTTPStatus.ACCEPTED,
     response_model=models.Switch,
-    responses=documented(_NOT_FOUND, _CONFLICT, _INVALID, _AWAY),
+    responses={**RUN_REFUSALS, **documented(_MALFORMED, _CONFLICT)},
 )
 def switch_policy(request: Request, run: str, body: models.PolicySwitch) -> Any:
     """Requests another policy; it plans from the next segment on."""
@@ -169,7 +171,7 @@ def switch_policy(request: Request, run: str, body: models.PolicySwitch) -> Any:
 @router.get(
     "/runs/{run}/switches",
     response_model=list[models.Switch],
-    responses=documented(_NOT_FOUND),
+    responses=RUN_REFUSALS,
 )
 def list_switches(request: Request, run: str) -> Any:
     """Every policy that was asked for, and since when it plans."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from http import HTTPStatus
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Query, Request
 
 from paceline_backend import policies
 from paceline_backend.api import report_models, step_models
-from paceline_backend.api.errors import documented
+from paceline_backend.api.errors import RUN_REFUSALS
 from paceline_backend.api.runs import store_of
 from paceline_backend.insight import workers
 from paceline_backend.insight.report import WARMUP_STEPS, round_words, run_report
@@ -20,7 +19,7 @@ from paceline_backend.store import choices, coverage, reads, rounds, switches
 from paceline_backend.store import runs as runs_store
 
 log = logging.getLogger(__name__)
-router = APIRouter(prefix="/runs/{run}", responses=documented(HTTPStatus.NOT_FOUND))
+router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS)
 
 _MOST_CHOICES = 200  # of synchronisers: a chart cannot tell more apart
 _BIGGEST = 2**63 - 1  # that a database takes
@@ -76,7 +75,13 @@ def list_worker_steps(
     points: Points = 1000,
     ranks: Annotated[
         str | None,
-        Query(pattern=r"^\d{1,9}(,\d{1,9})*$", description="only these", examples=["0,3"]),
+        Query(
+            # Not more than a database takes in a list.
+            max_length=50_000,
+            pattern=r"^\d{1,9}(,\d{1,9})*$",
+            description="only these",
+            examples=["0,3"],
+        ),
     ] = None,
 ) -> Any:
     """Each rank's steps as columns.

@@ -14,7 +14,7 @@ from fastapi import APIRouter, FastAPI, Query, Request
 from fastapi.concurrency import run_in_threadpool
 
 from paceline_backend.api import whatif_models
-from paceline_backend.api.errors import documented
+from paceline_backend.api.errors import RUN_REFUSALS, documented
 from paceline_backend.api.runs import store_of
 from paceline_backend.insight.whatif.answer import FEWEST, STEPS, Forecast, kept
 from paceline_backend.insight.whatif.child import Forecaster
@@ -33,9 +33,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
 
 
-router = APIRouter(
-    prefix="/runs/{run}", responses=documented(HTTPStatus.NOT_FOUND), lifespan=_lifespan
-)
+router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, lifespan=_lifespan)
 
 
 @router.get("/whatif", response_model=whatif_models.WhatIf)
@@ -103,7 +101,7 @@ def get_auto(request: Request, run: str) -> Any:
 @router.put(
     "/auto",
     response_model=whatif_models.Auto,
-    responses=documented(HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
+    responses=documented(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT),
 )
 def set_auto(request: Request, run: str, body: whatif_models.AutoMode) -> Any:
     """Whether the run's forecasts are only shown, recommended, or acted upon."""

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from paceline.core.errors import PacelineError
 
+MAX_BODY_BYTES = 2**20  # the largest bodies are scenarios and policies of 10,000 ranks
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -21,6 +23,7 @@ class Settings:
     host: str = "127.0.0.1"
     port: int = 8000
     token: str | None = None  # None: whoever reaches the port may do everything
+    max_body_bytes: int = MAX_BODY_BYTES  # of a request; larger ones are refused
 
     def __post_init__(self) -> None:
         if not self.token and not is_loopback(self.host):

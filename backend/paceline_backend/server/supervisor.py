@@ -214,6 +214,7 @@ class Supervisor:
             "PACELINE_DATABASE": settings.database,
             "PACELINE_BUS": settings.bus,
             "PACELINE_TOKEN": settings.token or "",
+            "PACELINE_MAX_BODY_BYTES": str(settings.max_body_bytes),
         }
         serve = [sys.executable, "-m", "paceline_backend.cli", "--only"]
         where = ["--host", settings.host, "--port", str(settings.port)]

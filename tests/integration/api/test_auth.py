@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from contextlib import closing
+from http.client import HTTPConnection
 from pathlib import Path
 
 import httpx
@@ -160,3 +162,25 @@ def test_listening_beyond_this_machine_needs_a_token() -> None:
         assert Settings("sqlite:///x", "redis://localhost", host=host, token="t").token == "t"
     for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost"):
         assert Settings("sqlite:///x", "redis://localhost", host=host).token is None
+
+
+def test_nothing_reads_a_body_before_the_token(guarded: httpx.Client) -> None:
+    """Dash's middleware reads bodies of its paths: here the body never comes."""
+    url = guarded.base_url
+    with closing(HTTPConnection(url.host, url.port, timeout=60)) as connection:
+        connection.putrequest("POST", "/_dash-update-component")
+        connection.putheader("Content-Type", "application/json")
+        connection.putheader("Content-Length", "10")
+        connection.endheaders()
+        assert connection.getresponse().status == 401
+
+
+def test_readiness_tells_strangers_no_reasons(
+    guarded: httpx.Client, store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    with store.write() as connection:
+        connection.exec_driver_sql("ALTER TABLE runs RENAME TO gone")
+    ready = guarded.get("/readyz")
+    assert ready.status_code == 503
+    assert ready.json()["database"] == "does not answer"
+    assert "no such table: runs" in caplog.text

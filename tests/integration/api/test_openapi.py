@@ -1,0 +1,164 @@
+"""OpenAPI tells the truth: what routes answer is documented, and what it refers to is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from paceline_backend.api.auth import COOKIE
+from paceline_backend.store import Store, StoreUnavailableError
+from support.web import serving
+
+TOKEN = "secret"
+OPEN = ("/healthz", "/readyz")
+BODY = {"Content-Type": "application/json"}
+BEARER = {"Authorization": f"Bearer {TOKEN}"}
+METHODS = {"get", "put", "post", "delete", "patch"}
+
+# From an operation's method and path, and a client with the token, to an answer.
+Ask = Callable[[httpx.Client, str, str], httpx.Response]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def client(store: Store, bus_url: str) -> Iterator[httpx.Client]:
+    with serving(store, bus_url, token=TOKEN) as opened:
+        opened.headers.update(BEARER)
+        yield opened
+
+
+@pytest.fixture
+def document(client: httpx.Client) -> dict[str, Any]:
+    whole: dict[str, Any] = client.get("/openapi.json").json()
+    return whole
+
+
+def operations(document: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
+    for path, methods in document["paths"].items():
+        assert set(methods) <= METHODS
+        for method, operation in methods.items():
+            yield method, path, operation
+
+
+def values(node: Any, key: str) -> Iterator[Any]:
+    """All values of this key, however deep."""
+    if isinstance(node, dict):
+        if key in node:
+            yield node[key]
+        for part in node.values():
+            yield from values(part, key)
+    elif isinstance(node, list):
+        for part in node:
+            yield from values(part, key)
+
+
+def test_every_reference_leads_somewhere(document: dict[str, Any]) -> None:
+    references = list(values(document, "$ref"))
+    assert references
+    for reference in references:
+        place = document
+        root, *names = reference.split("/")
+        assert root == "#"
+        for name in names:
+            assert name in place, reference
+            place = place[name]
+
+
+def test_the_token_is_described_as_header_and_as_cookie(document: dict[str, Any]) -> None:
+    schemes = document["components"]["securitySchemes"]
+    header = {"type": "http", "scheme": "bearer"}
+    cookie = {"type": "apiKey", "in": "cookie", "name": COOKIE}
+    described = [{k: v for k, v in s.items() if k != "description"} for s in schemes.values()]
+    assert described == [header, cookie]
+    for _, path, operation in operations(document):
+        wanted = [] if path in OPEN else [{name: []} for name in schemes]
+        assert operation.get("security", []) == wanted, path
+
+
+def test_errors_are_problem_documents(document: dict[str, Any]) -> None:
+    for _, path, operation in operations(document):
+        for status, answer in operation["responses"].items():
+            if status >= "400" and (path, status) != ("/readyz", "503"):
+                assert list(answer["content"]) == ["application/problem+json"], (path, status)
+
+
+def _no_token(client: httpx.Client, method: str, path: str) -> httpx.Response:
+    return client.request(method, path, headers={"Authorization": "Bearer wrong"})
+
+
+def _large(client: httpx.Client, method: str, path: str) -> httpx.Response:
+    return client.request(method, path, content=bytes(2**21), headers=BODY)
+
+
+def _unreadable(client: httpx.Client, method: str, path: str) -> httpx.Response:
+    return client.request(method, path, content=b"[" * 100_000, headers=BODY)
+
+
+def _unknown_field(client: httpx.Client, method: str, path: str) -> httpx.Response:
+    return client.request(method, path, content=b'{"nothing": 1}', headers=BODY)
+
+
+def _wrong_query(client: httpx.Client, method: str, path: str) -> httpx.Response:
+    wrong = dict.fromkeys(("limit", "from", "points", "last", "warmup", "since", "steps"), "!")
+    return client.request(method, path, params=wrong)
+
+
+def _plain(client: httpx.Client, method: str, path: str) -> httpx.Response:
+    return client.request(method, path)
+
+
+@pytest.mark.parametrize(
+    ("ask", "expected"),
+    [
+        (_no_token, 401),
+        (_large, 413),
+        (_unreadable, 400),
+        (_unknown_field, 422),
+        (_wrong_query, 422),
+        (_plain, 404),
+    ],
+)
+def test_refusals_are_documented(
+    client: httpx.Client, document: dict[str, Any], ask: Ask, expected: int
+) -> None:
+    """Each is provoked everywhere, and comes from some routes at least."""
+    assert expected in _statuses(client, document, ask)
+
+
+def test_a_foreign_host_is_documented(store: Store, bus_url: str, document: dict[str, Any]) -> None:
+    with serving(store, bus_url) as unguarded:
+        unguarded.headers["Host"] = "evil.example"
+        assert 403 in _statuses(unguarded, document, _plain)
+
+
+def test_a_database_that_is_away_is_documented(
+    client: httpx.Client, store: Store, document: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def away(*_: Any) -> None:
+        raise StoreUnavailableError("the database does not answer")
+
+    monkeypatch.setattr(Store, "read", away)
+    monkeypatch.setattr(Store, "write", away)
+    assert 503 in _statuses(client, document, _plain)
+
+
+def _statuses(client: httpx.Client, document: dict[str, Any], ask: Ask) -> set[int]:
+    """What all operations answer; each answer is documented with its media type."""
+    statuses = set()
+    for method, path, operation in operations(document):
+        answer = ask(client, method, path.replace("{run}", "none"))
+        described = operation["responses"].get(str(answer.status_code))
+        assert described is not None, (method, path, answer.status_code)
+        kind = answer.headers.get("content-type", "").partition(";")[0]
+        assert kind in described.get("content", {"": None}), (method, path, kind)
+        statuses.add(answer.status_code)
+    return statuses
