@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -14,7 +15,7 @@ from torch import nn
 
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms, length, whole
-from paceline.train.checkpoint import Position
+from paceline.train.checkpoint.position import Position
 from paceline.train.ddp import wrap
 from paceline.train.device import Device
 from paceline.train.environment import Environment
@@ -22,15 +23,7 @@ from paceline.train.loader import Loader
 from paceline.train.loop import Loop
 from paceline.train.meeting import meet
 from paceline.train.parts import Batch
-from paceline.train.profile import (
-    Profile,
-    gather,
-    limits_of,
-    listed_limits,
-    measure,
-    shared_moments,
-    unreduced,
-)
+from paceline.train.profile import Profile, limits_of, listed_limits, profile_ranks
 from paceline.train.refusals import refuse_model
 from paceline.train.sizes import Sizes, resolve
 
@@ -113,16 +106,7 @@ class Session:
     def steps_per_epoch(self) -> int:
         """Steps in a whole epoch, the same under every policy; so is ``len(loader)``.
 
-        Schedules of the learning rate count with it::
-
-            schedule = torch.optim.lr_scheduler.OneCycleLR(
-                optimizer, max_lr=3e-3, total_steps=epochs * session.steps_per_epoch
-            )
-            for epoch in session.epochs(epochs):
-                for inputs, labels in loader:
-                    ...
-                    optimizer.step()
-                    schedule.step()
+        Schedules of the learning rate count with it; docs/training-scripts.md has an example.
         """
         return self._loop.terms.steps_per_epoch
 
@@ -202,12 +186,7 @@ class Session:
             ValueError: the optimiser has no parameter of a wrapped model.
             PacelineError: the session has an optimiser already, or training has begun.
         """
-        self._loop.refuse_closed()
-        if self._loop.begun:
-            raise PacelineError(
-                "training has begun: call session.optimizer(optimizer) before the loader's first "
-                "iteration"
-            )
+        self._loop.refuse_begun("call session.optimizer(optimizer)")
         self._loop.gate.declare(optimizer, scaler)
         return optimizer
 
@@ -235,10 +214,8 @@ class Session:
         meeting = loop.meeting
         batch = loop.terms.global_batch
         most = batch if most is None else whole("most", most, 1)
-        with unreduced(loop.gate.models):
-            hold = loop.device.trial(self.step + 1, shared_moments(meeting.store, meeting.sizes))
-            trial = partial(measure, run_batch, most, loop.device.finish, hold)
-            profiles = gather(meeting.store, self.rank, self.world, trial)
+        models, hold = loop.gate.models, partial(loop.device.trial, self.step + 1)
+        profiles = profile_ranks(meeting, models, loop.device.finish, hold, run_batch, most)
         loop.limits = limits_of(self._given_limits, profiles, batch, self.world)
         loop.profiles = profiles
         return profiles[self.rank]
@@ -257,6 +234,42 @@ class Session:
             epoch = loop.next_epoch
             yield epoch
             loop.next_epoch = max(loop.next_epoch, epoch + 1)  # the body may not have looped
+
+    def checkpoint(
+        self,
+        directory: str | Path,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        *,
+        every_steps: int | None = None,
+        every_s: float | None = None,
+        keep: int = 2,
+    ) -> None:
+        """Loads the newest checkpoint, if there is one, and saves further ones during training.
+
+        Call it once on every rank, after `wrap` and before the first iteration.
+
+        Args:
+            directory: shared by all nodes, and of this training alone.
+            model, optimizer, scheduler, scaler: what the script trains with.
+            every_steps, every_s: steps or seconds between two checkpoints; give at least one.
+            keep: how many checkpoints stay.
+
+        Raises:
+            TypeError, ValueError: an argument is wrong, or the checkpoint is of other data.
+            RuntimeError: the checkpoint is of another model.
+            PacelineError: training has begun, or the directory cannot be used.
+        """
+        self._loop.refuse_begun("call session.checkpoint(…)")
+        from paceline.train.checkpoint.contents import Contents
+        from paceline.train.checkpoint.saver import Saver, Schedule  # takes a second
+
+        contents = Contents.of(model, optimizer, scheduler, scaler)
+        schedule = Schedule(Path(directory), every_steps, every_s, keep)
+        terms, meeting = self._loop.terms, self._loop.meeting
+        self._loop.save_with(Saver(schedule, contents, meeting.rank, terms.samples))
 
     def log(self, *, loss: torch.Tensor | float) -> None:
         """Reports the loss of the current step, this rank's mean; never waits for the device.
@@ -282,8 +295,7 @@ class Session:
             PacelineError: training has begun already.
             ValueError: the state is of other data, or not rank 0's.
         """
-        if self._loop.begun:
-            raise PacelineError("load the session's state before the loader's first iteration")
+        self._loop.refuse_begun("load the session's state")
         self._loop.resume(Position.of_state(state, self._loop.terms.samples))
 
     def close(self) -> None:
