@@ -93,7 +93,8 @@ class SyncGate:
     @property
     def stepped(self) -> bool:
         """Whether the script has stepped an optimiser in the current step."""
-        return self._step is not None and self._step.step == self._stepped
+        running = self._current.running
+        return running is not None and running.step.step == self._stepped
 
     def declare(
         self, optimiser: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None
