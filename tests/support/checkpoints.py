@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import mse_loss
 
 import paceline
+from paceline.train.checkpoint.saver import Saver
 from paceline.wire import ALLREDUCE
 from paceline.wire.synchronisation import Synchronisation
 from support.relaxing import planned
@@ -49,8 +51,6 @@ def train(
         accumulate: steps until the optimiser steps.
         count: N.
     """
-    from paceline.train.checkpoint.saver import Saver
-
     log = Log()
     torch.manual_seed(0)
     save = Saver.save
@@ -102,22 +102,20 @@ def refused(directory: str, ours: dict[int, dict[str, Any]]) -> str:
 
 def full_disk(directory: str) -> tuple[list[int], list[str]]:
     """The second checkpoint cannot be written on rank 1: how many there are, and what is logged."""
-    import logging
-
-    from paceline.train.checkpoint import saver
+    from paceline.train.checkpoint import saver, storage
 
     words: list[str] = []
     handler = logging.Handler(logging.ERROR)
     handler.emit = lambda record: words.append(record.getMessage())  # type: ignore[method-assign]
     logging.getLogger(saver.__name__).addHandler(handler)
-    write = saver.FileSystemWriter.write_data
+    write = storage.FileSystemWriter.write_data
 
     def failing(writer: Any, plan: Any, planner: Any) -> Any:
         if torch.distributed.get_rank() == 1 and "04" in Path(writer.path).name:
             raise OSError(28, "No space left on device")
         return write(writer, plan, planner)
 
-    with mock.patch.object(saver.FileSystemWriter, "write_data", failing):
+    with mock.patch.object(storage.FileSystemWriter, "write_data", failing):
         log = train(directory, 1, {"every_steps": 2, "keep": 9})
     logging.getLogger(saver.__name__).removeHandler(handler)
     return log.steps, words

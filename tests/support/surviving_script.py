@@ -1,9 +1,9 @@
 """A training script whose ranks end themselves by SIGKILL, and that goes on from checkpoints.
 
 python surviving_script.py DIRECTORY KILLS: KILLS is JSON, for each attempt [step, ranks, where].
-``where`` is "body", or "saving": after a checkpoint is written, before it is whole. Each rank writes
-a line of JSON for each step to DIRECTORY/steps-RANK, [attempt, epoch, step, samples], and at the end
-its parameters and the learning rate to DIRECTORY/end-RANK.pt.
+``where`` is "body", or "saving": after a checkpoint is written, before it is whole. Each rank
+writes a line of JSON for each step to DIRECTORY/steps-RANK, [attempt, epoch, step, samples], and at
+the end its parameters, the learning rate and the scale to DIRECTORY/end-RANK.pt.
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import logging
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms
 from paceline.train.checkpoint.position import Position
+from paceline.train.checkpoint.saver import Saver
 from paceline.train.ddp import CurrentStep
 from paceline.train.device import Device
 from paceline.train.environment import Environment
@@ -20,9 +20,6 @@ from paceline.train.sync.gate import SyncGate
 from paceline.train.sync.stealing import Stealing
 from paceline.train.timing import RunningStep
 from paceline.train.wiring import Wiring, agree_on_lookahead, connect, describe, warn_of_restarts
-
-if TYPE_CHECKING:
-    from paceline.train.checkpoint.saver import Saver
 
 logger = logging.getLogger(__name__)
 
@@ -109,21 +106,13 @@ class Loop:
         return self.current.running
 
     def refuse_begun(self, wish: str) -> None:
-        """Checks that training has not begun, for what must be called before.
-
-        Raises:
-            PacelineError: it has, or the session is closed.
-        """
+        """Raises a PacelineError if training has begun: what is wished for must come before."""
         self.refuse_closed()
         if self.begun:
             raise PacelineError(f"training has begun: {wish} before the loader's first iteration")
 
     def refuse_closed(self) -> None:
-        """Checks that the session can go on.
-
-        Raises:
-            PacelineError: it is closed, or an earlier loop failed.
-        """
+        """Raises a PacelineError if the session is closed, or an earlier loop failed."""
         if self.closed:
             raise PacelineError("this session is closed: make another Session")
         if self._failure is not None:
@@ -266,7 +255,11 @@ class Loop:
     def _save(self) -> None:
         """Saves a checkpoint if it is due. All ranks have met after the same step."""
         running = self.current.running
-        if self.saver is not None and running is not None and self.saver.due(running.step, self.gate.stepped):
+        if (
+            self.saver is not None
+            and running is not None
+            and self.saver.due(running.step, self.gate.stepped)
+        ):
             self._finish_step()  # saving is no part of it
             self.saver.save(self.position())
 
@@ -282,8 +275,7 @@ class Loop:
         """Connects the rank's parts: now all is known that the control plane needs."""
         meeting = self.meeting
         agree_on_lookahead(meeting.store, self.rank, lookahead)
-        if self.saver is None:
-            warn_of_restarts(self._environment, self._start, self.rank)
+        warn_of_restarts(self._environment, self._start, self.rank, self.saver is not None)
         self._environment = environment = self._environment.claim()
         terms, start, device, limits = self.terms, self._start, self.device, self.limits
         hello = describe(
@@ -300,8 +292,7 @@ class Loop:
         wiring = connect(terms, meeting, environment, start, limits, device.memory, hello)
         if wiring.rounds is not None:
             self.gate.on_round = wiring.rounds.over
-        if wiring.on_fallback is not None:
-            self.gate.suitability.on_fallback = wiring.on_fallback
+        self.gate.suitability.on_fallback = wiring.on_fallback
         limit = limits[self.rank] if limits else None
         by_size = terms.loss_mean == "size"
         self.gate.stealing = Stealing(meeting.store, self.rank, lookahead, limit, by_size=by_size)

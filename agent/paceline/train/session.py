@@ -15,7 +15,9 @@ from torch import nn
 
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms, length, whole
+from paceline.train.checkpoint.contents import Contents
 from paceline.train.checkpoint.position import Position
+from paceline.train.checkpoint.saver import Saver, Schedule
 from paceline.train.ddp import wrap
 from paceline.train.device import Device
 from paceline.train.environment import Environment
@@ -79,15 +81,15 @@ class Session:
         terms = Terms(length(dataset), global_batch, seed, drop_last, loss_mean, coast_steps)
         environment = Environment.read(os.environ)
         self._given_limits = listed_limits(limits)
-        arguments = asdict(terms) | {"limits": self._given_limits}
-        meeting = meet(arguments, lambda: resolve(sizes, dataset))
+        meeting = meet(
+            asdict(terms) | {"limits": self._given_limits}, lambda: resolve(sizes, dataset)
+        )
         self.rank, self.world, self.filler = meeting.rank, meeting.world, meeting.filler
         self._dataset = dataset
         device = Device(environment.emulate, self.rank, self.world)
         most = limits_of(self._given_limits, [], global_batch, self.world)
         self._loop = Loop(terms, meeting, environment, device, most)
-        # Not the loader itself: in a cycle its processes would be ended late, by garbage
-        # collection, which may run in a fork and hang there.
+        # Not the loader: in a cycle, garbage collection may end its processes in a fork, and hang.
         self._has_loader = False
         self._pid = os.getpid()
         atexit.register(self.close)
@@ -104,10 +106,7 @@ class Session:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in a whole epoch, the same under every policy; so is ``len(loader)``.
-
-        Schedules of the learning rate count with it; docs/training-scripts.md has an example.
-        """
+        """Steps in a whole epoch, the same under every policy; so is ``len(loader)``."""
         return self._loop.terms.steps_per_epoch
 
     @property
@@ -172,9 +171,8 @@ class Session:
         """Says which optimiser trains the wrapped models; returns it.
 
         Policies that relax synchronisation act on the optimiser and on the scaler. Call this once,
-        after `wrap` and before the first iteration, on every rank. A script that does not call it
-        trains as well: then both are looked for when such a policy comes into force. Of an
-        optimiser that is declared without a scaler, the scaler is looked for.
+        after `wrap` and before the first iteration, on every rank. What is not declared is looked
+        for when such a policy comes into force.
 
         Args:
             optimizer: has parameters of wrapped models, of several models if need be; torch's
@@ -211,11 +209,10 @@ class Session:
         loop = self._loop
         if loop.begun or loop.profiles:
             raise PacelineError("profile: call it once, and before the loader's first iteration")
-        meeting = loop.meeting
         batch = loop.terms.global_batch
         most = batch if most is None else whole("most", most, 1)
         models, hold = loop.gate.models, partial(loop.device.trial, self.step + 1)
-        profiles = profile_ranks(meeting, models, loop.device.finish, hold, run_batch, most)
+        profiles = profile_ranks(loop.meeting, models, loop.device.finish, hold, run_batch, most)
         loop.limits = limits_of(self._given_limits, profiles, batch, self.world)
         loop.profiles = profiles
         return profiles[self.rank]
@@ -247,9 +244,7 @@ class Session:
         every_s: float | None = None,
         keep: int = 2,
     ) -> None:
-        """Loads the newest checkpoint, if there is one, and saves further ones during training.
-
-        Call it once on every rank, after `wrap` and before the first iteration.
+        """Goes on from the newest checkpoint, if any, and saves more. Call it once, after `wrap`.
 
         Args:
             directory: shared by all nodes, and of this training alone.
@@ -258,18 +253,13 @@ class Session:
             keep: how many checkpoints stay.
 
         Raises:
-            TypeError, ValueError: an argument is wrong, or the checkpoint is of other data.
-            RuntimeError: the checkpoint is of another model.
+            TypeError, ValueError, RuntimeError: an argument, or the checkpoint's data or model.
             PacelineError: training has begun, or the directory cannot be used.
         """
         self._loop.refuse_begun("call session.checkpoint(…)")
-        from paceline.train.checkpoint.contents import Contents
-        from paceline.train.checkpoint.saver import Saver, Schedule  # takes a second
-
         contents = Contents.of(model, optimizer, scheduler, scaler)
         schedule = Schedule(Path(directory), every_steps, every_s, keep)
-        terms, meeting = self._loop.terms, self._loop.meeting
-        self._loop.save_with(Saver(schedule, contents, meeting.rank, terms.samples))
+        self._loop.save_with(Saver(schedule, contents, self.rank, self._loop.terms.samples))
 
     def log(self, *, loss: torch.Tensor | float) -> None:
         """Reports the loss of the current step, this rank's mean; never waits for the device.

@@ -162,15 +162,16 @@ def describe(
     )
 
 
-def warn_of_restarts(environment: Environment, start: Position, rank: int) -> None:
+def warn_of_restarts(environment: Environment, start: Position, rank: int, saves: bool) -> None:
     """Says on rank 0 what a restart costs in a run without `Session.checkpoint`.
 
     Args:
         environment: what the launcher told this rank.
         start: where training begins; where the script loaded a state itself, nothing is said.
         rank: this rank.
+        saves: the script declares checkpoints.
     """
-    if rank == 0 and environment.max_restarts and start.used is None:
+    if rank == 0 and environment.max_restarts and start.used is None and not saves:
         logger.warning(
             "the script declares no checkpoint, so a restart begins at step 0 again: call "
             "session.checkpoint(directory, model, optimizer, every_steps=…), or save and load the "

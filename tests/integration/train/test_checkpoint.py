@@ -122,16 +122,22 @@ def test_ranks_with_different_arguments_are_refused(
 def test_every_rank_says_that_the_directory_cannot_be_used(ranks: Ranks, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
-    ours = dict.fromkeys(range(WORLD), {"every_steps": 4})
+    ours = {rank: {"every_steps": 4} for rank in range(WORLD)}
     for answer in ranks.run(checkpoints.refused, str(file), ours):
         assert answer.startswith(f"PacelineError: checkpoint directory {file}: ")
+
+
+def test_a_checkpoint_of_other_data_is_refused(tmp_path: Path) -> None:
+    checkpoints.train(str(tmp_path), 1, {"every_steps": 4})
+    with pytest.raises(ValueError, match="is of a data set of 24 samples, this one has 28"):
+        checkpoints.train(str(tmp_path), 1, {"every_steps": 4}, count=28)
 
 
 def test_a_damaged_checkpoint_is_named(tmp_path: Path) -> None:
     checkpoints.train(str(tmp_path), 1, {"every_steps": 4})
     (data,) = (tmp_path / "step-000000004").glob("*.distcp")
     data.write_bytes(b"")
-    with pytest.raises(paceline.PacelineError, match=r"cannot read checkpoint .*step-000000004"):
+    with pytest.raises(paceline.PacelineError, match=r"step-000000004 cannot be read"):
         checkpoints.train(str(tmp_path), 1, {"every_steps": 4})
 
 

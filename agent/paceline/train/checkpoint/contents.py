@@ -114,6 +114,11 @@ def random_state(rank: int) -> State:
     return state
 
 
+def of_rank(key: str, rank: int) -> bool:
+    """Whether an entry is for a rank to read: one of all ranks, or its own random numbers."""
+    return not key.startswith("random/") or key.startswith(f"random/{rank}/")
+
+
 def set_random_state(state: State, rank: int) -> None:
     """Goes on with random numbers as in a state, if the rank was there when it was saved."""
     if (cpu := state.get(f"random/{rank}/cpu")) is not None:

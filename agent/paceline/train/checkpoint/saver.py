@@ -1,27 +1,16 @@
-"""Saves and loads checkpoints with torch.distributed.checkpoint, on all ranks at once.
-
-Import it only where checkpoints are used: torch.distributed.checkpoint takes a second to import.
-"""
+"""Saves and loads checkpoints, on all ranks at once."""
 
 from __future__ import annotations
 
 import logging
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
-from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
-from torch.distributed.checkpoint.state_dict_loader import load
-from torch.distributed.checkpoint.state_dict_saver import save
 
 from paceline.core.errors import PacelineError
 from paceline.core.terms import whole
@@ -93,12 +82,13 @@ class Saver:
         if newest is None:
             return None
         state = self._read(newest)
+        position = Position.of_state(state["session"], self._samples)
         self._contents.load(state)
         self._random = {k: v for k, v in state.items() if k.startswith("random/")}
         self._steps = newest
         if self._rank == 0:
             logger.warning("going on from checkpoint %s", self._folder.whole(newest))
-        return Position.of_state(state["session"], self._samples)
+        return position
 
     def restore_random(self) -> None:
         """Goes on with the checkpoint's random numbers, once, where training goes on."""
@@ -127,21 +117,23 @@ class Saver:
 
     def save(self, position: Position) -> None:
         """Saves a checkpoint. If that fails, training goes on, and the log says why."""
+        from paceline.train.checkpoint import storage
+
         self._steps = steps = position.step
         try:
-            self._write(steps, self._state(position))
+            storage.write(self._folder.unfinished(steps), self._state(position), self._group)
             if self._rank == 0:
                 self._folder.finish(steps)
-        except (CheckpointException, OSError) as error:
+        except (PacelineError, OSError) as error:
             if self._rank == 0:
                 self._failed(steps, error)
         self._time = time.monotonic()
 
-    def _failed(self, steps: int, error: BaseException) -> None:
+    def _failed(self, steps: int, error: Exception) -> None:
         with suppress(OSError):
             self._folder.clear()  # a full disk has room again
         text = "no checkpoint was saved at step %d: %s; a restart begins at step %d"
-        logger.error(text, steps, _first_failure(error), self._folder.newest() or 0)
+        logger.error(text, steps, error, self._folder.newest() or 0)
 
     def close(self) -> None:
         """Ends the process group."""
@@ -160,26 +152,17 @@ class Saver:
             "session": position.as_state(self._samples, self._rank),
         }
 
-    def _write(self, steps: int, state: State) -> None:
-        planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        writer = FileSystemWriter(self._folder.unfinished(steps))
-        with _single_process_is_fine():
-            save(state, storage_writer=writer, planner=planner, process_group=self._group)
-
     def _read(self, steps: int) -> State:
+        from paceline.train.checkpoint import storage
+
         path = self._folder.whole(steps)
-        planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-        reader = FileSystemReader(path)
         try:
-            state = _template(reader, self._rank)
-            with _single_process_is_fine():
-                load(state, storage_reader=reader, planner=planner, process_group=self._group)
-        except (CheckpointException, OSError) as error:
+            return storage.read(path, self._rank, self._group)
+        except PacelineError as error:
             raise PacelineError(
-                f"rank {self._rank} cannot read checkpoint {path}: {_first_failure(error)}: the "
-                "directory must be one that all nodes share; delete the checkpoint if it is damaged"
+                f"checkpoint {path} cannot be read: {error}: all nodes must share its directory; "
+                "delete the checkpoint if it is damaged"
             ) from error
-        return state
 
     def _agree(self) -> int | None:
         """The newest checkpoint, by rank 0; checks that all ranks have the same arguments."""
@@ -207,31 +190,3 @@ class Saver:
             return self._folder.newest(), ""
         except OSError as error:
             return None, str(error)
-
-
-def _template(reader: FileSystemReader, rank: int) -> State:
-    """What to read into: the checkpoint's entries but other ranks' random numbers."""
-    entries = reader.read_metadata().state_dict_metadata
-    return {
-        key: torch.empty(entry.size, dtype=entry.properties.dtype)
-        if isinstance(entry, TensorStorageMetadata)
-        else None
-        for key, entry in entries.items()
-        if not key.startswith("random/") or key.startswith(f"random/{rank}/")
-    }
-
-
-def _first_failure(error: BaseException) -> str:
-    """Why saving or loading failed, in one line."""
-    if isinstance(error, CheckpointException) and error.failures:
-        rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
-        return f"rank {rank}: {type(cause).__name__}: {cause}"
-    return f"{type(error).__name__}: {error}"
-
-
-@contextmanager
-def _single_process_is_fine() -> Iterator[None]:
-    """Without torch.distributed's warning that there is a single process."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-        yield
