@@ -80,10 +80,8 @@ class Session:
     ) -> None:
         terms = Terms(length(dataset), global_batch, seed, drop_last, loss_mean, coast_steps)
         environment = Environment.read(os.environ)
-        self._given_limits = listed_limits(limits)
-        meeting = meet(
-            asdict(terms) | {"limits": self._given_limits}, lambda: resolve(sizes, dataset)
-        )
+        self._given_limits = given = listed_limits(limits)
+        meeting = meet(asdict(terms) | {"limits": given}, lambda: resolve(sizes, dataset))
         self.rank, self.world, self.filler = meeting.rank, meeting.world, meeting.filler
         self._dataset = dataset
         device = Device(environment.emulate, self.rank, self.world)
