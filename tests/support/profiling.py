@@ -8,7 +8,10 @@ import torch
 from torch.nn.functional import mse_loss
 
 from paceline.core.errors import PacelineError
+from paceline.train.checkpoint.position import Position
+from paceline.train.environment import Environment
 from paceline.train.profile import Profile
+from paceline.train.wiring import describe
 from paceline.wire import Hello
 from support.sessions import WIDTH, network, parameters, session
 
@@ -38,7 +41,9 @@ def train(fits_on_rank_1: int | None) -> Answer:
             mse_loss(model(x), y).backward()
             optimizer.step()
             seen.append(indices.tolist())
-        hello = run._loop._hello(run._loop.meeting, 0)
+        loop = run._loop
+        of_loop = loop.device, loop.profiles, loop.limits
+        hello = describe(loop.terms, loop.meeting, Environment(), Position(), 0, None, *of_loop)
         return profile, hello, parameters(model), seen  # type: ignore[return-value]
 
 

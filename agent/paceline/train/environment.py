@@ -25,6 +25,7 @@ class Environment:
     spool_bytes: int = SPOOL_BYTES
     emulate: str | None = None
     attempt: int = 0
+    max_restarts: int = 0  # of all ranks, after one failed
 
     @staticmethod
     def read(variables: Mapping[str, str]) -> Environment:
@@ -41,6 +42,7 @@ class Environment:
             spool_bytes=_whole(variables, "PACELINE_SPOOL_BYTES", SPOOL_BYTES),
             emulate=variables.get("PACELINE_EMULATE") or None,
             attempt=_whole(variables, "TORCHELASTIC_RESTART_COUNT", 0),
+            max_restarts=_whole(variables, "TORCHELASTIC_MAX_RESTARTS", 0),
         )
 
     def claim(self) -> Environment:

@@ -67,9 +67,10 @@ class Loader:
             return
         self._steps.clear()
         ran_out = False
-        longer_s = loop.emulated_loading_s
+        longer_s = loop.device.loading_s
         try:
-            batches = iter(self._loader)
+            batches = iter(self._loader)  # draws a random number
+            loop.restore_random()
             while True:
                 asked = time.perf_counter()
                 try:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import time
 from collections.abc import Iterator
-
-import torch
 
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms
-from paceline.core.version import __version__
-from paceline.train.checkpoint import Position
+from paceline.train.checkpoint.position import Position
+from paceline.train.checkpoint.saver import Saver
 from paceline.train.ddp import CurrentStep
 from paceline.train.device import Device
 from paceline.train.environment import Environment
@@ -22,8 +19,7 @@ from paceline.train.profile import Profile
 from paceline.train.sync.gate import SyncGate
 from paceline.train.sync.stealing import Stealing
 from paceline.train.timing import RunningStep
-from paceline.train.wiring import Wiring, agree_on_lookahead, connect
-from paceline.wire import Hello
+from paceline.train.wiring import Wiring, agree_on_lookahead, connect, describe, warn_of_restarts
 
 logger = logging.getLogger(__name__)
 
@@ -58,6 +54,7 @@ class Loop:
         self.epochs: int | None = None  # that the script trains, where the session knows
         self.current = CurrentStep(meeting.world)
         self.gate = SyncGate(self.current, meeting.store, meeting.rank, terms.seed)
+        self.saver: Saver | None = None  # of checkpoints, where the script declares them
         self.wiring: Wiring | None = None  # from the first iteration on
         self._meeting: Meeting | None = meeting  # until the loop is closed
         self._environment = environment
@@ -108,12 +105,14 @@ class Loop:
             )
         return self.current.running
 
-    def refuse_closed(self) -> None:
-        """Checks that the session can go on.
+    def refuse_begun(self, wish: str) -> None:
+        """Raises a PacelineError if training has begun: what is wished for must come before."""
+        self.refuse_closed()
+        if self.begun:
+            raise PacelineError(f"training has begun: {wish} before the loader's first iteration")
 
-        Raises:
-            PacelineError: it is closed, or an earlier loop failed.
-        """
+    def refuse_closed(self) -> None:
+        """Raises a PacelineError if the session is closed, or an earlier loop failed."""
         if self.closed:
             raise PacelineError("this session is closed: make another Session")
         if self._failure is not None:
@@ -139,10 +138,20 @@ class Loop:
         after = Position(position.epoch + 1, position.step)
         self._start = after if self._epoch_is_done else position
 
+    def save_with(self, saver: Saver) -> None:
+        """Saves with it from now on, and begins where it goes on. Before the first iteration."""
+        if self.saver is not None:
+            raise PacelineError("this session has checkpoints already: declare them once")
+        self.saver = saver
+        if (position := saver.load()) is not None:
+            self.resume(position)
+
     def close(self) -> None:
         """Ends the background threads, delivering what they hold, in a few seconds at most."""
         self._stopped, self.closed = self.stopped, True
         self.gate.close()
+        if self.saver is not None:
+            self.saver.close()
         if self.rank > 0 and self._meeting is not None:
             with contextlib.suppress(RuntimeError):  # rank 0, whose store it is, has ended first
                 self._meeting.store.set(left_key(self.rank), "")
@@ -169,6 +178,7 @@ class Loop:
         self.next_epoch += 1
         if self._epoch_is_done:
             self._epoch_is_done = False
+            self.restore_random()
             return False
         if self.wiring is None:
             self.wiring = self._connect(lookahead)
@@ -180,10 +190,10 @@ class Loop:
         assert self.wiring is not None
         return map(self.gate.adjust, self.wiring.follower.steps(self.epoch))
 
-    @property
-    def emulated_loading_s(self) -> float:
-        """How much longer loading a batch takes on the emulated device."""
-        return self.device.loading_s
+    def restore_random(self) -> None:
+        """Where training goes on from a checkpoint: random numbers go on, too."""
+        if self.saver is not None:
+            self.saver.restore_random()
 
     def begin_step(self, step: Step, data_s: float) -> None:
         """Begins a step: its batch is loaded and goes to the loop's body.
@@ -210,6 +220,8 @@ class Loop:
         with self._failing_later(closing):
             self.gate.body_done(closing)
         self.running().body_done()
+        if not closing and self.gate.relaxed is None:
+            self._save()
 
     def end_epoch(self, ran_out: bool) -> None:
         """Ends the loop over the loader.
@@ -219,6 +231,8 @@ class Loop:
         """
         with self._failing_later(not ran_out):
             self.gate.end(ran_out)
+        if ran_out:
+            self._save()
         self._finish_step()
         self._in_epoch, self._ran_out = False, ran_out
         if self.wiring is not None and self.wiring.reporter is not None:
@@ -238,6 +252,17 @@ class Loop:
             self._failure = error
             logger.warning("%s", error)
 
+    def _save(self) -> None:
+        """Saves a checkpoint if it is due. All ranks have met after the same step."""
+        running = self.current.running
+        if (
+            self.saver is not None
+            and running is not None
+            and self.saver.due(running.step, self.gate.stepped)
+        ):
+            self._finish_step()  # saving is no part of it
+            self.saver.save(self.position())
+
     def _finish_step(self) -> None:
         running, self.current.running = self.current.running, None
         if running is None:
@@ -250,48 +275,25 @@ class Loop:
         """Connects the rank's parts: now all is known that the control plane needs."""
         meeting = self.meeting
         agree_on_lookahead(meeting.store, self.rank, lookahead)
+        warn_of_restarts(self._environment, self._start, self.rank, self.saver is not None)
         self._environment = environment = self._environment.claim()
-        wiring = connect(
-            self.terms,
+        terms, start, device, limits = self.terms, self._start, self.device, self.limits
+        hello = describe(
+            terms,
             meeting,
             environment,
-            self._start,
-            self.limits,
-            self.device.memory,
-            self._hello(meeting, lookahead),
+            start,
+            lookahead,
+            self.epochs,
+            device,
+            self.profiles,
+            limits,
         )
+        wiring = connect(terms, meeting, environment, start, limits, device.memory, hello)
         if wiring.rounds is not None:
             self.gate.on_round = wiring.rounds.over
-        if wiring.on_fallback is not None:
-            self.gate.suitability.on_fallback = wiring.on_fallback
-        limit = self.limits[self.rank] if self.limits else None
-        by_size = self.terms.loss_mean == "size"
+        self.gate.suitability.on_fallback = wiring.on_fallback
+        limit = limits[self.rank] if limits else None
+        by_size = terms.loss_mean == "size"
         self.gate.stealing = Stealing(meeting.store, self.rank, lookahead, limit, by_size=by_size)
         return wiring
-
-    def _hello(self, meeting: Meeting, lookahead: int) -> Hello | None:
-        """On rank 0, the run's description for the control plane."""
-        if meeting.sizes is None:
-            return None
-        terms, start = self.terms, self._start
-        return Hello(
-            attempt=self._environment.attempt,
-            world=meeting.world,
-            global_batch=terms.global_batch,
-            seed=terms.seed,
-            sizes=meeting.sizes.astype("<f8").tobytes(),
-            loss_mean=terms.loss_mean,
-            drop_last=terms.drop_last,
-            epochs=self.epochs,
-            lookahead=lookahead,
-            started_at=time.time(),
-            paceline=__version__,
-            torch=str(torch.__version__),
-            device=self.device.name,
-            epoch=start.epoch,
-            step=start.step,
-            used=b"" if start.used is None else start.used.astype("<u4").tobytes(),
-            emulated=self.device.emulated,
-            profiles=[profile.times for profile in self.profiles],
-            limits=self.limits,
-        )

@@ -21,6 +21,7 @@ from paceline.core.terms import whole
 
 if TYPE_CHECKING:
     from paceline.train.ddp import SingleProcess, WeightedDDP
+    from paceline.train.meeting import Meeting
 
 _TIMINGS = 3  # timings of each batch size; their median counts
 _MEMORY_RAN_OUT = ("out of memory", "not enough memory", "defaultcpuallocator", "alloc_failed")
@@ -137,6 +138,33 @@ def gather(store: Store, rank: int, world: int, measured: Callable[[], Profile])
             raise PacelineError(f"profile: on rank {other}: {outcome.error}")
         every.append(outcome.profile)
     return every
+
+
+def profile_ranks(
+    meeting: Meeting,
+    models: Iterable[WeightedDDP | SingleProcess],
+    finish: Finish,
+    hold: Callable[[tuple[float, float]], Hold],
+    run_batch: Callable[[int], object],
+    most: int,
+) -> list[Profile]:
+    """Measures on each rank; see `Session.profile`. All ranks call it.
+
+    Args:
+        meeting: what the ranks know of each other.
+        models: which do not reduce gradients meanwhile.
+        finish: see `measure`.
+        hold: makes what `measure` needs from the means of λ and of λ².
+        run_batch: see `measure`.
+        most: see `measure`.
+
+    Returns:
+        What each rank measured.
+    """
+    with unreduced(models):
+        of_sizes = hold(shared_moments(meeting.store, meeting.sizes))
+        trial = partial(measure, run_batch, most, finish, of_sizes)
+        return gather(meeting.store, meeting.rank, meeting.world, trial)
 
 
 def _part(store: Store, rank: int, world: int) -> None:

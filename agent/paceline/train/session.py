@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -14,7 +15,9 @@ from torch import nn
 
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms, length, whole
-from paceline.train.checkpoint import Position
+from paceline.train.checkpoint.contents import Contents
+from paceline.train.checkpoint.position import Position
+from paceline.train.checkpoint.saver import Saver, Schedule
 from paceline.train.ddp import wrap
 from paceline.train.device import Device
 from paceline.train.environment import Environment
@@ -22,15 +25,7 @@ from paceline.train.loader import Loader
 from paceline.train.loop import Loop
 from paceline.train.meeting import meet
 from paceline.train.parts import Batch
-from paceline.train.profile import (
-    Profile,
-    gather,
-    limits_of,
-    listed_limits,
-    measure,
-    shared_moments,
-    unreduced,
-)
+from paceline.train.profile import Profile, limits_of, listed_limits, profile_ranks
 from paceline.train.refusals import refuse_model
 from paceline.train.sizes import Sizes, resolve
 
@@ -85,16 +80,14 @@ class Session:
     ) -> None:
         terms = Terms(length(dataset), global_batch, seed, drop_last, loss_mean, coast_steps)
         environment = Environment.read(os.environ)
-        self._given_limits = listed_limits(limits)
-        arguments = asdict(terms) | {"limits": self._given_limits}
-        meeting = meet(arguments, lambda: resolve(sizes, dataset))
+        self._given_limits = given = listed_limits(limits)
+        meeting = meet(asdict(terms) | {"limits": given}, lambda: resolve(sizes, dataset))
         self.rank, self.world, self.filler = meeting.rank, meeting.world, meeting.filler
         self._dataset = dataset
         device = Device(environment.emulate, self.rank, self.world)
         most = limits_of(self._given_limits, [], global_batch, self.world)
         self._loop = Loop(terms, meeting, environment, device, most)
-        # Not the loader itself: in a cycle its processes would be ended late, by garbage
-        # collection, which may run in a fork and hang there.
+        # Not the loader: in a cycle, garbage collection may end its processes in a fork, and hang.
         self._has_loader = False
         self._pid = os.getpid()
         atexit.register(self.close)
@@ -111,19 +104,7 @@ class Session:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in a whole epoch, the same under every policy; so is ``len(loader)``.
-
-        Schedules of the learning rate count with it::
-
-            schedule = torch.optim.lr_scheduler.OneCycleLR(
-                optimizer, max_lr=3e-3, total_steps=epochs * session.steps_per_epoch
-            )
-            for epoch in session.epochs(epochs):
-                for inputs, labels in loader:
-                    ...
-                    optimizer.step()
-                    schedule.step()
-        """
+        """Steps in a whole epoch, the same under every policy; so is ``len(loader)``."""
         return self._loop.terms.steps_per_epoch
 
     @property
@@ -188,9 +169,8 @@ class Session:
         """Says which optimiser trains the wrapped models; returns it.
 
         Policies that relax synchronisation act on the optimiser and on the scaler. Call this once,
-        after `wrap` and before the first iteration, on every rank. A script that does not call it
-        trains as well: then both are looked for when such a policy comes into force. Of an
-        optimiser that is declared without a scaler, the scaler is looked for.
+        after `wrap` and before the first iteration, on every rank. What is not declared is looked
+        for when such a policy comes into force.
 
         Args:
             optimizer: has parameters of wrapped models, of several models if need be; torch's
@@ -202,12 +182,7 @@ class Session:
             ValueError: the optimiser has no parameter of a wrapped model.
             PacelineError: the session has an optimiser already, or training has begun.
         """
-        self._loop.refuse_closed()
-        if self._loop.begun:
-            raise PacelineError(
-                "training has begun: call session.optimizer(optimizer) before the loader's first "
-                "iteration"
-            )
+        self._loop.refuse_begun("call session.optimizer(optimizer)")
         self._loop.gate.declare(optimizer, scaler)
         return optimizer
 
@@ -232,13 +207,10 @@ class Session:
         loop = self._loop
         if loop.begun or loop.profiles:
             raise PacelineError("profile: call it once, and before the loader's first iteration")
-        meeting = loop.meeting
         batch = loop.terms.global_batch
         most = batch if most is None else whole("most", most, 1)
-        with unreduced(loop.gate.models):
-            hold = loop.device.trial(self.step + 1, shared_moments(meeting.store, meeting.sizes))
-            trial = partial(measure, run_batch, most, loop.device.finish, hold)
-            profiles = gather(meeting.store, self.rank, self.world, trial)
+        models, hold = loop.gate.models, partial(loop.device.trial, self.step + 1)
+        profiles = profile_ranks(loop.meeting, models, loop.device.finish, hold, run_batch, most)
         loop.limits = limits_of(self._given_limits, profiles, batch, self.world)
         loop.profiles = profiles
         return profiles[self.rank]
@@ -257,6 +229,35 @@ class Session:
             epoch = loop.next_epoch
             yield epoch
             loop.next_epoch = max(loop.next_epoch, epoch + 1)  # the body may not have looped
+
+    def checkpoint(
+        self,
+        directory: str | Path,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: torch.optim.lr_scheduler.LRScheduler | None = None,
+        scaler: torch.amp.GradScaler | None = None,
+        *,
+        every_steps: int | None = None,
+        every_s: float | None = None,
+        keep: int = 2,
+    ) -> None:
+        """Goes on from the newest checkpoint, if any, and saves more. Call it once, after `wrap`.
+
+        Args:
+            directory: shared by all nodes, and of this training alone.
+            model, optimizer, scheduler, scaler: what the script trains with.
+            every_steps, every_s: steps or seconds between two checkpoints; give at least one.
+            keep: how many checkpoints stay.
+
+        Raises:
+            TypeError, ValueError, RuntimeError: an argument, or the checkpoint's data or model.
+            PacelineError: training has begun, or the directory cannot be used.
+        """
+        self._loop.refuse_begun("call session.checkpoint(…)")
+        contents = Contents.of(model, optimizer, scheduler, scaler)
+        schedule = Schedule(Path(directory), every_steps, every_s, keep)
+        self._loop.save_with(Saver(schedule, contents, self.rank, self._loop.terms.samples))
 
     def log(self, *, loss: torch.Tensor | float) -> None:
         """Reports the loss of the current step, this rank's mean; never waits for the device.
@@ -282,8 +283,7 @@ class Session:
             PacelineError: training has begun already.
             ValueError: the state is of other data, or not rank 0's.
         """
-        if self._loop.begun:
-            raise PacelineError("load the session's state before the loader's first iteration")
+        self._loop.refuse_begun("load the session's state")
         self._loop.resume(Position.of_state(state, self._loop.terms.samples))
 
     def close(self) -> None:

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
+import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
 from paceline.core.terms import Terms
+from paceline.core.version import __version__
 from paceline.node.spool import Spool
-from paceline.train.checkpoint import Position
+from paceline.train.checkpoint.position import Position
+from paceline.train.device import Device
 from paceline.train.environment import Environment
 from paceline.train.follower import Follower
 from paceline.train.leader import Leader
 from paceline.train.meeting import Meeting
 from paceline.train.parts import Step
+from paceline.train.profile import Profile
 from paceline.train.proposals import Proposals
 from paceline.train.report import Emitter, Reporter, RoundReporter
 from paceline.train.sync.suitability import OnFallback
 from paceline.wire import MOST_WHY, Fallback, Hello
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -102,6 +110,72 @@ def agree_on_lookahead(store: Store, rank: int, lookahead: int) -> None:
         raise ValueError(
             f"the loader fetches {lookahead} steps ahead on rank {rank} but {of_leader} on rank 0: "
             "give num_workers and prefetch_factor the same values on every rank"
+        )
+
+
+def describe(
+    terms: Terms,
+    meeting: Meeting,
+    environment: Environment,
+    start: Position,
+    lookahead: int,
+    epochs: int | None,
+    device: Device,
+    profiles: Sequence[Profile],
+    limits: list[int],
+) -> Hello | None:
+    """On rank 0, the run's description for the control plane.
+
+    Args:
+        terms: of the run.
+        meeting: what the ranks know of each other.
+        environment: what the launcher told this rank.
+        start: where training begins.
+        lookahead: steps that the loader fetches before training reaches them.
+        epochs: that the script trains, where the session knows.
+        device: what this rank computes on.
+        profiles: of each rank; empty: there was no profiling phase.
+        limits: the most samples that each rank gets in a step, [W]; empty: no limits.
+    """
+    if meeting.sizes is None:
+        return None
+    return Hello(
+        attempt=environment.attempt,
+        world=meeting.world,
+        global_batch=terms.global_batch,
+        seed=terms.seed,
+        sizes=meeting.sizes.astype("<f8").tobytes(),
+        loss_mean=terms.loss_mean,
+        drop_last=terms.drop_last,
+        epochs=epochs,
+        lookahead=lookahead,
+        started_at=time.time(),
+        paceline=__version__,
+        torch=str(torch.__version__),
+        device=device.name,
+        epoch=start.epoch,
+        step=start.step,
+        used=b"" if start.used is None else start.used.astype("<u4").tobytes(),
+        emulated=device.emulated,
+        profiles=[profile.times for profile in profiles],
+        limits=limits,
+    )
+
+
+def warn_of_restarts(environment: Environment, start: Position, rank: int, saves: bool) -> None:
+    """Says on rank 0 what a restart costs in a run without `Session.checkpoint`.
+
+    Args:
+        environment: what the launcher told this rank.
+        start: where training begins; where the script loaded a state itself, nothing is said.
+        rank: this rank.
+        saves: the script declares checkpoints.
+    """
+    if rank == 0 and environment.max_restarts and start.used is None and not saves:
+        logger.warning(
+            "the script declares no checkpoint, so a restart begins at step 0 again: call "
+            "session.checkpoint(directory, model, optimizer, every_steps=…), or save and load the "
+            "session's state yourself"
         )
 
 

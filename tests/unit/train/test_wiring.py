@@ -12,7 +12,7 @@ from torch.distributed import HashStore
 from paceline.core.terms import Terms
 from paceline.node.spool import drain
 from paceline.train import wiring
-from paceline.train.checkpoint import Position
+from paceline.train.checkpoint.position import Position
 from paceline.train.environment import Environment
 from paceline.train.meeting import Meeting
 from paceline.train.parts import Step

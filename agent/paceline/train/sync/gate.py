@@ -79,6 +79,7 @@ class SyncGate:
         self._scales_differ = False  # ranks may have different scales of gradients
         self._ranks_made: Ranks | None = None
         self._agreement: LoopAgreement | None = None  # None until a relaxed one is asked for
+        self._stepped = -1  # the newest step in which the script stepped an optimiser
         self._left = False  # all ranks left the loop after the same step
         self._failure: str | None = None  # why this rank cannot go on
         self._in_gate = False  # an optimiser step made now is the gate's own
@@ -88,6 +89,12 @@ class SyncGate:
     def relaxed(self) -> Synchroniser | None:
         """The relaxed synchroniser in force; None: gradients are all-reduced."""
         return self._relaxed
+
+    @property
+    def stepped(self) -> bool:
+        """Whether the script has stepped an optimiser in the current step."""
+        running = self._current.running
+        return running is not None and running.step.step == self._stepped
 
     def declare(
         self, optimiser: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None
@@ -300,6 +307,7 @@ class SyncGate:
         if self._in_gate or running is None:
             return
         self._unwrapped.stepping(optimiser)
+        self._stepped = running.step.step
         if not self._script.trains(optimiser, self._parameters):
             return
         closure = len(args) > 1 or kwargs.get("closure") is not None  # args[0] is the optimiser

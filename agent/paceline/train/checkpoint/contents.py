@@ -1,0 +1,127 @@
+"""What a checkpoint holds of a script's objects, and of torch's random numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from paceline.train.ddp import SingleProcess, WeightedDDP
+
+State = dict[str, Any]  # key → tensor, or a value that pickle knows
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a script trains with.
+
+    Its state is flat, so that each tensor is an entry of its own in the checkpoint: keys are
+    ``model/NAME``, ``optimizer/PARAMETER/NAME``, and ``optimizer``, ``scheduler`` and ``scaler``
+    for the rest.
+    """
+
+    model: nn.Module  # without the wrapper
+    optimizer: torch.optim.Optimizer
+    scheduler: torch.optim.lr_scheduler.LRScheduler | None
+    scaler: torch.amp.GradScaler | None
+
+    def state(self) -> State:
+        """The state of all of them."""
+        state: State = {f"model/{name}": v for name, v in self.model.state_dict().items()}
+        state |= _split(self.optimizer.state_dict())
+        if self.scheduler is not None:
+            state["scheduler"] = self.scheduler.state_dict()
+        if self.scaler is not None:
+            state["scaler"] = self.scaler.state_dict()
+        return state
+
+    def load(self, state: State) -> None:
+        """Puts a state into them.
+
+        Raises:
+            RuntimeError, ValueError: the model or the optimiser has other parameters.
+        """
+        prefix = "model/"
+        model = {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+        self.model.load_state_dict(model)
+        self.optimizer.load_state_dict(_joined(state))
+        if self.scheduler is not None:
+            self.scheduler.load_state_dict(state["scheduler"])
+        if self.scaler is not None:
+            self.scaler.load_state_dict(state["scaler"])
+
+    @staticmethod
+    def of(
+        model: Any,
+        optimizer: torch.optim.Optimizer,
+        scheduler: torch.optim.lr_scheduler.LRScheduler | None,
+        scaler: torch.amp.GradScaler | None,
+    ) -> Contents:
+        """The arguments of `Session.checkpoint`, checked.
+
+        Raises:
+            TypeError: an argument is of another kind; the message names the argument.
+        """
+        kinds: list[tuple[str, Any, Any]] = [
+            ("model", model, nn.Module),
+            ("optimizer", optimizer, torch.optim.Optimizer),
+            ("scheduler", scheduler, torch.optim.lr_scheduler.LRScheduler | None),
+            ("scaler", scaler, torch.amp.GradScaler | None),
+        ]
+        for name, value, kind in kinds:
+            if not isinstance(value, kind):
+                raise TypeError(f"{name} is a {type(value).__name__}: give torch's own {name}")
+        module = model.module if isinstance(model, WeightedDDP | SingleProcess) else model
+        return Contents(module, optimizer, scheduler, scaler)
+
+    @property
+    def given(self) -> dict[str, bool]:
+        """Which of the optional objects there are, by name."""
+        return {"scheduler": self.scheduler is not None, "scaler": self.scaler is not None}
+
+
+def _split(optimizer: State) -> State:
+    """The tensors of an optimiser's state, each under its own key, and the rest."""
+    tensors: State = {}
+    rest: State = {}
+    for parameter, values in optimizer["state"].items():
+        rest[parameter] = {}
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"optimizer/{parameter}/{name}"] = value
+            else:
+                rest[parameter][name] = value
+    return {**tensors, "optimizer": {**optimizer, "state": rest}}
+
+
+def _joined(state: State) -> State:
+    """The optimiser's state of which `_split` made these entries."""
+    optimizer: State = state["optimizer"]
+    for key, value in state.items():
+        if key.startswith("optimizer/"):
+            _, parameter, name = key.split("/", 2)
+            optimizer["state"][int(parameter)][name] = value
+    return optimizer
+
+
+def random_state(rank: int) -> State:
+    """The states of torch's random numbers on this rank: of the CPU, and of its CUDA device."""
+    state: State = {f"random/{rank}/cpu": torch.get_rng_state()}
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        state[f"random/{rank}/cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def of_rank(key: str, rank: int) -> bool:
+    """Whether an entry is for a rank to read: one of all ranks, or its own random numbers."""
+    return not key.startswith("random/") or key.startswith(f"random/{rank}/")
+
+
+def set_random_state(state: State, rank: int) -> None:
+    """Goes on with random numbers as in a state, if the rank was there when it was saved."""
+    if (cpu := state.get(f"random/{rank}/cpu")) is not None:
+        torch.set_rng_state(cpu)
+    if (cuda := state.get(f"random/{rank}/cuda")) is not None and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.set_rng_state(cuda)

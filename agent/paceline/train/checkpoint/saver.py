@@ -1,0 +1,192 @@
+"""Saves and loads checkpoints, on all ranks at once."""
+
+from __future__ import annotations
+
+import logging
+import time
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from paceline.core.errors import PacelineError
+from paceline.core.terms import whole
+from paceline.train.checkpoint.contents import Contents, State, random_state, set_random_state
+from paceline.train.checkpoint.folder import Folder
+from paceline.train.checkpoint.position import Position
+from paceline.train.meeting import TIMEOUT
+from paceline.train.parts import Step
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Where checkpoints are, how often to save, and how many to keep, the same on all ranks.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names the argument.
+    """
+
+    directory: Path
+    every_steps: int | None
+    every_s: float | None  # counted by rank 0
+    keep: int
+
+    def __post_init__(self) -> None:
+        whole("keep", self.keep, 1)
+        if self.every_steps is not None:
+            whole("every_steps", self.every_steps, 1)
+        if self.every_s is not None and not self.every_s > 0:
+            raise ValueError(f"every_s is {self.every_s}: it must be above 0")
+        if self.every_steps is None and self.every_s is None:
+            raise ValueError("give every_steps or every_s: how often to save a checkpoint")
+
+
+class Saver:
+    """Loads the newest checkpoint and saves further ones. All ranks make the same calls.
+
+    A checkpoint holds rank 0's model and optimiser, since replicas are equal where it is saved, and
+    each rank's random numbers.
+
+    Args:
+        schedule: where, how often, and how many.
+        contents: what the script trains with.
+        rank: this rank.
+        samples: N.
+    """
+
+    def __init__(self, schedule: Schedule, contents: Contents, rank: int, samples: int) -> None:
+        self._schedule, self._contents = schedule, contents
+        self._rank, self._samples = rank, samples
+        self._folder = Folder(schedule.directory, schedule.keep)
+        # Of its own: the default one may be NCCL's, and a synchroniser's threads use theirs.
+        several = dist.is_available() and dist.is_initialized()
+        self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if several else None
+        self._steps = 0  # made at the newest checkpoint, or attempt to save one
+        self._time = time.monotonic()
+        self._random: State = {}  # as it was when the loaded checkpoint was saved
+
+    def load(self) -> Position | None:
+        """Puts the newest checkpoint into the script's objects; None: there is none.
+
+        Raises:
+            ValueError: ranks have other arguments, or the checkpoint is of other data.
+            RuntimeError: the model or the optimiser has other parameters.
+            PacelineError: the directory or the checkpoint cannot be read.
+        """
+        newest = self._agree()
+        if newest is None:
+            return None
+        state = self._read(newest)
+        position = Position.of_state(state["session"], self._samples)
+        self._contents.load(state)
+        self._random = {k: v for k, v in state.items() if k.startswith("random/")}
+        self._steps = newest
+        if self._rank == 0:
+            logger.warning("going on from checkpoint %s", self._folder.whole(newest))
+        return position
+
+    def restore_random(self) -> None:
+        """Goes on with the checkpoint's random numbers, once, where training goes on."""
+        state, self._random = self._random, {}
+        set_random_state(state, self._rank)
+
+    def due(self, step: Step, stepped: bool) -> bool:
+        """Whether to save now, after a step that all ranks are through with.
+
+        The ranks agree.
+
+        Args:
+            step: the step.
+            stepped: an optimiser has stepped in it. Otherwise gradients accumulate on this rank,
+                and would be lost: then a checkpoint is due later.
+        """
+        steps, s = self._schedule.every_steps, self._schedule.every_s
+        by_steps = steps is not None and step.step + 1 - self._steps >= steps
+        if not by_steps and (s is None or not step.last):
+            return False
+        by_time = s is not None and time.monotonic() - self._time >= s
+        vote = torch.tensor([stepped and (by_steps or by_time or self._rank > 0)], dtype=torch.int)
+        if self._group is not None:
+            dist.all_reduce(vote, dist.ReduceOp.MIN, self._group)
+        return bool(vote.item())
+
+    def save(self, position: Position) -> None:
+        """Saves a checkpoint. If that fails, training goes on, and the log says why."""
+        from paceline.train.checkpoint import storage
+
+        self._steps = steps = position.step
+        try:
+            storage.write(self._folder.unfinished(steps), self._state(position), self._group)
+            if self._rank == 0:
+                self._folder.finish(steps)
+        except (PacelineError, OSError) as error:
+            if self._rank == 0:
+                self._failed(steps, error)
+        self._time = time.monotonic()
+
+    def _failed(self, steps: int, error: Exception) -> None:
+        with suppress(OSError):
+            self._folder.clear()  # a full disk has room again
+        text = "no checkpoint was saved at step %d: %s; a restart begins at step %d"
+        logger.error(text, steps, error, self._folder.newest() or 0)
+
+    def close(self) -> None:
+        """Ends the process group."""
+        group, self._group = self._group, None
+        if group is not None:
+            with suppress(ValueError):  # the script has ended all groups
+                dist.destroy_process_group(group)
+
+    def _state(self, position: Position) -> State:
+        mine = random_state(self._rank)
+        if self._rank > 0:
+            return mine
+        return {
+            **mine,
+            **self._contents.state(),
+            "session": position.as_state(self._samples, self._rank),
+        }
+
+    def _read(self, steps: int) -> State:
+        from paceline.train.checkpoint import storage
+
+        path = self._folder.whole(steps)
+        try:
+            return storage.read(path, self._rank, self._group)
+        except PacelineError as error:
+            raise PacelineError(
+                f"checkpoint {path} cannot be read: {error}: all nodes must share its directory; "
+                "delete the checkpoint if it is damaged"
+            ) from error
+
+    def _agree(self) -> int | None:
+        """The newest checkpoint, by rank 0; checks that all ranks have the same arguments."""
+        arguments = {**asdict(self._schedule), "directory": str(self._schedule.directory)}
+        given = arguments | self._contents.given
+        mine = given, *(self._look() if self._rank == 0 else (None, ""))
+        words: list[Any] = [mine]
+        if self._group is not None:
+            words = [None] * dist.get_world_size(self._group)
+            dist.all_gather_object(words, mine, self._group)
+        first, newest, error = words[0]
+        if error:
+            raise PacelineError(f"checkpoint directory {self._folder.path}: {error}")
+        for rank, (other, *_) in enumerate(words):
+            if other != first:
+                raise ValueError(
+                    f"session.checkpoint was called with {other} on rank {rank} but with {first} "
+                    "on rank 0: give every rank the same values"
+                )
+        return None if newest is None else int(newest)
+
+    def _look(self) -> tuple[int | None, str]:
+        try:
+            self._folder.make()
+            return self._folder.newest(), ""
+        except OSError as error:
+            return None, str(error)

@@ -1,0 +1,76 @@
+"""Writes and reads a checkpoint's files, with torch.distributed.checkpoint, on all ranks at once.
+
+Import it only where it is needed: torch.distributed.checkpoint takes a second to import.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+
+from paceline.core.errors import PacelineError
+from paceline.train.checkpoint.contents import State, of_rank
+
+
+def write(directory: Path, state: State, group: dist.ProcessGroup | None) -> None:
+    """Writes the ranks' states into a directory; returns once all of them are on the disk.
+
+    Raises:
+        PacelineError: that failed on a rank, which the message names. Then all ranks raise.
+    """
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    with _failures_named():
+        writer = FileSystemWriter(directory)
+        save(state, storage_writer=writer, planner=planner, process_group=group)
+
+
+def read(directory: Path, rank: int, group: dist.ProcessGroup | None) -> State:
+    """What ranks wrote into a directory, without what is of other ranks alone.
+
+    Raises:
+        PacelineError: that failed on a rank, which the message names.
+    """
+    planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    reader = FileSystemReader(directory)
+    with _failures_named():
+        state = _template(reader, rank)
+        load(state, storage_reader=reader, planner=planner, process_group=group)
+    return state
+
+
+def _template(reader: FileSystemReader, rank: int) -> State:
+    """What to read into."""
+    return {
+        key: torch.empty(entry.size, dtype=entry.properties.dtype)
+        if isinstance(entry, TensorStorageMetadata)
+        else None
+        for key, entry in reader.read_metadata().state_dict_metadata.items()
+        if of_rank(key, rank)
+    }
+
+
+@contextmanager
+def _failures_named() -> Iterator[None]:
+    """Raises failures as a PacelineError. Leaves out the warning that there is a single process."""
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+            yield
+    except CheckpointException as error:
+        if not error.failures:
+            raise PacelineError(str(error)) from error
+        rank, (cause, _) = min(error.failures.items(), key=lambda failure: failure[0])
+        raise PacelineError(f"rank {rank}: {type(cause).__name__}: {cause}") from error
+    except OSError as error:
+        raise PacelineError(f"{type(error).__name__}: {error}") from error

@@ -1,0 +1,121 @@
+"""Cases for ranks: training that saves checkpoints and goes on from them."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.nn.functional import mse_loss
+
+import paceline
+from paceline.train.checkpoint.saver import Saver
+from paceline.wire import ALLREDUCE
+from paceline.wire.synchronisation import Synchronisation
+from support.relaxing import planned
+from support.sessions import Numbered, network, parameters
+
+
+@dataclass
+class Log:
+    """What a rank saw."""
+
+    steps: list[int] = field(default_factory=list)
+    used: list[int] = field(default_factory=list)
+    after: dict[int, Tensor] = field(default_factory=dict)  # step → parameters in the next step
+    saved: list[int] = field(default_factory=list)  # how many steps checkpoints were of
+    began: Tensor = field(default_factory=lambda: torch.empty(0))  # parameters at the start
+    momentum: Tensor = field(default_factory=lambda: torch.empty(0))  # of a parameter, then
+
+
+def train(
+    directory: str,
+    epochs: int,
+    often: dict[str, Any],
+    chain: list[Synchronisation] | None = None,
+    accumulate: int = 1,
+    count: int = 24,
+) -> Log:
+    """Trains N samples in steps of 4, in segments of four steps, with checkpoints.
+
+    Args:
+        directory: of the checkpoints.
+        epochs: to train.
+        often: of `Session.checkpoint`.
+        chain: the segments' synchronisers, after the first segment; None: all-reduce.
+        accumulate: steps until the optimiser steps.
+        count: N.
+    """
+    log = Log()
+    torch.manual_seed(0)
+    save = Saver.save
+
+    def noted(saver: Saver, position: Any) -> None:
+        log.saved.append(position.step)
+        save(saver, position)
+
+    with (
+        mock.patch.object(Saver, "save", noted),
+        planned(chain or [ALLREDUCE]),
+        contextlib.closing(paceline.Session(Numbered(count), global_batch=4)) as session,
+    ):
+        loader = session.loader()
+        model = session.wrap(network())
+        optimizer = session.optimizer(torch.optim.SGD(model.parameters(), 0.05, momentum=0.9))
+        session.checkpoint(directory, model, optimizer, **often)
+        log.began = parameters(model).clone()
+        if optimizer.state:
+            log.momentum = next(iter(optimizer.state.values()))["momentum_buffer"].clone()
+        for _ in session.epochs(epochs):
+            for indices, x, y in loader:
+                if log.steps:
+                    log.after[log.steps[-1]] = parameters(model).clone()
+                log.steps.append(session.step)
+                log.used += [] if session.batch.empty else indices.tolist()
+                last = (session.step + 1) % accumulate == 0
+                with contextlib.nullcontext() if last else model.no_sync():
+                    mse_loss(model(x), y).backward()
+                if last:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            if log.steps:  # not in an epoch that was over at the checkpoint
+                log.after[log.steps[-1]] = parameters(model).clone()
+    return log
+
+
+def refused(directory: str, ours: dict[int, dict[str, Any]]) -> str:
+    """What the session says to arguments that each rank has of its own."""
+    with contextlib.closing(paceline.Session(Numbered(8), global_batch=4)) as session:
+        model = session.wrap(network())
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        try:
+            session.checkpoint(directory, model, optimizer, **ours[session.rank])
+        except (ValueError, paceline.PacelineError) as error:
+            return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def full_disk(directory: str) -> tuple[list[int], list[str]]:
+    """The second checkpoint cannot be written on rank 1: how many there are, and what is logged."""
+    from paceline.train.checkpoint import saver, storage
+
+    words: list[str] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = lambda record: words.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger(saver.__name__).addHandler(handler)
+    write = storage.FileSystemWriter.write_data
+
+    def failing(writer: Any, plan: Any, planner: Any) -> Any:
+        if torch.distributed.get_rank() == 1 and "04" in Path(writer.path).name:
+            raise OSError(28, "No space left on device")
+        return write(writer, plan, planner)
+
+    with mock.patch.object(storage.FileSystemWriter, "write_data", failing):
+        log = train(directory, 1, {"every_steps": 2, "keep": 9})
+    logging.getLogger(saver.__name__).removeHandler(handler)
+    return log.steps, words
