@@ -34,7 +34,8 @@ router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS)
 
 _SEGMENTS = 2_000  # of a snapshot
 
-_NUMBER = r"^\d{1,20}-\d{1,20}$"  # of an entry
+_NUMBER = r"^\d+-\d+$"  # of an entry
+_LONGEST_NUMBER = 41  # two of 64 bits
 
 
 def _known(position: str | None) -> str | None:
@@ -102,10 +103,16 @@ async def events(
     run: str,
     since: Annotated[
         str | None,
-        Query(pattern=_NUMBER, description="position of a snapshot; default: now"),
+        Query(
+            pattern=_NUMBER,
+            max_length=_LONGEST_NUMBER,
+            description="position of a snapshot; default: now",
+        ),
         AfterValidator(_known),
     ] = None,
-    last_event_id: Annotated[str | None, Header(pattern=_NUMBER), AfterValidator(_known)] = None,
+    last_event_id: Annotated[
+        str | None, Header(pattern=_NUMBER, max_length=_LONGEST_NUMBER), AfterValidator(_known)
+    ] = None,
 ) -> Response:
     """What happens to a run, as it is committed; ends when the run has ended and all was told.
 
