@@ -104,7 +104,19 @@ class Session:
 
     @property
     def steps_per_epoch(self) -> int:
-        """Steps in a whole epoch, the same under every policy; so is ``len(loader)``."""
+        """Steps in a whole epoch, the same under every policy; so is ``len(loader)``.
+
+        Schedules of the learning rate count with it::
+
+            schedule = torch.optim.lr_scheduler.OneCycleLR(
+                optimizer, max_lr=3e-3, total_steps=epochs * session.steps_per_epoch
+            )
+            for epoch in session.epochs(epochs):
+                for inputs, labels in loader:
+                    ...
+                    optimizer.step()
+                    schedule.step()
+        """
         return self._loop.terms.steps_per_epoch
 
     @property
@@ -243,6 +255,9 @@ class Session:
         keep: int = 2,
     ) -> None:
         """Goes on from the newest checkpoint, if any, and saves more. Call it once, after `wrap`.
+
+        A checkpoint is saved where all ranks have met after the same step: under a relaxed policy
+        that is at the end of a segment or of an epoch.
 
         Args:
             directory: shared by all nodes, and of this training alone.

@@ -42,18 +42,6 @@ V1 = "/api/v1"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
-        yield opened
-
-
-@pytest.fixture
-def client(store: Store, bus_url: str) -> Iterator[httpx.Client]:
-    with serving(store, bus_url) as opened:
-        yield opened
-
-
-@pytest.fixture
 def dead_bus(store: Store, tmp_path: Path) -> Iterator[httpx.Client]:
     """A server whose bus has gone."""
     with EmbeddedBus(tmp_path / "bus") as bus:

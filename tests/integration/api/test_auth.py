@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import closing
 from http.client import HTTPConnection
-from pathlib import Path
 
 import httpx
 import pytest
@@ -19,12 +18,6 @@ from paceline_backend.store import Store
 from support.web import serving
 
 TOKEN = "a token, naïve: 1"  # not ASCII alone
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
-        yield opened
 
 
 @pytest.fixture

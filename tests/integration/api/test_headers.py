@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import NoReturn
 
 import httpx
@@ -15,11 +14,8 @@ from support.web import serving
 
 
 @pytest.fixture
-def guarded(tmp_path: Path, bus_url: str) -> Iterator[httpx.Client]:
-    with (
-        Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as store,
-        serving(store, bus_url, token="secret") as client,
-    ):
+def guarded(store: Store, bus_url: str) -> Iterator[httpx.Client]:
+    with serving(store, bus_url, token="secret") as client:
         yield client
 
 

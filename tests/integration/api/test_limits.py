@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from contextlib import closing
 from http import HTTPStatus
 from http.client import HTTPConnection
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -20,18 +19,6 @@ from support.web import serving
 
 V1 = "/api/v1"
 JSON = {"Content-Type": "application/json"}
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
-        yield opened
-
-
-@pytest.fixture
-def client(store: Store, bus_url: str) -> Iterator[httpx.Client]:
-    with serving(store, bus_url) as opened:
-        yield opened
 
 
 @pytest.fixture

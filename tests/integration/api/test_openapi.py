@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -21,12 +20,6 @@ METHODS = {"get", "put", "post", "delete", "patch"}
 
 # From an operation's method and path, and a client with the token, to an answer.
 Ask = Callable[[httpx.Client, str, str], httpx.Response]
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
-        yield opened
 
 
 @pytest.fixture

@@ -30,12 +30,6 @@ RUN = "r"
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
-        yield opened
-
-
-@pytest.fixture
 def client(store: Store, bus_url: str) -> Iterator[httpx.Client]:
     """Server and ingest over one run."""
     add_run(store, RUN, node="n")

@@ -79,7 +79,7 @@ class SyncGate:
         self._scales_differ = False  # ranks may have different scales of gradients
         self._ranks_made: Ranks | None = None
         self._agreement: LoopAgreement | None = None  # None until a relaxed one is asked for
-        self._stepped = -1  # the newest step in which the script stepped an optimiser
+        self._stepped = -1  # the newest step in which the wrapped models' optimiser stepped
         self._left = False  # all ranks left the loop after the same step
         self._failure: str | None = None  # why this rank cannot go on
         self._in_gate = False  # an optimiser step made now is the gate's own
@@ -92,7 +92,7 @@ class SyncGate:
 
     @property
     def stepped(self) -> bool:
-        """Whether the script has stepped an optimiser in the current step."""
+        """Whether an optimiser of wrapped models has stepped in the current step."""
         running = self._current.running
         return running is not None and running.step.step == self._stepped
 
@@ -307,9 +307,9 @@ class SyncGate:
         if self._in_gate or running is None:
             return
         self._unwrapped.stepping(optimiser)
-        self._stepped = running.step.step
         if not self._script.trains(optimiser, self._parameters):
             return
+        self._stepped = running.step.step
         closure = len(args) > 1 or kwargs.get("closure") is not None  # args[0] is the optimiser
         self._script.closures |= closure
         if self._relaxed is None:

@@ -1,0 +1,24 @@
+"""The web application over an empty database."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from paceline_backend.store import Store
+from support.web import serving
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def client(store: Store, bus_url: str) -> Iterator[httpx.Client]:
+    with serving(store, bus_url) as opened:
+        yield opened
