@@ -1,4 +1,4 @@
-.PHONY: help setup-demo setup-dev setup-bench demo demo-report check unit test pytest test-fast test-long coverage bench bench-real gpu-check format clean
+.PHONY: help setup-demo setup-dev setup-bench kubernetes demo demo-report check unit test pytest test-fast test-long test-engines run-against coverage bench bench-real gpu-check format clean
 .DEFAULT_GOAL := help
 
 help: ## what there is
@@ -10,7 +10,7 @@ setup-demo:
 setup-dev:
 	@bash scripts/setup.sh dev
 
-demo: setup-demo ## train a real model and watch it on http://127.0.0.1:8000
+demo: setup-demo ## train a real model and watch it in a browser: open the link that it prints
 	@exec .venv/bin/paceline demo $(ARGS)
 
 demo-report: setup-demo ## the same without a browser: bsp, a switch to chronica, a table
@@ -45,11 +45,22 @@ test-long: setup-dev ## what takes longer: tests marked `long`, and 500 examples
 	.venv/bin/pytest -m long $(FILES) || [ $$? = 5 ]
 	.venv/bin/pytest tests/unit --numprocesses 2 --dist worksteal --hypothesis-profile long
 
+test-engines: setup-dev ## runs over several nodes and on real engines, all cases; as root
+	@bash scripts/ray.sh
+	PACELINE_EXAMPLE_REPORT=$(CURDIR)/.paceline/example.xml \
+	.venv/bin/pytest tests/engines -m "long or not long" --numprocesses 2 --dist loadfile --junitxml=.paceline/engines.xml $(ARGS)
+
+run-against: setup-dev ## takes the last `make test-engines` into docs/backends/run-against.md
+	.venv/bin/python scripts/run_against.py $(wildcard .paceline/engines.xml .paceline/example.xml)
+
 coverage: setup-dev ## every test, and the line coverage of the three packages
 	.venv/bin/coverage erase
 	.venv/bin/coverage run -m pytest $(FILES) -W default::coverage.exceptions.CoverageWarning
 	.venv/bin/coverage combine --quiet
 	.venv/bin/coverage report --skip-covered
+
+kubernetes: ## build Kubernetes 1.20 for the tests on a real one, once: six minutes or more, as root
+	@bash scripts/kubernetes.sh
 
 setup-bench:
 	@bash scripts/setup.sh bench
@@ -70,4 +81,4 @@ format: setup-dev ## format the code
 	.venv/bin/ruff format .
 
 clean: ## remove what the targets above made
-	rm -rf .venv node_modules .paceline .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*
+	rm -rf .venv .venv-ray node_modules .paceline .pytest_cache .mypy_cache .ruff_cache .hypothesis .coverage*

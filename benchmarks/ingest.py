@@ -3,7 +3,8 @@
 Throughput: records wait on a real bus, 50 in a message or 1, and one `Ingest` takes them all. It
 reads, decodes, upserts, sums up the steps, commits, publishes and acknowledges. Its peer, in the
 same run, is the least that any consumer must do: read, decode, executemany into the same table,
-acknowledge.
+acknowledge. Another peer, in the same run, is MLflow's tracking server on SQLite at its best, which
+stores the same numbers of the same rows as metrics (`tracking.py`).
 
 Latency: another process sends 10,000 events/s as ranks do, in one message a rank every 20 ms. An
 event begins when its record is made, up to 20 ms before the record is sent. The event ends when the
@@ -19,6 +20,7 @@ import tempfile
 import threading
 import time
 from contextlib import closing
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -27,17 +29,18 @@ import numpy as np
 import psycopg
 import redis
 import sqlalchemy as sa
+import tracking
 from harness import Check, finish, parser
 
 from paceline.wire import (
     INGEST_GROUP,
-    TELEMETRY,
     Hello,
     StepBatch,
     StepRecord,
     decode,
     encode,
     live,
+    run_telemetry,
 )
 from paceline.wire.bus import connect
 from paceline_backend.control.consumer import Consumer
@@ -53,6 +56,7 @@ WORLD = 8
 EVENTS_PER_S = 10_000
 FLUSH_S = 0.02
 GOALS = {"sqlite": 100_000, "postgres": 60_000}
+TIMES_MLFLOW = 150.0
 COLUMNS = (*StepRecord.__struct_fields__, "run")
 
 
@@ -89,14 +93,14 @@ def fill(client: redis.Redis, run: str, rows: int, per_message: int) -> None:
         for rank in range(WORLD):
             batch = StepBatch(records(rank, range(first, min(first + per_message, per_rank))))
             fields: dict[Any, Any] = dict(encode(batch, run))
-            pipeline.xadd(TELEMETRY, fields)
+            pipeline.xadd(run_telemetry(run), fields)
         pipeline.execute()
 
 
 def new_run(store: Store) -> str:
     """Adds a run of `WORLD` ranks that has said hello, and returns its id."""
     run = f"run-{time.monotonic_ns()}"
-    add_run(store, run, nproc=WORLD)
+    add_run(store, run, nproc=WORLD, signed=True, created_at=time.time())
     sizes = np.ones(1000).tobytes()
     hello = Hello(0, WORLD, 64, 0, sizes, "samples", False, None, 2, 1.0, "0", "2", "cpu")
     telemetry.write(store, [(run, hello)])
@@ -112,7 +116,7 @@ def ingest_rows(store: Store, bus_url: str, rows: int, per_message: int) -> floa
         thread = threading.Thread(target=ingest.run, args=[stop])
         began = time.perf_counter()
         thread.start()
-        while client.xlen(TELEMETRY):
+        while client.xlen(run_telemetry(run)):
             time.sleep(0.01)
         took_s = time.perf_counter() - began
         stop.set()
@@ -144,12 +148,12 @@ def raw_rows(store: Store, bus_url: str, rows: int, per_message: int) -> float:
         driver = psycopg.connect(url.render_as_string(hide_password=False))
     with closing(driver), closing(connect(bus_url)) as client:
         fill(client, run, rows, per_message)
-        consumer = Consumer(client, TELEMETRY, INGEST_GROUP, "raw")
+        consumer = Consumer(client, [run_telemetry(run)], INGEST_GROUP, "raw")
         cursor = driver.cursor()
         began, done = time.perf_counter(), 0
         while done < rows:
             numbers, values = [], []
-            for number, fields in consumer.read(500, 0.1):
+            for _, number, fields in consumer.read(500, 0.1):
                 numbers.append(number)
                 message: Any = decode(fields)[1]
                 values += [(*msgspec.structs.astuple(record), key) for record in message.records]
@@ -157,8 +161,8 @@ def raw_rows(store: Store, bus_url: str, rows: int, per_message: int) -> float:
                 continue
             cursor.executemany(insert, values)
             driver.commit()
-            client.xack(TELEMETRY, INGEST_GROUP, *numbers)
-            client.xdel(TELEMETRY, *numbers)
+            client.xack(run_telemetry(run), INGEST_GROUP, *numbers)
+            client.xdel(run_telemetry(run), *numbers)
             done += len(values)
         return rows / (time.perf_counter() - began)
 
@@ -178,7 +182,7 @@ def produce(bus_url: str, run: str, duration_s: float) -> None:
                 # Events begin when they were due, so that a late producer does not look fast.
                 batch = StepBatch(records(rank, steps, [due - age for age in ages]))
                 fields: dict[Any, Any] = dict(encode(batch, run))
-                pipeline.xadd(TELEMETRY, fields)
+                pipeline.xadd(run_telemetry(run), fields)
             pipeline.execute()
 
 
@@ -192,7 +196,7 @@ def latencies_s(store: Store, bus_url: str, duration_s: float) -> tuple[float, f
     producer = [sys.executable, __file__, "--produce", bus_url, run, str(duration_s)]
     subprocess.run(producer, check=True)
     with closing(connect(bus_url)) as client:
-        while client.xlen(TELEMETRY):
+        while client.xlen(run_telemetry(run)):
             time.sleep(0.01)
         entries: Any = client.xrange(live(run))
     stop.set()
@@ -226,7 +230,7 @@ def measure(url: str, bus_url: str, quick: bool) -> dict[str, float]:
     }
 
 
-def table(results: dict[str, dict[str, float]]) -> str:
+def table(results: dict[str, dict[str, float]], peer: tracking.Rates | None) -> str:
     """The figures for people."""
     lines = [
         f"{'':10}{'rows/s':>12}{'raw driver':>12}{'1 a message':>13}{'p50':>10}{'p99':>10}",
@@ -237,6 +241,13 @@ def table(results: dict[str, dict[str, float]]) -> str:
         f"{1000 * of['latency_p50_s']:7.1f} ms{1000 * of['latency_p99_s']:7.1f} ms"
         for name, of in results.items()
     ]
+    if peer is None:
+        lines.append("MLflow is not installed: make setup-bench")
+    else:
+        lines.append(
+            f"{'mlflow':10}{peer.rows_per_s:12,.0f} rows/s as {peer.metrics_per_s:,.0f} metrics/s, "
+            f"{len(tracking.METRICS)} a row, {peer.threads} clients ({peer.version})"
+        )
     return "\n".join(lines)
 
 
@@ -254,6 +265,7 @@ def main() -> None:
             results["postgres"] = measure(server.database(), bus.url, options.quick)
         finally:
             server.stop()
+    peer = tracking.rates(3.0 if options.quick else 10.0) if tracking.installed() else None
     checks = [
         Check(f"{name} rows/s", results[name]["rows_per_s"], goal, ">=")
         for name, goal in GOALS.items()
@@ -262,8 +274,12 @@ def main() -> None:
         Check(f"{name} event → row p99, s", of["latency_p99_s"], 0.05, "<=")
         for name, of in results.items()
     ]
+    if peer is not None:
+        times = results["sqlite"]["rows_per_s"] / peer.rows_per_s
+        checks.append(Check("sqlite rows/s, times MLflow's", times, TIMES_MLFLOW, ">="))
     config = {"world": WORLD, "events_per_s": EVENTS_PER_S, "flush_s": FLUSH_S}
-    finish(options, config, results, checks, table(results))
+    everything = {**results, "mlflow": None if peer is None else asdict(peer)}
+    finish(options, config, everything, checks, table(results, peer))
 
 
 if __name__ == "__main__":

@@ -95,12 +95,12 @@ def train(stack: Stack, cluster: Cluster) -> dict[str, Any]:
             continue
         body = {"policy": policy, "parameters": parameters, "by": "benchmark"}
         version = stack.api("POST", f"/runs/{run}/policy", body)["version"]
-        wait(stack, run, lambda now, v=version: _effective(stack, now["id"], v) is not None)
+        wait(stack.api, run, lambda now, v=version: _effective(stack, now["id"], v) is not None)
         begun = _effective(stack, run, version)
         assert begun is not None
         times[label] = _per_work(stack, run, begun + LEARN, cluster)
     stack.api("POST", f"/runs/{run}/stop", {"force": True})
-    wait(stack, run, lambda now: now["ended_at"] is not None)
+    wait(stack.api, run, lambda now: now["ended_at"] is not None)
     return {"speedup": {label: times["bsp"] / spent for label, spent in times.items()}}
 
 
@@ -115,7 +115,7 @@ def _per_work(stack: Stack, run: str, first: int, cluster: Cluster) -> float:
     Work is counted in size units, or in samples where sizes cost nothing.
     """
     last = first + COUNT - 1
-    wait(stack, run, lambda now: (now["step"] or 0) > last, timeout_s=120.0)
+    wait(stack.api, run, lambda now: (now["step"] or 0) > last, timeout_s=120.0)
     rows = stack.api("GET", f"/runs/{run}/worker-steps?from={first}&to={last}&points=2000")
     spent = np.array(rows["compute_s"], float).max(axis=0)
     column = "load" if any(cluster.devices.a_s) else "samples"

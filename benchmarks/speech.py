@@ -104,7 +104,7 @@ def train_planned(stack: Stack, arguments: list[str], parameters: Mapping[str, A
         "parameters": dict(parameters),
     }
     run = stack.api("POST", "/runs", body)["id"]
-    ended = wait(stack, run, lambda now: now["ended_at"] is not None, timeout_s=MOST_S)
+    ended = wait(stack.api, run, lambda now: now["ended_at"] is not None, timeout_s=MOST_S)
     if ended["state"] != "finished":
         raise RuntimeError(f"train.py {ended['state']}: {ended['message']}")
 

@@ -36,7 +36,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import paceline
 from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
-from paceline.train.leader import Leader
+from paceline.train.plan.leader import Leader
 from paceline.train.sync.averaging import Averaging
 from paceline.train.sync.base import Synchroniser
 from paceline.train.sync.hierarchical import Hierarchical
@@ -292,7 +292,7 @@ def _coasted(what: Synchronisation, steps: int) -> Iterator[None]:
         return msgspec.structs.replace(made, synchroniser=what if leader.seq else ALLREDUCE)
 
     with (
-        mock.patch("paceline.train.leader.MOST_COASTED", steps),
+        mock.patch("paceline.train.plan.leader.MOST_COASTED", steps),
         mock.patch.object(Leader, "_coasted", next_one),
     ):
         yield

@@ -145,6 +145,18 @@ interface Run {
   epoch: number | null;
   step: number | null;
   controller: { owner: string; alive: boolean } | null;
+  revision: number;
+}
+
+/** A change that somebody asked for. */
+interface Change {
+  at: number;
+  who: string;
+  via: string;
+  action: string;
+  revision: number | null;
+  why: string;
+  details: Record<string, any>;
 }
 
 type Changes = "nothing" | "batches" | "training";
@@ -175,6 +187,7 @@ interface PresetInfo {
 interface AutoState {
   mode: "off" | "recommend" | "switch";
   relaxed: boolean;
+  revision: number;
   last: {
     decided: "stay" | "wait" | "recommend" | "switch" | "back";
     reason: string;

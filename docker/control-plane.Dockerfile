@@ -25,6 +25,6 @@ VOLUME /data
 EXPOSE 8000
 HEALTHCHECK --interval=5s --timeout=3s --start-period=20s \
     CMD ["python", "-c", "import urllib.request as u; u.urlopen('http://127.0.0.1:8000/readyz', timeout=2)"]
-# PACELINE_TOKEN, PACELINE_DATABASE and PACELINE_BUS come from the environment; see compose.yaml.
+# The tokens, PACELINE_DATABASE and PACELINE_BUS come from the environment; see compose.yaml.
 ENTRYPOINT ["paceline"]
 CMD ["server", "--host", "0.0.0.0", "--port", "8000", "--data", "/data"]

@@ -2,7 +2,7 @@
 # Makes .venv from the pinned constraints. Run again, it does nothing unless something changed.
 #
 #   scripts/setup.sh demo   the packages of `make demo`
-#   scripts/setup.sh dev    these, plus the packages of `make test`, a Chromium and Node's tools
+#   scripts/setup.sh dev    these, plus the packages of `make test`, a Chromium, Node's tools and Slurm
 #   scripts/setup.sh bench  the packages that benchmarks/ compares with
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -29,7 +29,9 @@ if [ ! -x .venv/bin/pip ]; then
     fi
 fi
 
-want="$extra $(cat pyproject.toml constraints.txt "$0" | sha256sum)"
+pins=(pyproject.toml constraints.txt "$0")
+if [ "$extra" = bench ]; then pins+=(benchmarks/mlflow.txt); fi
+want="$extra $(cat "${pins[@]}" | sha256sum)"
 stamp=.venv/.paceline-$extra
 if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
     say "installing paceline[$extra] (the first time takes a minute or two)"
@@ -47,6 +49,9 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
     if [ "$extra" = bench ]; then
         # --no-deps: the benchmark uses one module, without verl's dependencies (an RL stack).
         "${pip[@]}" install --no-deps -c constraints.txt verl
+        # An environment of its own: MLflow wants older releases of packages that we have, too.
+        [ -x .venv/mlflow/bin/python ] || "$python" -m venv .venv/mlflow
+        "${pip[@]}" --python .venv/mlflow/bin/python install -r benchmarks/mlflow.txt
     fi
     echo "$want" > "$stamp"
 fi
@@ -56,6 +61,13 @@ if [ "$extra" = dev ] && ! .venv/bin/python scripts/find_chromium.py >/dev/null 
     { as_root apt-get update -qq && as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq chromium >/dev/null; } ||
         .venv/bin/python -m playwright install chromium ||
         { echo "no Chromium found; install one (apt-get install chromium) or set PACELINE_CHROMIUM" >&2; exit 1; }
+fi
+
+if [ "$extra" = dev ] && [ "$(id -u)" = 0 ] && ! command -v slurmctld >/dev/null; then
+    # The tests of Slurm need root, too, and are skipped without it.
+    say "installing Slurm for the tests on a real one"
+    { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends slurmctld slurmd slurm-client munge >/dev/null; } ||
+        say "Slurm could not be installed: its tests are skipped"
 fi
 
 if [ "$extra" = dev ]; then

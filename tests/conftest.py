@@ -9,9 +9,12 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import settings
 
+from support.waiting import DEADLINE_S
+
 if TYPE_CHECKING:  # imported by the fixtures: unit tests need no server
     from paceline_backend.server.embedded import EmbeddedBus
     from paceline_backend.server.stack import Stack
+    from support.disks import SmallDisk
     from support.postgres import Postgres
 
 # --hypothesis-profile NAME chooses another than the first. No deadlines: the machine may be busy,
@@ -27,7 +30,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
     Within a folder, files with many tests come first. The unit tests' short files come last, when
     workers end at different times.
+
+    Other tests than those wait for processes, with deadlines of their own: they may take longer.
     """
+    for item in items:
+        folder = item.path.relative_to(Path(__file__).parent).parts[0]
+        if folder != "unit" and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(_LONGEST_S))
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
@@ -41,6 +50,28 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for place, path in enumerate(paths)
     }
     items.sort(key=lambda item: turns[item.path])
+
+
+_LONGEST_S = 600  # of a test that waits for processes: above the deadlines in support/waiting.py
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _state_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Servers of tests keep their tokens apart from the user's, for processes of tests, too."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_STATE_HOME", str(tmp_path_factory.mktemp("state")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _patient() -> Iterator[None]:
+    """Servers of a busy machine may take longer to start, and to answer."""
+    from paceline.node import client
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(client, "TIMEOUT_S", DEADLINE_S)
+        patch.setattr("paceline_backend.server.stack._READY_S", DEADLINE_S)
+        yield
 
 
 @pytest.fixture(scope="session")
@@ -77,6 +108,15 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"sqlite:///{tmp_path / 'paceline.db'}"
     server: Postgres = request.getfixturevalue("_postgres")
     return server.database()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[SmallDisk]:
+    """A file system of 2 MB, which a test can fill."""
+    from support.disks import SmallDisk
+
+    with SmallDisk(tmp_path / "disk", 2 << 20) as disk:
+        yield disk
 
 
 @pytest.fixture

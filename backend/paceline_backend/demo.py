@@ -15,8 +15,9 @@ from rich.console import Console
 from rich.table import Table
 
 from paceline.core.errors import InputError, PacelineError
-from paceline.node import run as foreground
+from paceline.node.starting import foreground
 from paceline.wire import ENDED
+from paceline_backend.commands import browser
 from paceline_backend.server.stack import Stack
 
 # The demo's devices: 36 µs a point and 5 ms a step make a step of 64 recordings some 0.25 s when
@@ -237,8 +238,10 @@ def register(app: typer.Typer) -> None:
         """Starts control plane, dashboard, bus, database and an agent; Ctrl-C stops all."""
 
         def work() -> None:
+            _starting()
             with Stack(data, port, host, token) as stack:
                 typer.echo(f"Paceline on {stack.url} (Ctrl-C stops it)")
+                browser.let_in(stack, "/")
                 _wait_for_end(stack)
 
         _guarded(work)
@@ -276,10 +279,15 @@ def register(app: typer.Typer) -> None:
                 if not figures["coverage"]["exact"]:
                     raise PacelineError("coverage is not exact")
             else:
+                _starting()
                 with Stack(data, 8000 if port is None else port) as stack:
                     _watch(stack, slowdowns, epochs or 60)
 
         _guarded(work)
+
+
+def _starting() -> None:
+    err.print("starting control plane, dashboard, bus, database and an agent …")
 
 
 def _watch(stack: Stack, slowdowns: list[float], epochs: int) -> None:
@@ -287,6 +295,7 @@ def _watch(stack: Stack, slowdowns: list[float], epochs: int) -> None:
     result = (stack.data / "result.json").resolve()
     run = start_run(stack, slowdowns, epochs, "bsp", result)
     err.print(f"Paceline on {stack.url}/runs/{run['id']} (Ctrl-C stops it)")
+    browser.let_in(stack, f"/runs/{run['id']}")
     factors = ", ".join(f"{factor:g}" for factor in slowdowns)
     err.print(
         f"The ranks' device speeds are emulated: time per point × {factors}. "

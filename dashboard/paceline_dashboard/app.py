@@ -10,15 +10,19 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 
 import dash
 import plotly
 from dash import Input, Output
+from dash.exceptions import DependencyException, InvalidResourceError
 from dash.fingerprint import build_fingerprint
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import PlainTextResponse
 
+from paceline_backend.api.rules import VIEWER
 from paceline_dashboard import layout, run_page
 
 ASSETS = Path(__file__).parent / "assets"
@@ -29,6 +33,18 @@ _INDEX = Path(__file__).with_name("index.html").read_text(encoding="utf-8")
 # The fingerprint in the URL lets browsers cache the 4.5 MB for ever.
 PLOTLY = "/_dash-component-suites/" + build_fingerprint(
     "plotly/package_data/plotly.min.js", plotly.__version__, "0"
+)
+
+
+# Who may look may open every page. The callback is a POST, but changes nothing.
+RULES = dict.fromkeys(
+    (
+        *("/", "{path:path}", "/assets", "/_favicon.ico"),
+        "/_dash-component-suites/{package_name}/{fingerprinted_path:path}",
+        *("/_dash-layout", "/_dash-dependencies", "/_dash-update-component", "/_reload-hash"),
+        "/_dash-ws-callback",  # refused below
+    ),
+    VIEWER,
 )
 
 
@@ -61,9 +77,17 @@ def mount(app: FastAPI) -> None:
     # Dash calls this at the first request for "/" only. Without this line, a first visitor of
     # /runs/… would get a page without our styles and scripts.
     dashboard._setup_server()
+    app.state.rules = {**getattr(app.state, "rules", {}), **RULES}
+    # Dash raises for a package or a file that it does not have.
+    for unknown in (DependencyException, InvalidResourceError):
+        app.add_exception_handler(unknown, _not_found)
     # Inline scripts: Dash's start of its renderer, and our import map, which must be inline.
     inline = [*dashboard.csp_hashes(), _csp_hash(_import_map())]
     app.state.script_hashes = [*getattr(app.state, "script_hashes", []), *inline]
+
+
+async def _not_found(_request: Request, _error: Exception) -> Response:
+    return PlainTextResponse("there is no such file", HTTPStatus.NOT_FOUND)
 
 
 def _route(dashboard: dash.Dash) -> None:

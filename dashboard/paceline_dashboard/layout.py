@@ -13,7 +13,7 @@ from dash import dcc, html
 from paceline_dashboard import columns
 from paceline_dashboard.components import option, page_data, panel, table
 
-RUN_STATES = ["pending", "starting", "running", "finished", "failed", "stopped"]
+RUN_STATES = ["pending", "queued", "starting", "running", "finished", "failed", "stopped"]
 
 
 def shell() -> dmc.MantineProvider:

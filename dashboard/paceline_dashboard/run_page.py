@@ -34,7 +34,10 @@ def run_page(run: str, plotly_url: str) -> list[Any]:
             className="columns",
             children=[
                 html.Section(run_charts.charts(), className="charts", **{"aria-label": "Charts"}),
-                html.Aside([_policy_panel(), _whatif_panel(), _facts_panel()], className="side"),
+                html.Aside(
+                    [_policy_panel(), _whatif_panel(), _changes_panel(), _facts_panel()],
+                    className="side",
+                ),
             ],
         ),
         _workers_panel(),
@@ -125,6 +128,16 @@ def _whatif_panel() -> html.Section:
     )  # fmt: skip
 
 
+def _changes_panel() -> html.Section:
+    return panel(
+        "Changes",
+        html.P("Nobody has changed this run.", id="changes-none", className="muted small",
+               hidden=True),
+        html.Ol(id="changes", className="history", **{"aria-labelledby": "changes-title"}),
+        labelled="changes-title",
+    )  # fmt: skip
+
+
 def _facts_panel() -> html.Section:
     return panel("Run", html.Dl(id="run-facts", className="facts"), labelled="facts-title")
 
@@ -162,6 +175,7 @@ def _switch_dialog() -> html.Dialog:
                 ),
             ],
         ),
+        _why("switch-why"),
         html.P(id="switch-when"),
         html.P(id="switch-changes", className="small", role="status"),
         html.P(id="switch-problem", className="problem", role="alert", hidden=True),
@@ -169,6 +183,12 @@ def _switch_dialog() -> html.Dialog:
             "Switch policy", id="switch-confirm", type="button", className="primary"
         ),
     )  # fmt: skip
+
+
+def _why(element: str) -> html.Div:
+    """The reason of a change. A text area: Enter in an input would press the form's Cancel."""
+    area = html.Textarea(id=element, rows=1, maxLength=500)
+    return field("Why? (for the list of changes)", area, element)
 
 
 def _stop_dialog() -> html.Dialog:
@@ -184,6 +204,7 @@ def _stop_dialog() -> html.Dialog:
             label="Do not wait: end the processes at once. What was not saved is lost.",
             size="xs",
         ),
+        _why("stop-why"),
         html.P(id="stop-problem", className="problem", role="alert", hidden=True),
         confirm=html.Button("Stop run", id="stop-confirm", type="button", className="danger"),
     )

@@ -5,6 +5,7 @@ paceline run --nproc 4 examples/plaid/train.py
 
 import argparse
 import json
+import os
 from pathlib import Path
 
 import torch
@@ -21,6 +22,8 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--result", type=Path, help="write the accuracy here, as JSON")
+    own = os.environ.get("PACELINE_CHECKPOINTS")  # of this run, under `paceline run`
+    parser.add_argument("--checkpoints", default=own, help="folder; a killed run goes on from it")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -31,6 +34,8 @@ def main() -> None:
     loader = session.loader(collate_fn=collate)
     model = session.wrap(SeriesNet(CLASSES))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    if options.checkpoints:
+        session.checkpoint(options.checkpoints, model, optimizer, every_steps=50)
 
     for _ in session.epochs(options.epochs):
         for series, lengths, labels in loader:

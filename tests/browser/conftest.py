@@ -20,7 +20,7 @@ from playwright.sync_api import (
 
 from paceline.node.processes import free_port
 from paceline_backend.store import Store
-from support.web import serving
+from support.web import SIGNED_IN, serving
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 from find_chromium import find_chromium
@@ -68,7 +68,7 @@ def _tab() -> Iterator[Page]:
         pytest.skip("no Chromium on this machine")
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=path, args=ARGUMENTS)
-        context = browser.new_context()
+        context = browser.new_context(extra_http_headers=SIGNED_IN)
         context.set_default_timeout(TIMEOUT_MS)
         expect.set_options(timeout=TIMEOUT_MS)
         yield context.new_page()

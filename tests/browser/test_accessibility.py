@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import httpx
 import pytest
 from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Page, expect
 
 from paceline.wire import NodeState
-from paceline_backend.store import Store, telemetry
+from paceline_backend.store import Store, nodes, telemetry
 from support.pages import (
     confirm_switch,
     keep_forecast,
@@ -31,7 +33,12 @@ def check(page: Page) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_rule_is_violated(
-    page: Page, web: httpx.Client, store: Store, bus_url: str, scheme: str
+    page: Page,
+    web: httpx.Client,
+    store: Store,
+    bus_url: str,
+    scheme: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     training = Training(store, bus_url, "r")
     training.train(20)
@@ -41,7 +48,8 @@ def test_no_rule_is_violated(
     training.switch("rna", PARTIAL)
     training.train(20)
     Training(store, bus_url, "old").end()
-    node = NodeState("node-1", "node-1.example.org", 16, 2**36, [], 1e12, "0.1.0", ["r"])
+    monkeypatch.setattr(nodes, "ALIVE_S", math.inf)
+    node = NodeState("node-1", "node-1.example.org", 16, 2**36, [], 0.0, "0.1.0", ["r"])
     telemetry.write(store, [("", node)])
     keep_forecast(store, "r")
     open_run(page, web, "r")

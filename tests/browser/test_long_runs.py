@@ -89,7 +89,7 @@ def test_history_is_asked_for_again_only_when_it_has_a_point_more(
     assert ranges(requests) == [whole, f"worker-{whole}"]
     training.train(2)
     grown = "steps?from=0&to=2503&points=1000"
-    page.wait_for_timeout(5000)
+    until(lambda: page.wait_for_timeout(100) or len(ranges(requests)) > 3, "another history")
     assert ranges(requests)[2:] == [grown, f"worker-{grown}"]
     # What lies behind does not change any more.
     page.evaluate("Plotly.relayout('chart-se', {'xaxis.range[0]': 10, 'xaxis.range[1]': 210})")

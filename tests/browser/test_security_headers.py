@@ -9,7 +9,7 @@ from playwright.sync_api import ConsoleMessage, Page, expect
 from paceline_backend.store import Store
 from support.pages import open_run, open_switch_dialog, wait_for_chart
 from support.training import Training
-from support.web import serving
+from support.web import SIGNED_IN, serving
 
 pytestmark = pytest.mark.browser
 
@@ -52,6 +52,7 @@ def test_a_run_opened_by_its_address_breaks_no_policy(
 
 
 def test_docs_and_login_break_no_policy(new_page: Page, store: Store, bus_url: str) -> None:
+    new_page.context.set_extra_http_headers({})
     violations = csp(new_page)
     with serving(store, bus_url, token="secret") as guarded:
         new_page.goto(str(guarded.base_url.join("/docs")))
@@ -59,6 +60,7 @@ def test_docs_and_login_break_no_policy(new_page: Page, store: Store, bus_url: s
         new_page.get_by_role("button", name="Log in").click()
         expect(new_page.locator("#swagger-ui")).to_contain_text("/api/v1/runs")
         new_page.goto("about:blank")
+    new_page.context.set_extra_http_headers(SIGNED_IN)
     assert violations == []
 
 

@@ -30,7 +30,7 @@ EMULATE = {
 PARAMETERS = {"saving": 0.4, "back": 0.3, "hold": 2}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_it_goes_to_partial_and_back(tmp_path: Path) -> None:
     with Stack(tmp_path / "data", 0) as stack:
         run = stack.api(

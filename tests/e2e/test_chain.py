@@ -14,7 +14,7 @@ from support.chains import random_chain, run_chain, synchronous
 pytestmark = pytest.mark.ranks
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(1200)
 def test_switches_among_all_presets(stack: Stack, tmp_path: Path) -> None:
     """`benchmarks/chain.py` is the same with more of them."""
     known = synchronous()
@@ -40,7 +40,7 @@ def test_switches_among_all_presets(stack: Stack, tmp_path: Path) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(1200)
 def test_gradients_between_relaxed_presets(stack: Stack, tmp_path: Path) -> None:
     """All-reduced steps are those of one process, whatever the replicas went through before."""
     names = ["bsp", "rna", "chronica", "local-sgd", "paceline"]

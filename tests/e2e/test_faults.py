@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import psutil
@@ -13,13 +14,15 @@ from paceline_backend.server.stack import Stack
 from support.e2e import (
     PAUSE_S,
     all_steps,
+    controllers_segments,
     start_training,
-    wait_for_end,
+    stop,
     wait_for_step,
 )
-from support.waiting import until
+from support.node import wait_gone
+from support.waiting import DEADLINE_S, TRAINING_S, until
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 
 
 def rank_pids(stack: Stack) -> set[int]:
@@ -47,8 +50,26 @@ def spooled(stack: Stack) -> list[Path]:
     return [*stack.data.rglob("*.spool"), *stack.data.rglob("*.part")]
 
 
+def wait_for_plan(stack: Stack, run: str, since: float) -> None:
+    """Until ranks have adopted a controller's plan after that time, in seconds since the epoch."""
+
+    def planned() -> bool:
+        return any(s["adopted_at"] > since for s in controllers_segments(stack, run))
+
+    until(planned, "a controller's segment", TRAINING_S, PAUSE_S)
+
+
+def assert_whole(stack: Stack, run: str) -> None:
+    """No step of a run that has ended is missing."""
+    steps = all_steps(stack, run)["step"]
+    assert steps == list(range(len(steps))), "no step row is missing"
+    workers = stack.api("GET", f"/runs/{run}/workers")
+    assert [w["missing"] for w in workers] == [0] * 4
+    assert stack.api("GET", f"/runs/{run}/coverage")["exact"] is True
+
+
 def test_control_plane_killed_and_started_again(stack: Stack) -> None:
-    run = start_training(stack, epochs=14, policy="chronica")
+    run = start_training(stack, policy="chronica")
     wait_for_step(stack, run, 10)
     ranks = rank_pids(stack)
     assert len(ranks) >= 4
@@ -56,32 +77,30 @@ def test_control_plane_killed_and_started_again(stack: Stack) -> None:
     assert stack.server is not None
     os.kill(stack.server.pid, signal.SIGKILL)
     stack.server.wait()
-    until(lambda: spooled(stack), "telemetry in the spool: training goes on", 30, PAUSE_S)
+    until(lambda: spooled(stack), "telemetry in the spool: training goes on", DEADLINE_S, PAUSE_S)
     stack.start_server()
+    wait_for_plan(stack, run, time.time())
     assert rank_pids(stack) == ranks, "the same ranks train on"
-    wait_for_end(stack, run)
+    stop(stack, run)
 
-    assert all_steps(stack, run)["step"] == list(range(14 * 14)), "no step row is missing"
-    workers = stack.api("GET", f"/runs/{run}/workers")
-    assert [w["missing"] for w in workers] == [0] * 4
-    assert stack.api("GET", f"/runs/{run}/coverage")["exact"] is True
+    assert_whole(stack, run)
     sources = [s["source"] for s in stack.api("GET", f"/runs/{run}/segments")]
     first = sources.index("coast", sources.index("controller"))  # after the kill
     assert "controller" in sources[first:], "a controller took over again"
 
 
 def test_bus_killed(stack: Stack) -> None:
-    run = start_training(stack, epochs=6, policy="chronica")
+    run = start_training(stack, policy="chronica")
     wait_for_step(stack, run, 10)
     ranks = rank_pids(stack)
     victim = bus_process(stack)
     victim.send_signal(signal.SIGKILL)
-    psutil.wait_procs([victim], timeout=10)
-    until(lambda: bus_process_or_none(stack), "the bus to be started again", 30, PAUSE_S)
+    wait_gone([victim])
+    until(lambda: bus_process_or_none(stack), "the bus to be started again", DEADLINE_S, PAUSE_S)
+    wait_for_plan(stack, run, time.time())
     assert rank_pids(stack) == ranks
-    wait_for_end(stack, run)
-    assert all_steps(stack, run)["step"] == list(range(6 * 14))
-    assert stack.api("GET", f"/runs/{run}/coverage")["exact"] is True
+    stop(stack, run)
+    assert_whole(stack, run)
 
 
 def bus_process_or_none(stack: Stack) -> psutil.Process | None:
@@ -93,7 +112,7 @@ def bus_process_or_none(stack: Stack) -> psutil.Process | None:
 
 
 def test_stop_leaves_no_process(stack: Stack) -> None:
-    run = start_training(stack, epochs=50)
+    run = start_training(stack)
     wait_for_step(stack, run, 3)
     assert stack.server is not None
     assert stack.agent is not None
@@ -104,5 +123,4 @@ def test_stop_leaves_no_process(stack: Stack) -> None:
     ]
     assert len(family) >= 4 + 3
     stack.stop()
-    _, alive = psutil.wait_procs(family, timeout=10)
-    assert not [process for process in alive if process.is_running()]
+    wait_gone(family)

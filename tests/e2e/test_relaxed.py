@@ -14,7 +14,7 @@ from paceline_backend.server.stack import Stack
 from support import relaxed_script
 from support.chains import switch, wait_for_plan
 from support.e2e import PAUSE_S, wait_for_end, wait_for_step
-from support.waiting import until
+from support.waiting import DEADLINE_S, until
 
 pytestmark = pytest.mark.ranks
 
@@ -27,7 +27,7 @@ def synchronisers(stack: Stack, run: str) -> set[str]:
     return {segment["synchroniser"] for segment in stack.api("GET", f"/runs/{run}/segments")}
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1200)
 def test_switches_among_all_relaxed_presets(tmp_path: Path) -> None:
     relaxed = [name for name in policies.names() if policies.make(name).relaxed]
     assert "rna" in relaxed
@@ -52,7 +52,12 @@ def test_switches_among_all_relaxed_presets(tmp_path: Path) -> None:
         for number, name in enumerate(chain[1:], 1):
             switch(stack, run, number, name, STEPS)
             if name == "rna-hierarchical":  # it groups ranks once it knows their speeds
-                until(lambda: "hierarchical" in synchronisers(stack, run), "groups", 60, PAUSE_S)
+                until(
+                    lambda: "hierarchical" in synchronisers(stack, run),
+                    "groups",
+                    DEADLINE_S,
+                    PAUSE_S,
+                )
         (tmp_path / "enough").touch()
         wait_for_end(stack, run)
         coverage = stack.api("GET", f"/runs/{run}/coverage")

@@ -11,13 +11,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
 
 from paceline import wire
-from paceline.wire import Kill
-from paceline.wire.bus import connect, publish
+from paceline.node.client import Client
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store
 from support.command_line import Main, in_process
@@ -31,14 +31,14 @@ from support.node import (
     states,
     wait_gone,
 )
-from support.waiting import until
-from support.web import serving
+from support.waiting import DEADLINE_S, until
+from support.web import ANY, serving
 
 
 def call(*arguments: str) -> tuple[int, str, str]:
     """Exit code, standard output, standard error of a command that ends by itself."""
     process = paceline(*arguments)
-    out, err = process.communicate(timeout=90)
+    out, err = process.communicate(timeout=DEADLINE_S)
     return process.returncode, out, err
 
 
@@ -138,7 +138,9 @@ def test_run_without_a_server(data: Path, tmp_path: Path) -> None:
     code, out, err = call("run", "--data", str(data), *emulate, path, "--nproc", "9")
     assert code == 0, err
     assert out == (
-        "out 0 ['--nproc', '9'] ['PACELINE_EMULATE']\n{\"a_s\": [0.5, 1.5], \"b_s\": [2.0, 2.0]}\n"
+        "out 0 ['--nproc', '9'] ['PACELINE_ATTEMPT', 'PACELINE_CHECKPOINTS', 'PACELINE_EMULATE', "
+        "'PACELINE_FIRST_ATTEMPT', 'PACELINE_PLACEMENT']\n"
+        '{"a_s": [0.5, 1.5], "b_s": [2.0, 2.0]}\n'
     )
     assert "training without a control plane" in err
     assert "err 0\n" in err
@@ -191,7 +193,7 @@ def test_signal_ends_a_run(number: int, data: Path, tmp_path: Path) -> None:
     until(lambda: len(ranks(family(process.pid))) == 2, "both ranks")
     everyone = family(process.pid)
     process.send_signal(number)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 128 + number
     assert "Traceback" not in err
     wait_gone(everyone)
@@ -200,7 +202,7 @@ def test_signal_ends_a_run(number: int, data: Path, tmp_path: Path) -> None:
 @pytest.mark.ranks
 def test_killed_run_leaves_no_process(data: Path, tmp_path: Path) -> None:
     process = paceline("run", "--data", str(data), "--nproc", "2", script(tmp_path, SLEEP))
-    until(lambda: len(ranks(family(process.pid))) == 2, "both ranks", 60)
+    until(lambda: len(ranks(family(process.pid))) == 2, "both ranks")
     everyone = family(process.pid)
     process.kill()
     process.communicate()
@@ -214,13 +216,14 @@ def test_operator_stops_a_foreground_run(
     where = ("--server", url(server), "--data", str(data))
     process = paceline("run", *where, "--node", "here", script(tmp_path, SLEEP))
     assert process.stdout is not None
-    assert process.stdout.readline() == "rank 0 of 1\n"
+    said = process.stdout.readline()
+    assert said == "rank 0 of 1\n", process.communicate()
     run = str(the_run(server)["id"])
-    with connect(bus_url) as bus:
-        publish(bus, wire.commands("here"), Kill("an operator asked"), run)
-    _, err = process.communicate(timeout=30)
+    stop = {"force": True, "why": "an operator asked"}
+    server.post(f"/api/v1/runs/{run}/stop", json=stop, headers=ANY).raise_for_status()
+    _, err = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 1
-    assert "paceline: an operator asked" in err
+    assert "paceline: stopped over the API" in err
     assert states(bus_url, run)[-1].state == "stopped"
 
 
@@ -245,16 +248,20 @@ def test_run_that_ends_while_the_bus_is_away_is_delivered_by_an_agent(
         until(lambda: any(s.state == "running" for s in states(bus.url, run)), "it to be running")
         bus.kill()
         end.touch()
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=DEADLINE_S)
         assert process.returncode == 0
         assert "`paceline agent` with the same --data delivers it" in err
         bus.start()
         agent = paceline("agent", *where)
         try:
-            until(lambda: states(bus.url, run)[-1].state == "finished", "the end to be reported")
+            # The agent reports on its node's stream, the run did on its own.
+            until(
+                lambda: any(s.state == "finished" for s in states(bus.url, run)),
+                "the end to be reported",
+            )
         finally:
             agent.terminate()
-            agent.communicate(timeout=20)
+            agent.communicate(timeout=DEADLINE_S)
     store.close()
 
 
@@ -277,6 +284,7 @@ def test_agent_follows_a_bus_that_moved(bus_url: str, data: Path, tmp_path: Path
             "protocol": wire.PROTOCOL_VERSION,
             "id": "c",
             "bus": first.url,
+            "key": "00" * 32,
         }
         with web(answer) as server_url:
             agent = paceline("agent", "--server", server_url, "--data", str(data))
@@ -287,10 +295,10 @@ def test_agent_follows_a_bus_that_moved(bus_url: str, data: Path, tmp_path: Path
                 until(lambda: nodes(bus_url), "the agent to register there")
             finally:
                 agent.terminate()
-                _, err = agent.communicate(timeout=20)
+                _, err = agent.communicate(timeout=DEADLINE_S)
     assert agent.returncode == 0, err
     place = bus_url.rpartition("@")[2].partition("/")[0]
-    assert f"the bus moved to {place}" in err
+    assert f"the bus is now {place}" in err
     assert bus_url.split("/")[2] not in err  # its password
     assert broken.with_suffix(".bad").exists()
 
@@ -326,7 +334,10 @@ def test_what_nobody_asked_for_does_not_hinder_training(
 ) -> None:
     path = script(tmp_path, "")
     with web(answer, status, kind) as other:
-        command = f"from paceline import cli; cli.DEFAULT_SERVER = {other!r}; cli.main()"
+        command = (
+            "from paceline import cli; from paceline.commands import options; "
+            f"options.DEFAULT_SERVER = {other!r}; cli.main()"
+        )
         ended = subprocess.run(
             [sys.executable, "-c", command, "run", "--data", str(data), path],
             capture_output=True,
@@ -382,6 +393,98 @@ def test_thin_clients(server: httpx.Client, main: Main, data: Path, tmp_path: Pa
     assert code == 2
     assert "nobody" in err
     assert main("stop", run, "--force", *where)[0] == 0
+
+
+def test_backends(server: httpx.Client, main: Main, tmp_path: Path) -> None:
+    where = ("--server", url(server))
+    known = {each["name"]: each for each in json.loads(main("backends", "--json", *where)[1])}
+    engines = [name for name, each in known.items() if each["engine"]]
+    assert engines == ["kubernetes", "ray", "slurm"]
+    assert "partition" in known["slurm"]["options"]["properties"]
+    assert "slurm" in main("backends", *where)[1]
+
+    path = script(tmp_path, "")
+    code, _, err = main("run", *where, "--backend-option", "partition=gpu", path)
+    assert code == 2
+    assert "--backend" in err
+    code, _, err = main("run", *where, "--backend", "slrum", path)
+    assert code == 2
+    assert "known: kubernetes, local, ray, simulated, slurm" in err
+    code, _, err = main("run", *where, "--backend", "slurm", "--backend-option", "time=1", path)
+    assert code == 2
+    assert "backend_options" in err
+    assert "time_limit" in err
+
+
+def test_a_node_whose_run_nobody_knows_ends(
+    server: httpx.Client, data: Path, main: Main, tmp_path: Path
+) -> None:
+    code, _, err = main(
+        *("node", "--run", "nobody", "--slot", "1.0", "--server", url(server)),
+        *("--data", str(data)),
+    )
+    assert code == 1
+    assert "nobody" in err
+
+
+def test_changes_are_listed_with_their_reasons(server: httpx.Client, main: Main) -> None:
+    where = ("--server", url(server))
+    body = {"script": "train.py", "nproc": 1, "launch": False}
+    run, other = (server.post("/api/v1/runs", json=body).json()["id"] for _ in range(2))
+    assert main("switch", run, "chronica", "--why", "rank 3 is slow", *where)[0] == 0
+    assert main("auto", run, *where)[1] == f"run {run}: auto is off\n"
+    asked = main("auto", run[:7], "recommend", "--relaxed", *where)
+    assert asked[1] == f"run {run}: auto is recommend, relaxed presets too\n"
+    assert main("stop", run, "--why", "done", *where)[0] == 0
+    page = json.loads(main("audit", run[:7], "--json", *where)[1])
+    assert [(row["action"], row["why"], row["revision"]) for row in page["items"]] == [
+        ("run.stop", "done", 3),
+        ("run.auto", "", 2),
+        ("run.policy", "rank 3 is slow", 1),
+        ("run.create", "", 0),
+    ]
+    assert [row["via"] for row in page["items"]] == ["cli", "cli", "cli", ""]
+    assert {row["who"] for row in page["items"]} == {"configured"}, "the token's name"
+    assert {row["run"] for row in page["items"]} == {run}
+    whole = json.loads(main("audit", "--json", *where)[1])["items"]
+    assert {row["run"] for row in whole} == {run, other}
+    created = main("audit", "--action", "run.create", "--limit", "1", "--json", *where)[1]
+    assert [row["run"] for row in json.loads(created)["items"]] == [other]
+    assert main("audit", "nobody", *where)[0] == 2
+
+
+def test_the_list_of_changes_is_for_people_too(
+    server: httpx.Client, main: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    where = ("--server", url(server))
+    body = {"script": "train.py", "nproc": 1, "launch": False}
+    run = server.post("/api/v1/runs", json=body).json()["id"]
+    assert main("switch", run, "chronica", "--why", "rank 3 is slow", *where)[0] == 0
+    lines = main("audit", run, *where)[1].splitlines()
+    (line,) = (line for line in lines if "run.policy" in line)
+    assert all(words in line for words in (run, "chronica", "rank 3 is slow", "cli"))
+
+
+def test_a_change_at_the_same_moment_is_told(
+    server: httpx.Client, main: Main, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    body = {"script": "train.py", "nproc": 1, "launch": False}
+    run = server.post("/api/v1/runs", json=body).json()["id"]
+    call = Client.call
+
+    def overtaken(client: Client, method: str, path: str, *rest: Any, **options: Any) -> Any:
+        if method == "POST":  # another operator is faster
+            stopped = server.put(f"/api/v1/runs/{run}/auto", json={"mode": "switch"}, headers=ANY)
+            assert stopped.is_success
+        return call(client, method, path, *rest, **options)
+
+    monkeypatch.setattr(Client, "call", overtaken)
+    code, _, err = main("switch", run, "chronica", "--server", url(server))
+    assert code == 2
+    assert f"run {run} was changed by" in err
+    assert "(run.auto)" in err
+    assert the_run(server)["version"] == 0
 
 
 def test_ids_are_whole_on_any_terminal(

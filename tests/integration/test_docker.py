@@ -16,6 +16,7 @@ import yaml
 
 from paceline.node.processes import free_port
 from support.postgres import Postgres
+from support.waiting import DEADLINE_S
 
 DOCKER = Path(__file__).parents[2] / "docker"
 
@@ -40,30 +41,51 @@ def environment(service: str, values: dict[str, str]) -> dict[str, str]:
     return {**keep, **values, "PATH": venv + os.pathsep + keep["PATH"]}
 
 
+def test_secrets_go_where_they_are_needed_only() -> None:
+    """The agent reaches the bus's port: neither that password nor the admin token is for it."""
+    compose = yaml.safe_load((DOCKER / "compose.yaml").read_text())
+    services = compose["services"]
+    assert "requirepass ${REDIS_PASSWORD:?" in compose["configs"]["redis"]["content"]
+    for name in ("agent", "prometheus", "grafana"):
+        text = json.dumps(services[name])
+        assert not re.search(r"\$\{(PACELINE_TOKEN|REDIS_PASSWORD|POSTGRES_PASSWORD)\b", text), name
+        given = {
+            compose["secrets"][secret]["environment"]
+            for secret in services[name].get("secrets", [])
+        }
+        assert "PACELINE_TOKEN" not in given, name
+    assert services["postgres"]["networks"] == ["database"]
+    assert "networks" not in services["agent"]
+
+
 def test_entry_points(tmp_path: Path, bus_url: str, _postgres: Postgres) -> None:
     port = free_port()
     url = f"http://127.0.0.1:{port}"
-    token = {"PACELINE_TOKEN": "a-token-for-this-test"}
-    headers = {"Authorization": f"Bearer {token['PACELINE_TOKEN']}"}
+    tokens = {
+        "PACELINE_TOKEN": "a-token-for-this-test",
+        "PACELINE_AGENT_TOKEN": "an-agents-token-for-this-test",
+        "PACELINE_VIEWER_TOKEN": "a-viewers-token-for-this-test",
+    }
+    headers, agents, viewers = ({"Authorization": f"Bearer {token}"} for token in tokens.values())
     folders = {name: tmp_path / name for name in ("control-plane", "agent")}
     for folder in folders.values():
         folder.mkdir()
     settings = {
         "control-plane": {
-            **token,
+            **tokens,
             "PACELINE_DATABASE": _postgres.database().replace("+psycopg", ""),
             "PACELINE_BUS": bus_url,
         },
-        "agent": {**token, "PACELINE_SERVER": url},
+        "agent": {"PACELINE_TOKEN": tokens["PACELINE_AGENT_TOKEN"], "PACELINE_SERVER": url},
     }
     running: list[subprocess.Popen[bytes]] = []
 
     def wait_until(path: str, good: object) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + DEADLINE_S
         while time.monotonic() < deadline:
             assert running[-1].poll() is None, (folders["agent"].parent / "log").read_text()
             try:
-                answer = httpx.get(url + path, headers=headers, timeout=5)
+                answer = httpx.get(url + path, headers=headers, timeout=30)
                 if good(answer):  # type: ignore[operator]
                     return
             except httpx.TransportError:
@@ -87,10 +109,21 @@ def test_entry_points(tmp_path: Path, bus_url: str, _postgres: Postgres) -> None
                     )
                 )
                 wait_until(path, good)
-        assert httpx.get(url + "/api/v1/runs", timeout=5).status_code == 401
-        assert httpx.get(url + "/api/v1/runs", headers=headers, timeout=5).json()["items"] == []
+        assert httpx.get(url + "/api/v1/runs", timeout=DEADLINE_S).status_code == 401
+        assert (
+            httpx.get(url + "/api/v1/runs", headers=headers, timeout=DEADLINE_S).json()["items"]
+            == []
+        )
+        assert (
+            httpx.get(url + "/api/v1/runs", headers=agents, timeout=DEADLINE_S).status_code == 403
+        )
+        assert httpx.get(url + "/metrics", headers=viewers, timeout=DEADLINE_S).status_code == 200
+        assert (
+            httpx.get(url + "/api/v1/tokens", headers=viewers, timeout=DEADLINE_S).status_code
+            == 403
+        )
     finally:
         for process in reversed(running):
             process.send_signal(signal.SIGTERM)
-        ended = [process.wait(timeout=30) for process in running]
+        ended = [process.wait(timeout=DEADLINE_S) for process in running]
     assert set(ended) <= {0, 143}

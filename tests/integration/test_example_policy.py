@@ -42,8 +42,9 @@ from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store
 
 with Store.open("sqlite:///server.db") as store:
-    app = create_app(store, Settings("sqlite:///server.db", "redis://127.0.0.1:1"))
-    print(TestClient(app, "http://127.0.0.1").get("/api/v1/policies").text)
+    app = create_app(store, Settings("sqlite:///server.db", "redis://127.0.0.1:1", token="t"))
+    headers = {"Authorization": "Bearer t"}
+    print(TestClient(app, "http://127.0.0.1").get("/api/v1/policies", headers=headers).text)
 """
 
 

@@ -22,7 +22,7 @@ BROKEN = {
     "backend/paceline_backend/api/health.py": "paceline_backend.control.ingest",
     "backend/paceline_backend/control/ingest.py": "paceline_backend.api.health",
     "backend/paceline_backend/insight/report.py": "sqlalchemy",
-    "backend/paceline_backend/planning/history.py": "paceline.train.leader",
+    "backend/paceline_backend/planning/history.py": "paceline.train.plan.leader",
     "backend/paceline_backend/policies/base.py": "paceline_backend.store.runs",
     "backend/paceline_backend/policies/solve/minmax.py": "paceline_backend.simulator.sizes",
     "backend/paceline_backend/server/settings.py": "paceline_backend.store.runs",

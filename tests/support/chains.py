@@ -23,7 +23,7 @@ from paceline_backend.store import Store, runs
 from paceline_backend.store import segments as segments_store
 from support import chain_script
 from support.e2e import PAUSE_S, wait_for_end, wait_for_step
-from support.waiting import until
+from support.waiting import DEADLINE_S, until
 
 STEPS = 6  # that each policy has at least
 SEED = 4  # of the model and of the data's order
@@ -160,7 +160,7 @@ def wait_for_plan(stack: Stack, run: str) -> None:
         segments = stack.api("GET", f"/runs/{run}/segments")
         return any(segment["source"] == "controller" for segment in segments)
 
-    until(planned, f"a plan of run {run}", 90, PAUSE_S)
+    until(planned, f"a plan of run {run}", DEADLINE_S, PAUSE_S)
 
 
 def switch(stack: Stack, run: str, number: int, name: str, steps: int) -> float:

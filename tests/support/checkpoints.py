@@ -55,9 +55,9 @@ def train(
     torch.manual_seed(0)
     save = Saver.save
 
-    def noted(saver: Saver, position: Any) -> None:
+    def noted(saver: Saver, position: Any, *more: Any) -> None:
         log.saved.append(position.step)
-        save(saver, position)
+        save(saver, position, *more)
 
     with (
         mock.patch.object(Saver, "save", noted),

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import statistics
 from typing import Any
 
 from paceline_backend.demo import example
 from paceline_backend.server.stack import Stack
-from support.waiting import until
+from support.waiting import TRAINING_S, until
 
 # A third of the demo's times: steps of some 0.1 to 0.2 s on four ranks.
 SLOWDOWNS = [1.0, 1.0, 1.5, 3.0]
 SECONDS_PER_UNIT = 12e-6
+OVERHEAD_S = 0.003
+ENDLESS = 10_000  # epochs: more than any test waits for; `stop` ends the run
 PAUSE_S = 0.2  # between two requests: those of a busy test would hold up the run's own
 
 
-def start_training(stack: Stack, epochs: int, policy: str = "bsp") -> str:
+def start_training(stack: Stack, epochs: int = ENDLESS, policy: str = "bsp") -> str:
     """Starts PLAID training on four emulated ranks; the run's id."""
-    emulate = {"a_s": [SECONDS_PER_UNIT * s for s in SLOWDOWNS], "b_s": [0.003] * len(SLOWDOWNS)}
+    emulate = {
+        "a_s": [SECONDS_PER_UNIT * s for s in SLOWDOWNS],
+        "b_s": [OVERHEAD_S] * len(SLOWDOWNS),
+    }
     run = stack.api(
         "POST",
         "/runs",
@@ -40,7 +46,7 @@ def wait_for_step(stack: Stack, run: str, step: int) -> None:
         assert now["state"] not in ("failed", "stopped"), now["message"]
         return (now["step"] if now["step"] is not None else -1) >= step
 
-    until(reached, f"step {step} of run {run}", 90, PAUSE_S)
+    until(reached, f"step {step} of run {run}", TRAINING_S, PAUSE_S)
 
 
 def wait_for_end(stack: Stack, run: str) -> dict[str, Any]:
@@ -50,9 +56,46 @@ def wait_for_end(stack: Stack, run: str) -> dict[str, Any]:
         now = stack.api("GET", f"/runs/{run}")
         return now if now["state"] in ("finished", "failed", "stopped") else None
 
-    now: dict[str, Any] = until(ended, f"the end of run {run}", 150, PAUSE_S)
+    now: dict[str, Any] = until(ended, f"the end of run {run}", TRAINING_S, PAUSE_S)
     assert now["state"] == "finished", now["message"]
     return now
+
+
+def stop(stack: Stack, run: str) -> dict[str, Any]:
+    """Ends a run in order, and waits until all of its steps are in the database; the run."""
+    stack.api("POST", f"/runs/{run}/stop", {"force": False})
+    now = wait_for_end(stack, run)
+
+    def arrived() -> bool:
+        return bool(stack.api("GET", f"/runs/{run}/coverage")["exact"])
+
+    until(arrived, f"all of run {run}", TRAINING_S, PAUSE_S)
+    return now
+
+
+def controllers_segments(stack: Stack, run: str) -> list[dict[str, Any]]:
+    """The segments that a controller planned."""
+    segments = stack.api("GET", f"/runs/{run}/segments")
+    return [segment for segment in segments if segment["source"] == "controller"]
+
+
+def planned_effect(stack: Stack, run: str) -> list[float]:
+    """Straggler effect of each complete step, from the seconds that ranks emulate.
+
+    A busy machine's own delays are not in it: it tells what a policy did on any machine.
+    """
+    columns = stack.api("GET", f"/runs/{run}/worker-steps?points=5000")
+    assert columns["bucket"] == 1
+    effects = []
+    for loads in zip(*columns["load"], strict=True):
+        if None in loads:
+            continue
+        compute_s = [
+            SECONDS_PER_UNIT * slowdown * load + OVERHEAD_S
+            for slowdown, load in zip(SLOWDOWNS, loads, strict=True)
+        ]
+        effects.append(max(compute_s) / statistics.mean(compute_s) - 1)
+    return effects
 
 
 def all_steps(stack: Stack, run: str) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterator
 from typing import Any
@@ -53,6 +54,25 @@ _VALUES: tuple[Any, ...] = (
     poison.NESTED_LESS,
     poison.ENDLESS,
 )
+_WORDS = (
+    *(
+        "",
+        "-",
+        "--",
+        "..",
+        "../../x",
+        "a/b",
+        "x?y=1",
+        "x#y",
+        "%2e%2e",
+        "*",
+        "a\0b",
+        "a\nb",
+    ),
+    *("-1", "0", "1e999", "nan", "9" * 400, "1-1", "x" * 10_000, "{}", "[", "null", "é", "\x1b[2J"),
+    *("--json", "--limit", "--run", "--param", "a=b", "=", "a=NaN", "--state", "--force", "--help"),
+    *("--server", "http://", "http://[", "ftp://x", "http://127.0.0.1:1", "http://127.0.0.1:99999"),
+)
 _KEYS = ("probes", "quorum", "parts", "spare", "groups", "every", "other", "", 1, b"\xff", None)
 
 
@@ -67,6 +87,53 @@ def variants(good: bytes, count: int, seed: int) -> Iterator[bytes]:
         for _ in range(rng.choice([1, 1, 1, 2, 3])):
             value = _other(value, rng)
         yield poison.pack(value)
+
+
+def json_variants(good: Any, count: int, seed: int) -> Iterator[bytes]:
+    """So many variants of a JSON value as texts, some of them no JSON; the same for the same seed.
+
+    Args:
+        good: of builtins.
+        count: how many.
+        seed: of the draw.
+    """
+    rng = random.Random(seed)
+    for _ in range(count):
+        value = good
+        for _ in range(rng.choice([1, 1, 1, 2, 3])):
+            value = _other(value, rng)
+        text = _json(value).encode(errors="surrogatepass")
+        yield _other_bytes(text, rng) if rng.random() < 0.2 else text
+
+
+def arguments(good: list[str], count: int, seed: int) -> Iterator[list[str]]:
+    """So many variants of a command line's arguments; the same for the same seed."""
+    rng = random.Random(seed)
+    for _ in range(count):
+        words = list(good)
+        for _ in range(rng.choice([1, 1, 2, 3])):
+            at, kind = rng.randrange(len(words) + 1), rng.random()
+            if kind < 0.3:
+                del words[at : at + 1]
+            elif kind < 0.6:
+                words.insert(at, rng.choice(_WORDS))
+            else:
+                words[at : at + 1] = [rng.choice(_WORDS)]
+        yield words
+
+
+def _json(value: Any) -> str:
+    """A value as JSON, or what is as near: NaN, lone surrogates, deep nesting."""
+    if isinstance(value, dict):
+        parts = (f"{json.dumps(str(key))}:{_json(item)}" for key, item in value.items())
+        return "{" + ",".join(parts) + "}"
+    if isinstance(value, list | tuple):
+        return "[" + ",".join(map(_json, value)) + "]"
+    if value is poison.SURROGATE:
+        return '"\\ud800"'
+    if isinstance(value, poison.Raw):
+        return "[" * len(value.data) + "]" * len(value.data)
+    return json.dumps(value, default=repr)
 
 
 def _other_bytes(good: bytes, rng: random.Random) -> bytes:

@@ -14,8 +14,8 @@ import sqlalchemy as sa
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from paceline.core.terms import Terms
-from paceline.train.leader import Leader
-from paceline.train.proposals import Proposals
+from paceline.train.plan.leader import Leader
+from paceline.train.plan.proposals import Proposals
 from paceline.wire import (
     TELEMETRY,
     Adopted,
@@ -28,12 +28,13 @@ from paceline.wire import (
     control,
     decode,
     live,
+    run_telemetry,
 )
 from paceline.wire.bus import connect, publish
 from paceline_backend.control.ingest import Ingest
 from paceline_backend.store import Store, new_runs, runs, schema, switches
 from paceline_backend.store.new_runs import NewRun
-from support.waiting import until
+from support.waiting import DEADLINE_S, until
 
 Floats = npt.NDArray[np.float64]
 
@@ -50,8 +51,8 @@ def working(*parts: Callable[[threading.Event], None]) -> Iterator[None]:
     finally:
         stop.set()
         for thread in threads:
-            thread.join(30)
-            assert not thread.is_alive(), "did not stop within 30 s"
+            thread.join(DEADLINE_S)
+            assert not thread.is_alive(), "it did not stop"
 
 
 def ingest(store: Store, bus_url: str) -> Callable[[threading.Event], None]:
@@ -61,7 +62,7 @@ def ingest(store: Store, bus_url: str) -> Callable[[threading.Event], None]:
 def new_run(store: Store, policy: str = "bsp", **parameters: Any) -> str:
     """A run as the API records it."""
     with store.write() as connection:
-        new = NewRun("test", "train.py", 4, policy, parameters)
+        new = NewRun("test", "train.py", 4, policy, parameters, max_restarts=3)
         return new_runs.create(connection, new, by="test")
 
 
@@ -83,6 +84,7 @@ class Leading:
         sizes: [N].
         a: true seconds per size unit, [W].
         used: samples that an earlier attempt used in the epoch where this one begins.
+        key: of the run, if it has a session.
     """
 
     def __init__(
@@ -101,11 +103,13 @@ class Leading:
         step: int = 0,
         used: npt.NDArray[np.int64] | None = None,
         step_s: float = 0.5,
+        key: bytes | None = None,
     ) -> None:
         self.run, self.sizes, self.a, self.attempt = run, sizes, a, attempt
         self.world, self.epoch, self.step_s = len(a), epoch, step_s
         self.bus = connect(bus_url)
-        self.heard = Proposals(bus_url, run, attempt)
+        self.heard = Proposals(bus_url, run, attempt, key)
+        self.stream = TELEMETRY if key is None else run_telemetry(run)
         terms = Terms(
             samples=len(sizes),
             global_batch=global_batch,
@@ -149,7 +153,7 @@ class Leading:
         )
 
     def __enter__(self) -> Leading:
-        publish(self.bus, TELEMETRY, self.hello, self.run)
+        publish(self.bus, self.stream, self.hello, self.run)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -167,7 +171,7 @@ class Leading:
         return [m for m in messages if isinstance(m, Proposal) and m.attempt == self.attempt]
 
     def proposed(
-        self, condition: Callable[[Segment], bool] = lambda _: True, timeout_s: float = 40.0
+        self, condition: Callable[[Segment], bool] = lambda _: True, timeout_s: float = DEADLINE_S
     ) -> Segment:
         """The newest proposal for the next segment, once it is as wanted and was heard."""
 
@@ -227,7 +231,7 @@ class Leading:
     def send(self) -> None:
         """Everything that the bus did not get yet."""
         while self.unsent:
-            publish(self.bus, TELEMETRY, self.unsent[0], self.run)
+            publish(self.bus, self.stream, self.unsent[0], self.run)
             self.unsent.pop(0)
 
     def follow(self, segments: int) -> list[Segment]:
@@ -242,10 +246,12 @@ class Leading:
 
     def coast(self, segments: int) -> list[Segment]:
         """Adopts and reports so many segments without a controller."""
-        done = [self.adopt() for _ in range(segments)]
+        # All are told at the end: a controller that hears of the first may offer the second.
+        done = [self.adopt(send=False) for _ in range(segments)]
         assert all(segment.source == "coast" for segment in done)
         for segment in done:
-            self.report(segment)
+            self.report(segment, send=False)
+        self.send()
         return done
 
     def stored(self, store: Store) -> None:

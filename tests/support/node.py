@@ -14,6 +14,9 @@ import psutil
 import redis
 
 from paceline import wire
+from paceline.node import session
+from paceline.node.link import Link
+from support.waiting import DEADLINE_S
 
 T = TypeVar("T")
 
@@ -58,7 +61,7 @@ def ranks(processes: Iterable[psutil.Process], name: str = "train.py") -> dict[i
     return by_rank
 
 
-def wait_gone(processes: Iterable[psutil.Process], timeout_s: float = 15.0) -> None:
+def wait_gone(processes: Iterable[psutil.Process], timeout_s: float = DEADLINE_S) -> None:
     """Fails when one of the processes still runs at the deadline."""
     processes = list(processes)
     assert processes, "there was nothing to wait for"
@@ -70,7 +73,17 @@ def wait_gone(processes: Iterable[psutil.Process], timeout_s: float = 15.0) -> N
 NOBODY = "http://127.0.0.1:9"  # the discard port: nothing listens there
 
 # Whatever runs on this machine's port 8000 is not for tests.
-_MAIN = f"from paceline import cli; cli.DEFAULT_SERVER = {NOBODY!r}; cli.main()"
+_MAIN = f"""
+from paceline import cli
+try:
+    from paceline.commands import options
+except ImportError:  # release 0.1.0
+    from paceline import cli as options
+options.DEFAULT_SERVER = {NOBODY!r}
+from paceline.node import client
+client.TIMEOUT_S = {DEADLINE_S}
+cli.main()
+"""
 
 
 def paceline(*arguments: str, **options: Any) -> subprocess.Popen[str]:
@@ -87,10 +100,16 @@ def paceline(*arguments: str, **options: Any) -> subprocess.Popen[str]:
     )
 
 
+def link_to(bus_url: str, node: str = "here") -> Link:
+    """A connection as agents without a session have it."""
+    return Link(session.without("", bus_url, node))
+
+
 def telemetry(bus_url: str) -> list[tuple[str, wire.Message]]:
-    """All (run, message) on TELEMETRY."""
+    """All (run, message) on the telemetry streams, each stream's in order."""
     with redis.Redis.from_url(bus_url) as bus:
-        return [wire.decode(fields) for _, fields in bus.xrange(wire.TELEMETRY)]
+        streams = [wire.TELEMETRY, *sorted(bus.scan_iter("paceline:*:telemetry"))]
+        return [wire.decode(fields) for stream in streams for _, fields in bus.xrange(stream)]
 
 
 def states(bus_url: str, run: str) -> list[wire.RunState]:

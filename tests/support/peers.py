@@ -23,6 +23,7 @@ from paceline.train.sync.peers import Peers
 from paceline.train.sync.rounds import Rounds
 from paceline.wire.synchronisation import Synchronisation
 from support.rounds import ranks
+from support.waiting import DEADLINE_S
 
 FIRST = 1000  # step of the run, as if others came before
 
@@ -111,7 +112,7 @@ def seldom() -> list[float]:
         peers = Peers(made, "peers", [1], 1, lambda rank, vector: vector + rank)
         if of.rank == 1:
             for _ in range(3):
-                assert counted.asked.acquire(timeout=10), "it waits no more"
+                assert counted.asked.acquire(timeout=DEADLINE_S), "it waits no more"
         dist.barrier()
         answer = [] if of.rank == 1 else peers.ask(1, torch.ones(1)).vector.tolist()
         peers.finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import getpass
 import os
 import pwd
@@ -11,7 +12,10 @@ import tempfile
 import time
 from pathlib import Path
 
+import psutil
+
 from paceline.node.processes import free_port
+from support.waiting import DEADLINE_S
 
 
 def _bin_dir() -> Path:
@@ -53,19 +57,42 @@ class Postgres:
         self._count = 0
 
     def start(self) -> Postgres:
-        bins = _bin_dir()
         data = self.directory / "data"
         subprocess.run(
-            [bins / "initdb", "-D", data, "-A", "trust", "-U", "paceline", "-E", "UTF8", "-N"],
+            [
+                _bin_dir() / "initdb",
+                "-D",
+                data,
+                "-A",
+                "trust",
+                "-U",
+                "paceline",
+                "-E",
+                "UTF8",
+                "-N",
+            ],
             check=True,
             capture_output=True,
             cwd=self.directory,
             **self._as,
         )
+        self.start_again()
+        return self
+
+    @property
+    def pid(self) -> int:
+        assert self._process is not None
+        return self._process.pid
+
+    def start_again(self) -> None:
+        """Starts the server on its data, and waits until it answers."""
         options = ["-c", f"fsync={self._fsync}", "-c", f"unix_socket_directories={self.directory}"]
-        with (self.directory / "log").open("wb") as log:
+        with (self.directory / "log").open("ab") as log:
             self._process = subprocess.Popen(
-                [bins / "postgres", "-D", data, "-h", "127.0.0.1", "-p", str(self.port), *options],
+                [
+                    *(_bin_dir() / "postgres", "-D", self.directory / "data"),
+                    *("-h", "127.0.0.1", "-p", str(self.port), *options),
+                ],
                 cwd=self.directory,
                 stdout=subprocess.DEVNULL,
                 stderr=log,
@@ -73,15 +100,25 @@ class Postgres:
             )
         import psycopg
 
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + DEADLINE_S
         while True:
             try:
                 psycopg.connect(self._dsn("postgres")).close()
-                return self
+                return
             except psycopg.OperationalError:
                 if time.monotonic() > deadline or self._process.poll() is not None:
                     raise
                 time.sleep(0.05)
+
+    def kill(self) -> None:
+        """kill -9 of the server with all its processes, as a fault."""
+        assert self._process is not None
+        family = [psutil.Process(self.pid), *psutil.Process(self.pid).children(recursive=True)]
+        for process in family:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        self._process.wait()
+        psutil.wait_procs(family, timeout=DEADLINE_S)
 
     def _dsn(self, database: str) -> str:
         return f"host=127.0.0.1 port={self.port} user=paceline dbname={database}"
@@ -100,7 +137,7 @@ class Postgres:
         if self._process is not None:
             self._process.send_signal(2)  # SIGINT: fast shutdown
             try:
-                self._process.wait(timeout=15)
+                self._process.wait(timeout=DEADLINE_S)
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()

@@ -6,7 +6,7 @@ import gc
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,8 +20,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import paceline
-from paceline.train.leader import Leader
 from paceline.train.parts import Step
+from paceline.train.plan.leader import Leader
 from paceline.train.sync.base import Round
 from paceline.train.sync.partial import Partial
 from paceline.train.sync.stealing import Stealing
@@ -63,7 +63,7 @@ def planned(
         return msgspec.structs.replace(made, synchroniser=what, shares=shares or [])
 
     with (
-        mock.patch("paceline.train.leader.MOST_COASTED", steps),
+        mock.patch("paceline.train.plan.leader.MOST_COASTED", steps),
         mock.patch.object(Leader, "_coasted", next_one),
     ):
         yield
@@ -116,12 +116,15 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
     reported: list[tuple[int, Round]] = []
     outcome: dict[str, Any] = {"samples": 0, "weight": 0.0, "error": None, "used": [[], []]}
     outcome["contributors"] = []  # to rounds before any rank was through with the segment
-    farewell_s = 20.0 if script.leave is not None else 2.0  # a rank may begin late here
+    farewell_s = 2.0
+    if script.leave is not None:  # a rank may begin late here
+        # After one rank left alone, another rank may wait for a plan until rank 0 has ended.
+        farewell_s = 20.0 if script.leave[2] == -1 else 4.0
     first = chain[0] if script.at_once else ALLREDUCE
     with (
         ExitStack() as undiscovered,
         planned(chain, script.shares, script.segment, first),
-        mock.patch("paceline.train.leader._FAREWELL_S", farewell_s),
+        mock.patch("paceline.train.plan.leader._FAREWELL_S", farewell_s),
         mock.patch("paceline.train.sync.agreement._STILL_S", script.still_s),
     ):
         session = paceline.Session(Data(), global_batch=BATCH, seed=3)
@@ -225,13 +228,22 @@ def clocks(what: Synchronisation, given: dict[str, Any]) -> tuple[dict[int, list
         return known, train([what], given)["samples"]
 
 
+def _settled(count: Callable[[], int]) -> int:
+    """A number that has stayed for half a second: a joined thread may not be gone yet."""
+    seen = [count()]
+    while len(seen) < 50 or len(set(seen[-50:])) > 1:
+        time.sleep(0.01)
+        seen.append(count())
+    return seen[-1]
+
+
 def threads_after(chain: list[Synchronisation]) -> int:
     """This process's, also PyTorch's, where garbage collection ended none of them."""
     gc.collect()
     gc.disable()
     try:
         train(chain)
-        return psutil.Process().num_threads()
+        return _settled(psutil.Process().num_threads)
     finally:
         gc.enable()
 

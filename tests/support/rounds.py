@@ -23,6 +23,7 @@ from paceline.train.sync.gradients import Gradient
 from paceline.train.sync.partial import Partial
 from paceline.train.sync.rounds import Rounds, Sum
 from paceline.wire.synchronisation import PartialRules
+from support.waiting import DEADLINE_S
 
 
 @contextmanager
@@ -142,7 +143,7 @@ def arriving() -> tuple[list[float], list[float]]:
         here = threading.Event()
 
         def arrive() -> float:
-            assert here.wait(30)
+            assert here.wait(DEADLINE_S)
             return 0.5
 
         rounds = Rounds(of, "rounds", 1, Call(quorum=1), Drift(mean=False), records.append)

@@ -9,7 +9,9 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -20,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import paceline
 from paceline import wire
-from paceline.train import meeting
+from paceline.train import meeting, timing
 from paceline.wire import bus
 
 WIDTH = 4
@@ -428,6 +430,21 @@ def mixed_precision(scale: float) -> Tensor:
             scaler.step(optimizer)
             scaler.update()
         return parameters(model)
+
+
+def held_while_accumulating(*arguments: Any) -> float:
+    """Seconds that `accumulate` has this rank sleep, for its emulated device to be done."""
+    slept = 0.0
+
+    def sleep(seconds: float) -> None:
+        nonlocal slept
+        slept += seconds
+        time.sleep(seconds)
+
+    own = SimpleNamespace(**{**vars(time), "sleep": sleep})
+    with mock.patch.object(timing, "time", own):
+        accumulate(*arguments)
+    return slept
 
 
 def accumulate(

@@ -24,6 +24,9 @@ from torch.nn.functional import mse_loss
 import paceline
 from paceline.train.checkpoint.folder import Folder
 
+sys.path.append(str(Path(__file__).parents[1]))
+from support.waiting import until
+
 SAMPLES, BATCH, EPOCHS, EVERY = 22, 4, 3, 3
 STEPS = EPOCHS * -(-SAMPLES // BATCH)
 
@@ -65,6 +68,8 @@ def train(directory: Path, kill: Kill, attempt: int) -> None:
                 batch = session.batch
                 if dies and batch.step == step:
                     if where == "body":
+                        whole = directory / "checkpoints" / f"step-{step // EVERY * EVERY:09}"
+                        until(whole.exists, "the checkpoint that is being written", 120)
                         die()
                     mock.patch.object(Folder, "finish", lambda *_: die()).start()
                 used = [] if batch.empty else indices.tolist()

@@ -8,11 +8,15 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+# What a passing test waits for comes within a fraction of these, even on a busy machine.
+DEADLINE_S = 120.0  # one thing: an answer, a message, the start or the end of a process
+TRAINING_S = 300.0  # a whole training, or a step of it
+
 
 def until(
     condition: Callable[[], T],
     what: str = "the condition",
-    timeout_s: float = 60.0,
+    timeout_s: float = DEADLINE_S,
     pause_s: float = 0.02,
 ) -> T:
     """The condition's first true value.

@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
-import socket
 import threading
-import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from weakref import WeakKeyDictionary
 
 import httpx
 import uvicorn
+from fastapi import FastAPI
 
+from paceline.node import tokens
 from paceline_backend.api.app import create_app
-from paceline_backend.server.settings import MAX_BODY_BYTES, Settings
+from paceline_backend.server.settings import MAX_BODY_BYTES, MAX_STREAMS, Proxies, Settings
+from paceline_backend.server.supervisor import listen
 from paceline_backend.store import Store
+from support.waiting import DEADLINE_S, until
+
+ANY = {"If-Match": "*"}  # headers of a change that is made whatever others have done
+ADMIN = "admin-of-tests-0123456789abcdef"
+SIGNED_IN = {"Authorization": f"Bearer {ADMIN}"}
+
+
+_applications: WeakKeyDictionary[httpx.Client, FastAPI] = WeakKeyDictionary()
+
+
+def application(client: httpx.Client) -> FastAPI:
+    """What a client of `serving` talks to."""
+    return _applications[client]
 
 
 @contextmanager
@@ -23,24 +38,55 @@ def serving(
     token: str | None = None,
     port: int = 0,
     max_body_bytes: int = MAX_BODY_BYTES,
+    proxies: Proxies | None = None,
+    max_streams: int = MAX_STREAMS,
 ) -> Iterator[httpx.Client]:
-    """A client of the application over this store and bus; base URL is the server's root."""
+    """A client of the application over this store and bus; base URL is the server's root.
+
+    Args:
+        store: of the application.
+        bus_url: of a bus.
+        token: an admin's, which the client does not send. None: `ADMIN`, which the client sends,
+            and which the command line finds while the server works.
+        port: to listen on; 0: any.
+        max_body_bytes: of a request.
+        proxies: whom to trust.
+        max_streams: of a client.
+    """
     database = store.url.render_as_string(hide_password=False)
-    settings = Settings(database, bus_url, token=token, max_body_bytes=max_body_bytes)
+    settings = Settings(
+        database,
+        bus_url,
+        port=port,
+        token=token or ADMIN,
+        max_body_bytes=max_body_bytes,
+        max_streams=max_streams,
+        proxies=proxies or Proxies(),
+    )
     app = create_app(store, settings)
-    server = uvicorn.Server(uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5))
+    server = uvicorn.Server(
+        uvicorn.Config(app, log_config=None, timeout_graceful_shutdown=5, proxy_headers=False)
+    )
     app.state.closing = lambda: server.should_exit
-    listener = socket.create_server(("127.0.0.1", port))
+    listener = listen(settings)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
     thread.start()
-    deadline = time.monotonic() + 30
-    while not server.started and thread.is_alive() and time.monotonic() < deadline:
-        time.sleep(0.01)
-    try:
-        with httpx.Client(base_url=url, timeout=60, trust_env=False) as client:
-            yield client
-    finally:
-        server.should_exit = True
-        thread.join(timeout=20)
-        assert not thread.is_alive(), "the server did not stop"
+    headers = SIGNED_IN if token is None else {}
+    with ExitStack() as held:
+        held.callback(_stop, server, thread)
+        until(lambda: server.started or not thread.is_alive(), "the web application")
+        assert server.started, "the web application ended"
+        if token is None:
+            held.enter_context(tokens.keeping(url, ADMIN))
+        client = held.enter_context(
+            httpx.Client(base_url=url, headers=headers, timeout=DEADLINE_S, trust_env=False)
+        )
+        _applications[client] = app
+        yield client
+
+
+def _stop(server: uvicorn.Server, thread: threading.Thread) -> None:
+    server.should_exit = True
+    thread.join(timeout=DEADLINE_S)
+    assert not thread.is_alive(), "the server did not stop"

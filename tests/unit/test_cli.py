@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from paceline import wire
+from paceline.commands.printing import print_table
 from paceline.core.errors import InputError
 from paceline.node.client import Client
 from support.command_line import Main, in_process
@@ -94,7 +95,7 @@ def test_bad_input(
         assert len(err.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize("command", [["stop"], ["switch", "bsp"], ["whatif"]])
+@pytest.mark.parametrize("command", [["stop"], ["switch", "bsp"], ["auto", "off"], ["whatif"]])
 def test_a_run_is_known_by_a_beginning_that_no_other_has(
     command: list[str], main: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,8 +107,8 @@ def test_a_run_is_known_by_a_beginning_that_no_other_has(
             first = options["params"].get("cursor") is None
             ids = ["ab12cd", "ab34ef"] if first else ["c0ffee"]
             return {"items": [{"id": i} for i in ids], "next_cursor": "2" if first else None}
-        if path == "/runs/ab12cd":
-            return {"id": "ab12cd"}
+        if path in ("/runs/ab12cd", "/runs/c0ffee"):
+            return {"id": path.rpartition("/")[2]}
         if path.count("/") == 2:
             raise InputError("no such run")
         raise InputError("far enough")
@@ -129,3 +130,10 @@ def test_a_run_is_known_by_a_beginning_that_no_other_has(
         assert code == 2
         assert words in err
         assert asked[-1].startswith(last) if last else not asked
+
+
+def test_a_terminal_does_not_obey_what_others_wrote(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("id", "message"), [{"id": "r", "message": "\x1b[2Jfailed\nmore"}])
+    shown = capsys.readouterr().out
+    assert "\\x1b[2Jfailed" in shown
+    assert "\x1b" not in shown

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from pathlib import Path
 from urllib.parse import urlencode
 
 import httpx
 from starlette.responses import PlainTextResponse
 
-from paceline_backend.api.auth import Guard
+from paceline_backend.api.auth import Credentials, Guard
 from paceline_backend.api.limits import MOST_WRONG, WRONG_S, LoginThrottle
+from paceline_backend.api.rules import VIEWER
+from paceline_backend.store import Store
 
 
 class Clock:
@@ -76,9 +79,11 @@ def test_memory_is_bounded_and_the_newest_are_kept() -> None:
     assert throttle.wait_s("first") == 0, "the oldest was forgotten"
 
 
-def test_the_page_to_log_in_says_when_to_try_again() -> None:
+def test_the_page_to_log_in_says_when_to_try_again(tmp_path: Path) -> None:
     clock = Clock()
-    guard = Guard(PlainTextResponse("in"), "secret", LoginThrottle(clock))
+    store = Store.open(f"sqlite:///{tmp_path / 'paceline.db'}")
+    credentials = Credentials(store, "secret")
+    guard = Guard(PlainTextResponse("in"), credentials, lambda _: VIEWER, LoginThrottle(clock))
 
     async def login(token: str, address: str) -> httpx.Response:
         transport = httpx.ASGITransport(guard, client=(address, 1))
@@ -98,3 +103,4 @@ def test_the_page_to_log_in_says_when_to_try_again() -> None:
     assert status("secret", "192.0.2.2") == 303
     clock.now += WRONG_S
     assert status("secret") == 303
+    store.close()

@@ -12,6 +12,8 @@ from paceline.wire import Segment
 Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
+_LOOK = 4096  # samples at once, where the first unused one is sought
+
 
 class Ledger:
     """Keeps account of the samples of one epoch. For one thread.
@@ -122,8 +124,7 @@ class Ledger:
 
     def _next(self, count: int) -> Ints:
         """The first `count` unused samples of the order."""
-        while self._head < len(self._order) and not self._unused[self._order[self._head]]:
-            self._head += 1
+        self._skip_used()
         window = count
         while True:
             ahead = self._order[self._head : self._head + window]
@@ -132,10 +133,20 @@ class Ledger:
                 return ahead[:count]
             window *= 2
 
+    def _skip_used(self) -> None:
+        """Moves the head to the first unused sample."""
+        while self._head < len(self._order):
+            unused = self._unused[self._order[self._head : self._head + _LOOK]]
+            if unused.any():
+                self._head += int(unused.argmax())
+                return
+            self._head += len(unused)
+
 
 def _deal_in_turn(samples: Ints, limits: Ints) -> list[Ints]:
     counts = equal_counts(len(samples), limits)
-    return np.split(samples[dealt(counts)], np.cumsum(counts)[:-1])
+    in_turn, ends = samples[dealt(counts)], np.cumsum(counts).tolist()
+    return [in_turn[start:end] for start, end in zip([0, *ends], ends, strict=False)]
 
 
 def _deal(samples: Ints, sizes: Floats, shares: Floats, limits: Ints) -> list[Ints]:

@@ -12,19 +12,31 @@ from types import FrameType
 
 import msgspec
 
+from paceline.core import logs
 from paceline.core.errors import PacelineError
-from paceline.node import machine
+from paceline.node import answering, machine, rundir
 from paceline.node.delivery import Delivery
+from paceline.node.duty import Duty
+from paceline.node.health.check import Checker
+from paceline.node.health.gpus import Gpus
 from paceline.node.link import Commands, Link
+from paceline.node.output import Output
 from paceline.node.rundir import Record
-from paceline.node.supervisor import Supervisor
-from paceline.wire import Launch, NodeState, RunState, State
+from paceline.node.session import Session
+from paceline.node.supervisor import Ranks, Supervisor
+from paceline.wire import Ask, CheckNode, Launch, NodeState, RunState, State
+from paceline.wire.bus import at_address
+from paceline.wire.sealing import SealError, unseal
 
 HEARTBEAT_S = 2.0
 _TICK_S = 0.2
 _RECOVER_S = 10.0
 _GOODBYE_S = 10.0  # time to deliver the rest after the runs were stopped
 _log = logging.getLogger(__name__)
+
+
+class _ReplayedError(PacelineError):
+    """A launch that was obeyed before."""
 
 
 class Agent:
@@ -37,8 +49,10 @@ class Agent:
         link: to the bus.
         name: of the node.
         data: the data directory; only one agent may use it at a time.
-        control: identifies the control plane across restarts: its id, or the bus's address.
-        find_bus: asks the server for the bus's URL while the bus is away; None: the URL is fixed.
+        find_session: asks the server for another session while the bus is away; None: the URL is
+            fixed.
+        duty: the only run to look after; None: all that the control plane launches here.
+        shows: whether what rank 0 prints here is shown.
 
     Raises:
         PacelineError: another agent uses the data directory.
@@ -49,15 +63,21 @@ class Agent:
         link: Link,
         name: str,
         data: Path,
-        control: str,
-        find_bus: Callable[[], str | None] | None = None,
+        find_session: Callable[[], Session | None] | None = None,
+        duty: Duty | None = None,
+        *,
+        shows: bool = False,
     ) -> None:
         self._link = link
         self._data = data
-        self._control = control
-        self._find_bus = find_bus
-        self._commands = Commands(link, name)
+        self._find_session = find_session
+        self._duty = duty
+        self._shows = shows
+        self._outputs: dict[Supervisor, Output] = {}
+        self._commands = Commands(link)
         self._node = machine.describe(name)
+        self._checker = Checker(data)
+        self._gpus = Gpus()
         self._runs: dict[str, Supervisor] = {}
         self._left_over: dict[str, Delivery] = {}
         self._unreadable: set[Path] = set()  # directories whose problem was logged
@@ -73,14 +93,18 @@ class Agent:
             ) from None
 
     def run(self) -> int:
-        """Works until SIGTERM or SIGINT; returns the exit code. A second signal kills the runs."""
+        """Works until SIGTERM or SIGINT, or its duty is over; returns the exit code.
+
+        A second signal kills the runs.
+        """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         try:
-            while self._signal is None:
+            while self._signal is None and not self._over():
                 self._tick()
             self._leave()
         finally:
+            self._checker.close()
             for supervisor in self._runs.values():
                 supervisor.close()
             for delivery in self._left_over.values():
@@ -98,55 +122,137 @@ class Agent:
         for run, command in self._commands.read(_TICK_S):
             if isinstance(command, Launch):
                 self._launch(run, command)
+            elif isinstance(command, Ask):
+                answering.answer(self._link, self._node.node, self._data, run, command)
+            elif isinstance(command, CheckNode):
+                self._checker.due = True
             elif run in self._runs:
-                self._runs[run].stop(command.reason)
+                self._runs[run].obey(command)
+        if self._signal is not None:
+            return  # who ends this process may end those of its runs, too: they were stopped
         if not self._link.up:
             time.sleep(_TICK_S)  # without the bus, reading commands did not wait
         self._look_after()
-        if self._commands.started and time.monotonic() >= self._beat_at:
-            self._beat_at = time.monotonic() + HEARTBEAT_S
-            self._heartbeat()
-            if not self._link.up and self._find_bus is not None:
-                url = self._find_bus()
-                if url is not None and url != self._link.url:
-                    self._link.move(url)
-                    _log.info("the bus moved to %s", self._link.place)
+        if self._commands.started:
+            self._checker.poll(idle=not self._busy())
+        self._beat()
         if time.monotonic() >= self._recover_at:
             self._recover_at = time.monotonic() + _RECOVER_S
             self._recover()
 
+    def _over(self) -> bool:
+        if self._duty is None:
+            return False
+        if self._runs or self._left_over:
+            self._duty.busy()
+            return False
+        return self._commands.started and self._duty.over()
+
+    def _beat(self) -> None:
+        if not self._commands.started or time.monotonic() < self._beat_at:
+            return
+        self._beat_at = time.monotonic() + HEARTBEAT_S
+        self._heartbeat()
+        if not self._link.up and self._find_session is not None:
+            session = self._find_session()
+            if session is not None and session != self._link.session:
+                self._link.move(session)
+                _log.info("the bus is now %s", self._link.place)
+
     def _look_after(self) -> None:
         for run, supervisor in list(self._runs.items()):
+            self._beat()  # each may take a while: it drains a spool
             supervisor.poll()
+            if self._shows:
+                if supervisor not in self._outputs:
+                    self._outputs[supervisor] = Output(supervisor.directory)
+                self._outputs[supervisor].pump(supervisor.attempt)
             if supervisor.settled:
                 supervisor.close()
+                self._outputs.pop(supervisor, None)
                 del self._runs[run]
         for run, delivery in list(self._left_over.items()):
+            self._beat()
             delivery.pump()
             if delivery.settled:
                 delivery.close()
                 del self._left_over[run]
 
     def _launch(self, run: str, launch: Launch) -> None:
-        if run in self._runs:
-            _log.error("run %s is here already; its second launch is ignored", run)
+        if run in self._runs and self._runs[run].running:
+            self._refuse_second(run, launch, self._runs[run])
             return
-        _log.info("launching run %s: %s", run, launch.script)
-        record = Record(run, self._node.node, "the agent", self._control)
+        self._let_go(run)
+        record = Record(run, self._node.node, "the agent", self._link.session.control)
         try:
-            supervisor = Supervisor(launch, self._data, record, self._link)
-        except (PacelineError, OSError) as error:
-            _log.error("run %s cannot be launched: %s", run, error)
-            message = str(error)
-            self._link.tell(RunState(State.FAILED, time.time(), record.node, message=message), run)
+            launch, ranks = self._opened(run, launch)
+            logs.hide_environment(launch.env)
+            _log.info("launching run %s: %s", run, launch.script)
+            supervisor = Supervisor(launch, self._data, record, self._link, ranks)
+        except _ReplayedError as error:
+            _log.error("run %s: %s", run, error)
+            return
+        except (PacelineError, OSError, SealError) as error:
+            self._fail(run, launch, str(error))
             return
         self._runs[run] = supervisor
         supervisor.start()
 
+    def _refuse_second(self, run: str, launch: Launch, first: Supervisor) -> None:
+        """Refuses the launch of a run that is here: who was cut off does not hear of its end."""
+        if launch.attempt <= first.attempt:
+            _log.error("run %s is here already; its second launch is ignored", run)
+            return
+        why = (
+            f"its earlier processes still run on {self._node.node}: resume it once they have "
+            "ended, or restart the agent there, which ends them"
+        )
+        self._fail(run, launch, why)
+
+    def _fail(self, run: str, launch: Launch, why: str) -> None:
+        _log.error("run %s cannot be launched: %s", run, why)
+        now, node = time.time(), self._node.node
+        self._link.tell(RunState(State.FAILED, now, node, launch.attempt, message=why), run)
+
+    def _let_go(self, run: str) -> None:
+        """Gives up an ended run that goes on. Its new supervisor delivers what the spool holds."""
+        for kept in (self._runs.pop(run, None), self._left_over.pop(run, None)):
+            if kept is not None:
+                kept.close()
+
+    def _opened(self, run: str, launch: Launch) -> tuple[Launch, Ranks]:
+        """The launch with its variables, and what the ranks get to take part on the bus.
+
+        Raises:
+            PacelineError: it is not for this agent.
+            SealError: it is not for this agent.
+            OSError: that it was obeyed cannot be noted.
+        """
+        session = self._link.session
+        if not launch.sealed:
+            return launch, Ranks(session.bus)
+        if session.key is None:
+            raise PacelineError("its secrets are sealed, and this agent has no session")
+        secrets = unseal(launch.sealed, session.key)
+        if not rundir.note_launch(rundir.directory_of(self._data, run), launch.sealed):
+            raise _ReplayedError("its launch was sent once more, and is ignored")
+        bus = at_address(secrets.bus, session.bus)  # as this node reaches it
+        return msgspec.structs.replace(launch, env=secrets.env), Ranks(bus, secrets.key)
+
     def _heartbeat(self, left: bool = False) -> None:
-        runs = [run for run, supervisor in self._runs.items() if supervisor.running]
-        state: NodeState = msgspec.structs.replace(self._node, at=time.time(), runs=runs, left=left)
+        state: NodeState = msgspec.structs.replace(
+            self._node,
+            at=time.time(),
+            runs=self._busy(),
+            left=left,
+            check=self._checker.newest,
+            gpu_states=self._gpus.read(),
+        )
         self._link.tell(state)
+
+    def _busy(self) -> list[str]:
+        """The runs that have not ended here."""
+        return [run for run, supervisor in self._runs.items() if supervisor.running]
 
     def _recover(self) -> None:
         """Takes over runs whose agent or `paceline run` is gone and left something undelivered."""
@@ -155,7 +261,7 @@ class Agent:
             if run in self._runs or run in self._left_over or not directory.is_dir():
                 continue
             try:
-                delivery = Delivery.resume(directory, self._control, self._link)
+                delivery = Delivery.resume(directory, self._link)
             except OSError as error:
                 if directory not in self._unreadable:
                     self._unreadable.add(directory)
@@ -167,12 +273,14 @@ class Agent:
 
     def _leave(self) -> None:
         for supervisor in self._runs.values():
-            supervisor.stop("the agent was stopped")
-        deadline = time.monotonic() + _GOODBYE_S
+            supervisor.stop("the agent was stopped", leaves=True)
+        deadline = None  # for telling it, once all have ended
         while self._runs:
             self._look_after()
             ended = not any(supervisor.running for supervisor in self._runs.values())
-            if ended and (not self._link.up or time.monotonic() > deadline):
+            if ended and deadline is None:
+                deadline = time.monotonic() + _GOODBYE_S
+            if deadline is not None and (not self._link.up or time.monotonic() > deadline):
                 break
             time.sleep(0.05)
         self._heartbeat(left=True)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import ssl
 from collections.abc import Iterator, Mapping
+from types import MappingProxyType
 from typing import Any
 
 import httpx
 
 from paceline.core import runid
 from paceline.core.errors import InputError, PacelineError
+from paceline.node import tokens
 from paceline.wire import PROTOCOL_VERSION
+from paceline.wire.bus import CA_FILE
 
+TIMEOUT_S = 10.0  # of each call
 _PAGE = 500  # runs in an answer: the most that the server allows
 
 
@@ -18,26 +24,39 @@ class ServerUnreachable(PacelineError):  # noqa: N818 - reads as what happened
     """No working Paceline server answers at the address."""
 
 
+class UnknownAddressError(InputError):
+    """The server has nothing at an address below ``/api/v1``."""
+
+
 class Client:
     """A connection to one server; a context manager.
 
     Args:
         server: base URL.
-        token: for a server that is not on this machine.
-        timeout_s: of each call.
+        token: None: the one that a server on this machine keeps for its user.
+        timeout_s: of each call; None: `TIMEOUT_S`.
     """
 
-    def __init__(self, server: str, token: str | None = None, timeout_s: float = 10.0) -> None:
+    def __init__(
+        self, server: str, token: str | None = None, timeout_s: float | None = None
+    ) -> None:
         self.server = server.rstrip("/")
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        self._token = token
         try:
             host = httpx.URL(self.server).host
         except httpx.InvalidURL as error:
             raise InputError(f"--server {server}: {error}") from error
+        verify: ssl.SSLContext | bool = True
+        if ca_file := os.environ.get(CA_FILE):
+            try:
+                verify = ssl.create_default_context(cafile=ca_file)
+            except OSError as error:
+                reason = error.strerror or error
+                raise InputError(f"{CA_FILE}: {ca_file} cannot be used: {reason}") from error
         self._http = httpx.Client(
             base_url=self.server,
-            headers=headers,
-            timeout=timeout_s,
+            timeout=TIMEOUT_S if timeout_s is None else timeout_s,
+            verify=verify,
             trust_env=host
             not in ("127.0.0.1", "::1", "localhost"),  # no proxy reaches our loopback
         )
@@ -48,8 +67,16 @@ class Client:
         path: str,
         body: Mapping[str, Any] | None = None,
         params: Mapping[str, Any] | None = None,
+        if_match: str | None = None,
     ) -> Any:
         """The JSON answer of a call below ``/api/v1``.
+
+        Args:
+            method: of HTTP.
+            path: below ``/api/v1``.
+            body: JSON.
+            params: of the query.
+            if_match: a run's ETag that a change of it is meant for; ``*``: any.
 
         Raises:
             InputError: the server refused the request; the message holds the server's reason.
@@ -57,8 +84,11 @@ class Client:
                 database or bus is away.
             PacelineError: the server wants a token, or failed.
         """
+        headers = self._headers() | ({} if if_match is None else {"If-Match": if_match})
         try:
-            answer = self._http.request(method, f"/api/v1{path}", json=body, params=params)
+            answer = self._http.request(
+                method, f"/api/v1{path}", json=body, params=params, headers=headers
+            )
         except (httpx.TransportError, httpx.UnsupportedProtocol) as error:
             raise ServerUnreachable(f"no server answers at {self.server} ({error})") from error
         kind = answer.headers.get("content-type", "").partition(";")[0]
@@ -69,7 +99,8 @@ class Client:
             )
         if answer.status_code == httpx.codes.UNAUTHORIZED:
             raise PacelineError(
-                f"the server {self.server} wants a token: give --token or PACELINE_TOKEN"
+                f"the server {self.server} wants a token: give --token-file or PACELINE_TOKEN"
+                f" ({_reason(_json(answer))})"
             )
         try:
             content = answer.json()
@@ -77,13 +108,49 @@ class Client:
             raise ServerUnreachable(
                 f"what answers at {self.server} is no Paceline server"
             ) from error
+        if answer.status_code == httpx.codes.NOT_FOUND:
+            raise UnknownAddressError(_reason(content))
         if answer.is_client_error:
             raise InputError(_reason(content))
         if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
             raise ServerUnreachable(f"the server {self.server} cannot work now: {_reason(content)}")
+        if answer.status_code == httpx.codes.GATEWAY_TIMEOUT:  # a node does not answer the server
+            raise PacelineError(_reason(content))
         if answer.is_error:
             raise PacelineError(f"the server failed: {_reason(content)}")
         return content
+
+    def _headers(self) -> dict[str, str]:
+        # Looked up for each call: the server may start later, or again.
+        token = self._token or tokens.kept(self.server)
+        return {"Authorization": f"Bearer {token}"} if token else {}
+
+    def change(
+        self,
+        method: str,
+        run: str,
+        what: str,
+        body: Mapping[str, Any],
+        newer: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Any:
+        """The JSON answer of a call that changes a run as it is now.
+
+        Args:
+            method: of HTTP.
+            run: whole id.
+            what: the path below the run, such as ``policy``.
+            body: JSON.
+            newer: further parts of the body, which release 0.1.0 of the server would refuse.
+
+        Raises:
+            InputError: somebody else has changed the run at the same moment; or as `call`.
+            PacelineError: as `call`.
+        """
+        revision = self.call("GET", f"/runs/{run}").get("revision")
+        if revision is None:  # release 0.1.0 of the server has no revisions
+            return self.call(method, f"/runs/{run}/{what}", body, if_match="*")
+        whole = {**body, **newer}
+        return self.call(method, f"/runs/{run}/{what}", whole, if_match=f'"{revision}"')
 
     def version(self) -> dict[str, Any]:
         """``{version, protocol, id, bus}`` of a server that speaks our protocol version.
@@ -108,6 +175,24 @@ class Client:
                 "install the same release on both"
             )
         return dict(answer)
+
+    def session(self, path: str) -> dict[str, Any] | None:
+        """Credentials on the bus.
+
+        Args:
+            path: ``/nodes/{node}`` or ``/runs/{run}``.
+
+        Returns:
+            The answer; None: the server is of the release before, which has only the URL that
+            `version` tells.
+
+        Raises:
+            PacelineError: as `call`.
+        """
+        try:
+            return dict(self.call("POST", f"{path}/session"))
+        except UnknownAddressError:
+            return None
 
     def run(self, given: str) -> str:
         """The whole id of a run.
@@ -143,6 +228,13 @@ class Client:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _json(answer: httpx.Response) -> Any:
+    try:
+        return answer.json()
+    except ValueError:
+        return answer.reason_phrase
 
 
 def _reason(problem: Any) -> str:

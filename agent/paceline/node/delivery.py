@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import logging
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
 
@@ -15,11 +16,13 @@ from paceline import wire
 from paceline.node import rundir, spool
 from paceline.node.link import Link
 from paceline.node.rundir import Record
-from paceline.wire import RunState, State
+from paceline.wire import NodeState, RunState, State
 
 _EVERY_S = 1.0
 _MEND_S = 60.0  # pause before a spool that cannot be read or deleted is tried again
 _ALIVE_S = 3.0  # between two signs of life of a run
+_DRAIN_S = 0.2  # then whoever looks after several runs has other things to do
+_MOST_WAITING = 20_000  # entries on the bus: the control plane cuts off a writer that floods it
 _log = logging.getLogger(__name__)
 
 
@@ -47,12 +50,16 @@ class Delivery:
         self._lock = lock or _lock(directory)
         self.directory = directory
         self.record = record
+        self.sent = 0  # chunks of the spool
         self._link = link
         self._next = self._alive_at = self._drain_at = 0.0
+        self._chunks: Iterator[tuple[Path, list[dict[bytes, bytes]]]] | None = None  # the rest
+        self._foreign = False  # the spool spoke for others, which is logged
+        self._saved = True  # `record`, on disk
         self._save()
 
     @classmethod
-    def resume(cls, directory: Path, control: str, link: Link) -> Delivery | None:
+    def resume(cls, directory: Path, link: Link) -> Delivery | None:
         """Takes over a run whose process is gone, and reports the run's end if that is missing.
 
         Returns None if everything is delivered, if another process looks after the run, or if the
@@ -65,7 +72,7 @@ class Delivery:
             _log.error("%s is left alone as .bad: %s", path, error)
             path.rename(path.with_suffix(".bad"))
             return None
-        if record is None or record.settled or record.control != control:
+        if record is None or record.settled or record.control != link.session.control:
             return None
         try:
             lock = _lock(directory)
@@ -75,7 +82,9 @@ class Delivery:
         assert record is not None
         delivery = cls(directory, record, link, lock)
         if not delivery.ended:
-            delivery.report(State.FAILED, message=f"{record.supervisor} was killed")
+            attempt = record.states[-1].attempt if record.states else 0
+            message = f"{record.supervisor} was killed"
+            delivery.report(State.FAILED, attempt, message=message)
         return delivery
 
     @property
@@ -85,8 +94,8 @@ class Delivery:
 
     @property
     def settled(self) -> bool:
-        """Whether the run is over and the control plane has everything about it."""
-        return self.record.settled
+        """Whether the run is over, the control plane has everything about it, and that is kept."""
+        return self.record.settled and self._saved
 
     def report(
         self,
@@ -94,11 +103,16 @@ class Delivery:
         attempt: int = 0,
         exit_code: int | None = None,
         message: str | None = None,
+        place: tuple[str, int] = ("", 0),
+        *,
+        arrived: bool = False,
     ) -> RunState:
         """Records a state and delivers it, at once if the bus is there."""
         lost = spool.dropped(self.directory / "spool")
-        entry = RunState(state, time.time(), self.record.node, attempt, exit_code, message, lost)
+        node, now = self.record.node, time.time()
+        entry = RunState(state, now, node, attempt, exit_code, message, lost, *place, arrived)
         self.record.states = [*self.record.states, entry]
+        self._chunks = None  # an end adds those that were open
         self._save()
         self._next = 0.0
         self.pump()
@@ -113,17 +127,18 @@ class Delivery:
             return
         self._next = time.monotonic() + _EVERY_S
         ended, record, link = self.ended, self.record, self._link
-        drained = False
-        if time.monotonic() >= self._drain_at:
-            try:
-                if link.attempt(lambda bus: self._drain(bus, include_open=ended)) is None:
-                    return
-                drained = True
-            except OSError as error:  # wait: trying again would send the same records again
-                self._drain_at = time.monotonic() + _MEND_S
-                _log.error("the spool of run %s cannot be drained: %s", record.run, error)
+        if not self._saved:
+            self._save()
+        if record.settled:
+            return
+        try:
+            drained = self._drained(link)
+        except redis.RedisError:  # the link has said so
+            return
         before = record.delivered
-        while record.delivered < len(record.states):
+        # The end of a run comes after what its ranks had to say.
+        ready = len(record.states) - (ended and drained is False)
+        while record.delivered < ready:
             if not link.tell(record.states[record.delivered], record.run):
                 break
             record.delivered += 1
@@ -132,7 +147,7 @@ class Delivery:
         if up_to_date and not ended and record.states and time.monotonic() >= self._alive_at:
             self._alive_at = time.monotonic() + _ALIVE_S
             link.tell(record.states[-1], record.run)
-        record.settled = up_to_date and ended and drained
+        record.settled = up_to_date and ended and drained is True
         if record.delivered > before or record.settled:
             self._save()
 
@@ -140,19 +155,86 @@ class Delivery:
         """Releases the directory for other processes."""
         self._lock.close()
 
-    def _drain(self, bus: redis.Redis, *, include_open: bool) -> int:
-        bus.ping()  # an empty spool says nothing about the bus
+    def _drained(self, link: Link) -> bool | None:
+        """Sends some of what is spooled; whether nothing is left. None: the spool is broken.
 
-        def send(fields: dict[bytes, bytes]) -> None:
-            bus.xadd(wire.TELEMETRY, dict(fields))  # type: ignore[arg-type]
+        Raises:
+            redis.RedisError: the bus is away.
+        """
+        if time.monotonic() < self._drain_at:
+            return None
+        try:
+            nothing_left = link.attempt(self._drain)
+        except OSError as error:  # wait: trying again would send the same records again
+            self._drain_at = time.monotonic() + _MEND_S
+            _log.error("the spool of run %s cannot be drained: %s", self.record.run, error)
+            return None
+        if nothing_left is None:
+            raise redis.ConnectionError(f"the bus {link.place} is away")
+        return nothing_left
 
-        return spool.drain(self.directory / "spool", send, include_open=include_open)
+    def _drain(self, bus: redis.Redis) -> bool:
+        assert self._link is not None
+        stream = self._link.session.reports
+        if int(bus.xlen(stream)) > _MOST_WAITING:
+            return False
+        directory = self.directory / "spool"
+        rest = self._chunks or spool.chunks(directory, include_open=self.ended)
+        self._chunks = None  # after an error the files are listed anew
+        enough_at = time.monotonic() + _DRAIN_S
+        for path, entries in rest:
+            pipeline = bus.pipeline(transaction=False)
+            for fields in self._own(entries):
+                pipeline.xadd(stream, dict(fields))  # type: ignore[arg-type]
+            pipeline.xlen(stream)
+            waiting = pipeline.execute()[-1]
+            path.unlink()
+            self.sent += 1
+            full = waiting > _MOST_WAITING
+            if full or time.monotonic() >= enough_at:
+                self._chunks = rest
+                self._next = self._next if full else 0.0
+                return False
+        return True
+
+    def _own(self, entries: list[dict[bytes, bytes]]) -> list[dict[bytes, bytes]]:
+        """What the spool says about this run: the script can write there, too."""
+        run = self.record.run
+        own = [fields for fields in entries if _speaks_for(fields, run)]
+        if len(own) < len(entries) and not self._foreign:
+            self._foreign = True
+            _log.warning("the spool of run %s speaks for others; that is left out", run)
+        return own
 
     def _save(self) -> None:
         try:
             rundir.write(self.directory / "run.json", self.record)
+            self._saved = True
         except OSError as error:  # a full disk must not end training
-            _log.error("the state of run %s cannot be kept: %s", self.record.run, error)
+            if self._saved:
+                _log.error("the state of run %s cannot be kept: %s", self.record.run, error)
+            self._saved = False
+
+
+def looked_after(directory: Path) -> bool:
+    """Whether a living process looks after the run of this directory."""
+    if not directory.is_dir():
+        return False
+    try:
+        _lock(directory).close()
+    except BlockingIOError:
+        return True
+    return False
+
+
+def _speaks_for(fields: dict[bytes, bytes], run: str) -> bool:
+    """Whether an entry is about this run: the script can write to the spool, and ingest believes
+    what comes from a node about all runs of that node."""
+    try:
+        _, message = wire.decode(fields)
+    except wire.WireError:  # ingest puts it aside, with the reason
+        return fields.get(b"run") == run.encode()
+    return fields.get(b"run") == run.encode() and not isinstance(message, NodeState)
 
 
 def _lock(directory: Path) -> IO[bytes]:

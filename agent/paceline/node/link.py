@@ -11,11 +11,14 @@ import redis
 
 from paceline import wire
 from paceline.core.outage import Outage
+from paceline.core.refusals import Refusals
+from paceline.node.session import Session
 from paceline.wire.bus import connect, publish
 
 _RETRY_S = 1.0
 _log = logging.getLogger(__name__)
 
+Command = wire.Launch | wire.Kill | wire.EndRanks | wire.Meet | wire.Ask | wire.CheckNode
 T = TypeVar("T")
 
 
@@ -25,11 +28,16 @@ class Link:
     While the bus is away, it is tried at most once a second.
 
     Args:
-        url: of the bus.
+        session: URL, streams and key.
     """
 
-    def __init__(self, url: str) -> None:
-        self._use(url)
+    def __init__(self, session: Session) -> None:
+        self._use(session)
+
+    @property
+    def url(self) -> str:
+        """Of the bus; it may hold a password."""
+        return self.session.bus
 
     @property
     def up(self) -> bool:
@@ -53,19 +61,26 @@ class Link:
         self._outage.over()
         return result
 
+    def address(self) -> str | None:
+        """This machine's address on the way to the bus, by which its neighbours reach it, too.
+
+        It is the connection's own: no name is looked up. None while the bus is away.
+        """
+        return self.attempt(_local_address)
+
     def tell(self, message: wire.RunState | wire.NodeState, run: str = "") -> bool:
-        """Publishes a message on TELEMETRY; returns whether the bus took it."""
-        sent = self.attempt(lambda bus: publish(bus, wire.TELEMETRY, message, run))
+        """Publishes a message; returns whether the bus took it."""
+        sent = self.attempt(lambda bus: publish(bus, self.session.reports, message, run))
         return sent is not None
 
-    def move(self, url: str) -> None:
-        """Moves the connection to a bus at another address."""
+    def move(self, session: Session) -> None:
+        """Moves the connection to another bus, or to another user of it."""
         self.close()
-        self._use(url)
+        self._use(session)
 
-    def _use(self, url: str) -> None:
-        self.url = url
-        self._client = connect(url)
+    def _use(self, session: Session) -> None:
+        self.session = session
+        self._client = connect(session.bus)
         self._outage = Outage(
             _log,
             f"the bus {self.place} is away",
@@ -85,30 +100,40 @@ class Link:
         self.close()
 
 
-class Commands:
-    """The commands to a node from now on, each returned once, also across outages of the bus.
+def _local_address(bus: redis.Redis) -> str:
+    connection: Any = bus.connection_pool.get_connection()
+    try:
+        return str(connection._sock.getsockname()[0])
+    finally:
+        bus.connection_pool.release(connection)
 
-    Several processes of a node may read all commands: the agent and each `paceline run`.
+
+class Commands:
+    """The commands of a session from now on, each returned once, also across outages of the bus.
+
+    What the control plane did not write is left out, if the session has a key. Several processes of
+    a node may read all commands: the agent, and each `paceline run` without a session of its own.
     """
 
-    def __init__(self, link: Link, node: str) -> None:
+    def __init__(self, link: Link) -> None:
         self._link = link
-        self._stream = wire.commands(node)
         self._last: bytes | None = None
+        self._forged = Refusals(_log, "a command that the control plane did not write is ignored")
 
     @property
     def started(self) -> bool:
         """Whether the bus has answered once. Commands from before this answer are ignored."""
         return self._last is not None
 
-    def read(self, block_s: float) -> list[tuple[str, wire.Launch | wire.Kill]]:
+    def read(self, block_s: float) -> list[tuple[str, Command]]:
         """New commands with their run ids; waits for the first. Empty while the bus is away.
 
         Args:
             block_s: longest wait, below the connection's timeout of 2 s.
         """
+        stream, key = self._link.session.obeys, self._link.session.key
         if self._last is None:
-            newest: Any = self._link.attempt(lambda bus: bus.xrevrange(self._stream, count=1))
+            newest: Any = self._link.attempt(lambda bus: bus.xrevrange(stream, count=1))
             if newest is not None:
                 self._last = newest[0][0] if newest else b"0-0"
             return []
@@ -116,17 +141,20 @@ class Commands:
         block_ms = max(1, int(block_s * 1e3))
 
         def read(bus: redis.Redis) -> list[tuple[bytes, dict[bytes, bytes]]]:
-            answer: Any = bus.xread({self._stream: last}, count=16, block=block_ms)
+            answer: Any = bus.xread({stream: last}, count=16, block=block_ms)
             return list(answer[0][1]) if answer else []
 
-        commands: list[tuple[str, wire.Launch | wire.Kill]] = []
+        commands: list[tuple[str, Command]] = []
         for entry, fields in self._link.attempt(read) or []:
             self._last = entry
             try:
-                run, message = wire.decode(fields)
+                run, message = wire.decode_signed(fields, stream, key)
+            except wire.ForgedError as error:
+                self._forged.add(error)
+                continue
             except wire.WireError as error:
                 _log.error("a command was not understood: %s", error)
                 continue
-            if isinstance(message, wire.Launch | wire.Kill):
+            if isinstance(message, Command):
                 commands.append((run, message))
         return commands

@@ -34,6 +34,23 @@ def describe(name: str) -> NodeState:
     )
 
 
+def address_towards(address: str) -> str:
+    """This machine's address on the way to another.
+
+    Args:
+        address: a number, no name.
+
+    Raises:
+        OSError: there is no way to it, or it is a name.
+    """
+    flags = socket.AI_NUMERICHOST  # a name might take long to be looked up
+    ways = socket.getaddrinfo(address, 1, type=socket.SOCK_DGRAM, flags=flags)
+    family, kind, _, _, place = ways[0]
+    with socket.socket(family, kind) as probe:  # connecting a datagram socket sends nothing
+        probe.connect(place)
+        return str(probe.getsockname()[0])
+
+
 def gpus() -> list[str]:
     """Names of the NVIDIA GPUs; none without a driver."""
     tool = shutil.which("nvidia-smi")

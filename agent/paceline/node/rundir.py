@@ -3,15 +3,21 @@
 ``<data>/runs/<run>/``
     ``run.json``       `Record`: what the supervisor reported, and whether the control plane has it
     ``launcher.json``  `LauncherStatus`
-    ``launcher.log``   what the launcher and the rendezvous print
+    ``launcher.log``   what the launcher prints
+    ``arrived``        the launcher of one of several nodes is where they meet
+    ``reform``         nodes join or leave, see `paceline.core.reform`
     ``logs/attempt_<k>/<rank>/{stdout,stderr}.log``
     ``spool/``         telemetry that the bus did not take
+    ``ended.json``     `EndedRanks`
+    ``launches``       which launches were obeyed: none is obeyed twice
     ``lock``           held by the process that looks after the run
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import hashlib
 import os
 import re
 from pathlib import Path
@@ -21,6 +27,7 @@ import msgspec
 
 from paceline.core import runid
 from paceline.core.errors import PacelineError
+from paceline.node import private
 from paceline.wire import RunState
 
 T = TypeVar("T")
@@ -49,6 +56,14 @@ class Record(msgspec.Struct):
     settled: bool = False  # the run is over, all states are delivered and the spool is empty
 
 
+class EndedRanks(msgspec.Struct, frozen=True):
+    """Ranks that were ended because they held up the others."""
+
+    attempt: int
+    ranks: list[int]
+    reason: str
+
+
 def default_data() -> Path:
     """The data directory unless ``--data`` or ``PACELINE_DATA`` gives another."""
     base = os.environ.get("XDG_DATA_HOME") or Path.home() / ".local" / "share"
@@ -63,7 +78,9 @@ def open_data(path: Path) -> Path:
     """
     path = path.expanduser().absolute()
     try:
-        (path / "runs").mkdir(parents=True, exist_ok=True)
+        path.mkdir(0o700, parents=True, exist_ok=True)
+        (path / "runs").mkdir(0o700, exist_ok=True)
+        private.tighten([path / "runs", path / "agent.lock"])
         if not os.access(path / "runs", os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         probe = path / f".probe-{os.getpid()}"
@@ -84,6 +101,41 @@ def directory_of(data: Path, run: str) -> Path:
         InputError: `run` is no run's id; as a path it could lead anywhere.
     """
     return data / "runs" / runid.checked(run)
+
+
+def note_launch(directory: Path, sealed: bytes) -> bool:
+    """Notes a launch of a run in its directory; False if it is noted already.
+
+    No two launches have the same seal. Whoever can write to the bus may send an old one again.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    name = hashlib.sha256(sealed).hexdigest()
+    path = directory / "launches"
+    if path.exists() and name in path.read_text().split():
+        return False
+    directory.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        file.write(f"{name}\n")
+    return True
+
+
+def note_arrival(directory: Path) -> None:
+    """Notes that this node's launcher is where those of several nodes meet."""
+    # A full disk must not end training.
+    with contextlib.suppress(OSError):
+        (directory / "arrived").touch()
+
+
+def forget_launcher(directory: Path) -> None:
+    """Deletes what an earlier launcher wrote, of a run that goes on.
+
+    Raises:
+        OSError: it cannot be deleted.
+    """
+    for name in ("launcher.json", "arrived", "reform"):
+        (directory / name).unlink(missing_ok=True)
 
 
 def rank_log(directory: Path, attempt: int, rank: int, stream: str) -> Path:
@@ -116,9 +168,14 @@ def last_lines(log: Path) -> str:
 
 
 def write(path: Path, value: msgspec.Struct) -> None:
-    """Replaces a JSON file atomically: a reader sees the old file or the new one."""
+    """Replaces a JSON file atomically: a reader sees the old file or the new one.
+
+    Only its owner reads it, also where a rank writes it, which has the user's umask.
+    """
     temporary = path.with_suffix(".tmp")
-    temporary.write_bytes(msgspec.json.encode(value))
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+    with os.fdopen(os.open(temporary, flags, 0o600), "wb") as file:
+        file.write(msgspec.json.encode(value))
     temporary.replace(path)
 
 

@@ -3,15 +3,20 @@
 A writer appends to a ``.part`` file and renames the closed file to ``.spool``, so ``.spool`` files
 are always complete. A record is its length, its CRC-32 and its MessagePack bytes. Writes go
 straight to the kernel. They survive the end of the process, but not a power cut.
+
+The training script can write to the directory, too. So whoever drains it believes nothing there.
 """
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
+import stat
 import struct
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -21,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 20
 CHUNK_AGE_S = 1.0
+MOST_BYTES = 1 << 30  # of a chunk with one great record; what follows is not read
+MOST_DROPPED = 2**53
 
 _HEAD = struct.Struct("<II")
 _encoder = msgspec.msgpack.Encoder()
@@ -64,9 +71,10 @@ class Spool:
         if not self._fits(len(record)):
             return False
         if self._file is None:
-            self._directory.mkdir(parents=True, exist_ok=True)
+            self._directory.mkdir(0o700, parents=True, exist_ok=True)
             self._part = self._directory / f"{time.time_ns():020d}.{self._name}.part"
-            self._file = self._part.open("xb", buffering=0)
+            self._part.touch(0o600, exist_ok=False)
+            self._file = self._part.open("ab", buffering=0)
             self._opened_at, self._open_bytes, self._open_records = time.monotonic(), 0, 0
         if self._file.write(record) < len(record):  # the disk is full
             try:
@@ -117,7 +125,7 @@ class Spool:
 
     def note_dropped(self, records: int) -> None:
         """Writes down how many records this writer has lost so far, for `dropped`."""
-        self._directory.mkdir(parents=True, exist_ok=True)
+        self._directory.mkdir(0o700, parents=True, exist_ok=True)
         part = self._directory / f"{self._name}.dropped.new"
         part.write_text(str(records))
         part.replace(self._directory / f"{self._name}.dropped")
@@ -128,10 +136,33 @@ def dropped(directory: Path) -> int:
     count = 0
     for path in directory.glob("*.dropped"):
         try:
-            count += int(path.read_text())
+            count += int(_read(path) or 0)
         except (OSError, ValueError) as error:  # report the run without this count
             logger.error("%s is left out: %s", path, error)
-    return count
+    return min(max(count, 0), MOST_DROPPED)
+
+
+def chunks(
+    directory: Path, *, include_open: bool = False
+) -> Iterator[tuple[Path, list[dict[bytes, bytes]]]]:
+    """The files of all chunks and their entries, oldest first. Delete each file once it is sent.
+
+    What a file holds after a record that is torn or is no entry is logged and left out.
+
+    Args:
+        directory: of the writers; may be missing.
+        include_open: also open chunks; only if the writers have ended.
+    """
+    paths = list(directory.glob("*.spool"))
+    if include_open:
+        paths += directory.glob("*.part")
+    torn = 0
+    for path in sorted(path for path in paths if path.is_symlink() or not path.is_dir()):
+        whole, rest = _records(_read(path))
+        torn += rest > 0
+        yield path, whole
+    if torn:
+        logger.warning("%d spooled records were torn by a crash and left out", torn)
 
 
 def drain(
@@ -143,12 +174,13 @@ def drain(
     """Sends all spooled entries, oldest chunk first, and deletes each chunk after sending it.
 
     If the process is killed or `send` raises, the whole chunk is sent again next time. A record
-    that a crash tore ends its chunk; it is logged and left out.
+    that a crash tore ends its chunk; it is logged and left out. What is no file is deleted, folders
+    stay.
 
     Args:
         directory: of the writers; may be missing.
         send: takes the fields of one bus entry.
-        include_open: also send open chunks; only if the writers have ended.
+        include_open: as in `chunks`.
 
     Returns:
         Number of entries sent.
@@ -156,20 +188,25 @@ def drain(
     Raises:
         Exception: any error of `send`.
     """
-    paths = list(directory.glob("*.spool"))
-    if include_open:
-        paths += directory.glob("*.part")
-    sent = torn = 0
-    for path in sorted(paths):
-        whole, rest = _records(path.read_bytes())
-        for fields in whole:
+    sent = 0
+    for path, entries in chunks(directory, include_open=include_open):
+        for fields in entries:
             send(fields)
-        sent += len(whole)
-        torn += rest > 0
+        sent += len(entries)
         path.unlink()
-    if torn:
-        logger.warning("%d spooled records were torn by a crash and left out", torn)
     return sent
+
+
+def _read(path: Path) -> bytes:
+    """What a file holds; nothing if it is no file: a pipe or a device might never end."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError as error:
+        if error.errno in (errno.ELOOP, errno.ENXIO):  # a link; a socket
+            return b""
+        raise
+    with os.fdopen(descriptor, "rb") as file:
+        return file.read(MOST_BYTES) if stat.S_ISREG(os.fstat(descriptor).st_mode) else b""
 
 
 def _records(data: bytes) -> tuple[list[dict[bytes, bytes]], int]:
@@ -181,6 +218,9 @@ def _records(data: bytes) -> tuple[list[dict[bytes, bytes]], int]:
         body = data[start + _HEAD.size : start + _HEAD.size + size]
         if len(body) < size or zlib.crc32(body) != checksum:
             break
-        whole.append(_decoder.decode(body))
+        try:
+            whole.append(_decoder.decode(body))
+        except msgspec.DecodeError:  # whoever wrote this is not ours: scripts can write here, too
+            break
         start += _HEAD.size + size
     return whole, len(data) - start

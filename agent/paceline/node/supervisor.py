@@ -9,21 +9,31 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Collection
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
 from paceline.core.errors import InputError
-from paceline.node import rundir
+from paceline.node import private, rundir
 from paceline.node.delivery import Delivery
+from paceline.node.health.ending import Ending
 from paceline.node.link import Link
+from paceline.node.machine import address_towards
 from paceline.node.processes import die_with_parent
 from paceline.node.rundir import LauncherStatus, Record
-from paceline.wire import Launch, RunState, State
+from paceline.wire import EndRanks, Kill, Launch, Meet, RunState, State
+from paceline.wire.bus import is_loopback
 
 _KILL_AFTER_S = 8.0  # the launcher gives its ranks 5 s
-# Variables that only the supervisor sets. The script must not see the token.
-_OWN_ENV = ("PACELINE_RUN", "PACELINE_BUS", "PACELINE_SPOOL", "PACELINE_TOKEN")
+_LEAVE_S = 12.0  # the launcher gives all ranks of the run 10 s to end after the same step
+# Our own variables that ranks get from this process. Others hold secrets, such as a token, or are
+# set by the supervisor.
+_PASSED_ON = (
+    "PACELINE_CA_FILE",
+    "PACELINE_EMULATE",
+    "PACELINE_LOG_FORMAT",
+    "PACELINE_SPOOL_BYTES",
+)
 _log = logging.getLogger(__name__)
 
 
@@ -48,12 +58,26 @@ def check(launch: Launch) -> None:
         raise InputError(f"script: there is no file {cwd / launch.script}")
     if launch.nproc < 1:
         raise InputError(f"nproc: {launch.nproc} ranks cannot train; give 1 or more")
-    if launch.max_restarts < 0:
-        raise InputError(f"max_restarts: {launch.max_restarts} is negative; give 0 or more")
+    if not 1 <= launch.nodes_min <= launch.nodes_max:
+        raise InputError(
+            f"nodes: {launch.nodes_min} to {launch.nodes_max}; give at least 1, and no more at "
+            "least than at most"
+        )
+    for name in ("max_restarts", "attempt"):
+        if (number := getattr(launch, name)) < 0:
+            raise InputError(f"{name}: {number} is negative; give 0 or more")
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """What a run's ranks get to take part on the bus."""
+
+    bus: str = field(repr=False)  # URL
+    key: bytes | None = field(default=None, repr=False)  # for MACs; None: there is no session
 
 
 class Supervisor:
-    """Starts a run's rendezvous and launcher, watches them, reports, and ends them.
+    """Starts a run's launcher, watches it, reports, and ends it.
 
     No method blocks: call `poll` a few times a second until `settled`. Make all calls from one
     thread that lives as long as the run, because the kernel ends the launcher with this thread.
@@ -63,13 +87,21 @@ class Supervisor:
         data: the data directory, in which the run's directory is made.
         record: the run and its supervisor.
         link: to the bus; None: the ranks train without a control plane and nothing is reported.
+        ranks: what the ranks get of the bus; None: what the link has.
 
     Raises:
         InputError: as `check`; or the record's run is no run's id.
         OSError: the run's directory cannot be written.
     """
 
-    def __init__(self, launch: Launch, data: Path, record: Record, link: Link | None) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        data: Path,
+        record: Record,
+        link: Link | None,
+        ranks: Ranks | None = None,
+    ) -> None:
         check(launch)
         self.run = record.run
         self.directory = rundir.directory_of(data, record.run)
@@ -77,10 +109,13 @@ class Supervisor:
         self.last: RunState | None = None  # the newest report
         self._launch = launch
         self._link = link
+        self._ranks = ranks or (Ranks(link.url, link.session.key) if link is not None else None)
         self._launcher: subprocess.Popen[bytes] | None = None
-        self._rendezvous: subprocess.Popen[bytes] | None = None
         self._stopping: str | None = None
         self._kill_at = 0.0
+        self._reached = 0  # the launcher's last attempt, which may have been too short to be told
+        self._ending: Ending | None = None
+        self._door: socket.socket | None = None  # until the launchers of several nodes meet
 
     @property
     def running(self) -> bool:
@@ -95,13 +130,22 @@ class Supervisor:
     @property
     def attempt(self) -> int:
         """The ranks' current attempt."""
-        return self.last.attempt if self.last else 0
+        reported = self.last.attempt if self.last else self._launch.attempt
+        return max(reported, self._reached)
 
     def start(self) -> None:
-        """Starts the processes; a launcher that cannot be started is a failed run."""
-        self.last = self.delivery.report(State.STARTING)
+        """Starts the processes; a launcher that cannot be started is a failed run.
+
+        On one of several nodes the launcher starts when the control plane says where they meet.
+        """
         try:
-            self._start()
+            if self._launch.nodes_max > 1:
+                self._door = self._opened_door()
+                place = self._door.getsockname()[:2]
+                self.last = self.delivery.report(State.STARTING, self._launch.attempt, place=place)
+            else:
+                self.last = self.delivery.report(State.STARTING, self._launch.attempt)
+                self._start()
         except (OSError, ValueError) as error:  # ValueError: text that no process can be given
             self._end(State.FAILED, None, f"the run cannot be started: {error}")
 
@@ -111,21 +155,47 @@ class Supervisor:
             if self._stopping is not None and time.monotonic() > self._kill_at:
                 self.kill()
             # Ask for the code before the status: the launcher writes the status, then exits.
+            self._ending = None if self._ending is None or self._ending.done() else self._ending
             code = self._launcher.poll()
             status = rundir.read(self.directory / "launcher.json", LauncherStatus)
             if code is not None:
+                self._reached = status.attempt if status is not None else 0
                 self._ended(code, status)
             elif status is not None and self._is_news(status):
                 self.last = self.delivery.report(State.RUNNING, status.attempt)
+            elif status is None and self._has_just_arrived():
+                attempt = self._launch.attempt
+                self.last = self.delivery.report(State.STARTING, attempt, arrived=True)
         self.delivery.pump()
 
-    def stop(self, reason: str) -> None:
-        """Asks the ranks to end; ranks that still run after 8 s are killed. Idempotent."""
-        if self._stopping is None and self._launcher is not None and self.running:
+    def obey(self, command: Kill | EndRanks | Meet) -> None:
+        """Does what the control plane says, unless that was for an earlier launch or attempt."""
+        if isinstance(command, Meet):
+            self._meet(command)
+        elif isinstance(command, EndRanks):
+            self._end_ranks(command)
+        elif command.meant(self._launch.attempt):
+            self.stop(command.reason, leaves=command.leaves)
+        else:
+            _log.error("run %s: a command for an earlier launch is ignored", self.run)
+
+    def stop(self, reason: str, *, leaves: bool = False) -> None:
+        """Asks the ranks to end; ranks that still run after 8 s are killed. Idempotent.
+
+        Args:
+            reason: for the run's message.
+            leaves: the run goes on on its other nodes, if it has any. Then all ranks get 12 s more
+                to end after the same step.
+        """
+        if self._launcher is None and self._door is not None and self.running:
+            self._shut_door()
+            self._end(State.STOPPED, None, reason)
+        elif self._stopping is None and self._launcher is not None and self.running:
             _log.info("stopping run %s: %s", self.run, reason)
             self._stopping = reason
-            self._kill_at = time.monotonic() + _KILL_AFTER_S
-            self._launcher.terminate()
+            in_order = leaves and self._launch.nodes_max > 1 and self._trains()
+            self._kill_at = time.monotonic() + _KILL_AFTER_S + (_LEAVE_S if in_order else 0.0)
+            self._launcher.send_signal(signal.SIGINT if in_order else signal.SIGTERM)
 
     def kill(self) -> None:
         """Kills all processes of the run now; the kernel ends the ranks with the launcher."""
@@ -135,59 +205,123 @@ class Supervisor:
 
     def close(self) -> None:
         """Kills all processes that still run and releases the run's directory."""
-        for process in (self._launcher, self._rendezvous):
-            if process is not None:
-                process.kill()
-                process.wait()
+        self._shut_door()
+        if self._launcher is not None:
+            self._launcher.kill()
+            self._launcher.wait()
         if self.running and self.last is not None:
             by = self.delivery.record.supervisor
             self._end(State.STOPPED, None, self._stopping or f"{by} ended")
         self.delivery.close()
 
-    def _start(self) -> None:
-        with (
-            socket.create_server(("127.0.0.1", 0)) as listening,
-            (self.directory / "launcher.log").open("ab") as log,
-        ):
-            # The port accepts connections before the store runs, so both processes start at once.
-            port = listening.getsockname()[1]
-            fd = listening.fileno()
-            self._rendezvous = _spawn(
-                ["paceline.node.elastic.rendezvous", "--fd", str(fd), "--port", str(port)],
-                log,
-                pass_fds=[fd],
+    def _end_ranks(self, order: EndRanks) -> None:
+        """Ends ranks that hold up the others; the launcher then counts a failure."""
+        if self._launcher is None or not self.running or self._stopping or self._ending:
+            return
+        self._ending = Ending.begin(self.directory, self.run, self._launcher.pid, order)
+
+    def _opened_door(self) -> socket.socket:
+        """A socket on which this node could serve the rendezvous, at its address for the others.
+
+        Raises:
+            OSError: the bus is away.
+            ValueError: there is no bus.
+        """
+        if self._link is None or self._ranks is None or self._ranks.key is None:
+            raise ValueError("a run on several nodes needs a control plane, and a session with it")
+        address = self._link.address()
+        if address is None:
+            raise OSError("the bus is away, and with it this node's address for the others")
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        return socket.create_server((address, 0), family=family)
+
+    def _meet(self, word: Meet) -> None:
+        """Starts the launcher, which meets those of the other nodes."""
+        if self._door is None or self._launcher is not None or not self.running:
+            return
+        if word.first_attempt != self._launch.attempt:
+            return
+        address, port = self._door.getsockname()[:2]
+        serves = (word.address, word.port) == (address, port)
+        try:
+            if not serves and is_loopback(address):  # the others need not reach the bus like this
+                address = address_towards(word.address)
+            self._start(
+                "--nodes",
+                str(self._launch.nodes_min),
+                str(self._launch.nodes_max),
+                *("--address", address, "--store", f"{word.address}:{word.port}"),
+                *(("--door", str(self._door.fileno())) if serves else ()),
             )
+        except (OSError, ValueError) as error:
+            self._end(State.FAILED, None, f"the run cannot be started: {error}")
+        self._shut_door()
+
+    def _shut_door(self) -> None:
+        if self._door is not None:
+            self._door.close()
+            self._door = None
+
+    def _start(self, *several: str) -> None:
+        rundir.forget_launcher(self.directory)
+        with (self.directory / "launcher.log").open("ab") as log:
             self._launcher = _spawn(
                 [
                     "paceline.node.elastic.launcher",
                     *("--run", self.run, "--directory", str(self.directory)),
-                    *("--store", f"127.0.0.1:{port}", "--nproc", str(self._launch.nproc)),
+                    *("--node", self.delivery.record.node),
+                    *("--nproc", str(self._launch.nproc)),
                     *("--max-restarts", str(self._launch.max_restarts)),
+                    *("--first-attempt", str(self._launch.attempt)),
+                    *several,
                     *(self._launch.script, *self._launch.args),
                 ],
                 log,
+                door=self._door,
                 cwd=self._launch.cwd,
                 env=self._environment(),
             )
 
     def _environment(self) -> dict[str, str]:
-        env = {name: value for name, value in os.environ.items() if name not in _OWN_ENV}
+        env = {
+            name: value
+            for name, value in os.environ.items()
+            if name in _PASSED_ON or not name.startswith("PACELINE_")
+        }
         if self._launch.nproc > 1:
             env.setdefault("OMP_NUM_THREADS", "1")  # like torchrun: ranks share the cores
         env.update(self._launch.env)
-        if self._link is not None:
+        if (umask := private.given_umask()) >= 0:
+            env["PACELINE_UMASK"] = f"{umask:o}"  # the launcher's files are private, the ranks' not
+        if self._ranks is not None:
             env["PACELINE_RUN"] = self.run
-            env["PACELINE_BUS"] = self._link.url
+            env["PACELINE_BUS"] = self._ranks.bus
+            if self._ranks.key is not None:
+                env["PACELINE_KEY"] = self._ranks.key.hex()
             env["PACELINE_SPOOL"] = str(self.directory / "spool")
+        env["PACELINE_FIRST_ATTEMPT"] = str(self._launch.attempt)
+        if self._launch.nodes_max == 1:  # several nodes have no directory in common that we know
+            env["PACELINE_CHECKPOINTS"] = str(self.directory / "checkpoints")
         return env
+
+    def _trains(self) -> bool:
+        """Whether the launcher has started ranks: before that, SIGINT is not the launcher's."""
+        return rundir.read(self.directory / "launcher.json", LauncherStatus) is not None
 
     def _is_news(self, status: LauncherStatus) -> bool:
         assert self.last is not None
         known = self.last.state is State.RUNNING and self.last.attempt == status.attempt
         return status.exit_code is None and not known
 
+    def _has_just_arrived(self) -> bool:
+        """Whether the launcher is where those of several nodes meet, and nobody was told."""
+        reported = self.last is not None and self.last.arrived
+        return not reported and (self.directory / "arrived").exists()
+
     def _ended(self, code: int, status: LauncherStatus | None) -> None:
         exit_code = status.exit_code if status is not None else None
+        if code == 0:  # also if the status could not be written: the disk may be full
+            exit_code = 0
         if self._stopping is not None:
             self._end(State.STOPPED, exit_code, self._stopping)
         elif exit_code is None:
@@ -207,18 +341,15 @@ class Supervisor:
     def _end(self, state: State, exit_code: int | None, message: str | None) -> None:
         assert state.final
         self.last = self.delivery.report(state, self.attempt, exit_code, message)
-        if self._rendezvous is not None:
-            self._rendezvous.kill()
-            self._rendezvous.wait()
 
 
 def _spawn(
     module_and_arguments: list[str],
     log: IO[bytes],
     *,
+    door: socket.socket | None = None,
     cwd: str | None = None,
     env: dict[str, str] | None = None,
-    pass_fds: Collection[int] = (),
 ) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
         # -P: a script directory's own modules must not shadow ours.
@@ -228,7 +359,7 @@ def _spawn(
         stderr=subprocess.STDOUT,
         cwd=cwd,
         env=env,
-        pass_fds=pass_fds,
+        pass_fds=() if door is None else (door.fileno(),),
         start_new_session=True,  # Ctrl-C reaches only this process, which ends the ranks in order
         preexec_fn=die_with_parent,
     )

@@ -2,8 +2,8 @@
 
 A training script makes a `session.Session`, the user's API (`paceline.Session`). The session makes
 a `loop.Loop`, which knows where training is, and a `loader.Loader`, which drives the loop. On each
-rank a `follower.Follower` reads the plan; on rank 0 a `leader.Leader` makes it, from the
-controller's `proposals.Proposals` where they come in time. `ddp.WeightedDDP` weighs gradients,
+rank a `plan.follower.Follower` reads the plan; on rank 0 a `plan.leader.Leader` makes it, from the
+controller's `plan.proposals.Proposals` where they come in time. `ddp.WeightedDDP` weighs gradients,
 `sync.gate.SyncGate` puts relaxed synchronisers into force, and `report.Emitter` sends telemetry::
 
     session = paceline.Session(train, global_batch=64)

@@ -7,6 +7,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import msgspec
+
+from paceline.core import reform
+
 logger = logging.getLogger(__name__)
 
 SPOOL_BYTES = 64 << 20
@@ -21,11 +25,16 @@ class Environment:
 
     run: str | None = None
     bus: str | None = None
+    key: bytes | None = None  # for the MACs of what the leader is told; None: there is no session
     spool: Path | None = None
     spool_bytes: int = SPOOL_BYTES
     emulate: str | None = None
-    attempt: int = 0
+    attempt: int = 0  # how often all ranks were started before
+    first_attempt: int = 0  # of the run's last launch
     max_restarts: int = 0  # of all ranks, after one failed
+    placement: tuple[str, ...] = ()  # each rank's node; empty: unknown
+    reform: Path | None = None  # file that says that nodes join or leave, see `core.reform`
+    server: bool = False  # somebody has set a server's address, which no launcher of ours hands on
 
     @staticmethod
     def read(variables: Mapping[str, str]) -> Environment:
@@ -34,16 +43,36 @@ class Environment:
         Raises:
             ValueError: a variable must be a number and is none; the message names the variable.
         """
-        spool = variables.get("PACELINE_SPOOL")
+        spool, reforms = variables.get("PACELINE_SPOOL"), variables.get(reform.VARIABLE)
+        first_attempt = _whole(variables, "PACELINE_FIRST_ATTEMPT", 0)
+        restarts = _whole(variables, "TORCHELASTIC_RESTART_COUNT", 0)
         return Environment(
             run=variables.get("PACELINE_RUN") or None,
             bus=variables.get("PACELINE_BUS") or None,
+            key=_key(variables),
             spool=Path(spool) if spool else None,
             spool_bytes=_whole(variables, "PACELINE_SPOOL_BYTES", SPOOL_BYTES),
             emulate=variables.get("PACELINE_EMULATE") or None,
-            attempt=_whole(variables, "TORCHELASTIC_RESTART_COUNT", 0),
+            attempt=_whole(variables, "PACELINE_ATTEMPT", first_attempt + restarts),
+            first_attempt=first_attempt,
             max_restarts=_whole(variables, "TORCHELASTIC_MAX_RESTARTS", 0),
+            placement=_names(variables, "PACELINE_PLACEMENT"),
+            reform=Path(reforms) if reforms else None,
+            server=bool(variables.get("PACELINE_SERVER")),
         )
+
+    def warn_unknown(self) -> None:
+        """Says that a server does not know of a training of which its owner thinks that it does."""
+        if self.run is None and self.server:
+            logger.warning(
+                "PACELINE_SERVER is set, but the server does not know of this training, whose "
+                "ranks train as under plain DDP: start the script with `paceline node` or "
+                "`paceline run`, in place of torchrun"
+            )
+
+    def placed(self, world: int) -> list[str]:
+        """Each rank's node; empty where the launcher does not tell, or tells of other ranks."""
+        return list(self.placement) if len(self.placement) == world else []
 
     def claim(self) -> Environment:
         """The environment of a session that begins to train.
@@ -64,7 +93,23 @@ class Environment:
                 "reports nothing",
                 self.run,
             )
-        return replace(self, run=None, bus=None, spool=None)
+        return replace(self, run=None, bus=None, key=None, spool=None, reform=None)
+
+
+def _key(variables: Mapping[str, str]) -> bytes | None:
+    text = variables.get("PACELINE_KEY") or ""
+    try:
+        return bytes.fromhex(text) or None
+    except ValueError:
+        raise ValueError("PACELINE_KEY is no key in hexadecimal") from None
+
+
+def _names(variables: Mapping[str, str], name: str) -> tuple[str, ...]:
+    text = variables.get(name) or "[]"
+    try:
+        return msgspec.json.decode(text, type=tuple[str, ...])
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{name} is no list of names in JSON: {error}") from None
 
 
 def _whole(variables: Mapping[str, str], name: str, default: int) -> int:

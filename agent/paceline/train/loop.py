@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 from collections.abc import Iterator
 
 from paceline.core.errors import PacelineError
@@ -13,13 +14,16 @@ from paceline.train.checkpoint.saver import Saver
 from paceline.train.ddp import CurrentStep
 from paceline.train.device import Device
 from paceline.train.environment import Environment
+from paceline.train.leaving import end_process
 from paceline.train.meeting import Meeting
 from paceline.train.parts import Step, left_key
 from paceline.train.profile import Profile
 from paceline.train.sync.gate import SyncGate
 from paceline.train.sync.stealing import Stealing
 from paceline.train.timing import RunningStep
+from paceline.train.watch import Activity
 from paceline.train.wiring import Wiring, agree_on_lookahead, connect, describe, warn_of_restarts
+from paceline.wire import Phase
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +84,9 @@ class Loop:
     @property
     def stopped(self) -> bool:
         """Whether an operator ended the run."""
-        return self._stopped if self.wiring is None else self.wiring.follower.stopped
+        if self.wiring is None:
+            return self._stopped
+        return self.wiring.follower.stopped and not self.wiring.follower.reforms
 
     @property
     def meeting(self) -> Meeting:
@@ -92,6 +98,15 @@ class Loop:
         self.refuse_closed()
         assert self._meeting is not None
         return self._meeting
+
+    def activity(self) -> Activity:
+        """The step that this rank is in, or was in last, and what the rank does. For any thread."""
+        running, wiring = self.current.running, self.wiring
+        if running is not None and (phase := running.phase) is not Phase.DATA:
+            return running.step.step, phase
+        if wiring is not None and wiring.follower.waits:
+            return self.step, Phase.PLAN
+        return self.step, Phase.DATA if self._in_epoch else Phase.SCRIPT
 
     def running(self) -> RunningStep:
         """The current step.
@@ -152,6 +167,8 @@ class Loop:
         self.gate.close()
         if self.saver is not None:
             self.saver.close()
+        if self.wiring is not None:
+            self.wiring.follower.close()
         if self.rank > 0 and self._meeting is not None:
             with contextlib.suppress(RuntimeError):  # rank 0, whose store it is, has ended first
                 self._meeting.store.set(left_key(self.rank), "")
@@ -172,6 +189,7 @@ class Loop:
             Whether the epoch has steps.
         """
         self.refuse_closed()
+        self._leave_if_asked()
         if self.stopped:
             return False
         self.epoch = self.next_epoch
@@ -233,10 +251,29 @@ class Loop:
             self.gate.end(ran_out)
         if ran_out:
             self._save()
+            self._leave_if_asked()
+        # The script may end the process groups after its last epoch; a stop makes this the last.
+        last = self.stopped or self.epochs is None or self.next_epoch >= self.epochs
+        if self.saver is not None and last:
+            self.saver.wait()
         self._finish_step()
         self._in_epoch, self._ran_out = False, ran_out
         if self.wiring is not None and self.wiring.reporter is not None:
             self.wiring.reporter.flush()
+
+    def _leave_if_asked(self) -> None:
+        """Ends this rank where nodes join or leave, after all ranks have saved where training is.
+
+        A script that left its loop early is past its step: there, this is the next epoch's begin.
+        """
+        if self.wiring is None or not self.wiring.follower.reforms:
+            return
+        self._finish_step()
+        if self.saver is not None:
+            self.saver.save_last(self.position(), self.gate.stepped_in(self.step), self._reported())
+        self.close()
+        assert self._environment.reform is not None
+        end_process(self._environment.reform)
 
     @contextlib.contextmanager
     def _failing_later(self, closing: bool) -> Iterator[None]:
@@ -261,7 +298,12 @@ class Loop:
             and self.saver.due(running.step, self.gate.stepped)
         ):
             self._finish_step()  # saving is no part of it
-            self.saver.save(self.position())
+            self.saver.save(self.position(), self._reported())
+
+    def _reported(self) -> threading.Event | None:
+        """Set once the control plane will know of all steps so far; None: there is none."""
+        reporter = self.wiring.reporter if self.wiring is not None else None
+        return reporter.reported() if reporter is not None else None
 
     def _finish_step(self) -> None:
         running, self.current.running = self.current.running, None
@@ -289,7 +331,9 @@ class Loop:
             self.profiles,
             limits,
         )
-        wiring = connect(terms, meeting, environment, start, limits, device.memory, hello)
+        wiring = connect(
+            terms, meeting, environment, start, limits, device.memory, self.activity, hello
+        )
         if wiring.rounds is not None:
             self.gate.on_round = wiring.rounds.over
         self.gate.suitability.on_fallback = wiring.on_fallback

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -80,7 +81,7 @@ def meet(arguments: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]
     except Exception as error:
         _broadcast(_described(error))
         raise
-    store = TCPStore("localhost", 0, None, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+    store = _hosted()
     filler = int(array.argmin())
     _broadcast(
         {
@@ -93,6 +94,16 @@ def meet(arguments: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]
     )
     _wait_for_all(world)
     return Meeting(rank, world, store, filler, array)
+
+
+def _hosted() -> TCPStore:
+    """Rank 0's store: reachable from this machine only, where all ranks are on it."""
+    make = partial(TCPStore, is_master=True, wait_for_workers=False, timeout=TIMEOUT)
+    if os.environ.get("MASTER_ADDR") not in ("127.0.0.1", "localhost"):
+        return make("localhost", 0, None)
+    listening = socket.create_server(("127.0.0.1", 0))
+    port = listening.getsockname()[1]
+    return make("127.0.0.1", port, None, master_listen_fd=listening.detach())
 
 
 def _join(rank: int, world: int, arguments: dict[str, Any]) -> Meeting:

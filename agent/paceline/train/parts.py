@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import msgspec
 import numpy as np
 
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
 
 
 @dataclass(frozen=True)
@@ -68,6 +72,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     threads: int = 0
     stop: bool = False
     synchroniser: Synchronisation = ALLREDUCE
+    reform: bool = False  # with `stop`: nodes join or leave, and the ranks' processes end
 
     def steps(self) -> Iterator[Step]:
         """The steps in order."""
@@ -92,9 +97,27 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
             )
 
 
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Part)
+
+
 def part_key(segment: int, rank: int) -> str:
     """The store's key of a rank's part of a segment."""
     return f"seg/{segment}/{rank}"
+
+
+def get_part(store: Store, segment: int, rank: int) -> Part:
+    """A rank's part of a segment; waits until the leader has stored it.
+
+    Raises:
+        torch.distributed.DistError: rank 0 has ended, or stored nothing for too long.
+    """
+    return _decoder.decode(store.get(part_key(segment, rank)))
+
+
+def put_part(store: Store, segment: int, rank: int, part: Part) -> None:
+    """Stores a rank's part of a segment."""
+    store.set(part_key(segment, rank), _encoder.encode(part))  # type: ignore[arg-type]
 
 
 def left_key(rank: int) -> str:

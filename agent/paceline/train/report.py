@@ -9,80 +9,69 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 
-import redis
-
-from paceline.core.outage import Outage
 from paceline.node.spool import Spool
+from paceline.train.outlet import Outlet
 from paceline.train.parts import Step
 from paceline.train.sync.base import Round
 from paceline.train.timing import RunningStep
 from paceline.wire import (
     TELEMETRY,
-    Hello,
     Message,
     RoundBatch,
     RoundRecord,
     StepBatch,
     StepRecord,
-    encode,
 )
-from paceline.wire.bus import connect
 
 logger = logging.getLogger(__name__)
 
 FLUSH_S = 0.05
 QUEUE_LIMIT = 20_000  # some MB: minutes of steps while a dead connection blocks the thread
 BATCH_LIMIT = 1_000
-_RETRY_S = 0.5
-_TIMEOUT_S = 1.0
 
 
 class Emitter:
-    """Sends messages to the bus, or to the spool while the bus is away; counts what is lost.
+    """Sends messages through an `Outlet`, and counts what is lost.
 
     `record` and `send` never block. The thread that trains calls both; a thread that exchanges
     gradients may call `record`. Each message is delivered at least once. The records of a thread
     keep their order, and precede what that thread sends later; only an outage of the bus breaks the
-    order. A `Hello` that neither bus nor spool takes is kept and sent again.
+    order. What neither bus nor spool takes waits in memory.
 
     Args:
         run: public run id.
         bus: Redis URL; None: everything goes to the spool.
-        spool: keeps what the bus does not take; None: it is dropped and counted.
+        spool: keeps what the bus does not take; None: memory does until `close`.
         memory: measures the memory in use, in bytes; the thread calls it at every flush.
+        stream: of the bus, to write to.
+        look: what is to be sent besides, if anything; the thread calls it at every flush.
     """
 
     def __init__(
-        self, run: str, bus: str | None, spool: Spool | None, memory: Callable[[], int]
+        self,
+        run: str,
+        bus: str | None,
+        spool: Spool | None,
+        memory: Callable[[], int],
+        stream: str = TELEMETRY,
+        look: Callable[[], Message | None] = lambda: None,
     ) -> None:
-        self._run = run
-        self._bus = connect(bus, timeout_s=_TIMEOUT_S) if bus is not None else None
-        self._spool = spool
+        self._look = look
+        self._outlet = Outlet(run, bus, spool, stream)
         self._memory = memory
-        self._queue: deque[StepRecord | RoundRecord | Message] = deque()
+        self._queue: deque[StepRecord | RoundRecord | Message | threading.Event] = deque()
         self._full = threading.Lock()  # held only to count lost records
         self._wake = threading.Event()
         self._closing = False
-        self._outage = Outage(
-            logger,
-            "the bus does not take telemetry, which is spooled",
-            "the bus takes telemetry again",
-            first_s=_RETRY_S,
-            most_s=_RETRY_S,
-        )
-        self._noted = 0
-        self._hello: dict[bytes, bytes] | None = None  # if neither bus nor spool has taken it
         self.memory_bytes = 0  # at the last flush
         self.overflowed = 0  # records lost before the thread took them
-        self.undelivered = 0  # records that the background thread lost
         self._thread = threading.Thread(target=self._work, name="paceline-telemetry", daemon=True)
         self._thread.start()
 
     @property
     def dropped(self) -> int:
         """Records lost so far."""
-        lost = self._spool.lost if self._spool is not None else 0
-        return self.overflowed + self.undelivered + lost
+        return self.overflowed + self._outlet.lost
 
     def record(self, record: StepRecord | RoundRecord) -> None:
         """Sends a step's or a round's record with the next flush."""
@@ -92,6 +81,13 @@ class Emitter:
         """Sends a message now, after the records before it."""
         self._enqueue(message)
         self._wake.set()
+
+    def mark(self) -> threading.Event:
+        """Set once bus or spool has what was recorded and sent before, or it is lost."""
+        passed = threading.Event()
+        self._queue.append(passed)  # also into a full queue
+        self._wake.set()
+        return passed
 
     def _enqueue(self, item: StepRecord | RoundRecord | Message) -> None:
         if len(self._queue) < QUEUE_LIMIT:
@@ -114,28 +110,28 @@ class Emitter:
         while True:
             closing = self._closing
             self.memory_bytes = self._memory()
-            self._retry_hello()
+            self._outlet.retry()
             for message in self._collect():
-                self._deliver(message)
-            if self._spool is not None:
-                self._tend(self._spool)
+                if isinstance(message, threading.Event):
+                    message.set()
+                else:
+                    self._outlet.deliver(message)
+            if (seen := self._look()) is not None:
+                self._outlet.deliver(seen)
             if closing:
-                self._give_up_hello()
+                self._outlet.end()
                 break
+            self._outlet.tend(self.dropped)
             self._wake.wait(FLUSH_S)
             self._wake.clear()
-        if self._spool is not None:
-            self._spool.close()
-            self._note(self._spool)
-        if self._bus is not None:
-            self._bus.close()
+        self._outlet.close(self.dropped)
 
-    def _collect(self) -> list[Message]:
+    def _collect(self) -> list[Message | threading.Event]:
         """The queued messages, with the records of steps and those of rounds joined to batches.
 
         Records keep their order, and no record passes a message.
         """
-        messages: list[Message] = []
+        messages: list[Message | threading.Event] = []
         steps: list[StepRecord] = []  # records of the newest batch of steps
         rounds: list[RoundRecord] = []  # records of the newest batch of rounds
         for _ in range(len(self._queue)):
@@ -154,67 +150,6 @@ class Emitter:
                 steps, rounds = [], []
                 messages.append(item)
         return messages
-
-    def _deliver(self, message: Message) -> None:
-        fields = encode(message, self._run)
-        records = len(message.records) if isinstance(message, StepBatch | RoundBatch) else 1
-        if not self._to_bus(fields) and not self._to_spool(fields, records):
-            if isinstance(
-                message, Hello
-            ):  # controllers plan only after a Hello: send it again later
-                self._hello = fields
-            else:
-                self.undelivered += records
-
-    def _retry_hello(self) -> None:
-        """Comes before other messages: the control plane must know the attempt first."""
-        if self._hello is not None and self._to_bus(self._hello):
-            self._hello = None
-
-    def _give_up_hello(self) -> None:
-        self._retry_hello()
-        if self._hello is not None:
-            logger.error(
-                "the run's description could not be sent: the control plane will not show this "
-                "attempt (%d bytes; a larger PACELINE_SPOOL_BYTES would keep it on the node)",
-                sum(map(len, self._hello.values())),
-            )
-            self.undelivered += 1
-
-    def _to_bus(self, fields: dict[bytes, bytes]) -> bool:
-        if self._bus is None or self._outage.paused:
-            return False
-        try:
-            self._bus.xadd(TELEMETRY, dict(fields.items()))
-        except redis.RedisError as error:
-            self._outage.failed(error)
-            return False
-        if self._outage.active and self._spool is not None:
-            self._spool.close()
-        self._outage.over()
-        return True
-
-    def _to_spool(self, fields: dict[bytes, bytes], records: int) -> bool:
-        if self._spool is None:
-            return False
-        try:
-            return self._spool.append(fields, records)
-        except OSError as error:
-            if self.undelivered == 0:
-                logger.warning("telemetry cannot be spooled: %s", error)
-            return False
-
-    def _tend(self, spool: Spool) -> None:
-        spool.roll()
-        self._note(spool)
-
-    def _note(self, spool: Spool) -> None:
-        if self.dropped > self._noted:
-            try:
-                spool.note_dropped(self.dropped)
-                self._noted = self.dropped
-            except OSError as error:
-                logger.warning("dropped telemetry records cannot be noted: %s", error)
 
 
 class Reporter:
@@ -238,6 +173,11 @@ class Reporter:
         self._over.append(running)
         while self._over and (len(self._over) > 1 or self._over[0].readable):
             self._report(self._over.popleft())
+
+    def reported(self) -> threading.Event:
+        """Reports all finished steps; set once bus or spool has them, or they are lost."""
+        self.flush()
+        return self._emitter.mark()
 
     def flush(self) -> None:
         """Reports all finished steps now."""

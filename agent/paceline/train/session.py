@@ -15,6 +15,7 @@ from torch import nn
 
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms, length, whole
+from paceline.train import stacks
 from paceline.train.checkpoint.contents import Contents
 from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver, Schedule
@@ -80,9 +81,12 @@ class Session:
     ) -> None:
         terms = Terms(length(dataset), global_batch, seed, drop_last, loss_mean, coast_steps)
         environment = Environment.read(os.environ)
+        stacks.register(os.environ)  # before the ranks meet, where they may hang
         self._given_limits = given = listed_limits(limits)
         meeting = meet(asdict(terms) | {"limits": given}, lambda: resolve(sizes, dataset))
         self.rank, self.world, self.filler = meeting.rank, meeting.world, meeting.filler
+        if self.rank == 0:
+            environment.warn_unknown()
         self._dataset = dataset
         device = Device(environment.emulate, self.rank, self.world)
         most = limits_of(self._given_limits, [], global_batch, self.world)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 import torch
 
 from paceline.train.parts import Step
+from paceline.wire import Phase
 
 
 class CpuClock:
@@ -89,10 +92,30 @@ class RunningStep:
         self._kept: Any = None  # stamp of gradients that no reduction has followed yet
         self._done: Any = None
         self._waited_s = 0.0
+        self._waits = False
 
-    def waited(self, seconds: float) -> None:
-        """Counts time in which this rank waited for others outside of a reduction in the body."""
-        self._waited_s += seconds
+    @property
+    def phase(self) -> Phase:
+        """What this rank, or its device, does. Any thread may ask."""
+        if self._waits:
+            return Phase.SYNC
+        stamps = list(self._stamps)
+        behind = next((k for k, stamp in enumerate(stamps) if not self._clock.passed(stamp)), None)
+        if behind is not None:  # a device does later what the host asked of it
+            return Phase.SYNC if behind and behind % 2 == 0 else Phase.COMPUTE
+        if self._done is not None:
+            return Phase.DATA
+        return Phase.SYNC if len(stamps) % 2 == 0 else Phase.COMPUTE
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Counts time in which this rank waits for others outside of a reduction in the body."""
+        self._waits, began = True, time.perf_counter()
+        try:
+            yield
+        finally:
+            self._waits = False
+            self._waited_s += time.perf_counter() - began
 
     def gradients_ready(self) -> None:
         """The last gradient of this rank is computed; the reduction begins."""
@@ -112,7 +135,7 @@ class RunningStep:
         self._stamps.append(self._clock.stamp())
 
     def gradients_kept(self) -> None:
-        """Gradients are computed, and stay on this rank for now."""
+        """Gradients are computed, and stay on this rank."""
         self._kept = self._clock.stamp(self._kept)
 
     def log(self, loss: torch.Tensor | float) -> None:

@@ -17,15 +17,16 @@ from paceline.node.spool import Spool
 from paceline.train.checkpoint.position import Position
 from paceline.train.device import Device
 from paceline.train.environment import Environment
-from paceline.train.follower import Follower
-from paceline.train.leader import Leader
 from paceline.train.meeting import Meeting
 from paceline.train.parts import Step
+from paceline.train.plan.follower import Follower
+from paceline.train.plan.leader import Leader
+from paceline.train.plan.proposals import Proposals
 from paceline.train.profile import Profile
-from paceline.train.proposals import Proposals
 from paceline.train.report import Emitter, Reporter, RoundReporter
 from paceline.train.sync.suitability import OnFallback
-from paceline.wire import MOST_WHY, Fallback, Hello
+from paceline.train.watch import Activity, Watch
+from paceline.wire import MOST_WHY, TELEMETRY, Fallback, Hello, run_telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -61,6 +62,7 @@ def connect(
     start: Position,
     limits: Sequence[int],
     memory: Callable[[], int],
+    activity: Callable[[], Activity],
     hello: Hello | None,
 ) -> Wiring:
     """Makes a rank's parts and announces the attempt.
@@ -72,23 +74,29 @@ def connect(
         start: where training begins.
         limits: the most samples that each rank gets in a step, [W]; empty: no limits.
         memory: measures the memory in use, in bytes.
+        activity: what the rank does at present.
         hello: on rank 0, the run's description for the control plane.
     """
     rank, run, attempt = meeting.rank, environment.run, environment.attempt
     emitter = proposals = leader = None
     with ExitStack() as exit_stack:  # ends the threads if a later part cannot be made
         if run is not None:
-            emitter = _emitter(environment, run, rank, memory)
+            watch = Watch(attempt, rank, activity)
+            emitter = _emitter(environment, run, rank, memory, watch)
             exit_stack.callback(emitter.close)
             if hello is not None:
                 emitter.send(hello)
         if rank == 0:
             if run is not None and environment.bus is not None:
-                proposals = Proposals(environment.bus, run, attempt)
+                first, key = environment.first_attempt, environment.key
+                proposals = Proposals(environment.bus, run, attempt, key, first_attempt=first)
                 exit_stack.callback(proposals.close)
-            leader = _leader(terms, meeting, proposals, emitter, attempt, start, limits)
+            asked = environment.reform.exists if environment.reform is not None else None
+            leader = _leader(terms, meeting, proposals, emitter, attempt, start, limits, asked)
+        follower = Follower(meeting.store, rank, leader)
+        exit_stack.callback(follower.close)
         return Wiring(
-            Follower(meeting.store, rank, leader),
+            follower,
             leader,
             Reporter(emitter, attempt, rank) if emitter is not None else None,
             RoundReporter(emitter, attempt, rank) if emitter is not None else None,
@@ -159,11 +167,14 @@ def describe(
         emulated=device.emulated,
         profiles=[profile.times for profile in profiles],
         limits=limits,
+        placement=list(environment.placement)
+        if len(environment.placement) == meeting.world
+        else [],
     )
 
 
 def warn_of_restarts(environment: Environment, start: Position, rank: int, saves: bool) -> None:
-    """Says on rank 0 what a restart costs in a run without `Session.checkpoint`.
+    """Says on rank 0 what a restart costs, or has cost, in a run without `Session.checkpoint`.
 
     Args:
         environment: what the launcher told this rank.
@@ -171,20 +182,30 @@ def warn_of_restarts(environment: Environment, start: Position, rank: int, saves
         rank: this rank.
         saves: the script declares checkpoints.
     """
-    if rank == 0 and environment.max_restarts and start.used is None and not saves:
-        logger.warning(
-            "the script declares no checkpoint, so a restart begins at step 0 again: call "
-            "session.checkpoint(directory, model, optimizer, every_steps=…), or save and load the "
-            "session's state yourself"
-        )
+    if rank > 0 or saves or start.used is not None:
+        return
+    if environment.attempt:
+        cost = f"so attempt {environment.attempt} begins at step 0 again"
+    elif environment.max_restarts or environment.run is not None:
+        cost = "so a restart begins at step 0 again, as does `paceline resume`"
+    else:
+        return
+    logger.warning(
+        "the script declares no checkpoint, %s: call session.checkpoint(directory, model, "
+        "optimizer, every_steps=…), or save and load the session's state yourself",
+        cost,
+    )
 
 
-def _emitter(environment: Environment, run: str, rank: int, memory: Callable[[], int]) -> Emitter:
+def _emitter(
+    environment: Environment, run: str, rank: int, memory: Callable[[], int], watch: Watch
+) -> Emitter:
     spool = None
     if environment.spool is not None:
         name = f"attempt{environment.attempt}-rank{rank}"
         spool = Spool(environment.spool, name, environment.spool_bytes)
-    return Emitter(run, environment.bus, spool, memory)
+    stream = TELEMETRY if environment.key is None else run_telemetry(run)
+    return Emitter(run, environment.bus, spool, memory, stream, watch.look)
 
 
 def _on_fallback(emitter: Emitter, attempt: int) -> OnFallback:
@@ -202,6 +223,7 @@ def _leader(
     attempt: int,
     start: Position,
     limits: Sequence[int],
+    reforms: Callable[[], bool] | None,
 ) -> Leader:
     assert meeting.sizes is not None, "rank 0 has the sizes"
     return Leader(
@@ -216,4 +238,5 @@ def _leader(
         step=start.step,
         used=start.used,
         limits=limits,
+        reforms=reforms or (lambda: False),
     )

@@ -1,10 +1,12 @@
 """What both sides say to each other.
 
 - `messages`: what travels, as typed values; `segment`: the plan that most of it is about;
+- `asking`: what the control plane asks of a node, and what the node answers;
 - `synchronisation`: how gradients meet in a segment, one type for each way;
-- `states`: the states of a run, and which may follow which;
+- `states`: the states of a run, and which may follow which; `phases`: what a rank does;
 - `streams`: the streams of the bus, with who writes and reads each;
 - `codec`: messages as entries of the bus; what cannot be read is a `WireError`;
+- `authentic`: which entries the control plane wrote; `sealing`: what only one node may read;
 - `bus`: connections.
 
     fields = encode(Proposal(0, segment, "me"), run="r7")
@@ -13,17 +15,27 @@
 This room imports nothing else of Paceline. Ranks, agents and the control plane all use it.
 """
 
+from paceline.wire.asking import Answer, Ask
+from paceline.wire.authentic import ForgedError, decode_signed, signed
 from paceline.wire.codec import PROTOCOL_VERSION, WireError, decode, encode, encode_steps
 from paceline.wire.messages import (
     AGES,
+    FAILED_ELSEWHERE,
     MOST_PENDING,
     MOST_WHY,
+    RENDEZVOUS_GONE,
     Adopted,
+    CheckNode,
+    EndRanks,
     Fallback,
+    GpuState,
     Hello,
     Kill,
     Launch,
+    LongPhase,
+    Meet,
     Message,
+    NodeCheck,
     NodeState,
     Proposal,
     RoundBatch,
@@ -35,6 +47,7 @@ from paceline.wire.messages import (
     StopTraining,
     SwitchRequested,
 )
+from paceline.wire.phases import Phase
 from paceline.wire.segment import Segment, pack_indices
 from paceline.wire.states import ENDED, State
 from paceline.wire.streams import (
@@ -43,9 +56,14 @@ from paceline.wire.streams import (
     INGEST_GROUP,
     LIVE_LENGTH,
     TELEMETRY,
+    answers,
     commands,
     control,
+    is_node,
     live,
+    node_telemetry,
+    run_telemetry,
+    writer_of,
 )
 from paceline.wire.synchronisation import ALLREDUCE, SYNCHRONISERS
 from paceline.wire.synchronisation import untyped as Synchronisation
@@ -56,20 +74,32 @@ __all__ = [
     "COMMANDS_LENGTH",
     "CONTROL_LENGTH",
     "ENDED",
+    "FAILED_ELSEWHERE",
     "INGEST_GROUP",
     "LIVE_LENGTH",
     "MOST_PENDING",
     "MOST_WHY",
     "PROTOCOL_VERSION",
+    "RENDEZVOUS_GONE",
     "SYNCHRONISERS",
     "TELEMETRY",
     "Adopted",
+    "Answer",
+    "Ask",
+    "CheckNode",
+    "EndRanks",
     "Fallback",
+    "ForgedError",
+    "GpuState",
     "Hello",
     "Kill",
     "Launch",
+    "LongPhase",
+    "Meet",
     "Message",
+    "NodeCheck",
     "NodeState",
+    "Phase",
     "Proposal",
     "RoundBatch",
     "RoundRecord",
@@ -83,11 +113,18 @@ __all__ = [
     "SwitchRequested",
     "Synchronisation",
     "WireError",
+    "answers",
     "commands",
     "control",
     "decode",
+    "decode_signed",
     "encode",
     "encode_steps",
+    "is_node",
     "live",
+    "node_telemetry",
     "pack_indices",
+    "run_telemetry",
+    "signed",
+    "writer_of",
 ]

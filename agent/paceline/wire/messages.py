@@ -12,18 +12,23 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from paceline.wire.asking import Answer, Ask
+from paceline.wire.phases import Phase
 from paceline.wire.segment import Segment
 from paceline.wire.states import State
 
 AGES = 16  # of gradients that `RoundRecord.staleness` tells apart at most
 MOST_WHY = 500  # characters of `Fallback.why`
+RENDEZVOUS_GONE = "the rendezvous at "  # begins `RunState.message` of a launcher that lost it
+# Begins `RunState.message` of a launcher whose ranks failed because another node's did.
+FAILED_ELSEWHERE = "the run failed on "
 MOST_PENDING = 4  # gradients of a rank for the same partial round, before it calls it itself
 
 
-class StepRecord(msgspec.Struct, frozen=True, array_like=True):
+class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One rank's step. Times in seconds; `load` in the user's size unit."""
 
-    attempt: int  # how often TorchElastic restarted the ranks before
+    attempt: int  # how often all ranks were started before
     rank: int
     seq: int  # counts this rank's records of this attempt from 0: a gap is a lost record
     step: int  # counts global steps of the run from 0, across epochs
@@ -102,6 +107,17 @@ class Fallback(msgspec.Struct, frozen=True, tag="fallback"):
     why: str  # for the operator: a clause without a full stop, of at most `MOST_WHY` characters
 
 
+class LongPhase(msgspec.Struct, frozen=True, tag="long-phase"):
+    """A rank has been doing the same for seconds. It says so again while that goes on."""
+
+    attempt: int
+    rank: int
+    step: int  # that it is in, or its last before; -1: before its first
+    phase: Phase
+    since_s: float  # how long it has been doing this
+    at: float  # Unix time
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """The leader's introduction, once per attempt: all that planning needs to know."""
 
@@ -125,6 +141,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     # Of each rank, from the profiling phase if there was one: samples and seconds of trial steps,
     profiles: list[list[tuple[int, float]]] = []
     limits: list[int] = []  # and how many samples fit into its memory; empty: unknown
+    placement: list[str] = []  # each rank's node, by its name; empty: unknown
 
     def sizes_array(self) -> npt.NDArray[np.float64]:
         """λ of every sample, shape [N]."""
@@ -150,6 +167,30 @@ class RunState(msgspec.Struct, frozen=True, tag="run_state"):
     # Of a failure. First line: rank, exception and where its log is; then the log's last lines.
     message: str | None = None
     dropped: int = 0  # telemetry records that did not fit into the bounded spool
+    # Of a run on several nodes that starts: where this node would serve the rendezvous.
+    address: str = ""
+    port: int = 0
+    arrived: bool = False  # its launcher is where they meet, and waits for the others
+
+
+class NodeCheck(msgspec.Struct, frozen=True):
+    """How fast a machine is, as its agent measured while nothing trained there."""
+
+    compute_gflops: float  # 10⁹ operations in a second of one core, while all cores work
+    memory_gbps: float  # how fast one core copies memory, GB/s
+    disk_mbps: float | None  # 10⁶ bytes in a second that its data directory takes; None: unknown
+    at: float  # Unix time
+
+
+class GpuState(msgspec.Struct, frozen=True):
+    """The state of a GPU; None: it does not say."""
+
+    sm_mhz: int | None = None  # clock of its processors at present,
+    most_sm_mhz: int | None = None  # and at most
+    throttled_by: list[str] = []  # why the clock is lower, in words; empty: nothing lowers it
+    temperature_c: int | None = None
+    power_w: float | None = None
+    ecc_errors: int | None = None  # of memory, not corrected, since the driver was loaded
 
 
 class NodeState(msgspec.Struct, frozen=True, tag="node_state"):
@@ -164,6 +205,8 @@ class NodeState(msgspec.Struct, frozen=True, tag="node_state"):
     paceline: str
     runs: list[str] = []
     left: bool = False  # the agent says goodbye
+    check: NodeCheck | None = None  # the newest; None: there is none yet
+    gpu_states: list[GpuState] = []  # of each GPU, in the driver's order; empty: unknown
 
 
 class SwitchRequested(msgspec.Struct, frozen=True, tag="switch_requested"):
@@ -182,10 +225,17 @@ class Proposal(msgspec.Struct, frozen=True, tag="proposal"):
     controller: str  # who planned: shows in logs when two controllers meet
 
 
-class StopTraining(msgspec.Struct, frozen=True, tag="stop_training"):
-    """End the run at the next segment: loaders run dry, the script goes on to its last lines."""
-
+class _Order(msgspec.Struct, frozen=True):
     reason: str
+    first_attempt: int | None = None  # of the launch that is meant; release 0.1.0 does not say
+
+    def meant(self, first_attempt: int) -> bool:
+        """Whether a launch with this first attempt obeys: a later one than was meant does not."""
+        return self.first_attempt is None or self.first_attempt >= first_attempt
+
+
+class StopTraining(_Order, frozen=True, tag="stop_training"):
+    """End the run at the next segment: loaders run dry, the script goes on to its last lines."""
 
 
 class Launch(msgspec.Struct, frozen=True, tag="launch"):
@@ -197,12 +247,38 @@ class Launch(msgspec.Struct, frozen=True, tag="launch"):
     env: dict[str, str]
     cwd: str | None = None
     max_restarts: int = 0
+    attempt: int = 0  # number of the first one: a run that goes on had others before
+    sealed: bytes = b""  # `sealing.Secrets` for this node; then `env` is empty
+    # On how many nodes the run trains; `nproc` ranks on each. With several, their launchers meet
+    # where a `Meet` says.
+    nodes_min: int = 1
+    nodes_max: int = 1
 
 
-class Kill(msgspec.Struct, frozen=True, tag="kill"):
+class Kill(_Order, frozen=True, tag="kill"):
     """End a run's processes now (SIGTERM, then SIGKILL)."""
 
-    reason: str
+    leaves: bool = False  # the other nodes go on: all ranks end after the same step first
+
+
+class CheckNode(msgspec.Struct, frozen=True, tag="check_node"):
+    """Measure the machine again, as soon as no rank trains there; see `NodeCheck`."""
+
+
+class EndRanks(msgspec.Struct, frozen=True, tag="end_ranks"):
+    """Kill ranks that hold up a run: all start again, or the run fails. Obeyed once an attempt."""
+
+    attempt: int
+    ranks: list[int]  # those that another node has are left out there
+    reason: str  # for logs and messages: a sentence or more
+
+
+class Meet(msgspec.Struct, frozen=True, tag="meet"):
+    """Where the launchers of a run on several nodes meet: at the rendezvous of one of them."""
+
+    address: str
+    port: int
+    first_attempt: int  # of the launch that is meant
 
 
 class RunChanged(msgspec.Struct, frozen=True, tag="run_changed"):
@@ -214,6 +290,7 @@ Message = (
     | RoundBatch
     | Adopted
     | Fallback
+    | LongPhase
     | Hello
     | RunState
     | NodeState
@@ -222,5 +299,10 @@ Message = (
     | StopTraining
     | Launch
     | Kill
+    | EndRanks
+    | CheckNode
+    | Meet
     | RunChanged
+    | Ask
+    | Answer
 )

@@ -62,9 +62,9 @@ def of_whole(message: Any, bounds: Mapping[str, int]) -> str | None:
     return None
 
 
-def of_finite(message: Any, names: Sequence[str]) -> str | None:
-    """A field that is infinite or NaN."""
+def of_times(message: Any, names: Sequence[str]) -> str | None:
+    """A time that is below zero, infinite or NaN."""
     for name in names:
-        if not math.isfinite(getattr(message, name)):
-            return f"{name} is {getattr(message, name)}, not a finite number"
+        if not 0 <= getattr(message, name) < math.inf:
+            return f"{name} is {getattr(message, name)}, not a finite number of at least 0"
     return None

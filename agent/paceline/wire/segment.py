@@ -22,6 +22,7 @@ _BOUNDS = {
     "steps": _INT,
     "version": _INT,
     "moved": _INT,
+    "across": _INT,
 }
 _LONGEST_RANGE = 2**20  # steps of feedback
 _MOST_THREADS = 65_536  # CPU threads of a rank
@@ -55,6 +56,7 @@ class Segment(msgspec.Struct, frozen=True):
     threads: list[int] = []  # CPU threads of each rank; empty: as the script set them
     synchroniser: Synchronisation = ALLREDUCE
     why: str = ""  # this synchroniser, for the operator; empty: the policy has no other
+    across: int = 0  # of `moved`: whose new holder is on another node
 
     @property
     def steps(self) -> int:
@@ -80,7 +82,7 @@ class Segment(msgspec.Struct, frozen=True):
             width = len(self.counts[0])
         return (
             problems.of_whole(self, _BOUNDS)
-            or problems.of_finite(self, ("plan_s",))
+            or problems.of_times(self, ("plan_s",))
             or _of_texts(self)
             or _of_counts(self, width)
             or _of_indices(self, samples)

@@ -9,6 +9,7 @@ class State(StrEnum):
     """Where a run is in its life. States only go forward; a final state stays."""
 
     PENDING = "pending"  # recorded; no process of it was seen yet
+    QUEUED = "queued"  # its engine has it, and has no nodes for it yet
     STARTING = "starting"  # its processes start
     RUNNING = "running"  # it trains
     FINISHED = "finished"  # its script ended by itself
@@ -30,7 +31,7 @@ class State(StrEnum):
         return tuple(state for state in State if state.may_become(self))
 
 
-_ORDER = (State.PENDING, State.STARTING, State.RUNNING)
+_ORDER = (State.PENDING, State.QUEUED, State.STARTING, State.RUNNING)
 _FINAL = (State.FINISHED, State.FAILED, State.STOPPED)
 
 ENDED = tuple(state.value for state in _FINAL)  # the names of the final states

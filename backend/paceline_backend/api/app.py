@@ -2,35 +2,59 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from http import HTTPStatus
 from importlib.metadata import entry_points
 
 from fastapi import APIRouter, FastAPI, Request
+from fastapi.telemetry import TelemetryConfig
 from fastapi_offline import FastAPIOffline
+from starlette.exceptions import HTTPException
 
 from paceline.core.version import __version__
-from paceline_backend.api import (
-    attribution,
-    errors,
-    events,
-    health,
-    metrics,
-    runs,
-    telemetry,
-    whatif,
-)
-from paceline_backend.api.auth import CREDENTIALS, Guard
+from paceline.wire.bus import connect
+from paceline_backend.api import errors, health, metrics, run_nodes, runs, telemetry, tokens
+from paceline_backend.api.admin import dead
+from paceline_backend.api.audit import routes as audit
+from paceline_backend.api.auth import CREDENTIALS, Credentials, Guard, ProxyIdentity
+from paceline_backend.api.engines import routes as engines
 from paceline_backend.api.errors import ProblemError, documented
+from paceline_backend.api.evidence import attribution, hang, stacks, whatif
 from paceline_backend.api.headers import SecurityHeaders
+from paceline_backend.api.identity import Scope
 from paceline_backend.api.limits import BodyLimit
+from paceline_backend.api.live import events
+from paceline_backend.api.live.clients import Streams
+from paceline_backend.api.live.reader import Reader
+from paceline_backend.api.live.rights import Rights
+from paceline_backend.api.logs import routes as logs
+from paceline_backend.api.logs.reading import Logs
+from paceline_backend.api.nodes import routes as nodes
+from paceline_backend.api.rules import VIEWER, Allow, Rules
+from paceline_backend.insight.figures import Figures
+from paceline_backend.requests.asking import Asker
+from paceline_backend.server import tracing
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store, meta
 
 # What middleware answers, whatever the route.
 _REFUSALS = documented(
-    HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.REQUEST_ENTITY_TOO_LARGE
+    *(HTTPStatus.UNAUTHORIZED, HTTPStatus.FORBIDDEN, HTTPStatus.REQUEST_ENTITY_TOO_LARGE),
+    *(HTTPStatus.TOO_MANY_REQUESTS, HTTPStatus.SERVICE_UNAVAILABLE),
 )
+_DOCS = ("/openapi.json", "/docs", "/docs/oauth2-redirect", "/docs-assets")
+_UNKNOWN = ("/api", "/api/{path:path}")
+_UNOBSERVED = ("/login", "/healthz", "/readyz", "/metrics")
 _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    yield
+    await app.state.reader.close()
+    await app.state.asker.close()
+    app.state.bus.close()
 
 
 def create_app(store: Store, settings: Settings) -> FastAPI:
@@ -43,27 +67,59 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
         redoc_url=None,
         static_url="/docs-assets",
         swagger_ui_parameters={"validatorUrl": None},
+        lifespan=_lifespan,
+        telemetry=_telemetry(),
     )
     app.state.store = store
     app.state.settings = settings
+    app.state.probe = meta.Probe(store)
     app.state.control_id = meta.control_id(store)
     app.state.closing = lambda: False  # who runs the server tells event streams when to end
-    app.state.sse_clients = 0
+    app.state.figures = Figures(store)
+    app.state.bus = connect(settings.bus)  # for short questions; its connections stay open
+    app.state.reader = Reader(store, settings.bus)
+    app.state.asker = Asker(settings.bus)
+    app.state.logs = Logs(store, app.state.asker)
+    app.state.streams = Streams(settings.max_streams)
+    rules: dict[str, Allow] = dict.fromkeys((*_DOCS, *_UNKNOWN), VIEWER)
+    app.state.rules = rules
     errors.install(app)
     # Pages first: Dash registers a catch-all for what nobody else answers.
     for entry in entry_points(group="paceline.web"):
         entry.load()(app)
-    reads = (telemetry.router, attribution.router, whatif.router)
-    for router in (runs.router, *reads, events.router):
+    reads = (telemetry.router, attribution.router, hang.router, stacks.router, whatif.router)
+    others = (audit.router, nodes.router, events.router, logs.router, tokens.router, dead.router)
+    for router in (runs.router, run_nodes.router, engines.router, *reads, *others):
         app.include_router(router, prefix="/api/v1", responses=_REFUSALS, dependencies=CREDENTIALS)
     app.include_router(health.router, responses=documented(HTTPStatus.REQUEST_ENTITY_TOO_LARGE))
     app.include_router(metrics.router, responses=_REFUSALS, dependencies=CREDENTIALS)
     app.include_router(_rest)
     # Last, and so in front: pages bring middleware that reads bodies.
-    app.add_middleware(Guard, token=settings.token)
+    further: dict[Scope, str | None] = {
+        "agent": settings.agent_token,
+        "viewer": settings.viewer_token,
+    }
+    credentials = Credentials(store, settings.token, further)
+    app.state.rights = Rights(credentials.holds)
+    app.state.routes = Rules(app)
+    app.add_middleware(Guard, credentials=credentials, rules=app.state.routes)
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
     app.add_middleware(SecurityHeaders)
+    app.add_middleware(ProxyIdentity, proxies=settings.proxies)
     return app
+
+
+def _telemetry() -> TelemetryConfig:
+    """Spans and metrics of requests; of no request with a secret in its address."""
+    observed = tracing.now()
+    return {
+        "tracer_provider": observed.tracers,
+        "meter_provider": observed.meters,
+        "logs": False,  # holds what exceptions say
+        "operation_spans": False,
+        "auto_configure": False,
+        "exclude": lambda scope: scope.get("path") in _UNOBSERVED,
+    }
 
 
 _rest = APIRouter()
@@ -72,7 +128,14 @@ _rest = APIRouter()
 @_rest.api_route("/api", methods=_METHODS, include_in_schema=False)
 @_rest.api_route("/api/{path:path}", methods=_METHODS, include_in_schema=False)
 def unknown(request: Request) -> None:
-    """Keeps the pages' catch-all from answering for the API."""
+    """Keeps the pages' catch-all from answering for the API.
+
+    This route has all methods, so the router does not answer 405 by itself.
+    """
+    if methods := request.app.state.routes.methods(request.url.path):
+        raise HTTPException(
+            HTTPStatus.METHOD_NOT_ALLOWED, headers={"Allow": ", ".join(sorted(methods))}
+        )
     raise ProblemError(
         HTTPStatus.NOT_FOUND,
         f"{request.method} {request.url.path} is not part of this API; see /docs",

@@ -16,6 +16,8 @@ from starlette.exceptions import HTTPException
 from paceline_backend.api.headers import security_headers
 from paceline_backend.requests import ConflictError, InvalidRequestError
 from paceline_backend.store import StoreUnavailableError
+from paceline_backend.store.audit import RevisionError
+from paceline_backend.store.nodes.cordons import UnknownNodeError
 from paceline_backend.store.runs import RunEndedError, UnknownRunError
 
 log = logging.getLogger(__name__)
@@ -49,7 +51,10 @@ class FieldError(BaseModel):
 
 
 class ProblemDocument(BaseModel):
-    """RFC 9457. `errors` with invalid input, `suggestion` with a misspelt policy."""
+    """RFC 9457. `errors` with invalid input, `suggestion` with a misspelt policy.
+
+    With 412: the run's present `revision`, and `who` changed it last, when and how.
+    """
 
     type: str = "about:blank"
     title: str
@@ -57,6 +62,10 @@ class ProblemDocument(BaseModel):
     detail: str
     errors: list[FieldError] | None = None
     suggestion: str | None = None
+    revision: int | None = None
+    who: str | None = None
+    at: float | None = None
+    action: str | None = None
 
 
 def problem_response(status: HTTPStatus, detail: str, **extra: Any) -> JSONResponse:
@@ -69,6 +78,15 @@ def problem_response(status: HTTPStatus, detail: str, **extra: Any) -> JSONRespo
         **extra,
     }
     return JSONResponse(body, status.value, media_type=MEDIA_TYPE)
+
+
+def forbidden(wanted: str, role: str) -> tuple[HTTPStatus, str]:
+    """What is said to somebody known who may not do this."""
+    scope = wanted.partition(" ")[0]
+    return HTTPStatus.FORBIDDEN, (
+        f"this needs the role {wanted}, and yours is {role}: "
+        f"an admin makes another token with `paceline token create NAME --scope {scope}`"
+    )
 
 
 def documented(*statuses: HTTPStatus) -> dict[int | str, dict[str, Any]]:
@@ -100,6 +118,10 @@ def install(app: FastAPI) -> None:
     async def unknown_run(_: Request, error: UnknownRunError) -> JSONResponse:
         return problem_response(HTTPStatus.NOT_FOUND, str(error))
 
+    @app.exception_handler(UnknownNodeError)
+    async def unknown_node(_: Request, error: UnknownNodeError) -> JSONResponse:
+        return problem_response(HTTPStatus.NOT_FOUND, str(error))
+
     @app.exception_handler(RunEndedError)
     async def run_ended(_: Request, error: RunEndedError) -> JSONResponse:
         return problem_response(HTTPStatus.CONFLICT, str(error))
@@ -107,6 +129,14 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(ConflictError)
     async def conflict(_: Request, error: ConflictError) -> JSONResponse:
         return problem_response(HTTPStatus.CONFLICT, str(error))
+
+    @app.exception_handler(RevisionError)
+    async def changed_since(_: Request, error: RevisionError) -> JSONResponse:
+        change = error.change or {}
+        members = {name: change.get(name) for name in ("who", "at", "action")}
+        return problem_response(
+            HTTPStatus.PRECONDITION_FAILED, str(error), revision=error.revision, **members
+        )
 
     @app.exception_handler(InvalidRequestError)
     async def invalid_request(_: Request, error: InvalidRequestError) -> JSONResponse:

@@ -6,18 +6,18 @@ import logging
 from typing import Any
 
 import redis
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 
-from paceline.wire.bus import connect
 from paceline_backend.api import models
-from paceline_backend.api.runs import settings_of, store_of
+from paceline_backend.api.rules import ANYBODY
+from paceline_backend.requests.streams import PROBE
 from paceline_backend.server import heartbeat
-from paceline_backend.store import Store, StoreError, meta
+from paceline_backend.store.meta import Probe
 
 log = logging.getLogger(__name__)
-router = APIRouter()
+router = APIRouter(dependencies=[Depends(ANYBODY)])
 
-_AWAY = "does not answer"  # strangers may ask: the log says why
+_AWAY = "does not answer"  # or takes nothing; strangers may ask: the log says why
 
 
 @router.get("/healthz")
@@ -28,28 +28,26 @@ def healthz() -> models.Health:
 
 @router.get("/readyz", responses={503: {"model": models.Readiness}})
 def readyz(request: Request, response: Response) -> models.Readiness:
-    """Whether database, bus and worker can be reached; 503 says which cannot."""
-    bus, worker = _bus_and_worker(settings_of(request).bus)
-    ready = models.Readiness(database=_database(store_of(request)), bus=bus, worker=worker)
+    """Whether the database and the bus take writes and a worker works; 503 says which does not."""
+    bus, worker = _bus_and_worker(request.app.state.bus)
+    ready = models.Readiness(database=_database(request.app.state.probe), bus=bus, worker=worker)
     if {ready.database, ready.bus, ready.worker} != {"ok"}:
         response.status_code = 503
     return ready
 
 
-def _database(store: Store) -> str:
-    try:
-        with store.read() as connection:
-            meta.probe(connection)
-    except StoreError as error:
-        log.warning("not ready: %s", error)
+def _database(probe: Probe) -> str:
+    problem = probe.problem()
+    if problem is not None:
+        log.warning("not ready: %s", problem)
         return _AWAY
     return "ok"
 
 
-def _bus_and_worker(url: str) -> tuple[str, str]:
+def _bus_and_worker(client: redis.Redis) -> tuple[str, str]:
     try:
-        with connect(url) as client:
-            workers: list[Any] = heartbeat.beats(client)
+        client.set(PROBE, b"", ex=60)  # a bus whose disk is full answers, but takes nothing
+        workers: list[Any] = heartbeat.beats(client)
     except redis.RedisError as error:
         log.warning("not ready: the bus does not answer: %s", error)
         return _AWAY, "unknown while the bus is away"

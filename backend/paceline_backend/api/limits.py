@@ -91,21 +91,26 @@ class LoginThrottle:
 
     def wait_s(self, address: str) -> int:
         """Seconds until the address may try again; 0: now."""
-        times = self._wrong.get(_network(address), deque())
+        times = self._wrong.get(network_of(address), deque())
         if len(times) < MOST_WRONG:
             return 0
         return max(0, math.ceil(times[0] + WRONG_S - self._clock()))
 
     def wrong(self, address: str) -> None:
         """Counts a wrong login."""
-        network = _network(address)
+        network = network_of(address)
         self._wrong.setdefault(network, deque(maxlen=MOST_WRONG)).append(self._clock())
         self._wrong.move_to_end(network)
         if len(self._wrong) > _MOST_ADDRESSES:
             self._wrong.popitem(last=False)
 
+    def right(self, address: str) -> None:
+        """Takes the newest wrong login back: it was counted before it was checked."""
+        if times := self._wrong.get(network_of(address)):
+            times.pop()
 
-def _network(address: str) -> str:
+
+def network_of(address: str) -> str:
     """What a client cannot leave at will: of IPv6 each has 2⁶⁴ addresses."""
     try:
         parsed = ipaddress.ip_address(address)

@@ -3,43 +3,71 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import redis
-from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from paceline.wire import TELEMETRY, State
-from paceline.wire.bus import connect
-from paceline_backend.api.runs import settings_of, store_of
-from paceline_backend.server import heartbeat
+from paceline.wire import State
+from paceline_backend.api.rules import VIEWER
+from paceline_backend.api.runs import store_of
+from paceline_backend.insight.figures import STEPS, Figures
+from paceline_backend.requests import dead as dead_letters
+from paceline_backend.requests import streams
+from paceline_backend.server import floods, heartbeat
 from paceline_backend.store import Store, StoreError, leases, nodes
 from paceline_backend.store import runs as runs_store
 
-router = APIRouter()
+router = APIRouter(dependencies=[Depends(VIEWER)])
 
 
 @router.get("/metrics", response_class=Response, responses={200: {"content": {"text/plain": {}}}})
 def metrics(request: Request) -> Response:
     """Figures for Prometheus."""
     registry = CollectorRegistry()
-    bus = settings_of(request).bus
-    registry.register(_ControlPlane(request.app, store_of(request), bus))
+    registry.register(_ControlPlane(request.app, store_of(request)))
     return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
 
 
+# Per run: name, field of `RunFigures`, help.
+_OF_RUNS = (
+    ("step", "step", "Last complete step"),
+    ("epoch", "epoch", "Epoch of the last complete step"),
+    ("step_seconds", "step_s", f"Mean time of a step, over the last {STEPS}"),
+    ("se", "se", f"Mean straggling effect of a step, over the last {STEPS}"),
+    ("waste", "waste", f"Mean share of time that ranks wait, over the last {STEPS} steps"),
+    ("slowest_rank", "slowest_rank", "The rank that was the last to compute in most steps"),
+    ("slowest_share", "slowest_share", "The share of steps in which that rank was the last"),
+    ("plan_seconds", "plan_s", "Mean time to plan a segment, over the last planned ones"),
+    ("coverage_exact", "coverage_exact", "1: each sample of an epoch was used once so far"),
+    ("dropped_samples", "samples_dropped", "Samples whose gradients came too late to be applied"),
+    ("lost_records", "records_lost", "Records lost to a full spool"),
+)
+
+
 class _ControlPlane(Collector):
-    def __init__(self, app: FastAPI, store: Store, bus: str) -> None:
+    def __init__(self, app: FastAPI, store: Store) -> None:
         self.app = app
         self.store = store
-        self.bus = bus
 
     def collect(self) -> Iterator[Metric]:
         yield GaugeMetricFamily(
             "paceline_sse_clients",
             "Open event streams of this web process",
-            self.app.state.sse_clients,
+            self.app.state.streams.total,
+        )
+        yield CounterMetricFamily(
+            "paceline_event_streams_reset",
+            "Clients of this web process that were too slow, and were told to start anew",
+            self.app.state.reader.resets,
+        )
+        yield CounterMetricFamily(
+            "paceline_event_streams_refused",
+            "Event streams that this web process refused: the client had too many",
+            self.app.state.streams.refused,
         )
         up = GaugeMetricFamily("paceline_up", "Whether a part answers", labels=["part"])
         for part, families in (("database", self._database), ("bus", self._bus)):
@@ -62,14 +90,33 @@ class _ControlPlane(Collector):
         yield family
         yield GaugeMetricFamily("paceline_nodes_alive", "Nodes whose agent answers", alive)
         yield GaugeMetricFamily("paceline_controllers", "Runs under a live lease", controllers)
+        yield from self._runs()
+
+    def _runs(self) -> Iterator[Metric]:
+        figures: Figures = self.app.state.figures
+        active = figures.active()
+        for name, field, words in _OF_RUNS:
+            family = GaugeMetricFamily(f"paceline_run_{name}", words, labels=["run"])
+            for run in active:
+                if (value := getattr(run, field)) is not None:
+                    family.add_metric([run.run], float(value))
+            yield family
 
     def _bus(self) -> Iterator[Metric]:
-        with connect(self.bus) as client:
-            workers = heartbeat.beats(client)
-            waiting = client.xlen(TELEMETRY)
+        client: redis.Redis = self.app.state.bus
+        workers = heartbeat.beats(client)
+        waiting = streams.waiting(client, self.store)
+        info: Any = client.info("default")
+        kept, ever = dead_letters.counts(client)
+        flooded = floods.counts(client)
         yield GaugeMetricFamily(
             "paceline_telemetry_waiting", "Entries on the bus that are not stored yet", waiting
         )
+        yield GaugeMetricFamily(
+            "paceline_bus_connections", "Connections of the bus", info["connected_clients"]
+        )
+        yield GaugeMetricFamily("paceline_bus_memory_bytes", "Of the bus", info["used_memory"])
+        yield from _refused(kept, ever, flooded)
         yield GaugeMetricFamily("paceline_workers", "Worker processes that beat", len(workers))
         rows = CounterMetricFamily(
             "paceline_ingest_rows", "Rank steps written, repeated ones included", labels=["worker"]
@@ -81,14 +128,26 @@ class _ControlPlane(Collector):
             "paceline_ingest_batches", "Transactions that stored telemetry", labels=["worker"]
         )
         lag = GaugeMetricFamily(
-            "paceline_ingest_lag", "Entries not yet stored at its last commit", labels=["worker"]
+            "paceline_ingest_lag",
+            "Entries on all streams that it reads, not stored when it looked last",
+            labels=["worker"],
         )
         last = GaugeMetricFamily(
             "paceline_ingest_last_commit_timestamp_seconds",
             "Unix time of its last commit",
             labels=["worker"],
         )
+        taken = CounterMetricFamily(
+            "paceline_leases_taken", "Runs that a worker began to plan", labels=["worker"]
+        )
+        lost = CounterMetricFamily(
+            "paceline_leases_lost",
+            "Runs that another worker took over from this one",
+            labels=["worker"],
+        )
         for worker in workers:
+            taken.add_metric([worker.owner], worker.leases_taken)
+            lost.add_metric([worker.owner], worker.leases_lost)
             batches.add_metric([worker.owner], worker.batches)
             lag.add_metric([worker.owner], worker.lag)
             if worker.last_commit_at is not None:
@@ -96,4 +155,19 @@ class _ControlPlane(Collector):
             rows.add_metric([worker.owner], worker.rows)
             dead.add_metric([worker.owner], worker.dead)
         yield rows
-        yield from (dead, batches, lag, last)
+        yield from (dead, batches, lag, last, taken, lost)
+
+
+def _refused(kept: int, ever: int, flooded: floods.Counts) -> Iterator[Metric]:
+    """What ingest and the guard against floods have put aside."""
+    yield GaugeMetricFamily("paceline_dead_letters", "Messages kept for people to look at", kept)
+    yield CounterMetricFamily("paceline_dead_messages", "Messages ever put aside", ever)
+    yield GaugeMetricFamily(
+        "paceline_writers_off", "Runs and nodes that flooded the bus", flooded.off_now
+    )
+    yield CounterMetricFamily(
+        "paceline_floods", "How often a writer was switched off", flooded.switched_off
+    )
+    yield CounterMetricFamily(
+        "paceline_flood_dropped_entries", "Entries of floods that were dropped", flooded.dropped
+    )

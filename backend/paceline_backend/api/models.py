@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
 from paceline.wire import problems
+from paceline_backend import backends
 from paceline_backend.policies import Changes
 
 
@@ -24,15 +25,17 @@ def _variable(name: str) -> str:
     return _text(name)
 
 
-def _bounded(texts: list[str]) -> list[str]:
+def bounded(texts: list[str]) -> list[str]:
+    """The texts, if they are not too long for arguments."""
     size = sum(len(text) + 1 for text in texts)  # each ends with a NUL where a process begins
     if size > _MOST_TEXT:
         raise ValueError(f"has {size:,} characters altogether; at most {_MOST_TEXT:,} are taken")
     return texts
 
 
-def _bounded_variables(variables: dict[str, str]) -> dict[str, str]:
-    _bounded([*variables, *variables.values()])
+def bounded_variables(variables: dict[str, str]) -> dict[str, str]:
+    """The variables, if an environment has room for them."""
+    bounded([*variables, *variables.values()])
     return variables
 
 
@@ -48,17 +51,27 @@ _MOST_TEXT = 131_072
 
 Text = Annotated[str, AfterValidator(_text)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(_text)]
+Why = Annotated[str, StringConstraints(max_length=500), AfterValidator(_text)]
 Location = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_text)]  # PATH_MAX
 PolicyName = Annotated[str, StringConstraints(max_length=200), AfterValidator(_text)]
 NodeName = Annotated[str, StringConstraints(max_length=255), AfterValidator(_text)]
 Variable = Annotated[str, AfterValidator(_variable)]
-State = Literal["pending", "starting", "running", "finished", "failed", "stopped"]
+State = Literal["pending", "queued", "starting", "running", "finished", "failed", "stopped"]
 
 
 class In(BaseModel):
     """A request: a field we do not know is a mistake, not a wish to ignore."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+class Change(In):
+    """What a change of a run says about itself. Who asks is known from the request."""
+
+    by: Name = Field(
+        default="api", description="the program that asks, for the audit log", examples=["api"]
+    )
+    why: Why = Field(default="", description="for the audit log", examples=[""])
 
 
 class Version(BaseModel):
@@ -91,6 +104,58 @@ class PolicyInfo(BaseModel):
     )
 
 
+class Cordoned(BaseModel):
+    """Why a node gets nothing new."""
+
+    by: str = Field(description="a token's name", examples=["ada"])
+    at: float = Field(description="Unix time", examples=[1767225800.0])
+    reason: str = Field(examples=["its disk is slow"])
+
+
+class NodeCheck(BaseModel):
+    """How fast a machine is, as its agent measured while nothing trained there."""
+
+    compute_gflops: float = Field(
+        description="10⁹ operations in a second of one core, while all cores work", examples=[48.0]
+    )
+    memory_gbps: float = Field(
+        description="10⁹ bytes in a second that one core copies", examples=[9.5]
+    )
+    disk_mbps: float | None = Field(
+        description="10⁶ bytes in a second that its data directory takes", examples=[410.0]
+    )
+
+
+class InEngine(BaseModel):
+    """What became of a cordon, or of its end, in the node's engine."""
+
+    backend: str = Field(examples=["slurm"])
+    host: str | None = Field(description="what the engine calls the machine", examples=["gpu7"])
+    cordoned: bool = Field(
+        description="what the engine is told: false, the cordon is lifted", examples=[True]
+    )
+    told_at: float | None = Field(
+        description="Unix time; null with no `refusal`: a worker will tell it",
+        examples=[1767225801.0],
+    )
+    refusal: str | None = Field(description="in the engine's words", examples=[None])
+
+
+class GpuState(BaseModel):
+    """The state of a GPU at the last heartbeat; null: it does not say."""
+
+    sm_mhz: int | None = Field(description="clock of its processors", examples=[780])
+    most_sm_mhz: int | None = Field(description="at most", examples=[1980])
+    throttled_by: list[str] = Field(
+        description="why the clock is lower; empty: nothing lowers it", examples=[["heat"]]
+    )
+    temperature_c: int | None = Field(examples=[87])
+    power_w: float | None = Field(examples=[212.5])
+    ecc_errors: int | None = Field(
+        description="of memory, not corrected, since the driver was loaded", examples=[0]
+    )
+
+
 class Node(BaseModel):
     """A machine with an agent."""
 
@@ -102,8 +167,47 @@ class Node(BaseModel):
     paceline: str = Field(description="release", examples=["0.1.0"])
     registered_at: float = Field(examples=[1767225600.0])
     heartbeat_at: float = Field(description="Unix time", examples=[1767225660.0])
-    alive: bool = Field(description="a heartbeat in the last 10 s", examples=[True])
+    alive: bool = Field(description="a heartbeat in the last 7 s", examples=[True])
     runs: list[str] = Field(examples=[["3f9a1c07be52"]])
+    cordoned: Cordoned | None = Field(description="null: it is not")
+    spare_of: str | None = Field(description="the run that it is held back for", examples=[None])
+    check: NodeCheck | None = Field(description="null: it was not measured yet")
+    checked_at: float | None = Field(
+        description="Unix time, by the node's clock", examples=[1767225602.0]
+    )
+    gpu_states: list[GpuState] | None = Field(
+        description="of each GPU, in the driver's order; null: unknown"
+    )
+    only_run: str | None = Field(
+        description="the only run that it looks after, as an engine started it; null: any",
+        examples=[None],
+    )
+    host: str | None = Field(
+        description="what its engine calls the machine; null: it has none, or did not say",
+        examples=[None],
+    )
+    in_engine: InEngine | None = Field(
+        description="null: no engine has to know of a cordon, or of its end"
+    )
+
+
+class NodeSession(BaseModel):
+    """What a node's agent needs to take part on the bus. Secret."""
+
+    id: str = Field(description="of this control plane", examples=["3f9a1c07be52d4e6"])
+    bus: str = Field(
+        description="URL with the node's own user", examples=["redis://user:password@host:6379/0"]
+    )
+    key: str = Field(description="for MACs and seals, in hexadecimal", examples=["c0ffee"])
+
+
+class RunSession(BaseModel):
+    """What the processes of a run need to take part on the bus. Secret."""
+
+    bus: str = Field(
+        description="URL with the run's own user", examples=["redis://user:password@host:6379/0"]
+    )
+    key: str = Field(description="for MACs, in hexadecimal", examples=["c0ffee"])
 
 
 class RunCreate(In):
@@ -124,17 +228,51 @@ class RunCreate(In):
     )
 
     script: Location = Field(min_length=1, description="path on the node; absolute, or from `cwd`")
-    args: Annotated[list[Text], AfterValidator(_bounded)] = []
-    nproc: int = Field(ge=1, le=10_000, description="ranks")
+    args: Annotated[list[Text], AfterValidator(bounded)] = []
+    nproc: int = Field(ge=1, le=100_000, description="ranks on each node")
+    nodes_min: int = Field(
+        default=1, ge=1, le=1000, description="fewest nodes; no more than `nodes_max`"
+    )
+    nodes_max: int = Field(
+        default=1, ge=1, le=1000, description="most nodes; above 1 the run trains on several"
+    )
+    spares: int = Field(
+        default=0, ge=0, le=1000, description="idle nodes that are held back while it trains"
+    )
+    replace_slow_nodes: bool = Field(
+        default=False,
+        description="a node that a verdict names slow for long makes way for a spare",
+    )
+    restart_hung_s: float | None = Field(
+        default=None,
+        ge=10,
+        le=86_400,
+        description="when the run has hung for so many seconds, all ranks start again: one of "
+        "`max_restarts`, then the run fails; null: it is left alone",
+    )
+    join_check: float = Field(
+        default=1.5,
+        ge=0,
+        le=1000,
+        description="of several nodes: so many times slower than the median a node may be that is "
+        "taken without being named; 1 or more; 0: any",
+    )
     policy: PolicyName = "paceline"
     parameters: dict[str, Any] = {}
     name: Name | None = Field(default=None, description="default: the script's")
     node: NodeName | None = Field(default=None, description="default: the least busy one alive")
-    env: Annotated[dict[Variable, Text], AfterValidator(_bounded_variables)] = {}
+    env: Annotated[dict[Variable, Text], AfterValidator(bounded_variables)] = {}
     cwd: Location | None = None
     max_restarts: int = Field(default=0, ge=0, le=1000)
     launch: bool = Field(default=True, description="false: the caller starts it itself")
-    backend: Literal["local", "simulated"] = "local"
+    backend: Annotated[Text, StringConstraints(max_length=200)] = Field(
+        default="local",
+        description="a name of `GET /backends`",
+        json_schema_extra={"enum": list(backends.names())},
+    )
+    backend_options: Annotated[dict[str, Any], AfterValidator(_plain)] = Field(
+        default={}, description="what the backend takes; `GET /backends` has the schemas"
+    )
     scenario: Annotated[dict[str, Any], AfterValidator(_plain)] | None = Field(
         default=None, description="what a simulated run simulates; docs/simulator.md"
     )
@@ -147,6 +285,17 @@ class Controller(BaseModel):
     alive: bool = Field(description="its lease has not expired", examples=[True])
 
 
+class BackendJobs(BaseModel):
+    """The jobs that an engine has for a run."""
+
+    launch: int = Field(description="counts how often the run was resumed", examples=[0])
+    jobs: dict[str, str | None] = Field(
+        description="the engine's names: of the job that the run begins with, and of each node "
+        "that was asked for later; null: not submitted yet",
+        examples=[{"0": "4711"}],
+    )
+
+
 class Run(BaseModel):
     """A run. What only its leader knows is null until it has said hello."""
 
@@ -154,21 +303,43 @@ class Run(BaseModel):
     name: str = Field(examples=["train"])
     state: State = Field(examples=["running"])
     backend: str = Field(examples=["local"])
-    node: str | None = Field(examples=["node-1"])
+    node: str | None = Field(
+        description="of several nodes: that serves the rendezvous", examples=["node-1"]
+    )
     script: str = Field(examples=["/home/me/train.py"])
     args: list[str] = Field(examples=[["--epochs", "3"]])
     cwd: str | None = Field(examples=[None])
-    nproc: int = Field(examples=[4])
+    nproc: int = Field(description="ranks on each node", examples=[4])
+    nodes_min: int = Field(description="fewest nodes", examples=[1])
+    nodes_max: int = Field(description="most nodes", examples=[1])
+    spares: int = Field(description="nodes to be held back for it", examples=[0])
+    replace_slow_nodes: bool = Field(
+        description="a node that is slow for long makes way for a spare", examples=[False]
+    )
+    join_check: float = Field(
+        description="so many times slower than the median a node may be that joins by number; "
+        "0: any",
+        examples=[1.5],
+    )
     max_restarts: int = Field(examples=[0])
+    restart_hung_s: float | None = Field(
+        description="so long it may hang before all ranks start again; null: it is left alone",
+        examples=[None],
+    )
     policy: str = Field(description="in force, or requested last", examples=["bsp"])
     version: int = Field(description="of the policy: +1 at each switch", examples=[0])
     created_at: float = Field(examples=[1767225600.0])
     started_at: float | None = Field(examples=[1767225603.5])
     ended_at: float | None = Field(examples=[None])
     exit_code: int | None = Field(examples=[None])
-    message: str | None = Field(description="why it failed", examples=[None])
+    message: str | None = Field(
+        description="why it failed; of a queued run: why it waits", examples=[None]
+    )
     dropped: int = Field(description="records lost to a full spool", examples=[0])
     attempt: int | None = Field(examples=[0])
+    first_attempt: int = Field(
+        description="of its latest start: above 0 if the run goes on after its end", examples=[0]
+    )
     world: int | None = Field(examples=[4])
     samples: int | None = Field(examples=[1074])
     global_batch: int | None = Field(examples=[64])
@@ -182,6 +353,13 @@ class Run(BaseModel):
     epoch: int | None = Field(description="of the last complete step", examples=[1])
     step: int | None = Field(description="last complete step", examples=[25])
     controller: Controller | None
+    revision: int = Field(description="+1 with each change that somebody asked for", examples=[0])
+    backend_options: dict[str, Any] | None = Field(
+        description="what its backend was asked for; null: nothing", examples=[None]
+    )
+    backend_jobs: BackendJobs | None = Field(
+        description="of a run on an engine; null of another", examples=[None]
+    )
 
 
 class RunPage(BaseModel):
@@ -191,7 +369,7 @@ class RunPage(BaseModel):
     next_cursor: str | None = Field(description="null: the last page", examples=["MTIz"])
 
 
-class Stop(In):
+class Stop(Change):
     """How to stop."""
 
     force: bool = Field(
@@ -201,12 +379,53 @@ class Stop(In):
     )
 
 
-class PolicySwitch(In):
+class Resume(Change):
+    """How a run goes on."""
+
+    max_restarts: int | None = Field(
+        default=None, ge=0, le=1000, description="default: as before", examples=[None]
+    )
+    env: Annotated[dict[Variable, Text], AfterValidator(bounded_variables)] = Field(
+        default={}, description="values are not stored: give all that the run needs"
+    )
+    launch: bool = Field(default=True, description="false: the caller starts it itself")
+    backend: Annotated[Text, StringConstraints(max_length=200)] | None = Field(
+        default=None, description="where it goes on; default: as before", examples=[None]
+    )
+    backend_options: Annotated[dict[str, Any], AfterValidator(_plain)] | None = Field(
+        default=None,
+        description="what the backend takes; default: as before, on another backend its defaults",
+        examples=[None],
+    )
+    nodes_min: int | None = Field(
+        default=None, ge=1, le=1000, description="default: as before", examples=[None]
+    )
+    nodes_max: int | None = Field(
+        default=None, ge=1, le=1000, description="default: as before", examples=[None]
+    )
+    nproc: int | None = Field(
+        default=None, ge=1, le=100_000, description="default: as before", examples=[None]
+    )
+
+
+class Attempt(BaseModel):
+    """Where an attempt of a run began."""
+
+    attempt: int = Field(examples=[1])
+    started_at: float = Field(examples=[1767225700.0])
+    step: int = Field(description="its first step", examples=[40])
+    reached: int = Field(
+        description="one past the last step that attempts before it had reported by then",
+        examples=[47],
+    )
+    again: int = Field(description="steps that it trains again: `step` … `reached` − 1")
+
+
+class PolicySwitch(Change):
     """The policy to switch to."""
 
     policy: PolicyName = Field(examples=["chronica"])
     parameters: dict[str, Any] = Field(default={}, examples=[{}])
-    by: Name = Field(default="api", examples=["api"])
 
 
 class Switch(BaseModel):

@@ -189,6 +189,10 @@ class PresetReport(BaseModel):
         description="over bsp, per unit of load; null without bsp steps", examples=[2.1]
     )
     speedup_limit: float | None = Field(description="what the fluid limit would be", examples=[2.2])
+    moved: int = Field(description="samples that changed their holder, in all", examples=[512])
+    across: int = Field(
+        description="of these, samples whose new holder is on another node", examples=[128]
+    )
 
 
 class Report(BaseModel):

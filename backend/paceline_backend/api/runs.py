@@ -6,17 +6,19 @@ from http import HTTPStatus
 from pathlib import PurePath
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request, Response
 
 from paceline.core.version import __version__
-from paceline.wire import (
-    PROTOCOL_VERSION,
-)
+from paceline.wire import PROTOCOL_VERSION
+from paceline.wire.bus import at_host, without_password
 from paceline_backend import policies, requests
 from paceline_backend.api import models
+from paceline_backend.api.audit import CHANGE_REFUSALS, Expected, etag, requester_of
 from paceline_backend.api.errors import RUN_REFUSALS, ProblemError, documented
+from paceline_backend.api.identity import identity_of
+from paceline_backend.api.rules import OPERATOR, VIEWER, allow
 from paceline_backend.server.settings import Settings
-from paceline_backend.store import Store, nodes, switches
+from paceline_backend.store import Store, attempts, nodes, switches
 from paceline_backend.store import runs as runs_store
 from paceline_backend.store.new_runs import NewRun
 
@@ -40,18 +42,28 @@ def settings_of(request: Request) -> Settings:
     return settings
 
 
-@router.get("/version")
+@router.get("/version", dependencies=[Depends(allow("viewer", "agent"))])
 def version(request: Request) -> models.Version:
-    """Release, message protocol, which control plane this is, and where agents find its bus."""
+    """Release, message protocol, which control plane this is, and where agents find its bus.
+
+    Only for an admin's token has the bus's address its password.
+    """
+    bus = _bus(request, settings_of(request).bus)
     return models.Version(
         version=__version__,
         protocol=PROTOCOL_VERSION,
         id=request.app.state.control_id,
-        bus=settings_of(request).bus,
+        bus=bus if identity_of(request).scope == "admin" else without_password(bus),
     )
 
 
-@router.get("/policies")
+def _bus(request: Request, url: str) -> str:
+    """The URL of the bus for who asks: our own bus is where its caller has found us."""
+    host = request.url.hostname
+    return at_host(url, host) if settings_of(request).trust_network and host else url
+
+
+@router.get("/policies", dependencies=[Depends(VIEWER)])
 def list_policies() -> list[models.PolicyInfo]:
     """All registered presets."""
     return [_policy_info(policies.get(name)) for name in policies.names()]
@@ -76,7 +88,12 @@ def _policy_info(preset: policies.Preset[Any]) -> models.PolicyInfo:
     )
 
 
-@router.get("/nodes", response_model=list[models.Node], responses=documented(_AWAY))
+@router.get(
+    "/nodes",
+    response_model=list[models.Node],
+    responses=documented(_AWAY),
+    dependencies=[Depends(VIEWER)],
+)
 def list_nodes(request: Request) -> Any:
     """All nodes that ever registered, those that answer first."""
     with store_of(request).read() as connection:
@@ -84,23 +101,59 @@ def list_nodes(request: Request) -> Any:
 
 
 @router.post(
+    "/nodes/{node}/session",
+    responses=documented(_CONFLICT, _INVALID, _AWAY),
+    dependencies=[Depends(allow("agent"))],
+)
+def create_node_session(request: Request, node: str) -> models.NodeSession:
+    """Credentials of a node's agent; from now on nobody else can speak for this node."""
+    only = identity_of(request).node
+    if only is not None and only != node:
+        message = f"this token is for the node {only}: make another for {node} with --node {node}"
+        raise ProblemError(HTTPStatus.FORBIDDEN, message)
+    run = identity_of(request).run
+    made = requests.sessions.of_node(store_of(request), settings_of(request).bus, node, run)
+    bus = _bus(request, made.bus)
+    return models.NodeSession(id=request.app.state.control_id, bus=bus, key=made.key.hex())
+
+
+@router.post(
+    "/runs/{run}/session",
+    responses={**RUN_REFUSALS, **documented(_CONFLICT)},
+    dependencies=[Depends(OPERATOR)],
+)
+def create_run_session(request: Request, run: str) -> models.RunSession:
+    """Credentials of a run that its caller starts; from now on nobody else can speak for it."""
+    made = requests.sessions.of_run(store_of(request), settings_of(request).bus, run)
+    return models.RunSession(bus=_bus(request, made.bus), key=made.key.hex())
+
+
+@router.post(
     "/runs",
     status_code=HTTPStatus.CREATED,
     response_model=models.Run,
     responses=documented(_MALFORMED, _CONFLICT, _INVALID, _AWAY),
+    dependencies=[Depends(OPERATOR)],
 )
 def create_run(request: Request, body: models.RunCreate) -> Any:
-    """Records a run and, with `launch`, tells a node's agent to start it."""
+    """Records a run and, with `launch`, tells a node's agent or an engine to start it."""
     store = store_of(request)
     new = NewRun(
         name=body.name or PurePath(body.script).stem or body.script,
         **body.model_dump(exclude={"name", "launch"}),
+        server=str(request.base_url).rstrip("/"),
     )
-    run = requests.launch(store, settings_of(request).bus, new, "api", start=body.launch)
+    by = requester_of(request)
+    run = requests.launch(store, settings_of(request).bus, new, by, start=body.launch)
     return runs_store.get(store, run)
 
 
-@router.get("/runs", response_model=models.RunPage, responses=documented(_INVALID, _AWAY))
+@router.get(
+    "/runs",
+    response_model=models.RunPage,
+    responses=documented(_INVALID, _AWAY),
+    dependencies=[Depends(VIEWER)],
+)
 def list_runs(
     request: Request,
     state: Annotated[list[models.State], Query(description="any of these")] = [],  # noqa: B006
@@ -129,49 +182,99 @@ def list_runs(
     return {"items": items, "next_cursor": following}
 
 
-@router.get("/runs/{run}/scenario", responses=RUN_REFUSALS)
+@router.get("/runs/{run}/scenario", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
 def get_scenario(request: Request, run: str) -> dict[str, Any] | None:
     """What a simulated run simulates; null of another."""
     with store_of(request).read() as connection:
         return runs_store.scenario(connection, run)
 
 
-@router.get("/runs/{run}", response_model=models.Run, responses=RUN_REFUSALS)
-def get_run(request: Request, run: str) -> Any:
-    """One run."""
-    return runs_store.get(store_of(request), run)
+@router.get(
+    "/runs/{run}", response_model=models.Run, responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)]
+)
+def get_run(request: Request, response: Response, run: str) -> Any:
+    """One run. Its `ETag` is for the `If-Match` of a change."""
+    row = runs_store.get(store_of(request), run)
+    response.headers["ETag"] = etag(row["revision"])
+    return row
 
 
 @router.post(
     "/runs/{run}/stop",
     status_code=HTTPStatus.ACCEPTED,
     response_model=models.Run,
-    responses={**RUN_REFUSALS, **documented(_MALFORMED, _CONFLICT)},
+    responses={**RUN_REFUSALS, **CHANGE_REFUSALS, **documented(_MALFORMED, _CONFLICT)},
+    dependencies=[Depends(OPERATOR)],
 )
-def stop_run(request: Request, run: str, body: models.Stop | None = None) -> Any:
+def stop_run(
+    request: Request, run: str, expected: Expected, body: models.Stop | None = None
+) -> Any:
     """Stops a run at its next segment; with `force`, or before it trains, its processes now."""
-    force = body is not None and body.force
-    store = store_of(request)
-    requests.stop(store, settings_of(request).bus, run, "stopped over the API", force=force)
+    body = body or models.Stop()
+    store, bus = store_of(request), settings_of(request).bus
+    by = requester_of(request, body.by, body.why)
+    why = "stopped over the API"
+    requests.stop(store, bus, run, why, by, force=body.force, expected=expected)
     return runs_store.get(store, run)
+
+
+@router.post(
+    "/runs/{run}/resume",
+    status_code=HTTPStatus.ACCEPTED,
+    response_model=models.Run,
+    responses={**RUN_REFUSALS, **CHANGE_REFUSALS, **documented(_MALFORMED, _CONFLICT)},
+    dependencies=[Depends(OPERATOR)],
+)
+def resume_run(
+    request: Request, run: str, expected: Expected, body: models.Resume | None = None
+) -> Any:
+    """Lets a run that failed or was stopped go on, as a rule from its newest checkpoint.
+
+    It may do so on another backend, and on other numbers of nodes and ranks.
+    """
+    body = body or models.Resume()
+    store, bus = store_of(request), settings_of(request).bus
+    by = requester_of(request, body.by, body.why)
+    to = requests.Elsewhere(
+        *(body.backend, body.backend_options, body.nodes_min, body.nodes_max, body.nproc),
+        server=str(request.base_url).rstrip("/"),
+    )
+    asked = (body.env, body.max_restarts, by)
+    requests.resume(store, bus, run, *asked, start=body.launch, to=to, expected=expected)
+    return runs_store.get(store, run)
+
+
+@router.get(
+    "/runs/{run}/attempts",
+    response_model=list[models.Attempt],
+    responses=RUN_REFUSALS,
+    dependencies=[Depends(VIEWER)],
+)
+def list_attempts(request: Request, run: str) -> Any:
+    """Where each attempt began, and which steps it trains again."""
+    with store_of(request).read() as connection:
+        return attempts.starts(connection, runs_store.key_of(connection, run))
 
 
 @router.post(
     "/runs/{run}/policy",
     status_code=HTTPStatus.ACCEPTED,
     response_model=models.Switch,
-    responses={**RUN_REFUSALS, **documented(_MALFORMED, _CONFLICT)},
+    responses={**RUN_REFUSALS, **CHANGE_REFUSALS, **documented(_MALFORMED, _CONFLICT)},
+    dependencies=[Depends(OPERATOR)],
 )
-def switch_policy(request: Request, run: str, body: models.PolicySwitch) -> Any:
+def switch_policy(request: Request, run: str, expected: Expected, body: models.PolicySwitch) -> Any:
     """Requests another policy; it plans from the next segment on."""
-    bus = settings_of(request).bus
-    return requests.switch(store_of(request), bus, run, body.policy, body.parameters, body.by)
+    store, bus = store_of(request), settings_of(request).bus
+    by = requester_of(request, body.by, body.why)
+    return requests.switch(store, bus, run, body.policy, body.parameters, by, expected=expected)
 
 
 @router.get(
     "/runs/{run}/switches",
     response_model=list[models.Switch],
     responses=RUN_REFUSALS,
+    dependencies=[Depends(VIEWER)],
 )
 def list_switches(request: Request, run: str) -> Any:
     """Every policy that was asked for, and since when it plans."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, create_model
+from pydantic import BaseModel, ConfigDict, Field, RootModel, create_model
 
 from paceline_backend.api.models import Run, Switch
-from paceline_backend.store.reads import METRICS
+from paceline_backend.store.rollups.metrics import METRICS
 
 Column = list[float | None]
 
@@ -82,6 +82,10 @@ class WorkerStepColumns(_Span):
     compute_s_max: list[Column] | None = None
 
 
+class Coast(RootModel[tuple[int, int]]):
+    """First and last step of a span that no controller planned."""
+
+
 class SegmentInfo(BaseModel):
     """A plan that ran."""
 
@@ -96,6 +100,9 @@ class SegmentInfo(BaseModel):
         description="coast: the leader planned by itself", examples=["controller"]
     )
     moved: int = Field(description="samples that changed their holder", examples=[0])
+    across: int = Field(
+        description="of these, samples whose new holder is on another node", examples=[0]
+    )
     plan_s: float = Field(examples=[0.004])
     adopted_at: float = Field(examples=[1767225700.8])
     synchroniser: str = Field(description="how gradients met", examples=["allreduce"])

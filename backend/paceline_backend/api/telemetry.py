@@ -6,11 +6,12 @@ import logging
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Query, Request
+from fastapi import APIRouter, Depends, Query, Request
 
 from paceline_backend import policies
 from paceline_backend.api import report_models, step_models
 from paceline_backend.api.errors import RUN_REFUSALS
+from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.runs import store_of
 from paceline_backend.insight import workers
 from paceline_backend.insight.report import WARMUP_STEPS, round_words, run_report
@@ -19,7 +20,7 @@ from paceline_backend.store import choices, coverage, reads, rounds, switches
 from paceline_backend.store import runs as runs_store
 
 log = logging.getLogger(__name__)
-router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS)
+router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
 
 _MOST_CHOICES = 200  # of synchronisers: a chart cannot tell more apart
 _BIGGEST = 2**63 - 1  # that a database takes
@@ -113,7 +114,7 @@ def list_segments(
         return reads.segment_rows(connection, key, (first, to), limit)
 
 
-@router.get("/coasts", response_model=list[tuple[int, int]])
+@router.get("/coasts", response_model=list[step_models.Coast])
 def list_coasts(
     request: Request, run: str, first: From = None, to: To = None, points: Points = 1000
 ) -> Any:

@@ -1,38 +1,76 @@
 """Training backends: where a run's processes come from.
 
-`Backend` says what each of them does and when. `Local` starts runs through the agents of nodes;
-`Simulated` starts nothing, since `paceline simulate` drives its runs. One file for each.
+`Backend` says what each of them does and when. `local` starts runs through the agents of nodes.
+`simulated` starts nothing, since `paceline simulate` drives its runs. `adopted` launches on nodes
+that somebody else started for the run. An `Engine`, such as `slurm`,
+starts nodes that look after one run each. One file for each; they are in the entry-point group
+``paceline.backends``, where packages of others may add theirs.
 
 `requests.launch` checks a new run with its backend, records the run and lets the backend start it;
-the controllers and ingest ask which runs they have to plan:
+the controllers and ingest ask which runs they have to plan; `control.engines` sees to jobs:
 
     backend = backends.get(new.backend)
     backend.check(new, launch=True)
-    node = backend.place(new, nodes)
-    backend.start(bus, run, replace(new, node=node))
+    [node] = backend.place(new, nodes)
+    backend.start(bus, run, replace(new, node=node), credentials)
 """
 
-from paceline_backend.backends.base import Backend, NewRunError, NoNodeError
-from paceline_backend.backends.local import Local
-from paceline_backend.backends.simulated import Simulated
+from paceline_backend.backends.adopted import Adopted
+from paceline_backend.backends.base import (
+    Backend,
+    Credentials,
+    NewRunError,
+    NoNodeError,
+    NoOptions,
+    check_nodes,
+    check_path,
+    launch_on,
+    options_of,
+)
+from paceline_backend.backends.engine import (
+    Engine,
+    EngineAwayError,
+    EngineOptions,
+    EngineRefusedError,
+    Facts,
+    Job,
+    Order,
+    directory,
+)
+from paceline_backend.backends.registry import (
+    UnknownBackendError,
+    engine,
+    engines,
+    get,
+    names,
+    planned,
+    plans_itself,
+)
 
-_ALL: dict[str, Backend] = {backend.name: backend for backend in (Local(), Simulated())}
-
-
-def get(name: str) -> Backend:
-    """The backend of this name. The API refuses other names, so that a run has one of these."""
-    return _ALL[name]
-
-
-def planned() -> list[str]:
-    """The names of the backends whose runs controllers plan."""
-    return [name for name, backend in _ALL.items() if not backend.plans_itself]
-
-
-def plans_itself(name: str | None) -> bool:
-    """Whether runs of this backend are planned by the backend; False for an unknown name."""
-    backend = _ALL.get(name or "")
-    return backend is not None and backend.plans_itself
-
-
-__all__ = ["Backend", "NewRunError", "NoNodeError", "get", "planned", "plans_itself"]
+__all__ = [
+    "Adopted",
+    "Backend",
+    "Credentials",
+    "Engine",
+    "EngineAwayError",
+    "EngineOptions",
+    "EngineRefusedError",
+    "Facts",
+    "Job",
+    "NewRunError",
+    "NoNodeError",
+    "NoOptions",
+    "Order",
+    "UnknownBackendError",
+    "check_nodes",
+    "check_path",
+    "directory",
+    "engine",
+    "engines",
+    "get",
+    "launch_on",
+    "names",
+    "options_of",
+    "planned",
+    "plans_itself",
+]

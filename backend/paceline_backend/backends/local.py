@@ -2,47 +2,107 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import msgspec
 import redis
 
-from paceline.wire import COMMANDS_LENGTH, Launch, commands
-from paceline.wire.bus import publish
-from paceline_backend.backends.base import NewRunError, NoNodeError
+from paceline_backend.backends.base import (
+    Credentials,
+    NewRunError,
+    NoNodeError,
+    NoOptions,
+    check_nodes,
+    launch_on,
+    options_of,
+)
+from paceline_backend.backends.checks import check_factor, fast_enough
 from paceline_backend.store.new_runs import NewRun
+from paceline_backend.store.nodes.cordons import words
+
+_log = logging.getLogger(__name__)
+
+_TAKE_ANY = "measure again with `paceline check NODE`, or give join_check 0"
+_START_AGENTS = "start one with `paceline agent` on the machine that shall train"
 
 
 class Local:
-    """Each run trains on one node; controllers plan it. A `Backend`."""
+    """Each run trains on one node or several; controllers plan it. A `Backend`."""
 
     name: ClassVar[str] = "local"
     plans_itself: ClassVar[bool] = False
+    options: ClassVar[type[msgspec.Struct]] = NoOptions
 
     def check(self, new: NewRun, *, launch: bool) -> None:
-        """Refuses a scenario: nothing is simulated."""
-        if new.scenario is not None:
-            raise NewRunError("scenario", 'only for backend "simulated"')
+        """Refuses a scenario, as nothing is simulated, and what no number of nodes can do."""
+        options_of(self.options, new.backend_options)
+        check_nodes(new)
+        check_factor(new)
+        if new.nodes_max > 1 and new.node is not None:
+            raise NewRunError("node", "the nodes of a run on several are chosen: leave it out")
 
-    def place(self, new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> str | None:
-        """The node that the run names, or the least busy one of those that answer."""
+    def place(self, new: NewRun, nodes: Sequence[Mapping[str, Any]]) -> list[str]:
+        """The node that the run names, or the least busy ones of those that answer.
+
+        Cordoned nodes, spares of other runs and nodes of an engine get nothing new, whoever names
+        them.
+        """
         alive = [node for node in nodes if node["alive"]]
+        free = [node for node in alive if taken(node) is None]
+        if new.nodes_max > 1:
+            return _several(new, free)
         if new.node is not None:
-            if new.node not in {node["id"] for node in alive}:
+            chosen = next((node for node in alive if node["id"] == new.node), None)
+            if chosen is None:
                 names = ", ".join(node["id"] for node in alive) or "none"
                 raise NoNodeError(f"node: {new.node} has no agent that answers; alive are: {names}")
-            return new.node
-        if not alive:
-            raise NoNodeError(
-                "no agent answers: start one with `paceline agent` on the machine that shall "
-                "train, or use `paceline run`"
-            )
-        return str(min(alive, key=lambda node: (len(node["runs"]), -node["cores"]))["id"])
+            if (reason := taken(chosen)) is not None:
+                raise NoNodeError(f"node: {reason}")
+            return [new.node]
+        if not free:
+            reasons = "".join(f"{reason}; " for reason in map(taken, alive) if reason)
+            raise NoNodeError(f"no agent answers: {reasons}{_START_AGENTS}, or use `paceline run`")
+        return [str(min(free, key=busy)["id"])]
 
-    def start(self, bus: redis.Redis, run: str, new: NewRun) -> None:
-        """Tells the node's agent to launch the run."""
-        assert new.node is not None
-        message = Launch(
-            new.script, list(new.args), new.nproc, dict(new.env), new.cwd, new.max_restarts
+    def start(self, bus: redis.Redis, run: str, new: NewRun, credentials: Credentials) -> None:
+        """Tells each node's agent to launch the run."""
+        launch_on(bus, run, new, credentials, new.where)
+
+
+def taken(node: Mapping[str, Any]) -> str | None:
+    """Why a node gets nothing new, without a full stop; None: it may."""
+    if node["cordoned"]:
+        return f"{words(node['id'], node['cordoned'])}: `paceline uncordon {node['id']}` lifts it"
+    if node["spare_of"]:
+        return f"node {node['id']} is held back as a spare of run {node['spare_of']}"
+    if node["only_run"]:
+        return f"node {node['id']} looks after run {node['only_run']} only"
+    return None
+
+
+def _several(new: NewRun, free: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Nodes for a run on several, first those that it trained on before; its spares are left.
+
+    An agent without a session is of release 0.1.0, which knows of one node only.
+    """
+    answering = [node for node in free if node["signed"]]
+    suitable, reasons = fast_enough(answering, answering, new.join_check, new.nodes)
+    if len(suitable) < new.nodes_min:
+        names = ", ".join(node["id"] for node in suitable) or "none"
+        slow = "".join(f"{reason}; " for reason in reasons)
+        raise NoNodeError(
+            f"nodes_min: {new.nodes_min} nodes are needed, and agents of this release answer on "
+            f"{len(suitable)}: {names}; {slow}{_TAKE_ANY if slow else _START_AGENTS}"
         )
-        publish(bus, commands(new.node), message, run, maxlen=COMMANDS_LENGTH)
+    for reason in reasons:
+        _log.warning("a node is left out of run %s: %s", new.name, reason)
+    suitable.sort(key=lambda node: (node["id"] not in new.nodes, *busy(node)))
+    count = max(new.nodes_min, min(new.nodes_max, len(suitable) - new.spares))
+    return [str(node["id"]) for node in suitable[:count]]
+
+
+def busy(node: Mapping[str, Any]) -> tuple[int, int]:
+    """The order in which nodes are chosen: first those with the fewest runs."""
+    return len(node["runs"]), -node["cores"]

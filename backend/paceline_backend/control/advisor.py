@@ -18,6 +18,7 @@ from paceline_backend.insight.whatif.auto import AUTO_STEPS, BY, Mode, decide
 from paceline_backend.insight.whatif.child import Forecaster
 from paceline_backend.requests import switch
 from paceline_backend.store import Connection, Store, StoreUnavailableError, forecasts, switches
+from paceline_backend.store.audit import Requester
 from paceline_backend.store.forecasts import Watched
 
 logger = logging.getLogger(__name__)
@@ -60,7 +61,7 @@ class Advisor:
 
     def _scan(self, forecaster: Forecaster, stop: threading.Event) -> None:
         with self._store.read() as connection:
-            watched = forecasts.watched(connection, self._owner, time.time())
+            watched = forecasts.watched(connection, self._owner)
             newest = {run.key: forecasts.newest_step(connection, run.key) for run in watched}
         self._looked = {key: at for key, at in self._looked.items() if key in newest}
         for run in watched:
@@ -119,4 +120,5 @@ class Advisor:
             return False
 
         policy, parameters = decision.policy, decision.parameters
-        switch(self._store, self._bus_url, run.id, policy, parameters, BY, unless=unless)
+        by = Requester(BY, why=decision.reason)
+        switch(self._store, self._bus_url, run.id, policy, parameters, by, unless=unless)

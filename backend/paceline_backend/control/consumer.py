@@ -1,13 +1,25 @@
-"""Reads a stream as one member of a consumer group, so that no entry is lost with a member."""
+"""Reads streams as one member of a consumer group, so that no entry is lost with a member."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 import redis
 
-Entry = tuple[bytes, dict[bytes, bytes]]
+CLAIM_IDLE_S = 2.0  # who takes over a run cannot plan without what the dead one had read
+
+_CLAIM_EVERY_S = 0.5
+_LEAST = 8  # entries that each stream may give to a batch, however many streams there are
+
+
+class Entry(NamedTuple):
+    """An entry, and the stream that it was read from: who may write there wrote it."""
+
+    stream: str
+    number: bytes
+    fields: dict[bytes, bytes]
 
 
 class Consumer:
@@ -16,85 +28,185 @@ class Consumer:
     Entries stay the member's until acknowledged (XACK): `read` returns them again after `reset`,
     and another member takes them over once they lay for `claim_idle_s`.
 
+    Streams are read fairly. Each gives its part to a batch, and a stream with more to give than its
+    part gets what the others leave. So a stream that is flooded does not hold up the others.
+
     Args:
         client: bytes in, bytes out; its timeout must be longer than `read` blocks.
-        stream: to read.
-        group: made, from the stream's start, when it does not exist (any more).
+        streams: to read.
+        group: made, from each stream's start, when it does not exist (any more).
         name: of this member; unique among those that run, and better the same after a restart.
         claim_idle_s: after which time a member that acknowledges nothing counts as dead.
     """
 
     def __init__(
-        self, client: redis.Redis, stream: str, group: str, name: str, claim_idle_s: float = 10.0
+        self,
+        client: redis.Redis,
+        streams: Iterable[str],
+        group: str,
+        name: str,
+        claim_idle_s: float = CLAIM_IDLE_S,
     ) -> None:
         self._client = client
-        self._stream = stream
         self._group = group
         self._name = name
         self._claim_idle_s = claim_idle_s
-        self._claim_from: bytes = b"0-0"
-        self.reset()
+        self._streams: list[str] = []
+        self._own_after: dict[str, bytes] = {}  # streams whose unacknowledged entries come first
+        self._claim_from: dict[str, bytes] = {}
+        self._claim_at = 0.0
+        self._kept: set[tuple[str, bytes]] = set()
+        self.unread: set[str] = set()  # streams that may have more to give than the last batch took
+        self.follow(streams)
+
+    def follow(self, streams: Iterable[str]) -> None:
+        """Reads these streams from now on, and no others."""
+        wanted = list(dict.fromkeys(streams))
+        new = set(wanted) - set(self._streams)
+        self._streams = wanted
+        self._own_after = {
+            stream: after for stream, after in self._own_after.items() if stream in set(wanted)
+        } | dict.fromkeys(new, b"0")
+        # A stream that is gone has no group: to claim from it would fail for ever.
+        self._claim_from = {
+            stream: at for stream, at in self._claim_from.items() if stream in set(wanted)
+        }
 
     def reset(self) -> None:
         """Starts over: own unacknowledged entries, then those of dead members, then new ones."""
-        self._own_after: bytes | None = b"0"
+        self._own_after = dict.fromkeys(self._streams, b"0")
+        self._claim_from = {}
         self._claim_at = 0.0
+        self._kept = set()
 
     def read(self, count: int, block_s: float) -> list[Entry]:
-        """The next entries, at most `count`; empty when none came within `block_s`.
+        """The next entries; empty when none came within `block_s`.
+
+        Args:
+            count: at most so many, if there are not too many streams.
+            block_s: longest wait.
 
         Raises:
             redis.RedisError: the bus is away; call `reset` before the next read.
         """
+        self.unread = set(self._streams)  # until new entries are read: they come last
         try:
             return self._own(count) or self._claimed(count) or self._new(count, block_s)
         except redis.ResponseError as error:
             if not str(error).startswith("NOGROUP"):
                 raise
-        self._make_group()  # the first member ever, or the bus lost its data
+        self._make_groups()  # the first member ever, a new stream, or the bus lost its data
         return []
 
+    def keep(self, entries: Iterable[Entry]) -> set[tuple[str, bytes]]:
+        """Keeps entries this member's that it has read and not acknowledged yet.
+
+        Call it before each `read`. Otherwise another member claims an entry that lies for
+        `claim_idle_s`. The next `read` does not return these entries, however long it comes later.
+
+        Returns:
+            Streams and numbers of those that are still there: another member may have dealt with
+            the others while this one was stuck.
+
+        Raises:
+            redis.RedisError: the bus is away.
+        """
+        numbers: dict[str, list[bytes]] = {}
+        for entry in entries:
+            numbers.setdefault(entry.stream, []).append(entry.number)
+        pipeline = self._client.pipeline(transaction=False)
+        for stream, of_stream in numbers.items():
+            ids: Any = of_stream
+            pipeline.xclaim(stream, self._group, self._name, 0, ids, justid=True)
+        replies = zip(numbers, pipeline.execute(), strict=True)
+        self._kept = {(stream, bytes(number)) for stream, reply in replies for number in reply}
+        return self._kept
+
     def _own(self, count: int) -> list[Entry]:
-        if self._own_after is None:
+        if not self._own_after:
             return []
-        entries = self._read_group(self._own_after, count, None)
-        self._own_after = entries[-1][0] if entries else None
+        entries = self._read_group(self._own_after, self._part(count), None)
+        # A stream without an entry in the answer has none left.
+        self._own_after = {entry.stream: entry.number for entry in entries}
         return self._present(entries)
 
     def _claimed(self, count: int) -> list[Entry]:
         if time.monotonic() < self._claim_at:
             return []
-        reply: Any = self._client.xautoclaim(
-            self._stream,
-            self._group,
-            self._name,
-            int(self._claim_idle_s * 1000),
-            self._claim_from,
-            count,
-        )
-        self._claim_from = bytes(reply[0])
-        if self._claim_from == b"0-0":  # seen all
-            self._claim_at = time.monotonic() + self._claim_idle_s
-        return list(reply[1])
+        pipeline = self._client.pipeline(transaction=False)
+        streams = list(self._claim_from) or self._streams
+        for stream in streams:
+            pipeline.xautoclaim(
+                stream,
+                self._group,
+                self._name,
+                int(self._claim_idle_s * 1000),
+                self._claim_from.get(stream, b"0-0"),
+                self._part(count),
+            )
+        replies: list[Any] = pipeline.execute()
+        positions = {
+            stream: bytes(reply[0]) for stream, reply in zip(streams, replies, strict=True)
+        }
+        self._claim_from = {stream: at for stream, at in positions.items() if at != b"0-0"}
+        if not self._claim_from:  # seen all
+            self._claim_at = time.monotonic() + min(_CLAIM_EVERY_S, self._claim_idle_s)
+        return [
+            Entry(stream, number, fields)
+            for stream, reply in zip(streams, replies, strict=True)
+            for number, fields in reply[1]
+            if (stream, number) not in self._kept
+        ]
 
     def _new(self, count: int, block_s: float) -> list[Entry]:
-        return self._read_group(b">", count, max(1, int(block_s * 1000)))
+        part = self._part(count)
+        new = dict.fromkeys(self._streams, b">")
+        entries = self._read_group(new, part, max(1, int(block_s * 1000)))
+        full = _full(entries, part)
+        room = (count - len(entries)) // max(1, len(full))
+        if full and room > 0:
+            more = self._read_group(dict.fromkeys(full, b">"), room, None)
+            entries += more
+            full = _full(more, room)
+        self.unread = full
+        return entries
 
-    def _read_group(self, after: bytes, count: int, block_ms: int | None) -> list[Entry]:
-        reply: Any = self._client.xreadgroup(
-            self._group, self._name, {self._stream: after}, count, block_ms
-        )
-        return list(reply[0][1]) if reply else []
+    def _part(self, count: int) -> int:
+        """How many entries of `count` each stream may give."""
+        return max(_LEAST, count // max(1, len(self._streams)))
+
+    def _read_group(
+        self, after: Mapping[str, bytes], count: int, block_ms: int | None
+    ) -> list[Entry]:
+        positions: dict[Any, Any] = dict(after)
+        reply: Any = self._client.xreadgroup(self._group, self._name, positions, count, block_ms)
+        pairs = reply.items() if isinstance(reply, dict) else reply or ()
+        return [
+            Entry(name.decode(), number, fields)
+            for name, entries in pairs
+            for number, fields in entries
+        ]
 
     def _present(self, entries: list[Entry]) -> list[Entry]:
         """Without entries that were deleted meanwhile; they would stay pending for ever."""
-        if gone := [number for number, fields in entries if not fields]:
-            self._client.xack(self._stream, self._group, *gone)
-        return [(number, fields) for number, fields in entries if fields]
+        for entry in entries:
+            if not entry.fields:
+                self._client.xack(entry.stream, self._group, entry.number)
+        return [entry for entry in entries if entry.fields]
 
-    def _make_group(self) -> None:
-        try:
-            self._client.xgroup_create(self._stream, self._group, id="0", mkstream=True)
-        except redis.ResponseError as error:
-            if not str(error).startswith("BUSYGROUP"):  # another member was quicker
-                raise
+    def _make_groups(self) -> None:
+        pipeline = self._client.pipeline(transaction=False)
+        for stream in self._streams:
+            pipeline.xgroup_create(stream, self._group, id="0", mkstream=True)
+        for answer in pipeline.execute(raise_on_error=False):
+            # BUSYGROUP: the stream has its group, or another member was quicker.
+            if isinstance(answer, Exception) and not str(answer).startswith("BUSYGROUP"):
+                raise answer
+
+
+def _full(entries: list[Entry], part: int) -> set[str]:
+    """The streams that gave their whole part."""
+    counts: dict[str, int] = {}
+    for entry in entries:
+        counts[entry.stream] = counts.get(entry.stream, 0) + 1
+    return {stream for stream, count in counts.items() if count >= part}

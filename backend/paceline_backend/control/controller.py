@@ -36,7 +36,9 @@ from paceline_backend.planning.history import AHEAD, History
 from paceline_backend.planning.load import load
 from paceline_backend.planning.offer import Offer, offer
 from paceline_backend.policies import Policy
-from paceline_backend.store import Store, StoreUnavailableError, refusals, switches
+from paceline_backend.server import tracing
+from paceline_backend.server.keys import Keys
+from paceline_backend.store import Store, StoreUnavailableError, meta, refusals, switches
 
 logger = logging.getLogger(__name__)
 
@@ -76,9 +78,11 @@ class Controller:
         self._key = run_key
         self._id = run_id
         self._lease = lease
+        self._signing: bytes | None = None  # the run's key
         self._history: History | None = None
         self._window = Window(0, -1)
         self._policy: Policy | None = None
+        self._policy_name = ""
         self._version = -1
         self._offers: list[Offer] = []  # for the next segment, in the order they were made
         self._offered: tuple[int, ...] = ()  # what the last of them was based on
@@ -94,7 +98,7 @@ class Controller:
         """
         outage = Outage(
             logger,
-            f"run {self._id} is not planned for now",
+            f"run {self._id} is not planned at present",
             f"run {self._id} is planned again",
             first_s=_RETRY_S,
             most_s=_RETRY_S,
@@ -148,6 +152,7 @@ class Controller:
 
     def _load(self) -> None:
         self._history = None
+        self._signing = Keys(meta.secret(self._store)).of_run(self._id)
         self._offers, self._offered = [], ()
         with self._store.read() as connection:
             if loaded := load(connection, self._key):
@@ -159,6 +164,7 @@ class Controller:
             switch = switches.latest(connection, self._key)
         if switch.version != self._version:
             self._version, self._policy = switch.version, None
+            self._policy_name = switch.policy
             try:
                 self._policy = policies.make(switch.policy, switch.parameters)
             except ValueError as error:
@@ -218,7 +224,8 @@ class Controller:
             return
         try:
             # The lesser of two: a policy's first plan may import and compile modules.
-            made = offer(state, self._window, self._policy, self._version, min(self._plan_s))
+            with tracing.now().plan(self._id, self._policy_name):
+                made = offer(state, self._window, self._policy, self._version, min(self._plan_s))
             # Why the leader would refuse it.
             reason: Exception | str | None = made.segment.problem(
                 state.hello.world, state.hello.samples
@@ -234,7 +241,9 @@ class Controller:
         if not self._lease.held():  # planning may take long
             return
         proposal = Proposal(state.hello.attempt, made.segment, self._lease.owner)
-        publish(bus, control(self._id), proposal, self._id, maxlen=CONTROL_LENGTH)
+        publish(
+            bus, control(self._id), proposal, self._id, maxlen=CONTROL_LENGTH, key=self._signing
+        )
         self._offers.append(made)
         self._offered = basis
         self._offered_at = time.monotonic()

@@ -6,9 +6,10 @@ time. So every record is stored once and appears in the live stream, there twice
 ingest took over from one that was stuck, not dead. (Not so of nodes and rounds: who shows them asks
 the store.) A bus or database that is away stops ingest, not its producers: entries wait on the bus.
 
-No message stops the others. A message that cannot be read, stored or published goes to the stream
-`DEAD` with its reason. When a batch fails and the database answers, its halves are tried by
-themselves, until the message is alone that fails.
+No message stops the others, and none is stored that `checks` refuses. A message that cannot be
+read, stored or published goes to the dead letters (`requests.dead`) with its reason. When a batch
+fails and the database answers, its halves are tried by themselves, until the message is alone that
+fails.
 """
 
 from __future__ import annotations
@@ -16,44 +17,48 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
 import redis
 
 from paceline.core.outage import Outage
 from paceline.wire import (
     INGEST_GROUP,
     LIVE_LENGTH,
-    TELEMETRY,
     Adopted,
     Fallback,
     Hello,
+    LongPhase,
     Message,
     NodeState,
     RoundBatch,
     RunState,
     StepBatch,
-    WireError,
-    decode,
     encode,
     live,
+    run_telemetry,
 )
 from paceline.wire.bus import connect
 from paceline_backend import backends
-from paceline_backend.control.consumer import Consumer, Entry
-from paceline_backend.requests import streams
+from paceline_backend.control import outline
+from paceline_backend.control.checks import Checks, problem
+from paceline_backend.control.consumer import CLAIM_IDLE_S, Consumer, Entry
+from paceline_backend.control.writers import Received, Writers, ends
+from paceline_backend.requests import dead, streams
+from paceline_backend.server import tracing
 from paceline_backend.store import Store, StoreError, StoreRefusedError, telemetry
+from paceline_backend.store.nodes import ALIVE_S
 
-DEAD = "paceline:dead"  # what could not be stored, with the reason: for people to look at
-
-_DEAD_LENGTH = 1_000
-_REASON_LENGTH = 2_000  # characters
 _BATCH = 500  # messages
-_TAKEN = (StepBatch, RoundBatch, Adopted, Fallback, Hello, RunState, NodeState)
+_TRIES = 3  # of a message alone, where nobody knows why writing fails
+_AGAIN_S = 0.1  # between them
+_MOST_UNKNOWN = 1_000  # runs that are named in the log
+_TAKEN = (StepBatch, RoundBatch, Adopted, Fallback, LongPhase, Hello, RunState, NodeState)
+_HOLD_S = 30.0  # longest: a run that reports for ever after its end does not stay
 _BLOCK_S = 0.25  # how long `Ingest.run` may take to notice that it should stop
 
 logger = logging.getLogger(__name__)
@@ -67,39 +72,28 @@ class IngestStats:
     batches: int = 0  # transactions
     dead: int = 0  # messages put aside, those of unknown runs included
     last_commit_at: float | None = None  # Unix time
-    lag: int = 0  # entries on the bus that were not yet stored at the last commit
+    lag: int = 0  # entries on the streams that it reads, when it looked last: twice a second
 
 
 @dataclass
 class _Item:
     """An entry, and what is known about it."""
 
-    number: bytes
-    fields: dict[bytes, bytes]
+    entry: Entry
     run: str
     message: Message | None
     reason: str | None = None  # why it is put aside
+    stale: bool = False  # a heartbeat that says nothing about now
+    tries: int = 1  # how often it was tried
     plans_itself: bool = False  # so is the run's backend
 
     def shown(self) -> dict[Any, Any]:
-        """What the live stream gets: only the outline of a run that no controller plans.
-
-        The outline of a run of 10,000 ranks is a ten-thousandth of it.
-        """
-        if self.plans_itself and isinstance(self.message, StepBatch):
-            of_steps = {record.step: record for record in self.message.records}
-            return encode(StepBatch([*of_steps.values()]), self.run)
-        if self.plans_itself and isinstance(self.message, Adopted):
-            segment = msgspec.structs.replace(
-                self.message.segment,
-                counts=[[] for _ in self.message.segment.counts],
-                indices=b"",
-                ett_s=[],
-                shares=[],
-                memory={},
-            )
-            return encode(msgspec.structs.replace(self.message, segment=segment), self.run)
-        return self.fields
+        """What the live stream gets: only the outline of a run that no controller plans."""
+        if self.plans_itself and self.message is not None:
+            of_all_ranks = outline.of(self.message)
+            if of_all_ranks is not None:
+                return encode(of_all_ranks, self.run)
+        return self.entry.fields
 
 
 class Ingest:
@@ -120,43 +114,120 @@ class Ingest:
         name: str,
         *,
         linger_s: float = 0.01,
-        claim_idle_s: float = 10.0,
+        claim_idle_s: float = CLAIM_IDLE_S,
     ) -> None:
         self.stats = IngestStats()
         self._store = store
+        self._checks = Checks(store)
         self._bus_url = bus_url
         self._name = name
         self._linger_s = linger_s
         self._claim_idle_s = claim_idle_s
         self._unknown_runs: set[str] = set()
+        self._writers = Writers(store)
+        self._behind = False  # more telemetry waits than a batch holds: roll-ups can wait, too
+        self._held: list[Received] = []  # ends of runs whose own streams hold more
 
     def run(self, stop: threading.Event) -> None:
         """Works until `stop` is set. Waits out a bus or a database that is away."""
         with closing(connect(self._bus_url)) as client:
-            consumer = Consumer(client, TELEMETRY, INGEST_GROUP, self._name, self._claim_idle_s)
+            consumer = Consumer(client, (), INGEST_GROUP, self._name, self._claim_idle_s)
             outage = Outage(logger, "ingest waits for the bus", "ingest goes on: the bus is back")
+            database = self._database_outage()
             while not stop.is_set():
                 began = time.monotonic()
                 try:
                     count = self._step(client, consumer, stop)
                 except redis.RedisError as error:
-                    consumer.reset()
+                    self._forget(consumer)
                     stop.wait(outage.failed(error))
+                    continue
+                except StoreError as error:
+                    self._forget(consumer)
+                    stop.wait(database.failed(error))
                     continue
                 except _StoppedError:
                     return
                 outage.over()
-                if 0 < count < _BATCH:
+                database.over()
+                if count and not self._behind:
                     stop.wait(began + self._linger_s - time.monotonic())
 
     def _step(self, client: redis.Redis, consumer: Consumer, stop: threading.Event) -> int:
         """Handles one batch; returns how many entries it had."""
-        items = [_item(entry) for entry in consumer.read(_BATCH, _BLOCK_S)]
-        good = [item for item in items if item.reason is None]
+        if self._writers.due():
+            names = self._writers.streams()
+            consumer.follow(names)
+            self.stats.lag = streams.entries(client, names)
+        kept = consumer.keep(each.entry for each in self._held)
+        self._held = [each for each in self._held if each.entry[:2] in kept]
+        entries = consumer.read(_BATCH, _BLOCK_S)
+        if not entries and not self._held:
+            return 0
+        with tracing.now().batch(len(entries)):
+            return self._handle(client, consumer, entries, stop)
+
+    def _handle(
+        self,
+        client: redis.Redis,
+        consumer: Consumer,
+        entries: Sequence[Entry],
+        stop: threading.Event,
+    ) -> int:
+        received = [*self._writers.receive(entries), *self._held]
+        items = [_item(each) for each in self._whole(client, received)]
+        _mark_stale(client, items)
+        good = self._check(items)
+        self._behind = bool(consumer.unread)
         ended = self._write(good, stop) if good else set()
         if items:
             self._settle(client, items, ended)
         return len(items)
+
+    def _whole(self, client: redis.Redis, received: list[Received]) -> list[Received]:
+        """Without the ends of runs whose own streams hold more: an end comes last.
+
+        What is stored leaves its stream. So more may be there that nobody has read, or that another
+        worker has read and not stored, or read and died. An end that is held is not acknowledged:
+        whoever takes over from a worker that died gets the end, and holds it in turn.
+        """
+        over = [each for each in received if ends(each)]
+        self._held = []
+        if not over:
+            return received
+        own = [run_telemetry(each.run) for each in over]
+        counts = Counter(each.entry.stream for each in received)
+        sizes = dict(zip(own, streams.lengths(client, own), strict=True))
+        now = time.monotonic()
+        self._held = [
+            each
+            for each, stream in zip(over, own, strict=True)
+            if sizes[stream] > counts[stream] and now < each.came_at + _HOLD_S
+        ]
+        held = {id(each) for each in self._held}
+        return [each for each in received if id(each) not in held]
+
+    def _forget(self, consumer: Consumer) -> None:
+        """Everything that is not acknowledged is read again."""
+        self._held = []
+        consumer.reset()
+
+    def _database_outage(self) -> Outage:
+        name = self._store.name
+        return Outage(logger, f"ingest waits for {name}", f"ingest goes on: {name} is back")
+
+    def _check(self, items: list[_Item]) -> list[_Item]:
+        """Marks what may not be what it says; the others.
+
+        Raises:
+            StoreError: or one of its kinds.
+        """
+        readable = [item for item in items if item.reason is None and item.message is not None]
+        messages = [(item.run, item.message) for item in readable if item.message is not None]
+        for item, reason in zip(readable, self._checks.reasons(messages), strict=True):
+            item.reason = reason
+        self._report(self._checks.unknown(messages))
+        return [item for item in readable if item.reason is None]
 
     def _write(self, items: list[_Item], stop: threading.Event) -> set[str]:
         """Commits items, marks those that cannot be, and returns which of their runs are over.
@@ -164,31 +235,38 @@ class Ingest:
         Raises:
             _StoppedError: before the database answered.
         """
-        messages = [(item.run, item.message) for item in items if item.message is not None]
-        outage = Outage(
-            logger,
-            f"ingest waits for {self._store.name}",
-            f"ingest goes on: {self._store.name} is back",
-        )
-        reason: str | None = None
-        surprises = 0
-        while reason is None:
+        messages = [
+            (item.run, item.message)
+            for item in items
+            if item.message is not None and not item.stale
+        ]
+        outage = self._database_outage()
+        failures = 0
+        while True:
             try:
-                written = telemetry.write(self._store, messages)
+                written = telemetry.write(self._store, messages, roll_up=not self._behind)
             except Exception as error:
-                if self._at_fault(error):
-                    surprises += not isinstance(error, StoreRefusedError)
-                    if surprises != 1 or len(items) > 1:  # the last message gets a second chance
-                        reason = _words(error)
-                elif stop.wait(outage.failed(_words(error))):
+                pause_s = _AGAIN_S
+                if not self._at_fault(error):
+                    pause_s = outage.failed(_words(error))
+                elif len(items) > 1:
+                    return self._write_apart(items, stop)
+                elif isinstance(error, StoreRefusedError) or (failures := failures + 1) == _TRIES:
+                    items[0].reason, items[0].tries = _words(error), max(1, failures)
+                    return set()
+                if stop.wait(pause_s):
                     raise _StoppedError from error
             else:
                 outage.over()
                 return self._written(items, written)
-        outage.over()
-        if len(items) == 1:
-            items[0].reason = reason
-            return set()
+
+    def _write_apart(self, items: list[_Item], stop: threading.Event) -> set[str]:
+        """Commits items that cannot be committed together; else as `_write`."""
+        for item in items:
+            item.reason = None if item.message is None else problem(item.message)
+        good = [item for item in items if item.reason is None]
+        if len(good) < len(items):
+            return self._write(good, stop) if good else set()
         half = len(items) // 2
         return self._write(items[:half], stop) | self._write(items[half:], stop)
 
@@ -228,31 +306,35 @@ class Ingest:
 
     def _report(self, unknown: Iterable[str]) -> None:
         for run in unknown:
-            if run not in self._unknown_runs:
+            if run not in self._unknown_runs and len(self._unknown_runs) < _MOST_UNKNOWN:
                 self._unknown_runs.add(run)
-                logger.warning("telemetry of the unknown run %r goes to %s", run, DEAD)
+                logger.warning("telemetry of the unknown run %r goes to %s", run[:200], dead.DEAD)
 
     def _settle(self, client: redis.Redis, items: list[_Item], ended: set[str]) -> None:
         """Publishes, puts aside and acknowledges, all or nothing."""
         pipeline = client.pipeline(transaction=True)
-        dead = 0
+        letters = 0
         for item in items:
             shown = self._shown(item)
             if item.reason is not None:
-                dead += 1
-                reason = item.reason[:_REASON_LENGTH].encode(errors="backslashreplace")
-                put_aside = {**item.fields, b"entry": item.number, b"reason": reason}
-                pipeline.xadd(DEAD, dict(put_aside.items()), maxlen=_DEAD_LENGTH)
+                letters += 1
+                dead.put_aside(pipeline, *item.entry, item.reason, item.tries)
             elif shown is not None:
                 pipeline.xadd(live(item.run), shown, maxlen=LIVE_LENGTH)
+        for run in {item.run for item in items if isinstance(item.message, Hello)} - ended:
+            streams.keep(pipeline, run)  # a run that goes on: they were to expire
         for run in ended:
             streams.expire(pipeline, run)
-        numbers = [item.number for item in items]
-        pipeline.xack(TELEMETRY, INGEST_GROUP, *numbers)
-        pipeline.xdel(TELEMETRY, *numbers)
-        pipeline.xlen(TELEMETRY)
-        self.stats.lag = int(pipeline.execute()[-1])
-        self.stats.dead += dead
+        numbers: dict[str, list[bytes]] = {}
+        for item in items:
+            numbers.setdefault(item.entry.stream, []).append(item.entry.number)
+        for stream, of_stream in numbers.items():
+            pipeline.xack(stream, INGEST_GROUP, *of_stream)
+            pipeline.xdel(stream, *of_stream)
+        pipeline.execute()
+        self.stats.dead += letters
+        if letters:
+            dead.bound(client)
 
 
 def _words(error: Exception) -> str:
@@ -261,15 +343,25 @@ def _words(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _item(entry: Entry) -> _Item:
-    number, fields = entry
-    try:
-        run, message = decode(fields)
-    except WireError as error:
-        return _Item(number, fields, "", None, str(error))
-    if isinstance(message, _TAKEN):
-        return _Item(number, fields, run, message)
-    return _Item(number, fields, run, message, f"{type(message).__name__} is not telemetry")
+def _item(received: Received) -> _Item:
+    item = _Item(received.entry, received.run, received.message, received.reason)
+    if item.reason is None and not isinstance(item.message, _TAKEN):
+        item.reason = f"{type(item.message).__name__} is not telemetry"
+    return item
+
+
+def _mark_stale(client: redis.Redis, items: list[_Item]) -> None:
+    """Marks heartbeats that lay on the bus for so long that their nodes may be dead by now.
+
+    Both times are the bus's: an entry's number begins with the time at which it came.
+    """
+    heartbeats = [item for item in items if isinstance(item.message, NodeState)]
+    if not heartbeats:
+        return
+    seconds, microseconds = client.time()
+    now_ms = 1_000 * seconds + microseconds // 1_000
+    for item in heartbeats:
+        item.stale = now_ms - int(item.entry.number.partition(b"-")[0]) > 1_000 * ALIVE_S
 
 
 class _StoppedError(Exception):

@@ -16,7 +16,9 @@ from paceline_backend.store import Store, StoreUnavailableError, runs
 
 logger = logging.getLogger(__name__)
 
-_SCAN_S = 0.5
+LEASE_S = 3.0  # the first plan of who takes over comes within 5 s of a death
+
+_SCAN_S = 0.25
 _AGAIN_S = 5.0  # before a run whose controller failed is planned again
 
 
@@ -40,7 +42,9 @@ class ControllerManager:
         lease_s: so long after this one died another takes over.
     """
 
-    def __init__(self, store: Store, bus_url: str, owner: str, *, lease_s: float = 5.0) -> None:
+    def __init__(self, store: Store, bus_url: str, owner: str, *, lease_s: float = LEASE_S) -> None:
+        self.taken = 0  # leases, since this process began
+        self.lost = 0  # leases that another control plane took over
         self._store = store
         self._bus_url = bus_url
         self._owner = owner
@@ -82,6 +86,7 @@ class ControllerManager:
             owned = self._owned[lease.run]
             logger.warning("run %s: another control plane plans it now", owned.id)
             owned.stop.set()
+            self.lost += 1
         self._extended = now
 
     def _scan(self) -> None:
@@ -100,6 +105,7 @@ class ControllerManager:
                 continue
             lease = leases.acquire(self._store, key, self._owner, self._lease_s)
             if lease is not None:
+                self.taken += 1
                 self._start(key, run_id, lease)
 
     def _start(self, key: int, run_id: str, lease: Lease) -> None:

@@ -3,31 +3,33 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import logging
 import signal
 import threading
-import time
 from collections.abc import Callable
 
 import redis
 
 from paceline.core.outage import Outage
-from paceline.wire import TELEMETRY
 from paceline.wire.bus import connect
-from paceline_backend.control import ControllerManager
+from paceline_backend.control import ControllerManager, floods, upkeep
 from paceline_backend.control.advisor import Advisor
-from paceline_backend.control.ingest import Ingest, IngestStats
-from paceline_backend.requests import streams
-from paceline_backend.server import heartbeat
+from paceline_backend.control.engines.engines import Engines
+from paceline_backend.control.hangs import HangWatch
+from paceline_backend.control.ingest import Ingest
+from paceline_backend.control.keeper import Keeper
+from paceline_backend.control.meetings import Meetings
+from paceline_backend.control.nodes.replacements import Replacements
+from paceline_backend.control.nodes.watch import Watch
+from paceline_backend.control.silence import Sweep
+from paceline_backend.control.trimming import Trimmer
+from paceline_backend.server import heartbeat, tracing
 from paceline_backend.server.settings import Settings
-from paceline_backend.store import Store, StoreUnavailableError
-from paceline_backend.store import runs as runs_store
+from paceline_backend.store import Store
+from paceline_backend.store.upkeep.prune import Keep
 
 log = logging.getLogger(__name__)
-
-SILENT_S = 30.0
-_SWEEP_S = 5.0
-_BACKLOG = 1_000  # entries
 
 
 def run(settings: Settings, owner: str) -> int:
@@ -45,21 +47,39 @@ def run(settings: Settings, owner: str) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
+    tracing.configure("worker")
     failed: list[str] = []
+    keep = Keep(settings.keep_days, settings.keep_runs, settings.keep_bytes)
     with Store.open(settings.database) as store:
         ingest = Ingest(store, settings.bus, owner)
         controllers = ControllerManager(store, settings.bus, owner)
+
+        def sign() -> heartbeat.Beat:
+            stats = dataclasses.asdict(ingest.stats)
+            leases = {"leases_taken": controllers.taken, "leases_lost": controllers.lost}
+            return heartbeat.Beat(owner, **stats, **leases)
+
         parts: dict[str, Callable[[threading.Event], None]] = {
             "ingest": ingest.run,
             "controllers": controllers.run,
+            "users": Keeper(store, settings.bus).run,
             "auto": Advisor(store, settings.bus, owner).run,
-            "heartbeat": lambda event: _beat(settings.bus, owner, ingest.stats, event),
-            "sweep": lambda event: _sweep(store, settings.bus, event),
+            "heartbeat": lambda event: _beat(settings.bus, sign, event),
+            "engines": Engines(store, settings.bus, owner).run,
+            "meetings": Meetings(store, settings.bus).run,
+            "hangs": HangWatch(store, settings.bus, owner).run,
+            "replacements": Replacements(store, settings.bus).run,
+            "slow nodes": Watch(store, settings.bus, owner).run,
+            "sweep": Sweep(store, settings.bus).run,
+            "trimming": Trimmer(store, settings.bus).run,
+            "floods": lambda event: floods.watch(store, settings.bus, event),
+            "upkeep": lambda event: upkeep.run(store, keep, event),
         }
         threads = [
             threading.Thread(target=_guarded, args=(name, part, stop, failed), name=name)
             for name, part in parts.items()
         ]
+        gc.freeze()  # modules stay: they are not searched for garbage while ingest works
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -80,60 +100,18 @@ def _guarded(
         stop.set()
 
 
-def _beat(bus_url: str, owner: str, stats: IngestStats, stop: threading.Event) -> None:
+def _beat(bus_url: str, sign: Callable[[], heartbeat.Beat], stop: threading.Event) -> None:
     outage = Outage(log, "no heartbeat", "heartbeats again")
     with connect(bus_url) as client:
         while True:
             try:
-                sign = heartbeat.Beat(owner, **dataclasses.asdict(stats))
-                heartbeat.beat(client, sign)
+                heartbeat.beat(client, sign())
                 outage.over()
             except redis.RedisError as error:
                 outage.failed(error)
             if stop.wait(heartbeat.BEAT_S):
                 break
         try:
-            heartbeat.goodbye(client, owner)
+            heartbeat.goodbye(client, sign().owner)
         except redis.RedisError as error:
             log.warning("the heartbeat stays until it expires: %s", error)
-
-
-def _sweep(store: Store, bus_url: str, stop: threading.Event) -> None:
-    """Fails lost runs; after an outage, only when agents have had time to report again."""
-    outage = Outage(log, "lost runs are looked for again later", "lost runs are looked for again")
-    trusted_from = time.monotonic() + SILENT_S
-    while not stop.wait(_SWEEP_S):
-        try:
-            behind = _behind(bus_url)
-            if not behind and time.monotonic() >= trusted_from:
-                fail_lost_runs(store, bus_url, SILENT_S)
-            outage.over()
-        except (StoreUnavailableError, redis.RedisError) as error:
-            outage.failed(error)
-            behind = True
-        if behind:
-            trusted_from = time.monotonic() + SILENT_S
-
-
-def _behind(bus_url: str) -> bool:
-    """Whether so much telemetry waits that silence in the database means nothing."""
-    with connect(bus_url) as client:
-        return int(client.xlen(TELEMETRY)) > _BACKLOG
-
-
-def fail_lost_runs(store: Store, bus_url: str, silent_s: float) -> list[str]:
-    """Fails the runs of which nothing has come for so long; their ids.
-
-    Raises:
-        StoreUnavailableError: the database is away.
-    """
-    ended = []
-    for run_id, why in runs_store.lost(store, silent_s):
-        with store.write() as connection:
-            gone = runs_store.end(connection, run_id, "failed", why, lost=True)
-        if gone:
-            log.warning("run %s: %s", run_id, why)
-            ended.append(run_id)
-            with connect(bus_url) as client:
-                streams.tell_end(client, run_id)
-    return ended

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import typer
 
-from paceline.wire import Segment
+from paceline.wire import Hello, Segment
 from paceline_backend import policies
 from paceline_backend.planning.feedback import COLUMNS, feedback_of
 from paceline_backend.planning.history import History
@@ -71,7 +71,8 @@ def replay(store: Store, run_id: str) -> ReplayReport:
         hello = runs.hello(connection, key)
         if hello is None:
             return ReplayReport(run_id, 0, 0, 0, 0, 0, 0, None)
-        replayer = _Replayer(connection, key, History(hello))
+        before = segments.before(connection, key, hello)
+        replayer = _Replayer(connection, key, History(hello, before))
         for segment in segments.adopted(connection, key, hello):
             replayer.take(segment)
         earlier = segments.planned_before(connection, key, hello.attempt)
@@ -92,7 +93,7 @@ class _Replayer:
         self.total = self.identical = self.unknown = self.coasted = 0
         self.first_difference: str | None = None
         self._history = history
-        self._rows = _Rows(connection, run, history.hello.attempt, history.hello.world)
+        self._rows = _Rows(connection, run, history.hello)
         self._versions: dict[int, tuple[str, dict[str, Any]]] = {
             switch.version: (switch.policy, switch.parameters)
             for switch in switches.history(connection, run)
@@ -127,6 +128,7 @@ class _Replayer:
         return self._policies[version]
 
     def _compare(self, segment: Segment, policy: Policy, feedback: Feedback) -> None:
+        self._history.recall(segment.feedback)
         problem = self._history.problem(segment.steps, segment.version, shuffle=segment.shuffled)
         plan = policies.plan(policy, problem, feedback, shuffle=segment.shuffled)
         again = {
@@ -159,11 +161,10 @@ class _Replayer:
 class _Rows:
     """Feedback rows by step, read in chunks as the segments move on."""
 
-    def __init__(self, connection: Connection, run: int, attempt: int, world: int) -> None:
+    def __init__(self, connection: Connection, run: int, hello: Hello) -> None:
         self._connection = connection
         self._run = run
-        self._attempt = attempt
-        self._world = world
+        self._hello = hello
         self._steps: dict[int, npt.NDArray[np.float64]] = {}  # complete steps, [W, COLUMNS]
         self._read: set[int] = set()
 
@@ -180,7 +181,7 @@ class _Rows:
 
     def _fetch(self, ranges: list[tuple[int, int]]) -> None:
         self._steps = records.complete_steps(
-            self._connection, self._run, self._attempt, self._world, COLUMNS, ranges
+            self._connection, self._run, self._hello, COLUMNS, ranges
         )
         self._read = {step for start, end in ranges for step in range(start, end)}
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import Counter
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -15,6 +16,7 @@ from paceline_backend.store import Connection, Store, choices, records, rounds, 
 from paceline_backend.store.coverage import coverage, effective
 
 BASELINE = "bsp"
+_SLOWEST_S = 1e9  # per size unit or step: slower is what a script made up
 WARMUP_STEPS = 20  # enough for a policy to learn the ranks' speeds
 
 Floats = npt.NDArray[np.float64]
@@ -55,7 +57,7 @@ def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[st
     with store.read() as connection:
         key = runs.key_of(connection, run_id)
         hello = runs.hello(connection, key)
-        planned, coasted, threads = _planned(connection, key, hello, warmup)
+        planned = _planned(connection, key, hello, warmup)
         table = _steps(connection, key)
         covered = coverage(connection, key)
         relaxed = rounds.in_force(connection, key, (None, None))
@@ -63,21 +65,25 @@ def run_report(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> dict[st
         fell_back = choices.fallbacks(connection, key, (None, None))
         kept = {
             policy: np.isin(table["step"], np.array(sorted(steady_steps), dtype=np.float64))
-            for policy, steady_steps in planned.items()
+            for policy, steady_steps in planned.steady.items()
         }
         steady = np.logical_or.reduce([np.zeros(len(table["step"]), bool), *kept.values()])
         fluid = None
         if steady.any():
             communication_s = float(table["comm_s"][steady].mean())
-            fluid = _fluid(connection, key, hello, communication_s, threads)
+            fluid = _fluid(connection, key, hello, communication_s, planned.threads)
     base = _time_per_load(table, kept[BASELINE]) if BASELINE in kept else None
     return {
         "presets": {
-            policy: _preset(table, steady_steps, fluid, base)
+            policy: {
+                **_preset(table, steady_steps, fluid, base),
+                "moved": planned.moved[policy],
+                "across": planned.across[policy],
+            }
             for policy, steady_steps in kept.items()
         },
         "warmup": warmup,
-        "coasted": coasted,
+        "coasted": planned.coasted,
         "overhead_s": fluid.overhead_s if fluid else None,
         "fluid": {
             "a_s": fluid.a_s,
@@ -117,27 +123,33 @@ def _time(seconds: float) -> str:
     return f"{1e3 * seconds:.1f} ms" if seconds < 1 else f"{seconds:.2f} s"
 
 
-def _planned(
-    connection: Connection, key: int, hello: Hello | None, warmup: int
-) -> tuple[dict[str, set[int]], int, bool]:
-    """Each policy's steady steps, the number of coasted steps, and whether a plan set CPU threads.
+@dataclass
+class _Planned:
+    """What a run's segments say; policies in the order of their start."""
 
-    Policies come in the order of their start.
-    """
-    planned: dict[str, set[int]] = {}
-    coasted, threads = 0, False
+    steady: dict[str, set[int]] = field(default_factory=dict)  # steps, by policy
+    moved: Counter[str] = field(default_factory=Counter)  # samples with another holder, by policy
+    across: Counter[str] = field(default_factory=Counter)  # of these, on another node
+    coasted: int = 0  # steps
+    threads: bool = False  # a plan set CPU threads
+
+
+def _planned(connection: Connection, key: int, hello: Hello | None, warmup: int) -> _Planned:
+    planned = _Planned()
     start: tuple[int, int, int] | None = None  # attempt, version, first step
     for part in effective(connection, key, hello):
         segment = part.segment
-        threads = threads or bool(segment.threads)
+        planned.threads = planned.threads or bool(segment.threads)
         if start is None or start[:2] != (part.attempt, segment.version):
             start = (part.attempt, segment.version, segment.first_step)
         if segment.source == "coast":  # the first steps of any run are coasted, too: no preset's
-            coasted += part.end - segment.first_step
+            planned.coasted += part.end - segment.first_step
         else:
-            steady = planned.setdefault(segment.policy, set())
+            steady = planned.steady.setdefault(segment.policy, set())
             steady.update(range(max(segment.first_step, start[2] + warmup), part.end))
-    return planned, coasted, threads
+            planned.moved[segment.policy] += segment.moved
+            planned.across[segment.policy] += segment.across
+    return planned
 
 
 def _steps(connection: Connection, key: int) -> dict[str, Floats]:
@@ -203,7 +215,8 @@ def _fluid(
         lasting = not (devices.slowdowns or devices.delay_s[1] or (threads and devices.serial < 1))
         a_s, b_s = _true(devices, hello.sizes_array())
         # Padding depends on which samples share a batch: such a load cannot be divided at will.
-        if lasting and not devices.cost.padded and min(a_s) > 0:
+        sane = all(0 < a < _SLOWEST_S for a in a_s) and max(b_s) < _SLOWEST_S
+        if lasting and not devices.cost.padded and sane:
             return _Fluid(a_s, b_s, communication_s, "emulated")
     attempt, world = (None, None) if hello is None else (hello.attempt, hello.world)
     fitted = [_line(*sums) for sums in records.sums(connection, key, attempt, world)]

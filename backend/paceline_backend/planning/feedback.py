@@ -22,14 +22,14 @@ _Row = tuple[float, ...]  # values of `COLUMNS`
 
 
 class Window:
-    """The last complete steps' feedback, of one attempt.
+    """The last complete steps' feedback, of one attempt, and of the steps before it.
 
     A rank that gets few samples, being slow, has few rows that say something about its speed. The
     steps of its last ones stay, so that it is not thought to be as fast as the others.
 
     Args:
         world: ranks that make a step complete.
-        attempt: records of others are not taken.
+        attempt: `add` takes no records of others.
     """
 
     def __init__(self, world: int, attempt: int) -> None:

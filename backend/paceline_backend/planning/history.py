@@ -26,17 +26,21 @@ class History:
 
     Args:
         hello: of the attempt.
+        before: the last segment before it that a controller planned, if there is one.
     """
 
-    def __init__(self, hello: Hello) -> None:
+    def __init__(self, hello: Hello, before: Segment | None = None) -> None:
         self.hello = hello
+        self._before = before  # until a controller has planned in this attempt
         self.sizes = hello.sizes_array()
+        self.nodes = _numbered(hello)
         self.epoch = hello.epoch
         self.seq = 0  # of the next segment
         self.step = hello.step  # its first
         self.lost = False
         self.newest: deque[Segment] = deque(maxlen=8)  # the latest that ran
-        self.feedback: list[tuple[int, int]] = []  # what the last plan of a controller rested on
+        # What the last plan of a controller rested on.
+        self.feedback: list[tuple[int, int]] = [] if before is None else before.feedback
         self._remaining = np.ones(len(self.sizes), bool)
         self._remaining[np.frombuffer(hello.used, "<u4")] = False
         self._holder: Ints = np.arange(len(self.sizes), dtype=np.int64) % hello.world
@@ -94,15 +98,28 @@ class History:
             limits=np.array(hello.limits) if hello.limits else None,
             profiles=self._profiles,
             memory=self.memory(version),
+            nodes=self.nodes,
         )
 
     def memory(self, version: int) -> dict[str, Any]:
         """What a policy version wanted to know when it plans next; empty if it never planned."""
         return self._memory[1] if self._memory[0] == version else {}
 
+    def recall(self, feedback: list[tuple[int, int]]) -> None:
+        """Takes up the memory of the attempt before, if feedback reaches back to it.
+
+        To be called before each plan, so that a replay, which knows a plan's feedback, does alike.
+
+        Args:
+            feedback: the steps that the plan rests on.
+        """
+        if self._before is not None:
+            reaches = bool(feedback) and feedback[0][0] < self.hello.step
+            self._memory = (self._before.version, self._before.memory) if reaches else (-1, {})
+
     def forget_memory(self) -> None:
         """The policy plans next as if for the first time."""
-        self._memory = (-1, {})
+        self._memory, self._before = (-1, {}), None
 
     def shuffled(self, version: int, plan: Plan) -> None:
         """Notes that a segment is in force for which the shuffler ran, with what came of it.
@@ -148,7 +165,7 @@ class History:
         self._use_up(samples)
         if segment.source == "controller":
             self.feedback = segment.feedback
-            self._memory = (segment.version, segment.memory)
+            self._memory, self._before = (segment.version, segment.memory), None
         self.seq = segment.seq + 1
         self.step = segment.first_step + segment.steps
         if segment.epoch_end:
@@ -170,3 +187,11 @@ class History:
     def _begin_epoch(self, epoch: int) -> None:
         self.epoch = epoch
         self._remaining[:] = True
+
+
+def _numbered(hello: Hello) -> Ints | None:
+    """The number of each rank's node, by the nodes' order; None: one node, or unknown."""
+    names = list(dict.fromkeys(hello.placement))
+    if len(names) < 2 or len(hello.placement) != hello.world:
+        return None
+    return np.array([names.index(name) for name in hello.placement])

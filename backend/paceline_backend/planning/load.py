@@ -10,6 +10,9 @@ from paceline_backend.store import Connection, records, runs, segments
 def load(connection: Connection, run: int) -> tuple[History, Window] | None:
     """History and feedback of a run's latest attempt; None before its Hello.
 
+    Where the attempt goes on from a later step than 0, feedback and the policy's memory are those
+    of that step: speeds are known.
+
     Args:
         connection: to read from.
         run: key of the run.
@@ -17,14 +20,14 @@ def load(connection: Connection, run: int) -> tuple[History, Window] | None:
     hello = runs.hello(connection, run)
     if hello is None:
         return None
-    history = History(hello)
+    history = History(hello, segments.before(connection, run, hello))
     for segment in segments.adopted(connection, run, hello):
         history.adopt(segment)
     window = Window(hello.world, hello.attempt)
     rows = records.of_attempt(
         connection,
         run,
-        hello.attempt,
+        hello,
         COLUMNS,
         # Twice the window: the newest steps may be incomplete, and others may lack a record.
         since=history.step - 2 * WINDOW,

@@ -50,9 +50,10 @@ def offer(
     started = time.perf_counter()
     shuffle = history.must_shuffle(version)
     feedback = window.feedback()
+    history.recall(window.ranges())
     surprised = _surprised(history, feedback)
     step_s = window.step_s()
-    choice = policy.choose(feedback, history.hello.world, history.memory(version))
+    choice = policy.choose(feedback, history.hello.world, history.memory(version), history.nodes)
     relaxed = choice.synchroniser != ALLREDUCE
     steps = segment_steps(step_s, surprised=surprised, plan_s=plan_s, relaxed=relaxed)
     problem = history.problem(steps, version, shuffle=shuffle)
@@ -76,6 +77,7 @@ def offer(
         feedback=window.ranges(),
         shuffled=shuffle,
         moved=plan.moved,
+        across=plan.across,
         plan_s=time.perf_counter() - started,
         memory=dict(plan.memory),
         threads=plan.threads,

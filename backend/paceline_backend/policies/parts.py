@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, Literal, Protocol
+from typing import Any, Generic, Literal, Protocol, runtime_checkable
 
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 from paceline_backend.policies import mappings
@@ -121,6 +121,19 @@ class Chooser(Protocol):
         ...
 
 
+@runtime_checkable
+class NodeChooser(Chooser, Protocol):
+    """A chooser that also looks at which ranks share a node."""
+
+    def on_nodes(self, nodes: Sequence[int]) -> Chooser:
+        """The chooser for a run on several nodes.
+
+        Args:
+            nodes: number of each rank's node, [W].
+        """
+        ...
+
+
 @dataclass(frozen=True)
 class Policy:
     """One part of each kind, under the name of a preset."""
@@ -148,20 +161,30 @@ class Policy:
             return "training"
         return "nothing" if self.plain_batches else "batches"
 
-    def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
+    def choose(
+        self,
+        feedback: Feedback,
+        world: int,
+        memory: Mapping[str, Any],
+        nodes: Ints | None = None,
+    ) -> Choice:
         """How gradients meet in the next segment.
 
         Args:
             feedback: as for the predictor.
             world: W.
             memory: `Problem.memory`, which holds the allocator's memory, too.
+            nodes: `Problem.nodes`.
 
         Raises:
             ValueError: `world` ranks cannot train with the synchroniser that the policy chose.
         """
         if isinstance(self.synchroniser, Synchronisation):
             return Choice(self.synchroniser)
-        choice = self.synchroniser.choose(feedback, world, memory.get(CHOOSER, {}))
+        chooser = self.synchroniser
+        if nodes is not None and isinstance(chooser, NodeChooser):
+            chooser = chooser.on_nodes(nodes.tolist())
+        choice = chooser.choose(feedback, world, memory.get(CHOOSER, {}))
         if problem := choice.synchroniser.problem(world):
             raise ValueError(f"policy: {self.name} chose what ranks cannot do: {problem}")
         return choice

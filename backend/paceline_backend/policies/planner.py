@@ -31,6 +31,7 @@ class Plan:
     cost: Cost = SUM  # cost of batches by the models
     synchroniser: Synchronisation = ALLREDUCE
     why: str = ""  # why this synchroniser was chosen
+    across: int = 0  # of `moved`: to another node
 
     @property
     def assignments(self) -> list[list[Ints]]:
@@ -58,14 +59,15 @@ def plan(
             it; None: `Policy.choose` is called here.
     """
     models = policy.predictor.fit(feedback, problem.world)
-    moved = 0
+    moved = across = 0
     if shuffle:
         placement = policy.shuffler.shuffle(problem, models)
         moved = int(np.count_nonzero(placement != problem.placement))
+        across = problem.across(problem.placement, placement)
         problem = replace(problem, placement=placement)
         problem = replace(problem, order=policy.scheduler.compose(problem, models))
     if choice is None:
-        choice = policy.choose(feedback, problem.world, problem.memory)
+        choice = policy.choose(feedback, problem.world, problem.memory, problem.nodes)
     memory: dict[str, Any] = {}
     threads: list[int] = []
     if policy.allocator is not None:
@@ -78,7 +80,9 @@ def plan(
     if choice.memory:
         memory[CHOOSER] = choice.memory
     batches = policy.scheduler.schedule(problem, models)
-    moved += int(np.count_nonzero(problem.placement[batches.samples] != batches.ranks()))
+    holders, ranks = problem.placement[batches.samples], batches.ranks()
+    moved += int(np.count_nonzero(holders != ranks))
+    across += problem.across(holders, ranks)
     ett: list[list[float]] = []
     if models.known:
         ett = models.ett(features(problem.sizes[batches.samples], batches.counts)).tolist()
@@ -95,6 +99,7 @@ def plan(
         models.cost,
         choice.synchroniser,
         choice.why,
+        across,
     )
 
 

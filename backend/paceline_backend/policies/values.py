@@ -148,6 +148,18 @@ class Problem:
     limits: Ints | None = None  # [W] most samples that fit into a worker's memory, if known
     profiles: list[list[tuple[int, float]]] = field(default_factory=list)  # [W]: (samples, s)
     memory: Mapping[str, Any] = field(default_factory=dict)  # `Plan.memory` of the last segment
+    nodes: Ints | None = None  # [W] number of each rank's node; None: one node, or unknown
+
+    def across(self, before: Ints, after: Ints) -> int:
+        """How many samples get to another node.
+
+        Args:
+            before: rank of each sample, [K].
+            after: the same later.
+        """
+        if self.nodes is None:
+            return 0
+        return int(np.count_nonzero(self.nodes[before] != self.nodes[after]))
 
     def batch_sizes(self) -> list[int]:
         """Samples of each planned step: the global batch, or less in an epoch's last step."""

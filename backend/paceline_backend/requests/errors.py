@@ -7,7 +7,7 @@ from typing import Any
 
 from paceline.core.errors import PacelineError
 from paceline.wire import problems
-from paceline_backend import policies
+from paceline_backend import backends, policies
 
 
 class ConflictError(PacelineError):
@@ -31,6 +31,19 @@ class InvalidRequestError(PacelineError):
         self.field = field
         self.message = message
         self.suggestion = suggestion
+
+
+def backend_of(name: str) -> backends.Backend:
+    """The backend of a run.
+
+    Raises:
+        InvalidRequestError: there is none of this name.
+    """
+    try:
+        return backends.get(name)
+    except backends.UnknownBackendError as error:
+        message = str(error)
+        raise InvalidRequestError("backend", message, message) from error
 
 
 def check_policy(policy: str, parameters: Mapping[str, Any], world: int) -> None:

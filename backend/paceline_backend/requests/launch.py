@@ -2,22 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
+from collections.abc import Iterator
 from dataclasses import replace
 
 import redis
 
-from paceline.wire import State
+from paceline.core import logs
+from paceline.wire import Kill, State
 from paceline_backend import backends
-from paceline_backend.requests import streams
-from paceline_backend.requests.errors import ConflictError, InvalidRequestError, check_policy
-from paceline_backend.store import Store, new_runs, nodes, runs
+from paceline_backend.requests import sessions, spares, streams
+from paceline_backend.requests.errors import (
+    ConflictError,
+    InvalidRequestError,
+    backend_of,
+    check_policy,
+)
+from paceline_backend.requests.stop import kill
+from paceline_backend.server.keys import Keys
+from paceline_backend.store import Store, meta, new_runs, nodes, runs
+from paceline_backend.store.audit import Requester, record
 from paceline_backend.store.new_runs import NewRun
 
 logger = logging.getLogger(__name__)
 
 
-def launch(store: Store, bus_url: str, new: NewRun, by: str, *, start: bool) -> str:
+def launch(store: Store, bus_url: str, new: NewRun, by: Requester, *, start: bool) -> str:
     """Records a run; its public id.
 
     Args:
@@ -35,27 +46,70 @@ def launch(store: Store, bus_url: str, new: NewRun, by: str, *, start: bool) -> 
 
     A run that was recorded and then not started, for whatever reason, has failed with that reason.
     """
-    check_policy(new.policy, new.parameters, new.nproc)
-    backend = backends.get(new.backend)
+    logs.hide_environment(new.env)
+    check_policy(new.policy, new.parameters, new.most_ranks)
+    spares.check(new, start=start)
+    backend = backend_of(new.backend)
+    if backend.plans_itself and new.restart_hung_s is not None:
+        raise InvalidRequestError(
+            "restart_hung_s", "no rank of a simulated run hangs: leave it out"
+        )
     try:
         backend.check(new, launch=start)
     except backends.NewRunError as error:
         raise InvalidRequestError(error.field, error.message) from error
+    if isinstance(backend, backends.Engine):
+        new = replace(
+            new, has_jobs=True, backend_options={"server": new.server, **new.backend_options}
+        )
     with streams.answering(bus_url) as bus:
         with store.write() as connection:
+            listed = nodes.listed(connection)
             if start:
-                new = replace(new, node=_place(backend, new, nodes.listed(connection)))
-            run = new_runs.create(connection, new, by)
+                new = placed(backend, new, listed)
+            run = new_runs.create(connection, new, by.name)
+            spares.hold(connection, run, new, listed, all_=True)
+            record(connection, by, "run.create", run=run, revision=0, details=_logged(new, start))
         if start:
-            try:
-                backend.start(bus, run, new)
-            except Exception as error:
-                logger.error("run %s was not launched: %s", run, _reason(error))
-                with store.write() as connection:
-                    runs.end(connection, run, State.FAILED, _reason(error))
-                streams.tell_end(bus, run)
-                raise
+            start_recorded(store, bus_url, bus, run, new)
     return run
+
+
+def _logged(new: NewRun, start: bool) -> dict[str, object]:
+    """What the audit log keeps of a new run. Arguments and variables may hold secrets."""
+    names = ["name", "script", "nproc", "policy", "node", "backend", "max_restarts"]
+    if new.nodes_max > 1:
+        names += ["nodes_min", "nodes_max", "nodes", "spares", "replace_slow_nodes", "join_check"]
+    if new.restart_hung_s is not None:
+        names += ["restart_hung_s"]
+    if new.has_jobs:
+        names += ["backend_options"]
+    return {name: getattr(new, name) for name in names} | {"launch": start}
+
+
+def start_recorded(store: Store, bus_url: str, bus: redis.Redis, run: str, new: NewRun) -> None:
+    """Starts a recorded run; if somebody has stopped it meanwhile, it is ended again."""
+    with _not_launched(store, bus, run):
+        made = credentials(store, bus_url, run, new)
+        backend_of(new.backend).start(bus, run, new, made)
+    # The order to stop came before the launch, and so reached nobody. A later order reaches it.
+    if runs.get(store, run)["state"] == State.STOPPED:
+        order = Kill("stopped before it started", new.first_attempt)
+        with contextlib.suppress(redis.RedisError):  # its agent then tells that it runs
+            kill(bus, Keys(meta.secret(store)), run, new.where, order)
+
+
+@contextlib.contextmanager
+def _not_launched(store: Store, bus: redis.Redis, run: str) -> Iterator[None]:
+    """If starting a recorded run raises, the run has failed with that reason."""
+    try:
+        yield
+    except Exception as error:
+        logger.error("run %s was not launched: %s", run, _reason(error))
+        with store.write() as connection:
+            runs.end(connection, run, State.FAILED, _reason(error))
+        streams.tell_end(bus, run)
+        raise
 
 
 def _reason(error: Exception) -> str:
@@ -65,8 +119,31 @@ def _reason(error: Exception) -> str:
     return words.encode(errors="backslashreplace").decode()
 
 
-def _place(backend: backends.Backend, new: NewRun, nodes: list[dict[str, object]]) -> str | None:
+def placed(backend: backends.Backend, new: NewRun, nodes: list[dict[str, object]]) -> NewRun:
+    """The run with its nodes, and with credentials of its own if their agents know them.
+
+    Raises:
+        ConflictError: no node can start it.
+    """
     try:
-        return backend.place(new, nodes)
+        chosen = backend.place(new, nodes)
     except backends.NoNodeError as error:
         raise ConflictError(str(error)) from error
+    signed = new.has_jobs or any(node["id"] in chosen and node["signed"] for node in nodes)
+    if new.nodes_max > 1:
+        return replace(new, node=None, nodes=chosen, signed=signed)
+    return replace(new, node=next(iter(chosen), None), signed=signed)
+
+
+def credentials(store: Store, bus_url: str, run: str, new: NewRun) -> backends.Credentials:
+    """What the run's backend may give to the processes that it starts.
+
+    Raises:
+        redis.RedisError: the bus is away.
+        StoreError: or one of its kinds.
+    """
+    session = sessions.credentials(store, bus_url, run) if new.signed else None
+    return backends.Credentials(
+        Keys(meta.secret(store)),
+        session.bus if session else bus_url,
+    )

@@ -2,43 +2,96 @@
 
 from __future__ import annotations
 
-from paceline.wire import COMMANDS_LENGTH, Kill, State, StopTraining, commands, control
+from collections.abc import Collection, Iterable
+
+import redis
+
+from paceline.wire import (
+    COMMANDS_LENGTH,
+    CONTROL_LENGTH,
+    Kill,
+    State,
+    StopTraining,
+    commands,
+    control,
+)
 from paceline.wire.bus import publish
 from paceline_backend.requests import streams
 from paceline_backend.requests.errors import ConflictError
-from paceline_backend.store import Store, runs
+from paceline_backend.server.keys import Keys
+from paceline_backend.store import Store, jobs, meta, runs
+from paceline_backend.store.audit import Requester, record_change
 
 
-def stop(store: Store, bus_url: str, run: str, why: str, *, force: bool = False) -> None:
+def stop(
+    store: Store,
+    bus_url: str,
+    run: str,
+    why: str,
+    by: Requester,
+    *,
+    force: bool = False,
+    expected: int | None = None,
+) -> None:
     """Stops a run at its next segment; with `force`, or before it trains, its processes now.
 
     Args:
         store: the database.
         bus_url: ``redis://…``.
         run: the run's public id.
-        why: in words.
+        why: in words, for ranks and agent.
+        by: who asks.
         force: does not wait for the segment's end.
+        expected: the run's revision that the stop is meant for; None: any.
 
     Raises:
         UnknownRunError: no such run.
         ConflictError: it has ended, or has no agent that could end its processes.
-        redis.RedisError: the bus is away; nothing was stored.
+        RevisionError: the run has another revision than expected.
+        redis.RedisError: the bus is away. If that comes after the ping, the audit log has the stop,
+            and whoever asked may ask again. A run that had not begun is stopped then, until its
+            agent tells that it started the run all the same.
         StoreError: or one of its kinds.
     """
-    known = runs.get(store, run)
-    state, node = State(known["state"]), known["node"]
-    trains = state is State.RUNNING
+    keys = Keys(meta.secret(store))
+    with streams.answering(bus_url) as bus:
+        with store.write() as connection:
+            known = runs.launched(connection, run)
+            state, where = State(known.state), known.nodes
+            details = {"force": force, "state": state}
+            _refuse(run, state, where, force)
+            record_change(connection, run, by, "run.stop", expected=expected, details=details)
+            # The launch may be lost with an agent that died: nobody else would ever end the run.
+            trains = state is State.RUNNING
+            ends = not trains and (state in jobs.WAITING or not where)
+            if ends:
+                message, lost = "stopped before it started", bool(where)
+                runs.end(connection, run, State.STOPPED, message, lost=lost)
+        # After the transaction: a bus that hangs must not hold up others that write.
+        if (force or not trains) and where:
+            kill(bus, keys, run, where, Kill(why, known.first_attempt))
+        if trains:
+            order = StopTraining(why, known.first_attempt)
+            publish(bus, control(run), order, run, key=keys.of_run(run))
+        if ends:
+            streams.tell_end(bus, run)
+
+
+def _refuse(run: str, state: State, where: Collection[str], force: bool) -> None:
     if state.final:
         raise ConflictError(f"run {run} has ended already: {state}")
-    if trains and force and node is None:
+    if state is State.RUNNING and force and not where:
         raise ConflictError(f"run {run} has no agent to end it; stop it without force")
-    with streams.answering(bus_url) as bus:
-        if (force or not trains) and node is not None:
-            publish(bus, commands(node), Kill(why), run, maxlen=COMMANDS_LENGTH)
-        if trains:
-            publish(bus, control(run), StopTraining(why), run)
-        elif state is State.PENDING or node is None:
-            # The launch may be lost with an agent that died: nobody else would ever end the run.
-            with store.write() as connection:
-                runs.end(connection, run, State.STOPPED, "stopped before it started")
-            streams.tell_end(bus, run)
+
+
+def kill(bus: redis.Redis, keys: Keys, run: str, nodes: Iterable[str], order: Kill) -> None:
+    """Has a run's processes ended by who looks after them.
+
+    Raises:
+        redis.RedisError: the bus is away.
+    """
+    for node in nodes:
+        of_node = keys.of_node(node)
+        publish(bus, commands(node), order, run, maxlen=COMMANDS_LENGTH, key=of_node)
+    # `paceline run` does not read what the node's agent is told.
+    publish(bus, control(run), order, run, maxlen=CONTROL_LENGTH, key=keys.of_run(run))

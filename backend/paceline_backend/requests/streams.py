@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import redis
 
-from paceline.wire import LIVE_LENGTH, RunChanged, control, live
+from paceline.wire import (
+    LIVE_LENGTH,
+    TELEMETRY,
+    RunChanged,
+    control,
+    live,
+    node_telemetry,
+    run_telemetry,
+)
 from paceline.wire.bus import connect, publish
+from paceline_backend.store import Store
+from paceline_backend.store.telemetry import writers
 
 log = logging.getLogger(__name__)
+
+PROBE = "paceline:probe"  # written to see whether the bus takes anything
 
 _KEPT_S = 3_600  # for clients that were away when the run ended
 
@@ -28,6 +40,45 @@ def answering(url: str) -> Iterator[redis.Redis]:
         yield client
 
 
+def telemetry_streams(store: Store) -> list[str]:
+    """The streams that ingest reads.
+
+    Raises:
+        StoreError: or one of its kinds.
+    """
+    with store.read() as connection:
+        known_nodes = writers.signed_nodes(connection)
+        known_runs = writers.signed_runs(connection)
+    return [TELEMETRY, *map(node_telemetry, known_nodes), *map(run_telemetry, known_runs)]
+
+
+def waiting(client: redis.Redis, store: Store) -> int:
+    """How many entries on the bus are not stored yet.
+
+    Raises:
+        redis.RedisError: the bus is away.
+        StoreError: or one of its kinds.
+    """
+    return entries(client, telemetry_streams(store))
+
+
+def entries(client: redis.Redis, names: Iterable[str]) -> int:
+    """How many entries streams have together; see `lengths`."""
+    return sum(lengths(client, names))
+
+
+def lengths(client: redis.Redis, names: Iterable[str]) -> list[int]:
+    """How many entries each stream has, in one round trip.
+
+    Raises:
+        redis.RedisError: the bus is away.
+    """
+    pipeline = client.pipeline(transaction=False)
+    for stream in names:
+        pipeline.xlen(stream)
+    return pipeline.execute()
+
+
 def tell_end(client: redis.Redis, run: str) -> None:
     """Tells all who follow a run that the control plane itself has ended it.
 
@@ -39,6 +90,33 @@ def tell_end(client: redis.Redis, run: str) -> None:
         expire(client, run)
     except redis.RedisError as error:
         log.warning("run %s has ended; open pages show it when the bus is back: %s", run, error)
+
+
+def tell_change(client: redis.Redis, run: str) -> None:
+    """Tells all who follow a run that its row is another; a bus that is away is logged."""
+    try:
+        publish(client, live(run), RunChanged(), run, maxlen=LIVE_LENGTH)
+    except redis.RedisError as error:
+        log.warning("run %s has changed; open pages show it later: %s", run, error)
+
+
+def keep(client: redis.Redis, run: str) -> None:
+    """Lets the streams of a run stay that goes on after its end. Also into a pipeline.
+
+    Raises:
+        redis.RedisError: the bus is away.
+    """
+    for stream in (live(run), control(run)):
+        client.persist(stream)
+
+
+def forget_orders(client: redis.Redis, run: str) -> None:
+    """Deletes what was said to the leader of a run that has ended: it may be an order to stop.
+
+    Raises:
+        redis.RedisError: the bus is away.
+    """
+    client.delete(control(run))
 
 
 def expire(client: redis.Redis, run: str) -> None:

@@ -10,6 +10,7 @@ from paceline.wire.bus import publish
 from paceline_backend.requests import streams
 from paceline_backend.requests.errors import check_policy
 from paceline_backend.store import Connection, Store, runs, switches
+from paceline_backend.store.audit import Requester, record_change
 
 
 def switch(
@@ -18,8 +19,9 @@ def switch(
     run: str,
     policy: str,
     parameters: Mapping[str, Any],
-    by: str,
+    by: Requester,
     *,
+    expected: int | None = None,
     unless: Callable[[Connection], bool] | None = None,
 ) -> dict[str, Any] | None:
     """Writes and publishes a switch; the policy plans from the next segment on.
@@ -31,6 +33,7 @@ def switch(
         policy: its name.
         parameters: of the policy.
         by: who asks.
+        expected: the run's revision that the switch is meant for; None: any.
         unless: called in the transaction before the switch is written. If it returns True, nothing
             is requested; what it wrote is kept.
 
@@ -40,17 +43,20 @@ def switch(
     Raises:
         UnknownRunError: no such run.
         RunEndedError: the run is over.
+        RevisionError: the run has another revision than expected.
         InvalidRequestError: there is no such policy, or it does not take the parameters.
         redis.RedisError: the bus is away.
         StoreError: or one of its kinds.
     """
     with streams.answering(bus_url) as bus:
         known = runs.get(store, run)
-        check_policy(policy, parameters, known["world"] or known["nproc"])
+        check_policy(policy, parameters, known["world"] or known["nproc"] * known["nodes_max"])
         with store.write() as connection:
             if unless is not None and unless(connection):
                 return None
-            made = switches.add(connection, run, policy, parameters, by)
+            details = {"policy": policy, "parameters": dict(parameters), "from": known["policy"]}
+            record_change(connection, run, by, "run.policy", expected=expected, details=details)
+            made = switches.add(connection, run, policy, parameters, by.name)
         message = SwitchRequested(made["version"], policy, made["requested_at"])
         publish(bus, live(run), message, run, maxlen=LIVE_LENGTH)
     return made

@@ -1,4 +1,4 @@
-"""The embedded bus: a Valkey server from a wheel, on loopback, with an append-only file."""
+"""The embedded bus: a Valkey server from a wheel, with an append-only file."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ import redis
 
 from paceline.core.errors import PacelineError
 from paceline.node.processes import die_with_parent, free_port
+from paceline.wire.bus import is_loopback
+
+# Each rank has a connection. The server takes fewer where it may not open so many files.
+MOST_CLIENTS = 100_000
+
+_LOOPBACK = "127.0.0.1"
 
 
 def _binary() -> str:
@@ -58,19 +64,23 @@ class EmbeddedBus:
     Args:
         directory: where its append-only file and log live; made if missing.
         port: to listen on; None takes a free one.
+        host: further address to listen on. Users and passwords are sent in clear text.
     """
 
-    def __init__(self, directory: Path, port: int | None = None) -> None:
+    def __init__(self, directory: Path, port: int | None = None, host: str = _LOOPBACK) -> None:
         self.directory = directory
         self.directory.mkdir(parents=True, exist_ok=True)
         self._password = password(directory)
         self.port = port or free_port()
+        self._addresses = [_LOOPBACK, *([] if is_loopback(host) else [host])]
+        if host == "0.0.0.0":  # includes loopback
+            self._addresses = [host]
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
         """redis:// address, with the password."""
-        return f"redis://:{self._password}@127.0.0.1:{self.port}/0"
+        return f"redis://:{self._password}@{_LOOPBACK}:{self.port}/0"
 
     @property
     def pid(self) -> int:
@@ -88,7 +98,6 @@ class EmbeddedBus:
         log = self.directory / "bus.log"
         options = {
             "port": self.port,
-            "bind": "127.0.0.1",
             "dir": str(self.directory),
             "appendonly": "yes",
             "appendfsync": "everysec",
@@ -96,8 +105,10 @@ class EmbeddedBus:
             "logfile": str(log),
             "daemonize": "no",
             "requirepass": self._password,
+            "maxclients": MOST_CLIENTS,
         }
         config = "".join(f"{key} {_quoted(str(value))}\n" for key, value in options.items())
+        config += f"bind {' '.join(map(_quoted, self._addresses))}\n"
         self._process = subprocess.Popen(
             [_binary(), "-"],  # every user of the machine can read arguments
             stdin=subprocess.PIPE,

@@ -17,8 +17,10 @@ class Beat(msgspec.Struct, frozen=True):
     rows: int  # records of worker steps, repeated ones included
     batches: int  # transactions
     dead: int  # messages put aside
-    lag: int  # entries on the bus not yet stored at the last commit
+    lag: int  # entries on the streams that it reads, not yet stored
     last_commit_at: float | None  # Unix time
+    leases_taken: int = 0  # runs that it began to plan
+    leases_lost: int = 0  # of these, runs that another worker took over
 
 
 def beat(client: redis.Redis, sign: Beat) -> None:

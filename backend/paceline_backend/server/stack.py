@@ -13,10 +13,12 @@ from pathlib import Path
 from typing import Any
 
 from paceline.core.errors import PacelineError
+from paceline.node import private
 from paceline.node.client import Client
 from paceline.node.processes import die_with_parent
 
 _READY = re.compile(r"Paceline on (http://\S+:(\d+))")
+_READY_S = 180.0
 _STOP_S = 25.0  # an agent ends its ranks, a server its streams, well before
 
 
@@ -28,10 +30,16 @@ class Stack:
         port: of REST and dashboard; 0 takes any free one.
         host: to listen on.
         token: wanted from clients; needed beyond loopback.
+        database: SQLAlchemy URL; None: SQLite in `data`.
     """
 
     def __init__(
-        self, data: Path, port: int = 8000, host: str = "127.0.0.1", token: str | None = None
+        self,
+        data: Path,
+        port: int = 8000,
+        host: str = "127.0.0.1",
+        token: str | None = None,
+        database: str | None = None,
     ) -> None:
         self.data = data
         self.host = host
@@ -40,6 +48,8 @@ class Stack:
         self.server: subprocess.Popen[bytes] | None = None
         self.agent: subprocess.Popen[bytes] | None = None
         self._token = token
+        self.database = database
+        self.agent_env: dict[str, str] = {}  # further variables of the agent and its runs
         self._client: Client | None = None
         self._said_before: dict[str, int] = {}  # bytes in each log when its process started
 
@@ -50,8 +60,9 @@ class Stack:
             PacelineError: one of them ended or did not become ready; with its own last words.
         """
         try:
-            self.data.mkdir(parents=True, exist_ok=True)
-            (self.data / "server.log").touch()
+            self.data.mkdir(0o700, parents=True, exist_ok=True)
+            for name in ("server.log", "agent.log"):
+                (self.data / name).touch(0o600)
         except OSError as error:
             raise PacelineError(
                 f"the data directory {self.data} cannot be written ({error.strerror}); "
@@ -86,9 +97,17 @@ class Stack:
         self._wait(self.agent, "agent", lambda: self._registered(started))
 
     def api(self, method: str, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        """One call below ``/api/v1``; its JSON. Raises what `Client.call` does."""
+        """One call below ``/api/v1``; its JSON. Raises what `Client.call` does.
+
+        A change is made whatever others have done.
+        """
         assert self._client is not None
-        return self._client.call(method, path, body)
+        if_match = None if method == "GET" else "*"
+        return self._client.call(method, path, body, if_match=if_match)
+
+    def login_link(self) -> str:
+        """A link that lets one browser in, within ten minutes."""
+        return self.url + str(self.api("POST", "/login-links")["path"])
 
     def stop(self) -> None:
         """Ends the agent with its runs, then the server with its bus. Idempotent."""
@@ -108,6 +127,10 @@ class Stack:
     def _spawn(self, *arguments: str) -> subprocess.Popen[bytes]:
         # Settings of another server, such as PACELINE_DATABASE, are not meant for this one.
         environment = {k: v for k, v in os.environ.items() if not k.startswith("PACELINE_")}
+        if arguments[0] == "agent":
+            environment |= self.agent_env
+        elif self.database:
+            environment["PACELINE_DATABASE"] = self.database
         if self._token:
             environment["PACELINE_TOKEN"] = self._token
         with (self.data / f"{arguments[0]}.log").open("ab") as log:
@@ -118,20 +141,25 @@ class Stack:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env=environment,
+                umask=private.given_umask(),  # it has its own, which its runs shall not have
                 start_new_session=True,  # Ctrl-C is ours: we stop them in order
                 preexec_fn=die_with_parent,
             )
 
     def _wait(self, child: subprocess.Popen[bytes], name: str, ready: Callable[[], object]) -> None:
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + _READY_S
         while child.poll() is None and time.monotonic() < deadline:
             if ready():
                 return
             time.sleep(0.05)
         code = child.poll()
-        why = "did not become ready in 60 s" if code is None else f"ended with code {code}"
-        words = self._said(name).strip().splitlines()[-3:]
-        raise PacelineError(f"paceline {name} {why}: " + "\n".join(words))
+        why = (
+            f"did not become ready in {_READY_S:.0f} s"
+            if code is None
+            else f"ended with code {code}"
+        )
+        words = "\n".join(self._said(name).strip().splitlines()[-3:])
+        raise PacelineError(f"paceline {name} {why}: " + words.removeprefix(f"paceline {name}: "))
 
     def _said(self, name: str) -> str:
         """What a child has written since it was started last."""

@@ -19,6 +19,7 @@ import httpx
 import redis
 
 from paceline.core.errors import PacelineError
+from paceline.node import private
 from paceline.node.processes import die_with_parent
 from paceline.wire.bus import connect
 from paceline_backend.server.embedded import EmbeddedBus
@@ -26,18 +27,24 @@ from paceline_backend.server.settings import Settings
 
 log = logging.getLogger(__name__)
 
+_DATABASE = "paceline.db"
+# What a data directory holds. An earlier release made it with the user's umask.
+_PRIVATE = (
+    *(_DATABASE + suffix for suffix in ("", "-wal", "-shm")),
+    *("bus", "runs", "server.log", "agent.log", "server.lock", "agent.lock"),
+)
 _INTERRUPTED = 130  # exit code, docs/internals.md
 _TICK_S = 0.2
 _STOP_S = 10.0
 _PORT_S = 5.0  # for an orphaned bus to save its data and go
-_READY_S = 60.0
+_READY_S = 180.0
 _BACKOFF_S = (0.2, 0.5, 1.0, 2.0, 5.0)
 _STEADY_S = 30.0  # a process that lived so long starts again after the shortest pause
 
 
 def embedded_database(data: Path) -> str:
     """URL of the database in a data directory."""
-    return f"sqlite:///{data / 'paceline.db'}"
+    return f"sqlite:///{data / _DATABASE}"
 
 
 class DataDirectory:
@@ -53,7 +60,8 @@ class DataDirectory:
     def __init__(self, path: Path) -> None:
         self.path = path.resolve()
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
+            self.path.mkdir(0o700, parents=True, exist_ok=True)
+            private.tighten(self.path / name for name in _PRIVATE)
             self._lock = (self.path / "server.lock").open("a+")
         except OSError as error:
             raise PacelineError(
@@ -74,19 +82,22 @@ class DataDirectory:
         """URL of the embedded database."""
         return embedded_database(self.path)
 
-    def bus(self) -> EmbeddedBus:
+    def bus(self, host: str = "127.0.0.1") -> EmbeddedBus:
         """The embedded bus, not yet started, on its old port: agents and ranks come back to it.
+
+        Args:
+            host: further address to listen on.
 
         Raises:
             PacelineError: that port is taken by something else.
         """
         directory = self.path / "bus"
-        directory.mkdir(exist_ok=True)
+        directory.mkdir(0o700, exist_ok=True)
         recorded = directory / "port"
         port = int(recorded.read_text()) if recorded.exists() else None
         if port is not None:
             _end_orphan(EmbeddedBus(directory, port))
-        bus = EmbeddedBus(directory, port)
+        bus = EmbeddedBus(directory, port, host)
         recorded.write_text(f"{bus.port}\n")
         return bus
 
@@ -130,12 +141,17 @@ def listen(settings: Settings) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
     try:
-        return socket.create_server((settings.host, settings.port), family=family, backlog=2048)
+        address = (settings.host, settings.port)
+        listener = socket.create_server(address, family=family, backlog=2048)
     except OSError as error:
         raise PacelineError(
             f"cannot listen on {settings.host} port {settings.port} ({error.strerror}); "
             "choose another with --port, or end the program that uses it"
         ) from error
+    # Connections inherit it. asyncio sets it only where a socket names its protocol, which sockets
+    # of `create_server` do not: each answer's body would wait 40 ms for its header to be confirmed.
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 @dataclass
@@ -213,8 +229,14 @@ class Supervisor:
             **os.environ,
             "PACELINE_DATABASE": settings.database,
             "PACELINE_BUS": settings.bus,
-            "PACELINE_TOKEN": settings.token or "",
+            **settings.tokens,
             "PACELINE_MAX_BODY_BYTES": str(settings.max_body_bytes),
+            "PACELINE_TLS_CERT": str(settings.tls_cert or ""),
+            "PACELINE_TLS_KEY": str(settings.tls_key or ""),
+            "PACELINE_MAX_STREAMS": str(settings.max_streams),
+            "PACELINE_TRUST_NETWORK": "1" if settings.trust_network else "0",
+            **settings.proxies.options(),
+            **settings.limits,
         }
         serve = [sys.executable, "-m", "paceline_backend.cli", "--only"]
         where = ["--host", settings.host, "--port", str(settings.port)]
@@ -272,7 +294,11 @@ class Supervisor:
         headers = {"Host": "localhost"}
         deadline = time.monotonic() + _READY_S
         last = "no answer"
-        with httpx.Client(base_url=self.settings.url, headers=headers, trust_env=False) as http:
+        # Whether the certificate fits its name is for clients to judge.
+        own = httpx.Client(
+            base_url=self.settings.url, headers=headers, trust_env=False, verify=False
+        )
+        with own as http:
             while not self._stop.wait(0.1):
                 self._tend()
                 try:

@@ -1,4 +1,4 @@
-"""A virtual cluster: up to 10,000 workers on a virtual clock, planned by the real policies.
+"""A virtual cluster: up to 100,000 workers on a virtual clock, planned by the real policies.
 
     Scenario         a cluster, its data and what happens to it, read from YAML (`ScenarioError`)
     Simulation       one run of a scenario; `advance` plans and trains the next segment

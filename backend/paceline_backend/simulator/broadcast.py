@@ -85,6 +85,7 @@ class Broadcast:
         server: the control plane's REST.
         started_at: Unix time.
         waiting: most records on the bus that are not stored yet.
+        stream: to write to.
     """
 
     def __init__(
@@ -95,12 +96,14 @@ class Broadcast:
         server: Client,
         started_at: float,
         waiting: int = 100_000,
+        stream: str = TELEMETRY,
     ) -> None:
         self.state = State.STARTING
         self._simulation = simulation
         self._run = run
         self._bus = bus
         self._server = server
+        self._stream = stream
         self._started_at = started_at
         self._position = "0-0"  # of the last message read from control(run)
         self._attempt = -1  # the newest attempt whose Hello was sent
@@ -183,7 +186,7 @@ class Broadcast:
 
     def _on_the_bus(self) -> int:
         """Upper bound of this run's records on the bus; ingest takes messages in order."""
-        length = self._patiently(lambda: int(self._bus.xlen(TELEMETRY)))
+        length = self._patiently(lambda: int(self._bus.xlen(self._stream)))
         while len(self._sent) > length:
             self._sent.popleft()
         return sum(self._sent)
@@ -223,18 +226,26 @@ class Broadcast:
         while simulation.switches and simulation.switches[0].step <= simulation.step:
             change = simulation.switches.popleft()
             body = {"policy": change.policy, "parameters": change.parameters, "by": "scenario"}
-            made = self._ask("POST", "/policy", body)
+            # The scenario says when it switches, whatever operators have done.
+            made = self._ask("POST", "/policy", body, if_match="*")
             simulation.switch(policies.make(change.policy, change.parameters), made["version"])
 
-    def _ask(self, method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-        return self._patiently(lambda: self._server.call(method, f"/runs/{self._run}{path}", body))
+    def _ask(
+        self,
+        method: str,
+        path: str,
+        body: dict[str, Any] | None = None,
+        if_match: str | None = None,
+    ) -> Any:
+        whole = f"/runs/{self._run}{path}"
+        return self._patiently(lambda: self._server.call(method, whole, body, if_match=if_match))
 
     def _send(self, message: Message) -> None:
         self._add(encode(message, self._run))
 
     def _add(self, entry: dict[bytes, bytes], rows: int = 0) -> None:
         fields: dict[Any, Any] = {**entry}
-        self._patiently(lambda: self._bus.xadd(TELEMETRY, fields))
+        self._patiently(lambda: self._bus.xadd(self._stream, fields))
         self._sent.append(max(rows, _AS_RECORDS))
 
     def _patiently(self, call: Callable[[], T]) -> T:

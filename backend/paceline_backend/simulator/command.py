@@ -11,7 +11,7 @@ import numpy as np
 import typer
 
 from paceline.node.client import Client
-from paceline.wire import State
+from paceline.wire import TELEMETRY, State, run_telemetry
 from paceline.wire.bus import connect
 from paceline_backend.simulator import summary
 from paceline_backend.simulator.broadcast import Broadcast, register
@@ -76,8 +76,10 @@ def on_server(
         info = client.version()
         run = register(client, scenario, str(path))
         typer.echo(f"watch it on {client.server}/runs/{run}", err=True)
-        with connect(info["bus"]) as bus:
-            broadcast = Broadcast(simulation, run, bus, client, time.time())
+        session = client.session(f"/runs/{run}")
+        stream = TELEMETRY if session is None else run_telemetry(run)
+        with connect((session or info)["bus"]) as bus:
+            broadcast = Broadcast(simulation, run, bus, client, time.time(), stream=stream)
             presets = _follow(broadcast, warmup)
     show(scenario, presets, as_json, run=run, state=broadcast.state)
     return 0 if broadcast.state is State.FINISHED else 1

@@ -20,7 +20,7 @@ from paceline_backend import policies
 from paceline_backend.simulator.communication import Communication
 from paceline_backend.simulator.sizes import Sizes, SizesError
 
-MOST_WORKERS = 10_000
+MOST_WORKERS = 100_000
 
 T = TypeVar("T")
 

@@ -21,5 +21,6 @@ from paceline_backend.store.database import (
     StoreRefusedError,
     StoreUnavailableError,
 )
+from paceline_backend.store.rollups import tables as _tables  # noqa: F401  part of the schema
 
 __all__ = ["Connection", "Store", "StoreError", "StoreRefusedError", "StoreUnavailableError"]

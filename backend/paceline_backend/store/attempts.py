@@ -14,16 +14,17 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline_backend.store import blobs, refusals
-from paceline_backend.store.schema import runs, segments, steps, worker_steps
+from paceline_backend.store.schema import attempts, runs, segments, steps, worker_steps
 
 
 @dataclass(frozen=True)
 class Span:
-    """The steps of an attempt that count."""
+    """The steps of an attempt that count, or of several that nothing tells apart."""
 
     attempt: int | None  # None: whichever it is
     first: int
     end: int | None  # one past the last; None: open
+    before: int = 0  # so many attempts right before it have the same steps
 
     def rows(
         self,
@@ -33,20 +34,23 @@ class Span:
         """The condition for rows of `worker_steps`, or of another table with these two columns."""
         where = [step >= self.first]
         if self.attempt is not None:
-            where.append(attempt == self.attempt)
+            where.append(attempt.between(self.attempt - self.before, self.attempt))
         if self.end is not None:
             where.append(step < self.end)
         return where
 
 
-def present(attempt: int | None, world: int | None) -> list[sa.ColumnElement[bool]]:
+def present(
+    attempt: int | None, world: int | None, table: sa.Table = worker_steps
+) -> list[sa.ColumnElement[bool]]:
     """The condition for records of ranks that the latest attempt has; older releases stored any.
 
     Args:
         attempt: the latest; None: not known yet.
         world: its ranks. Attempts before may have had more.
+        table: of records, or of their roll-ups.
     """
-    c = worker_steps.c
+    c = table.c
     possible = c.rank.between(0, refusals.MOST_RANKS - 1)
     if attempt is None or world is None:
         return [possible]
@@ -75,7 +79,8 @@ def spans(connection: sa.Connection, run: int, attempt: int | None) -> list[Span
         return [Span(None, 0, None)]
     starts: dict[int, int] = {}
     counting = []
-    for number in range(attempt, -1, -1):
+    number: int | None = attempt
+    while number is not None:
         adopted = sa.select(segments.c.first_step, segments.c.steps).where(
             segments.c.run == run, segments.c.attempt == number
         )
@@ -93,7 +98,34 @@ def spans(connection: sa.Connection, run: int, attempt: int | None) -> list[Span
             counting.append(Span(number, first or 0, end))
         if first == 0:
             break
+        below = _adopting(connection, run, number)
+        # Numbers of which nothing was adopted: a launch after a lost host leaves out a thousand.
+        unused = number - 1 - (-1 if below is None else below)
+        end = end_of(number - 1, starts)
+        if unused and (end is None or end > 0):
+            counting.append(Span(number - 1, 0, end, unused - 1))
+        number = below
     return counting
+
+
+def _adopting(connection: sa.Connection, run: int, below: int) -> int | None:
+    """The newest attempt below a number that has adopted segments."""
+    c = segments.c
+    newest = sa.select(sa.func.max(c.attempt)).where(c.run == run, c.attempt < below)
+    return connection.execute(newest).scalar()
+
+
+def starts(connection: sa.Connection, run: int) -> list[dict[str, Any]]:
+    """Where each attempt began, and how many steps it trained again.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+    """
+    c = attempts.c
+    again = sa.case((c.reached > c.step, c.reached - c.step), else_=0).label("again")
+    query = sa.select(c.attempt, c.started_at, c.step, c.reached, again).where(c.run == run)
+    return [dict(row) for row in connection.execute(query.order_by(c.attempt)).mappings()]
 
 
 def newest(connection: sa.Connection, run: int, parts: Sequence[Span]) -> sa.Row[Any] | None:
@@ -137,3 +169,69 @@ def _hello_step(connection: sa.Connection, run: int) -> int | None:
     data = connection.execute(sa.select(runs.c.hello).where(runs.c.key == run)).scalar()
     hello = None if data is None else blobs.hello(data)
     return None if hello is None else hello.step
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Which node each rank is on, and since which step."""
+
+    nodes: Sequence[str]  # [W]
+    since: int  # step
+    attempt: int  # the latest with this placement
+
+
+def placement(connection: sa.Connection, run: int, step: int | None = None) -> Placement | None:
+    """Where the ranks of a run are, or were in a step; None: unknown.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        step: which; None: the newest.
+    """
+    c = attempts.c
+    query = sa.select(c.attempt, c.step, c.placement).where(c.run == run)
+    if step is not None:
+        query = query.where(c.step <= step)
+    latest: Placement | None = None
+    for row in connection.execute(query.order_by(c.attempt.desc())):
+        if latest is None and row.placement:
+            latest = Placement(row.placement, row.step, row.attempt)
+        elif latest is None or row.placement != latest.nodes:
+            break
+        else:
+            latest = Placement(latest.nodes, min(latest.since, row.step), latest.attempt)
+    return latest
+
+
+def elsewhere(connection: sa.Connection, run: int, nodes: Sequence[str]) -> list[int]:
+    """The attempts of a run whose ranks were not all on these nodes, as far as it is known."""
+    known = placements(connection, run, -1) if nodes else []
+    return [attempt for attempt, _, placed in known if placed and placed != list(nodes)]
+
+
+def placements(connection: sa.Connection, run: int, above: int) -> list[tuple[int, int, list[str]]]:
+    """Attempt, first step and each rank's node, of the attempts above one; oldest first."""
+    c = attempts.c
+    query = sa.select(c.attempt, c.step, c.placement).where(c.run == run, c.attempt > above)
+    rows = connection.execute(query.order_by(c.attempt))
+    return [(row.attempt, row.step, row.placement or []) for row in rows]
+
+
+def mean_time(
+    connection: sa.Connection, run: int, first: int, end: int | None, count: int
+) -> tuple[float | None, int]:
+    """The mean time of a run's complete steps in a range, and of how many; None: there are none.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        first: step.
+        end: one past the last step; None: open.
+        count: most steps, the first ones.
+    """
+    c = steps.c
+    where = [c.run == run, c.step >= first, c.step < (first + count if end is None else end)]
+    times = sa.select(c.step_s).where(*where).order_by(c.step).limit(count).subquery().c
+    query = sa.select(sa.func.avg(times.step_s), sa.func.count())
+    mean, number = connection.execute(query).one()
+    return mean, number

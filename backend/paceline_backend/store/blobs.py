@@ -4,9 +4,9 @@ A change of the messages in `paceline.wire` is a change of what is stored. Whoev
 `VERSION` here and converts older blobs in `unpack`; a test compares the structs' schema with the
 one that `VERSION` stands for.
 
-A MessagePack blob is `_MARK`, its version as one byte, and the message. Databases of release 0.1.0
-hold messages without mark and version: they are version 1. JSON blobs hold their version under
-`_KEY`; those without are version 1.
+Version 1 is what release 0.1.0 writes, and what it reads when somebody goes back to it: the message
+alone. A MessagePack blob of a later version is `_MARK`, the version as one byte, and the message; a
+JSON blob has its version under `_KEY`. Version 1 is also read with a mark.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ T = TypeVar("T")
 
 def pack(value: Any) -> bytes:
     """A value as a MessagePack blob."""
-    return _MARK + bytes([VERSION]) + msgspec.msgpack.encode(value)
+    message = msgspec.msgpack.encode(value)
+    return message if VERSION == 1 else _MARK + bytes([VERSION]) + message
 
 
 def unpack(blob: bytes, kind: type[T]) -> T:
@@ -55,7 +56,7 @@ def unpack(blob: bytes, kind: type[T]) -> T:
 
 def pack_json(value: Mapping[str, Any]) -> dict[str, Any]:
     """A mapping as a JSON blob."""
-    return {**value, _KEY: VERSION}
+    return dict(value) if VERSION == 1 else {**value, _KEY: VERSION}
 
 
 def unpack_json(blob: Mapping[str, Any], what: str) -> dict[str, Any]:

@@ -19,6 +19,9 @@ from paceline_backend.store.schema import segments, steps, worker_steps
 
 Ints = npt.NDArray[np.int64]
 
+# A script may report any epoch: of a longer span only epochs of which something came are listed.
+_MOST_EPOCHS = 100_000
+
 
 @dataclass(frozen=True)
 class Effective:
@@ -110,14 +113,16 @@ def coverage(connection: sa.Connection, run: int) -> dict[str, Any]:
         return {"epochs": [], "exact": False, "dropped": 0}
     last = max(uses)
     unfinished = {last} if state in ENDED else {last} | ended
+    first = min(hello.epoch, *uses)
+    listed = last - first < _MOST_EPOCHS  # also of those of which nothing came
     epochs = [
         _epoch(epoch, uses[epoch], epoch in complete, epoch in unfinished, allowed)
         | {"dropped": dropped[epoch]}
-        for epoch in range(min(hello.epoch, *uses), last + 1)  # also those of which nothing came
+        for epoch in (range(first, last + 1) if listed else sorted(uses))
     ]
     return {
         "epochs": epochs,
-        "exact": all(epoch["exact"] for epoch in epochs),
+        "exact": listed and all(epoch["exact"] for epoch in epochs),
         "dropped": sum(epoch["dropped"] for epoch in epochs),
     }
 

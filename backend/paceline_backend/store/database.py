@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
+from typing import TypeVar
 
 import psycopg
 import sqlalchemy as sa
@@ -15,11 +18,13 @@ from sqlalchemy.pool import ConnectionPoolEntry
 from paceline.core.errors import PacelineError
 from paceline_backend.store import migrate as _migrate
 
+T = TypeVar("T")
 Connection = sa.Connection  # what `Store.read` and `Store.write` give
 
 _BUSY_TIMEOUT_S = 30.0
 _CONNECT_TIMEOUT_S = 5
-_WRITES = "paceline_writes"  # execution option: the transaction will write
+# Execution options: the transaction will write; how long it may wait for others that do.
+_WRITES, _WAIT_S = "paceline_writes", "paceline_wait_s"
 
 
 # A value that exceeds a limit of Postgres, as an index's, is an OperationalError of psycopg.
@@ -58,6 +63,7 @@ class Store:
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.engine = _sqlite_engine(self.url) if self.is_sqlite else _postgres_engine(self.url)
         self._writer = self.engine.execution_options(**{_WRITES: True})
+        self._file: tuple[int, int] | None = None  # of SQLite: which file this is
 
     @classmethod
     def open(cls, url: str) -> Store:
@@ -82,6 +88,18 @@ class Store:
             raise
         return store
 
+    def downgrade(self, revision: str) -> None:
+        """Takes the tables back to an earlier release's; what later ones added is lost.
+
+        Raises:
+            StoreError: there is no such earlier revision, or one of its kinds.
+        """
+        try:
+            with self._translated():
+                _migrate.to(self._writer, revision)
+        except _migrate.UnknownRevisionError as error:
+            raise StoreError(f"database {self.name}: {error}") from error
+
     @contextmanager
     def read(self) -> Iterator[sa.Connection]:
         """A transaction that only reads. On SQLite it sees one state of the database throughout.
@@ -89,17 +107,25 @@ class Store:
         Raises:
             StoreError: or one of its kinds.
         """
+        self._check_file()
         with self._translated(), self.engine.connect() as connection:
             yield connection
 
     @contextmanager
-    def write(self) -> Iterator[sa.Connection]:
+    def write(self, wait_s: float | None = None) -> Iterator[sa.Connection]:
         """A transaction that writes; committed at its end, rolled back when the block raises.
+
+        Args:
+            wait_s: how long to wait for other writers; None: as long as the database's URL says.
 
         Raises:
             StoreError: or one of its kinds.
         """
-        with self._translated(), self._writer.begin() as connection:
+        self._check_file()
+        writer = self._writer
+        if wait_s is not None:
+            writer = writer.execution_options(**{_WAIT_S: wait_s})
+        with self._translated(), writer.begin() as connection:
             yield connection
 
     def close(self) -> None:
@@ -111,6 +137,29 @@ class Store:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def _check_file(self) -> None:
+        """Makes sure that what is written now can be read after a restart.
+
+        SQLite goes on with a file that was deleted: all that goes there is lost with the process.
+
+        Raises:
+            StoreUnavailableError: the file is gone, or there is another one.
+        """
+        if not self.is_sqlite:
+            return
+        try:
+            status = Path(str(self.url.database)).stat()
+            file = (status.st_dev, status.st_ino)
+        except OSError:
+            file = None
+        self._file = self._file or file
+        if file != self._file:
+            happened = "was deleted" if file is None else "was replaced by another one"
+            raise StoreUnavailableError(
+                f"database {self.name}: its file {happened} while it was in use; put it back, or "
+                "start the server again"
+            )
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
@@ -148,6 +197,28 @@ def insert(connection: sa.Connection, table: sa.Table) -> sqlite.Insert | postgr
     return sqlite.insert(table) if is_sqlite else postgresql.insert(table)
 
 
+def in_chunks(items: Sequence[T], sizes: Sequence[int]) -> Iterator[Sequence[T]]:
+    """All items in their order, in parts of few sizes, so that few statements are prepared.
+
+    Args:
+        items: to cut.
+        sizes: descending; the last is 1.
+    """
+    done = 0
+    for size in sizes:
+        end = done + (len(items) - done) // size * size
+        for at in range(done, end, size):
+            yield items[at : at + size]
+        done = end
+
+
+def now(connection: sa.Connection) -> float:
+    """Unix time, by the database's clock: the one that all who use a database can compare with."""
+    if connection.dialect.name == "postgresql":
+        return float(connection.scalar(sa.text("SELECT extract(epoch FROM clock_timestamp())")))
+    return time.time()  # SQLite is a file of this machine: all its users see this clock.
+
+
 def _parse(url: str) -> sa.URL:
     try:
         parsed = sa.make_url(url)
@@ -181,14 +252,29 @@ def _sqlite_engine(url: sa.URL) -> sa.Engine:
 
     @sa.event.listens_for(engine, "begin")
     def begin(connection: sa.Connection) -> None:
-        writes = connection.get_execution_options().get(_WRITES, False)
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+        options = connection.get_execution_options()
+        with _waiting(connection, options.get(_WAIT_S)):
+            connection.exec_driver_sql("BEGIN IMMEDIATE" if _WRITES in options else "BEGIN")
 
     return engine
 
 
+@contextmanager
+def _waiting(connection: sa.Connection, wait_s: float | None) -> Iterator[None]:
+    """Within it SQLite waits for other writers for so long; None: for as long as ever."""
+    if wait_s is None:
+        yield
+        return
+    before = connection.exec_driver_sql("PRAGMA busy_timeout").scalar_one()
+    connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(1e3 * wait_s)}")
+    try:
+        yield
+    finally:
+        connection.exec_driver_sql(f"PRAGMA busy_timeout = {before}")
+
+
 def _postgres_engine(url: sa.URL) -> sa.Engine:
-    return sa.create_engine(
+    engine = sa.create_engine(
         url,
         connect_args=_unless_in(
             url, application_name="paceline", connect_timeout=_CONNECT_TIMEOUT_S
@@ -197,6 +283,14 @@ def _postgres_engine(url: sa.URL) -> sa.Engine:
         max_overflow=40,
         pool_pre_ping=True,  # a restarted server costs no failed call
     )
+
+    @sa.event.listens_for(engine, "begin")
+    def begin(connection: sa.Connection) -> None:
+        wait_s = connection.get_execution_options().get(_WAIT_S)
+        if wait_s is not None:
+            connection.exec_driver_sql(f"SET LOCAL lock_timeout = {int(1e3 * wait_s)}")
+
+    return engine
 
 
 def _unless_in(url: sa.URL, **defaults: object) -> dict[str, object]:

@@ -10,6 +10,7 @@ import sqlalchemy as sa
 
 from paceline.wire import ENDED
 from paceline_backend.store import attempts, blobs, runs
+from paceline_backend.store.database import now
 from paceline_backend.store.schema import autos, forecasts, leases
 from paceline_backend.store.schema import runs as runs_table
 
@@ -122,8 +123,9 @@ def set_auto(
     connection.execute(sa.insert(autos).values(row))
 
 
-def watched(connection: sa.Connection, owner: str, now: float) -> list[Watched]:
+def watched(connection: sa.Connection, owner: str) -> list[Watched]:
     """Active runs that `auto` looks at, but those that another worker plans."""
+    at = now(connection)
     query = (
         sa.select(runs_table.c.key, runs_table.c.id, autos.c.mode, autos.c.relaxed)
         .join(autos, autos.c.run == runs_table.c.key)
@@ -131,7 +133,7 @@ def watched(connection: sa.Connection, owner: str, now: float) -> list[Watched]:
         .where(
             runs_table.c.state == "running",
             autos.c.mode != "off",
-            sa.or_(leases.c.owner.is_(None), leases.c.owner == owner, leases.c.expires_at <= now),
+            sa.or_(leases.c.owner.is_(None), leases.c.owner == owner, leases.c.expires_at <= at),
         )
         .order_by(runs_table.c.key)
     )

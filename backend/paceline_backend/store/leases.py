@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection
 
 import sqlalchemy as sa
 
 from paceline.wire import ENDED
-from paceline_backend.store.database import Store, insert
+from paceline_backend.store.database import Store, insert, now
 from paceline_backend.store.schema import leases, runs
 
 
@@ -25,13 +24,13 @@ def acquire(store: Store, run: int, owner: str, lease_s: float) -> bool:
         StoreError: the database did not answer.
     """
     with store.write() as connection:
-        now = _now(connection)
-        query = insert(connection, leases).values(run=run, owner=owner, expires_at=now + lease_s)
+        at = now(connection)
+        query = insert(connection, leases).values(run=run, owner=owner, expires_at=at + lease_s)
         taken = connection.execute(
             query.on_conflict_do_update(
                 index_elements=[leases.c.run],
                 set_={"owner": owner, "expires_at": query.excluded.expires_at},
-                where=(leases.c.owner == owner) | (leases.c.expires_at <= now),
+                where=(leases.c.owner == owner) | (leases.c.expires_at <= at),
             ).returning(leases.c.run)
         ).one_or_none()
     return taken is not None
@@ -43,17 +42,20 @@ def extend(store: Store, held: Collection[tuple[int, str]], lease_s: float) -> s
     Raises:
         StoreError: the database did not answer; the leases run on until they expire.
     """
-    kept = set()
+    of_owners: dict[str, list[int]] = {}
+    for run, owner in held:
+        of_owners.setdefault(owner, []).append(run)
+    kept: set[int] = set()
     with store.write() as connection:
-        expires_at = _now(connection) + lease_s
-        for run, owner in held:
+        expires_at = now(connection) + lease_s
+        for owner, of_owner in of_owners.items():
             query = (
                 sa.update(leases)
-                .where(leases.c.run == run, leases.c.owner == owner)
+                .where(leases.c.owner == owner, leases.c.run.in_(of_owner))
                 .values(expires_at=expires_at)
+                .returning(leases.c.run)
             )
-            if connection.execute(query).rowcount:
-                kept.add(run)
+            kept.update(connection.execute(query).scalars())
     return kept
 
 
@@ -76,20 +78,11 @@ def reap(store: Store) -> int:
     ended = sa.select(runs.c.key).where(runs.c.state.in_(ENDED))
     with store.write() as connection:
         return connection.execute(
-            sa.delete(leases).where(
-                leases.c.expires_at <= _now(connection), leases.c.run.in_(ended)
-            )
+            sa.delete(leases).where(leases.c.expires_at <= now(connection), leases.c.run.in_(ended))
         ).rowcount
 
 
 def held_now(connection: sa.Connection) -> int:
-    """How many leases have not expired by this process's clock."""
-    query = sa.select(sa.func.count()).where(leases.c.expires_at > time.time())
+    """How many leases have not expired."""
+    query = sa.select(sa.func.count()).where(leases.c.expires_at > now(connection))
     return int(connection.execute(query).scalar_one())
-
-
-def _now(connection: sa.Connection) -> float:
-    """Unix time, by the database's clock."""
-    if connection.dialect.name == "postgresql":
-        return float(connection.scalar(sa.text("SELECT extract(epoch FROM clock_timestamp())")))
-    return time.time()  # SQLite is a file of this machine: all its users see this clock.

@@ -2,17 +2,68 @@
 
 from __future__ import annotations
 
+import math
 import secrets
+import threading
+import time
+from collections.abc import Callable
 
 import sqlalchemy as sa
 
-from paceline_backend.store.database import Store, insert
+from paceline_backend.store.database import Store, StoreError, insert
 from paceline_backend.store.schema import meta, runs
 
 
-def probe(connection: sa.Connection) -> None:
-    """Reads from a table that every release has: raises StoreError unless the database answers."""
-    connection.execute(sa.select(runs.c.key).limit(1))
+class Probe:
+    """Whether the database takes writes. Thread-safe.
+
+    Args:
+        store: the database.
+        wait_s: how long a question waits for other writers.
+        every_s: more frequent questions get the last answer: anybody may ask.
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        wait_s: float = 5.0,
+        every_s: float = 1.0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._store = store
+        self._wait_s = wait_s
+        self._every_s = every_s
+        self._clock = clock
+        self._asking = threading.Lock()
+        self._asked_at = -math.inf
+        self._problem: StoreError | None = None
+
+    def problem(self) -> StoreError | None:
+        """Why the database takes nothing now; None if it does."""
+        first = self._asked_at == -math.inf
+        if self._asking.acquire(blocking=first):
+            try:
+                if self._clock() >= self._asked_at + self._every_s:
+                    self._problem = self._ask()
+                    self._asked_at = self._clock()
+            finally:
+                self._asking.release()
+        return self._problem
+
+    def _ask(self) -> StoreError | None:
+        row = {"name": "probe", "value": str(time.time())}
+        try:
+            with self._store.write(self._wait_s) as connection:
+                connection.execute(sa.select(runs.c.key).limit(1))  # all releases have this table
+                query = insert(connection, meta).values(row)
+                update = {"value": query.excluded.value}
+                connection.execute(
+                    query.on_conflict_do_update(index_elements=["name"], set_=update)
+                )
+        except StoreError as error:
+            return error
+        return None
 
 
 def control_id(store: Store) -> str:
@@ -21,12 +72,28 @@ def control_id(store: Store) -> str:
     Raises:
         StoreError: or one of its kinds.
     """
-    query = sa.select(meta.c.value).where(meta.c.name == "id")
+    return _kept(store, "id", secrets.token_hex(8))
+
+
+def secret(store: Store) -> bytes:
+    """32 random bytes that only this control plane knows; made once.
+
+    Keys of nodes and runs, passwords on the bus and cookies are derived from them.
+
+    Raises:
+        StoreError: or one of its kinds.
+    """
+    return bytes.fromhex(_kept(store, "secret", secrets.token_hex(32)))
+
+
+def _kept(store: Store, name: str, made: str) -> str:
+    """The value of this name; the first process that asks stores the one it made."""
+    query = sa.select(meta.c.value).where(meta.c.name == name)
     with store.read() as connection:
-        name = connection.execute(query).scalar()
-    if name is None:
-        values = {"name": "id", "value": secrets.token_hex(8)}
+        value = connection.execute(query).scalar()
+    if value is None:
+        values = {"name": name, "value": made}
         with store.write() as connection:
             connection.execute(insert(connection, meta).values(values).on_conflict_do_nothing())
-            name = connection.execute(query).scalar_one()
-    return str(name)
+            value = connection.execute(query).scalar_one()
+    return str(value)

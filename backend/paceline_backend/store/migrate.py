@@ -14,6 +14,7 @@ from alembic import command
 from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
+from alembic.util import CommandError
 
 _PACKAGE = Path(__file__).parents[1]
 _ADVISORY_LOCK = 0x7061636C  # "pacl"
@@ -22,6 +23,10 @@ _alembic = threading.Lock()  # its context is a global of the process
 
 class NewerDatabaseError(Exception):
     """The database has a revision that this release does not know; the text is that revision."""
+
+
+class UnknownRevisionError(Exception):
+    """There is no such revision to go back to."""
 
 
 def config(connection: sa.Connection | None = None) -> Config:
@@ -55,6 +60,29 @@ def to_head(engine: sa.Engine, writer: sa.Engine) -> None:
     with _alembic, _alone(writer) as connection:
         if not _at_head(connection):
             command.upgrade(config(connection), "head")
+
+
+def revision(connection: sa.Connection) -> str | None:
+    """The revision of a database; None: it has no tables yet."""
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def head() -> str:
+    """This release's revision."""
+    return str(ScriptDirectory.from_config(config()).get_current_head())
+
+
+def to(writer: sa.Engine, target: str) -> None:
+    """Migrates down to an earlier revision; what later ones added is lost.
+
+    Raises:
+        UnknownRevisionError: nothing was changed.
+    """
+    with _alembic, _alone(writer) as connection:
+        try:
+            command.downgrade(config(connection), target)
+        except CommandError as error:
+            raise UnknownRevisionError(str(error)) from error
 
 
 def _at_head(connection: sa.Connection) -> bool:

@@ -3,43 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from typing import Any
 
 import sqlalchemy as sa
 
+from paceline_backend.store.rollups import reading as rollups
+from paceline_backend.store.rollups.metrics import CELLS, METRICS, named, of_same_step
+from paceline_backend.store.rollups.tables import BLOCK
 from paceline_backend.store.schema import segments, steps, worker_steps
 from paceline_backend.store.segments import SHOWN
 
-_w = sa.cast(steps.c.workers, sa.Double)
-_variance = (steps.c.load_sq - steps.c.load_sum * steps.c.load_sum / _w) / sa.func.nullif(_w - 1, 0)
-
-# Of one step; docs/glossary.md. Rounding can leave a variance of equal loads below zero.
-METRICS: dict[str, sa.ColumnElement[Any]] = {
-    "step_s": steps.c.step_s,
-    "compute_max": steps.c.compute_max,
-    "compute_min": steps.c.compute_min,
-    "compute_mean": steps.c.compute_sum / _w,
-    "se": (steps.c.compute_max - steps.c.compute_min) * _w / sa.func.nullif(steps.c.compute_sum, 0),
-    "sp": steps.c.compute_max - steps.c.compute_min,
-    "dif": sa.func.sqrt(sa.case((_variance < 0, 0.0), else_=_variance)),
-    "waste": 1 - steps.c.compute_sum / (_w * sa.func.nullif(steps.c.compute_max, 0)),
-    "ett_error": steps.c.ett_error_sum / sa.func.nullif(steps.c.ett_count, 0),
-    "comm_s": steps.c.sync_min,
-    "loss": steps.c.loss,
-}
-
-# A cell is one rank's step. Values that need all ranks are NULL until all have reported.
-_CELLS: dict[str, sa.ColumnElement[Any]] = {
-    "compute_s": worker_steps.c.compute_s,
-    "ett_s": worker_steps.c.ett_s,
-    "wait_s": worker_steps.c.sync_s - steps.c.sync_min,
-    "samples": worker_steps.c.samples,
-    "load": worker_steps.c.load,
-    "share": worker_steps.c.load / sa.func.nullif(steps.c.load_sum, 0),
-}
-_joined = worker_steps.outerjoin(
-    steps, (steps.c.run == worker_steps.c.run) & (steps.c.step == worker_steps.c.step)
-)
+_joined = worker_steps.outerjoin(steps, of_same_step)
 
 _SHOWN_RANKS = 1_024  # of a larger world every k-th rank is shown: nobody can tell more apart
 _SHOWN_CELLS = 250_000  # ranks × steps of a large world in one answer
@@ -53,39 +28,33 @@ def step_columns(connection: sa.Connection, run: int, span: Range, points: int) 
     Where there are more steps than points, `bucket` of them become one: its first step, the means
     of `METRICS`, and of each the least and the greatest (``se_min``, ``se_max``, …).
     """
-    first, last = _bounds(connection, steps, run, span)
-    bucket = bucket_of(first, last, points)
-    where = (steps.c.run == run, *within(steps.c.step, span))
+    first, last = bounds(connection, steps, run, span)
+    bucket = rollups.bucket_of(bucket_of(first, last, points), first, last, points)
     names = ["step", "epoch", "ended_at", *METRICS]
-    query: sa.Select[Any]
-    if bucket == 1:
-        base = (steps.c.step, steps.c.epoch, steps.c.ended_at)
-        query = sa.select(*base, *_named(METRICS)).where(*where).order_by(steps.c.step)
+    if bucket > 1:
+        names += [f"{name}_{bound}" for name in METRICS for bound in ("min", "max")]
+    covered = rollups.cover(connection, run, first, last) if bucket >= BLOCK else None
+    if covered is not None:
+        rows = rollups.step_buckets(connection, covered, bucket)
     else:
-        inner = sa.select(
-            (steps.c.step // bucket).label("cell"),
-            steps.c.step,
-            steps.c.epoch,
-            steps.c.ended_at,
-            *_named(METRICS),
-        ).where(*where)
-        row = inner.subquery()
-        columns: list[sa.ColumnElement[Any]] = [
-            sa.func.min(row.c.step),
-            sa.func.min(row.c.epoch),
-            sa.func.max(row.c.ended_at),
-        ]
-        columns += [sa.func.avg(row.c[name]) for name in METRICS]
-        for name in METRICS:
-            columns += [sa.func.min(row.c[name]), sa.func.max(row.c[name])]
-            names += [f"{name}_min", f"{name}_max"]
-        query = sa.select(*columns).group_by(row.c.cell).order_by(row.c.cell)
-    return {
-        "from": first,
-        "to": last,
-        "bucket": bucket,
-        **_columns(names, connection.execute(query).all()),
-    }
+        where = [steps.c.run == run, *within(steps.c.step, span)]
+        rows = connection.execute(_steps(where, bucket)).all()
+    return {"from": first, "to": last, "bucket": bucket, **_columns(names, rows)}
+
+
+def _steps(where: list[sa.ColumnElement[bool]], bucket: int) -> sa.Select[Any]:
+    """Complete steps, or buckets of them, from the rows of the steps themselves."""
+    s = steps.c
+    single: list[Any] = [s.step, s.epoch, s.ended_at, *named(METRICS)]
+    query = sa.select(*single).where(*where)
+    if bucket == 1:
+        return query.order_by(s.step)
+    row = query.add_columns((s.step // bucket).label("cell")).subquery().c
+    columns: list[sa.ColumnElement[Any]] = [sa.func.min(row.step), sa.func.min(row.epoch)]
+    columns += [sa.func.max(row.ended_at), *(sa.func.avg(row[name]) for name in METRICS)]
+    for name in METRICS:
+        columns += [sa.func.min(row[name]), sa.func.max(row[name])]
+    return sa.select(*columns).group_by(row.cell).order_by(row.cell)
 
 
 def worker_step_columns(
@@ -106,43 +75,59 @@ def worker_step_columns(
         ranks: only these.
         every: only each so many-th of them; `shown_every`.
     """
-    first, last = _bounds(connection, worker_steps, run, span)
-    bucket = bucket_of(first, last, points)
-    where = [worker_steps.c.run == run, *within(worker_steps.c.step, span)]
-    if ranks is not None:
-        where.append(worker_steps.c.rank.in_(ranks))
-    elif every > 1:
-        where.append(worker_steps.c.rank % every == 0)
-    names = [*_CELLS]
-    cells = list(_CELLS.values())
-    query: sa.Select[Any]
-    if bucket == 1:
-        query = sa.select(worker_steps.c.step, worker_steps.c.rank, *cells)
-        query = query.select_from(_joined).where(*where)
+    first, last = bounds(connection, worker_steps, run, span)
+    bucket = rollups.bucket_of(bucket_of(first, last, points), first, last, points)
+    names = [*CELLS] if bucket == 1 else [*CELLS, "compute_s_min", "compute_s_max"]
+    covered = rollups.cover(connection, run, first, last) if bucket >= BLOCK else None
+    rows: Sequence[Any]
+    if covered is not None:
+        rows = rollups.rank_buckets(connection, covered, bucket, ranks, every)
     else:
-        cell = worker_steps.c.step // bucket
-        compute = worker_steps.c.compute_s
-        names += ["compute_s_min", "compute_s_max"]
-        cells = [sa.func.avg(sa.cast(value, sa.Double)) for value in cells]
-        cells += [sa.func.min(compute), sa.func.max(compute)]
-        query = sa.select(cell * bucket, worker_steps.c.rank, *cells).select_from(_joined)
-        query = query.where(*where).group_by(cell, worker_steps.c.rank)
-    rows = connection.execute(query).all()
-    at = {step: i for i, step in enumerate(sorted({row[0] for row in rows}))}
-    ranks_at = {rank: i for i, rank in enumerate(sorted({row[1] for row in rows}))}
-    table = {name: [[None] * len(at) for _ in ranks_at] for name in names}
-    for row in rows:
-        i, j = ranks_at[row[1]], at[row[0]]
-        for name, value in zip(names, row[2:], strict=True):
-            table[name][i][j] = value
+        where = [worker_steps.c.run == run, *within(worker_steps.c.step, span)]
+        where += rollups.chosen(worker_steps.c.rank, ranks, every)
+        rows = sorted(connection.execute(_cells(where, bucket)).all(), key=itemgetter(0, 1))
+    shown, at, table = _grids(names, rows)
     return {
         "from": first,
         "to": last,
         "bucket": bucket,
-        "ranks": list(ranks_at),
-        "step": list(at),
+        "ranks": shown,
+        "step": at,
         **table,
     }
+
+
+def _grids(
+    names: Sequence[str], rows: Sequence[sa.Row[Any]]
+) -> tuple[list[int], list[int], dict[str, list[list[Any]]]]:
+    """Ranks, steps, and ``name[rank][step]`` of rows in the order of rank and step, their first."""
+    width = 2 + len(names)
+    columns: list[Any] = list(zip(*rows, strict=True)) or [()] * width
+    ranks, at = sorted(set(columns[0])), sorted(set(columns[1]))
+    if len(rows) < len(at) * len(ranks):  # somebody did not report
+        known: dict[Any, Sequence[Any]] = {tuple(row[:2]): row for row in rows}
+        places = ((rank, step) for rank in ranks for step in at)
+        columns = list(zip(*(known.get(place, (None,) * width) for place in places), strict=True))
+    size = len(at)
+    table = {
+        name: [list(column[i * size : (i + 1) * size]) for i in range(len(ranks))]
+        for name, column in zip(names, columns[2:], strict=True)
+    }
+    return ranks, at, table
+
+
+def _cells(where: list[sa.ColumnElement[bool]], bucket: int) -> sa.Select[Any]:
+    """Ranks' steps, or buckets of them, from the rows of the steps themselves."""
+    w = worker_steps.c
+    if bucket == 1:
+        columns: list[Any] = [w.rank, w.step, *CELLS.values()]
+        return sa.select(*columns).select_from(_joined).where(*where)
+    cell = w.step // bucket
+    columns = [w.rank, cell * bucket]
+    columns += [sa.func.avg(sa.cast(value, sa.Double)) for value in CELLS.values()]
+    columns += [sa.func.min(w.compute_s), sa.func.max(w.compute_s)]
+    query = sa.select(*columns).select_from(_joined)
+    return query.where(*where).group_by(cell, w.rank)
 
 
 def shown_every(world: int | None) -> int:
@@ -176,13 +161,13 @@ def new_steps(
     """
     base = (steps.c.step, steps.c.epoch, steps.c.ended_at)
     complete = connection.execute(
-        sa.select(*base, *_named(METRICS))
+        sa.select(*base, *named(METRICS))
         .where(steps.c.run == run, steps.c.step.in_(wanted))
         .order_by(steps.c.step)
     ).all()
     complete = [row for row in complete if known.get(row.step) != row.ended_at]
     cells = connection.execute(
-        sa.select(worker_steps.c.rank, worker_steps.c.step, *_CELLS.values())
+        sa.select(worker_steps.c.rank, worker_steps.c.step, *CELLS.values())
         .select_from(_joined)
         .where(
             worker_steps.c.run == run,
@@ -194,7 +179,7 @@ def new_steps(
     ).all()
     return (
         _columns(["step", "epoch", "ended_at", *METRICS], complete),
-        _columns(["rank", "step", *_CELLS], cells),
+        _columns(["rank", "step", *CELLS], cells),
     )
 
 
@@ -240,10 +225,6 @@ def coasts(connection: sa.Connection, run: int, span: Range, points: int) -> lis
     return merged
 
 
-def _named(metrics: dict[str, sa.ColumnElement[Any]]) -> list[sa.Label[Any]]:
-    return [value.label(name) for name, value in metrics.items()]
-
-
 def within(column: sa.ColumnElement[Any], span: Range) -> list[sa.ColumnElement[bool]]:
     """The condition that a column of steps is in a range."""
     first, last = span
@@ -253,10 +234,10 @@ def within(column: sa.ColumnElement[Any], span: Range) -> list[sa.ColumnElement[
 
 def first_step(connection: sa.Connection, run: int) -> int | None:
     """The first complete step: later than 0 where the run was resumed. None: there is none yet."""
-    return _bounds(connection, steps, run, (None, None))[0]
+    return bounds(connection, steps, run, (None, None))[0]
 
 
-def _bounds(connection: sa.Connection, table: sa.Table, run: int, span: Range) -> Range:
+def bounds(connection: sa.Connection, table: sa.Table, run: int, span: Range) -> Range:
     """The first and last step that there is. Two seeks in the primary key, however many rows."""
     where = (table.c.run == run, *within(table.c.step, span))
     step = sa.select(table.c.step).where(*where).limit(1)

@@ -15,8 +15,12 @@ import numpy as np
 import numpy.typing as npt
 import sqlalchemy as sa
 
+from paceline.wire import Hello
 from paceline_backend.store import attempts
-from paceline_backend.store.reads import METRICS, Range
+from paceline_backend.store.reads import Range, bounds
+from paceline_backend.store.rollups import reading as rollups
+from paceline_backend.store.rollups.metrics import METRICS
+from paceline_backend.store.rollups.tables import rank_rollups
 from paceline_backend.store.schema import runs, steps, worker_steps
 
 Floats = npt.NDArray[np.float64]
@@ -31,22 +35,35 @@ class Records:
     table: Floats  # [rows, 2 + columns]: step, rank, and the columns that were asked for
 
 
+def _known(connection: sa.Connection, run: int, hello: Hello) -> sa.ColumnElement[bool]:
+    """The condition for rows of an attempt, and for whole steps of as many ranks before it.
+
+    Steps of ranks that were on other nodes do not count: they say nothing about the speeds.
+    """
+    c = worker_steps.c
+    workers = sa.select(steps.c.workers).where(steps.c.run == c.run, steps.c.step == c.step)
+    earlier = sa.and_(c.step < hello.step, workers.scalar_subquery() == hello.world)
+    if elsewhere := attempts.elsewhere(connection, run, hello.placement):
+        earlier = sa.and_(earlier, c.attempt.not_in(elsewhere))
+    return sa.or_(c.attempt == hello.attempt, earlier) if hello.attempt else c.attempt == 0
+
+
 def of_attempt(
     connection: sa.Connection,
     run: int,
-    attempt: int,
+    hello: Hello,
     columns: Sequence[str],
     *,
     since: int,
     before: int,
     also: Steps,
 ) -> Iterator[tuple[int, int, tuple[float, ...]]]:
-    """An attempt's rows, by step and rank: step, rank and values.
+    """Rows of an attempt and of the steps before it, by step and rank: step, rank and values.
 
     Args:
         connection: to read from.
         run: key of the run.
-        attempt: whose rows.
+        hello: of the attempt.
         columns: names of the values.
         since: the first step,
         before: one past the last step,
@@ -55,7 +72,7 @@ def of_attempt(
     c = worker_steps.c
     query = sa.select(c.step, c.rank, *(c[name] for name in columns)).where(
         c.run == run,
-        c.attempt == attempt,
+        _known(connection, run, hello),
         c.step < before,
         sa.or_(c.step >= since, *(c.step.between(start, end - 1) for start, end in also)),
     )
@@ -66,32 +83,30 @@ def of_attempt(
 def complete_steps(
     connection: sa.Connection,
     run: int,
-    attempt: int,
-    world: int,
+    hello: Hello,
     columns: Sequence[str],
     ranges: Steps,
 ) -> dict[int, Floats]:
-    """The steps of some ranges that all ranks of an attempt reported: step → [world, columns].
+    """The steps of some ranges that all ranks reported: step → [world, columns].
 
     Args:
         connection: to read from.
         run: key of the run.
-        attempt: whose rows.
-        world: how many ranks it has.
+        hello: of the attempt; of the steps before it those count that as many ranks reported.
         columns: names of the values.
         ranges: of steps.
     """
     c = worker_steps.c
     query = sa.select(c.step, *(c[name] for name in columns)).where(
         c.run == run,
-        c.attempt == attempt,
-        c.rank.between(0, world - 1),
+        _known(connection, run, hello),
+        c.rank.between(0, hello.world - 1),
         sa.or_(*(c.step.between(start, end - 1) for start, end in ranges)),
     )
     rows: dict[int, list[Any]] = {}
     for step, *values in connection.execute(query.order_by(c.step, c.rank)):
         rows.setdefault(step, []).append(values)
-    return {step: np.array(values) for step, values in rows.items() if len(values) == world}
+    return {step: np.array(values) for step, values in rows.items() if len(values) == hello.world}
 
 
 def since(
@@ -141,7 +156,7 @@ def newest_complete(
         count: see `span`.
         most_rows: never more rows: of a longer range, its newest steps.
     """
-    attempt, world, parts = _counting(connection, run)
+    attempt, world, parts = counting(connection, run)
     newest = attempts.newest_complete(connection, run, parts)
     if newest is None or not world:
         return Records(world, _table([], 2 + len(columns)))
@@ -172,7 +187,7 @@ def newest(
         most_rows: but no more rows than so many,
         fewest: unless that would be fewer steps than this.
     """
-    attempt, world, parts = _counting(connection, run)
+    attempt, world, parts = counting(connection, run)
     row = attempts.newest(connection, run, parts)
     if row is None:
         return Records(world, _table([], 2 + len(columns)))
@@ -211,26 +226,37 @@ def sums(
     Returns:
         Of each rank n, Σx, Σy, Σx² and Σxy with x its load and y its time of computing.
     """
+    ranks, rolled = [], []
+    if attempt is not None:
+        ranks = attempts.present(attempt, world)
+        rolled = attempts.present(attempt, world, rank_rollups)
+    covered = rollups.cover(connection, run, *bounds(connection, worker_steps, run, (None, None)))
+    rows: Sequence[Any]
+    if covered is not None:
+        rows = rollups.fit_sums(connection, covered, ranks, rolled)
+    else:
+        rows = _sums(connection, run, ranks)
+    return [
+        (float(row[1]), float(row[2]), float(row[3]), float(row[4]), float(row[5])) for row in rows
+    ]
+
+
+def _sums(
+    connection: sa.Connection, run: int, ranks: Sequence[sa.ColumnElement[bool]]
+) -> Sequence[Any]:
     c = worker_steps.c
     x, y = c.load, c.compute_s
-    values = [sa.func.count(), sa.func.sum(x), sa.func.sum(y), sa.func.sum(x * x)]
-    ranks = [] if attempt is None else attempts.present(attempt, world)
-    query = (
-        sa.select(c.rank, *values, sa.func.sum(x * y))
-        .where(c.run == run, c.samples > 0, *ranks)
-        .group_by(c.rank)
-        .order_by(c.rank)
-    )
-    return [
-        (float(row[1]), float(row[2]), float(row[3]), float(row[4]), float(row[5]))
-        for row in connection.execute(query)
-    ]
+    sums = [sa.func.sum(value) for value in (x, y, x * x, x * y)]
+    columns: list[Any] = [c.rank, sa.func.count(), *sums]
+    query = sa.select(*columns)
+    query = query.where(c.run == run, c.samples > 0, *ranks)
+    return connection.execute(query.group_by(c.rank).order_by(c.rank)).all()
 
 
 _Attempts = tuple[int | None, int | None, list[attempts.Span]]
 
 
-def _counting(connection: sa.Connection, run: int) -> _Attempts:
+def counting(connection: sa.Connection, run: int) -> _Attempts:
     """The latest attempt, its ranks, and which steps of each attempt count."""
     query = sa.select(runs.c.attempt, runs.c.world).where(runs.c.key == run)
     attempt, world = connection.execute(query).one()

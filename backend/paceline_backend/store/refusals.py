@@ -13,8 +13,17 @@ import msgspec
 import numpy as np
 
 from paceline.core.emulation import Emulation
-from paceline.wire import MOST_WHY, Fallback, Hello, NodeState, RunState
-from paceline.wire.problems import of_finite, of_plain, of_text, of_whole
+from paceline.wire import (
+    MOST_WHY,
+    Fallback,
+    GpuState,
+    Hello,
+    LongPhase,
+    NodeCheck,
+    NodeState,
+    RunState,
+)
+from paceline.wire.problems import of_plain, of_text, of_times, of_whole
 from paceline.wire.segment import MOST_STEPS
 
 MOST_RANKS = 2**17  # what is kept of each rank must fit into memory
@@ -33,7 +42,7 @@ def of_hello(hello: Hello) -> str | None:
         "epoch": _INT,
         "step": MOST_STEPS,
     }
-    if reason := of_whole(hello, bounds) or of_finite(hello, ("started_at",)):
+    if reason := of_whole(hello, bounds) or of_times(hello, ("started_at",)):
         return reason
     if not 1 <= hello.world <= MOST_RANKS:
         return f"world is {hello.world}: it must be 1 to {MOST_RANKS}"
@@ -65,6 +74,10 @@ def _of_ranks(hello: Hello) -> str | None:
         return f"limits are {len(hello.limits)} of {hello.world} ranks"
     if not all(0 <= limit < _BIG for limit in hello.limits):
         return "limits holds a number that is negative or too large"
+    if len(hello.placement) not in (0, hello.world):
+        return f"placement is of {len(hello.placement)} of {hello.world} ranks"
+    if any(len(node) > _LONGEST_NAME for node in hello.placement):
+        return f"placement: a node's name has more than {_LONGEST_NAME} characters"
     if len(hello.profiles) not in (0, hello.world):
         return f"profiles are {len(hello.profiles)} of {hello.world} ranks"
     trials = [trial for rank in hello.profiles for trial in rank]
@@ -95,10 +108,20 @@ def of_fallback(message: Fallback) -> str | None:
     return of_text(message.why, "why")
 
 
+def of_long_phase(message: LongPhase) -> str | None:
+    """What is wrong with the word that a rank has been doing the same for long."""
+    if message.step == -1:  # before its first
+        message = msgspec.structs.replace(message, step=0)
+    bounds = {"attempt": _SMALL, "rank": MOST_RANKS, "step": MOST_STEPS}
+    return of_whole(message, bounds) or of_times(message, ("since_s", "at"))
+
+
 def of_run_state(change: RunState) -> str | None:
     """What is wrong with a change of a run's life, but for the state's name."""
-    bounds = {"attempt": _INT, "dropped": _BIG}
-    if reason := of_whole(change, bounds) or of_finite(change, ("at",)):
+    bounds = {"attempt": _INT, "dropped": _BIG, "port": 2**16}
+    if len(change.address) > _LONGEST_NAME:
+        return f"address has {len(change.address)} characters: at most {_LONGEST_NAME}"
+    if reason := of_whole(change, bounds) or of_times(change, ("at",)):
         return reason
     if change.exit_code is not None and not -_INT <= change.exit_code < _INT:
         return f"exit_code is {change.exit_code}: it must be a number of 32 bits"
@@ -109,4 +132,22 @@ def of_node_state(state: NodeState) -> str | None:
     """What is wrong with an agent's heartbeat."""
     if not 0 < len(state.node) <= _LONGEST_NAME:
         return f"node has {len(state.node)} characters: it must have 1 to {_LONGEST_NAME}"
-    return of_whole(state, {"cores": _INT, "memory_bytes": _BIG}) or of_finite(state, ("at",))
+    reason = of_whole(state, {"cores": _INT, "memory_bytes": _BIG}) or of_times(state, ("at",))
+    reason = reason or (None if state.check is None else _of_check(state.check))
+    return reason or next(filter(None, map(_of_gpu, state.gpu_states)), None)
+
+
+def _of_gpu(gpu: GpuState) -> str | None:
+    names = [name for name in gpu.__struct_fields__ if name != "throttled_by"]
+    given = [name for name in names if getattr(gpu, name) is not None]
+    reason = of_whole(gpu, {n: _BIG for n in given if n not in ("power_w", "temperature_c")})
+    reason = reason or of_times(gpu, ["power_w"] if "power_w" in given else [])
+    reason = reason or next(
+        filter(None, (of_text(w, "throttled_by") for w in gpu.throttled_by)), None
+    )
+    return reason and f"gpu_states: {reason}"
+
+
+def _of_check(check: NodeCheck) -> str | None:
+    names = ("compute_gflops", "memory_gbps", *(("disk_mbps",) if check.disk_mbps else ()))
+    return (reason := of_times(check, (*names, "at"))) and f"check.{reason}"

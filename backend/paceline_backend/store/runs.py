@@ -15,10 +15,17 @@ from paceline.core import runid
 from paceline.core.errors import PacelineError
 from paceline.wire import ENDED, Hello, State
 from paceline_backend.store import attempts, blobs
-from paceline_backend.store.database import Store
+from paceline_backend.store.database import Store, now
+from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.schema import leases, runs, scenarios
 
-_PUBLIC = [column for column in runs.c if column.name not in ("hello", "env", "seen_at", "lost")]
+_PRIVATE = (
+    *("hello", "env", "seen_at", "lost", "attempts", "pruned_at", "signed", "rendezvous"),
+    "hang_ended",
+)
+_PUBLIC = [column for column in runs.c if column.name not in _PRIVATE]
+_MOST_REGROUPINGS = 1_000  # of a launch on several nodes: each node that joins or leaves makes one
+_KEPT = runs.c.pruned_at.is_(None)  # others are being deleted
 
 
 class UnknownRunError(PacelineError):
@@ -43,16 +50,92 @@ class HelloFacts:
     dif: float  # of the data set: sample standard deviation of the sizes
 
 
+@dataclass(frozen=True)
+class Unfinished:
+    """A run that has not ended."""
+
+    id: str
+    state: str
+    node: str | None
+    seen_at: float | None  # when something of it came last, by the clock of who stored it
+    signed: bool  # it has a stream of its own
+    nodes: tuple[str, ...]  # that may tell of it
+    backend: str
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A run's latest launch."""
+
+    state: str
+    first_attempt: int
+    nodes: tuple[str, ...]  # whose agents, or `paceline run`, may look after processes of the run
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a run's telemetry is checked against."""
+
+    nproc: int
+    nodes_max: int
+    max_restarts: int
+    first_attempt: int
+    backend: str
+    attempt: int | None  # the latest whose Hello is stored,
+    world: int | None  # its ranks,
+    samples: int | None  # and its data set
+
+    @property
+    def most_ranks(self) -> int:
+        """How many ranks it has at most."""
+        return self.nproc * self.nodes_max
+
+    @property
+    def last_attempt(self) -> int:
+        """The highest attempt that it may come to."""
+        return last_attempt(self.first_attempt, self.max_restarts, self.nodes_max)
+
+
+def last_attempt(first_attempt: int, max_restarts: int, nodes_max: int) -> int:
+    """The highest attempt that a launch may come to."""
+    return first_attempt + max_restarts + (_MOST_REGROUPINGS if nodes_max > 1 else 0)
+
+
+def terms(connection: sa.Connection, ids: Collection[str]) -> dict[str, Terms]:
+    """What the runs of these ids were started with; those that the store has."""
+    names = ("id", *Terms.__dataclass_fields__)
+    columns = [runs.c[name] for name in names]
+    rows = connection.execute(sa.select(*columns).where(runs.c.id.in_(ids), _KEPT))
+    return {row[0]: Terms(*row[1:]) for row in rows}
+
+
 def key_of(connection: sa.Connection, run: str) -> int:
     """The key of a run's rows in the other tables.
 
     Raises:
         UnknownRunError: no such run.
     """
-    key = connection.execute(sa.select(runs.c.key).where(runs.c.id == run)).scalar()
+    query = sa.select(runs.c.key).where(runs.c.id == run, _KEPT)
+    key = connection.execute(query).scalar()
     if key is None:
         raise UnknownRunError(f"no run {run}")
     return int(key)
+
+
+def launched(connection: sa.Connection, run: str) -> Launched:
+    """A run's latest launch, locked until the transaction ends.
+
+    Raises:
+        UnknownRunError: no such run.
+    """
+    c = runs.c
+    query = sa.select(c.state, c.first_attempt, c.node, c.nodes_max).where(c.id == run, _KEPT)
+    row = connection.execute(query.with_for_update(key_share=True)).one_or_none()
+    if row is None:
+        raise UnknownRunError(f"no run {run}")
+    several = run_nodes.names(connection, run) if row.nodes_max > 1 else []
+    nodes = several or ([] if row.node is None else [row.node])
+    return Launched(row.state, row.first_attempt, tuple(nodes))
 
 
 def whole_id(connection: sa.Connection, given: str) -> str:
@@ -62,7 +145,7 @@ def whole_id(connection: sa.Connection, given: str) -> str:
         InputError: no run's id begins with it, or several do.
     """
     ids = sa.select(runs.c.id).where(runs.c.id.startswith(runid.checked(given), autoescape=True))
-    return runid.chosen(given, connection.execute(ids).scalars())
+    return runid.chosen(given, connection.execute(ids.where(_KEPT)).scalars())
 
 
 def end(
@@ -77,12 +160,35 @@ def end(
         message: why.
         lost: it is only assumed: who supervised the run may still tell another end.
     """
+    return _end(connection, run, state, message, lost=lost)
+
+
+def end_silent(connection: sa.Connection, silent: Unfinished, message: str) -> bool:
+    """Fails a run that is assumed lost; False if it ended or something of it came meanwhile."""
+    unheard = runs.c.seen_at.is_not_distinct_from(silent.seen_at)
+    return _end(connection, silent.id, "failed", message, unheard, lost=True)
+
+
+def _end(
+    connection: sa.Connection,
+    run: str,
+    state: str,
+    message: str,
+    *conditions: sa.ColumnElement[bool],
+    lost: bool,
+) -> bool:
     changed = connection.execute(
         sa.update(runs)
-        .where(runs.c.id == run, runs.c.state.in_(State(state).predecessors))
+        .where(runs.c.id == run, runs.c.state.in_(State(state).predecessors), *conditions)
         .values(state=state, ended_at=time.time(), message=message, lost=lost)
     )
     return changed.rowcount > 0
+
+
+def tell(connection: sa.Connection, run: str, message: str) -> None:
+    """Notes what happened to a run that has not ended, if there is such a run."""
+    query = sa.update(runs).where(runs.c.id == run, runs.c.state.not_in(ENDED))
+    connection.execute(query.values(message=message))
 
 
 def get(store: Store, run: str) -> dict[str, Any]:
@@ -92,7 +198,7 @@ def get(store: Store, run: str) -> dict[str, Any]:
         UnknownRunError: no such run.
     """
     with store.read() as connection:
-        rows = _select(store, connection, sa.select(*_PUBLIC).where(runs.c.id == run))
+        rows = _select(store, connection, sa.select(*_PUBLIC).where(runs.c.id == run, _KEPT))
     if not rows:
         raise UnknownRunError(f"no run {run}")
     return rows[0]
@@ -115,7 +221,7 @@ def page(
     Raises:
         CursorError: `cursor` is not one that an earlier page gave.
     """
-    query = sa.select(*_PUBLIC).order_by(runs.c.key.desc()).limit(limit + 1)
+    query = sa.select(*_PUBLIC).where(_KEPT).order_by(runs.c.key.desc()).limit(limit + 1)
     if states:
         query = query.where(runs.c.state.in_(states))
     if policy is not None:
@@ -125,12 +231,12 @@ def page(
     if since is not None:
         query = query.where(runs.c.created_at >= since)
     if cursor is not None:
-        query = query.where(runs.c.key < _uncursor(cursor))
+        query = query.where(runs.c.key < key_at(cursor))
     with store.read() as connection:
         rows = _select(store, connection, query, keep_key=True)
     keys = [row.pop("key") for row in rows]
     more = len(rows) > limit
-    return rows[:limit], _cursor(keys[limit - 1]) if more else None
+    return rows[:limit], cursor_at(keys[limit - 1]) if more else None
 
 
 def active(connection: sa.Connection, backends: Collection[str]) -> dict[int, str]:
@@ -150,7 +256,7 @@ def active(connection: sa.Connection, backends: Collection[str]) -> dict[int, st
 
 def counts(connection: sa.Connection) -> dict[str, int]:
     """How many runs are in each state."""
-    query = sa.select(runs.c.state, sa.func.count()).group_by(runs.c.state)
+    query = sa.select(runs.c.state, sa.func.count()).where(_KEPT).group_by(runs.c.state)
     return {str(state): int(count) for state, count in connection.execute(query)}
 
 
@@ -171,30 +277,20 @@ def scenario(connection: sa.Connection, run: str) -> dict[str, Any] | None:
     return None if body is None else blobs.unpack_json(body, "scenario")
 
 
-def lost(store: Store, silent_s: float) -> list[tuple[str, str]]:
-    """Runs of which nothing has come for so long, and what to say about them: (run, message).
+def unfinished(connection: sa.Connection) -> list[Unfinished]:
+    """The runs that have not ended, the oldest first.
 
     Who supervises a run repeats its state: neither its node's agent nor its ranks need speak.
     """
+    c = runs.c
     query = (
-        sa.select(runs.c.id, runs.c.state, runs.c.node)
-        .where(
-            runs.c.state.not_in(ENDED),
-            sa.func.coalesce(runs.c.seen_at, runs.c.created_at) < time.time() - silent_s,
-        )
-        .order_by(runs.c.key)
+        sa.select(c.id, c.state, c.node, c.seen_at, c.signed, c.key, c.nodes_max, c.backend)
+        .where(c.state.not_in(ENDED))
+        .order_by(c.key)
     )
-    with store.read() as connection:
-        rows = connection.execute(query).all()
-    return [
-        (
-            str(row.id),
-            f"nobody started it within {silent_s:g} s"
-            if row.state == "pending"
-            else f"nothing was heard of it for {silent_s:g} s: {row.node or 'its node'} went away",
-        )
-        for row in rows
-    ]
+    rows = connection.execute(query).all()
+    nodes_of = run_nodes.reporting(connection, rows)
+    return [Unfinished(*row[:5], nodes_of[row.key], row.backend) for row in rows]
 
 
 def _select(
@@ -202,8 +298,9 @@ def _select(
 ) -> list[dict[str, Any]]:
     """Runs with what other tables say about them."""
     rows = [_plain(row) for row in connection.execute(query)]
+    at = now(connection)
     owners = {
-        row.run: {"owner": row.owner, "alive": row.expires_at > time.time()}
+        row.run: {"owner": row.owner, "alive": row.expires_at > at}
         for row in connection.execute(
             sa.select(leases).where(leases.c.run.in_([run["key"] for run in rows]))
         )
@@ -238,15 +335,25 @@ def _plain(row: sa.Row[Any]) -> dict[str, Any]:
     return {str(name): value for name, value in row._mapping.items()}
 
 
-def _cursor(key: int) -> str:
+def cursor_at(key: int) -> str:
+    """The cursor of a page that goes on below this row."""
     return base64.urlsafe_b64encode(b"%d" % key).decode().rstrip("=")
 
 
-def _uncursor(cursor: str) -> int:
+def key_at(cursor: str, call: str = "GET /runs") -> int:
+    """The row below which a page goes on.
+
+    Args:
+        cursor: as `cursor_at` made it.
+        call: of the API, that gives these cursors.
+
+    Raises:
+        CursorError: `cursor` is not one of those.
+    """
     try:
         key = int(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
     except ValueError:  # not ASCII, not Base64, no number, or one of thousands of digits
         key = -1
     if not 0 <= key < 2**63:
-        raise CursorError("cursor: not one that GET /runs gave; leave it out to start anew")
+        raise CursorError(f"cursor: not one that {call} gave; leave it out to start anew")
     return key

@@ -53,6 +53,27 @@ meta = Table(
     Column("value", Text, nullable=False),
 )
 
+# Who may do what. Secrets are not kept, only their hashes.
+tokens = Table(
+    "tokens",
+    metadata,
+    Column("key", BigKey, primary_key=True),
+    Column("id", Text, nullable=False, unique=True),  # public
+    Column("kind", Text, nullable=False),  # token browser
+    Column("name", Text, nullable=False),
+    Column("scope", Text, nullable=False),  # viewer operator agent admin
+    Column("hash", Text, nullable=False),  # SHA-256 of the secret, hex
+    Column("parent", Text),  # of a browser: id of the token that let it in
+    Column("created_at", Double, nullable=False),
+    Column("created_by", Text, nullable=False),
+    Column("expires_at", Double),
+    Column("revoked_at", Double),
+    Column("used_at", Double),  # last; of a browser that used its link, too
+    Column("node", Text),  # of an agent's token: the only node that it is for
+    Column("via", Text),  # of a browser: id of the browser that asked for its link
+    Column("run", Text),  # of an agent's token: the only run whose nodes it is for
+)
+
 nodes = Table(
     "nodes",
     metadata,
@@ -66,6 +87,15 @@ nodes = Table(
     Column("heartbeat_at", Double, nullable=False),
     Column("left", Boolean, nullable=False),
     Column("runs", JSON, nullable=False),
+    # Its agent has a session: it wants MACs and opens sealed launches. Without, it is of 0.1.0.
+    Column("signed", Boolean, nullable=False, server_default=false()),
+    # The only run that its agent looks after: an engine started both. NULL: any.
+    Column("only_run", Text),
+    Column("backend", Text),  # the engine, and what it calls the machine; NULL: none, or unknown
+    Column("host", Text),
+    Column("check", JSON(none_as_null=True)),  # how fast it is, as its agent measured
+    Column("checked_at", Double),  # by the node's clock
+    Column("gpu_states", JSON(none_as_null=True)),  # clocks, temperatures and so on, as heard last
 )
 
 runs = Table(
@@ -74,14 +104,15 @@ runs = Table(
     Column("key", BigKey, primary_key=True),
     Column("id", Text, nullable=False, unique=True),  # public: in URLs, on the bus
     Column("name", Text, nullable=False),
-    Column("state", Text, nullable=False),  # pending starting running finished failed stopped
-    Column("backend", Text, nullable=False),  # local simulated
-    Column("node", Text),  # that launches it; NULL until one is chosen
+    Column("state", Text, nullable=False),  # pending queued starting running …
+    Column("backend", Text, nullable=False),  # local simulated slurm …
+    # That launches it; of several nodes: that serves the rendezvous. NULL until it is chosen.
+    Column("node", Text),
     Column("script", Text, nullable=False),
     Column("args", JSON, nullable=False),
-    Column("env", JSON, nullable=False),
+    Column("env", JSON, nullable=False),  # names only: values are secrets
     Column("cwd", Text),
-    Column("nproc", Integer, nullable=False),
+    Column("nproc", Integer, nullable=False),  # ranks on each node
     Column("max_restarts", Integer, nullable=False),
     Column("policy", Text, nullable=False),  # in force or requested last
     Column("version", Integer, nullable=False),  # of the policy: +1 at each switch
@@ -101,7 +132,147 @@ runs = Table(
     Column("seed", BigInteger),
     Column("loss_mean", Text),  # "samples" or "size"
     Column("hello", LargeBinary),  # the latest attempt's Hello, MessagePack
+    Column("revision", BigInteger, nullable=False, server_default="0"),  # +1 with each change
+    # Of the latest launch: what an earlier one still says does not change the run's state.
+    Column("first_attempt", Integer, nullable=False, server_default="0"),
+    Column("attempts", Integer, nullable=False, server_default="0"),  # the highest known, plus 1
+    Column("pruned_at", Double),  # since then its rows are being deleted, and nothing shows it
+    # It has a user of the bus and a stream of its own: nobody else may speak for it.
+    Column("signed", Boolean, nullable=False, server_default=false()),
+    Column("nodes_min", Integer, nullable=False, server_default="1"),
+    Column("nodes_max", Integer, nullable=False, server_default="1"),  # with `nproc` ranks on each
+    # Where the launchers of several nodes meet, "address:port"; or a step of a launch anew, see
+    # `store.nodes.run_nodes`.
+    Column("rendezvous", Text),
+    # Nodes that are held back for it while it trains, and whether a node that a verdict names slow
+    # makes way for one of them without anybody asking.
+    Column("spares", Integer, nullable=False, server_default="0"),
+    Column("replace_slow_nodes", Boolean, nullable=False, server_default=false()),
+    # What its backend was asked for, such as a partition.
+    Column("backend_options", JSON(none_as_null=True)),
+    # Of an engine: {"launch": n, "jobs": {part: the engine's name of the job, or null}}, and more:
+    # see `store.jobs`.
+    Column("backend_jobs", JSON(none_as_null=True)),
+    # So long it may hang before its ranks are started again; NULL: it is left alone.
+    Column("restart_hung_s", Double),
+    Column("hang_ended", Integer),  # the attempt whose ranks the control plane ended last
+    # So many times slower than the median a node may be that is taken without being named; 0: any.
+    Column("join_check", Double, nullable=False, server_default="1.5"),
     Index("ix_runs_state", "state"),
+)
+
+# One row per node that the control plane launched a run of several nodes on.
+run_nodes = Table(
+    "run_nodes",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("node", Text, primary_key=True),
+    Column("first_attempt", Integer, nullable=False),  # of the node's latest launch
+    Column("state", Text, nullable=False),  # of the run on this node, as `runs.state`
+    Column("attempt", Integer, nullable=False),
+    Column("exit_code", Integer),
+    Column("message", Text),
+    Column("address", Text),  # where the node would serve the rendezvous; NULL until it says so
+    Column("port", Integer),
+    Column("launched_at", Double, nullable=False),
+    Column("reported_at", Double),  # by the node's clock
+    Column("met", Boolean, nullable=False),  # it was told where the launchers meet
+    Column("lost", Boolean, nullable=False),  # its agent does not answer: a report revives it
+    Column("leaving", Boolean, nullable=False),  # somebody asked it to leave the run
+    Column("replaces", Text),  # the node that makes way for it, or that was lost
+    # Its launcher is where all meet: who makes way for it may leave.
+    Column("arrived", Boolean, nullable=False, server_default=false()),
+    sqlite_with_rowid=False,
+)
+
+# Nodes that are held back for a run. They count while the run has not ended.
+spares = Table(
+    "spares",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("node", Text, primary_key=True),
+    sqlite_with_rowid=False,
+)
+
+# When nodes were cordoned, and until when: NULL in `lifted_at` means that the node is.
+cordons = Table(
+    "cordons",
+    metadata,
+    Column("key", BigKey, primary_key=True),
+    Column("node", Text, nullable=False),
+    Column("at", Double, nullable=False),
+    Column("by", Text, nullable=False),
+    Column("reason", Text, nullable=False),
+    Column("lifted_at", Double),
+    Column("lifted_by", Text),
+    Column("lifted_why", Text),
+    # Of an engine's node: the engine and its name of the machine. When the engine was told of the
+    # cordon, or once that is lifted, of its end; or why it refuses. Both NULL: it is yet to be.
+    Column("backend", Text),
+    Column("host", Text),
+    Column("told_at", Double),
+    Column("refusal", Text),
+    Index("ix_cordons_node_key", "node", "key"),
+    Index(  # of two operators at once, one cordons
+        "uq_cordons_present",
+        "node",
+        unique=True,
+        sqlite_where=text("lifted_at IS NULL"),
+        postgresql_where=text("lifted_at IS NULL"),
+    ),
+)
+
+# Engines that may have jobs of a run, from the launch there until the engine has none. Rows outlast
+# the run: `run` is a public id, and no key.
+engine_runs = Table(
+    "engine_runs",
+    metadata,
+    Column("backend", Text, primary_key=True),
+    Column("run", Text, primary_key=True),
+    sqlite_with_rowid=False,
+)
+
+# Since when verdicts named a node of a run slow, and until when. One row at most has no end.
+slow_nodes = Table(
+    "slow_nodes",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("at", Double, primary_key=True),
+    Column("node", Text, nullable=False),
+    Column("attempt", Integer, nullable=False),
+    Column("step", BigInteger, nullable=False),  # the newest one that the first verdict rested on
+    Column("factor", Double),  # its time ÷ the other nodes', as the newest verdict has it
+    Column("words", Text, nullable=False),
+    Column("ended_at", Double),
+    Index("ix_slow_nodes_node", "node"),
+    sqlite_with_rowid=False,
+)
+
+# One row per Hello: where an attempt began, and how far those before it had come by then.
+attempts = Table(
+    "attempts",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("attempt", SmallInteger, primary_key=True),
+    Column("started_at", Double, nullable=False),
+    Column("step", BigInteger, nullable=False),  # its first
+    Column("reached", BigInteger, nullable=False),  # one past the last step of any before it
+    Column("placement", JSON(none_as_null=True)),  # each rank's node; NULL: unknown
+    sqlite_with_rowid=False,
+)
+
+long_phases = Table(
+    "long_phases",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("rank", Integer, primary_key=True),
+    Column("attempt", SmallInteger, nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("phase", Text, nullable=False),
+    Column("since_s", Double, nullable=False),  # how long by then
+    Column("at", Double, nullable=False),  # by the node's clock
+    Column("heard_at", Double, nullable=False),  # by ours
+    sqlite_with_rowid=False,
 )
 
 switches = Table(
@@ -189,6 +360,7 @@ segments = Table(
     # Why ranks all-reduced gradients in spite of the synchroniser; empty: they did not, or it is
     # not known.
     Column("fallback", Text, nullable=False, server_default=""),
+    Column("across", Integer, nullable=False, server_default="0"),  # of `moved`: to another node
     Index("ix_segments_run_first_step", "run", "first_step"),
     Index(  # where no controller planned, without the bodies in between
         "ix_segments_coasts",
@@ -266,6 +438,25 @@ scenarios = Table(
     metadata,
     Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
     Column("body", JSON, nullable=False),
+)
+
+# Who changed what. Rows outlast the runs that they are about: `run` is a public id, and no key.
+audit = Table(
+    "audit",
+    metadata,
+    Column("key", BigKey, primary_key=True),
+    Column("at", Double, nullable=False),
+    Column("who", Text, nullable=False),
+    Column("scope", Text, nullable=False),  # what that identity may do; "" of the control plane
+    Column("address", Text, nullable=False),  # where the request came from
+    Column("via", Text, nullable=False),  # the program that asked, as it calls itself
+    Column("action", Text, nullable=False),  # run.policy, token.create, …
+    Column("run", Text),
+    Column("revision", BigInteger),  # the run's, after the change
+    Column("target", Text, nullable=False),  # what else was changed, such as a token
+    Column("why", Text, nullable=False),
+    Column("details", JSON, nullable=False),
+    Index("ix_audit_run_key", "run", "key"),
 )
 
 # Which control plane plans a run. Only the owner of an unexpired lease proposes segments.

@@ -40,6 +40,7 @@ def row(message: Adopted) -> dict[str, Any]:
         "version": segment.version,
         "source": segment.source,
         "moved": segment.moved,
+        "across": segment.across,
         "plan_s": segment.plan_s,
         "adopted_at": message.adopted_at,
         "synchroniser": segment.synchroniser.name,
@@ -87,6 +88,39 @@ def adopted(connection: sa.Connection, run: int, hello: Hello) -> Iterator[Segme
     for body in connection.scalars(query):
         if segment := blobs.segment(body, hello.world, hello.samples):
             yield segment
+
+
+def before(connection: sa.Connection, run: int, hello: Hello) -> Segment | None:
+    """The last segment before an attempt's first step that a controller planned.
+
+    None if there is none, or if the attempt before had other ranks.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        hello: of the attempt.
+    """
+    c = segments.c
+    query = sa.select(c.body).where(
+        c.run == run,
+        c.attempt < hello.attempt,
+        c.first_step < hello.step,
+        c.source == "controller",
+    )
+    body = connection.execute(query.order_by(c.attempt.desc(), c.seq.desc()).limit(1)).scalar()
+    return None if body is None else blobs.segment(body, hello.world, hello.samples)
+
+
+def through(connection: sa.Connection, run: int, hello: Hello) -> bool:
+    """Whether an attempt has come to the end of its epochs; True if their number is not known."""
+    if hello.epochs is None:
+        return True
+    c = segments.c
+    query = sa.select(c.body).where(c.run == run, c.attempt == hello.attempt)
+    body = connection.execute(query.order_by(c.seq.desc()).limit(1)).scalar()
+    last = None if body is None else blobs.segment(body, hello.world, hello.samples)
+    epochs = hello.epoch if last is None else last.epoch + last.epoch_end
+    return epochs >= hello.epochs
 
 
 def relaxed(connection: sa.Connection, run: int, hello: Hello, since: int) -> list[RelaxedSegment]:

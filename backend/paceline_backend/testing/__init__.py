@@ -1,4 +1,4 @@
-"""Contract suites for whoever writes a policy.
+"""Contract suites for whoever writes a policy, or a backend (`testing.engines`, for pytest).
 
 from paceline_backend.testing import check_policy
 

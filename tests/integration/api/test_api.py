@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 import pytest
 import redis
+import sqlalchemy as sa
 
 from paceline import __version__
 from paceline.wire import (
@@ -34,11 +35,17 @@ from paceline.wire import (
 from paceline_backend import policies
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.server.heartbeat import Beat, beat
-from paceline_backend.store import Store, telemetry
+from paceline_backend.store import Store, schema, telemetry
 from support.records import add_run, adopted, hello, record
-from support.web import serving
+from support.waiting import until
+from support.web import ANY, serving
 
 V1 = "/api/v1"
+
+
+@pytest.fixture(autouse=True)
+def _a_node_stays_alive(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("paceline_backend.store.nodes.ALIVE_S", 3600)  # the machine may be busy
 
 
 @pytest.fixture
@@ -50,10 +57,13 @@ def dead_bus(store: Store, tmp_path: Path) -> Iterator[httpx.Client]:
         yield opened
 
 
-def register(store: Store, node: str, runs: list[str], at: float | None = None) -> None:
-    seen = time.time() if at is None else at
-    state = NodeState(node, f"{node}.local", 8, 2**30, [], seen, "0.1.0", runs)
+def register(store: Store, node: str, runs: list[str], ago_s: float = 0.0) -> None:
+    state = NodeState(node, f"{node}.local", 8, 2**30, [], time.time(), "0.1.0", runs)
     telemetry.write(store, [("", state)])
+    heartbeat_at = schema.nodes.c.heartbeat_at - ago_s
+    with store.write() as connection:
+        query = sa.update(schema.nodes).where(schema.nodes.c.id == node)
+        connection.execute(query.values(heartbeat_at=heartbeat_at))
 
 
 def entries(bus_url: str, stream: str) -> list[tuple[str, Message]]:
@@ -107,7 +117,11 @@ def test_create_without_launch(client: httpx.Client, bus_url: str) -> None:
     assert (run["node"], run["args"], run["emulated"]) == ("here", ["--x"], None)
     assert client.get(f"{V1}/runs/{run['id']}").json() == run
     (switch,) = client.get(f"{V1}/runs/{run['id']}/switches").json()
-    assert (switch["version"], switch["policy"], switch["requested_by"]) == (0, "chronica", "api")
+    assert (switch["version"], switch["policy"], switch["requested_by"]) == (
+        0,
+        "chronica",
+        "configured",
+    )
     assert entries(bus_url, commands("here")) == []
 
 
@@ -118,7 +132,7 @@ def test_a_run_begins_with_our_own_policy_unless_told(client: httpx.Client) -> N
 def test_launch_goes_to_the_least_busy_live_node(
     client: httpx.Client, store: Store, bus_url: str
 ) -> None:
-    register(store, "gone", [], at=time.time() - 60)
+    register(store, "gone", [], ago_s=7200)
     register(store, "busy", ["a", "b"])
     register(store, "idle", ["c"])
     nodes = client.get(f"{V1}/nodes").json()
@@ -186,10 +200,10 @@ def test_a_parameter_of_ranks_has_a_value_for_each(client: httpx.Client) -> None
     right = {"policy": "static-batching", "parameters": {"capacity": [1, 2]}}
     assert create(client, launch=False, nproc=2, **wrong).status_code == 422
     run = create(client, launch=False, nproc=2, **right).json()["id"]
-    refused = client.post(f"{V1}/runs/{run}/policy", json=wrong)
+    refused = client.post(f"{V1}/runs/{run}/policy", json=wrong, headers=ANY)
     assert refused.status_code == 422
     assert refused.json()["detail"].startswith("parameters.capacity: 3 values given, but the run")
-    assert client.post(f"{V1}/runs/{run}/policy", json=right).status_code == 202
+    assert client.post(f"{V1}/runs/{run}/policy", json=right, headers=ANY).status_code == 202
 
 
 @pytest.mark.parametrize(
@@ -197,7 +211,6 @@ def test_a_parameter_of_ranks_has_a_value_for_each(client: httpx.Client) -> None
     [
         ("GET", "/api/v1/nothing"),
         ("GET", "/api"),
-        ("DELETE", "/api/v1/runs"),
         ("POST", "/api/v2/runs"),
         ("GET", "/api/v1/runs/none"),
         ("GET", "/api/v1/runs/none/steps"),
@@ -213,7 +226,7 @@ def test_a_parameter_of_ranks_has_a_value_for_each(client: httpx.Client) -> None
     ],
 )
 def test_what_is_not_there_is_a_problem(client: httpx.Client, method: str, path: str) -> None:
-    refused = client.request(method, path)
+    refused = client.request(method, path, headers=ANY)
     assert refused.status_code == 404
     assert refused.headers["content-type"] == "application/problem+json"
     problem = refused.json()
@@ -240,12 +253,17 @@ def test_list_filters_and_cursor(client: httpx.Client) -> None:
 
 def test_switch(client: httpx.Client, store: Store, bus_url: str) -> None:
     run = create(client, launch=False).json()["id"]
-    made = client.post(f"{V1}/runs/{run}/policy", json={"policy": "chronica", "by": "me"})
+    body = {"policy": "chronica", "by": "me"}
+    made = client.post(f"{V1}/runs/{run}/policy", json=body, headers=ANY)
     assert made.status_code == 202
     switch = made.json()
-    assert (switch["version"], switch["policy"], switch["requested_by"]) == (1, "chronica", "me")
+    assert (switch["version"], switch["policy"], switch["requested_by"]) == (
+        1,
+        "chronica",
+        "configured",
+    )
     assert switch["effective_step"] is None
-    again = client.post(f"{V1}/runs/{run}/policy", json={"policy": "bsp"}).json()
+    again = client.post(f"{V1}/runs/{run}/policy", json={"policy": "bsp"}, headers=ANY).json()
     assert again["version"] == 2
     assert [s["version"] for s in client.get(f"{V1}/runs/{run}/switches").json()] == [0, 1, 2]
     answer = client.get(f"{V1}/runs/{run}").json()
@@ -253,7 +271,7 @@ def test_switch(client: httpx.Client, store: Store, bus_url: str) -> None:
     messages = entries(bus_url, live(run))
     assert messages[0] == (run, SwitchRequested(1, "chronica", switch["requested_at"]))
     telemetry.write(store, [(run, RunState(State.FINISHED, time.time(), "n"))])
-    late = client.post(f"{V1}/runs/{run}/policy", json={"policy": "bsp"})
+    late = client.post(f"{V1}/runs/{run}/policy", json={"policy": "bsp"}, headers=ANY)
     assert late.status_code == 409
     assert len(client.get(f"{V1}/runs/{run}/switches").json()) == 3
 
@@ -273,7 +291,7 @@ def test_every_relaxed_preset_may_be_asked_for(
         assert "chronica" in listed[name]["batches"]["enum"]
         for batches, status in (("chronica", 202), (name, 422)):
             body = {"policy": name, "parameters": {"batches": batches}}
-            answer = client.post(f"{V1}/runs/r/policy", json=body)
+            answer = client.post(f"{V1}/runs/r/policy", json=body, headers=ANY)
             assert answer.status_code == status
             if status == 422:
                 assert "parameters.batches" in answer.json()["detail"]
@@ -281,33 +299,33 @@ def test_every_relaxed_preset_may_be_asked_for(
 
 def test_stop(client: httpx.Client, store: Store, bus_url: str) -> None:
     add_run(store, "r", node="n1", state="running")
-    gently = client.post(f"{V1}/runs/r/stop")
+    gently = client.post(f"{V1}/runs/r/stop", headers=ANY)
     assert (gently.status_code, gently.json()["id"]) == (202, "r")
     ((_, message),) = entries(bus_url, control("r"))
     assert isinstance(message, StopTraining)
     assert entries(bus_url, commands("n1")) == []
-    client.post(f"{V1}/runs/r/stop", json={"force": True})
+    client.post(f"{V1}/runs/r/stop", json={"force": True}, headers=ANY)
     ((_, message),) = entries(bus_url, commands("n1"))
     assert isinstance(message, Kill)
     telemetry.write(store, [("r", RunState(State.STOPPED, time.time(), "n1"))])
-    assert client.post(f"{V1}/runs/r/stop").status_code == 409
+    assert client.post(f"{V1}/runs/r/stop", headers=ANY).status_code == 409
 
 
 def test_stop_before_the_start(client: httpx.Client, store: Store, bus_url: str) -> None:
     unplaced = create(client, launch=False).json()["id"]
-    client.post(f"{V1}/runs/{unplaced}/policy", json={"policy": "chronica"})
-    assert client.post(f"{V1}/runs/{unplaced}/stop").json()["state"] == "stopped"
+    client.post(f"{V1}/runs/{unplaced}/policy", json={"policy": "chronica"}, headers=ANY)
+    assert client.post(f"{V1}/runs/{unplaced}/stop", headers=ANY).json()["state"] == "stopped"
     assert entries(bus_url, live(unplaced))[-1] == (unplaced, RunChanged()), "open pages hear of it"
     with redis.Redis.from_url(bus_url) as bus:
         assert bus.ttl(live(unplaced)) > 0
     register(store, "n1", [])
     placed = create(client).json()["id"]
-    assert client.post(f"{V1}/runs/{placed}/stop").json()["state"] == "stopped", (
+    assert client.post(f"{V1}/runs/{placed}/stop", headers=ANY).json()["state"] == "stopped", (
         "its agent may have died before it read the launch"
     )
     assert isinstance(entries(bus_url, commands("n1"))[-1][1], Kill)
     add_run(store, "starting", node="n1", state="starting")
-    assert client.post(f"{V1}/runs/starting/stop").json()["state"] == "starting"
+    assert client.post(f"{V1}/runs/starting/stop", headers=ANY).json()["state"] == "starting"
     assert entries(bus_url, commands("n1"))[-1][0] == "starting"
 
 
@@ -333,9 +351,11 @@ def test_without_a_bus_nothing_is_written(dead_bus: httpx.Client, store: Store) 
         assert refused.headers["content-type"] == "application/problem+json"
     assert dead_bus.get(f"{V1}/runs").json()["items"] == []
     add_run(store, "r", node="n1", state="running")
-    assert dead_bus.post(f"{V1}/runs/r/policy", json={"policy": "bsp"}).status_code == 503
+    refused = dead_bus.post(f"{V1}/runs/r/policy", json={"policy": "bsp"}, headers=ANY)
+    assert refused.status_code == 503
     assert dead_bus.get(f"{V1}/runs/r").json()["version"] == 0
-    assert dead_bus.post(f"{V1}/runs/r/stop").status_code == 503
+    assert dead_bus.post(f"{V1}/runs/r/stop", headers=ANY).status_code == 503
+    assert dead_bus.get(f"{V1}/runs/r/audit").json()["items"] == []
     assert dead_bus.get(f"{V1}/runs/r/snapshot").status_code == 200, "history needs no bus"
     ready = dead_bus.get("/readyz")
     assert (ready.status_code, ready.json()["database"]) == (503, "ok")
@@ -424,6 +444,62 @@ def test_ready_with_a_worker(client: httpx.Client, bus_url: str) -> None:
     assert 'paceline_ingest_lag{worker="w"} 7.0' in text
     assert 'paceline_ingest_last_commit_timestamp_seconds{worker="w"} 1.7672256e+09' in text
     assert 'paceline_runs{state="running"} 0.0' in text
+
+
+@pytest.mark.parametrize("path", ["/readyz", "/metrics"])
+def test_who_asks_often_opens_no_further_connection(
+    store: Store, tmp_path: Path, path: str
+) -> None:
+    """The bus is this test's own: nobody else connects."""
+    with EmbeddedBus(tmp_path / "bus") as own, serving(store, own.url) as client:
+        client.get(path)
+        with redis.Redis.from_url(own.url) as bus:
+            before = connections(bus)
+            for _ in range(50):
+                client.get(path)
+            assert connections(bus) == before
+
+
+def connections(bus: redis.Redis) -> tuple[int, int]:
+    """How many there are, and how many there ever were."""
+    info: Any = bus.info("stats")
+    return len(bus.client_list()), info["total_connections_received"]
+
+
+def test_a_bus_that_was_restarted_is_ready_at_once(store: Store, tmp_path: Path) -> None:
+    """The connection that was open before is of no use any more."""
+    with EmbeddedBus(tmp_path / "bus") as own, serving(store, own.url) as client:
+        assert client.get("/readyz").json()["bus"] == "ok"
+        own.kill()
+        assert client.get("/readyz").json()["bus"] == "does not answer"
+        own.start()
+        assert client.get("/readyz").json()["bus"] == "ok"
+        own.kill()
+        own.start()
+        assert client.get("/readyz").json()["bus"] == "ok"
+
+
+def test_not_ready_unless_database_and_bus_take_writes(
+    client: httpx.Client, store: Store, bus_url: str
+) -> None:
+    with redis.Redis.from_url(bus_url) as bus:
+        beat(bus, Beat("w", 12, 3, 1, 7, 1767225600.0))
+        assert client.get("/readyz").status_code == 200
+        bus.config_set("maxmemory", 1)
+        try:
+            ready = client.get("/readyz")
+        finally:
+            bus.config_set("maxmemory", 0)
+        assert (ready.status_code, ready.json()["bus"]) == (503, "does not answer")
+    Path(str(store.url.database)).unlink()
+    deleted = until(lambda: _unready(client), "the next question")
+    assert deleted["database"] == "does not answer"
+    assert str(store.url.database) not in str(deleted), "strangers may ask"
+
+
+def _unready(client: httpx.Client) -> dict[str, str] | None:
+    ready = client.get("/readyz")
+    return ready.json() if ready.status_code == 503 else None
 
 
 def test_docs_load_nothing_from_elsewhere(client: httpx.Client) -> None:

@@ -15,7 +15,8 @@ import pytest
 from paceline_backend.server.settings import MAX_BODY_BYTES
 from paceline_backend.store import Store
 from support.records import add_run
-from support.web import serving
+from support.waiting import DEADLINE_S
+from support.web import ANY, serving
 
 V1 = "/api/v1"
 JSON = {"Content-Type": "application/json"}
@@ -38,9 +39,10 @@ def refused(
 ) -> bool:
     """Whether an unfinished request is answered with 413: the server does not wait for the rest."""
     url = client.base_url
-    with closing(HTTPConnection(url.host, url.port, timeout=60)) as connection:
+    with closing(HTTPConnection(url.host, url.port, timeout=DEADLINE_S)) as connection:
         connection.putrequest(method, path)
         connection.putheader("Content-Type", "application/json")
+        connection.putheader("Authorization", client.headers["Authorization"])
         connection.putheader(*header)
         connection.endheaders()
         for part in parts:
@@ -130,7 +132,7 @@ def test_who_asks_has_a_name_that_can_be_stored(
 ) -> None:
     add_run(store, "r", state="running")
     content = json.dumps({**body, "by": by})
-    answer = client.request(method, f"{V1}/runs/r/{path}", content=content, headers=JSON)
+    answer = client.request(method, f"{V1}/runs/r/{path}", content=content, headers=JSON | ANY)
     assert answer.status_code == 422
     assert answer.json()["errors"][0]["field"] == "by"
 

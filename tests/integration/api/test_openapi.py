@@ -10,6 +10,7 @@ import pytest
 
 from paceline_backend.api.auth import COOKIE
 from paceline_backend.store import Store, StoreUnavailableError
+from paceline_backend.store.access import tokens
 from support.web import serving
 
 TOKEN = "secret"
@@ -127,10 +128,13 @@ def test_refusals_are_documented(
     assert expected in _statuses(client, document, ask)
 
 
-def test_a_foreign_host_is_documented(store: Store, bus_url: str, document: dict[str, Any]) -> None:
-    with serving(store, bus_url) as unguarded:
-        unguarded.headers["Host"] = "evil.example"
-        assert 403 in _statuses(unguarded, document, _plain)
+def test_what_a_role_may_not_is_documented(
+    client: httpx.Client, document: dict[str, Any], store: Store
+) -> None:
+    with store.write() as connection:
+        viewer = tokens.create(connection, "viewer", "viewer", "a test")
+    client.headers["Authorization"] = f"Bearer {viewer}"
+    assert 403 in _statuses(client, document, _plain)
 
 
 def test_a_database_that_is_away_is_documented(
@@ -148,10 +152,28 @@ def _statuses(client: httpx.Client, document: dict[str, Any], ask: Ask) -> set[i
     """What all operations answer; each answer is documented with its media type."""
     statuses = set()
     for method, path, operation in operations(document):
-        answer = ask(client, method, path.replace("{run}", "none"))
+        answer = ask(client, method, path.replace("{run}", "none").replace("{token}", "none"))
         described = operation["responses"].get(str(answer.status_code))
         assert described is not None, (method, path, answer.status_code)
         kind = answer.headers.get("content-type", "").partition(";")[0]
         assert kind in described.get("content", {"": None}), (method, path, kind)
         statuses.add(answer.status_code)
     return statuses
+
+
+@pytest.mark.parametrize(
+    ("path", "allowed"),
+    [
+        ("/api/v1/version", "GET"),
+        ("/api/v1/runs", "GET, POST"),
+        ("/api/v1/runs/r/auto", "GET, PUT"),
+        ("/api/v1/tokens/t", "DELETE"),
+    ],
+)
+def test_another_method_is_told_which_there_are(
+    client: httpx.Client, path: str, allowed: str
+) -> None:
+    refused = client.patch(path)
+    assert (refused.status_code, refused.headers["allow"]) == (405, allowed)
+    assert refused.headers["content-type"] == "application/problem+json"
+    assert client.patch(f"{path}/x/y/z").status_code == 404

@@ -19,12 +19,12 @@ import sqlalchemy as sa
 from paceline.wire import TELEMETRY, Fallback, Message, RunState, State, StepBatch, live
 from paceline.wire.bus import publish
 from paceline_backend.control.ingest import Ingest
-from paceline_backend.control.worker import fail_lost_runs
+from paceline_backend.control.silence import Sweep
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store, runs, schema, telemetry
 from support.records import add_run, adopted, hello, record
-from support.waiting import until
-from support.web import serving
+from support.waiting import DEADLINE_S, until
+from support.web import ANY, serving
 
 RUN = "r"
 
@@ -39,7 +39,7 @@ def client(store: Store, bus_url: str) -> Iterator[httpx.Client]:
     with serving(store, bus_url) as opened:
         yield opened
     stop.set()
-    ingest.join(timeout=20)
+    ingest.join(timeout=DEADLINE_S)
 
 
 @pytest.fixture
@@ -79,17 +79,19 @@ class Events:
 def following(client: httpx.Client, **params: str) -> Iterator[Events]:
     """A client that reads events until the block ends."""
     events = Events()
-    own = httpx.Client(base_url=client.base_url, timeout=30, trust_env=False)
+    own = httpx.Client(
+        base_url=client.base_url, headers=client.headers, timeout=DEADLINE_S, trust_env=False
+    )
     with own, own.stream("GET", f"/api/v1/runs/{RUN}/events", params=params) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         reader = threading.Thread(target=_quietly, args=(events, response))
         reader.start()
-        assert events.begun.wait(10)
+        assert events.begun.wait(DEADLINE_S)
         yield events
         connection = response.extensions["network_stream"].get_extra_info("socket")
         with suppress(OSError):  # the server may have closed it before
             connection.shutdown(socket.SHUT_RDWR)
-        reader.join(timeout=10)
+        reader.join(timeout=DEADLINE_S)
         assert not reader.is_alive()
 
 
@@ -158,7 +160,7 @@ def test_a_client_that_comes_back_misses_nothing(client: httpx.Client, bus: redi
 def test_switches_and_their_effect(client: httpx.Client, bus: redis.Redis) -> None:
     tell(bus, hello())
     with following(client, since="0-0") as events:
-        client.post(f"/api/v1/runs/{RUN}/policy", json={"policy": "chronica"})
+        client.post(f"/api/v1/runs/{RUN}/policy", json={"policy": "chronica"}, headers=ANY)
         until(lambda: any(s["version"] == 1 for s in events.of("switch")), "no switch")
         assert events.of("switch")[-1]["effective_step"] is None
         until(lambda: events.of("run")[-1]["policy"] == "chronica", "the run has the old policy")
@@ -186,14 +188,14 @@ def test_the_stream_ends_with_the_run(client: httpx.Client, bus: redis.Redis) ->
     tell(bus, hello())
     with following(client, since="0-0") as events:
         tell(bus, step(0, 0), step(0, 1), RunState(State.FINISHED, 5.0, "n", exit_code=0))
-        assert events.ended.wait(15), "the stream goes on"
+        assert events.ended.wait(DEADLINE_S), "the stream goes on"
     assert events.of("run")[-1]["state"] == "finished"
     assert events.steps() == [0]
     url = f"/api/v1/runs/{RUN}/events"
     again = client.get(url, headers={"Last-Event-ID": events.ids[-1]})
     assert again.status_code == 204, "a browser that comes back shall stop"
     with following(client, since="0-0") as replay:
-        assert replay.ended.wait(15)
+        assert replay.ended.wait(DEADLINE_S)
     assert replay.steps() == [0]
     assert replay.ids[-1] == events.ids[-1]
     assert set(replay.ids[:-1]) == {"0-0"}, "who leaves amid a batch gets the rest when he is back"
@@ -205,8 +207,10 @@ def test_the_stream_ends_when_the_server_itself_ends_the_run(
     with following(client, since="0-0") as events:
         with store.write() as connection:
             connection.execute(sa.update(schema.runs).values(state="running"))
-        assert fail_lost_runs(store, bus_url, 0.0) == [RUN]
-        assert events.ended.wait(15), "the stream goes on"
+        sweep = Sweep(store, bus_url, silent_s=0.0)
+        assert sweep.look() == []
+        assert sweep.look() == [RUN]
+        assert events.ended.wait(DEADLINE_S), "the stream goes on"
     assert events.of("run")[-1]["state"] == "failed"
 
 
@@ -219,7 +223,7 @@ def test_open_streams_do_not_hold_shutdown(
             events = stack.enter_context(following(client))
             assert "paceline_sse_clients 1.0" in client.get("/metrics").text
             assert not events.ended.is_set()
-        assert events.ended.wait(30)
+        assert events.ended.wait(DEADLINE_S)
     assert "timeout graceful shutdown exceeded" not in caplog.text, "uvicorn cancelled the stream"
 
 
@@ -251,5 +255,5 @@ def test_a_run_that_ended_while_the_bus_was_away(store: Store, tmp_path: Path) -
         with store.write() as connection:
             assert runs.end(connection, RUN, State.STOPPED, "stopped before it started")
         bus.start()
-        assert events.ended.wait(15), "the stream goes on"
+        assert events.ended.wait(DEADLINE_S), "the stream goes on"
     assert events.of("run")[-1]["state"] == "stopped"

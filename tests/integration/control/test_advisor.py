@@ -14,7 +14,7 @@ from paceline.core.emulation import Emulation
 from paceline.wire import SwitchRequested, decode, live
 from paceline_backend.control.advisor import Advisor
 from paceline_backend.insight.whatif.auto import AUTO_STEPS
-from paceline_backend.store import Store, forecasts, runs, schema
+from paceline_backend.store import Store, audit, forecasts, runs, schema
 from paceline_backend.store import switches as switches_store
 from support.forecasts import Training, drawn
 from support.leading import new_run, working
@@ -54,6 +54,10 @@ def test_it_switches_a_run_that_allows_it(store: Store, bus_url: str) -> None:
         until(lambda: runs.get(store, run)["version"] == 1, "the switch", 300)
     asked = switches_store.rows(store, run)[-1]
     assert asked["requested_by"] == "auto"
+    with store.read() as connection:
+        [change], _ = audit.page(connection, run=run)
+    assert (change["who"], change["action"], change["revision"]) == ("auto", "run.policy", 1)
+    assert "would save" in change["why"]
     last = decided()
     assert last is not None
     assert (last["decision"]["decided"], last["decision"]["policy"]) == ("switch", asked["policy"])
@@ -62,7 +66,8 @@ def test_it_switches_a_run_that_allows_it(store: Store, bus_url: str) -> None:
     assert messages == [(run, SwitchRequested(1, asked["policy"], asked["requested_at"]))]
 
 
-def test_whose_runs_it_looks_at(store: Store) -> None:
+def test_whose_runs_it_looks_at(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The database's clock tells which leases have expired."""
     active = {name: new_run(store) for name in ("mine", "other's", "nobody's", "off", "ended")}
     with store.write() as connection:
         keys = {name: runs.key_of(connection, run) for name, run in active.items()}
@@ -76,7 +81,8 @@ def test_whose_runs_it_looks_at(store: Store) -> None:
         runs.end(connection, active["ended"], "stopped", "test")
 
         def watched(now: float) -> set[str]:
-            watched_runs = forecasts.watched(connection, "me", now)
+            monkeypatch.setattr(forecasts, "now", lambda _: now)
+            watched_runs = forecasts.watched(connection, "me")
             assert {run.mode for run in watched_runs} == {"recommend"}
             return {name for name in active if keys[name] in {run.key for run in watched_runs}}
 

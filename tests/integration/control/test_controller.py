@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,8 +20,10 @@ from paceline.node.processes import die_with_parent
 from paceline.wire import TELEMETRY, Adopted, RunState, State, live
 from paceline.wire.bus import publish
 from paceline_backend.control import Controller, ControllerManager, controller, leases
+from paceline_backend.insight.replay import replay
+from paceline_backend.planning.load import load
 from paceline_backend.server.embedded import EmbeddedBus
-from paceline_backend.store import Store, schema, telemetry
+from paceline_backend.store import Store, runs, schema, telemetry
 from support import poison
 from support.cluster import plaid_like
 from support.leading import Leading, ingest, new_run, switch, working
@@ -32,12 +33,6 @@ from support.waiting import until
 
 SIZES = plaid_like(860)
 SPEEDS = np.array([1.0, 1.0, 1.5, 3.0]) * 1e-5
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    with Store.open(database_url) as opened:
-        yield opened
 
 
 def manager(
@@ -209,9 +204,10 @@ def test_a_killed_controller_is_replaced(store: Store, database_url: str, bus_ur
             child.wait()
 
 
-def test_a_new_attempt_starts_over(store: Store, bus_url: str) -> None:
-    """After a restart the leader says where it resumes: planning goes on from there."""
-    run = new_run(store, "chronica")
+@pytest.mark.parametrize("policy", ["chronica", "dynamic-batching"])
+def test_a_new_attempt_goes_on(store: Store, bus_url: str, policy: str) -> None:
+    """After a restart the leader says where it resumes: speeds and memory are known from there."""
+    run = new_run(store, policy)
     with working(ingest(store, bus_url), manager(store, bus_url).run):
         with Leading(bus_url, run, SIZES, SPEEDS) as training:
             training.follow(3)
@@ -220,11 +216,21 @@ def test_a_new_attempt_starts_over(store: Store, bus_url: str) -> None:
         used = used.astype(np.int64)
         with Leading(bus_url, run, SIZES, SPEEDS, attempt=1, step=step, used=used) as again:
             first = again.proposed()
-            assert (first.seq, first.first_step, first.feedback) == (0, step, [])
+            assert (first.seq, first.first_step, first.feedback) == (0, step, [(0, step)])
+            assert first.ett_s, "the ranks' speeds are known"
+            last = [s for s in training.segments if s.source == "controller"][-1]
+            with store.read() as connection:
+                history, window = load(connection, runs.key_of(connection, run)) or pytest.fail()
+            history.recall(window.ranges())
+            assert history.memory(last.version) == last.memory
             while again.epoch == 0:
                 again.follow(1)
             rest = np.concatenate([np.frombuffer(s.indices, "<u4") for s in again.segments])
             assert sorted([*used, *rest]) == list(range(len(SIZES)))
+    report = replay(store, run)
+    assert report.exact
+    assert report.segments > 1
+    assert report.unknown == 0
 
 
 def test_a_gap_in_the_live_stream_is_filled_from_the_database(store: Store, bus_url: str) -> None:

@@ -28,6 +28,7 @@ from paceline_backend.control.ingest import Ingest
 from paceline_backend.store import Store, schema
 from support.fuzz import COUNTS, variants
 from support.records import a_round, add_run, adopted, hello, record
+from support.waiting import DEADLINE_S
 
 _RULES = {"probes": 2, "staleness": 4, "mean": True, "groups": [[0], [1]], "every": 4}
 GOOD: list[Message] = [
@@ -58,7 +59,8 @@ def test_ingest_goes_on_whatever_arrives(database_url: str, bus_url: str, count:
                 time.sleep(0.01)
         finally:
             stop.set()
-            thread.join(timeout=30)
+            thread.join(timeout=DEADLINE_S)
+        assert not thread.is_alive()
         with store.read() as connection:
             c = schema.worker_steps.c
             runs = sa.select(schema.runs.c.key).where(schema.runs.c.id == "r").scalar_subquery()

@@ -4,22 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
 import sqlalchemy as sa
 
 from paceline.node.processes import die_with_parent
 from paceline_backend.control import leases
-from paceline_backend.store import Store, schema
+from paceline_backend.store import Store, runs, schema
 from support.records import add_run
-from support.waiting import until
-
-
-@pytest.fixture
-def store(database_url: str) -> Iterator[Store]:
-    with Store.open(database_url) as opened:
-        yield opened
+from support.waiting import DEADLINE_S, until
 
 
 def owners(store: Store) -> dict[int, str]:
@@ -70,6 +63,18 @@ def test_extension_keeps_it(store: Store) -> None:
     assert after[1] in before
 
 
+def test_a_lease_is_shown_as_alive_by_the_databases_clock(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = add_run(store, "r")
+    with store.write() as connection:
+        row = {"run": key, "owner": "me", "expires_at": 100.0}
+        connection.execute(sa.insert(schema.leases).values(row))
+    for now, alive in ((99.0, True), (101.0, False)):
+        monkeypatch.setattr(runs, "now", lambda _, now=now: now)
+        assert runs.get(store, "r")["controller"] == {"owner": "me", "alive": alive}
+
+
 def test_reaping_deletes_what_ended_and_expired(store: Store) -> None:
     ended, live, expired = (
         add_run(store, name, state=state)
@@ -117,7 +122,7 @@ def test_processes_that_contend_share_the_runs_out(store: Store, database_url: s
         contender.stdin.flush()
     won = {}
     for i, contender in enumerate(contenders):
-        output, _ = contender.communicate(timeout=60)
+        output, _ = contender.communicate(timeout=DEADLINE_S)
         assert contender.returncode == 0
         for run in output.split():
             assert int(run) not in won, "two owners at once"

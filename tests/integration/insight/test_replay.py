@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import time
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -15,11 +15,13 @@ import sqlalchemy as sa
 from paceline.wire import ALLREDUCE, Segment
 from paceline_backend.control import ControllerManager
 from paceline_backend.insight.replay import ReplayReport, replay, replay_command
+from paceline_backend.planning.history import History
 from paceline_backend.store import Store, blobs, schema
 from paceline_backend.store.runs import UnknownRunError
 from support.cluster import plaid_like
 from support.leading import Leading, ingest, new_run, switch, working
 from support.records import add_run
+from support.waiting import DEADLINE_S
 
 SIZES = plaid_like(300)
 SPEEDS = np.array([1.0, 1.5, 3.0]) * 1e-5
@@ -201,8 +203,18 @@ def test_a_policy_that_is_not_installed_here(
     assert "no policy 'elsewhere'" in capsys.readouterr().out
 
 
-def test_a_gap_that_is_filled_after_the_next_epoch_began(store: Store, bus_url: str) -> None:
+def test_a_gap_that_is_filled_after_the_next_epoch_began(
+    store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A spool delivers what an outage held back, after newer segments."""
+    noticed, adopt = threading.Event(), History.adopt
+
+    def noticing(history: History, segment: Segment) -> None:
+        adopt(history, segment)
+        if history.lost:
+            noticed.set()
+
+    monkeypatch.setattr(History, "adopt", noticing)
     run = new_run(store, "chronica")
     with (
         working(ingest(store, bus_url), ControllerManager(store, bus_url, "one").run),
@@ -214,7 +226,7 @@ def test_a_gap_that_is_filled_after_the_next_epoch_began(store: Store, bus_url: 
             training.report(training.adopt(send=False), send=False)
         held, training.unsent = training.unsent[:-4], training.unsent[-4:]  # all but the last
         training.send()
-        time.sleep(1.0)
+        assert noticed.wait(DEADLINE_S), "the gap was not noticed"
         training.report(training.adopt())
         training.unsent = held
         training.send()

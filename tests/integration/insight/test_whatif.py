@@ -20,7 +20,7 @@ import sqlalchemy as sa
 from paceline.core.emulation import Emulation, Slowdown
 from paceline.wire.synchronisation import Partial, PartialRules
 from paceline_backend import policies
-from paceline_backend.api.whatif import _kept
+from paceline_backend.api.evidence.whatif import _kept
 from paceline_backend.insight.whatif import simulate
 from paceline_backend.insight.whatif.answer import STEPS, Forecast
 from paceline_backend.insight.whatif.command import from_database
@@ -34,7 +34,7 @@ from support.forecasts import Training, drawn
 from support.leading import new_run
 from support.records import add_run
 from support.waiting import until
-from support.web import serving
+from support.web import ANY, serving
 
 PRESETS = ("bsp", "chronica", "paceline", "sata")
 UNEVEN = [2e-5, 1e-5, 1e-5, 1.5e-5]
@@ -386,11 +386,12 @@ def test_auto_over_rest(store: Store, bus_url: str) -> None:
         assert client.put(path, json={"mode": "switch"}).status_code == 401
         client.headers["Authorization"] = "Bearer secret"
         off = {"mode": "off", "requested_at": None, "requested_by": None, "last": None}
-        assert client.get(path).json() == off | {"relaxed": False}
-        made = client.put(path, json={"mode": "switch", "by": "me"}).json()
-        assert (made["mode"], made["requested_by"]) == ("switch", "me")
-        assert client.put(path, json={"mode": "switch", "relaxed": True}).json()["relaxed"]
-        kept = client.put(path, json={"mode": "recommend"}).json()
+        assert client.get(path).json() == off | {"relaxed": False, "revision": 0}
+        made = client.put(path, json={"mode": "switch", "by": "me"}, headers=ANY).json()
+        assert (made["mode"], made["requested_by"]) == ("switch", "configured")
+        allowed = client.put(path, json={"mode": "switch", "relaxed": True}, headers=ANY)
+        assert allowed.json()["relaxed"]
+        kept = client.put(path, json={"mode": "recommend"}, headers=ANY).json()
         assert (kept["mode"], kept["relaxed"]) == ("recommend", True)
         decision = {"decided": "stay", "reason": "why", "policy": None, "parameters": {}}
         decision |= {"saving": None, "low": None, "high": None}
@@ -400,11 +401,12 @@ def test_auto_over_rest(store: Store, bus_url: str) -> None:
             forecasts.add(connection, key, body)
         assert client.get(path).json()["last"] == {**decision, "at": 5.0}
 
-        refused = client.put(path, json={"mode": "on"})
+        refused = client.put(path, json={"mode": "on"}, headers=ANY)
         assert refused.status_code == 422
         assert "'off', 'recommend' or 'switch'" in refused.json()["detail"]
-        assert client.put("/api/v1/runs/nobody/auto", json={"mode": "off"}).status_code == 404
+        unknown = client.put("/api/v1/runs/nobody/auto", json={"mode": "off"}, headers=ANY)
+        assert unknown.status_code == 404
         with store.write() as connection:
             runs.end(connection, run, "stopped", "test")
-        assert client.put(path, json={"mode": "off"}).status_code == 409
+        assert client.put(path, json={"mode": "off"}, headers=ANY).status_code == 409
         assert np.isclose(made["requested_at"], client.get(path).json()["requested_at"], atol=60)

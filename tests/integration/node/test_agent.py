@@ -10,20 +10,25 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import psutil
 import pytest
 import redis
 
 from paceline import wire
-from paceline.node.delivery import Delivery
+from paceline.node import spool
+from paceline.node.delivery import Delivery, looked_after
 from paceline.node.link import Link
 from paceline.node.rundir import Record
+from paceline.node.session import without
 from paceline.wire import Kill, Launch, NodeState, RunState, State
 from paceline.wire.bus import publish
 from paceline_backend.server.embedded import EmbeddedBus
+from support.disks import SmallDisk
 from support.node import (
     SLEEP,
     family,
+    link_to,
     nodes,
     paceline,
     ranks,
@@ -32,7 +37,7 @@ from support.node import (
     telemetry,
     wait_gone,
 )
-from support.waiting import until
+from support.waiting import DEADLINE_S, until
 
 StartAgent = Callable[..., subprocess.Popen[str]]
 
@@ -77,14 +82,14 @@ def reported(bus_url: str, run: str, state: str) -> RunState:
     def reported_state() -> RunState | None:
         return next((s for s in states(bus_url, run) if s.state == state), None)
 
-    report = until(reported_state, f"run {run} to be {state}; it was {states(bus_url, run)}", 60)
+    report = until(reported_state, f"run {run} to be {state}; it was {states(bus_url, run)}")
     assert report is not None
     return report
 
 
 def ranks_below(process: subprocess.Popen[str], count: int) -> list[psutil.Process]:
     """All processes below an agent, once it has so many ranks."""
-    until(lambda: len(ranks(family(process.pid))) == count, f"{count} ranks", 60)
+    until(lambda: len(ranks(family(process.pid))) == count, f"{count} ranks")
     return family(process.pid)
 
 
@@ -97,7 +102,7 @@ def test_registers_beats_and_says_goodbye(bus_url: str, agent: StartAgent) -> No
     until(lambda: len(nodes(bus_url)) >= 2, "a heartbeat")
     assert nodes(bus_url)[1].at > first.at
     process.send_signal(signal.SIGTERM)
-    assert process.wait(15) == 0
+    assert process.wait(DEADLINE_S) == 0
     assert nodes(bus_url)[-1].left
 
 
@@ -144,20 +149,44 @@ def test_bad_input_harms_nobody_else(bus_url: str, agent: StartAgent, tmp_path: 
     tell(bus_url, "good", Launch(path, [], 1, {}))
     assert reported(bus_url, "good", "finished").exit_code == 0
     process.terminate()
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=DEADLINE_S)
     assert err.count("what run unreadable left cannot be delivered") == 1
     assert "a-file" not in err
 
 
-def test_unreadable_spool_does_not_silence_a_run(bus_url: str, tmp_path: Path) -> None:
-    (tmp_path / "r" / "spool" / "1.rank0.spool").mkdir(parents=True)
+def test_unreadable_spool_does_not_silence_a_run(
+    bus_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(path: Path) -> bytes:  # root may read whatever the mode says
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(spool, "_read", read)
+    (tmp_path / "r" / "spool").mkdir(parents=True)
+    (tmp_path / "r" / "spool" / "1.rank0.spool").touch()
     (tmp_path / "r" / "spool" / "rank0.dropped").write_text("")
-    with Link(bus_url) as link:
+    with link_to(bus_url) as link:
         delivery = Delivery(tmp_path / "r", Record("r", "here", "the agent", ""), link)
         delivery.report(State.FINISHED, exit_code=0)
         assert [state.state for state in states(bus_url, "r")] == ["finished"]
         assert not delivery.settled, "what is spooled may still be mended"
         delivery.close()
+
+
+def test_who_takes_over_a_run_that_goes_on_reports_its_newest_attempt(
+    bus_url: str, tmp_path: Path
+) -> None:
+    """An earlier attempt's end would not count any more."""
+    with Link(without("id", bus_url, "here")) as link:
+        delivery = Delivery(tmp_path / "r", Record("r", "here", "the agent", "id"), link)
+        delivery.report(State.RUNNING, 3)
+        assert looked_after(tmp_path / "r")
+        delivery.close()
+        assert not looked_after(tmp_path / "r")
+        taken = Delivery.resume(tmp_path / "r", link)
+        assert taken is not None
+        taken.close()
+    last = states(bus_url, "r")[-1]
+    assert (last.state, last.attempt, last.message) == ("failed", 3, "the agent was killed")
 
 
 @pytest.mark.ranks
@@ -167,7 +196,7 @@ def test_stopped_agent_stops_its_runs(bus_url: str, agent: StartAgent, tmp_path:
     tell(bus_url, "r", Launch(script(tmp_path, SLEEP), [], 2, {}))
     everyone = ranks_below(process, 2)
     process.send_signal(signal.SIGINT)
-    assert process.wait(20) == 130
+    assert process.wait(DEADLINE_S) == 130
     wait_gone(everyone)
     assert states(bus_url, "r")[-1].message == "the agent was stopped"
     last = telemetry(bus_url)[-1][1]
@@ -195,7 +224,7 @@ def test_killed_agent_leaves_no_process_and_the_next_one_tells(
     registered(bus_url, process)
     tell(bus_url, "r", Launch(script(tmp_path, text), [], 1, {}))
     spool = tmp_path / "data" / "runs" / "r" / "spool"
-    until(lambda: (spool / "ready").exists(), "the rank to spool", 60)
+    until(lambda: (spool / "ready").exists(), "the rank to spool")
     reported(bus_url, "r", "running")
     everyone = ranks_below(process, 1)
     process.kill()
@@ -208,7 +237,7 @@ def test_killed_agent_leaves_no_process_and_the_next_one_tells(
     assert ("r", wire.StepBatch([])) in telemetry(bus_url), "the open chunk was delivered"
     assert not list(spool.glob("*.part"))
     following.send_signal(signal.SIGTERM)
-    assert following.wait(15) == 0
+    assert following.wait(DEADLINE_S) == 0
 
     # Once is enough: a third agent finds nothing left to tell, and obeys no old command.
     count = len(states(bus_url, "r"))
@@ -216,7 +245,7 @@ def test_killed_agent_leaves_no_process_and_the_next_one_tells(
     beats = len(nodes(bus_url))
     until(lambda: len(nodes(bus_url)) >= beats + 2, "two heartbeats")
     assert len(states(bus_url, "r")) == count
-    assert not family(third.pid)
+    assert not ranks(family(third.pid))
 
 
 @pytest.mark.ranks
@@ -252,7 +281,7 @@ def test_a_run_that_goes_on_says_so(
     now = 1_000.0
     clock = SimpleNamespace(monotonic=lambda: now, time=time.time)
     monkeypatch.setattr("paceline.node.delivery.time", clock)
-    with Link(bus_url) as link:
+    with link_to(bus_url) as link:
         delivery = Delivery(tmp_path / "r", Record("r", "here", "the agent", ""), link)
 
         def reported_after(seconds: float) -> list[wire.Message]:
@@ -275,6 +304,96 @@ def test_a_run_that_goes_on_says_so(
 def test_one_agent_for_a_data_directory(bus_url: str, agent: StartAgent) -> None:
     registered(bus_url, agent(bus_url))
     second = agent(bus_url)
-    assert second.wait(15) == 3
+    assert second.wait(DEADLINE_S) == 3
     _, err = second.communicate()
     assert "another agent uses the data directory" in err
+
+
+@pytest.mark.ranks
+def test_a_run_ends_on_a_full_disk_as_it_ended(
+    bus_url: str, agent: StartAgent, tmp_path: Path, small_disk: SmallDisk
+) -> None:
+    """Neither launcher nor agent can write down how; its script writes nothing."""
+    process = agent(bus_url, small_disk.path)
+    registered(bus_url, process)
+    text = (
+        "import pathlib, sys, time\n"
+        "while not pathlib.Path(sys.argv[1]).exists():\n"
+        "    time.sleep(0.05)\n"
+    )
+    go = tmp_path / "go"
+    tell(bus_url, "r", Launch(script(tmp_path, text), [str(go)], 1, {}))
+    reported(bus_url, "r", "running")
+    small_disk.fill()
+    go.touch()
+    assert reported(bus_url, "r", "finished").exit_code == 0
+    small_disk.empty()
+    record = small_disk.path / "runs" / "r" / "run.json"
+    until(lambda: b'"settled":true' in record.read_bytes(), "the agent to keep how it ended")
+    assert [s.state for s in states(bus_url, "r")] == ["starting", "running", "finished"]
+
+
+@pytest.mark.ranks
+def test_a_run_that_goes_on_obeys_no_order_of_before(
+    bus_url: str, agent: StartAgent, tmp_path: Path
+) -> None:
+    """On a bus without users, whoever read it may send it once more."""
+    registered(bus_url, agent(bus_url))
+    tell(bus_url, "r", Launch(script(tmp_path, SLEEP), [], 1, {}, attempt=2))
+    reported(bus_url, "r", "running")
+    tell(bus_url, "r", Kill("again", 0))
+    tell(bus_url, "r", Kill("now", 2))
+    assert reported(bus_url, "r", "stopped").message == "now"
+
+
+@pytest.mark.ranks
+def test_a_run_goes_on_with_further_attempts(
+    bus_url: str, agent: StartAgent, tmp_path: Path
+) -> None:
+    """Each launch counts on, and the logs of the attempts before stay."""
+    process = agent(bus_url)
+    registered(bus_url, process)
+    text = """
+import os, sys
+given = [os.environ[name] for name in ("PACELINE_FIRST_ATTEMPT", "TORCHELASTIC_RESTART_COUNT")]
+print(*given, os.environ["PACELINE_CHECKPOINTS"])
+sys.exit(given == ["2", "0"])
+"""
+    launch = Launch(script(tmp_path, text), [], 1, {}, max_restarts=1)
+    tell(bus_url, "r", launch)
+    assert reported(bus_url, "r", "finished").attempt == 0
+    tell(bus_url, "r", msgspec.structs.replace(launch, attempt=2))
+
+    def again() -> bool:
+        return [s.attempt for s in states(bus_url, "r") if s.state == "finished"] == [0, 3]
+
+    until(again, f"attempts 2 and 3; there were {states(bus_url, 'r')}")
+    logs = tmp_path / "data" / "runs" / "r" / "logs"
+    checkpoints = tmp_path / "data" / "runs" / "r" / "checkpoints"
+    assert {log.parts[-3]: log.read_text() for log in logs.glob("*/0/stdout.log")} == {
+        "attempt_0": f"0 0 {checkpoints}\n",
+        "attempt_2": f"2 0 {checkpoints}\n",
+        "attempt_3": f"2 1 {checkpoints}\n",
+    }
+    tell(bus_url, "r", Launch(str(tmp_path / "nowhere.py"), [], 1, {}, attempt=4))
+    assert reported(bus_url, "r", "failed").attempt == 4
+
+
+@pytest.mark.ranks
+def test_a_run_whose_earlier_processes_run_is_not_launched_again(
+    bus_url: str, agent: StartAgent, tmp_path: Path
+) -> None:
+    """The bus was away, the run was taken for lost, and somebody resumed it."""
+    process = agent(bus_url)
+    registered(bus_url, process)
+    launch = Launch(script(tmp_path, SLEEP), [], 1, {})
+    tell(bus_url, "r", launch)
+    reported(bus_url, "r", "running")
+    tell(bus_url, "r", launch)
+    tell(bus_url, "r", msgspec.structs.replace(launch, attempt=1))
+    failed = reported(bus_url, "r", "failed")
+    assert (failed.attempt, failed.node) == (1, "here")
+    assert "its earlier processes still run on here" in str(failed.message)
+    assert [state.attempt for state in states(bus_url, "r") if state.state == "failed"] == [1]
+    tell(bus_url, "r", Kill("enough"))
+    assert reported(bus_url, "r", "stopped").attempt == 0

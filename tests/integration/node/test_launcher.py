@@ -12,11 +12,10 @@ import psutil
 import pytest
 
 from paceline.node import rundir
-from paceline.node.link import Link
 from paceline.node.rundir import Record
 from paceline.node.supervisor import Supervisor
 from paceline.wire import Launch
-from support.node import SLEEP, command, family, ranks, script, states, wait_gone
+from support.node import SLEEP, command, family, link_to, ranks, script, states, wait_gone
 from support.waiting import until
 
 Train = Callable[..., Supervisor]
@@ -30,7 +29,7 @@ def train(tmp_path: Path) -> Iterator[Train]:
 
     def start(text: str, nproc: int, *, bus_url: str | None = None, **more: object) -> Supervisor:
         launch = Launch(script(tmp_path, text), ["--x", "1"], nproc, {"GIVEN": "yes"}, **more)
-        link = links.enter_context(Link(bus_url)) if bus_url else None
+        link = links.enter_context(link_to(bus_url)) if bus_url else None
         record = Record(f"r{len(started)}", "here", "the test", "")
         supervisor = Supervisor(launch, tmp_path, record, link)
         started.append(supervisor)
@@ -48,7 +47,7 @@ def finish(supervisor: Supervisor) -> None:
         supervisor.poll()
         return supervisor.settled
 
-    until(settled, "the run to settle", 60)
+    until(settled, "the run to settle")
 
 
 def running(supervisor: Supervisor, nproc: int, attempt: int = 0) -> dict[int, psutil.Process]:
@@ -59,20 +58,31 @@ def running(supervisor: Supervisor, nproc: int, attempt: int = 0) -> dict[int, p
         logs = [rundir.rank_log(supervisor.directory, attempt, r, "stdout") for r in range(nproc)]
         return all(log.exists() and log.stat().st_size for log in logs)
 
-    until(all_there, f"{nproc} ranks to run", 60)
+    until(all_there, f"{nproc} ranks to run")
     by_rank = ranks(family(os.getpid()))
     assert sorted(by_rank) == list(range(nproc))
     return by_rank
 
 
 def processes(supervisor: Supervisor) -> list[psutil.Process]:
-    """Rendezvous, launcher and ranks."""
-    marks = ("paceline.node.elastic.rendezvous", str(supervisor.directory.parents[1]))
-    return [p for p in family(os.getpid()) if any(a.startswith(marks) for a in command(p))]
+    """Launcher and ranks."""
+    mark = str(supervisor.directory.parents[1])
+    return [p for p in family(os.getpid()) if any(a.startswith(mark) for a in command(p))]
 
 
 def output(supervisor: Supervisor, rank: int, stream: str = "stdout", attempt: int = 0) -> str:
     return rundir.rank_log(supervisor.directory, attempt, rank, stream).read_text()
+
+
+def test_scripts_get_no_secrets(train: Train, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TOKEN", "AGENT_TOKEN", "VIEWER_TOKEN", "DATABASE", "CONFIG"):
+        monkeypatch.setenv(f"PACELINE_{name}", "a-secret")
+    monkeypatch.setenv("PACELINE_SPOOL_BYTES", "12345678")
+    supervisor = train("import os; print(sorted(os.environ.items()))", 1)
+    finish(supervisor)
+    seen = output(supervisor, 0)
+    assert "a-secret" not in seen
+    assert "12345678" in seen
 
 
 def failure(supervisor: Supervisor) -> str:
@@ -240,6 +250,15 @@ def test_restart_after_a_failure(train: Train, bus_url: str) -> None:
 
 
 @pytest.mark.ranks
+def test_an_attempt_is_told_that_was_over_before_anybody_looked(train: Train) -> None:
+    """An agent with much to do looks seldom."""
+    supervisor = train('import os; assert os.environ["PACELINE_ATTEMPT"] == "1"', 1, max_restarts=1)
+    wait_gone(processes(supervisor), 60)
+    finish(supervisor)
+    assert supervisor.last is not None
+    assert (supervisor.last.state, supervisor.last.attempt) == ("finished", 1)
+
+
 def test_exit_code_is_the_scripts(train: Train) -> None:
     supervisor = train("import os, sys; sys.exit(7 * int(os.environ['RANK']))", 2)
     finish(supervisor)
@@ -249,23 +268,16 @@ def test_exit_code_is_the_scripts(train: Train) -> None:
 
 
 @pytest.mark.ranks
-@pytest.mark.parametrize(
-    "victim", ["paceline.node.elastic.launcher", "paceline.node.elastic.rendezvous"]
-)
-def test_nothing_outlives_launcher_or_rendezvous(train: Train, victim: str) -> None:
+def test_nothing_outlives_the_launcher(train: Train) -> None:
     supervisor = train(SLEEP, 2)
     running(supervisor, 2)
     everyone = processes(supervisor)
-    assert len(everyone) == 4
-    (process,) = [p for p in everyone if victim in p.cmdline()]
-    process.kill()
+    assert len(everyone) == 3
+    (launcher,) = [p for p in everyone if "paceline.node.elastic.launcher" in p.cmdline()]
+    launcher.kill()
     finish(supervisor)
     wait_gone(everyone)
-    assert failure(supervisor).startswith(
-        "the launcher was killed by SIGKILL"
-        if victim == "paceline.node.elastic.launcher"
-        else "the run's rendezvous process is gone"
-    )
+    assert failure(supervisor).startswith("the launcher was killed by SIGKILL")
 
 
 @pytest.mark.ranks

@@ -14,6 +14,7 @@ from paceline.node.link import Commands, Link
 from paceline.wire import Kill, Launch, NodeState
 from paceline.wire.bus import publish
 from paceline_backend.server.embedded import EmbeddedBus
+from support.node import link_to
 from support.waiting import until
 
 
@@ -24,7 +25,7 @@ def command(bus_url: str, run: str) -> None:
 
 @pytest.fixture
 def link(bus_url: str) -> Iterator[Link]:
-    with Link(bus_url) as link:
+    with link_to(bus_url) as link:
         yield link
 
 
@@ -38,7 +39,7 @@ def beat() -> NodeState:
 
 def test_commands_from_before_the_start_are_not_for_us(bus_url: str, link: Link) -> None:
     command(bus_url, "old")
-    commands = Commands(link, "here")
+    commands = Commands(link)
     assert not commands.started
     assert read(commands) == []
     assert commands.started
@@ -48,7 +49,7 @@ def test_commands_from_before_the_start_are_not_for_us(bus_url: str, link: Link)
 
 
 def test_two_readers_of_a_node_each_get_all(bus_url: str, link: Link) -> None:
-    readers = [Commands(link, "here") for _ in range(2)]
+    readers = [Commands(link) for _ in range(2)]
     for reader in readers:
         read(reader)
     command(bus_url, "r")
@@ -58,7 +59,7 @@ def test_two_readers_of_a_node_each_get_all(bus_url: str, link: Link) -> None:
 def test_what_is_not_understood_is_passed_over(
     bus_url: str, link: Link, caplog: pytest.LogCaptureFixture
 ) -> None:
-    commands = Commands(link, "here")
+    commands = Commands(link)
     read(commands)
     with redis.Redis.from_url(bus_url) as bus:
         bus.xadd(wire.commands("here"), {"v": "99", "run": "r", "data": "?"})
@@ -68,8 +69,8 @@ def test_what_is_not_understood_is_passed_over(
 
 
 def test_each_command_once_across_an_outage(tmp_path: Path) -> None:
-    with EmbeddedBus(tmp_path) as bus, Link(bus.url) as link:
-        commands = Commands(link, "here")
+    with EmbeddedBus(tmp_path) as bus, link_to(bus.url) as link:
+        commands = Commands(link)
         read(commands)
         command(bus.url, "before")
         assert read(commands) == ["before"]
@@ -96,7 +97,7 @@ def test_each_command_once_across_an_outage(tmp_path: Path) -> None:
 def test_absent_bus_is_not_asked_at_every_call(tmp_path: Path) -> None:
     with EmbeddedBus(tmp_path) as bus:
         pass
-    with Link(bus.url) as link:
+    with link_to(bus.url) as link:
         assert link.attempt(lambda client: bool(client.ping())) is None
         calls = []
         assert link.attempt(calls.append) is None  # type: ignore[func-returns-value]
@@ -104,5 +105,5 @@ def test_absent_bus_is_not_asked_at_every_call(tmp_path: Path) -> None:
 
 
 def test_password_is_not_shown() -> None:
-    with Link("redis://:secret@host:6379/0") as link:
+    with link_to("redis://:secret@host:6379/0") as link:
         assert link.place == "host:6379"

@@ -114,8 +114,8 @@ def test_is_stored_as_it_was_simulated(store: Store, bus_url: str) -> None:
     assert covered["exact"]
     assert [epoch["used"] for epoch in covered["epochs"]] == [300, 300]
     assert [(s["policy"], s["requested_by"]) for s in switches.rows(store, run)] == [
-        ("chronica", "api"),
-        ("bsp", "scenario"),
+        ("chronica", "configured"),
+        ("bsp", "configured"),
     ]
     assert replay(store, run).exact
     # Who watches gets one record of each step, and segments without what is in them.
@@ -152,7 +152,7 @@ def test_rounds_are_stored_as_they_were_simulated(store: Store, bus_url: str) ->
         working(ingest(store, bus_url)),
         broadcasting(store, bus_url, scenario) as (run, broadcast, server),
     ):
-        server.call("POST", f"/runs/{run}/policy", {"policy": "rna"})
+        server.call("POST", f"/runs/{run}/policy", {"policy": "rna"}, if_match="*")
         expected, seq = [], 0
         for ran, _ in broadcast.segments():
             seq = 0 if expected and expected[-1].attempt != ran.attempt else seq
@@ -198,13 +198,13 @@ def test_obeys_an_operator(sqlite: Store, bus_url: str) -> None:
 
         follow(("bsp", 0))
         switch = {"policy": "chronica", "parameters": {"window": 16}, "by": "test"}
-        server.call("POST", f"/runs/{run}/policy", switch)
+        server.call("POST", f"/runs/{run}/policy", switch, if_match="*")
         segment = follow(("chronica", 1))
         assert segment.shuffled
-        server.call("POST", f"/runs/{run}/policy", {"policy": "bsp"})
+        server.call("POST", f"/runs/{run}/policy", {"policy": "bsp"}, if_match="*")
         follow(("bsp", 2))
         until(lambda: runs_store.get(sqlite, run)["state"] == "running", "it runs")
-        server.call("POST", f"/runs/{run}/stop")
+        server.call("POST", f"/runs/{run}/stop", if_match="*")
         for _ in segments:
             pass
         assert broadcast.state == "stopped"

@@ -48,7 +48,10 @@ def _template(path: str) -> str:
 
 @pytest.mark.parametrize("path", sorted(recorded("documents")))
 def test_rest_answers_the_same_documents(path: str, answers: dict[str, Any]) -> None:
-    lines = data.differences(documents.sorted_enums(recorded("documents")[path]), answers[path])
+    before, now = documents.sorted_enums(recorded("documents")[path]), answers[path]
+    if path == "/metrics":  # lines: there may be more
+        before, now = dict.fromkeys(before), dict.fromkeys(now)
+    lines = data.differences(before, now)
     assert not lines, f"GET {path} is not as recorded:\n" + "\n".join(lines)
 
 

@@ -17,7 +17,9 @@ from alembic.runtime.migration import MigrationContext
 from paceline.wire import RoundBatch, StepBatch
 from paceline_backend.store import Store, StoreError, schema, telemetry
 from paceline_backend.store import migrate as _migrate
+from paceline_backend.store.access import tokens
 from support.records import a_round, add_run, adopted, hello, record
+from support.waiting import DEADLINE_S
 
 OPEN = """
 import sys
@@ -97,6 +99,38 @@ def test_earlier_rounds_had_nothing_to_copy(database_url: str) -> None:
         assert connection.execute(sa.select(c.seq, c.copied_s)).all() == [(0, 0.0), (1, 0.0)]
 
 
+def test_of_an_earlier_run_only_the_names_of_its_variables_stay(database_url: str) -> None:
+    with Store.open(database_url) as store:
+        for name, env in (("old", {"TOKEN": "open-sesame"}), ("plain", {})):
+            add_run(store, name, env=env)
+        with store.write() as connection:
+            command.downgrade(_migrate.config(connection), "0008")
+            connection.execute(
+                sa.text("""UPDATE runs SET env = '{"TOKEN": "x"}' WHERE id = 'old'""")
+            )
+    with Store.open(database_url) as store, store.read() as connection:
+        c = schema.runs.c
+        rows = connection.execute(sa.select(c.id, c.env, c.signed).order_by(c.id)).all()
+        assert rows == [("old", ["TOKEN"], False), ("plain", [], False)]
+
+
+def test_runs_on_engines_of_an_earlier_database_are_marked(database_url: str) -> None:
+    """Those that go on, and those that have ended and whose nodes' token is not revoked."""
+    asked = {"backend": "slurm", "backend_jobs": {"launch": 0, "jobs": {"0": "1"}}}
+    with Store.open(database_url) as store:
+        for name, state in (("waits", "queued"), ("left", "failed"), ("over", "failed")):
+            add_run(store, name, state=state, **asked)
+            tokens.of_run(store, name)
+        add_run(store, "local", state="running")
+        with store.write() as connection:
+            tokens.revoke_of_run(connection, "over")
+            command.downgrade(_migrate.config(connection), "0022")
+    with Store.open(database_url) as store, store.read() as connection:
+        c = schema.engine_runs.c
+        rows = connection.execute(sa.select(c.backend, c.run).order_by(c.run)).all()
+        assert rows == [("slurm", "left"), ("slurm", "waits")]
+
+
 def test_downgrade_and_upgrade_round_trip(database_url: str) -> None:
     with Store.open(database_url) as store:
         with store.write() as connection:
@@ -143,9 +177,9 @@ def test_processes_that_open_at_once_wait_for_each_other(database_url: str) -> N
         assert opener.stdin is not None
         opener.stdin.write("\n")
         opener.stdin.flush()
-    assert [(opener.communicate(timeout=60)[1], opener.returncode) for opener in openers] == [
-        ("", 0)
-    ] * 3
+    assert [
+        (opener.communicate(timeout=DEADLINE_S)[1], opener.returncode) for opener in openers
+    ] == [("", 0)] * 3
     with Store.open(database_url) as store:
         assert _differences(store) == []
 

@@ -9,14 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-import sqlalchemy as sa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.wire import Message, NodeState, RunState, State, StepBatch
+from paceline.wire import Message, RunState, State, StepBatch
 from paceline_backend import policies
 from paceline_backend.insight import workers
-from paceline_backend.store import Store, reads, runs, schema, telemetry
+from paceline_backend.store import Store, reads, runs, telemetry
 from support.records import add_run, adopted, hello, record
 
 
@@ -246,35 +245,6 @@ def test_run_details_come_from_hello_and_steps(store: Store) -> None:
     assert (row["emulated"], row["epochs"], row["device"]) == (emulated, 3, "cpu")
     write(store, "r", hello(attempt=1, epochs=9))
     assert runs.get(store, "r")["epochs"] == 9, "a new attempt's Hello counts"
-
-
-def test_lost_runs(store: Store) -> None:
-    """Whatever comes of a run is a sign that it lives; its node's agent says nothing about it."""
-    now = time.time()
-    signs: dict[str, list[Message]] = {
-        "gone": [],
-        "supervised": [RunState(State.STARTING, now - 100, "n")],
-        "introduced": [hello(started_at=now - 100)],
-        "training": [StepBatch([record(0, 0)])],
-        "ended": [RunState(State.FINISHED, now - 100, "n")],
-    }
-    for name in signs:
-        add_run(store, name, node="n", state="running", created_at=now - 100)
-    add_run(store, "never-launched", node="n", created_at=now - 100)
-    add_run(store, "new", node="n", created_at=now)
-    assert len(runs.lost(store, 30.0)) == 6
-    telemetry.write(store, [("", NodeState("n", "n", 1, 1, [], now, "0"))])
-    for name, messages in signs.items():
-        write(store, name, *messages)
-    assert runs.lost(store, 30.0) == [
-        ("gone", "nothing was heard of it for 30 s: n went away"),
-        ("never-launched", "nobody started it within 30 s"),
-    ]
-    with store.write() as connection:
-        connection.execute(sa.update(schema.runs).values(seen_at=now - 31))
-    assert [run for run, _ in runs.lost(store, 30.0)] == [
-        *("gone", "supervised", "introduced", "training", "never-launched", "new")
-    ]
 
 
 def test_only_an_assumed_end_gives_way_to_a_later_word(store: Store) -> None:

@@ -25,9 +25,10 @@ from paceline.wire import (
 )
 from paceline.wire.bus import connect, publish
 from paceline.wire.synchronisation import convert
-from paceline_backend.control.ingest import DEAD, Ingest
+from paceline_backend.control.ingest import Ingest
 from paceline_backend.demo import print_report
 from paceline_backend.insight.report import run_report
+from paceline_backend.requests.dead import DEAD
 from paceline_backend.store import Store, StoreRefusedError, rounds, schema, telemetry
 from paceline_backend.store.coverage import coverage
 from support.leading import working

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Iterator
 from itertools import count
 from operator import attrgetter
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -26,7 +28,16 @@ from paceline.wire import (
     StepBatch,
     StepRecord,
 )
-from paceline_backend.store import Store, StoreRefusedError, blobs, schema, telemetry
+from paceline_backend.store import (
+    Store,
+    StoreRefusedError,
+    attempts,
+    blobs,
+    records,
+    runs,
+    schema,
+    telemetry,
+)
 from support.records import add_run, adopted, hello, record
 
 _names = (f"run-{number}" for number in count())
@@ -386,7 +397,7 @@ def test_unknown_run_leaves_nothing(store: Store) -> None:
 
 def test_segments_are_kept_whole_and_once(store: Store) -> None:
     key = add_run(store, "r")
-    first = adopted(0, 0, moved=3, plan_s=0.01, ett_s=[[0.1, 0.2], [0.1, 0.0]])
+    first = adopted(0, 0, moved=3, across=2, plan_s=0.01, ett_s=[[0.1, 0.2], [0.1, 0.0]])
     send(store, first, first, adopted(1, 2, source="coast"))
     send(store, first)
     planned, coasted = rows(store, schema.segments)
@@ -408,6 +419,7 @@ def test_segments_are_kept_whole_and_once(store: Store) -> None:
         "why": "",
         "synchroniser_digest": ALLREDUCE.digest,
         "fallback": "",
+        "across": 2,
     }
     assert (coasted["seq"], coasted["source"]) == (1, "coast")
 
@@ -425,12 +437,28 @@ def test_switch_takes_effect_with_its_earliest_segment(store: Store) -> None:
     assert effects == [(0, 50.0), (8, 59.0), (None, None)]
 
 
+def test_thousands_of_unused_attempts_are_no_burden(store: Store) -> None:
+    """A launch after a lost host leaves their numbers out."""
+    run = add_run(store, "r")
+    for attempt, step in ((0, 0), (2000, 2), (5000, 4)):
+        rows_of = [record(step + k, rank, attempt) for k in range(2) for rank in range(2)]
+        plan = adopted(0, step, attempt=attempt)
+        send(store, hello(attempt=attempt, step=step), plan, StepBatch(rows_of))
+    with store.read() as connection:
+        seen = records.newest_complete(
+            connection, run, ("load",), (0, None), count=10, most_rows=100
+        )
+        spans = attempts.spans(connection, run, 5000)
+    assert sorted({int(row[0]) for row in seen.table}) == [0, 1, 2, 3, 4, 5]
+    assert len(spans) < 6
+    assert runs.get(store, "r")["step"] == 5
+
+
 def test_node_keeps_its_latest_state(store: Store) -> None:
     def state(at: float, **fields: Any) -> NodeState:
         return NodeState("n", "host", 8, 2**40, ["H200"], at, "0.1.0", **fields)
 
-    telemetry.write(store, [("", state(10.0)), ("", state(12.0, runs=["a"])), ("", state(11.0))])
-    telemetry.write(store, [("", state(5.0, left=True))])
+    telemetry.write(store, [("", state(10.0)), ("", state(11.0, runs=["a"]))])
     (node,) = rows(store, schema.nodes)
     assert node == {
         "id": "n",
@@ -440,9 +468,30 @@ def test_node_keeps_its_latest_state(store: Store) -> None:
         "gpus": ["H200"],
         "paceline": "0.1.0",
         "registered_at": node["registered_at"],
-        "heartbeat_at": 12.0,
+        "heartbeat_at": node["registered_at"],
         "left": False,
         "runs": ["a"],
+        "signed": False,
+        "only_run": None,
+        **dict.fromkeys(("backend", "host", "check", "checked_at", "gpu_states")),
     }
-    telemetry.write(store, [("", state(13.0, left=True))])
+    assert abs(node["heartbeat_at"] - time.time()) < 60
+    telemetry.write(store, [("", state(5.0, left=True))])
     assert rows(store, schema.nodes)[0]["left"] is True
+
+
+def test_sqlite_takes_many_rows_in_a_statement(tmp_path: Path) -> None:
+    """Each statement lets other threads run: with one for each row, ingest waits for planning."""
+    statements: list[str] = []
+    with Store.open(f"sqlite:///{tmp_path / 'p.db'}") as store:
+        add_run(store, "r")
+        with store.write() as connection:
+            driver: Any = connection.connection.driver_connection
+            driver.set_trace_callback(statements.append)
+        messages = [("r", hello()), *(("r", StepBatch([record(s, s % 2)])) for s in range(150))]
+        assert telemetry.write(store, messages).rows == 150
+        with store.read() as connection:
+            rows = connection.execute(sa.select(schema.worker_steps.c.step)).scalars().all()
+    assert sorted(rows) == list(range(150))
+    inserts = [text for text in statements if "INTO worker_steps" in text]
+    assert len(inserts) == 2 + 2 + 6  # of 64, 8 and 1 rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
@@ -21,11 +22,11 @@ import paceline
 from paceline import wire
 from paceline.core.ledger import Ledger
 from paceline.core.terms import Terms
-from paceline.train import leader
-from paceline.train.follower import Follower
-from paceline.train.leader import Leader, epoch_order
 from paceline.train.parts import Step
-from paceline.train.proposals import Proposals
+from paceline.train.plan import leader
+from paceline.train.plan.follower import Follower
+from paceline.train.plan.leader import Leader, epoch_order
+from paceline.train.plan.proposals import Proposals
 from paceline.wire import Adopted, Proposal, Segment, StopTraining, bus
 from paceline.wire.synchronisation import convert
 from paceline_backend.server.embedded import EmbeddedBus
@@ -76,6 +77,7 @@ class Run:
         return zip(*[follower.steps(number) for follower in self.ranks], strict=True)
 
     def close(self) -> None:
+        self.ranks[1].close()
         self.proposals.close()
         self.client.close()
 
@@ -273,6 +275,20 @@ def test_stop_ends_all_ranks_at_the_next_segment(run: Run) -> None:
     assert len(list(epoch)) == 1, "the segment that was adopted is finished"
     assert [follower.stopped for follower in run.ranks] == [True, True]
     assert list(run.epoch(1)) == []
+
+
+def test_a_run_that_goes_on_obeys_no_order_of_before(bus_url: str) -> None:
+    """On a bus without users, whoever read it may send it once more."""
+    with (
+        closing(Proposals(bus_url, RUN, attempt=3, first_attempt=2)) as proposals,
+        redis.Redis.from_url(bus_url) as client,
+    ):
+        for message in (StopTraining("again", 1), Proposal(3, FIRST, "test")):
+            bus.publish(client, wire.control(RUN), message, RUN)
+        until(lambda: proposals.heard)
+        assert proposals.stop_reason is None
+        bus.publish(client, wire.control(RUN), StopTraining("now", 2), RUN)
+        until(lambda: proposals.stop_reason == "now")
 
 
 def test_what_is_no_message_is_logged_and_skipped(

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from paceline.train import meeting
+from support.waiting import DEADLINE_S
 
 NODES = 2
 PORT = 29500  # in network namespaces of the test's own
@@ -72,7 +73,7 @@ def test_nodes_with_the_same_host_name_meet(namespaces: list[str], tmp_path: Pat
         for rank, name in enumerate(namespaces)
     ]
     try:
-        ended = [rank.communicate(timeout=90) for rank in ranks]
+        ended = [rank.communicate(timeout=DEADLINE_S) for rank in ranks]
     finally:
         for process in ranks:
             process.kill()

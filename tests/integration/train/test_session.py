@@ -17,6 +17,7 @@ import paceline
 from support import sessions
 from support.ranks import RankError, Ranks
 from support.sessions import Log, Numbered, Sized, network
+from support.waiting import DEADLINE_S
 
 pytestmark = pytest.mark.ranks
 
@@ -422,7 +423,7 @@ def test_a_forked_child_leaves_the_session_open() -> None:
 
     process = multiprocessing.get_context("fork").Process(target=child)
     process.start()
-    process.join(10)
+    process.join(DEADLINE_S)
     assert process.exitcode == 0
     session.close()
 

@@ -17,7 +17,7 @@ from support import surviving_script
 from support.surviving_script import EPOCHS, EVERY, SAMPLES, STEPS, Kill
 from support.waiting import until
 
-pytestmark = pytest.mark.ranks
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 WORLD = 2
 BOTH = [0, 1]
 
@@ -36,7 +36,7 @@ def run(script: str, directory: Path, arguments: list[str], restarts: int) -> Su
         return supervisor.settled
 
     try:
-        until(settled, "the run to settle", 120)
+        until(settled, "the run to settle", 400)
         assert supervisor.last is not None
         assert supervisor.last.exit_code == 0, supervisor.last.message
     finally:

@@ -18,7 +18,7 @@ from paceline import wire
 from paceline.core.dealing import dealt, equal_counts
 from paceline.core.ledger import Ledger
 from paceline.core.terms import Terms
-from paceline.train.leader import Leader, epoch_order
+from paceline.train.plan.leader import Leader, epoch_order
 from paceline.wire import Adopted, Segment
 from paceline.wire.synchronisation import Averaging, AveragingRules, convert
 

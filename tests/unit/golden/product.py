@@ -31,6 +31,7 @@ from paceline_backend.store import Store
 Plain = dict[str, Any]
 
 _NO_BUS = "redis://127.0.0.1:1/0"  # nothing listens there
+_TOKEN = "of-golden-tests-0123456789"
 _FORECAST_STEPS = 64  # newest steps of a run that a recorded forecast rests on
 
 
@@ -143,11 +144,14 @@ async def answers(database: Path, paths: list[str]) -> list[httpx.Response]:
         database: its file.
         paths: to get, with their queries.
     """
-    settings = Settings(_url(database), _NO_BUS)
+    settings = Settings(_url(database), _NO_BUS, token=_TOKEN)
+    headers = {"Authorization": f"Bearer {_TOKEN}"}
     with Store.open(settings.database) as store:
         app = create_app(store, settings)
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+        async with httpx.AsyncClient(
+            transport=transport, base_url="http://localhost", headers=headers
+        ) as client:
             return [await client.get(path) for path in paths]
 
 

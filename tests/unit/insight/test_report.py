@@ -26,7 +26,12 @@ def store(tmp_path: Path) -> Iterator[Store]:
 
 
 def planned(
-    step: int, policy: str, version: int, source: str = "controller", threads: Any = ()
+    step: int,
+    policy: str,
+    version: int,
+    source: str = "controller",
+    threads: Any = (),
+    **more: Any,
 ) -> Message:
     """A segment of one step; each uses two samples of the epoch of 40."""
     counts, indices = pack_indices([[np.array([2 * step]), np.array([2 * step + 1])]])
@@ -41,6 +46,7 @@ def planned(
         epoch=0,
         epoch_end=step == 19,
         threads=list(threads),
+        **more,
     )
 
 
@@ -223,3 +229,14 @@ def test_before_the_first_complete_step_there_is_a_report(store: Store) -> None:
     telemetry.write(store, [("r", hello(sizes=SIZES)), ("r", planned(0, "bsp", 0))])
     report = run_report(store, "r", warmup=0)
     assert (report["presets"]["bsp"]["steps"], report["fluid"]) == (0, None)
+
+
+def test_samples_that_went_to_another_node_are_counted_by_preset(store: Store) -> None:
+    """Also those of warm-up; coasted segments have none."""
+    add_run(store, "r")
+    moves = {"moved": 5, "across": 2}
+    made = [planned(0, "bsp", 0), *(planned(step, "chronica", 1, **moves) for step in (1, 2))]
+    telemetry.write(store, [("r", message) for message in (hello(sizes=SIZES), *made)])
+    presets = run_report(store, "r")["presets"]
+    counted = {name: (row["moved"], row["across"]) for name, row in presets.items()}
+    assert counted == {"bsp": (0, 0), "chronica": (10, 4)}

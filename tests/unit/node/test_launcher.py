@@ -8,7 +8,7 @@ import pytest
 
 from paceline.core.errors import InputError
 from paceline.node import rundir
-from paceline.node.elastic.launcher import last_words
+from paceline.node.elastic.ranks import last_words
 from paceline.node.rundir import Record
 from paceline.node.supervisor import Supervisor, check
 from paceline.wire import Launch

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from paceline.wire import Adopted, pack_indices
@@ -123,3 +124,28 @@ def test_placement_given_to_the_shuffler_is_who_used_a_sample_last() -> None:
     assert history.problem(1, 0, shuffle=True).placement[:5].tolist() == [0, 0, 1, 0, 0]
     history.adopt(segment(1, end=True).segment)
     assert history.must_shuffle(0)
+
+
+def test_the_memory_of_the_attempt_before_is_taken_up_where_feedback_reaches_back_to_it() -> None:
+    before = adopted(3, 4, version=2).segment
+    before = msgspec.structs.replace(before, memory={"known": 1}, feedback=[(0, 4)])
+    history = History(hello(attempt=1, step=6), before)
+    assert history.feedback == [(0, 4)]
+    history.recall([(2, 6)])
+    assert history.memory(2) == {"known": 1}
+    assert history.memory(1) == {}, "another version of the policy"
+    history.recall([(6, 9)])
+    assert history.memory(2) == {}
+    history.recall([(2, 6)])
+    own = msgspec.structs.replace(adopted(0, 6, version=2, source="controller").segment)
+    history.adopt(msgspec.structs.replace(own, memory={"known": 2}))
+    history.recall([(2, 8)])
+    assert history.memory(2) == {"known": 2}, "this attempt has its own"
+
+
+def test_a_policy_that_forgets_does_not_recall() -> None:
+    before = msgspec.structs.replace(adopted(3, 4).segment, memory={"known": 1})
+    history = History(hello(attempt=1, step=6), before)
+    history.forget_memory()
+    history.recall([(2, 6)])
+    assert history.memory(0) == {}

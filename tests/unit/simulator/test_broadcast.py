@@ -43,7 +43,9 @@ class Bus:
 class Server:
     """A server that knows of no switch."""
 
-    def call(self, method: str, path: str, body: Any = None) -> dict[str, Any]:
+    def call(
+        self, method: str, path: str, body: Any = None, if_match: str | None = None
+    ) -> dict[str, Any]:
         return {"state": "running", "version": 0}
 
 

@@ -77,7 +77,7 @@ def test_everything_reaches_devices_and_hello() -> None:
         ({"wrokers": 4}, "wrokers"),
         ({"workers": "four"}, "workers: Expected `int`"),
         ({"workers": 0}, "workers: 0; give a number from 1 to 10000"),
-        ({"workers": 10_001}, "workers: 10001"),
+        ({"workers": 100_001}, "workers: 100001"),
         ({"global_batch": 0}, "global_batch"),
         ({"epochs": None}, "steps: give how many"),
         ({"epochs": 0}, "epochs: 0"),

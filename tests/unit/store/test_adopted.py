@@ -65,6 +65,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "feedback": st.lists(st.tuples(whole, whole), max_size=3),
     "shuffled": st.booleans(),
     "moved": whole,
+    "across": whole,
     "plan_s": real,
     "memory": st.dictionaries(text, plain),
     "threads": st.lists(whole, min_size=2, max_size=2) | st.lists(whole),
@@ -131,6 +132,7 @@ def test_what_a_leader_adopts_is_stored(
     "changes",
     [
         {"moved": -1},
+        {"across": -1},
         {"version": 2**31},
         {"version": -1},
         {"seq": 2**63},

@@ -46,3 +46,10 @@ def test_a_new_column_is_checked_by_its_type(value: float) -> None:
     assert columns.checked(longer(0.5, value)) == longer(0.5, None)
     with pytest.raises(StoreRefusedError, match="numbers must be finite"):
         columns.checked(longer(value))
+
+
+def test_a_number_below_zero_is_refused_where_it_is_a_time() -> None:
+    columns = Columns(Longer, table())
+    assert columns.checked(longer(0.0, -0.5)) == longer(0.0, -0.5)
+    with pytest.raises(StoreRefusedError, match="at least 0"):
+        columns.checked(longer(-1e-9))

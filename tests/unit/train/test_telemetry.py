@@ -12,6 +12,7 @@ from paceline.node import spool as spool_module
 from paceline.node.spool import Spool, dropped
 from paceline.train import report as telemetry
 from paceline.train.report import Emitter
+from paceline.wire import RunState, State
 from support.reports import RUN, hello, in_spool, step_record, steps_of
 from support.waiting import until
 
@@ -104,3 +105,15 @@ def test_bad_environment_is_named() -> None:
 
     with pytest.raises(ValueError, match="PACELINE_SPOOL_BYTES is '64M'"):
         Environment.read({"PACELINE_SPOOL_BYTES": "64M"})
+
+
+def test_a_message_larger_than_the_spool_keeps_no_other_back(tmp_path: Path) -> None:
+    large = RunState(State.RUNNING, 0.0, "n", message="x" * 20_000)
+    emitter = Emitter(RUN, None, Spool(tmp_path, "rank0", 10_000), lambda: 0)
+    emitter.send(large)
+    for seq in range(10):
+        emitter.record(step_record(seq))
+    until(lambda: sum(path.stat().st_size for path in tmp_path.iterdir()))
+    emitter.close()
+    assert steps_of(in_spool(tmp_path)) == list(range(10))
+    assert emitter.dropped == dropped(tmp_path) == 1

@@ -16,7 +16,7 @@ from paceline.train.checkpoint.position import Position
 from paceline.train.environment import Environment
 from paceline.train.meeting import Meeting
 from paceline.train.parts import Step
-from paceline.wire import MOST_WHY, Fallback, Message, decode
+from paceline.wire import MOST_WHY, Fallback, Message, Phase, decode
 
 NOBODY = "redis://127.0.0.1:9"  # the discard port: nothing answers
 
@@ -36,7 +36,9 @@ def test_no_thread_stays_where_the_leader_cannot_be_made(
     meeting = Meeting(0, 1, HashStore(), 0, np.ones(4))
     environment = Environment(run="r1", bus=NOBODY, spool=tmp_path)
     with pytest.raises(ValueError, match="no leader"):
-        wiring.connect(terms, meeting, environment, Position(), [], lambda: 0, None)
+        wiring.connect(
+            terms, meeting, environment, Position(), [], lambda: 0, lambda: (0, Phase.DATA), None
+        )
     assert started == {"paceline-telemetry", "paceline-control"}
     assert set(threading.enumerate()) == before
 
@@ -49,7 +51,9 @@ def test_rank_0_reports_fallbacks_in_a_run_and_cuts_their_reason(
     sizes = np.ones(4) if rank == 0 else None
     meeting = Meeting(rank, 2, HashStore(), 0, sizes)
     environment = Environment(run=run, bus=None, spool=tmp_path)
-    wired = wiring.connect(terms, meeting, environment, Position(), [], lambda: 0, None)
+    wired = wiring.connect(
+        terms, meeting, environment, Position(), [], lambda: 0, lambda: (0, Phase.DATA), None
+    )
     assert (wired.on_fallback is not None) == (rank == 0 and run is not None)
     if wired.on_fallback is not None:
         step = Step(0, 40, 3, [1], 1.0, 1.0, 1.0, 1.0, None, 0)
@@ -59,3 +63,39 @@ def test_rank_0_reports_fallbacks_in_a_run_and_cuts_their_reason(
     drain(tmp_path, lambda fields: messages.append(decode(fields)[1]), include_open=True)
     reported = wired.on_fallback is not None
     assert messages == ([Fallback(0, 3, "x" * MOST_WHY)] if reported else [])
+
+
+@pytest.mark.parametrize(
+    ("environment", "says"),
+    [
+        (Environment(), None),
+        (Environment(max_restarts=1), "so a restart begins at step 0 again"),
+        (Environment(run="r"), "as does `paceline resume`"),
+        (Environment(run="r", attempt=2), "so attempt 2 begins at step 0 again"),
+    ],
+)
+def test_a_script_without_checkpoints_is_told_what_a_restart_costs(
+    environment: Environment, says: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    at_six = Position(0, 6, np.arange(3))
+    for start, rank, saves in [(Position(), 1, False), (Position(), 0, True), (at_six, 0, False)]:
+        wiring.warn_of_restarts(environment, start, rank, saves)
+    assert not caplog.records, "another rank; it saves; it has loaded a state"
+    wiring.warn_of_restarts(environment, Position(), 0, saves=False)
+    assert [says in record.getMessage() for record in caplog.records if says] == [True] * bool(says)
+
+
+@pytest.mark.parametrize(
+    ("variables", "warns"),
+    [
+        ({}, False),
+        ({"PACELINE_SERVER": "http://head:8000"}, True),
+        ({"PACELINE_SERVER": "http://head:8000", "PACELINE_RUN": "r"}, False),
+    ],
+)
+def test_a_training_that_the_server_does_not_know_of_says_so(
+    variables: dict[str, str], warns: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A launcher of others hands the variable on, ours does not."""
+    Environment.read(variables).warn_unknown()
+    assert ["`paceline node`" in record.getMessage() for record in caplog.records] == [True] * warns

@@ -13,7 +13,7 @@ from torch.distributed import HashStore
 
 from paceline import wire
 from paceline.core.terms import Terms
-from paceline.train.leader import Leader
+from paceline.train.plan.leader import Leader
 from paceline.wire import Proposal, Segment, StopTraining, WireError, synchronisation
 from paceline.wire.synchronisation import Synchronisation, convert
 from paceline_backend.simulator import sync as models
@@ -48,7 +48,7 @@ def test_synchronisations_are_taken_or_refused(good: Synchronisation, count: int
 
 
 class Controller:
-    """The part of `paceline.train.leader.Control` that a leader uses, with one message to read."""
+    """What a leader uses of `paceline.train.plan.proposals.Proposals`, with one message to read."""
 
     def __init__(self, data: bytes) -> None:
         self.heard = 0

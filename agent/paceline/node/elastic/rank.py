@@ -18,4 +18,6 @@ if __name__ == "__main__":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != int(sys.argv[1]):  # the launcher died before the request to the kernel
         sys.exit(1)
+    if umask := os.environ.pop("PACELINE_UMASK", ""):  # what the script writes is the user's
+        os.umask(int(umask, 8))
     os.execv(sys.executable, [sys.executable, "-u", *sys.argv[2:]])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
@@ -104,6 +105,16 @@ def _joined(state: State) -> State:
             _, parameter, name = key.split("/", 2)
             optimizer["state"][int(parameter)][name] = value
     return optimizer
+
+
+def copied(state: State) -> State:
+    """A copy on the CPU, which training does not change any more."""
+    return {
+        key: value.detach().to("cpu", copy=True)
+        if isinstance(value, torch.Tensor)
+        else copy.deepcopy(value)
+        for key, value in state.items()
+    }
 
 
 def random_state(rank: int) -> State:

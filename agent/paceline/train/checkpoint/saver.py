@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import logging
+import threading
 import time
 from contextlib import suppress
 from dataclasses import asdict, dataclass
@@ -14,13 +16,21 @@ import torch.distributed as dist
 
 from paceline.core.errors import PacelineError
 from paceline.core.terms import whole
-from paceline.train.checkpoint.contents import Contents, State, random_state, set_random_state
+from paceline.train.checkpoint.contents import (
+    Contents,
+    State,
+    copied,
+    random_state,
+    set_random_state,
+)
 from paceline.train.checkpoint.folder import Folder
 from paceline.train.checkpoint.position import Position
 from paceline.train.meeting import TIMEOUT
 from paceline.train.parts import Step
 
 logger = logging.getLogger(__name__)
+
+_REPORTED_S = 10.0  # a bus and a disk that hang hold up no checkpoint for longer
 
 
 @dataclass(frozen=True)
@@ -32,7 +42,7 @@ class Schedule:
     """
 
     directory: Path
-    every_steps: int | None
+    every_steps: int | None  # the most that are trained again after all ranks were killed
     every_s: float | None  # counted by rank 0
     keep: int
 
@@ -45,12 +55,19 @@ class Schedule:
         if self.every_steps is None and self.every_s is None:
             raise ValueError("give every_steps or every_s: how often to save a checkpoint")
 
+    @property
+    def interval(self) -> int | None:
+        """Steps from one save's beginning to the next one's; the rest is time to write."""
+        return self.every_steps and self.every_steps - self.every_steps // 10
+
 
 class Saver:
     """Loads the newest checkpoint and saves further ones. All ranks make the same calls.
 
     A checkpoint holds rank 0's model and optimiser, since replicas are equal where it is saved, and
-    each rank's random numbers.
+    each rank's random numbers. Training waits until these are copied to the CPU. A thread writes
+    the copy. Training waits for the thread where more than `every_steps` steps would have to be
+    trained again if all ranks were killed.
 
     Args:
         schedule: where, how often, and how many.
@@ -60,13 +77,18 @@ class Saver:
     """
 
     def __init__(self, schedule: Schedule, contents: Contents, rank: int, samples: int) -> None:
+        # It takes a second: not in a step, nor in a thread while data loaders fork.
+        importlib.import_module("paceline.train.checkpoint.storage")
         self._schedule, self._contents = schedule, contents
         self._rank, self._samples = rank, samples
         self._folder = Folder(schedule.directory, schedule.keep)
         # Of its own: the default one may be NCCL's, and a synchroniser's threads use theirs.
         several = dist.is_available() and dist.is_initialized()
         self._group = dist.new_group(backend="gloo", timeout=TIMEOUT) if several else None
+        self._files = dist.new_group(backend="gloo", timeout=TIMEOUT) if several else None
+        self._thread: threading.Thread | None = None  # writes the newest checkpoint
         self._steps = 0  # made at the newest checkpoint, or attempt to save one
+        self._saved = 0  # the same, but only once it is over
         self._time = time.monotonic()
         self._random: State = {}  # as it was when the loaded checkpoint was saved
 
@@ -85,7 +107,7 @@ class Saver:
         position = Position.of_state(state["session"], self._samples)
         self._contents.load(state)
         self._random = {k: v for k, v in state.items() if k.startswith("random/")}
-        self._steps = newest
+        self._steps = self._saved = newest
         if self._rank == 0:
             logger.warning("going on from checkpoint %s", self._folder.whole(newest))
         return position
@@ -105,29 +127,79 @@ class Saver:
             stepped: an optimiser has stepped in it. Otherwise gradients accumulate on this rank,
                 and would be lost: then a checkpoint is due later.
         """
-        steps, s = self._schedule.every_steps, self._schedule.every_s
+        self._hold(step.step + 1)
+        steps, s = self._schedule.interval, self._schedule.every_s
         by_steps = steps is not None and step.step + 1 - self._steps >= steps
         if not by_steps and (s is None or not step.last):
             return False
         by_time = s is not None and time.monotonic() - self._time >= s
-        vote = torch.tensor([stepped and (by_steps or by_time or self._rank > 0)], dtype=torch.int)
-        if self._group is not None:
-            dist.all_reduce(vote, dist.ReduceOp.MIN, self._group)
-        return bool(vote.item())
+        return self._all(stepped and (by_steps or by_time or self._rank > 0))
 
-    def save(self, position: Position) -> None:
-        """Saves a checkpoint. If that fails, training goes on, and the log says why."""
+    def save_last(
+        self, position: Position, stepped: bool, reported: threading.Event | None
+    ) -> None:
+        """Saves where training is before this process ends; waits until all ranks have saved it.
+
+        Args:
+            position: where training is.
+            stepped: an optimiser has stepped in the step before. Otherwise gradients accumulate.
+            reported: see `save`.
+        """
+        if self._all(stepped and position.step > self._steps):
+            self.save(position, reported)
+        self.wait()
+        self._all(True)  # the first node that ends has the others' ranks ended soon after
+
+    def _all(self, vote: bool) -> bool:
+        """Whether all ranks say yes."""
+        votes = torch.tensor([vote], dtype=torch.int)
+        if self._group is not None:
+            dist.all_reduce(votes, dist.ReduceOp.MIN, self._group)
+        return bool(votes.item())
+
+    def save(self, position: Position, reported: threading.Event | None = None) -> None:
+        """Saves a checkpoint, after the one before. If that fails, the log says why.
+
+        Args:
+            position: where training is.
+            reported: set once the control plane will know of all steps before. A checkpoint is not
+                whole before that: those steps are not trained again.
+        """
+        self.wait()
+        self._steps = position.step
+        work = position.step, copied(self._state(position)), reported
+        self._thread = threading.Thread(
+            target=self._write, args=work, name="paceline-checkpoint", daemon=True
+        )
+        self._thread.start()
+        self._time = time.monotonic()
+        self._hold(position.step)
+
+    def wait(self) -> None:
+        """Waits for the checkpoint that is being written."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.join()
+
+    def _hold(self, steps: int) -> None:
+        """Waits on rank 0, and so on all, if too many steps were trained since the newest one."""
+        bound = self._schedule.every_steps
+        if self._rank == 0 and bound is not None and steps - self._saved >= bound:
+            self.wait()
+
+    def _write(self, steps: int, state: State, reported: threading.Event | None) -> None:
         from paceline.train.checkpoint import storage
 
-        self._steps = steps = position.step
         try:
-            storage.write(self._folder.unfinished(steps), self._state(position), self._group)
+            if reported is not None:
+                reported.wait(_REPORTED_S)
+            storage.write(self._folder.unfinished(steps), state, self._files)
             if self._rank == 0:
                 self._folder.finish(steps)
-        except (PacelineError, OSError) as error:
+        except (PacelineError, OSError, RuntimeError) as error:  # RuntimeError: a rank is gone
             if self._rank == 0:
                 self._failed(steps, error)
-        self._time = time.monotonic()
+        self._saved = steps
 
     def _failed(self, steps: int, error: Exception) -> None:
         with suppress(OSError):
@@ -136,11 +208,13 @@ class Saver:
         logger.error(text, steps, error, self._folder.newest() or 0)
 
     def close(self) -> None:
-        """Ends the process group."""
-        group, self._group = self._group, None
-        if group is not None:
-            with suppress(ValueError):  # the script has ended all groups
-                dist.destroy_process_group(group)
+        """Waits for the checkpoint that is being written, and ends the process groups."""
+        self.wait()
+        groups, self._group, self._files = (self._group, self._files), None, None
+        for group in groups:
+            if group is not None:
+                with suppress(ValueError):  # the script has ended all groups
+                    dist.destroy_process_group(group)
 
     def _state(self, position: Position) -> State:
         mine = random_state(self._rank)

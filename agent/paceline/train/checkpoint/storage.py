@@ -64,9 +64,9 @@ def _template(reader: FileSystemReader, rank: int) -> State:
 def _failures_named() -> Iterator[None]:
     """Raises failures as a PacelineError. Leaves out the warning that there is a single process."""
     try:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-            yield
+        # For good: another thread may use the filters meanwhile.
+        warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
+        yield
     except CheckpointException as error:
         if not error.failures:
             raise PacelineError(str(error)) from error

@@ -6,9 +6,8 @@ out of ``.grad`` and applies the gradients that have arrived, if any. So scripts
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -94,7 +93,11 @@ class SyncGate:
     def stepped(self) -> bool:
         """Whether an optimiser of wrapped models has stepped in the current step."""
         running = self._current.running
-        return running is not None and running.step.step == self._stepped
+        return running is not None and self.stepped_in(running.step.step)
+
+    def stepped_in(self, step: int) -> bool:
+        """Whether an optimiser of wrapped models has stepped in a step, and in no later one."""
+        return self._stepped == step
 
     def declare(
         self, optimiser: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None
@@ -170,10 +173,8 @@ class SyncGate:
                 self._agreement.through(self._step.step, raised)
         elif raised:
             self._leave(raised)
-        began = time.perf_counter()
-        with self._entered():
+        with self._current.running.waiting(), self._entered():
             self._relaxed.body_done(self._step, self._script.chosen())
-        self._current.running.waited(time.perf_counter() - began)
         if self._step.last and not self._relaxed.goes_on:
             self._meet()
 
@@ -227,11 +228,9 @@ class SyncGate:
         if self._relaxed is None:
             return
         relaxed, self._relaxed = self._relaxed, None
-        began = time.perf_counter()
-        with self._entered():
+        running = self._current.running
+        with nullcontext() if running is None else running.waiting(), self._entered():
             relaxed.meet(self._script.chosen())
-        if self._current.running is not None:
-            self._current.running.waited(time.perf_counter() - began)
 
     def _reduce(self, reduces: bool) -> None:
         self._current.weighs = True

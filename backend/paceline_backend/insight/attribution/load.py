@@ -6,6 +6,7 @@ import numpy as np
 
 from paceline_backend.insight.attribution.model import Rows
 from paceline_backend.store import Connection, records
+from paceline_backend.store.attempts import Placement
 from paceline_backend.store.reads import Range
 
 STEPS = 100  # A verdict rests on so many steps unless a range is given.
@@ -14,7 +15,9 @@ MOST_ROWS = 200_000  # At most so many rows are read: of a longer range, the new
 _COLUMNS = ("samples", "load", "squares", "longest", "data_s", "compute_s")
 
 
-def read_rows(connection: Connection, run: int, span: Range) -> Rows:
+def read_rows(
+    connection: Connection, run: int, span: Range, placement: Placement | None = None
+) -> Rows:
     """What ranks reported of the complete steps of a range, as far as it counts.
 
     Args:
@@ -22,15 +25,20 @@ def read_rows(connection: Connection, run: int, span: Range) -> Rows:
         run: key of the run.
         span: first and last step; without a first one, `STEPS` of them. Never more than
             `MOST_ROWS` rows: of a longer range, the newest steps.
+        placement: of the range's last step: steps before it do not count, since ranks were on other
+            nodes. None: it is not known.
     """
     read = records.newest_complete(
         connection, run, _COLUMNS, span, count=STEPS, most_rows=MOST_ROWS
     )
     table = read.table
+    if placement is not None:
+        table = table[table[:, 0] >= placement.since]
     ranks = table[:, 1].astype(np.int64)
     steps, at = np.unique(table[:, 0], return_inverse=True)
     # An earlier attempt may have had more ranks.
-    world = max(read.world or 0, int(ranks.max(initial=-1)) + 1)
+    known = (read.world or 0) if placement is None else len(placement.nodes)
+    world = max(known, int(ranks.max(initial=-1)) + 1)
     columns = np.full((len(_COLUMNS), len(steps), world), np.nan)
     columns[:, at, ranks] = table[:, 2:].T
     return Rows(steps.astype(np.int64), **dict(zip(_COLUMNS, columns, strict=True)))

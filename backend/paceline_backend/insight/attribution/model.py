@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 from numpy.lib.stride_tricks import sliding_window_view
-from scipy.optimize import nnls
 
 from paceline_backend.policies.base import Floats, Ints, usable
 
@@ -147,6 +146,8 @@ def _combine(columns: Floats, time: Floats) -> Floats:
     prior[0] = 1e-9
     root = np.linalg.cholesky(gram + np.diag(prior))
     target = np.linalg.solve(root, design.sum(axis=0))
+    from scipy.optimize import nnls  # takes a quarter of a server's start to import
+
     return np.asarray(nnls(root.T, target)[0]) * level
 
 

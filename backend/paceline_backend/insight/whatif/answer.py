@@ -31,6 +31,21 @@ class PresetForecast(msgspec.Struct, frozen=True):
     relaxed: bool = False  # ranks do not wait for all others, so the training changes
 
 
+class NodeForecast(msgspec.Struct, frozen=True):
+    """What a step would take if a slow node's ranks were as fast as the median of the others."""
+
+    node: str
+    ranks: list[int]  # that are slow
+    factor: float  # their time ÷ the others', at equal load
+    step_time_s: float
+    low_s: float
+    high_s: float
+    saving: float  # 1 − this time / the time of the policy in force, for the same load
+    saving_low: float
+    saving_high: float
+    words: str
+
+
 class LeftOut(msgspec.Struct, frozen=True):
     """A preset without a forecast, and why."""
 
@@ -77,6 +92,7 @@ class Forecast(msgspec.Struct, frozen=True):
     speeds: list[float] = []  # [W] s per size unit for an equal share of a mean batch
     replicates: int = 0  # simulations of each preset
     decision: Decision | None = None
+    slow_node: NodeForecast | None = None  # None: no node is named slow
 
     def of(self, policy: str) -> PresetForecast | None:
         """The forecast of the preset with this name; None: there is none."""

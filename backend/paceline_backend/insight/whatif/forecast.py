@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 
+import msgspec
 import numpy as np
 
 from paceline.core.cost import Features
 from paceline.wire import ALLREDUCE
 from paceline_backend import policies
+from paceline_backend.insight.whatif import slow_nodes
 from paceline_backend.insight.whatif.answer import (
     FEWEST,
     STEPS,
     Current,
     Forecast,
     LeftOut,
+    NodeForecast,
     PresetForecast,
     words,
 )
 from paceline_backend.insight.whatif.measured import Measured, State, read, same_speeds, steady_time
 from paceline_backend.insight.whatif.resampled import filled, ratios
 from paceline_backend.insight.whatif.simulate import DRAWS, Basis, Simulated, simulate
-from paceline_backend.policies import Models
+from paceline_backend.policies import Models, Policy
 from paceline_backend.policies.base import Floats
 from paceline_backend.policies.predict.linear import LinearPredictor
 from paceline_backend.simulator import sync as synchronisers
@@ -100,7 +104,26 @@ def of_state(
     if state.policy not in simulated:
         why = f"the policy in force cannot be simulated: {left_out[state.policy]}"
         return Forecast(run_id, made_at, current, reason=why)
-    return _answer(run_id, made_at, state, basis, simulated, left_out)
+    made = _answer(run_id, made_at, state, basis, simulated, left_out)
+    return msgspec.structs.replace(made, slow_node=_of_slow_node(made, basis, in_force, simulated))
+
+
+def _of_slow_node(
+    made: Forecast, basis: Basis, in_force: Policy, simulated: Mapping[str, Simulated]
+) -> NodeForecast | None:
+    """The forecast for the case that the node that is slow were not."""
+    base = simulated[basis.state.policy]
+    slow = slow_nodes.named(basis)
+    if slow is None or made.fit_error is None or made.current.step_time_s is None:
+        return None
+    faster = slow_nodes.as_fast_as_the_others(basis, slow)
+    again, _ = simulate(faster, in_force, [], len(base.means), math.inf)
+    if basis.state.policy not in again:
+        return None
+    scale = made.current.step_time_s / float(np.mean(base.means))
+    of = again[basis.state.policy]
+    preset = _preset(slow.node, of, base, scale, made.fit_error, in_force=False)
+    return slow_nodes.answer(slow, preset)
 
 
 def _basis(state: State) -> Basis | str:

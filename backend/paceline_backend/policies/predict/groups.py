@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from paceline_backend.policies.base import Floats, Ints
@@ -21,6 +23,18 @@ def groups(times: Floats, spread: float = 1.0) -> list[list[int]]:
         The groups in order of their first rank; the ranks of each group in order.
     """
     return sorted(sorted(ranks.tolist()) for ranks in _split(times, np.arange(len(times)), spread))
+
+
+def of_nodes(nodes: Sequence[int]) -> list[list[int]]:
+    """The ranks of each node as a group, in order of their first rank.
+
+    Args:
+        nodes: number of each rank's node, [W].
+    """
+    ranks: dict[int, list[int]] = {}
+    for rank, node in enumerate(nodes):
+        ranks.setdefault(node, []).append(rank)
+    return list(ranks.values())
 
 
 def _split(times: Floats, ranks: Ints, spread: float) -> list[Ints]:

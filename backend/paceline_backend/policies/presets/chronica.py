@@ -34,6 +34,7 @@ from paceline_backend.policies.predict.linear import (
 from paceline_backend.policies.solve.counts import bounds
 from paceline_backend.policies.solve.filling import Filling, fill, largest_first, level_out
 from paceline_backend.policies.solve.holdings import split
+from paceline_backend.policies.solve.nodes import kept_on_nodes
 
 _ROUNDS = 2  # of levelling a step; a third round gains less than 0.1 ‰
 
@@ -118,7 +119,8 @@ class ChronicaShuffler:
 
     A worker whose total ETT is above the level gives up samples until its ETT is not, beginning
     with the largest sample that fits its surplus. These samples go, largest first, to the least
-    loaded worker, at this worker's cost.
+    loaded worker, at this worker's cost. On several nodes, samples then change places so that fewer
+    change their node (`solve.nodes`).
 
     Args:
         paper: True: the level is the mean of the totals, as in the paper. False: the level is the
@@ -150,7 +152,9 @@ class ChronicaShuffler:
             rank = int(np.argmin(total if self.paper else total + cost))
             total[rank] += cost[rank]
             placement[sample] = rank
-        return placement
+        if problem.nodes is None or self.paper:
+            return placement
+        return kept_on_nodes(placement, problem, models)
 
 
 def compensate(gradients: Floats, loads: Floats) -> Floats:

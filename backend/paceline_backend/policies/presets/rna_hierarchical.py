@@ -2,14 +2,16 @@
 
 A group's rounds come at the group's own pace, so a gradient of a rank that is always slow is not
 dropped as too old. At a segment's end the fast ranks wait, because all ranks have equally many
-steps. Between groups a parameter server adds up the changes of each group (RNA, Sec. 4).
+steps. On several nodes the ranks of each node are a group, unless a parameter says otherwise: then
+only the exchanges with the server cross the network. Between groups a parameter server adds up the
+changes of each group (RNA, Sec. 4).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import msgspec
 import numpy as np
@@ -22,8 +24,8 @@ from paceline.wire.synchronisation import (
     PartialRules,
     Synchronisation,
 )
-from paceline_backend.policies.base import Choice, Feedback, Floats, Policy, Preset
-from paceline_backend.policies.predict.groups import groups, step_times
+from paceline_backend.policies.base import Choice, Chooser, Feedback, Floats, Policy, Preset
+from paceline_backend.policies.predict.groups import groups, of_nodes, step_times
 from paceline_backend.policies.presets.relaxed import RelaxedParameters, Staleness
 from paceline_backend.policies.registry import make as policy_of
 
@@ -43,19 +45,26 @@ class Grouping:
         every: see `HierarchicalRules`.
         probes: see `HierarchicalRules`.
         staleness: see `HierarchicalRules`.
+        by_node: on several nodes, the ranks of each node are a group.
     """
 
     spread: float
     every: int
     probes: int
     staleness: int
+    by_node: bool = True
+
+    def on_nodes(self, nodes: Sequence[int]) -> Chooser:
+        """The chooser for a run on several nodes; this one where no node has several ranks."""
+        known = of_nodes(nodes)
+        return _ByNode(self, known) if self.by_node and len(known) < len(nodes) else self
 
     def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
         """See `Chooser.choose`."""
         grouping = _recall(memory, world)
         steps = len(feedback) // world
         if steps < _STEPS:
-            return self._choice(grouping, f"few steps are known: {steps} of {_STEPS}")
+            return self.choice(grouping, f"few steps are known: {steps} of {_STEPS}")
         rows = feedback.by_step(world)
         compute_s, samples = rows.compute_s[-_STEPS:], rows.samples[-_STEPS:]
         proposed = [
@@ -64,9 +73,10 @@ class Grouping:
         ]
         if all(proposal == proposed[0] for proposal in proposed):
             grouping = proposed[0]
-        return self._choice(grouping, _words(grouping, step_times(compute_s, samples)))
+        return self.choice(grouping, _words(grouping, step_times(compute_s, samples)))
 
-    def _choice(self, grouping: list[list[int]], why: str) -> Choice:
+    def choice(self, grouping: list[list[int]], why: str) -> Choice:
+        """These groups, for the reason that the operator reads."""
         return Choice(self._synchroniser(grouping), why, {"groups": grouping})
 
     def _synchroniser(self, grouping: list[list[int]]) -> Synchronisation:
@@ -78,6 +88,18 @@ class Grouping:
                 probes=probes, staleness=staleness, mean=True, groups=grouping, every=self.every
             )
         )
+
+
+@dataclass(frozen=True)
+class _ByNode:
+    """The ranks of each node are a group."""
+
+    rules: Grouping
+    nodes: list[list[int]]
+
+    def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
+        """See `Chooser.choose`."""
+        return self.rules.choice(self.nodes, f"a group for each of {len(self.nodes)} nodes")
 
 
 def _recall(memory: Mapping[str, Any], world: int) -> list[list[int]]:
@@ -105,6 +127,13 @@ def _ms(seconds: float) -> str:
 class RnaHierarchicalParameters(RelaxedParameters, frozen=True):
     """What `rna-hierarchical` takes."""
 
+    groups: Annotated[
+        Literal["auto", "speed"],
+        Meta(
+            description="What makes a group: the ranks of a node where a run is on several nodes, "
+            "and else their speed (auto); or always their speed."
+        ),
+    ] = "auto"
     spread: Annotated[
         float,
         Meta(
@@ -137,6 +166,7 @@ def make(parameters: RnaHierarchicalParameters) -> Policy:
         every=parameters.every,
         probes=parameters.probes,
         staleness=parameters.staleness,
+        by_node=parameters.groups == "auto",
     )
     batches = policy_of(parameters.batches)
     return replace(batches, name="rna-hierarchical", synchroniser=chooser)
@@ -144,7 +174,8 @@ def make(parameters: RnaHierarchicalParameters) -> Policy:
 
 preset = Preset(
     name="rna-hierarchical",
-    summary="As rna, in groups of ranks of about the same speed, with a parameter server between.",
+    summary="As rna, in groups of ranks of a node, or of about the same speed, with a parameter "
+    "server between.",
     source="Yang et al., Mitigating stragglers in the decentralized training on heterogeneous "
     "clusters (RNA)",
     make=make,

@@ -8,12 +8,16 @@ Messages may come late, in any order and repeatedly; the tables end up the same,
 * `RoundBatch` → one row of ``rounds`` per record.
 * `Adopted` → ``segments``; a policy version's earliest one tells when that switch took effect.
 * `Fallback` → ``segments.fallback``, if the segment is there.
+* `LongPhase` → ``long_phases``: the newest of each rank.
 * `Hello`, `RunState` → ``runs``: the latest attempt's Hello; states only go forward, an end is
   final unless it was only assumed. Whatever comes of a run is a sign that it lives.
+* `RunState` of a run on several nodes → ``run_nodes``; `several` says what they come to together.
+* `Hello` → ``attempts``, too: where it begins, and how far those before it had come.
 * `NodeState` → ``nodes``: the latest.
 
 Each table has a module here. `locked` holds the runs' rows during the transaction, and `columns`
-checks records against the tables that they go to.
+checks records against the tables that they go to. `problem` says what is wrong with one message.
+`writers` says whose reports those are.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from paceline.wire import (
     Adopted,
     Fallback,
     Hello,
+    LongPhase,
     Message,
     NodeState,
     RoundBatch,
@@ -33,7 +38,20 @@ from paceline.wire import (
     StepBatch,
 )
 from paceline_backend.store.database import Store
-from paceline_backend.store.telemetry import fallbacks, locked, nodes, rounds, segments, steps
+from paceline_backend.store.telemetry import (
+    attempts,
+    fallbacks,
+    locked,
+    nodes,
+    phases,
+    rounds,
+    segments,
+    steps,
+)
+from paceline_backend.store.telemetry.checks import problem
+from paceline_backend.store.telemetry.locked import lose
+
+__all__ = ["Written", "lose", "problem", "write"]
 
 
 @dataclass(frozen=True)
@@ -46,12 +64,15 @@ class Written:
     backends: Mapping[str, str] = field(default_factory=dict)  # of each run that the store has
 
 
-def write(store: Store, messages: Sequence[tuple[str, Message]]) -> Written:
+def write(
+    store: Store, messages: Sequence[tuple[str, Message]], *, roll_up: bool = True
+) -> Written:
     """Writes telemetry in one transaction.
 
     Args:
         store: where.
         messages: public run id and message, as `paceline.wire.decode` returns them.
+        roll_up: False: leaves new roll-ups to `rollups.fill`, as more telemetry waits.
 
     Raises:
         StoreRefusedError: some message holds values that no database takes; nothing was written.
@@ -60,6 +81,7 @@ def write(store: Store, messages: Sequence[tuple[str, Message]]) -> Written:
     with store.write() as connection:
         runs = locked.runs(connection, {run for run, _ in messages})
         known = [(runs[run], message) for run, message in messages if run in runs]
+        locked.read_nodes(connection, (r for r, m in known if isinstance(m, RunState)))
         for run, message in known:
             if isinstance(message, Hello):
                 run.take_hello(message)
@@ -68,9 +90,11 @@ def write(store: Store, messages: Sequence[tuple[str, Message]]) -> Written:
         locked.save(connection, runs.values())
         segments.write(connection, [(r, m) for r, m in known if isinstance(m, Adopted)])
         fallbacks.write(connection, [(r, m) for r, m in known if isinstance(m, Fallback)])
+        phases.write(connection, [(r, m) for r, m in known if isinstance(m, LongPhase)])
         nodes.write(connection, [m for _, m in messages if isinstance(m, NodeState)])
         rows = steps.write(connection, [(r, m) for r, m in known if isinstance(m, StepBatch)])
-        steps.sum_up(connection, runs.values())
+        steps.sum_up(connection, runs.values(), roll_up)
+        attempts.write(connection, [(r, m) for r, m in known if isinstance(m, Hello)])
         rounds.write(connection, [(r, m) for r, m in known if isinstance(m, RoundBatch)])
     return Written(
         rows,

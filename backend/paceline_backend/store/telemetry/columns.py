@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import sqlalchemy as sa
@@ -25,8 +26,9 @@ R = TypeVar("R", StepRecord, RoundRecord)
 class Columns:
     """A kind of record and its table: each field is a column of the same name.
 
-    Integers must fit into their columns. Numbers that must be there must be finite, and their
-    sum below `HUGE`. A number that may be missing is taken as missing if it is infinite or NaN.
+    Integers must fit into their columns. Numbers that must be there must be finite and at least 0,
+    and their sum below `HUGE`. A number that may be missing is taken as missing if it is infinite
+    or NaN.
 
     Args:
         record: the kind of record.
@@ -51,7 +53,15 @@ class Columns:
         ]
         real = [name for name, kind in kinds.items() if kind is sa.Double]
         self._optional = [name for name in real if table.c[name].nullable]
-        self._needed = attrgetter(*(name for name in real if not table.c[name].nullable))
+        needed = [name for name in real if not table.c[name].nullable]
+        self._needed = attrgetter(*needed)
+        self._fit = _compiled(self._whole, needed, self._optional)
+
+    def all_checked(self, records: Sequence[R]) -> Sequence[R]:
+        """Records as they can be stored; see `checked`."""
+        if self._fit(records):
+            return records
+        return [self.checked(record) for record in records]
 
     def checked(self, record: R) -> R:
         """The record as it can be stored.
@@ -62,12 +72,40 @@ class Columns:
         for name, bound in self._whole:
             if not 0 <= getattr(record, name) < bound:
                 raise StoreRefusedError(f"{name} is out of range in {record}")
-        if not sum(map(abs, self._needed(record))) < HUGE:
+        needed = self._needed(record)
+        if not (min(needed) >= 0 and sum(needed) < HUGE):  # the sum notices NaN wherever it is
             raise StoreRefusedError(
-                f"numbers must be finite, and their sum below {HUGE:g}, in {record}"
+                f"numbers must be finite and at least 0, and their sum below {HUGE:g}, in {record}"
             )
         for name in self._optional:
             value = getattr(record, name)
             if value is not None and not -HUGE < value < HUGE:
                 record = msgspec.structs.replace(record, **{name: None})
         return record
+
+
+def _compiled(
+    whole: Sequence[tuple[str, int]], needed: Sequence[str], optional: Sequence[str]
+) -> Callable[[Iterable[StepRecord | RoundRecord]], bool]:
+    """Whether all records are fine as they are, in one expression over the fields of each.
+
+    Ingest asks this of every record: written out, the question takes a quarter of the time of loops
+    over the names of the fields.
+    """
+    terms = [f"0 <= record.{name} < {bound}" for name, bound in whole]
+    terms += [f"0 <= record.{name}" for name in needed]  # NaN is not
+    terms += [f"{' + '.join(f'record.{name}' for name in needed)} < {HUGE!r}"]
+    terms += [
+        f"(record.{name} is None or {-HUGE!r} < record.{name} < {HUGE!r})" for name in optional
+    ]
+    source = (
+        "def fit(records):\n"
+        "    for record in records:\n"
+        f"        if not ({' and '.join(terms)}):\n"
+        "            return False\n"
+        "    return True\n"
+    )
+    names: dict[str, Any] = {}
+    exec(source, names)
+    made: Callable[[Iterable[StepRecord | RoundRecord]], bool] = names["fit"]
+    return made

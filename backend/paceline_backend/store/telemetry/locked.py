@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import sqlalchemy as sa
 
-from paceline.wire import Hello, RoundRecord, RunState, State, StepRecord
+from paceline.wire import Hello, RunState, State
 from paceline_backend.store import blobs, refusals, schema
 from paceline_backend.store.database import StoreRefusedError
+from paceline_backend.store.nodes import run_nodes
+from paceline_backend.store.nodes.run_nodes import GONE, RunNode
+from paceline_backend.store.telemetry import several
 
 _SEEN_EVERY_S = 1.0  # not at every batch: each would write the run's row again
 
@@ -33,7 +36,13 @@ class LockedRun:
     seen_at: float | None
     lost: bool | None
     backend: str
+    first_attempt: int
+    attempts: int
+    nodes_max: int
+    rendezvous: str | None
     changes: dict[str, Any] = field(default_factory=dict, init=False)
+    nodes: dict[str, RunNode] = field(default_factory=dict, init=False)  # of its launch
+    changed_nodes: dict[str, dict[str, Any]] = field(default_factory=dict, init=False)
     touched: set[int] = field(default_factory=set, init=False)  # steps with new rows
     repeated: bool = field(default=False, init=False)  # some of those rows are of a later attempt
     # The number of ranks is new: any step may be complete now.
@@ -58,7 +67,7 @@ class LockedRun:
         if reason is not None:
             raise StoreRefusedError(f"run {self.id}: {what}.{reason}")
 
-    def check_rank(self, record: StepRecord | RoundRecord) -> None:
+    def check_rank(self, attempt: int, rank: int) -> None:
         """Refuses ranks that the attempt does not have; how many it has, its Hello says.
 
         Another attempt may have had more.
@@ -67,12 +76,11 @@ class LockedRun:
             StoreRefusedError: there is no such rank.
         """
         world = refusals.MOST_RANKS
-        if self.world is not None and record.attempt == self.attempt:
+        if self.world is not None and attempt == self.attempt:
             world = self.world
-        if not 0 <= record.rank < world:
+        if not 0 <= rank < world:
             raise StoreRefusedError(
-                f"run {self.id}: rank {record.rank} is out of range: attempt {record.attempt} has "
-                f"{world} ranks"
+                f"run {self.id}: rank {rank} is out of range: attempt {attempt} has {world} ranks"
             )
 
     def take_hello(self, hello: Hello) -> None:
@@ -83,8 +91,10 @@ class LockedRun:
         """
         self.refuse("Hello", refusals.of_hello(hello))
         self._started(hello.started_at)
-        if self.state in ("pending", "starting"):
-            self.set(state="running")
+        self._tells_of(hello.attempt)
+        may = State(self.state).may_become(State.RUNNING)
+        if may and hello.attempt >= self.first_attempt:
+            self._advance(State.RUNNING)
         if self.attempt is not None and hello.attempt < self.attempt:
             return
         self.all_steps |= hello.world != self.world
@@ -109,8 +119,30 @@ class LockedRun:
             self._started(change.at)
         if change.dropped > self.dropped:
             self.set(dropped=change.dropped)
-        if self.node is None and change.node:
+        if self.node is None and change.node and not self.nodes:
             self.set(node=change.node)
+        self._tells_of(change.attempt)
+        if change.attempt < self.first_attempt:
+            return  # who looked after the run before it went on
+        if not self.nodes:
+            self._become(change)
+        elif change.node in self.nodes:
+            self.change_node(change.node, several.changes(self.nodes[change.node], change))
+            self.sum_up(change)
+
+    def change_node(self, node: str, values: Mapping[str, Any]) -> None:
+        """Notes new values of the row of one of several nodes."""
+        self.nodes[node] = replace(self.nodes[node], **values)
+        self.changed_nodes.setdefault(node, {}).update(values)
+
+    def sum_up(self, change: RunState) -> None:
+        """Takes in what all nodes say together, after a change of one of them."""
+        together = several.summed(list(self.nodes.values()), change)
+        # While another launch is on its way, ends are those of the launch before.
+        if together is not None and not (together.state.final and self.rendezvous == GONE):
+            self._become(together)
+
+    def _become(self, change: RunState) -> None:
         before, after = State(self.state), change.state
         if before.final and not self.lost:
             return
@@ -126,9 +158,18 @@ class LockedRun:
         if self.lost:  # The end was only assumed from silence; this message is a sign of life.
             self.set(lost=False, state=change.state, ended_at=None, message=None)
         elif before.may_become(after):
-            self.set(state=change.state)
+            self._advance(change.state)
         if change.message is not None:
             self.set(message=change.message)  # why it was restarted
+
+    def _advance(self, state: State) -> None:
+        if self.state == State.QUEUED:
+            self.set(message=None)  # why it waited
+        self.set(state=state)
+
+    def _tells_of(self, attempt: int) -> None:
+        if attempt >= self.attempts:
+            self.set(attempts=attempt + 1)
 
     def _started(self, at: float) -> None:
         if self.started_at is None or at < self.started_at:
@@ -149,19 +190,60 @@ def runs(connection: sa.Connection, ids: set[str]) -> dict[str, LockedRun]:
     c = schema.runs.c
     query = (
         sa.select(*(c[name] for name in _READ))
-        .where(c.id.in_(ids))
+        .where(c.id.in_(ids), c.pruned_at.is_(None))
         .order_by(c.key)
         .with_for_update(key_share=True)
     )
     return {row.id: LockedRun(*row) for row in connection.execute(query)}
 
 
-def save(connection: sa.Connection, of: Iterable[LockedRun]) -> None:
-    """Writes what changed in some runs' rows, and that each of these runs lives."""
+def read_nodes(connection: sa.Connection, of: Iterable[LockedRun]) -> None:
+    """Reads the nodes of those runs that train on several, before their states are taken in."""
+    several_nodes = {run.key: run for run in of if run.nodes_max > 1}
+    for key, rows in run_nodes.of_runs(connection, several_nodes.keys()).items():
+        run = several_nodes[key]
+        run.nodes = {row.node: row for row in rows if row.first_attempt == run.first_attempt}
+
+
+def lose(connection: sa.Connection, run: str, node: str, message: str) -> str | None:
+    """Fails a node of an unfinished run that is assumed lost; what the node reports revives it.
+
+    Returns:
+        The run's state afterwards; None if there was nothing to fail.
+    """
+    locked = runs(connection, {run}).get(run)
+    if locked is None or State(locked.state).final:
+        return None
+    read_nodes(connection, [locked])
+    row = locked.nodes.get(node)
+    if row is None or row.ended:
+        return None
+    locked.change_node(node, {"state": State.FAILED, "lost": True, "message": message})
+    locked.sum_up(RunState(State.FAILED, time.time(), node, row.attempt))
+    if State(locked.state).final:
+        locked.set(lost=all(each.lost for each in locked.nodes.values()))
+    save(connection, [locked], seen=False)
+    return locked.state
+
+
+def save(connection: sa.Connection, of: Iterable[LockedRun], *, seen: bool = True) -> None:
+    """Writes what changed in some runs' rows, and with `seen` that each of these runs lives."""
     now = time.time()
+    only_seen: list[int] = []
     for run in of:
-        if run.seen_at is None or now - run.seen_at > _SEEN_EVERY_S:
+        changed = bool(run.changes)
+        if seen and (
+            run.seen_at is None or abs(now - run.seen_at) > _SEEN_EVERY_S
+        ):  # clocks may be set
             run.set(seen_at=now)
-        if run.changes:
+            if not changed:
+                only_seen.append(run.key)
+        if changed:
             query = sa.update(schema.runs).where(schema.runs.c.key == run.key)
             connection.execute(query.values(run.changes))
+        for node, values in run.changed_nodes.items():
+            if values:
+                run_nodes.change(connection, run.nodes[node], values)
+    if only_seen:  # of all at once: there may be hundreds
+        query = sa.update(schema.runs).where(schema.runs.c.key.in_(only_seen))
+        connection.execute(query.values(seen_at=now))

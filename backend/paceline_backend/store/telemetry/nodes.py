@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
+import msgspec
 import sqlalchemy as sa
 
-from paceline.wire import NodeState
+from paceline.wire import NodeCheck, NodeState
 from paceline_backend.store import refusals, schema
-from paceline_backend.store.database import StoreRefusedError, insert
+from paceline_backend.store.database import StoreRefusedError, insert, now
+
+_REMEMBERED = ("check", "checked_at")  # an agent that was just started knows none
+# What heartbeats do not change.
+_KEPT = ("id", "registered_at", "signed", "only_run", "backend", "host")
 
 
 def write(connection: sa.Connection, states: Sequence[NodeState]) -> None:
-    """Writes each node's latest state, unless a later one is there.
+    """Writes each node's last state, with the database's time: a node's clock may be wrong.
+
+    Who has a session is not asked here: see `store.nodes.expect`.
+
+    Args:
+        connection: to write with.
+        states: in the order in which they came.
 
     Raises:
         StoreRefusedError: some state holds what no database takes.
@@ -22,14 +34,14 @@ def write(connection: sa.Connection, states: Sequence[NodeState]) -> None:
     for state in states:
         if reason := refusals.of_node_state(state):
             raise StoreRefusedError(f"NodeState.{reason}")
-    latest = {state.node: state for state in sorted(states, key=lambda state: state.at)}
+    latest = {state.node: state for state in states}
+    at = now(connection)
     rows = insert(connection, schema.nodes)
-    mutable = [c.name for c in schema.nodes.c if c.name not in ("id", "registered_at")]
-    upsert = rows.on_conflict_do_update(
-        index_elements=["id"],
-        set_={name: rows.excluded[name] for name in mutable},
-        where=rows.excluded.heartbeat_at >= schema.nodes.c.heartbeat_at,
-    )
+    mutable = [c.name for c in schema.nodes.c if c.name not in _KEPT]
+    changes: dict[str, sa.ColumnElement[Any]] = {name: rows.excluded[name] for name in mutable}
+    for name in _REMEMBERED:
+        changes[name] = sa.func.coalesce(rows.excluded[name], schema.nodes.c[name])
+    upsert = rows.on_conflict_do_update(index_elements=["id"], set_=changes)
     connection.execute(
         upsert,
         [
@@ -40,11 +52,20 @@ def write(connection: sa.Connection, states: Sequence[NodeState]) -> None:
                 "memory_bytes": state.memory_bytes,
                 "gpus": state.gpus,
                 "paceline": state.paceline,
-                "registered_at": state.at,
-                "heartbeat_at": state.at,
+                "registered_at": at,
+                "heartbeat_at": at,
                 "left": state.left,
                 "runs": state.runs,
+                "signed": False,
+                "gpu_states": [msgspec.structs.asdict(gpu) for gpu in state.gpu_states] or None,
+                "check": None if state.check is None else _speeds(state.check),
+                "checked_at": None if state.check is None else state.check.at,
             }
             for state in latest.values()
         ],
     )
+
+
+def _speeds(check: NodeCheck) -> dict[str, float | None]:
+    names = ("compute_gflops", "memory_gbps", "disk_mbps")
+    return {name: getattr(check, name) for name in names}

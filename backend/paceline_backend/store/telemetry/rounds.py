@@ -29,9 +29,18 @@ def write(connection: sa.Connection, batches: Sequence[tuple[LockedRun, RoundBat
 
 
 def _row(run: LockedRun, record: RoundRecord) -> dict[str, Any]:
-    run.check_rank(record)
+    run.check_rank(record.attempt, record.rank)
     record = _RECORD.checked(record)
-    if not all(0 <= count < 2**31 for count in record.staleness):
-        raise StoreRefusedError(f"staleness holds what is no count in {record}")
+    check_staleness(record)
     staleness = blobs.pack(record.staleness)
     return msgspec.structs.asdict(record) | {"run": run.key, "staleness": staleness}
+
+
+def check_staleness(record: RoundRecord) -> None:
+    """Refuses ages of gradients that are no counts.
+
+    Raises:
+        StoreRefusedError: they are not.
+    """
+    if not all(0 <= count < 2**31 for count in record.staleness):
+        raise StoreRefusedError(f"staleness holds what is no count in {record}")

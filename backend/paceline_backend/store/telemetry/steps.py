@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from itertools import chain, groupby
+from operator import itemgetter
 from typing import Any
 
 import msgspec
@@ -11,6 +13,8 @@ import sqlalchemy as sa
 
 from paceline.wire import StepBatch, StepRecord
 from paceline_backend.store import schema
+from paceline_backend.store.database import in_chunks
+from paceline_backend.store.rollups import writing as rollups
 from paceline_backend.store.telemetry.columns import Columns
 from paceline_backend.store.telemetry.locked import LockedRun
 
@@ -19,17 +23,25 @@ _ALL_STEPS = range(2**62)
 _RECORD = Columns(StepRecord, schema.worker_steps)
 _COLUMNS = (*_RECORD.names, "run")
 _NAMES = ", ".join(_COLUMNS)
+_KEY = itemgetter(*(_COLUMNS.index(name) for name in ("run", "step", "rank")))
+_STEP = itemgetter(_COLUMNS.index("step"))
+_RUN = itemgetter(_COLUMNS.index("run"))
+_ATTEMPT = itemgetter(_COLUMNS.index("attempt"))
 _NEWER_ATTEMPT_WINS = (
     "ON CONFLICT (run, step, rank) DO UPDATE SET "
     + ", ".join(f"{c} = excluded.{c}" for c in _COLUMNS if c not in ("run", "step", "rank"))
     + " WHERE excluded.attempt > worker_steps.attempt"
 )
-_INSERT = (
-    f"INSERT INTO worker_steps ({_NAMES}) VALUES ({', '.join('?' * len(_COLUMNS))}) "
+_ROW = f"({', '.join('?' * len(_COLUMNS))})"
+# Python's driver lets other threads run once for each statement, and may wait for them: so a
+# statement takes many rows. The sizes are few, so that each statement is prepared once.
+_INSERTS = {
+    rows: f"INSERT INTO worker_steps ({_NAMES}) VALUES {', '.join([_ROW] * rows)} "
     + _NEWER_ATTEMPT_WINS
-)
+    for rows in (64, 8, 1)
+}
+_COPY = "COPY {} (" + _NAMES + ") FROM STDIN (FORMAT BINARY)"
 _INCOMING = "CREATE TEMP TABLE IF NOT EXISTS incoming (LIKE worker_steps) ON COMMIT DELETE ROWS"
-_COPY = f"COPY incoming ({_NAMES}) FROM STDIN (FORMAT BINARY)"
 _INSERT_INCOMING = (
     f"INSERT INTO worker_steps ({_NAMES}) SELECT {_NAMES} FROM incoming {_NEWER_ATTEMPT_WINS}"
 )
@@ -44,9 +56,7 @@ _COPY_TYPES = [_POSTGRES_TYPES[type(schema.worker_steps.c[name].type)] for name 
 # A rank without samples counts in every sum but the ETT error: its forward and backward are real.
 _PREDICTED = "ett_s IS NOT NULL AND samples > 0 AND compute_s > 1e-9"
 # A rank's weight in the mean loss of the global batch, as its gradient's in the update.
-_WEIGHT = (
-    "(CASE WHEN CAST(:by_size AS integer) = 0 THEN samples WHEN load > 1e-100 THEN load ELSE 0 END)"
-)
+_WEIGHTS = {"samples": "samples", "size": "(CASE WHEN load > 1e-100 THEN load ELSE 0 END)"}
 _SUMS = {
     "run": "run",
     "step": "step",
@@ -63,18 +73,27 @@ _SUMS = {
     "step_s": "avg(step_s)",
     "ett_error_sum": f"sum(CASE WHEN {_PREDICTED} THEN abs(ett_s - compute_s) / compute_s END)",
     "ett_count": f"sum(CASE WHEN {_PREDICTED} THEN 1 ELSE 0 END)",
-    "loss": f"sum(CASE WHEN abs(loss) > 1e-100 THEN loss * {_WEIGHT} ELSE 0 END)"
-    f" / nullif(sum(CASE WHEN loss IS NOT NULL THEN {_WEIGHT} ELSE 0 END), 0)",
     "ended_at": "max(ended_at)",
 }
-_SUM_UP = sa.text(
-    f"INSERT INTO steps ({', '.join(_SUMS)}) SELECT {', '.join(_SUMS.values())} "
-    "FROM worker_steps WHERE run = :run AND step >= :first AND step < :end GROUP BY run, step "
-    "HAVING count(*) = :world AND min(attempt) = max(attempt) "
-    "AND min(rank) >= 0 AND max(rank) < :world "  # any rank may come before the Hello
-    "ON CONFLICT (run, step) DO UPDATE SET "
-    + ", ".join(f"{c} = excluded.{c}" for c in _SUMS if c not in ("run", "step"))
-)
+
+
+def _sum_up(weight: str) -> sa.TextClause:
+    loss = (
+        f"sum(CASE WHEN abs(loss) > 1e-100 THEN loss * {weight} ELSE 0 END)"
+        f" / nullif(sum(CASE WHEN loss IS NOT NULL THEN {weight} ELSE 0 END), 0)"
+    )
+    sums = {**_SUMS, "loss": loss}
+    return sa.text(
+        f"INSERT INTO steps ({', '.join(sums)}) SELECT {', '.join(sums.values())} "
+        "FROM worker_steps WHERE run = :run AND step >= :first AND step < :end GROUP BY run, step "
+        "HAVING count(*) = :world AND min(attempt) = max(attempt) "
+        "AND max(rank) < :world "  # any rank may come before the Hello
+        "ON CONFLICT (run, step) DO UPDATE SET "
+        + ", ".join(f"{c} = excluded.{c}" for c in sums if c not in ("run", "step"))
+    )
+
+
+_SUM_UP = {kind: _sum_up(weight) for kind, weight in _WEIGHTS.items()}
 # A step of which ranks reported different attempts never ran as a whole.
 _DROP_MIXED = sa.text(
     "DELETE FROM steps WHERE run = :run AND step >= :first AND step < :end AND step IN ("
@@ -89,51 +108,117 @@ def write(connection: sa.Connection, batches: Sequence[tuple[LockedRun, StepBatc
     Raises:
         StoreRefusedError: some record holds values that no database takes.
     """
-    count = 0
-    # By key: one INSERT of Postgres must not meet the same row twice.
-    rows: dict[tuple[int, int, int], tuple[Any, ...]] = {}
+    rows: list[tuple[Any, ...]] = []
     for run, batch in batches:
-        key = run.key
-        count += len(batch.records)
-        for record in batch.records:
-            run.touched.add(record.step)
-            run.repeated |= record.attempt > 0
-            at = (key, record.step, record.rank)
-            earlier = rows.get(at)
-            if earlier is None or earlier[0] < record.attempt:  # attempt is the first column
-                run.check_rank(record)
-                rows[at] = (*msgspec.structs.astuple(_RECORD.checked(record)), key)
+        records, key = _RECORD.all_checked(batch.records), run.key
+        for attempt, rank in {(record.attempt, record.rank) for record in records}:
+            run.check_rank(attempt, rank)
+            run.repeated |= attempt > 0
+        run.touched.update([record.step for record in records])
+        rows += [(*msgspec.structs.astuple(record), key) for record in records]
     if not rows:
-        return count
+        return 0
+    rows.sort(key=_STEP)  # appending to the table is cheaper than inserting here and there
+    rows.sort(key=_RUN)
     if connection.dialect.name == "sqlite":
-        connection.exec_driver_sql(_INSERT, list(rows.values()))
+        _insert(connection, rows)
     else:
-        _copy(connection, rows.values())
-    return count
+        _copy(connection, _latest(rows), new=not any(run.repeated for run, _ in batches))
+    return len(rows)
 
 
-def sum_up(connection: sa.Connection, runs: Iterable[LockedRun]) -> None:
-    """Sums up the steps with new rows that all ranks have reported."""
-    for run in runs:
-        parts = [_ALL_STEPS] if run.all_steps else list(_ranges(run.touched))
-        spans = [{"run": run.key, "first": part.start, "end": part.stop} for part in parts]
-        if spans and run.repeated:
-            connection.execute(_DROP_MIXED, spans)
-        if spans and run.world is not None:
-            terms = {"world": run.world, "by_size": int(run.loss_mean == "size")}
-            connection.execute(_SUM_UP, [span | terms for span in spans])
+def _latest(rows: list[tuple[Any, ...]]) -> Collection[tuple[Any, ...]]:
+    """Each row once, of the latest attempt: an INSERT of Postgres must not meet one twice."""
+    if len(set(map(_KEY, rows))) == len(rows):
+        return rows
+    latest: dict[Any, tuple[Any, ...]] = {}
+    for row in rows:
+        earlier = latest.get(_KEY(row))
+        if earlier is None or _ATTEMPT(earlier) < _ATTEMPT(row):
+            latest[_KEY(row)] = row
+    return latest.values()
 
 
-def _copy(connection: sa.Connection, rows: Iterable[tuple[Any, ...]]) -> None:
+def sum_up(connection: sa.Connection, runs: Collection[LockedRun], roll_up: bool) -> None:
+    """Sums up the steps with new rows that all ranks have reported.
+
+    Of all runs at once: most batches hold a few rows of each of many runs.
+
+    Args:
+        connection: to write with.
+        runs: with their new rows.
+        roll_up: whether to write roll-ups, too; else they are due.
+    """
+    touched = {run.key: list(_ranges(run.touched)) for run in runs}
+    parts = {run.key: [_ALL_STEPS] if run.all_steps else touched[run.key] for run in runs}
+    mixed = [span for run in runs if run.repeated for span in _spans(run, parts[run.key])]
+    if mixed:
+        connection.execute(_DROP_MIXED, mixed)
+    known = [run for run in runs if run.world is not None]
+    for weight, query in _SUM_UP.items():
+        weighed = [run for run in known if _weight(run) == weight]
+        spans = [
+            span | {"world": run.world} for run in weighed for span in _spans(run, parts[run.key])
+        ]
+        if spans:
+            connection.execute(query, spans)
+    changed = [(run.key, part) for run in known for part in touched[run.key]]
+    if not roll_up:
+        rollups.remove(connection, changed)
+        starts = {run.key: parts[run.key][0].start for run in known if parts[run.key]}
+        rollups.put_off(connection, starts)
+        return
+    rollups.renew(connection, changed)
+    for run in known:
+        if run.all_steps:
+            rollups.add(connection, run.key, _ALL_STEPS)
+
+
+def _weight(run: LockedRun) -> str:
+    return "size" if run.loss_mean == "size" else "samples"
+
+
+def _spans(run: LockedRun, parts: Iterable[range]) -> Iterator[dict[str, Any]]:
+    for part in parts:
+        yield {"run": run.key, "first": part.start, "end": part.stop}
+
+
+def _insert(connection: sa.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
+    chunks = in_chunks(rows, tuple(_INSERTS))
+    for size, of_size in groupby(chunks, len):
+        flat = [tuple(chain.from_iterable(chunk)) for chunk in of_size]
+        connection.exec_driver_sql(_INSERTS[size], flat)
+
+
+def _copy(connection: sa.Connection, rows: Collection[tuple[Any, ...]], *, new: bool) -> None:
+    """Writes rows to Postgres, in half the time if none of them is there yet.
+
+    Args:
+        connection: to write with.
+        rows: each once.
+        new: whether to try first as if none were there.
+    """
+    if new:
+        try:
+            with connection.begin_nested():
+                _copy_into("worker_steps", connection, rows)
+        except psycopg.errors.UniqueViolation:  # a message came again, or another attempt
+            pass
+        else:
+            return
     connection.execute(sa.text(_INCOMING))
-    # SQLAlchemy's transaction has begun above, so its commit commits what goes past it here.
+    _copy_into("incoming", connection, rows)
+    connection.execute(sa.text(_INSERT_INCOMING))
+
+
+def _copy_into(table: str, connection: sa.Connection, rows: Iterable[tuple[Any, ...]]) -> None:
+    # SQLAlchemy's transaction has begun, so its commit commits what goes past it here.
     driver = connection.connection.driver_connection
     assert isinstance(driver, psycopg.Connection)
-    with driver.cursor() as cursor, cursor.copy(_COPY) as copy:
+    with driver.cursor() as cursor, cursor.copy(_COPY.format(table)) as copy:
         copy.set_types(_COPY_TYPES)
         for row in rows:
             copy.write_row(row)
-    connection.execute(sa.text(_INSERT_INCOMING))
 
 
 def _ranges(numbers: Iterable[int]) -> Iterator[range]:

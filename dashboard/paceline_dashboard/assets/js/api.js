@@ -11,12 +11,14 @@ export class ApiError extends Error {
   /**
    * @param {number} status
    * @param {string} message
-   * @param {{field: string, message: string}[]} fields
+   * @param {Record<string, any>} problem
    */
-  constructor(status, message, fields = []) {
+  constructor(status, message, problem = {}) {
     super(message);
     this.status = status; // 0: no answer, or an incomplete one
-    this.fields = fields; // [{field, message}]: problems of the request's fields
+    this.problem = problem; // the problem document
+    /** @type {{field: string, message: string}[]} */
+    this.fields = problem.errors ?? []; // problems of the request's fields
   }
 }
 
@@ -36,30 +38,16 @@ export async function get(path, params = {}, longestMs = LONGEST_MS) {
 }
 
 /**
- * @param {string} path
- * @param {object} body
- */
-export async function post(path, body) {
-  return send("POST", path, body);
-}
-
-/**
- * @param {string} path
- * @param {object} body
- */
-export async function put(path, body) {
-  return send("PUT", path, body);
-}
-
-/**
+ * Asks for a change of a run that still has this revision; ApiError with status 412 if it has another.
  * @param {string} method
  * @param {string} path
  * @param {object} body
+ * @param {number} revision that the operator has seen
  */
-function send(method, path, body) {
+export async function change(method, path, body, revision) {
   return request(url(path), {
     method,
-    headers: { "Content-Type": "application/json" },
+    headers: { "Content-Type": "application/json", "If-Match": `"${revision}"` },
     body: JSON.stringify(body),
   });
 }
@@ -81,7 +69,7 @@ async function request(target, options, longestMs = LONGEST_MS) {
   }
   if (!response.ok) {
     const problem = await problemOf(response);
-    throw new ApiError(response.status, problem.detail, problem.errors ?? []);
+    throw new ApiError(response.status, problem.detail, problem);
   }
   try {
     return await response.json();

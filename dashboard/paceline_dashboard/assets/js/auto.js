@@ -1,5 +1,6 @@
 // The panel of `auto`: whether Paceline may choose the policy, and its last decision.
-import { get, put } from "./api.js";
+import { change, get } from "./api.js";
+import { overtakenWords } from "./changes.js";
 import { byId, make, problem, show, text } from "./dom.js";
 import { moment } from "./format.js";
 import { ENDED } from "./summary.js";
@@ -17,8 +18,10 @@ export class Auto {
   /**
    * @param {string} path
    * @param {OpenSwitchDialog} openDialog
+   * @param {() => Promise<void>} changed called after a choice: takes the run's new revision
    */
-  constructor(path, openDialog) {
+  constructor(path, openDialog, changed) {
+    this.changed = changed;
     this.path = `${path}/auto`;
     this.busy = false;
     this.changes = 0; // number of changes by the operator
@@ -40,6 +43,7 @@ export class Auto {
     const { changes } = this;
     const answer = await get(this.path);
     if (changes !== this.changes) return; // the operator has changed the choice since
+    if (answer.revision < this.answer?.revision) return; // a later answer was faster
     this.#draw(answer);
     const ended = ENDED.includes(run.state);
     this.mode.disabled = this.relaxed.disabled = ended;
@@ -52,20 +56,32 @@ export class Auto {
     if (this.busy) return;
     this.busy = true;
     try {
-      let answer, sent;
+      let answer = this.answer;
+      let sent;
       do {
         sent = this.changes;
-        answer = await put(this.path, { mode: this.mode.value, relaxed: this.relaxed.checked, by: "dashboard" });
+        const body = { mode: this.mode.value, relaxed: this.relaxed.checked, by: "dashboard" };
+        answer = await change("PUT", this.path, body, answer.revision);
       } while (sent !== this.changes);
       this.#draw(answer);
       problem("auto-problem", "");
     } catch (error) {
       if (error.status === undefined) throw error;
-      this.#draw(this.answer); // the server refused the choice: show the one in force
-      problem("auto-problem", error.message);
+      await this.#refused(error);
     } finally {
       this.busy = false;
     }
+    await this.changed(); // not earlier: a choice that is made meanwhile is sent at once
+  }
+
+  /**
+   * Shows the choice in force, and why the operator's was not taken.
+   * @param {import("./api.js").ApiError} error
+   */
+  async #refused(error) {
+    const overtaken = error.status === 412;
+    this.#draw(overtaken ? await get(this.path).catch(() => this.answer) : this.answer);
+    problem("auto-problem", overtaken ? `${overtakenWords(error)} Your choice was not taken: choose again.` : error.message);
   }
 
   /** @param {AutoState} answer */

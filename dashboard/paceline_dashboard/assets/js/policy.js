@@ -1,5 +1,6 @@
 // The dialog to switch the policy: preset, parameters, confirmation and result.
-import { get, post } from "./api.js";
+import { change, get } from "./api.js";
+import { overtakenWords } from "./changes.js";
 import { byId, make, problem, show, text } from "./dom.js";
 import { blame, fieldOf, FieldError, valueOf } from "./fields.js";
 import { mean, moment, seconds } from "./format.js";
@@ -29,11 +30,14 @@ export class PolicyPanel {
    * @param {string} run
    * @param {import("./data.js").RunData} data
    * @param {import("./effect.js").Effects} effects
+   * @param {() => Promise<void>} changed called after a switch: takes the run's new revision
    */
-  constructor(run, data, effects) {
+  constructor(run, data, effects, changed) {
     this.id = run;
     this.data = data;
     this.effects = effects;
+    this.changed = changed;
+    this.seen = 0; // revision of the run that the dialog was opened with
     /** @type {any} */
     this.run = null; // the run's newest state
     /** @type {PresetInfo[]} */
@@ -70,6 +74,8 @@ export class PolicyPanel {
    * @param {Record<string, any>} parameters
    */
   openDialog(policy = this.run.policy, parameters = {}) {
+    this.seen = this.run.revision;
+    byId("switch-why").value = "";
     const options = this.presets.map((preset) => optionOf(preset, preset.name === this.run.policy));
     byId("policy-presets").replaceChildren(...options);
     byId("switch-dialog").showModal();
@@ -174,8 +180,10 @@ export class PolicyPanel {
     if (parameters === null || button.disabled) return;
     button.disabled = true; // a double click must not switch twice
     try {
-      const body = { policy: this.#preset.name, parameters, by: "dashboard" };
-      this.data.addSwitch(await post(`runs/${encodeURIComponent(this.id)}/policy`, body));
+      const body = { policy: this.#preset.name, parameters, by: "dashboard", why: byId("switch-why").value };
+      const path = `runs/${encodeURIComponent(this.id)}/policy`;
+      this.data.addSwitch(await change("POST", path, body, this.seen));
+      await this.changed();
       byId("switch-dialog").close();
     } catch (error) {
       if (error.status === undefined) throw error;
@@ -191,6 +199,11 @@ export class PolicyPanel {
    * @param {import("./api.js").ApiError} error
    */
   #refused(error) {
+    if (error.status === 412) {
+      this.seen = error.problem.revision; // the operator knows now: the next confirmation goes ahead
+      problem("switch-problem", `${overtakenWords(error)} Your switch was not made. Confirm again to make it all the same.`);
+      return;
+    }
     const [, name, words] = error.fields[0]?.message.match(AT_PARAMETER) ?? [];
     if (!name || !blame(name, `${name}: ${words}`)) problem("switch-problem", error.message);
   }

@@ -1,7 +1,8 @@
 // The page of one run: gives its parts data and draws them.
-import { ApiError, get, post } from "./api.js";
+import { ApiError, change, get } from "./api.js";
 import { AttributionChart } from "./attribution.js";
 import { Auto } from "./auto.js";
+import { Changes, overtakenWords } from "./changes.js";
 import { Charts, MOST_LINES } from "./charts.js";
 import { MOST_STEPS, RunData } from "./data.js";
 import { byId, connection, crumbs, make, poll, problem, show, text, whenThere } from "./dom.js";
@@ -65,6 +66,9 @@ class RunPage {
     this.attribution = new AttributionChart();
     this.rounds = new Rounds();
     this.workers = new WorkersTable();
+    this.changes = new Changes(this.path);
+    this.listed = -1; // revision of the run that the list of changes shows
+    this.seen = 0; // revision that the dialog to stop was opened with
     // Made by `open`, when the page's elements are there.
     /** @type {any} */
     this.policy = null;
@@ -91,11 +95,12 @@ class RunPage {
     await this.#insist(() => plotly(this.plotlyUrl));
     if (this.closed) return;
     this.workers.open();
-    this.policy = new PolicyPanel(this.id, this.data, this.effects);
+    const changed = () => this.#bearing(() => this.#look());
+    this.policy = new PolicyPanel(this.id, this.data, this.effects, changed);
     /** @type {OpenSwitchDialog} */
     const openDialog = (policy, parameters) => this.policy.openDialog(policy, parameters);
     this.whatif = new WhatIf(this.path, openDialog);
-    this.auto = new Auto(this.path, openDialog);
+    this.auto = new Auto(this.path, openDialog, changed);
     this.#controls();
     this.colours = theme(this.palette);
     this.endings.push(
@@ -196,7 +201,8 @@ class RunPage {
 
   /** @param {Run} run */
   #take(run) {
-    this.run = run;
+    // An answer on its way from before a change must not bring the old revision back.
+    this.run = { ...run, revision: Math.max(run.revision, this.run?.revision ?? 0) };
     this.policy.update(run);
     this.whatif.update(run);
     this.#tellFailure(run);
@@ -231,6 +237,9 @@ class RunPage {
     this.#take(run);
     if (run.step > this.data.latest && ENDED.includes(run.state)) this.live.reopen(); // telemetry arrived after the end
     this.painter.request();
+    if (run.revision === this.listed) return;
+    await Promise.all([this.auto.refresh(run), this.changes.refresh()]);
+    this.listed = run.revision;
   }
 
   async #compare() {
@@ -283,6 +292,8 @@ class RunPage {
     });
     byId("stop-open").addEventListener("click", () => {
       problem("stop-problem", "");
+      this.seen = this.run.revision;
+      byId("stop-why").value = "";
       byId("stop-dialog").showModal();
     });
     byId("stop-confirm").addEventListener("click", () => this.#stop());
@@ -290,12 +301,15 @@ class RunPage {
 
   async #stop() {
     try {
-      this.#take(await post(`${this.path}/stop`, { force: byId("stop-force").checked }));
+      const body = { force: byId("stop-force").checked, by: "dashboard", why: byId("stop-why").value };
+      this.#take(await change("POST", `${this.path}/stop`, body, this.seen));
       byId("stop-dialog").close();
       this.painter.request();
     } catch (error) {
       if (error.status === undefined) throw error;
-      problem("stop-problem", error.message);
+      const overtaken = error.status === 412;
+      if (overtaken) this.seen = error.problem.revision; // the operator knows now
+      problem("stop-problem", overtaken ? `${overtakenWords(error)} The run was not stopped. Confirm again to stop it all the same.` : error.message);
     }
   }
 

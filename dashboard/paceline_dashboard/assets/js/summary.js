@@ -36,7 +36,7 @@ export function drawHeader(run, row) {
 /** @param {Run} run */
 function drawController(run) {
   const ended = ENDED.includes(run.state);
-  show("run-controller", !ended && run.state !== "pending" && !simulated(run)); // a simulated run plans by itself
+  show("run-controller", !ended && !["pending", "queued"].includes(run.state) && !simulated(run)); // a simulated run plans by itself
   const alive = Boolean(run.controller?.alive);
   text("run-controller", alive ? "controller planning" : "no controller: coasting");
   byId("run-controller").className = alive ? "badge" : "badge warn";

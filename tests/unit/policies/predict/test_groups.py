@@ -135,3 +135,22 @@ def test_parameters_reach_the_synchroniser() -> None:
         "staleness": 2,
         "mean": True,
     }
+
+
+def test_ranks_of_a_node_are_a_group() -> None:
+    nodes = np.array([0, 1, 0, 1])
+    slow_half = feedback(np.tile([1.0, 1.0, 5.0, 5.0], (32, 1)))
+    policy = policies.make("rna-hierarchical")
+    choice = policy.choose(slow_half, 4, {}, nodes)
+    assert rules(choice)["groups"] == [[0, 2], [1, 3]]
+    assert choice.why == "a group for each of 2 nodes"
+    assert rules(policy.choose(Feedback.empty(), 4, {}, nodes))["groups"] == [[0, 2], [1, 3]]
+    by_speed = policies.make("rna-hierarchical", {"groups": "speed"})
+    assert rules(by_speed.choose(slow_half, 4, {}, nodes))["groups"] == [[0, 1], [2, 3]]
+    assert rules(policy.choose(slow_half, 4, {}))["groups"] == [[0, 1], [2, 3]]
+
+
+def test_nodes_with_a_rank_each_group_nothing() -> None:
+    slow_half = feedback(np.tile([1.0, 1.0, 5.0, 5.0], (32, 1)))
+    choice = policies.make("rna-hierarchical").choose(slow_half, 4, {}, np.arange(4))
+    assert rules(choice)["groups"] == [[0, 1], [2, 3]]

@@ -1,0 +1,56 @@
+"""`paceline hang`: which ranks of a run wait for which; `paceline stacks` joins here, too."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.commands.options import Json, RunId, Server, Token, TokenFile, connected
+from paceline.commands.printing import plain, print_json
+from paceline.commands.stacks import asked, stacks, where
+
+if TYPE_CHECKING:
+    from paceline.node.client import Client
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands to the command line."""
+    app.command()(hang)
+    app.command()(stacks)
+
+
+def hang(
+    run_id: RunId,
+    after: Annotated[
+        float, typer.Option(min=0, max=86_400, help="Seconds without a step, at least.")
+    ] = 30.0,
+    with_stacks: Annotated[
+        bool,
+        typer.Option("--stacks", help="Tell where in the code those ranks are that hold it up."),
+    ] = False,
+    server: Server = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Tells whether a run hangs, and which ranks wait for which. Exit code 4: it hangs."""
+    with connected(server, token, token_file) as client:
+        run_id = client.run(run_id)
+        answer = client.call("GET", f"/runs/{run_id}/hang", params={"after_s": after})
+        if with_stacks:
+            answer["stacks"] = _stacks(client, run_id, answer) if answer["hung"] else []
+    if as_json:
+        print_json(answer)
+    else:
+        words = answer["words"] or f"run {run_id} goes on, or has ended"
+        places = [where(stack) for stack in answer.get("stacks", ())]
+        typer.echo(plain(" ".join([words, *places])))
+    raise typer.Exit(4 if answer["hung"] else 0)
+
+
+def _stacks(client: Client, run: str, hang: dict[str, Any]) -> list[dict[str, Any]]:
+    """Where the ranks are that hold up the others; of all ranks where none does."""
+    ranks = hang["holding"] or hang["waiting"]
+    listed = asked(client, run, None)["stacks"]
+    return [stack for stack in listed if stack["rank"] in ranks]

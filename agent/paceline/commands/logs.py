@@ -1,0 +1,287 @@
+"""`paceline logs`: what the ranks of a run print, wherever they run."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from paceline.commands.lines import Log, Printer
+from paceline.commands.options import Json, RunId, Server, Token, TokenFile, connected
+from paceline.commands.printing import local_time, print_json, print_table
+from paceline.core.errors import InputError, PacelineError
+
+if TYPE_CHECKING:
+    from paceline.node.client import Client
+
+_LOOK_S = 1.0
+_PART = 262_144  # bytes of a log that are asked for at once
+_FINAL = ("finished", "failed", "stopped")
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the command line."""
+    app.command("logs")(logs)
+
+
+def logs(
+    run_id: RunId,
+    rank: Annotated[
+        list[int] | None,
+        typer.Option(min=0, help="Only this rank; repeatable.", show_default="all ranks"),
+    ] = None,
+    launcher: Annotated[
+        bool, typer.Option("--launcher", help="The log of what starts the ranks, instead.")
+    ] = False,
+    attempt: Annotated[
+        int | None, typer.Option(min=0, help="Of this attempt.", show_default="the newest")
+    ] = None,
+    output: Annotated[
+        Literal["stdout", "stderr", "both"], typer.Option(help="Which output of the ranks.")
+    ] = "both",
+    lines: Annotated[
+        int,
+        typer.Option("--lines", "-n", min=0, max=10_000, help="Last lines of each log; 0: all."),
+    ] = 50,
+    follow: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the run has ended.")
+    ] = False,
+    listing: Annotated[
+        bool, typer.Option("--list", help="List which logs there are, and where.")
+    ] = False,
+    server: Server = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Prints what the ranks of a run have printed, wherever they run.
+
+    Lines of several logs begin with their ranks. Needs the role operator.
+    """
+    if as_json and not listing:
+        raise InputError("--json: only with --list; logs are plain text")
+    if follow and (listing or attempt is not None):
+        raise InputError("--follow goes on with the newest attempt: leave out --attempt and --list")
+    outputs = ("stdout", "stderr") if output == "both" else (output,)
+    choice = Choice(frozenset(rank or ()), launcher, attempt, outputs)
+    with connected(server, token, token_file) as client:
+        run = client.run(run_id)
+        if listing:
+            _print_list(client.call("GET", f"/runs/{run}/logs"), as_json)
+            return
+        reader = Reader(client, run, choice, lines)
+        try:
+            missing = reader.follow() if follow else reader.once()
+        except KeyboardInterrupt:
+            raise typer.Exit(128 + signal.SIGINT) from None
+        if missing:
+            raise typer.Exit(PacelineError.exit_code)
+
+
+@dataclass(frozen=True)
+class Choice:
+    """Which logs to print."""
+
+    ranks: frozenset[int]  # empty: all
+    launcher: bool
+    attempt: int | None  # None: the newest
+    outputs: Sequence[str]
+
+    def of(self, files: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Those of some logs that are to be printed, of one attempt."""
+        if self.launcher:
+            return [file for file in files if file["rank"] is None]
+        mine = [
+            file
+            for file in files
+            if file["rank"] is not None
+            and (not self.ranks or file["rank"] in self.ranks)
+            and file["output"] in self.outputs
+        ]
+        newest = max((file["attempt"] for file in mine), default=0)
+        wanted = newest if self.attempt is None else self.attempt
+        return [file for file in mine if file["attempt"] == wanted]
+
+
+class Reader:
+    """Reads the chosen logs of a run, and prints them.
+
+    Args:
+        client: of the server.
+        run: its id.
+        choice: which logs.
+        lines: the last so many of each at first; 0: all.
+    """
+
+    def __init__(self, client: Client, run: str, choice: Choice, lines: int) -> None:
+        self._client = client
+        self._run = run
+        self._choice = choice
+        self._lines = lines
+        self._printer = Printer()
+        self._offsets: dict[Log, int] = {}  # up to which logs are printed
+        self._attempt: int | None = None  # that is printed
+        self._problems: set[str] = set()  # that were said
+        self._begun = False
+
+    def once(self) -> bool:
+        """Prints what there is; whether logs of a node are missing.
+
+        Raises:
+            InputError: there is no such log.
+            PacelineError: as `Client.call`.
+        """
+        known = self._list()
+        files = self._choice.of(known["logs"])
+        missing = self._choice.ranks - {file["rank"] for file in files}
+        if not files or (missing and not self._choice.launcher):
+            raise InputError(self._nothing(missing))
+        self._print(files)
+        self._printer.finish()
+        return bool(self._problems)
+
+    def follow(self) -> bool:
+        """Prints what there is and what comes, until the run has ended; as `once`."""
+        while not self._tried(self._followed):
+            time.sleep(_LOOK_S)
+        self._printer.finish()
+        if not self._offsets:
+            raise InputError(self._nothing(self._choice.ranks))
+        return bool(self._problems)
+
+    def _followed(self) -> bool:
+        known = self._list()
+        self._begun = True
+        return self._look(known)
+
+    def _tried(self, look: Callable[[], bool]) -> bool:
+        """Whether nothing comes any more. What does not answer now may answer later.
+
+        Raises:
+            InputError: nothing was read before, or the run has ended.
+            PacelineError: the same.
+        """
+        from paceline.node.client import ServerUnreachable
+
+        try:
+            return look()
+        except PacelineError as error:
+            hopeless = not self._begun and isinstance(error, InputError | ServerUnreachable)
+            if hopeless or self._over():
+                raise
+            if str(error) not in self._problems:
+                _say(str(error))
+            self._problems = {str(error)}
+        return False
+
+    def _look(self, known: dict[str, Any]) -> bool:
+        """Prints what is new; whether nothing comes any more."""
+        files = self._choice.of(known["logs"])
+        # What an earlier attempt has printed last comes first.
+        earlier = [file for file in known["logs"] if Log.of(file) in self._offsets]
+        newest = max((file["attempt"] or 0 for file in files), default=None)
+        if newest is not None and newest != self._attempt:
+            self._print([file for file in earlier if file not in files])
+            if self._attempt is not None:
+                self._printer.finish()
+                _say(f"attempt {newest} begins")
+                self._lines = 0  # of what begins now, nothing is left out
+            self._attempt = newest
+        self._print(files)
+        return known["state"] in _FINAL and not any(file["may_grow"] for file in files)
+
+    def _print(self, files: Sequence[dict[str, Any]]) -> None:
+        self._printer.several |= len(files) > 1
+        self._printer.prefixed |= len({Log.of(file).prefix for file in files}) > 1
+        for file in files:
+            log = Log.of(file)
+            if file["size"] < self._offsets.get(log, 0):
+                self._offsets[log] = 0  # another log is in its place
+            if file["size"] > self._offsets.get(log, 0):
+                for text in self._parts(log):
+                    self._printer.write(log, text)
+
+    def _parts(self, log: Log) -> Iterator[str]:
+        """What is new of a log."""
+        query: dict[str, Any] = {"limit": _PART, "node": log.node}
+        if log.rank is not None:
+            query |= {"output": log.output, "attempt": log.attempt}
+        name = "launcher" if log.rank is None else str(log.rank)
+        while True:
+            if log in self._offsets or not self._lines:
+                query["offset"] = self._offsets.get(log, 0)
+            else:
+                query["tail"] = self._lines
+            part = self._client.call("GET", f"/runs/{self._run}/logs/{name}", params=query)
+            query.pop("tail", None)
+            self._offsets[log] = part["next"]
+            yield part["text"]
+            if not part["text"] or part["next"] >= part["size"]:
+                return
+
+    def _list(self) -> dict[str, Any]:
+        query = {"from_attempt": self._choice.attempt or self._attempt or 0}
+        known: dict[str, Any] = self._client.call("GET", f"/runs/{self._run}/logs", params=query)
+        problems = {node["problem"] for node in known["nodes"] if node["problem"]}
+        for problem in sorted(problems - self._problems):
+            _say(problem)
+        self._problems = problems
+        return known
+
+    def _over(self) -> bool:
+        from paceline.node.client import ServerUnreachable
+
+        try:
+            return self._client.call("GET", f"/runs/{self._run}")["state"] in _FINAL
+        except ServerUnreachable:
+            return False
+
+    def _nothing(self, missing: frozenset[int]) -> str:
+        """What is not there, and what is."""
+        files = self._client.call("GET", f"/runs/{self._run}/logs")["logs"]
+        ranks = sorted({file["rank"] for file in files if file["rank"] is not None})
+        attempts = sorted({file["attempt"] for file in files if file["attempt"] is not None})
+        there = (
+            f"there are ranks {_spans(ranks)} and attempts {_spans(attempts)}"
+            if ranks
+            else "no rank has begun"
+        )
+        which = f"log of rank {_spans(sorted(missing))}" if missing else "such log"
+        return f"run {self._run} has no {which}: {there}; --list lists all"
+
+
+def _say(line: str) -> None:
+    typer.echo(f"paceline: {line}", err=True)
+
+
+def _spans(numbers: Sequence[int]) -> str:
+    """Numbers in few words, such as ``0-3, 7``."""
+    spans: list[list[int]] = []
+    for number in numbers:
+        if spans and number == spans[-1][-1] + 1:
+            spans[-1][1:] = [number]
+        else:
+            spans.append([number])
+    return ", ".join("-".join(map(str, span)) for span in spans)
+
+
+def _print_list(known: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        print_json(known)
+        return
+    for node in known["nodes"]:
+        if node["problem"]:
+            _say(node["problem"])
+    rows = [
+        {
+            **file,
+            "rank": "launcher" if file["rank"] is None else file["rank"],
+            "modified": local_time(file["modified_at"]),
+        }
+        for file in known["logs"]
+    ]
+    print_table(("rank", "output", "attempt", "node", "size", "modified"), rows)

@@ -1,0 +1,198 @@
+"""`paceline node`: looks after one run on one node that an engine, or its user, started for it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+from collections.abc import Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.commands import linking
+from paceline.commands.options import (
+    Data,
+    MaxRestarts,
+    Name,
+    Parameters,
+    Policy,
+    RestartHung,
+    Server,
+    Token,
+    TokenFile,
+    client_of,
+    data_directory,
+    given,
+    node_name,
+    parameters_of,
+)
+from paceline.core.errors import InputError
+
+if TYPE_CHECKING:
+    from paceline.node.client import Client
+    from paceline.wire import Launch
+
+_log = logging.getLogger(__name__)
+
+_Script = Annotated[
+    str | None,
+    typer.Argument(help="Python script to train with; in place of --run.", show_default=False),
+]
+_Args = Annotated[
+    list[str] | None, typer.Argument(help="Arguments of the script.", show_default=False)
+]
+_Run = Annotated[
+    str | None,
+    typer.Option(metavar="RUN", help="The run's id: engines give it, with --slot."),
+]
+_Slot = Annotated[
+    str | None,
+    typer.Option(
+        help="What the engine calls this place, such as a job's and a task's number: it makes "
+        "the node's name unique.",
+        show_default="what Slurm says",
+    ),
+]
+_Host = Annotated[
+    str,
+    typer.Option(
+        help="What the engine calls this machine, such as Slurm's $SLURMD_NODENAME: it can "
+        "then be cordoned there."
+    ),
+]
+_RunKey = Annotated[
+    str | None,
+    typer.Option(
+        envvar="PACELINE_RUN_KEY",
+        help="With a script: the same on all nodes of the run, and on no others.",
+        show_default="job and step of Slurm",
+    ),
+]
+_Nodes = Annotated[
+    str | None,
+    typer.Option(
+        metavar="2:4",
+        help="With a script: on how many nodes it trains, or least and most.",
+        show_default="1, or the tasks of Slurm's step",
+    ),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the command to the command line."""
+    app.command("node", context_settings={"allow_interspersed_args": False})(node)
+
+
+def node(
+    script: _Script = None,
+    args: _Args = None,
+    run: _Run = None,
+    slot: _Slot = None,
+    host: _Host = "",
+    run_key: _RunKey = None,
+    nodes: _Nodes = None,
+    nproc: Annotated[int, typer.Option(min=1, help="With a script: ranks on each node.")] = 1,
+    policy: Policy = None,
+    param: Parameters = None,
+    name: Name = None,
+    max_restarts: MaxRestarts = 0,
+    restart_hung: RestartHung = None,
+    server: Server = None,
+    data: Data = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Looks after one run on this node, until the run ends.
+
+    With a script, inside a job that you have started: the nodes of the job train it together, as a
+    run of the server. What rank 0 prints is shown. With --run, as engines such as Slurm start it.
+
+    Its exit code is 0 if the run has finished or the node left it as asked, 2 if the server
+    refuses it; else 1.
+    """
+    from paceline.wire import Launch
+
+    own = given(token, token_file)
+    shows = script is not None and run is None
+    if script is not None and run is None:
+        wishes: dict[str, Any] = {"policy": policy, "name": name}
+        wishes |= {"restart_hung_s": restart_hung, "parameters": parameters_of(param)}
+        launch = Launch(script, args or [], nproc, {}, str(Path.cwd()), max_restarts)
+        linking.log_to_stderr()
+        with client_of(server, own, timeout_s=5.0) as client:
+            run, slot, own = _adopted(client, launch, wishes, run_key, slot, nodes)
+    elif script is not None or run is None:
+        raise InputError("give a script, or the run that an engine has started with --run")
+    elif slot is None:
+        raise InputError("--slot: with --run, give what makes the node's name unique")
+    raise typer.Exit(_look_after(run, slot, host, server, data, own, shows=shows))
+
+
+def _adopted(
+    client: Client,
+    launch: Launch,
+    wishes: Mapping[str, Any],
+    run_key: str | None,
+    slot: str | None,
+    nodes: str | None,
+) -> tuple[str, str, str]:
+    """The run that this node takes part in, its slot there, and a token for the run's nodes."""
+    from msgspec.structs import replace
+
+    from paceline.node.duty import PATIENCE_S
+    from paceline.node.starting import adoption
+    from paceline.node.starting.several import counted
+
+    where = adoption.place(os.environ, run_key, slot, alone=nodes is None)
+    least, most = counted(nodes) if nodes is not None else (where.nodes, where.nodes)
+    launch = replace(launch, nodes_min=least, nodes_max=most)
+    adoption.check_launch(launch)
+    choice = {field: value for field, value in wishes.items() if value is not None}
+    made = linking.patiently(lambda: adoption.adopt(client, where, launch, choice), PATIENCE_S)
+    _log.info(
+        "run %s, of the key %s: %s/runs/%s", made["run"], where.key, client.server, made["run"]
+    )
+    return str(made["run"]), where.slot, str(made["token"])
+
+
+def _look_after(
+    run: str,
+    slot: str,
+    host: str,
+    server: str | None,
+    data: Path | None,
+    token: str | None,
+    *,
+    shows: bool,
+) -> int:
+    """Looks after a run until it ends; the exit code."""
+    from paceline.node import machine
+    from paceline.node.agent import Agent
+    from paceline.node.duty import PATIENCE_S, Duty
+
+    name = node_name(f"{machine.default_name()}-{_plain(slot)}")
+    directory = data_directory(_own_directory(data, name))
+    linking.log_to_stderr()
+    with ExitStack() as stack:
+        client = stack.enter_context(client_of(server, token, timeout_s=5.0))
+        session = linking.wait_for_session(client, name, patience_s=PATIENCE_S)
+        link = stack.enter_context(linking.linked(session))
+        duty = Duty(client, run, name, host)
+        finder = linking.session_finder(client, name, None)
+        Agent(link, name, directory, finder, duty, shows=shows).run()
+    return duty.exit_code
+
+
+def _plain(slot: str) -> str:
+    """A slot as a part of a node's name."""
+    return re.sub(r"[^A-Za-z0-9._-]", "-", slot)
+
+
+def _own_directory(data: Path | None, name: str) -> Path:
+    """A directory of this node's own: several may share what is below `data`."""
+    from paceline.node import rundir
+
+    return (data or rundir.default_data()) / "nodes" / name

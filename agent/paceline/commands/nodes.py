@@ -1,0 +1,152 @@
+"""`paceline nodes`, `check`, `cordon` and `uncordon`: the machines with agents."""
+
+from __future__ import annotations
+
+import time
+from typing import Annotated, Any
+
+import typer
+
+from paceline.commands.options import (
+    Json,
+    Server,
+    Token,
+    TokenFile,
+    Why,
+    connected,
+)
+from paceline.commands.printing import local_time, print_json, print_table
+from paceline.core.errors import PacelineError
+
+COLUMNS = ("id", "state", "cores", "check", "runs", "spare_of", "cordoned", "paceline")
+_MEASURING_S = 90.0
+_LOOK_S = 0.5
+
+Name = Annotated[str, typer.Argument(metavar="NODE", help="Its name, as `paceline nodes` has it.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the commands to the command line."""
+    app.command("nodes")(nodes)
+    app.command("check")(check)
+    app.command("cordon")(cordon)
+    app.command("uncordon")(uncordon)
+
+
+def nodes(
+    server: Server = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Lists the nodes: whether they answer, what they train, and whether they are cordoned."""
+    with connected(server, token, token_file) as client:
+        listed = client.call("GET", "/nodes")
+    if as_json:
+        print_json(listed)
+    else:
+        print_table(COLUMNS, [_row(node) for node in listed])
+
+
+def check(
+    node: Name,
+    server: Server = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Measures how fast a node computes, copies memory and writes; not while ranks train there."""
+    with connected(server, token, token_file) as client:
+        before = client.call("POST", f"/nodes/{_quoted(node)}/check", params={"by": "cli"})
+        deadline = time.monotonic() + _MEASURING_S
+        after = before
+        while after["checked_at"] == before["checked_at"]:
+            if time.monotonic() > deadline:
+                raise PacelineError(
+                    f"node {node} has told nothing for {_MEASURING_S:g} s: `paceline nodes` shows "
+                    "what it measures when it has the time"
+                )
+            time.sleep(_LOOK_S)
+            listed = client.call("GET", "/nodes")
+            after = next((each for each in listed if each["id"] == node), before)
+    _say(after, f"node {node}: {_speeds(after['check'])}", as_json)
+
+
+def cordon(
+    node: Name,
+    why: Why = "",
+    server: Server = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Lets a node get no new run, and join none; runs on it go on."""
+    path = f"/nodes/{_quoted(node)}/cordon"
+    with connected(server, token, token_file) as client:
+        answer = client.call("PUT", path, {"reason": why, "by": "cli"})
+    _say(answer, f"node {node} is cordoned: `paceline uncordon {node}` lifts it", as_json)
+
+
+def uncordon(
+    node: Name,
+    why: Why = "",
+    server: Server = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Lets a node get runs again."""
+    path = f"/nodes/{_quoted(node)}/cordon"
+    with connected(server, token, token_file) as client:
+        answer = client.call("DELETE", path, params={"by": "cli", "why": why})
+    _say(answer, f"node {node} gets runs again", as_json)
+
+
+def _say(answer: dict[str, Any], words: str, as_json: bool) -> None:
+    if as_json:
+        print_json(answer)
+    else:
+        typer.echo(words)
+
+
+def _quoted(node: str) -> str:
+    """A node's name as part of a path."""
+    from urllib.parse import quote
+
+    return quote(node, safe="")
+
+
+def _speeds(check: dict[str, Any] | None) -> str | None:
+    """What was measured of a node, in words; None: nothing."""
+    if check is None:
+        return None
+    words = f"{check['compute_gflops']:.3g} GFLOP/s a core, {check['memory_gbps']:.3g} GB/s memory"
+    disk = check["disk_mbps"]
+    return words if disk is None else f"{words}, {disk:.3g} MB/s disk"
+
+
+def _row(node: dict[str, Any]) -> dict[str, Any]:
+    cordoned = node.get("cordoned")  # a server of an earlier release does not say
+    if cordoned is not None:
+        why = f": {cordoned['reason']}" if cordoned["reason"] else ""
+        cordoned = f"by {cordoned['by']} at {local_time(cordoned['at'])}{why}"
+    if (in_engine := node.get("in_engine")) is not None:
+        cordoned = "; ".join(filter(None, (cordoned, _in_engine(in_engine))))
+    return {
+        **node,
+        "state": "answers" if node["alive"] else "silent",
+        "check": _speeds(node.get("check")),
+        "runs": ", ".join(node["runs"]),
+        "spare_of": node.get("spare_of"),
+        "cordoned": cordoned,
+    }
+
+
+def _in_engine(said: dict[str, Any]) -> str:
+    """What became of a cordon, or of its end, in the node's engine."""
+    what = "cordon" if said["cordoned"] else "end of the cordon"
+    if said["refusal"] is not None:
+        return f"{said['backend']} refuses the {what}: {said['refusal']}"
+    if said["told_at"] is None:
+        return f"{said['backend']} is yet to be told of the {what}"
+    return f"cordoned in {said['backend']}: {said['host']}"

@@ -1,0 +1,42 @@
+"""What commands print: JSON for programs, tables and times for people."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import datetime
+from typing import Any
+
+import typer
+
+
+def print_json(value: Any) -> None:
+    """One JSON document on standard output."""
+    typer.echo(json.dumps(value))
+
+
+def print_table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
+    """A table for people on standard output."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE)
+    for column in columns:
+        # Ids are for copying: show them whole, also in a narrow terminal.
+        least = max((len(str(row[column])) for row in rows), default=0) if column == "id" else None
+        table.add_column(column, min_width=least, no_wrap=column == "id")
+    for row in rows:
+        texts = ("" if row[c] is None else str(row[c]) for c in columns)
+        table.add_row(*(plain(text.partition("\n")[0]) for text in texts))
+    Console(highlight=False, markup=False).print(table)
+
+
+def plain(words: str) -> str:
+    """Without control characters: anybody may have written them, and a terminal obeys them."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
+
+
+def local_time(at: float) -> str:
+    """A time for people, of their time zone."""
+    return datetime.fromtimestamp(at).astimezone().isoformat(" ", "seconds")

@@ -1,0 +1,73 @@
+"""A node's answers to what the control plane asks about its runs.
+
+A question is answered at once, in the agent's only thread: so each answer is bounded.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import msgspec
+import redis
+
+from paceline.core.errors import PacelineError
+from paceline.node import logs, rundir
+from paceline.node.health import stacks
+from paceline.node.link import Link
+from paceline.node.rundir import Record
+from paceline.wire import Answer, Ask, answers, encode, signed
+from paceline.wire.asking import DumpStacks, ListLogs, LogList, NotThere, ReadStacks, Reply
+from paceline.wire.sealing import seal_answer
+
+_log = logging.getLogger(__name__)
+
+
+def answer(link: Link, node: str, data: Path, run: str, ask: Ask) -> bool:
+    """Answers a question; False if nobody waits for the answer any more.
+
+    Without a session nothing is answered: nobody could tell who has answered.
+
+    Args:
+        link: to the bus.
+        node: this one's name.
+        data: the data directory.
+        run: that the question is about.
+        ask: the question.
+    """
+    key = link.session.key
+    if key is None:
+        return False
+    reply = msgspec.msgpack.encode(_reply(data, run, link.session.control, ask))
+    stream = answers(node, ask.id)
+    entry = signed(encode(Answer(seal_answer(reply, key)), run), stream, key)
+
+    def append(bus: redis.Redis) -> bool:
+        fields: dict[bytes | str, bytes | str] = dict(entry.items())
+        try:
+            return bus.xadd(stream, fields, nomkstream=True) is not None  # type: ignore[arg-type]
+        except redis.exceptions.NoPermissionError as error:  # the worker has yet to allow it
+            _log.warning("a question about run %s cannot be answered yet: %s", run, error)
+            return False
+
+    return bool(link.attempt(append))
+
+
+def _reply(data: Path, run: str, control: str, ask: Ask) -> Reply:
+    """What there is to say; whatever is wrong with a run's files is an answer, too."""
+    try:
+        directory = rundir.directory_of(data, run)
+        record = rundir.read(directory / "run.json", Record)
+        if record is None or record.control != control:
+            return NotThere(f"it has no directory of run {run}")
+        question = ask.question
+        if isinstance(question, ListLogs):
+            return LogList(logs.listed(directory, question.from_attempt))
+        if isinstance(question, DumpStacks):
+            return stacks.dump(directory, run, question.rank)
+        if isinstance(question, ReadStacks):
+            return stacks.read(directory, question.attempt, question.since)
+        return logs.part(directory, question)
+    except (OSError, PacelineError, msgspec.DecodeError) as error:
+        _log.warning("a question about run %s cannot be answered: %s", run, error)
+        return NotThere(f"what it has of run {run} cannot be read: {error}")

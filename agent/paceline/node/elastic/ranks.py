@@ -1,0 +1,318 @@
+"""The ranks of one node, under TorchElastic: their logs, their attempts, and which failed first."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import re
+import shutil
+import signal
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+from torch.distributed.elastic.agent.server.api import (
+    DEFAULT_ROLE,
+    RunResult,
+    WorkerGroup,
+    WorkerSpec,
+    WorkerState,
+)
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import (
+    LogsSpecs,
+    SignalException,
+    Std,
+    SubprocessContext,
+)
+from torch.distributed.elastic.multiprocessing.api import LogsDest
+from torch.distributed.elastic.rendezvous import RendezvousError, RendezvousTimeoutError
+
+from paceline.core import reform
+from paceline.node import rundir
+from paceline.node.elastic.rendezvous import Together
+from paceline.node.elastic.roll import Failure, Roll, Round
+from paceline.node.rundir import EndedRanks, LauncherStatus
+from paceline.wire import FAILED_ELSEWHERE
+
+GRACE_S = 5  # between asking ranks to end and killing them
+# A rank that raised may take longer to exit than its peers take to fail because of it.
+_LINGER_S = 0.5
+_MONITOR_S = 0.2
+_LOOK_S = 0.05
+# How long all ranks get to end after the same step. A node that joins can wait while they train.
+_JOIN_PATIENCE_S, _LEAVE_PATIENCE_S = 60.0, 10.0
+_ROUNDS = 5  # of the rendezvous, before an attempt is given up
+_log = logging.getLogger(__name__)
+
+
+class _Logs(LogsSpecs):
+    """Log files per rank, at paths that are known in advance: `rundir.rank_log`.
+
+    TorchElastic's own names a folder after its count of restarts, which is each node's own, and
+    after the rank within the node.
+
+    Args:
+        directory: of the run.
+    """
+
+    attempt = 0
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(str(directory / "logs"), redirects=Std.ALL)
+        self._directory = directory
+
+    @property
+    def root_log_dir(self) -> str:
+        """The folder of all logs."""
+        return str(self._root_log_dir)
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Makes the folders of an attempt; where each of this node's ranks writes."""
+        logs = LogsDest()
+        shutil.rmtree(self._directory / "logs" / f"attempt_{self.attempt}", ignore_errors=True)
+        for local_rank, env in envs.items():
+            rank = int(env["RANK"])
+            out, err = (self._log(rank, stream) for stream in ("stdout", "stderr"))
+            out.parent.mkdir(parents=True)
+            logs.stdouts[local_rank], logs.stderrs[local_rank] = str(out), str(err)
+            logs.error_files[local_rank] = str(out.with_name("error.json"))
+            env["TORCHELASTIC_ERROR_FILE"] = logs.error_files[local_rank]
+        return logs
+
+    def _log(self, rank: int, stream: str) -> Path:
+        return rundir.rank_log(self._directory, self.attempt, rank, stream)
+
+
+class TooManyFailuresError(Exception):
+    """The run may not be restarted any more."""
+
+
+class Agent(LocalElasticAgent):
+    """Reports each attempt, finds which rank failed first and why, then ends the other ranks.
+
+    TorchElastic itself has the times of failures in whole seconds only, and ends the other ranks
+    before it reports. It counts restarts and attempts on each node by itself, so that two nodes of
+    one attempt may give it two numbers: `Roll` counts for all.
+
+    Args:
+        spec: of the ranks.
+        directory: the run's.
+        roll: of the run.
+        most_failures: after which the run has failed; None: TorchElastic counts, for this node.
+    """
+
+    def __init__(
+        self, spec: WorkerSpec, directory: Path, roll: Roll, most_failures: int | None
+    ) -> None:
+        self._logs = _Logs(directory)
+        super().__init__(spec, self._logs, shutdown_timeout=GRACE_S)
+        self._directory = directory
+        self._roll = roll
+        self._most_failures = most_failures
+        self._failure: Failure | None = None  # of this node's ranks in this round
+        self._reform = directory / "reform"  # see `paceline.core.reform`
+        self.status = LauncherStatus(roll.first)
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        called = self._called(worker_group)
+        if self._most_failures is not None and called.failures > self._most_failures:
+            self._blame(called.cause)
+            self._exit_barrier()  # the others must read the same before the rendezvous ends
+            raise TooManyFailuresError
+        self._failure = None
+        self._logs.attempt = called.attempt
+        os.environ["PACELINE_ATTEMPT"] = str(called.attempt)
+        nproc = worker_group.spec.local_world_size
+        placement = [node for node in called.nodes for _ in range(nproc)]
+        os.environ["PACELINE_PLACEMENT"] = msgspec.json.encode(placement).decode()
+        if isinstance(worker_group.spec.rdzv_handler, Together):
+            self._reform.unlink(missing_ok=True)
+            os.environ[reform.VARIABLE] = str(self._reform)
+
+    def _blame(self, cause: Failure | None) -> None:
+        """Tells the failure that the others' failures followed from, if it was on another node."""
+        if cause is not None and cause.node != self._roll.node:
+            message = f"{FAILED_ELSEWHERE}{cause.node}: {cause.message}"
+            self.status = LauncherStatus(self.status.attempt, cause.exit_code, message)
+
+    def _called(self, worker_group: WorkerGroup) -> Round:
+        """The next round in which all launchers answered: one may be gone before it answers.
+
+        Raises:
+            RendezvousError: or one of its kinds.
+        """
+        for _ in range(_ROUNDS):
+            try:
+                super()._rendezvous(worker_group)
+                store: Any = worker_group.store
+                index: Any = worker_group.group_rank
+                count: Any = worker_group.group_world_size
+                return self._roll.call(store, index, count, self._failure)
+            except RuntimeError as error:  # of the store
+                _log.warning("a round of the rendezvous failed: %s", str(error).partition("\n")[0])
+                worker_group.spec.rdzv_handler.is_closed()  # raises if the store is gone
+        raise RendezvousTimeoutError
+
+    def _exit_barrier(self) -> None:
+        """Waits until the ranks of all launchers have ended, of those that are still there.
+
+        The rendezvous ends with the launcher that serves it, and with the rendezvous the others'
+        ranks.
+        """
+        handler = self._worker_group.spec.rdzv_handler
+        if not isinstance(handler, Together):
+            return
+        store: Any = self._store
+        count: Any = self._worker_group.group_world_size
+        try:
+            store.add("done", 1)
+            while store.add("done", 0) + handler.gone < count:
+                time.sleep(_MONITOR_S)
+                handler.num_nodes_waiting()
+        except (RuntimeError, RendezvousError):
+            _log.info("the rendezvous ended: all ranks are done")
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        pids = super()._start_workers(worker_group)
+        self.status = LauncherStatus(self._logs.attempt)
+        keep(self._directory, self.status)
+        return dict(pids)
+
+    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
+        try:
+            return super()._invoke_run(role)
+        except SignalException as asked:
+            if asked.sigval != signal.SIGINT:
+                raise
+            self._end_before_leaving()
+            raise SignalException("this node leaves the run", signal.SIGTERM) from None
+
+    def _end_before_leaving(self) -> None:
+        """Lets all ranks end after the same step, because this node leaves the run."""
+        handler = self._worker_group.spec.rdzv_handler
+        with suppress(RuntimeError, RendezvousError):  # the store may be gone
+            if isinstance(handler, Together):
+                handler.announce_leaving()
+                self._end_in_order(self._worker_group, _LEAVE_PATIENCE_S)
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        if self._end_in_order(worker_group, _JOIN_PATIENCE_S):
+            super()._restart_workers(worker_group)
+
+    def _end_in_order(self, worker_group: WorkerGroup, patience_s: float) -> bool:
+        """Waits until the ranks have ended after the same step, unless a node or a rank is gone.
+
+        Returns:
+            False: training is over, all ranks of this node have finished.
+        """
+        handler = worker_group.spec.rdzv_handler
+        codes, index = self._codes(worker_group), cast(int, worker_group.group_rank)
+        if isinstance(handler, Together) and None in codes.values():
+            if index == 0:  # with rank 0
+                self._reform.touch()
+            deadline = time.monotonic() + patience_s
+            # A launcher that is gone while ranks end here has just been quicker.
+            while (
+                None in codes.values()
+                and not self._failed(codes)
+                and (not handler.gone or reform.EXIT_CODE in codes.values())
+            ):
+                if time.monotonic() > deadline:
+                    _log.warning("not all ranks ended after the same step: they are stopped")
+                    break
+                time.sleep(_LOOK_S)
+                handler.num_nodes_waiting()  # learns who is gone
+                codes = self._codes(worker_group)
+        return any(code != 0 for code in codes.values())
+
+    def _failed(self, codes: dict[int, int | None]) -> dict[int, int]:
+        """The ranks that have failed, with their exit codes."""
+        in_order = reform.EXIT_CODE if self._reform.exists() else 0
+        return {rank: code for rank, code in codes.items() if code and code != in_order}
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        codes = self._codes(worker_group)
+        if self._failed(codes):
+            time.sleep(_LINGER_S)
+            failure = self._first(self._failed(self._codes(worker_group)))
+            self._failure = failure
+            self.status = LauncherStatus(self.status.attempt, failure.exit_code, failure.message)
+            self._shutdown()
+        elif any(codes.values()):  # these ended in order: all meet again
+            return RunResult(WorkerState.UNHEALTHY)
+        elif None in codes.values():
+            return RunResult(WorkerState.HEALTHY)
+        result: RunResult = super()._monitor_workers(worker_group)
+        return result
+
+    def _codes(self, worker_group: WorkerGroup) -> dict[int, int | None]:
+        """Each rank's exit code, None while it runs."""
+        assert isinstance(self._pcontext, SubprocessContext)
+        return {
+            worker_group.workers[local_rank].global_rank: handler.proc.poll()
+            for local_rank, handler in self._pcontext.subprocess_handlers.items()
+        }
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = GRACE_S) -> None:
+        super()._shutdown(death_sig, timeout)
+        if isinstance(self._pcontext, SubprocessContext):
+            for pid in self._pcontext.pids().values():
+                with suppress(ProcessLookupError):  # normal case: no process of the group is left
+                    os.killpg(pid, signal.SIGKILL)
+
+    def _first(self, failed: dict[int, int]) -> Failure:
+        """The rank that failed first: why, with the last lines of its log.
+
+        A rank that fails because a peer is gone writes to its log after the peer's last line.
+
+        Args:
+            failed: rank → exit code.
+        """
+        attempt = self.status.attempt
+        logs = {r: rundir.rank_log(self._directory, attempt, r, "stderr") for r in failed}
+        at = {r: log.stat().st_mtime for r, log in logs.items()}
+        rank = min(failed, key=lambda r: at[r])
+        code = failed[rank]
+        words = last_words(rundir.tail(logs[rank]))
+        if code > 0:
+            what = f"failed: {words} (exit code {code})" if words else f"ended with code {code}"
+        else:
+            what = f"was killed by {signal.Signals(-code).name}{self._why_ended(rank)}"
+            # One in six ranks that raise aborts during exit, because gloo's threads still run.
+            if -code == signal.SIGABRT and words:
+                what += f" after {words}"
+        message = f"rank {rank} {what}; log: {logs[rank]}\n{rundir.last_lines(logs[rank])}"
+        exit_code = code if code > 0 else 128 - code
+        return Failure(self._roll.node, at[rank], exit_code, message.rstrip("\n"))
+
+    def _why_ended(self, rank: int) -> str:
+        """Why this side has ended a rank, if it has."""
+        try:
+            ended = rundir.read(self._directory / "ended.json", EndedRanks)
+        except (OSError, msgspec.DecodeError):
+            return ""
+        if ended is None or ended.attempt != self.status.attempt or rank not in ended.ranks:
+            return ""
+        return f", as the run hung: {ended.reason}"
+
+
+def last_words(stderr: str) -> str:
+    """The exception that ended a Python program, ``Type: message``, or the last line."""
+    *_, last = stderr.rpartition("Traceback (most recent call last):\n")
+    lines = last.splitlines()
+    if len(last) < len(stderr):
+        for line in lines:
+            if re.match(r"[A-Za-z_][\w.]*(:|$)", line):
+                return line.strip()
+    return next((line.strip() for line in reversed(lines) if line.strip()), "")
+
+
+def keep(directory: Path, status: LauncherStatus) -> None:
+    """Writes a launcher's status into the run's directory."""
+    # A full disk must not end training, and the launcher's log may be on it.
+    with contextlib.suppress(OSError):
+        rundir.write(directory / "launcher.json", status)

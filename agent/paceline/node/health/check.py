@@ -1,0 +1,184 @@
+"""How fast this machine is: a few seconds of arithmetic, copying, and writing to the disk.
+
+``python -m paceline.node.health.check DIRECTORY`` prints a `NodeCheck` as JSON. The agent runs it
+as a process of its own (`Checker`), and only while no rank trains here: each would slow down the
+other.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+
+import msgspec
+
+from paceline.node.processes import die_with_parent
+from paceline.wire import NodeCheck
+
+LONGEST_S = 60.0  # of the process; it takes some three seconds
+
+_REAP_S = 0.5
+_SETTLE_S = 10.0  # a node that was just started, or that ends a run, may get the next one at once
+_REPEATS = 5  # of which the median counts
+_EDGE = 512  # of the matrices
+_PRODUCTS = 8  # in a repetition, on each thread
+_MOST_THREADS = 64
+_COPIED = 64 << 20  # bytes of an array, far above a processor's caches' share of a core
+_WRITTEN = 32 << 20  # bytes of a file
+_log = logging.getLogger(__name__)
+
+
+def measure(directory: Path) -> NodeCheck:
+    """Measures this machine, for about three seconds.
+
+    Args:
+        directory: on the disk that is measured; a file is written there, and deleted.
+    """
+    return NodeCheck(_compute(), _memory(), _disk(directory), time.time())
+
+
+def _median_s(work: Callable[[], None]) -> float:
+    """The median time of some work in seconds, after it has run once."""
+    work()
+    times = []
+    for _ in range(_REPEATS):
+        begin = time.perf_counter()
+        work()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times)
+
+
+def _compute() -> float:
+    """10⁹ floating-point operations in a second of one core, while all cores work."""
+    import numpy as np
+
+    cores = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
+    matrices = [np.full((_EDGE, _EDGE), 1e-3, np.float32) for _ in range(cores)]
+
+    def multiply(matrix: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> None:
+        result = np.empty_like(matrix)
+        for _ in range(_PRODUCTS):
+            np.matmul(matrix, matrix, out=result)
+
+    def on_all() -> None:
+        threads = [threading.Thread(target=multiply, args=(matrix,)) for matrix in matrices]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+
+    return _PRODUCTS * 2 * _EDGE**3 / _median_s(on_all) / 1e9
+
+
+def _memory() -> float:
+    """10⁹ bytes in a second that one core reads and writes, each."""
+    import numpy as np
+
+    source, target = np.ones(_COPIED, np.uint8), np.empty(_COPIED, np.uint8)
+    return _COPIED / _median_s(lambda: np.copyto(target, source)) / 1e9
+
+
+def _disk(directory: Path) -> float | None:
+    """10⁶ bytes in a second that the disk takes; None: it takes none."""
+    path = directory / f".check-{os.getpid()}"
+    block = os.urandom(1 << 20)
+    try:
+        begin = time.perf_counter()
+        with path.open("wb") as file:
+            for _ in range(_WRITTEN // len(block)):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+        return _WRITTEN / (time.perf_counter() - begin) / 1e6
+    except OSError as error:
+        _log.warning("the disk of %s is not measured: %s", directory, error)
+        return None
+    finally:
+        path.unlink(missing_ok=True)
+
+
+class Checker:
+    """Measures the machine in a process beside the agent. No method waits for long.
+
+    Args:
+        directory: on the disk that is measured.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._process: subprocess.Popen[bytes] | None = None
+        self._kill_at = 0.0
+        self._idle_since = time.monotonic()
+        self.due = True  # it is to be measured when nothing trains here
+        self.newest: NodeCheck | None = None
+
+    def poll(self, *, idle: bool) -> None:
+        """Begins, ends or gives up a measurement.
+
+        Args:
+            idle: no rank trains here.
+        """
+        if not idle:
+            self._idle_since = time.monotonic()
+        if self._process is not None and not idle:
+            self.close()  # it would slow the ranks down, and they it
+            self.due = True
+        elif self._process is not None:
+            self._look(self._process)
+        elif self.due and time.monotonic() - self._idle_since >= _SETTLE_S:
+            self._begin()
+
+    def close(self) -> None:
+        """Ends the measurement that is under way."""
+        if self._process is not None:
+            self._process.kill()
+            assert self._process.stdout is not None
+            self._process.stdout.close()
+            with suppress(OSError):
+                (self._directory / f".check-{self._process.pid}").unlink(missing_ok=True)
+            with suppress(subprocess.TimeoutExpired):  # a disk that hangs holds it
+                self._process.wait(_REAP_S)
+            self._process = None
+
+    def _begin(self) -> None:
+        self.due = False
+        self._kill_at = time.monotonic() + LONGEST_S
+        threads = {"OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "paceline.node.health.check", str(self._directory)],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                env={**os.environ, **threads},
+                start_new_session=True,
+                preexec_fn=die_with_parent,
+            )
+        except OSError as error:
+            _log.warning("this machine is not measured: %s", error)
+
+    def _look(self, process: subprocess.Popen[bytes]) -> None:
+        if process.poll() is None:
+            if time.monotonic() > self._kill_at:
+                self.close()
+                self.due = True
+                _log.warning("this machine is not measured: it took more than %g s", LONGEST_S)
+            return
+        output, _ = process.communicate()
+        self._process = None
+        try:
+            self.newest = msgspec.json.decode(output, type=NodeCheck)
+            _log.info("this machine: %s", self.newest)
+        except msgspec.DecodeError:
+            _log.warning("this machine is not measured: exit code %d", process.returncode)
+
+
+if __name__ == "__main__":
+    sys.stdout.buffer.write(msgspec.json.encode(measure(Path(sys.argv[1]))))

@@ -1,0 +1,132 @@
+"""Ends ranks that hold up a run, and keeps where in their code they were.
+
+The launcher sees the ranks die, and does what it does when ranks fail: it starts all ranks again,
+or gives up. Before, each rank's stacks and the reason go to the end of its log.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from contextlib import ExitStack, suppress
+from pathlib import Path
+
+import msgspec
+
+from paceline.node import logs, rundir
+from paceline.node.health import stacks
+from paceline.node.rundir import EndedRanks, LauncherStatus
+from paceline.wire import EndRanks
+from paceline.wire.asking import Dump, Dumps
+
+_WRITING_S = 2.0  # a rank that can write its stacks does so within a fraction of a second
+_log = logging.getLogger(__name__)
+
+
+class Ending:
+    """Ends ranks of one node as an order says. No method waits: ask `done` until it is true.
+
+    Args:
+        directory: of the run.
+        launcher: its process's number.
+        order: which ranks, and why.
+        dumps: of the ranks that write their stacks meanwhile.
+    """
+
+    def __init__(self, directory: Path, launcher: int, order: EndRanks, dumps: list[Dump]) -> None:
+        self._directory = directory
+        self._launcher = launcher
+        self._order = order
+        self._dumps = {dump.rank: dump for dump in dumps}
+        self._at = time.monotonic() + _WRITING_S
+
+    @classmethod
+    def begin(cls, directory: Path, run: str, launcher: int, order: EndRanks) -> Ending | None:
+        """Has the ranks write their stacks; None: the order is of another attempt, or obeyed."""
+        try:
+            status = rundir.read(directory / "launcher.json", LauncherStatus)
+            ended = rundir.read(directory / "ended.json", EndedRanks)
+            if status is None or status.attempt != order.attempt:
+                _log.error("run %s: attempt %d is over; its ranks stay", run, order.attempt)
+                return None
+            if ended is not None and ended.attempt == order.attempt:
+                return None
+            rundir.write(
+                directory / "ended.json", EndedRanks(order.attempt, order.ranks, order.reason)
+            )
+            asked = stacks.dump(directory, run)
+        except (OSError, msgspec.DecodeError) as error:
+            _log.error("run %s: ranks that hang cannot be ended: %s", run, error)
+            return None
+        _log.warning("run %s: ranks %s are ended: %s", run, order.ranks, order.reason)
+        return cls(directory, launcher, order, asked.ranks if isinstance(asked, Dumps) else [])
+
+    def done(self) -> bool:
+        """Whether the ranks are ended; ends them when they have had time to write."""
+        if time.monotonic() < self._at:
+            return False
+        with ExitStack() as handles:
+            alive = {}
+            for rank, process in ranks_of(self._launcher, self._order.attempt).items():
+                if rank in self._order.ranks:
+                    with suppress(OSError):
+                        alive[rank] = os.pidfd_open(process)
+                        handles.callback(os.close, alive[rank])
+            # A number may have been given away between the search and its handle.
+            alive = {
+                r: alive[r] for r in ranks_of(self._launcher, self._order.attempt) if r in alive
+            }
+            for rank in alive:
+                with suppress(OSError):
+                    self._keep(rank)
+            for handle in alive.values():
+                with suppress(ProcessLookupError):
+                    signal.pidfd_send_signal(handle, signal.SIGKILL)
+        if not alive:
+            _log.error("ranks %s of this node are not there to be ended", self._order.ranks)
+        return True
+
+    def _keep(self, rank: int) -> None:
+        """Writes a rank's stacks and the reason to the end of its log.
+
+        Only just before the rank ends: it would write over them.
+
+        Raises:
+            OSError: the log cannot be written.
+        """
+        attempt = self._order.attempt
+        dump = self._dumps.get(rank)
+        if dump is None or dump.why:
+            text = f"no stacks: {dump.why if dump is not None else 'it was not asked'}\n"
+        else:
+            [stack] = stacks.read(self._directory, attempt, [(rank, dump.offset)]).stacks
+            text = stack.text or f"no stacks: {stack.why or 'it has written none'}\n"
+        path = rundir.rank_log(self._directory, attempt, rank, "stderr")
+        handle = logs.opened(self._directory, path)
+        try:
+            with Path(f"/proc/self/fd/{handle}").open("ab") as log:
+                words = f"\npaceline ends this rank, as the run hangs: {self._order.reason}\n"
+                log.write(f"{words}{text}".encode(errors="replace"))
+        finally:
+            os.close(handle)
+
+
+def ranks_of(launcher: int, attempt: int) -> dict[int, int]:
+    """The processes of a launcher's ranks in an attempt, by rank."""
+    processes, of_attempt = {}, f"PACELINE_ATTEMPT={attempt}".encode()
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            # The command's name, in parentheses, may hold anything.
+            parent = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
+            if int(parent) != launcher:
+                continue
+            variables = (folder / "environ").read_bytes().split(b"\0")
+            if of_attempt not in variables:
+                continue
+            ranks = [v[5:] for v in variables if v.startswith(b"RANK=") and v[5:].isdigit()]
+        except (OSError, IndexError, ValueError):
+            continue
+        processes.update({int(rank): int(folder.name) for rank in ranks[:1]})
+    return processes

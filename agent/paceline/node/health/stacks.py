@@ -1,0 +1,261 @@
+"""The Python stacks of a run's ranks, also of ranks that hang.
+
+A rank with a `paceline.Session` says in ``stacks.json``, beside its logs, which signal makes it
+write its stacks to ``stacks.txt`` (`paceline.train.stacks`). The agent sends this signal, and reads
+the file a moment later: so nothing here waits.
+
+A signal that a process does not catch may end it. Scripts can write to the run's directory, too. So
+the agent believes nothing of the file: it looks in /proc whether the process is this rank, and
+whether it catches the signal.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from contextlib import suppress
+from pathlib import Path, PurePath
+
+import msgspec
+
+from paceline.node import logs, rundir
+from paceline.node.rundir import Record
+from paceline.wire.asking import (
+    MOST_BYTES,
+    MOST_STACKS,
+    Dump,
+    Dumps,
+    NotThere,
+    Stack,
+    Stacks,
+)
+
+ANNOUNCED, WRITTEN = "stacks.json", "stacks.txt"  # beside a rank's logs
+
+_MOST_ANNOUNCED = 16_384  # bytes of an announcement
+_MOST_WRITTEN = 1 << 20  # bytes of a file of stacks; then it begins anew
+_MOST_FRAME = 300  # characters: names of files and functions are the script's
+_MOST_READ = 65_536  # bytes of a rank's stacks
+_STATES = {  # of a process that handles no signal
+    "T": "its process is suspended (SIGSTOP)",
+    "t": "a debugger holds its process",
+    "D": "its process waits in the kernel for a device, such as a disk, and takes no signal",
+    "Z": "its process has ended",
+    "X": "its process has ended",
+}
+_THREAD = re.compile(r"(?:Current thread|Thread) 0x([0-9a-f]+)")
+_FRAME = re.compile(r'  File "(.*)", line (\S+) in (.*)')
+
+
+class Announcement(msgspec.Struct, frozen=True):
+    """How a rank can be asked for its stacks."""
+
+    pid: int
+    signal: int
+    main: int  # ident of the main thread
+    libraries: list[str]  # folders of code that is not the user's
+
+
+class _NoStacksError(Exception):
+    """A rank has none to give; says why."""
+
+
+def dump(directory: Path, run: str, rank: int | None = None) -> Dumps | NotThere:
+    """Asks ranks of the newest attempt on this node for their stacks; does not wait for them.
+
+    Args:
+        directory: of the run.
+        run: its id.
+        rank: which; None: all on this node, at most `MOST_STACKS`.
+
+    Raises:
+        OSError: the run's directory cannot be read.
+    """
+    record = rundir.read(directory / "run.json", Record)
+    if record is None or (record.states and record.states[-1].state.final):
+        return NotThere("the run has ended there")
+    attempt = next(iter(logs.attempts(directory)), None)
+    folder = directory / "logs" / f"attempt_{attempt}"
+    ranks = sorted(logs.numbers(folder, "")) if attempt is not None else []
+    if rank is not None:
+        ranks = [rank] if rank in ranks else []
+    if not ranks or attempt is None:
+        who = "rank of the run" if rank is None else f"rank {rank}"
+        return NotThere(f"no {who} is there")
+    return Dumps(attempt, [_asked(directory, run, attempt, r) for r in ranks[:MOST_STACKS]])
+
+
+def _asked(directory: Path, run: str, attempt: int, rank: int) -> Dump:
+    try:
+        announced = announcement(directory, attempt, rank)
+        offset = _room(directory, attempt, rank)
+        with _Process(run, attempt, rank, announced.pid) as process:
+            process.ask(announced.signal)
+    except _NoStacksError as error:
+        return Dump(rank, 0, str(error))
+    except (OSError, ValueError) as error:
+        return Dump(rank, 0, f"its process cannot be asked: {error}")
+    return Dump(rank, offset, "")
+
+
+def announcement(directory: Path, attempt: int, rank: int) -> Announcement:
+    """What a rank says about how to ask it.
+
+    Raises:
+        _NoStacksError: it says nothing, or nothing that can be read.
+        OSError: it cannot be read.
+    """
+    try:
+        handle = logs.opened(directory, _folder(directory, attempt, rank) / ANNOUNCED)
+    except FileNotFoundError:
+        why = "it gives none: its script has made no paceline.Session, or has yet to make it"
+        raise _NoStacksError(why) from None
+    try:
+        return msgspec.json.decode(os.pread(handle, _MOST_ANNOUNCED, 0), type=Announcement)
+    except msgspec.DecodeError as error:
+        raise _NoStacksError(f"its {ANNOUNCED} cannot be read: {error}") from error
+    finally:
+        os.close(handle)
+
+
+def read(directory: Path, attempt: int, since: list[tuple[int, int]]) -> Stacks:
+    """What ranks have written since they were asked.
+
+    Args:
+        directory: of the run.
+        attempt: of the ranks.
+        since: ranks, with the length that each one's file had.
+    """
+    since = since[:MOST_STACKS]
+    most = min(_MOST_READ, MOST_BYTES // max(1, len(since)))
+    return Stacks([_stack(directory, attempt, rank, offset, most) for rank, offset in since])
+
+
+def _stack(directory: Path, attempt: int, rank: int, offset: int, most: int) -> Stack:
+    try:
+        handle = logs.opened(directory, _folder(directory, attempt, rank) / WRITTEN)
+        try:
+            text = os.pread(handle, _MOST_WRITTEN, offset).decode(errors="replace")
+        finally:
+            os.close(handle)
+        announced = announcement(directory, attempt, rank)
+    except (OSError, _NoStacksError) as error:
+        return Stack(rank, "", "", f"its stacks cannot be read: {error}")
+    if not text:
+        return Stack(rank, "", "", _STATES.get(_state(announced.pid), ""))
+    # The main thread's stack is the last.
+    data = text.encode()
+    if len(data) > most:
+        data = "…".encode() + data[len(data) - most :].partition(b"\n")[2]
+    kept = data.decode(errors="ignore")
+    return Stack(rank, kept, frame_of(text, announced)[:_MOST_FRAME], "")
+
+
+def frame_of(text: str, announced: Announcement) -> str:
+    """The innermost frame of the user's code, ``train.py:14 in forward``; empty: there is none.
+
+    The main thread's counts first, then those of the threads that began last.
+    """
+    threads: list[tuple[bool, list[str]]] = []
+    for line in text.splitlines():
+        if (header := _THREAD.match(line)) is not None:
+            threads.append((int(header[1], 16) == announced.main, []))
+        elif threads and (frame := _FRAME.fullmatch(line)) is not None:
+            file, number, function = frame.groups()
+            if not _is_librarys(file, announced.libraries):
+                threads[-1][1].append(f"{PurePath(file).name}:{number} in {function}")
+    threads.sort(key=lambda thread: not thread[0])
+    return next((frames[0] for _, frames in threads if frames), "")
+
+
+def _is_librarys(file: str, libraries: list[str]) -> bool:
+    """Whether a file is not the user's code; folders of libraries may be links to others."""
+    installed = any(f"/{name}/" in file for name in ("site-packages", "dist-packages"))
+    return installed or file.startswith(("<", *libraries))
+
+
+def _folder(directory: Path, attempt: int, rank: int) -> Path:
+    return rundir.rank_log(directory, attempt, rank, "stderr").parent
+
+
+def _room(directory: Path, attempt: int, rank: int) -> int:
+    """How long a rank's file of stacks is; it begins anew where that is too long."""
+    handle = logs.opened(directory, _folder(directory, attempt, rank) / WRITTEN)
+    try:
+        size = os.fstat(handle).st_size
+        if size > _MOST_WRITTEN // 2:
+            os.truncate(f"/proc/self/fd/{handle}", 0)
+            return 0
+        return size
+    finally:
+        os.close(handle)
+
+
+class _Process:
+    """The process of a rank: no other gets its number while this is open. A context manager.
+
+    Raises:
+        _NoStacksError: the process is not this rank.
+        OSError: it cannot be looked at.
+    """
+
+    def __init__(self, run: str, attempt: int, rank: int, pid: int) -> None:
+        self._pid = pid
+        ended = _NoStacksError(_STATES["Z"])
+        if pid < 1:
+            raise ended
+        try:
+            self._handle = os.pidfd_open(pid)
+        except ProcessLookupError:
+            raise ended from None
+        try:
+            variables = set(Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"))
+        except FileNotFoundError:
+            variables = set()
+        except OSError:
+            os.close(self._handle)
+            raise
+        expected = {"PACELINE_RUN": run, "RANK": rank, "PACELINE_ATTEMPT": attempt}
+        if not {f"{name}={value}".encode() for name, value in expected.items()} <= variables:
+            os.close(self._handle)
+            raise ended
+
+    def __enter__(self) -> _Process:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._handle)
+
+    def ask(self, number: int) -> None:
+        """Sends a signal that the process catches.
+
+        Raises:
+            _NoStacksError: the process does not catch it, or cannot at present.
+        """
+        status = _status(self._pid)
+        state = status.get("State", "Z")[:1]
+        if state in _STATES and state != "D":
+            raise _NoStacksError(_STATES[state])
+        if not signal.SIGRTMIN <= number <= signal.SIGRTMAX or not caught(status, number):
+            raise _NoStacksError("its process does not catch the signal that it announced")
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._handle, number)
+
+
+def _status(pid: int) -> dict[str, str]:
+    """What the kernel says of a process; empty: it is gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    return {name: value.strip() for name, _, value in (line.partition(":") for line in lines)}
+
+
+def _state(pid: int) -> str:
+    return _status(pid).get("State", "Z")[:1]
+
+
+def caught(status: dict[str, str], number: int) -> bool:
+    """Whether a process, by its ``/proc/PID/status``, catches a signal."""
+    return bool(int(status.get("SigCgt", "0"), 16) >> (number - 1) & 1)

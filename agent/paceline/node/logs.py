@@ -1,0 +1,180 @@
+"""Parts of a run's logs, read from the run's directory on its node.
+
+Scripts can write to that directory, too. So whoever reads here follows no link, waits for no pipe,
+and looks at a bounded number of files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import get_args
+
+from paceline.node import rundir
+from paceline.node.rundir import LauncherStatus, Record
+from paceline.wire.asking import MOST_LOGS, LogFile, LogPart, NotThere, Output, ReadLog
+
+_MOST_ENTRIES = 10_000  # of a folder that are looked at
+_NUMBER = re.compile(r"(|attempt_)(0|[1-9][0-9]{0,8})")
+_OUTPUTS: tuple[Output, ...] = get_args(Output)
+
+
+def listed(directory: Path, from_attempt: int) -> list[LogFile]:
+    """The logs of a run on this node, the launcher's first, then those of the newest attempts.
+
+    Args:
+        directory: of the run.
+        from_attempt: none of the attempts before.
+
+    Raises:
+        OSError: the run's directory cannot be read.
+    """
+    return list(islice(_files(directory, from_attempt), MOST_LOGS))
+
+
+def _files(directory: Path, from_attempt: int) -> Iterator[LogFile]:
+    """Whether a log may grow is asked before its size: so what does not grow is whole."""
+    may_grow = _may_grow(directory, None)
+    if (seen := _stat(directory / "launcher.log")) is not None:
+        yield LogFile(None, None, None, seen.st_size, seen.st_mtime, may_grow)
+    for attempt in attempts(directory):
+        if attempt < from_attempt:
+            return
+        may_grow = _may_grow(directory, attempt)
+        for rank in sorted(numbers(directory / "logs" / f"attempt_{attempt}", "")):
+            for output in _OUTPUTS:
+                seen = _stat(rundir.rank_log(directory, attempt, rank, output))
+                if seen is not None:
+                    yield LogFile(rank, output, attempt, seen.st_size, seen.st_mtime, may_grow)
+
+
+def part(directory: Path, wanted: ReadLog) -> LogPart | NotThere:
+    """A part of a log, of at most `wanted.limit` bytes.
+
+    An offset beyond the log's end gives an empty part at its end. A part that is counted from the
+    end does not begin within a character of UTF-8.
+
+    Raises:
+        OSError: the log is there and cannot be read.
+    """
+    attempt = None if wanted.rank is None else _chosen(directory, wanted)
+    if wanted.rank is None:
+        path = directory / "launcher.log"
+    elif attempt is None:
+        return NotThere(f"it has no {wanted.output} of rank {wanted.rank}")
+    else:
+        path = rundir.rank_log(directory, attempt, wanted.rank, wanted.output)
+    may_grow = _may_grow(directory, attempt)  # before the log is read: what does not grow is whole
+    try:
+        handle = opened(directory, path)
+    except FileNotFoundError:
+        return NotThere(f"it has no {path.relative_to(directory)}")
+    try:
+        size = os.fstat(handle).st_size
+        offset, data = _read(handle, size, wanted)
+    finally:
+        os.close(handle)
+    return LogPart(attempt, offset, data, size, may_grow)
+
+
+def _read(handle: int, size: int, wanted: ReadLog) -> tuple[int, bytes]:
+    """Offset and bytes of a part."""
+    from_end = wanted.limit if wanted.lines is not None else -wanted.offset
+    if wanted.lines is None and wanted.offset >= 0:
+        offset = min(wanted.offset, size)
+        return offset, os.pread(handle, min(wanted.limit, size - offset), offset)
+    offset = max(0, size - from_end)
+    data = os.pread(handle, min(wanted.limit, size - offset), offset)
+    begin = 0 if offset == 0 else _character(data)
+    if wanted.lines is not None:
+        begin = _last_lines(data, wanted.lines, begin)
+    return offset + begin, data[begin:]
+
+
+def _last_lines(data: bytes, lines: int, begin: int) -> int:
+    """Where the last lines begin; `begin` if there are fewer."""
+    position = len(data) - data.endswith(b"\n")
+    for _ in range(lines):
+        position = data.rfind(b"\n", 0, position)
+        if position < 0:
+            return begin
+    return max(begin, position + 1)
+
+
+def _character(data: bytes) -> int:
+    """Where the first character of UTF-8 begins: at most three bytes are of one before."""
+    return next((i for i, byte in enumerate(data[:3]) if byte & 0xC0 != 0x80), min(3, len(data)))
+
+
+def _chosen(directory: Path, wanted: ReadLog) -> int | None:
+    """The attempt that is wanted; None: this node never had the rank."""
+    if wanted.attempt is not None:
+        return wanted.attempt
+    assert wanted.rank is not None
+    for attempt in attempts(directory):
+        if _stat(rundir.rank_log(directory, attempt, wanted.rank, wanted.output)) is not None:
+            return attempt
+    return None
+
+
+def _may_grow(directory: Path, attempt: int | None) -> bool:
+    """Whether processes of an attempt may still run; None: of any."""
+    record = rundir.read(directory / "run.json", Record)
+    if record is None or (record.states and record.states[-1].state.final):
+        return False
+    if attempt is None:
+        return True
+    status = rundir.read(directory / "launcher.json", LauncherStatus)
+    return status is None or attempt >= status.attempt
+
+
+def attempts(directory: Path) -> list[int]:
+    """The attempts that ran on this node, the newest first."""
+    return sorted(numbers(directory / "logs", "attempt_"), reverse=True)
+
+
+def numbers(folder: Path, prefix: str) -> Iterator[int]:
+    """The numbers in the names of a folder's entries."""
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), os.scandir(folder) as entries:
+        for entry in islice(entries, _MOST_ENTRIES):
+            if (number := _NUMBER.fullmatch(entry.name)) and number[1] == prefix:
+                yield int(number[2])
+
+
+def _stat(path: Path) -> os.stat_result | None:
+    """Of a regular file; None: there is none."""
+    try:
+        seen = path.lstat()
+    except OSError:
+        return None
+    return seen if stat.S_ISREG(seen.st_mode) else None
+
+
+def opened(directory: Path, path: Path) -> int:
+    """A regular file below a directory, with no link on the way.
+
+    Raises:
+        FileNotFoundError: there is no such file, or it is something else.
+        OSError: it cannot be read.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    handle = os.open(directory, flags)
+    for name in path.relative_to(directory).parts:
+        try:
+            inner = os.open(name, flags, dir_fd=handle)
+        except OSError as error:  # ELOOP: a link; ENXIO: a socket
+            if isinstance(error, PermissionError):
+                raise
+            raise FileNotFoundError(name) from error
+        finally:
+            os.close(handle)
+        handle = inner
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise FileNotFoundError(path)
+    return handle

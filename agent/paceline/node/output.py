@@ -1,0 +1,65 @@
+"""Shows what rank 0 prints where somebody has started a run."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+from typing import IO
+
+from paceline.node import rundir
+
+_log = logging.getLogger(__name__)
+
+
+class Output:
+    """Copies rank 0's output to this process's, attempt after attempt, where rank 0 is here.
+
+    Args:
+        directory: of the run.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self._copies = [
+            _Copy(directory, "stdout", sys.stdout.buffer),
+            _Copy(directory, "stderr", sys.stderr.buffer),
+        ]
+
+    def pump(self, attempt: int) -> None:
+        """Copies what is new."""
+        for copy in self._copies:
+            copy.pump(attempt)
+
+
+class _Copy:
+    """Copies one output stream of rank 0, attempt after attempt."""
+
+    def __init__(self, directory: Path, stream: str, to: IO[bytes]) -> None:
+        self._directory = directory
+        self._stream = stream
+        self._to = to
+        self._attempt = -1
+        self._file: IO[bytes] | None = None
+        self._broken = False
+
+    def pump(self, attempt: int) -> None:
+        """Copies the new output."""
+        self._copy()
+        if attempt != self._attempt or self._file is None:
+            path = rundir.rank_log(self._directory, attempt, 0, self._stream)
+            if path.exists():
+                if self._file is not None:
+                    self._file.close()
+                self._file = path.open("rb")
+                self._attempt = attempt
+                self._copy()
+
+    def _copy(self) -> None:
+        if self._file is None or self._broken or not (new := self._file.read()):
+            return
+        try:
+            self._to.write(new)
+            self._to.flush()
+        except OSError as error:  # a full disk, or a reader that has gone: training goes on
+            self._broken = True
+            _log.warning("what rank 0 prints is not shown any more, and is in its log: %s", error)

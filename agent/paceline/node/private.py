@@ -1,0 +1,69 @@
+"""Files that only their owner may read: databases, logs, spools and tokens hold secrets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+from paceline.core.errors import InputError
+
+OTHERS = 0o077  # permission bits of everybody but the owner
+
+_given = -1  # the user's own umask; -1: `files` was not called, and nothing has changed
+
+
+def files() -> None:
+    """From now on what this process makes is its user's alone: 0600, directories 0700."""
+    global _given
+    before = os.umask(OTHERS)
+    if _given == -1:
+        _given = before
+
+
+def given_umask() -> int:
+    """The umask for programs of the user, for `subprocess.Popen`: what they make is theirs."""
+    return _given
+
+
+def tighten(paths: Iterable[Path]) -> None:
+    """Takes away others' permissions, for what an earlier release made with the user's umask.
+
+    Raises:
+        OSError: a file is another user's.
+    """
+    for path in paths:
+        if path.exists() and (mode := path.stat().st_mode) & OTHERS:
+            path.chmod(mode & ~OTHERS & 0o7777)
+
+
+def secret(option: str, path: Path) -> str:
+    """The secret in a file: its text without the white space around it.
+
+    Args:
+        option: that names the file, for messages.
+        path: of the file.
+
+    Raises:
+        InputError: it cannot be read, is empty, or others may read it.
+    """
+    check(option, path)
+    if text := path.read_text().strip():
+        return text
+    raise InputError(f"{option}: {path} is empty")
+
+
+def check(option: str, path: Path) -> None:
+    """Refuses a file that cannot be read, or that others may read.
+
+    Raises:
+        InputError: the message names the option and the file.
+    """
+    try:
+        mode = path.stat().st_mode
+        with path.open("rb"):
+            pass
+    except OSError as error:
+        raise InputError(f"{option}: {path} cannot be read: {error.strerror}") from error
+    if mode & OTHERS:
+        raise InputError(f"{option}: other users may read {path}; run chmod 600 {path}")

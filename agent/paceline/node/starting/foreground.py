@@ -1,0 +1,277 @@
+"""`paceline run`: runs a script's ranks in the foreground, like torchrun."""
+
+from __future__ import annotations
+
+import math
+import os
+import secrets
+import signal
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import ExitStack
+from difflib import get_close_matches
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import msgspec
+
+from paceline.core.emulation import Emulation
+from paceline.core.errors import InputError, PacelineError
+from paceline.node.client import Client
+from paceline.node.link import Commands, Link
+from paceline.node.output import Output
+from paceline.node.rundir import Record
+from paceline.node.session import check_bus, of_run
+from paceline.node.supervisor import Supervisor, check
+from paceline.wire import EndRanks, Kill, Launch, State
+
+SUPERVISOR = "paceline run"  # in a `Record`
+_PLAIN = "bsp"  # the order in which ranks train without a control plane
+_TICK_S = 0.1
+_DELIVER_S = 10.0
+
+
+def emulation(
+    slowdown: str, seconds_per_unit: float, seconds_per_step: float, nproc: int | None
+) -> dict[str, list[float]]:
+    """``PACELINE_EMULATE``'s value: a_j = slowdown_j · seconds_per_unit, b_j = seconds_per_step.
+
+    Raises:
+        InputError: factors that are not one positive number per rank, or times below 0.
+    """
+    try:
+        factors = [float(part) for part in slowdown.split(",")]
+    except ValueError:
+        factors = []
+    if not factors or not all(0 < factor < math.inf for factor in factors):
+        raise InputError(f"--slowdown {slowdown}: give factors above 0, such as 1,1,1.5,3")
+    if nproc is not None and nproc != len(factors):
+        raise InputError(
+            f"--slowdown {slowdown}: {len(factors)} factors for --nproc {nproc}; one for each rank"
+        )
+    for option, value in (("unit", seconds_per_unit), ("step", seconds_per_step)):
+        if not 0 <= value < math.inf:
+            raise InputError(f"--seconds-per-{option} {value}: give seconds, 0 or more")
+    return {
+        "a_s": [seconds_per_unit * factor for factor in factors],
+        "b_s": [seconds_per_step] * len(factors),
+    }
+
+
+def whole_emulation(given: str, nproc: int | None) -> dict[str, Any]:
+    """``PACELINE_EMULATE``'s value, from a whole `Emulation`.
+
+    Args:
+        given: the JSON object, or the path of a file that holds it.
+        nproc: ranks; None: as many as `a_s` has numbers.
+
+    Raises:
+        InputError: there is no such file, the text is no JSON of an `Emulation`, or a value is out
+            of range; the message names the field.
+    """
+    text = given
+    if not given.lstrip().startswith("{"):
+        try:
+            text = Path(given).read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            raise InputError(
+                f"--emulate {given}: {error}; give a JSON object, or a file that holds one"
+            ) from error
+    try:
+        made = msgspec.json.decode(text, type=Emulation)
+    except msgspec.DecodeError as error:
+        raise InputError(f'--emulate: {error}; give {{"a_s": [W], "b_s": [W], …}}') from error
+    if problem := made.problem(nproc or max(1, len(made.a_s))):
+        raise InputError(f"--emulate: {problem}")
+    return made.as_dict()
+
+
+def train(
+    launch: Launch,
+    *,
+    data: Path,
+    node: str,
+    server: str | None,
+    default_server: str,
+    token: str | None,
+    policy: str | None,
+    parameters: dict[str, Any],
+    name: str,
+    restart_hung_s: float | None = None,
+) -> int:
+    """Registers a run with the server, trains, and reports the end; returns the exit code.
+
+    Args:
+        launch: what to run.
+        data: the data directory.
+        node: this machine's name.
+        server: URL of a server that must answer; None: `default_server`, which may be away.
+        default_server: URL of the server to use if it answers.
+        token: for the server.
+        policy: of the run's begin; None: the server's default.
+        parameters: of the policy.
+        name: of the run.
+        restart_hung_s: when it has hung for so long, the control plane has all ranks start again.
+
+    Raises:
+        InputError: the script cannot be launched, the server refused the run, or what needs a
+            server was given, such as a policy, and no server answers.
+        PacelineError: the server does not answer or speaks another protocol version.
+    """
+    check(launch)
+    with ExitStack() as stack:
+        client = stack.enter_context(Client(server or default_server, token))
+        record = Record(f"local-{secrets.token_hex(4)}", node, SUPERVISOR, "")
+        link = None
+        try:
+            check_bus(client, client.version())
+        except PacelineError as error:  # a server at the default address is not required
+            if server is not None:
+                raise
+            _refuse_plans(policy, parameters, error)
+            if restart_hung_s is not None:
+                raise InputError(f"--restart-hung needs a control plane, and {error}") from error
+            say(f"{error}: training without a control plane, in plain DDP's order")
+        else:
+            choice: dict[str, Any] = {"parameters": parameters, "name": name, "node": node}
+            if policy is not None:
+                choice["policy"] = policy
+            if restart_hung_s is not None:
+                choice["restart_hung_s"] = restart_hung_s
+            record.run = register(client, launch, {**choice, "launch": False})
+            session = of_run(client, record.run, node)
+            record.control = session.control
+            link = stack.enter_context(Link(session))
+            say(f"watch it on {client.server}/runs/{record.run}")
+        return supervise(launch, Supervisor(launch, data, record, link), link)
+
+
+def register(client: Client, launch: Launch, choice: Mapping[str, Any]) -> str:
+    """Registers a run with the server; returns its id.
+
+    Args:
+        client: of the server.
+        launch: what to run.
+        choice: further fields of ``POST /runs``, such as `launch`.
+    """
+    names = ("script", "args", "nproc", "env", "cwd", "max_restarts")  # that REST takes
+    body = {name: getattr(launch, name) for name in names}
+    return str(client.call("POST", "/runs", {**body, **choice})["id"])
+
+
+def supervise(launch: Launch, supervisor: Supervisor, link: Link | None) -> int:
+    """Runs the ranks in the foreground and reports the end; returns the exit code."""
+    emulated = launch.env.get("PACELINE_EMULATE") or os.environ.get("PACELINE_EMULATE")
+    if emulated:
+        say(f"THE RANKS' DEVICE SPEEDS ARE EMULATED: {emulated}")
+    say(f"the ranks' output is in {supervisor.directory / 'logs'}; rank 0's follows")
+    code = Foreground(supervisor, link).run()
+    assert supervisor.last is not None
+    if supervisor.last.message is not None:
+        say(_unseen(supervisor.last.message))
+    if not supervisor.settled:
+        say(
+            f"the bus is away: what it did not take is in {supervisor.directory}; "
+            "`paceline agent` with the same --data delivers it"
+        )
+    return code
+
+
+def _refuse_plans(policy: str | None, parameters: Mapping[str, Any], away: PacelineError) -> None:
+    """Refuses a policy or parameters, because without a control plane ranks train as under `bsp`.
+
+    Raises:
+        InputError: another policy or parameters were given.
+    """
+    if policy in (None, _PLAIN) and not parameters:
+        return
+    asked = "--param" if policy in (None, _PLAIN) else f"--policy {policy}"
+    known = entry_points(group="paceline.policies").names  # works without the server's packages
+    if policy is not None and policy not in known:
+        near = ", ".join(get_close_matches(policy.lower(), known))
+        hint = f"did you mean {near}? " if near else ""
+        raise InputError(
+            f"{asked}: no policy has this name; {hint}known: {', '.join(sorted(known))}"
+        )
+    raise InputError(
+        f"{asked} needs a control plane, and {away}: start `paceline server` first, or leave out "
+        "policy and parameters to train without one, in plain DDP's order"
+    )
+
+
+def _unseen(message: str) -> str:
+    """A run's message without the last lines of rank 0's log, which the terminal shows already."""
+    return message.partition("\n")[0] if message.startswith("rank 0 ") else message
+
+
+def say(line: str) -> None:
+    """Writes a line of our own to standard error."""
+    sys.stderr.write(f"paceline: {line}\n")
+    sys.stderr.flush()
+
+
+class Foreground:
+    """Runs one supervised run to its end and shows rank 0's output. Signals end the run."""
+
+    def __init__(self, supervisor: Supervisor, link: Link | None) -> None:
+        self._supervisor = supervisor
+        self._link = link
+        self._commands = Commands(link) if link is not None else None
+        self._signals: list[int] = []
+
+    def run(self) -> int:
+        """Runs to the end; returns the script's exit code, or 128 + the signal's number."""
+        supervisor = self._supervisor
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
+        output = Output(supervisor.directory)
+        try:
+            supervisor.start()
+            while supervisor.running:
+                self._obey()
+                supervisor.poll()
+                output.pump(supervisor.attempt)
+                time.sleep(_TICK_S)
+            output.pump(supervisor.attempt)
+            self._deliver()
+        finally:
+            supervisor.close()
+        if self._signals:
+            return 128 + self._signals[0]
+        assert supervisor.last is not None
+        code = supervisor.last.exit_code
+        return 1 if code is None or supervisor.last.state is State.STOPPED else code
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        self._signals.append(number)
+        if len(self._signals) == 1:
+            self._supervisor.stop("interrupted")
+        else:
+            self._supervisor.kill()
+
+    def _obey(self) -> None:
+        if self._commands is None:
+            return
+        for run, command in self._commands.read(0.001):
+            if isinstance(command, Kill | EndRanks) and run == self._supervisor.run:
+                self._supervisor.obey(command)
+
+    def _deliver(self) -> None:
+        """Delivers if the bus is there, until it takes nothing for some seconds.
+
+        An agent delivers what remains.
+        """
+        deadline, sent = time.monotonic() + _DELIVER_S, 0
+        while (
+            self._link is not None
+            and self._link.up
+            and not self._supervisor.settled
+            and time.monotonic() < deadline
+        ):
+            self._supervisor.poll()
+            if self._supervisor.delivery.sent > sent:
+                deadline, sent = time.monotonic() + _DELIVER_S, self._supervisor.delivery.sent
+            time.sleep(0.02)

@@ -1,0 +1,99 @@
+"""`paceline resume`: a run that failed or was stopped goes on, on its node or in the foreground."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from paceline.core.errors import InputError
+from paceline.node import rundir
+from paceline.node.client import Client
+from paceline.node.delivery import looked_after
+from paceline.node.link import Link
+from paceline.node.rundir import Record
+from paceline.node.session import check_bus, of_run
+from paceline.node.starting.foreground import SUPERVISOR, say, supervise
+from paceline.node.supervisor import Supervisor, check
+from paceline.wire import Launch
+
+_EMULATE = "PACELINE_EMULATE"
+
+
+def variables(given: Sequence[str]) -> dict[str, str]:
+    """Variables from ``NAME=VALUE``, or from ``NAME`` with this process's value.
+
+    Raises:
+        InputError: there is no such variable, or no name.
+    """
+    env = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not name or (not separator and name not in os.environ):
+            raise InputError(f"--env {text}: give NAME=VALUE, or NAME of a variable that is set")
+        env[name] = value if separator else os.environ[name]
+    return env
+
+
+def started_here(data: Path, run: str) -> bool:
+    """Whether `paceline run` started a run with this data directory."""
+    record = rundir.read(rundir.directory_of(data, run) / "run.json", Record)
+    return record is not None and record.supervisor == SUPERVISOR
+
+
+def on_node(
+    client: Client, run: str, env: Mapping[str, str], asked: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Asks the control plane to start a run again on its node; the run as REST shows it.
+
+    Args:
+        client: of the server.
+        run: whole id.
+        env: further variables of the ranks.
+        asked: what else REST's `resume` takes.
+
+    Raises:
+        InputError: the server refuses; the message holds its reason.
+        PacelineError: the server does not answer.
+    """
+    return dict(client.change("POST", run, "resume", {**asked, "env": dict(env)}))
+
+
+def in_foreground(
+    client: Client, run: str, data: Path, env: Mapping[str, str], asked: Mapping[str, Any]
+) -> int:
+    """Goes on with a run of `paceline run` on this machine; returns the exit code.
+
+    Script, arguments, directory and number of ranks are as before. The ranks get this process's
+    environment.
+
+    Raises:
+        InputError: the script is gone, a process still looks after the run, or the server refuses.
+        PacelineError: the server does not answer.
+    """
+    known = client.call("GET", f"/runs/{run}")
+    if looked_after(rundir.directory_of(data, run)):
+        raise InputError(f"run {run}: a process on this machine still looks after it; end it first")
+    launch = Launch(
+        known["script"], known["args"], known["nproc"], _with_emulation(known, env), known["cwd"]
+    )
+    check(launch)
+    check_bus(client, client.version())
+    now = client.change("POST", run, "resume", {**asked, "launch": False})
+    attempt = now["first_attempt"]
+    with Link(of_run(client, run, known["node"])) as link:
+        launch = msgspec.structs.replace(launch, max_restarts=now["max_restarts"], attempt=attempt)
+        say(f"run {run} goes on with attempt {attempt}: {client.server}/runs/{run}")
+        record = Record(run, known["node"], SUPERVISOR, link.session.control)
+        return supervise(launch, Supervisor(launch, data, record, link), link)
+
+
+def _with_emulation(known: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, str]:
+    """The given variables, and the device speeds that the run emulated."""
+    if known["emulated"] is None or _EMULATE in os.environ:
+        return dict(env)
+    return {_EMULATE: json.dumps(known["emulated"]), **env}

@@ -1,0 +1,123 @@
+"""`paceline run --nodes`: a run that agents train on several nodes, followed from a terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import signal
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.core.errors import InputError, PacelineError
+from paceline.node.client import Client, ServerUnreachable
+from paceline.node.starting.foreground import register, say
+from paceline.wire import Launch, State
+
+_AGAIN_S = 2.0
+_LOOK_S = 0.5
+
+
+def counted(text: str) -> tuple[int, int]:
+    """The fewest and the most nodes, of a text such as ``2:4``, or ``3`` for both.
+
+    Raises:
+        InputError: it is no such text.
+    """
+    match = re.fullmatch(r"(\d{1,4})(?::(\d{1,4}))?", text)
+    least, most = (int(part) for part in (match[1], match[2] or match[1])) if match else (0, 0)
+    if not 1 <= least <= most:
+        raise InputError(
+            f"--nodes {text}: give how many, such as 3, or least and most, such as 2:4"
+        )
+    return least, most
+
+
+class Follower:
+    """Shows in a terminal what becomes of a run, until it ends.
+
+    Args:
+        client: of the server.
+        run: its id.
+    """
+
+    def __init__(self, client: Client, run: str) -> None:
+        self._client = client
+        self._run = run
+        self._shown: dict[str, str] = {}
+
+    def follow(self) -> int:
+        """Waits for the run's end; its exit code. Ctrl-C stops the run, a second one only this."""
+        try:
+            return self._wait()
+        except KeyboardInterrupt:
+            say(f"stopping run {self._run}; Ctrl-C again leaves it alone")
+        try:
+            self._stop()
+            self._wait()
+        except KeyboardInterrupt:
+            say(f"run {self._run} is left alone")
+        return 128 + signal.SIGINT
+
+    def _stop(self) -> None:
+        """Asks for the run's end, until the server has taken that or the run is over."""
+        while (shown := self._look()) is None or not State(shown["state"]).final:
+            try:
+                self._client.call(
+                    "POST", f"/runs/{self._run}/stop", {"why": "interrupted"}, if_match="*"
+                )
+            except PacelineError as error:
+                say(f"run {self._run} is not stopped yet: {error}")
+                time.sleep(_AGAIN_S)
+            else:
+                return
+
+    def _wait(self) -> int:
+        while True:
+            shown = self._look()
+            if shown is not None and State(shown["state"]).final:
+                return _exit_code(shown)
+            time.sleep(_LOOK_S)
+
+    def _look(self) -> Mapping[str, Any] | None:
+        """The run, if the server answers; says what is new."""
+        with contextlib.suppress(ServerUnreachable):  # the run goes on without it
+            shown: Mapping[str, Any] = self._client.call("GET", f"/runs/{self._run}")
+            for row in self._client.call("GET", f"/runs/{self._run}/nodes"):
+                self._tell(row["node"], row["state"], row["message"])
+            world = f" with {shown['world']} ranks" if shown["world"] else ""
+            self._tell("the run", f"{shown['state']}{world}", shown["message"])
+            return shown
+        return None
+
+    def _tell(self, who: str, what: str, why: str | None) -> None:
+        if self._shown.get(who) != what:
+            self._shown[who] = what
+            say(f"{who}: {what}{f': {why}' if why else ''}")
+
+
+def _exit_code(run: Mapping[str, Any]) -> int:
+    if run["state"] == State.FINISHED:
+        return 0
+    return int(run["exit_code"] or 1)
+
+
+def train(client: Client, launch: Launch, nodes: str, choice: Mapping[str, Any]) -> int:
+    """Asks the server for a run on nodes that it chooses, and follows it; returns its exit code.
+
+    Args:
+        client: of the server.
+        launch: what to run on each node.
+        nodes: how many, as `counted` takes it.
+        choice: further fields of ``POST /runs``, such as `policy`.
+
+    Raises:
+        InputError: `nodes` is wrong, the launch is emulated, or the server refused the run.
+        PacelineError: the server does not answer.
+    """
+    if launch.env:
+        raise InputError("--nodes: leave out --slowdown and --emulate, which are of one node")
+    least, most = counted(nodes)
+    run = register(client, launch, {**choice, "nodes_min": least, "nodes_max": most})
+    say(f"watch it on {client.server}/runs/{run}")
+    return Follower(client, run).follow()

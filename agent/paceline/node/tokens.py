@@ -1,0 +1,88 @@
+"""Where the token of a server on this machine is: a file that only its user can read.
+
+A server to which nobody gave a token makes one, and keeps it in a file for its address as long as
+it works: so the command line, agents and demos find it without a question. The file is locked by
+the server. Once the server has ended, however it ended, the lock is gone, and the token is not sent
+to whatever listens on the port next.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from urllib.parse import urlsplit
+
+_LONGEST = 4096
+
+
+def kept(server: str) -> str | None:
+    """The token of a server that works on this machine, under this user, at this address.
+
+    Args:
+        server: its URL.
+    """
+    try:
+        path = _place(server)
+        if path is None:
+            return None
+        with path.open() as file:
+            about = os.fstat(file.fileno())
+            if about.st_uid != os.getuid() or about.st_mode & 0o077 or not _locked(file.fileno()):
+                return None
+            return file.read(_LONGEST).strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
+
+
+@contextmanager
+def keeping(server: str, token: str) -> Iterator[Path]:
+    """Keeps a server's token for clients of this machine's user while the server works.
+
+    Args:
+        server: the URL at which it listens.
+        token: an admin's.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    path = _place(server)
+    if path is None:
+        raise OSError(f"{server} is no address of a server")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # of a server that was killed
+    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        file.write(f"{token}\n")
+        file.flush()
+        try:
+            yield path
+        finally:
+            with suppress(OSError):
+                path.unlink(missing_ok=True)
+
+
+def _place(server: str) -> Path | None:
+    try:
+        parts = urlsplit(server)
+        host, port = parts.hostname, parts.port or {"http": 80, "https": 443}.get(parts.scheme)
+    except ValueError:
+        return None
+    if not host or not port or "/" in host:
+        return None
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    # Machines may share the home directory, and each has its own loopback.
+    machine = Path(home) / "paceline" / "servers" / socket.gethostname()
+    return machine / f"{'127.0.0.1' if host == 'localhost' else host}_{port}"
+
+
+def _locked(file: int) -> bool:
+    """Whether a server holds the lock."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False

@@ -1,0 +1,200 @@
+"""Where a rank's telemetry goes: to the bus, else to the spool, else it waits in memory."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+
+import redis
+
+from paceline.core.outage import Outage
+from paceline.node.spool import Spool
+from paceline.wire import TELEMETRY, Hello, Message, RoundBatch, StepBatch, encode
+from paceline.wire.bus import connect
+
+logger = logging.getLogger(__name__)
+
+HELD_BYTES = 16 << 20  # hours of steps, while bus and disk are full or away
+
+_RETRY_S = 0.5
+_TIMEOUT_S = 1.0
+
+_Fields = dict[bytes, bytes]
+
+
+class Outlet:
+    """Delivers messages at least once each, or counts their records as lost. For one thread.
+
+    What neither bus nor spool takes is kept in memory and offered to both again: at most
+    `HELD_BYTES`, and a `Hello` besides. Only an outage of the bus breaks the order of messages.
+
+    Args:
+        run: public run id.
+        bus: Redis URL; None: everything goes to the spool.
+        spool: keeps what the bus does not take; None: memory does until `close`.
+        stream: of the bus, to write to.
+    """
+
+    def __init__(
+        self, run: str, bus: str | None, spool: Spool | None, stream: str = TELEMETRY
+    ) -> None:
+        self._run = run
+        self._stream = stream
+        self._bus = connect(bus, timeout_s=_TIMEOUT_S) if bus is not None else None
+        self._spool = spool
+        self._held: deque[tuple[_Fields, int]] = deque()  # with how many records each has
+        self._held_bytes = 0
+        self._hello: _Fields | None = None  # if neither bus nor spool has taken it
+        self._lost = 0
+        self._noted = 0
+        away = "the bus does not take telemetry, which is spooled"
+        self._bus_outage = _outage(away, "the bus takes telemetry again")
+        full = "telemetry cannot be spooled, and is kept in memory"
+        self._spool_outage = _outage(full, "no telemetry waits in memory any more")
+
+    @property
+    def lost(self) -> int:
+        """Records lost so far. Any thread may ask."""
+        return self._lost + (self._spool.lost if self._spool is not None else 0)
+
+    def deliver(self, message: Message) -> None:
+        """Sends, spools or keeps a message."""
+        fields = encode(message, self._run)
+        records = len(message.records) if isinstance(message, StepBatch | RoundBatch) else 1
+        if not self._held and self._taken(fields, records):
+            return
+        if isinstance(message, Hello):  # controllers plan only after a Hello
+            self._hello = fields
+        else:
+            self._hold(fields, records)
+
+    def retry(self) -> None:
+        """Offers what is kept in memory to bus and spool again."""
+        # A Hello comes first: the control plane must know the attempt.
+        if self._hello is not None and self._to_bus(self._hello):
+            self._hello = None
+        while self._held and not (self._bus_paused and self._spool_paused):
+            fields, records = self._held[0]
+            if not self._taken(fields, records):
+                self._held.rotate(-1)  # a message larger than the spool must not keep others back
+                break
+            self._release()
+
+    def tend(self, dropped: int) -> None:
+        """Closes a chunk of the spool that is old, and notes there how many records were lost.
+
+        Args:
+            dropped: by anybody, so far.
+        """
+        if self._spool is not None:
+            self._spool.roll()
+            if not self._spool_outage.paused:
+                self._note(self._spool, dropped)
+
+    def end(self) -> None:
+        """Offers all that is kept for the last time; what nobody takes is lost."""
+        self.retry()
+        if self._hello is not None and not self._to_spool(self._hello, 1, now=True):
+            logger.error(
+                "the run's description could not be sent: the control plane will not show this "
+                "attempt (%d bytes; a larger PACELINE_SPOOL_BYTES would keep it on the node)",
+                sum(map(len, self._hello.values())),
+            )
+            self._lost += 1
+        before = self._lost
+        while self._held:
+            fields, records = self._held[0]
+            self._lost += 0 if self._to_spool(fields, records, now=True) else records
+            self._release()
+        if self._lost > before:
+            logger.error(
+                "%d telemetry records are lost: bus and spool took none of them to the end",
+                self._lost - before,
+            )
+
+    def close(self, dropped: int) -> None:
+        """Closes spool and connection.
+
+        Args:
+            dropped: records lost by anybody.
+        """
+        if self._spool is not None:
+            self._spool.close()
+            self._note(self._spool, dropped)
+        if self._bus is not None:
+            self._bus.close()
+
+    @property
+    def _bus_paused(self) -> bool:
+        return self._bus is None or self._bus_outage.paused
+
+    @property
+    def _spool_paused(self) -> bool:
+        return self._spool is None or self._spool_outage.paused
+
+    def _hold(self, fields: _Fields, records: int) -> None:
+        size = _size(fields)
+        if self._held_bytes + size <= HELD_BYTES:
+            self._held.append((fields, records))
+            self._held_bytes += size
+            return
+        if self._lost == 0:
+            logger.error("records are lost: %d MiB of telemetry wait in memory", HELD_BYTES >> 20)
+        self._lost += records
+
+    def _release(self) -> None:
+        fields, _ = self._held.popleft()
+        self._held_bytes -= _size(fields)
+        if not self._held:
+            self._spool_outage.over()
+
+    def _taken(self, fields: _Fields, records: int) -> bool:
+        return self._to_bus(fields) or self._to_spool(fields, records)
+
+    def _to_bus(self, fields: _Fields) -> bool:
+        if self._bus is None or self._bus_outage.paused:
+            return False
+        try:
+            self._bus.xadd(self._stream, dict(fields.items()))
+        except redis.RedisError as error:
+            self._bus_outage.failed(error)
+            return False
+        if self._bus_outage.active and self._spool is not None:
+            self._spool.close()
+        self._bus_outage.over()
+        return True
+
+    def _to_spool(self, fields: _Fields, records: int, *, now: bool = False) -> bool:
+        """Whether the spool took it.
+
+        Args:
+            fields: of the message.
+            records: in it.
+            now: also while there is a pause after a failure.
+        """
+        if self._spool is None or (self._spool_outage.paused and not now):
+            return False
+        try:
+            if self._spool.append(fields, records):
+                return True
+            self._spool_outage.failed("the disk or the spool is full")
+        except OSError as error:
+            self._spool_outage.failed(error)
+        return False
+
+    def _note(self, spool: Spool, dropped: int) -> None:
+        if dropped > self._noted:
+            try:
+                spool.note_dropped(dropped)
+                self._noted = dropped
+            except OSError as error:
+                self._spool_outage.failed(error)
+                logger.warning("dropped telemetry records cannot be noted: %s", error)
+
+
+def _outage(begins: str, ends: str) -> Outage:
+    return Outage(logger, begins, ends, first_s=_RETRY_S, most_s=_RETRY_S)
+
+
+def _size(fields: _Fields) -> int:
+    return sum(map(len, fields.values()))

@@ -1,0 +1,10 @@
+"""The plan on its way to a rank: rank 0's leader chooses segments, and each rank reads its parts.
+
+`leader.Leader` adopts the controller's `proposals.Proposals`, or coasts, and puts the parts of the
+segment into the ranks' store. `follower.Follower` gives a rank its steps; on the other ranks
+a `fetcher.Fetcher` reads ahead::
+
+    leader = Leader(terms, world, sizes, store, proposals)  # on rank 0
+    for step in Follower(store, rank, leader).steps(epoch):
+        ...
+"""

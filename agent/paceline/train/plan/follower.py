@@ -1,0 +1,79 @@
+"""A rank's view of the plan: the follower reads the rank's parts of the leader's segments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from paceline.core.errors import PacelineError
+from paceline.train.parts import Part, Step, get_part, part_key
+from paceline.train.plan.fetcher import Fetcher
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+    from paceline.train.plan.leader import Leader
+
+
+class Follower:
+    """Reads one rank's steps from the ranks' store, segment by segment. For one thread.
+
+    Every rank has a follower; call `close` in the end. On rank 0 it also drives the leader, which
+    makes the next segment when the follower needs it.
+
+    Args:
+        store: the ranks' store.
+        rank: the rank whose parts to read.
+        leader: on rank 0; None on the other ranks.
+    """
+
+    def __init__(self, store: Store, rank: int, leader: Leader | None) -> None:
+        self._store = store
+        self._rank = rank
+        self._leader = leader
+        self._segment = 0
+        self._fetcher = Fetcher(store, rank) if leader is None else None
+        self.stopped = False
+        self.reforms = False  # it stopped because nodes join or leave
+        self.waits = False  # for a segment: any thread may ask
+
+    def steps(self, epoch: int) -> Iterator[Step]:
+        """The steps of an epoch; waits for each segment until the leader has stored it.
+
+        Raises:
+            PacelineError: the ranks are not in the same epoch.
+            torch.distributed.DistError: rank 0 has ended, or stored nothing for too long.
+        """
+        if self._fetcher is not None and not self.stopped:
+            self._fetcher.enter(epoch)
+        while not self.stopped:
+            self.waits = True
+            part = self._next(epoch)
+            self.waits = False
+            if part.stop:
+                self.stopped, self.reforms = True, part.reform
+            elif part.epoch == epoch:
+                yield from part.steps()
+                if part.epoch_end:
+                    return
+            elif part.epoch > epoch:
+                raise PacelineError(
+                    f"rank {self._rank} is in epoch {epoch} but the leader in {part.epoch}: "
+                    "every rank must iterate over the loader equally often"
+                )
+            # A part of an earlier epoch is skipped: all ranks left that epoch early.
+
+    def close(self) -> None:
+        """Ends the thread that fetches the plan."""
+        if self._fetcher is not None:
+            self._fetcher.close()
+
+    def _next(self, epoch: int) -> Part:
+        if self._leader is None:
+            assert self._fetcher is not None
+            return self._fetcher.next()
+        self._leader.advance(epoch)
+        part = get_part(self._store, self._segment, self._rank)
+        self._store.delete_key(part_key(self._segment, self._rank))
+        self._segment += 1
+        return part

@@ -1,0 +1,310 @@
+"""The leader (rank 0) chooses the next segment, gives it to the ranks and announces it."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from paceline.core.cost import features
+from paceline.core.ledger import Ledger
+from paceline.core.terms import Terms
+from paceline.train.parts import Part, left_key, part_key, put_part
+from paceline.train.plan.proposals import Proposals
+from paceline.train.sync import stealing
+from paceline.wire import ALLREDUCE, Adopted, Segment, pack_indices
+
+logger = logging.getLogger(__name__)
+
+GRACE_S = 0.05
+MOST_COASTED = 16  # steps at once at most: a switch takes effect only after these steps
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
+
+_FAREWELL_S = 2.0  # for ranks that may have left the loop already
+_FAREWELL_TO_END_S = 600.0  # for ranks that still compute and will read the end of the plan
+
+
+def epoch_order(samples: int, seed: int, epoch: int) -> Ints:
+    """The samples in the order of DistributedSampler(seed=seed) after set_epoch(epoch), [N]."""
+    generator = torch.Generator().manual_seed(seed + epoch)
+    order: Ints = torch.randperm(samples, generator=generator).numpy()
+    return order
+
+
+class Leader:
+    """Adopts the controller's proposals, and plans by itself ("coasts") where none came in time.
+
+    Rank 0 has the only leader. Its follower calls `advance` for each segment; then the leader puts
+    the segment's parts into the ranks' store and announces the segment. For one thread.
+
+    Args:
+        terms: of the run.
+        world: W.
+        sizes: λ, [N].
+        store: the ranks' store.
+        proposals: the controller's; None without a bus.
+        attempt: of the run.
+        announce: called with each adopted segment; None: nobody listens.
+        epoch: number of the epoch in which training begins.
+        step: number of the first step.
+        used: samples of that epoch that an earlier attempt used.
+        limits: the most samples that each rank gets in a step, [W]. Their sum is at least a global
+            batch. Empty: there are no limits.
+        reforms: whether nodes are about to join or leave, so that the plan shall end.
+    """
+
+    def __init__(
+        self,
+        terms: Terms,
+        world: int,
+        sizes: Floats,
+        store: Store,
+        proposals: Proposals | None = None,
+        *,
+        attempt: int = 0,
+        announce: Callable[[Adopted], None] | None = None,
+        epoch: int = 0,
+        step: int = 0,
+        used: Ints | None = None,
+        limits: Sequence[int] = (),
+        reforms: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._reforms = reforms
+        self._terms = terms
+        self._world = world
+        self._sizes = sizes
+        self._store = store
+        self._proposals = proposals
+        self._attempt = attempt
+        self._announce = announce
+        self._limits: Ints | None = np.array(limits) if limits else None
+        self._ledger = self._ledger_of(epoch, used)
+        self._step = step  # the next segment's first step
+        self._last: Segment | None = None
+        self._newest = -1  # number of the newest segment in the store
+        self._heard = 0  # number of proposals when the last segment was chosen
+        self._coast_steps = terms.coast_steps  # more while a controller's plans come too late
+        # Steps that are adopted but not reached, with their samples.
+        self._ahead: deque[tuple[int, Ints]] = deque()
+
+    def _ledger_of(self, epoch: int, used: Ints | None = None) -> Ledger:
+        terms = self._terms
+        order = epoch_order(terms.samples, terms.seed, epoch)
+        return Ledger(epoch, order, terms.global_batch, terms.drop_last, used, self._limits)
+
+    @property
+    def seq(self) -> int:
+        """Number of the next segment."""
+        return 0 if self._last is None else self._last.seq + 1
+
+    def advance(self, epoch: int) -> None:
+        """Gives the ranks the next segment of that epoch, or the order to stop or to re-form."""
+        if epoch != self._ledger.epoch:
+            self._ledger = self._ledger_of(epoch)
+            self._ahead.clear()
+        if self._reforms():
+            logger.info("nodes join or leave: all ranks end before step %d", self._step)
+            self._end(epoch, reform=True)
+            return
+        segment = self._proposed()
+        if self._proposals is not None and self._proposals.stop_reason is not None:
+            logger.warning("stopping: %s", self._proposals.stop_reason)
+            self._end(epoch, reform=False)
+            return
+        self._adopt(segment or self._coasted())
+
+    def reached(self, step: int) -> None:
+        """Training has reached `step`: the samples of the steps up to it need not be kept."""
+        while self._ahead and self._ahead[0][0] <= step:
+            self._ahead.popleft()
+
+    def used(self, step: int) -> Ints:
+        """The samples of the epoch that steps up to and including `step` have used, ascending."""
+        self.reached(step)
+        planned = [samples for _, samples in self._ahead]
+        return np.setdiff1d(self._ledger.used(), np.concatenate([[], *planned]))
+
+    def unread(self) -> bool:
+        """Whether another rank that has not left has yet to read its part of the newest segment."""
+        check = self._store.check
+        return any(check([part_key(self._newest, rank)]) for rank in self._present())
+
+    def wait_for_readers(self, *, at_the_end: bool) -> None:
+        """Waits until the other ranks need the store no more, because it ends with this rank.
+
+        A rank that has read the end of the plan needs it no more; nor does a rank that has left.
+
+        Args:
+            at_the_end: the loop ran to its end here, so ranks that still compute will read it too.
+        """
+        needed = self.unread if at_the_end else self._present
+        began = time.monotonic()
+        warned = False
+        while needed():
+            waited = time.monotonic() - began
+            if waited >= (_FAREWELL_TO_END_S if at_the_end else _FAREWELL_S):
+                return
+            if waited >= _FAREWELL_S and not warned:
+                logger.warning("waiting for a rank that has not come to the end of the plan yet")
+                warned = True
+            time.sleep(0.01)
+
+    def _present(self) -> list[int]:
+        """The other ranks that have not left."""
+        others = range(1, self._world)
+        return [rank for rank in others if not self._store.check([left_key(rank)])]
+
+    def _end(self, epoch: int, *, reform: bool) -> None:
+        """Ends the plan of all ranks."""
+        end = Part(
+            epoch, self.seq, self._step, [], [], [], [], b"", False, stop=True, reform=reform
+        )
+        self._put(self.seq, [end] * self._world)
+
+    def _put(self, seq: int, parts: list[Part]) -> None:
+        self._newest = seq
+        for rank, part in enumerate(parts):
+            put_part(self._store, seq, rank, part)
+
+    def _proposed(self) -> Segment | None:
+        """The controller's newest valid proposal for the next segment."""
+        proposals = self._proposals
+        if proposals is None:
+            return None
+        deadline = time.monotonic() + self._patience_s(proposals)
+        try:
+            while proposal := proposals.take(self.seq, deadline - time.monotonic()):
+                segment = proposal.segment
+                refusal = self._ledger.refusal(segment, self._world)
+                if segment.first_step != self._step:
+                    refusal = f"it begins at step {segment.first_step}, not {self._step}"
+                if refusal is None:
+                    self._coast_steps = self._terms.coast_steps
+                    return segment
+                logger.warning(
+                    "segment %d of %s refused: %s", segment.seq, proposal.controller, refusal
+                )
+            self._consider_lateness(proposals)
+            return None
+        finally:
+            self._heard = proposals.heard
+
+    def _consider_lateness(self, proposals: Proposals) -> None:
+        """Coasts twice as long from now on if a plan came for a segment that is past.
+
+        Otherwise a policy that plans for longer than coasting lasts would never come into force.
+        """
+        newest = proposals.newest
+        if newest is not None and proposals.heard > self._heard and newest.segment.seq < self.seq:
+            self._coast_steps = min(2 * self._coast_steps, MOST_COASTED)
+
+    def _patience_s(self, proposals: Proposals) -> float:
+        """How long to wait for a proposal: only if the controller has shown that it is alive.
+
+        It has if it made the last segment, or proposed something since then.
+        """
+        kept_up = self._last is not None and self._last.source != "coast"
+        return GRACE_S if kept_up or proposals.heard > self._heard else 0.0
+
+    def _coasted(self) -> Segment:
+        last = self._last
+        started = time.perf_counter()
+        shares = list(last.shares) if last is not None else []
+        synchroniser = last.synchroniser if last is not None else ALLREDUCE
+        # Relaxed ranks meet at a segment's end, which should be rare: coast for longer.
+        steps = self._coast_steps if synchroniser == ALLREDUCE else MOST_COASTED
+        assignments = self._ledger.coast(steps, self._world, self._sizes, shares)
+        counts, indices = pack_indices(assignments)
+        return Segment(
+            seq=self.seq,
+            epoch=self._ledger.epoch,
+            first_step=self._step,
+            counts=counts,
+            indices=indices,
+            policy=last.policy if last is not None else "bsp",
+            version=last.version if last is not None else 0,
+            source="coast",
+            epoch_end=self._ledger.over_with(self._ledger.left - len(indices) // 4),
+            shares=shares,
+            plan_s=time.perf_counter() - started,
+            threads=list(last.threads) if last is not None else [],
+            synchroniser=synchroniser,
+        )
+
+    def _adopt(self, segment: Segment) -> None:
+        parts = self._parts(segment)
+        if segment.synchroniser.steals:
+            sizes = [self._sizes[np.frombuffer(part.indices, "<u4")] for part in parts]
+            stealing.put(self._store, parts, sizes)
+        self._put(segment.seq, parts)
+        indices = np.frombuffer(segment.indices, dtype="<u4").astype(np.int64)
+        ends = np.cumsum([sum(row) for row in segment.counts])
+        for k, samples in enumerate(np.split(indices, ends[:-1])):
+            self._ahead.append((segment.first_step + k, samples))
+        self._ledger.use(indices)
+        self._step += segment.steps
+        self._last = segment
+        if self._announce is not None:
+            self._announce(Adopted(self._attempt, segment, time.time()))
+
+    def _parts(self, segment: Segment) -> list[Part]:
+        """Each rank's part of a segment."""
+        counts = np.asarray(segment.counts)  # [steps, W]
+        flat = np.frombuffer(segment.indices, dtype="<u4")
+        of = features(self._sizes[flat], counts)
+        share = counts if self._terms.loss_mean == "samples" else of.load
+        ett: list[list[float]] = np.transpose(segment.ett_s).tolist() or [[]] * self._world
+        # Whole arrays become lists at once: there may be thousands of ranks.
+        columns = zip(
+            counts.T.tolist(),
+            of.load.T.tolist(),
+            (share / share.sum(axis=1, keepdims=True)).T.tolist(),
+            ett,
+            _by_rank(flat, counts),
+            of.squares.T.tolist(),
+            of.longest.T.tolist(),
+            segment.threads or [0] * self._world,
+            strict=True,
+        )
+        return [
+            Part(
+                epoch=segment.epoch,
+                segment=segment.seq,
+                first_step=segment.first_step,
+                counts=of_rank,
+                loads=loads,
+                weights=weights,
+                ett_s=ett_s,
+                indices=indices,
+                epoch_end=segment.epoch_end,
+                squares=squares,
+                longest=longest,
+                threads=threads,
+                synchroniser=segment.synchroniser,
+            )
+            for of_rank, loads, weights, ett_s, indices, squares, longest, threads in columns
+        ]
+
+
+def _by_rank(flat: npt.NDArray[np.uint32], counts: Ints) -> list[bytes]:
+    """Each rank's samples of all steps, one step after the other.
+
+    Args:
+        flat: samples by step and then by rank.
+        counts: samples of each step and rank, [steps, W].
+    """
+    ranks = np.tile(np.arange(counts.shape[1]), counts.shape[0])
+    packed = flat[np.argsort(np.repeat(ranks, counts.ravel()), kind="stable")].tobytes()
+    ends = np.cumsum(counts.sum(axis=0) * flat.itemsize).tolist()
+    return [packed[start:end] for start, end in zip([0, *ends], ends, strict=False)]

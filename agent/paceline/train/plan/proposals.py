@@ -1,0 +1,125 @@
+"""The bus side of the leader: what the controller proposes and what the operator orders."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from typing import Any
+
+import redis
+
+from paceline.core.outage import Outage
+from paceline.core.refusals import Refusals
+from paceline.wire import (
+    ForgedError,
+    Proposal,
+    StopTraining,
+    WireError,
+    control,
+    decode_signed,
+)
+from paceline.wire.bus import connect
+
+logger = logging.getLogger(__name__)
+
+_BLOCK_MS = 250
+_RETRY_S = 0.5
+
+
+class Proposals:
+    """The controller's messages for one attempt, read by a background thread. Thread-safe.
+
+    The thread reads the run's control stream from its beginning, so a proposal that was made before
+    this attempt began counts too if it names this attempt. An outage of the bus does not end the
+    thread: it asks again until `close`.
+
+    Args:
+        bus: Redis URL.
+        run: public run id.
+        attempt: proposals for other attempts are ignored.
+        key: of the run: what the control plane did not write is ignored; None: nothing is asked.
+        first_attempt: of the run's last launch: orders to stop an earlier launch are ignored.
+    """
+
+    def __init__(
+        self,
+        bus: str,
+        run: str,
+        attempt: int,
+        key: bytes | None = None,
+        *,
+        first_attempt: int = 0,
+    ) -> None:
+        self._client = connect(bus)
+        self._stream = control(run)
+        self._attempt = attempt
+        self._first_attempt = first_attempt
+        self._key = key
+        self._forged = Refusals(logger, "what the control plane did not write is ignored")
+        self._proposals: dict[int, Proposal] = {}
+        self._changed = threading.Condition()
+        self._closing = threading.Event()
+        self.heard = 0  # number of proposals for this attempt so far
+        self.newest: Proposal | None = None  # the latest proposal for this attempt
+        self.stop_reason: str | None = None
+        self._thread = threading.Thread(target=self._run, name="paceline-control", daemon=True)
+        self._thread.start()
+
+    @property
+    def refused(self) -> int:
+        """Number of entries so far that the control plane did not write."""
+        return self._forged.count
+
+    def take(self, seq: int, wait_s: float) -> Proposal | None:
+        """The newest proposal for a segment, or None if none comes within `wait_s` seconds.
+
+        Proposals for this segment and for earlier ones are forgotten.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: seq in self._proposals or self.stop_reason, wait_s)
+            proposal = self._proposals.get(seq)
+            self._proposals = {key: p for key, p in self._proposals.items() if key > seq}
+            return proposal
+
+    def close(self) -> None:
+        """Ends the thread, waiting for it unless it is stuck in a dead connection."""
+        self._closing.set()
+        self._thread.join(timeout=1.0)
+
+    def _run(self) -> None:
+        last = b"0-0"
+        outage = Outage(
+            logger,
+            "the bus does not answer, and training goes on",
+            "the bus answers again",
+            first_s=_RETRY_S,
+            most_s=_RETRY_S,
+        )
+        while not self._closing.is_set():
+            try:
+                answer: Any = self._client.xread({self._stream: last}, count=100, block=_BLOCK_MS)
+            except redis.RedisError as error:
+                self._closing.wait(outage.failed(error))
+                continue
+            outage.over()
+            for entry, fields in answer[0][1] if answer else []:
+                self._hear(fields)
+                last = entry
+        self._client.close()
+
+    def _hear(self, fields: dict[bytes, bytes]) -> None:
+        try:
+            _, message = decode_signed(fields, self._stream, self._key)
+        except ForgedError as error:
+            self._forged.add(error)
+            return
+        except WireError as error:
+            logger.warning("unreadable message from the controller: %s", error)
+            return
+        with self._changed:
+            if isinstance(message, Proposal) and message.attempt == self._attempt:
+                self._proposals[message.segment.seq] = self.newest = message
+                self.heard += 1
+            elif isinstance(message, StopTraining) and message.meant(self._first_attempt):
+                self.stop_reason = message.reason
+            self._changed.notify_all()

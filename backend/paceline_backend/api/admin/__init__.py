@@ -1,0 +1,1 @@
+"""What only administrators change: the control plane itself, not a run."""

@@ -1,0 +1,44 @@
+"""Bodies about changes; field names as in docs/rest.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+
+class Change(BaseModel):
+    """A change of a run."""
+
+    at: float = Field(description="Unix time", examples=[1767225700.0])
+    who: str = Field(description="a token's name, or `auto`", examples=["ada"])
+    via: str = Field(description="the program that asked, as it calls itself", examples=["cli"])
+    action: str = Field(examples=["run.policy"])
+    revision: int | None = Field(description="of the run, after the change", examples=[3])
+    why: str = Field(examples=["rank 3 is too slow"])
+    details: dict[str, Any] = Field(examples=[{"policy": "chronica"}])
+
+
+class Changes(BaseModel):
+    """Changes of a run, newest first."""
+
+    items: list[Change]
+    next_cursor: str | None = Field(description="null: the last page", examples=["MTIz"])
+
+
+class AuditEntry(Change):
+    """A change of whatever kind."""
+
+    scope: str = Field(
+        description="what who asked may do; empty: the control plane", examples=["operator"]
+    )
+    address: str = Field(description="where the request came from", examples=["10.0.0.7"])
+    run: str | None = Field(examples=["3f9a1c07be52"])
+    target: str = Field(description="what else was changed, such as a token's id", examples=[""])
+
+
+class AuditPage(BaseModel):
+    """Changes, newest first."""
+
+    items: list[AuditEntry]
+    next_cursor: str | None = Field(description="null: the last page", examples=["MTIz"])

@@ -1,0 +1,155 @@
+"""Whose a token, a cookie or a link is: the server's own token, and those in the database."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import logging
+import time
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from itsdangerous import BadData, URLSafeTimedSerializer
+
+from paceline_backend.store import Connection, Store, StoreError, audit, meta
+from paceline_backend.store.access import tokens
+from paceline_backend.store.access.tokens import Holder
+from paceline_backend.store.audit import Requester
+
+log = logging.getLogger(__name__)
+
+COOKIE = "paceline"
+_SALT = "paceline session"
+_UNGUESSABLE = 20  # characters of a token that nobody finds by trying
+_NOTED_S = 60.0  # how exactly the last use of a token is known
+
+
+class Credentials:
+    """Checks what clients bring.
+
+    Args:
+        store: that holds tokens.
+        configured: the admin's token that the server's configuration gives.
+        further: tokens of other roles that it gives.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        configured: str | None,
+        further: Mapping[tokens.Scope, str | None] = MappingProxyType({}),
+    ) -> None:
+        self._store = store
+        given = {"admin": configured, **further}
+        self._configured = {text: _configured(text, role) for role, text in given.items() if text}
+        self._by_id = {holder.id: holder for holder in self._configured.values()}
+        self._serializer = URLSafeTimedSerializer(_cookie_key(meta.secret(store)), salt=_SALT)
+        self._touching = False
+
+    def of_token(self, text: bytes, *, throttled: bool = False) -> Holder | None:
+        """Whose token this is, if it is anybody's; it may be `refused`.
+
+        Args:
+            text: what was sent.
+            throttled: its sender has guessed too often. A token that could be found by trying is
+                not compared then. All others are: the sender may share an address with somebody
+                who guesses.
+
+        Raises:
+            StoreError: or one of its kinds.
+        """
+        for configured, holder in self._configured.items():
+            guessable = len(configured) < _UNGUESSABLE
+            compared = not (throttled and guessable)
+            if compared and hmac.compare_digest(text, configured.encode()):
+                return holder
+        words = text.decode(errors="replace")
+        if tokens.parsed(words) is None:
+            return None
+        with self._store.read() as connection:
+            return tokens.checked(connection, words)
+
+    def of_cookie(self, value: str) -> Holder | None:
+        """Who has logged in with this browser, not too long ago, by what is still valid.
+
+        Raises:
+            StoreError: or one of its kinds.
+        """
+        try:
+            identity = self._serializer.loads(value, max_age=int(tokens.BROWSER_S))
+        except BadData:
+            return None
+        if identity in self._by_id:
+            return self._by_id[identity]
+        with self._store.read() as connection:
+            return tokens.of_cookie(connection, str(identity), self._by_id)
+
+    def holds(self, identity: str) -> bool:
+        """Whether what let somebody in, by its id, is still valid; "": a proxy's word, which is.
+
+        Raises:
+            StoreError: or one of its kinds.
+        """
+        if not identity or identity in self._by_id:
+            return True
+        with self._store.read() as connection:
+            return tokens.of_cookie(connection, identity, self._by_id) is not None
+
+    def of_link(self, code: str, address: str) -> Holder | None:
+        """Uses up a link, and writes the login down in the list of changes.
+
+        Raises:
+            StoreError: or one of its kinds.
+        """
+        if tokens.parsed(code) is None:
+            return None
+        with self._store.write() as connection:
+            holder = tokens.use_link(connection, code)
+            if holder is not None:
+                _record_login(connection, holder, address, {"link": holder.id})
+            return holder
+
+    def entered(self, holder: Holder, address: str) -> None:
+        """Writes a login by a token down in the list of changes.
+
+        Raises:
+            StoreError: or one of its kinds.
+        """
+        with self._store.write() as connection:
+            _record_login(connection, holder, address, {})
+
+    def cookie(self, holder: Holder) -> str:
+        """What the cookie of a browser that logs in now holds: no secret of the token."""
+        return str(self._serializer.dumps(holder.id))
+
+    def touch(self, holder: Holder) -> None:
+        """Notes that a token or a browser is being used; best effort, one at a time."""
+        if not holder.id or holder.id in self._by_id or self._touching:
+            return
+        if holder.used_at is not None and time.time() - holder.used_at < _NOTED_S:
+            return
+        self._touching = True
+        try:
+            tokens.touch(self._store, holder.id)
+        except StoreError as error:
+            log.debug("the use of a token was not noted: %s", error)
+        finally:
+            self._touching = False
+
+
+def _record_login(
+    connection: Connection, holder: Holder, address: str, details: Mapping[str, str]
+) -> None:
+    by = Requester(holder.name, holder.scope, address)
+    audit.record(connection, by, "login", details=details)
+
+
+def _configured(text: str, role: tokens.Scope) -> Holder:
+    """A configured token's; a browser that it let in is shut out when the configuration changes."""
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    name = "configured" if role == "admin" else f"configured {role}"
+    return Holder(f"configured-{digest[:16]}", name, role)
+
+
+def _cookie_key(master: bytes) -> bytes:
+    return hashlib.blake2b(key=master, person=b"paceline cookie").digest()

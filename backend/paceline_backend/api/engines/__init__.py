@@ -1,0 +1,1 @@
+"""REST: training backends, and the nodes that engines start."""

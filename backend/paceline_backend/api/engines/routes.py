@@ -1,0 +1,164 @@
+"""REST: training backends, and what the nodes ask that engines or their users start."""
+
+from __future__ import annotations
+
+import threading
+import time
+from http import HTTPStatus
+from pathlib import PurePath
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from paceline_backend import backends, requests
+from paceline_backend.api import models
+from paceline_backend.api.audit import requester_of
+from paceline_backend.api.errors import RUN_REFUSALS, ProblemError, documented
+from paceline_backend.api.identity import identity_of
+from paceline_backend.api.rules import OPERATOR, VIEWER, allow
+from paceline_backend.api.runs import settings_of, store_of
+from paceline_backend.store.new_runs import NewRun
+
+router = APIRouter()
+
+_KEPT_S = 5.0  # what an engine said about itself: anybody may ask often
+
+
+class Backend(BaseModel):
+    """A training backend."""
+
+    name: str = Field(examples=["slurm"])
+    engine: bool = Field(description="its runs wait in a queue that is not ours", examples=[True])
+    options: dict[str, Any] = Field(description="JSON Schema of `backend_options`")
+    reachable: bool = Field(examples=[True])
+    version: str | None = Field(description="of the engine", examples=["22.05.8"])
+    problem: str | None = Field(description="why it cannot be reached", examples=[None])
+
+
+class Enlisted(BaseModel):
+    """What becomes of a node that wants to take part in a run."""
+
+    state: models.State = Field(description="of the run", examples=["queued"])
+    needed: bool = Field(description="false: the node may go", examples=[True])
+    message: str = Field(description="why it may go", examples=[""])
+
+
+class Adopt(models.In):
+    """A run that somebody starts on nodes of their own, as each of the nodes asks for it."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [{"key": "slurm-4711.0", "script": "/home/me/train.py", "nproc": 4}]
+        },
+    )
+
+    key: models.Name = Field(description="the same on all nodes of the run, and on no others")
+    script: models.Location = Field(min_length=1, description="absolute, or from `cwd`")
+    args: Annotated[list[models.Text], AfterValidator(models.bounded)] = Field(default_factory=list)
+    cwd: models.Location | None = None
+    nproc: int = Field(ge=1, le=10_000, description="ranks on each node")
+    nodes_min: int = Field(default=1, ge=1, le=1000, description="fewest nodes")
+    nodes_max: int = Field(default=1, ge=1, le=1000, description="most nodes")
+    policy: models.PolicyName = "paceline"
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    name: models.Name | None = Field(default=None, description="default: the script's")
+    max_restarts: int = Field(default=0, ge=0, le=1000)
+    restart_hung_s: float | None = Field(
+        default=None, ge=10, le=86_400, description="as of `POST /runs`"
+    )
+
+
+class Adopted(BaseModel):
+    """What a node needs to ask for its part in the run. Secret."""
+
+    run: str = Field(description="id", examples=["3f9a1c07be52"])
+    token: str = Field(
+        description="for nodes of this run; it is worth nothing an hour after the run's end",
+        examples=["pl_3f9a1c07_c0ffee"],
+    )
+
+
+class _Facts:
+    """What engines said lately. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._known: dict[str, tuple[float, backends.Facts]] = {}
+
+    def of(self, engine: backends.Engine) -> backends.Facts:
+        """An engine's facts, a few seconds old at most."""
+        with self._lock:
+            at, facts = self._known.get(engine.name, (0.0, backends.Facts(False)))
+            if not at or time.monotonic() - at > _KEPT_S:
+                facts = engine.facts()
+                self._known[engine.name] = (time.monotonic(), facts)
+        return facts
+
+
+_facts = _Facts()
+
+
+@router.get("/backends", dependencies=[Depends(VIEWER)])
+def list_backends() -> list[Backend]:
+    """All training backends, what a run may ask of each, and whether it answers."""
+    return [_shown(backends.get(name)) for name in backends.names()]
+
+
+def _shown(backend: backends.Backend) -> Backend:
+    engine = backends.engine(backend.name)
+    facts = backends.Facts(True) if engine is None else _facts.of(engine)
+    (schema,), components = msgspec.json.schema_components([backend.options])
+    return Backend(
+        name=backend.name,
+        engine=engine is not None,
+        options=components.get(backend.options.__name__, schema),
+        reachable=facts.reachable,
+        version=facts.version,
+        problem=facts.problem,
+    )
+
+
+@router.post(
+    "/adoptions",
+    responses=documented(
+        *(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT, HTTPStatus.UNPROCESSABLE_ENTITY),
+        HTTPStatus.SERVICE_UNAVAILABLE,
+    ),
+    dependencies=[Depends(OPERATOR)],
+)
+def adopt_run(request: Request, body: Adopt) -> Adopted:
+    """Asked by `paceline node SCRIPT`: the run of a key, which is recorded for the first node."""
+    who = identity_of(request)
+    new = NewRun(
+        name=body.name or PurePath(body.script).stem or body.script,
+        **body.model_dump(exclude={"name", "key"}),
+    )
+    store, bus, by = store_of(request), settings_of(request).bus, requester_of(request)
+    made = requests.adopt(store, bus, body.key, new, by, whose=who.token or who.name)
+    return Adopted(run=made.run, token=made.token)
+
+
+@router.post(
+    "/runs/{run}/nodes/{node}/join",
+    responses={**RUN_REFUSALS, **documented(HTTPStatus.CONFLICT)},
+    dependencies=[Depends(allow("agent"))],
+)
+def join_run(
+    request: Request,
+    run: str,
+    node: str,
+    host: Annotated[
+        models.NodeName | None, Query(description="what the engine calls this machine")
+    ] = None,
+) -> Enlisted:
+    """Asked by `paceline node`: launches the run on this node, or says that it may go."""
+    who = identity_of(request)
+    if who.run not in (None, run) or who.node not in (None, node):
+        only = f"the run {who.run}" if who.run else f"the node {who.node}"
+        raise ProblemError(HTTPStatus.FORBIDDEN, f"this token is for {only} only")
+    answer = requests.enlist(store_of(request), settings_of(request).bus, run, node, host or None)
+    state: Any = answer.state
+    return Enlisted(state=state, needed=answer.needed, message=answer.message)

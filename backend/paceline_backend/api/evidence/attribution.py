@@ -1,0 +1,180 @@
+"""REST: who is slow, and why."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from fastapi import APIRouter, Depends, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from paceline_backend.api.errors import RUN_REFUSALS
+from paceline_backend.api.evidence.whatif_models import Saving
+from paceline_backend.api.rules import VIEWER
+from paceline_backend.api.runs import store_of
+from paceline_backend.api.telemetry import From, Points, To
+from paceline_backend.insight import replacements
+from paceline_backend.insight.attribution import (
+    CAUSES,
+    Attribution,
+    SlowNode,
+    attribute,
+    read_rows,
+    slow_node,
+    throttled,
+    words,
+    worker_words,
+)
+from paceline_backend.policies.base import Floats, Ints
+from paceline_backend.store import attempts, runs
+from paceline_backend.store.nodes import states_of_gpus
+from paceline_backend.store.reads import bucket_of
+
+router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
+
+
+class Shares(BaseModel):
+    """What part each cause has in the SP of all steps; they add up to 1, or are all 0."""
+
+    data: float = Field(description="sizes in the batches", examples=[0.1])
+    node: float = Field(description="lasting speeds", examples=[0.8])
+    transient: float = Field(description="the rest: what passes, and noise", examples=[0.1])
+    input: float = Field(description="slow data loading", examples=[0.0])
+
+
+class AttributedWorker(BaseModel):
+    """A rank, over the window. `data`, `node`, `transient`, `input` add up to `caused`."""
+
+    rank: int = Field(examples=[3])
+    on_node: str | None = Field(description="that it is on; null: unknown", examples=["n2"])
+    cause: str = Field(
+        description="data, node, transient, input, none; also what balancing hides",
+        examples=["node"],
+    )
+    factor: float | None = Field(
+        description="time at equal load ÷ the median rank's; null: too few steps", examples=[2.1]
+    )
+    slow_steps: list[tuple[int, int]] = Field(
+        description="first and last of each span in which it was slow in passing", examples=[[]]
+    )
+    caused: float = Field(description="share of all waiting that is for it", examples=[0.78])
+    data: float = Field(examples=[0.0])
+    node: float = Field(examples=[0.75])
+    transient: float = Field(examples=[0.03])
+    input: float = Field(examples=[0.0])
+    hidden: float = Field(
+        description="s a step that it would take longer with an equal share of the load",
+        examples=[0.0],
+    )
+    words: str = Field(examples=["Rank 3 computes 2.1× slower than the median at equal load."])
+
+
+class AttributionOverTime(BaseModel):
+    """Seconds of SP per step, by cause; means over `bucket` steps."""
+
+    bucket: int = Field(description="steps per point", examples=[1])
+    step: list[int] = Field(description="of a bucket the first", examples=[[0, 1]])
+    data: list[float] = Field(examples=[[0.0, 0.01]])
+    node: list[float] = Field(examples=[[0.1, 0.1]])
+    transient: list[float] = Field(examples=[[0.01, 0.02]])
+    input: list[float] = Field(examples=[[0.0, 0.0]])
+
+
+class RunAttribution(BaseModel):
+    """Why the ranks of a run wait for each other."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    from_: int | None = Field(alias="from", description="first step", examples=[0])
+    to: int | None = Field(description="last step", examples=[99])
+    steps: int = Field(description="in which at least two ranks had samples", examples=[100])
+    se: float = Field(description="of the times at which ranks are ready", examples=[0.9])
+    sp_s: float = Field(description="the same, s a step", examples=[0.11])
+    waste: float = Field(description="share of the ranks' time spent waiting", examples=[0.4])
+    shares: Shares
+    cause: str = Field(description="data, node, transient, input, none", examples=["node"])
+    ranks: list[int] = Field(description="the culprits, worst first", examples=[[3]])
+    node: str | None = Field(
+        description="on which all slow ranks are; null: there are none, they are on several nodes, "
+        "or there is only one",
+        examples=["n2"],
+    )
+    factor: float | None = Field(
+        description="time of that node's slow ranks ÷ the other nodes', at equal load",
+        examples=[2.1],
+    )
+    saving: Saving | None = Field(
+        description="if that node were as fast as the others; null: no forecast says so yet"
+    )
+    words: str = Field(examples=["Rank 3 computes 2.1× slower than the median at equal load."])
+    workers: list[AttributedWorker]
+    over_time: AttributionOverTime
+
+
+@router.get("/attribution", response_model=RunAttribution)
+def get_attribution(
+    request: Request, run: str, first: From = None, to: To = None, points: Points = 200
+) -> Any:
+    """Why ranks wait: data, node, transient or input. By default in the newest 100 steps."""
+    with store_of(request).read() as connection:
+        key = runs.key_of(connection, run)
+        placement = attempts.placement(connection, key, to)
+        result = attribute(read_rows(connection, key, (first, to), placement))
+        nodes = None if placement is None else placement.nodes
+        slow, forecast = slow_node(result, nodes), None
+        if slow is not None and placement is not None:
+            since = placement.since
+            forecast = replacements.forecast_of(connection, key, slow.node, since)
+        gpus = [] if slow is None else states_of_gpus(connection, slow.node)
+    return _answer(result, points, nodes, slow, gpus) | {"saving": forecast}
+
+
+def _answer(
+    attribution: Attribution,
+    points: int,
+    nodes: Sequence[str] | None,
+    slow: SlowNode | None,
+    gpus: Sequence[Mapping[str, Any]],
+) -> dict[str, Any]:
+    step = attribution.step
+    of_node = [] if slow is None else [slow.words, *throttled(gpus)]
+    return {
+        "from": int(step[0]) if len(step) else None,
+        "to": int(step[-1]) if len(step) else None,
+        "steps": len(step),
+        "se": attribution.se,
+        "sp_s": float(attribution.sp_s.mean()) if len(step) else 0.0,
+        "waste": attribution.waste,
+        "shares": attribution.shares,
+        "cause": attribution.cause,
+        "ranks": attribution.ranks,
+        "node": None if slow is None else slow.node,
+        "factor": None if slow is None else slow.factor,
+        "words": " ".join([*of_node, words(attribution)]),
+        "workers": [
+            {**vars(worker), "on_node": _at(nodes, worker.rank), "words": worker_words(worker)}
+            for worker in attribution.workers
+        ],
+        "over_time": _over_time(step, attribution.parts, points),
+    }
+
+
+def _at(nodes: Sequence[str] | None, rank: int) -> str | None:
+    return nodes[rank] if nodes is not None and rank < len(nodes) else None
+
+
+def _over_time(step: Ints, parts: Any, points: int) -> dict[str, Any]:
+    if not len(step):
+        return {"bucket": 1, "step": [], **{name: [] for name in CAUSES}}
+    bucket = bucket_of(int(step[0]), int(step[-1]), points)
+    starts = np.flatnonzero(np.diff(step // bucket, prepend=-1))
+    counts = np.diff(np.append(starts, len(step)))
+    means: dict[str, Floats] = {
+        name: np.add.reduceat(parts[name], starts) / counts for name in CAUSES
+    }
+    return {
+        "bucket": bucket,
+        "step": step[starts].tolist(),
+        **{name: values.tolist() for name, values in means.items()},
+    }

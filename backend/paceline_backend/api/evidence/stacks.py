@@ -1,0 +1,133 @@
+"""REST: where in its code each rank of a run is.
+
+Stacks are for operators: they name files and functions of the script, and to write them each rank
+gets a signal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import BaseModel, Field
+from starlette.concurrency import run_in_threadpool
+
+from paceline.wire import ENDED
+from paceline.wire.asking import Dumps, DumpStacks, ReadStacks, Stack, Stacks
+from paceline_backend.api.errors import RUN_REFUSALS, ProblemError, documented
+from paceline_backend.api.logs.asking import ask, missing, refusal
+from paceline_backend.api.logs.holders import Holder, holders
+from paceline_backend.api.logs.models import AskedNode
+from paceline_backend.api.rules import OPERATOR
+from paceline_backend.api.runs import store_of
+from paceline_backend.requests import ConflictError
+from paceline_backend.requests.asking import Asker
+from paceline_backend.store import Store, runs
+
+WRITING_S = 3.0  # a rank that can write its stacks does so within a fraction of a second
+
+_PAUSE_S = 0.15  # between looks at what ranks have written
+
+router = APIRouter(
+    prefix="/runs/{run}",
+    responses={
+        **RUN_REFUSALS,
+        **documented(HTTPStatus.CONFLICT, HTTPStatus.GATEWAY_TIMEOUT),
+    },
+    dependencies=[Depends(OPERATOR)],
+)
+
+
+class RankStack(BaseModel):
+    """Where in its code a rank is."""
+
+    rank: int = Field(examples=[2])
+    node: str = Field(examples=["node-1"])
+    text: str = Field(
+        description="the Python stacks of all threads, innermost frame first, the main thread last",
+        examples=['Current thread 0x00007f2c8a7fe740 (most recent call first):\n  File "…'],
+    )
+    frame: str = Field(
+        description="the innermost of the user's code, of the main thread if it has some",
+        examples=["train.py:14 in __getitem__"],
+    )
+    problem: str | None = Field(description="why there are no stacks", examples=[None])
+
+
+class RunStacks(BaseModel):
+    """Where in their code the ranks of a run are."""
+
+    run: str = Field(examples=["3f9a1c07be52"])
+    nodes: list[AskedNode]
+    stacks: list[RankStack] = Field(description="by rank")
+
+
+@router.get("/stacks", response_model=RunStacks)
+async def get_stacks(
+    request: Request,
+    run: str,
+    rank: Annotated[
+        int | None, Query(ge=0, lt=10**9, description="only this one; default: all")
+    ] = None,
+) -> Any:
+    """The Python stacks of a run's ranks, as they are now; of each node at most 64 ranks.
+
+    The agents send each rank a signal that `paceline.Session` has set up for this. It also works
+    while the rank hangs, in Python or in C.
+    """
+    store, asker = store_of(request), request.app.state.asker
+    row = await run_in_threadpool(runs.get, store, run)
+    if row["state"] in ENDED:
+        raise ConflictError(f"run {run} has ended: its ranks have no stacks any more")
+    known = await run_in_threadpool(holders, store, run, rank)
+    answers = await ask(store, asker, known, run, DumpStacks(rank))
+    asked = [
+        (holder, answer)
+        for holder, answer in zip(known, answers, strict=True)
+        if isinstance(answer, Dumps)
+    ]
+    if not asked and any(isinstance(answer, Exception) for answer in answers):
+        raise refusal(answers)
+    if not asked:
+        words = missing(known, answers) or f"run {run} has no ranks: no node has begun it"
+        raise ProblemError(HTTPStatus.NOT_FOUND, words)
+    parts = await asyncio.gather(*(_written(store, asker, run, *pair) for pair in asked))
+    problems = [
+        {"node": holder.node, "problem": str(answer) if isinstance(answer, Exception) else None}
+        for holder, answer in zip(known, answers, strict=True)
+    ]
+    stacks = sorted((stack for part in parts for stack in part), key=lambda stack: stack["rank"])
+    return {"run": run, "nodes": problems, "stacks": stacks}
+
+
+async def _written(
+    store: Store, asker: Asker, run: str, holder: Holder, dumps: Dumps
+) -> list[dict[str, Any]]:
+    """What the ranks of a node write, once nothing more comes."""
+    stacks = {dump.rank: Stack(dump.rank, "", "", dump.why) for dump in dumps.ranks}
+    since = [(dump.rank, dump.offset) for dump in dumps.ranks if not dump.why]
+    until = time.monotonic() + WRITING_S
+    while since and time.monotonic() < until:
+        await asyncio.sleep(_PAUSE_S)
+        [answer] = await ask(store, asker, [holder], run, ReadStacks(dumps.attempt, since))
+        if not isinstance(answer, Stacks):
+            break
+        ended = {stack.rank for stack in answer.stacks if stack == stacks[stack.rank]}
+        stacks.update({stack.rank: stack for stack in answer.stacks})
+        # A rank whose text has not grown since the last look has written all of it.
+        since = [(r, offset) for r, offset in since if r not in ended or not stacks[r].text]
+    return [_shown(holder.node, stack) for stack in stacks.values()]
+
+
+def _shown(node: str, stack: Stack) -> dict[str, Any]:
+    silent = f"it has written nothing for {WRITING_S:g} s" if not stack.text else None
+    return {
+        "rank": stack.rank,
+        "node": node,
+        "text": stack.text,
+        "frame": stack.frame,
+        "problem": stack.why or silent,
+    }

@@ -1,0 +1,116 @@
+"""REST: what other policies would take, and what `auto` may do about it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from http import HTTPStatus
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends, FastAPI, Query, Request
+from fastapi.concurrency import run_in_threadpool
+
+from paceline_backend.api.audit import CHANGE_REFUSALS, Expected, requester_of
+from paceline_backend.api.errors import RUN_REFUSALS, documented
+from paceline_backend.api.evidence import whatif_models
+from paceline_backend.api.rules import OPERATOR, VIEWER
+from paceline_backend.api.runs import store_of
+from paceline_backend.insight.whatif.answer import FEWEST, STEPS, Forecast, kept
+from paceline_backend.insight.whatif.child import Forecaster
+from paceline_backend.server.settings import Settings
+from paceline_backend.store import Store, audit, forecasts, runs
+
+_FRESH_STEPS = 100  # a forecast holds for so many steps,
+_FRESH_S = 60.0  # or for so long
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    settings: Settings = app.state.settings
+    app.state.forecasting = asyncio.Lock()
+    with Forecaster(settings.database) as app.state.forecaster:
+        yield
+
+
+router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, lifespan=_lifespan)
+
+
+@router.get("/whatif", response_model=whatif_models.WhatIf, dependencies=[Depends(VIEWER)])
+async def what_if(
+    request: Request,
+    run: str,
+    steps: Annotated[
+        int, Query(ge=FEWEST, le=1024, description="newest complete steps to rest on")
+    ] = STEPS,
+    refresh: Annotated[bool, Query(description="also if a fresh one is kept")] = False,
+) -> Any:
+    """What each preset would take. The first answer takes seconds, the next ones are kept."""
+    store = store_of(request)
+    asked = time.time()
+    forecast = await run_in_threadpool(_kept, store, run, steps, 0.0)
+    if forecast is None or refresh:
+        async with request.app.state.forecasting:
+            # While this call waited for its turn, another may have made it.
+            since = asked if refresh else 0.0
+            forecast = await run_in_threadpool(_kept, store, run, steps, since)
+            if forecast is None:
+                forecaster: Forecaster = request.app.state.forecaster
+                forecast = await asyncio.wrap_future(forecaster.submit(run, steps))
+                if forecast.step is not None and steps == STEPS:
+                    await run_in_threadpool(_keep, store, forecast)
+    return msgspec.to_builtins(forecast)
+
+
+def _kept(store: Store, run: str, steps: int, made_since: float) -> Forecast | None:
+    """The newest forecast, if it was made since then and is fresh; it rests on `STEPS` steps."""
+    with store.read() as connection:
+        key = runs.key_of(connection, run)
+        bodies = forecasts.bodies(connection, key, limit=1)
+        newest = forecasts.newest_step(connection, key)
+        version = forecasts.version(connection, key)
+    readable = kept(bodies)
+    if not readable or steps != STEPS:
+        return None
+    (forecast,) = readable
+    assert forecast.step is not None
+    near = newest - _FRESH_STEPS <= forecast.step <= newest
+    fresh = near or time.time() - forecast.made_at <= _FRESH_S
+    current = forecast.current.version == version
+    return forecast if fresh and current and forecast.made_at >= made_since else None
+
+
+def _keep(store: Store, forecast: Forecast) -> None:
+    with store.write() as connection:
+        key = runs.key_of(connection, forecast.run)
+        forecasts.add(connection, key, msgspec.to_builtins(forecast))
+
+
+@router.get("/auto", response_model=whatif_models.Auto, dependencies=[Depends(VIEWER)])
+def get_auto(request: Request, run: str) -> Any:
+    """What `auto` may do with the run, and what it decided last."""
+    with store_of(request).read() as connection:
+        key = runs.key_of(connection, run)
+        auto = forecasts.auto(connection, key)
+        decided = forecasts.decided(connection, key)
+        revision = audit.revision_of(connection, run)
+    last = decided and {**decided["decision"], "at": decided["made_at"]}
+    return {**auto, "last": last, "revision": revision}
+
+
+@router.put(
+    "/auto",
+    response_model=whatif_models.Auto,
+    responses={**documented(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT), **CHANGE_REFUSALS},
+    dependencies=[Depends(OPERATOR)],
+)
+def set_auto(request: Request, run: str, expected: Expected, body: whatif_models.AutoMode) -> Any:
+    """Whether the run's forecasts are only shown, recommended, or acted upon."""
+    by = requester_of(request, body.by, body.why)
+    details = {"mode": body.mode, "relaxed": body.relaxed}
+    with store_of(request).write() as connection:
+        audit.record_change(connection, run, by, "run.auto", expected=expected, details=details)
+        forecasts.set_auto(connection, run, body.mode, by.name, time.time(), body.relaxed)
+    return get_auto(request, run)

@@ -1,0 +1,78 @@
+"""Asks the nodes of a run, and says why some do not answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from http import HTTPStatus
+
+from starlette.concurrency import run_in_threadpool
+
+from paceline.wire.asking import NotThere, Question
+from paceline_backend.api.errors import ProblemError
+from paceline_backend.api.logs.holders import Holder
+from paceline_backend.requests import ConflictError
+from paceline_backend.requests.asking import Asker, NoAnswerError
+from paceline_backend.server.keys import Keys
+from paceline_backend.store import Store, meta
+
+
+async def ask(
+    store: Store, asker: Asker, known: Sequence[Holder], run: str, question: Question
+) -> list[object | Exception]:
+    """The answer of each node, or why there is none.
+
+    Args:
+        store: the database.
+        asker: asks nodes.
+        known: the nodes.
+        run: that the question is about.
+        question: for all of them.
+
+    Raises:
+        redis.RedisError: the bus is away.
+        StoreError: or one of its kinds.
+    """
+    keys = Keys(await run_in_threadpool(meta.secret, store))
+    asked = (_ask_one(asker, holder, keys, run, question) for holder in known)
+    return list(await asyncio.gather(*asked))
+
+
+async def _ask_one(
+    asker: Asker, holder: Holder, keys: Keys, run: str, question: Question
+) -> object | Exception:
+    node = holder.node
+    if not holder.alive:
+        return ConflictError(
+            f"no agent answers on node {node}: what is there of run {run} lies below "
+            f"runs/{run} in that machine's data directory, and an agent there with the same "
+            "--data shows it"
+        )
+    if not holder.signed:
+        return ConflictError(
+            f"the agent of node {node} has no session: start it with --server and a token, "
+            "and without a password in --bus"
+        )
+    try:
+        return await asker.ask(node, keys.of_node(node), run, question)
+    except NoAnswerError as error:
+        return error
+
+
+def refusal(answers: Sequence[object]) -> Exception:
+    """The error of nodes that do not answer; a node that should have answered comes first."""
+    problems = [answer for answer in answers if isinstance(answer, Exception)]
+    words = "; ".join(map(str, problems))
+    if any(isinstance(problem, NoAnswerError) for problem in problems):
+        return ProblemError(HTTPStatus.GATEWAY_TIMEOUT, words)
+    return ConflictError(words)
+
+
+def missing(known: Sequence[Holder], answers: Sequence[object]) -> str:
+    """What the nodes say that do not have what was asked for; empty: none was asked."""
+    whys = [
+        f"node {holder.node}: {answer.why}"
+        for holder, answer in zip(known, answers, strict=True)
+        if isinstance(answer, NotThere)
+    ]
+    return "; ".join(whys)

@@ -1,0 +1,62 @@
+"""The nodes that may have logs of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from paceline_backend.store import Store, nodes, runs
+from paceline_backend.store.nodes import run_nodes
+
+
+@dataclass(frozen=True)
+class Holder:
+    """A node that may have logs of a run."""
+
+    node: str
+    alive: bool  # its agent answers
+    signed: bool  # its agent has a session
+
+
+def holders(
+    store: Store, run: str, rank: int | None = None, attempt: int | None = None
+) -> list[Holder]:
+    """The nodes that may have a log, by name.
+
+    Args:
+        store: the database.
+        run: public id.
+        rank: whose log; None: all, and the launchers'.
+        attempt: of the log; None: the newest that there is.
+
+    Raises:
+        UnknownRunError: no such run.
+        StoreError: or one of its kinds.
+    """
+    row = runs.get(store, run)
+    with store.read() as connection:
+        key = runs.key_of(connection, run)
+        several = run_nodes.of_runs(connection, [key])[key] if row["nodes_max"] > 1 else []
+        known = {node["id"]: node for node in nodes.listed(connection)}
+    names = {each.node for each in several} | ({row["node"]} - {None})
+    if attempt is None:
+        attempt = max((each.attempt for each in several), default=None)
+    if rank is not None and len(names) > 1 and attempt is not None and attempt == row["attempt"]:
+        placed = _placement(store, key, attempt)
+        names = names.intersection(placed[rank : rank + 1]) or names
+    return [_holder(name, known.get(name)) for name in sorted(names)]
+
+
+def _holder(name: str, node: dict[str, Any] | None) -> Holder:
+    if node is None:  # such as a machine that only knows `paceline run`
+        return Holder(name, alive=False, signed=False)
+    return Holder(name, alive=node["alive"], signed=node["signed"])
+
+
+@lru_cache(maxsize=1024)
+def _placement(store: Store, key: int, attempt: int) -> tuple[str, ...]:
+    """Each rank's node, by a Hello, which is too long to read again for every question."""
+    with store.read() as connection:
+        message = runs.hello(connection, key)
+    return () if message is None or message.attempt != attempt else tuple(message.placement)

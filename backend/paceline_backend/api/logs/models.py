@@ -1,0 +1,60 @@
+"""Answers about logs; field names as in docs/rest.md."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from paceline_backend.api import models
+
+Output = Literal["stdout", "stderr"]
+
+
+class LogFile(BaseModel):
+    """A log on a node."""
+
+    node: str = Field(examples=["node-1"])
+    rank: int | None = Field(description="null: the launcher's log", examples=[3])
+    output: Output | None = Field(description="null: the launcher's log, with both")
+    attempt: int | None = Field(description="null: the launcher's log, of all", examples=[0])
+    size: int = Field(description="bytes", examples=[4096])
+    modified_at: float = Field(description="by the node's clock", examples=[1767225600.0])
+    may_grow: bool = Field(description="processes that write to it may still run", examples=[True])
+
+
+class AskedNode(BaseModel):
+    """A node that may have logs."""
+
+    node: str = Field(examples=["node-1"])
+    problem: str | None = Field(
+        description="why its logs are missing; null: it has answered", examples=[None]
+    )
+
+
+class LogList(BaseModel):
+    """The logs of a run."""
+
+    run: str = Field(examples=["3f9a1c07be52"])
+    state: models.State = Field(description="of the run", examples=["running"])
+    nodes: list[AskedNode]
+    logs: list[LogFile] = Field(description="by attempt, rank, output and node; launchers' first")
+
+
+class LogPart(BaseModel):
+    """A part of a log."""
+
+    run: str = Field(examples=["3f9a1c07be52"])
+    node: str = Field(examples=["node-1"])
+    rank: int | None = Field(description="null: the launcher's log", examples=[3])
+    output: Output | None = Field(description="null: the launcher's log, with both")
+    attempt: int | None = Field(description="null: the launcher's log, of all", examples=[0])
+    offset: int = Field(description="of the first byte", examples=[0])
+    next: int = Field(
+        description="offset of the part that follows; below `size`: more is there", examples=[17]
+    )
+    size: int = Field(description="of the whole log, in bytes", examples=[17])
+    may_grow: bool = Field(description="processes that write to it may still run", examples=[True])
+    text: str = Field(
+        description="what is no UTF-8 is replaced by U+FFFD", examples=["loss 0.31 at 12\n"]
+    )

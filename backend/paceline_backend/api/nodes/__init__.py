@@ -1,0 +1,1 @@
+"""REST: cordons of nodes, and what is known of a node's past."""

@@ -1,0 +1,90 @@
+"""REST: cordons of nodes, and a node's history."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+
+from paceline_backend import requests
+from paceline_backend.api import models as common
+from paceline_backend.api.audit import requester_of
+from paceline_backend.api.errors import documented
+from paceline_backend.api.nodes import models
+from paceline_backend.api.rules import OPERATOR, VIEWER
+from paceline_backend.api.runs import settings_of, store_of
+from paceline_backend.store import nodes
+from paceline_backend.store.nodes import history
+
+_REFUSALS = documented(
+    HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE
+)
+_CHANGES = {**_REFUSALS, **documented(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT)}
+
+router = APIRouter(prefix="/nodes/{node}", responses=_REFUSALS)
+
+
+@router.put(
+    "/cordon", response_model=common.Node, responses=_CHANGES, dependencies=[Depends(OPERATOR)]
+)
+def cordon_node(request: Request, node: str, body: models.NewCordon) -> Any:
+    """The node gets no new run and joins none, whoever names it; runs on it go on.
+
+    A node of an engine is cordoned in the engine, too: `in_engine` says whether that is done.
+
+    It needs no `If-Match`: a node that somebody has cordoned already is refused with 409.
+    """
+    by = requester_of(request, body.by, body.reason)
+    requests.cordon(store_of(request), node, by)
+    return _node(request, node)
+
+
+@router.delete(
+    "/cordon", response_model=common.Node, responses=_CHANGES, dependencies=[Depends(OPERATOR)]
+)
+def uncordon_node(
+    request: Request,
+    node: str,
+    by: Annotated[common.Name, Query(description="the program that asks")] = "api",
+    why: Annotated[common.Why, Query(description="for the audit log")] = "",
+) -> Any:
+    """The node gets runs again. 409: it is not cordoned."""
+    requests.uncordon(store_of(request), node, requester_of(request, by, why))
+    return _node(request, node)
+
+
+@router.post(
+    "/check",
+    status_code=HTTPStatus.ACCEPTED,
+    response_model=common.Node,
+    responses=_CHANGES,
+    dependencies=[Depends(OPERATOR)],
+)
+def check_node(
+    request: Request,
+    node: str,
+    by: Annotated[common.Name, Query(description="the program that asks")] = "api",
+    why: Annotated[common.Why, Query(description="for the audit log")] = "",
+) -> Any:
+    """Its agent measures the machine again, in a few seconds: `checked_at` changes then.
+
+    409: its agent does not answer, or ranks train there.
+    """
+    bus = settings_of(request).bus
+    requests.check_node(store_of(request), bus, node, requester_of(request, by, why))
+    return _node(request, node)
+
+
+@router.get("/history", response_model=models.History, dependencies=[Depends(VIEWER)])
+def get_history(
+    request: Request, node: str, limit: Annotated[int, Query(ge=1, le=500)] = 50
+) -> Any:
+    """Its runs, the verdicts that named it slow, and its cordons; each newest first."""
+    with store_of(request).read() as connection:
+        return history.of_node(connection, node, limit)
+
+
+def _node(request: Request, node: str) -> dict[str, Any]:
+    with store_of(request).read() as connection:
+        return nodes.known(connection, node)

@@ -1,0 +1,149 @@
+"""Who may do what: each route has a rule, and nobody may use a route without one.
+
+    @router.post("/runs", dependencies=[Depends(OPERATOR)])
+
+The guard asks `Rules` before it passes a request on, so that nothing of a request is read for
+somebody who may not make it. Packages that mount pages put the rules of their own routes into
+`app.state.rules`, by the route's path.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.routing import RouteContext, iter_route_contexts
+from starlette.requests import HTTPConnection
+from starlette.routing import Mount, WebSocketRoute, compile_path
+from starlette.types import Scope
+
+from paceline_backend.api.errors import ProblemError, forbidden
+from paceline_backend.api.identity import Identity, identity_of
+from paceline_backend.api.identity import Scope as Role
+
+# Each role includes those before it. `agent` stands apart: only `admin` includes it.
+_LADDER: tuple[Role, ...] = ("viewer", "operator", "admin")
+SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+
+
+@dataclass(frozen=True)
+class Allow:
+    """A rule, and the dependency that holds a route to it."""
+
+    roles: frozenset[Role] | None  # None: everybody, known or not
+
+    async def __call__(self, request: HTTPConnection) -> None:
+        """Refuses who may not: the guard has done so before, where there is one."""
+        if self.roles is not None and not self.admits(identity_of(request)):
+            raise ProblemError(*forbidden(self.least, identity_of(request).scope))
+
+    def admits(self, identity: Identity) -> bool:
+        """Whether somebody may."""
+        return self.roles is None or identity.scope in self.roles
+
+    @property
+    def least(self) -> str:
+        """The roles that suffice, in words."""
+        roles = self.roles or frozenset()
+        least = next((role for role in _LADDER if role in roles), "admin")
+        return "agent or admin" if least == "admin" and "agent" in roles else least
+
+    @property
+    def changes(self) -> bool:
+        """Whether it suits a route that changes something."""
+        return self.roles is None or "viewer" not in self.roles
+
+
+def allow(*least: Role) -> Allow:
+    """A rule: these roles, and each that includes one of them."""
+    roles: set[Role] = {"admin", *least}
+    for role in least:
+        if role in _LADDER:
+            roles.update(_LADDER[_LADDER.index(role) :])
+    return Allow(frozenset(roles))
+
+
+ANYBODY = Allow(None)
+VIEWER = allow("viewer")
+OPERATOR = allow("operator")
+ADMIN = allow("admin")
+
+
+@dataclass(frozen=True)
+class Ruled:
+    """A route, and its rule if it has one."""
+
+    path: str
+    methods: frozenset[str]  # empty: of a WebSocket
+    rule: Allow | None
+    pattern: re.Pattern[str]
+
+    def matches(self, scope: Scope) -> bool:
+        """Whether a request is for this path; another of its routes may have the method."""
+        websocket = scope["type"] == "websocket"
+        return websocket == (not self.methods) and bool(self.pattern.match(scope["path"]))
+
+
+class Rules:
+    """The rules of an application, which may still get routes until the first request.
+
+    Args:
+        app: with `state.rules`: rules of routes that have none of their own, by path.
+    """
+
+    def __init__(self, app: FastAPI) -> None:
+        self._app = app
+        self._table: list[Ruled] | None = None
+
+    def __call__(self, scope: Scope) -> Allow | None:
+        """The rule of a request; None: nobody may make it. What is not there may be asked for."""
+        suitable = [ruled for ruled in self._routes() if ruled.matches(scope)]
+        if not suitable:
+            return VIEWER if scope["type"] == "http" else None
+        method = scope.get("method", "")
+        # A method that no route has is refused by the router, who says which there are.
+        exact = (ruled for ruled in suitable if method in ruled.methods)
+        return next(exact, suitable[0]).rule
+
+    def methods(self, path: str) -> set[str]:
+        """The methods that the API's own routes have for a path."""
+        suitable = (ruled for ruled in self._routes() if ruled.pattern.match(path))
+        own = (ruled for ruled in suitable if ruled.path.startswith("/api/v1"))
+        return {method for ruled in own for method in ruled.methods}
+
+    def _routes(self) -> list[Ruled]:
+        if self._table is None:
+            self._table = table(self._app)
+        return self._table
+
+
+def table(app: FastAPI) -> list[Ruled]:
+    """All routes with their rules, in the order in which they are tried."""
+    return [_ruled(app, context) for context in iter_route_contexts(app.routes)]
+
+
+def _ruled(app: FastAPI, context: RouteContext) -> Ruled:
+    path = context.path or ""
+    mounted = isinstance(context.original_route, Mount)
+    websocket = isinstance(context.original_route, WebSocketRoute)
+    methods = SAFE_METHODS if mounted else frozenset(context.methods or SAFE_METHODS)
+    pattern, _, _ = compile_path(f"{path}/{{path:path}}" if mounted else path)
+    methods = frozenset() if websocket else methods
+    return Ruled(path, methods, _rule(app, path, methods, context), pattern)
+
+
+def _rule(app: FastAPI, path: str, methods: frozenset[str], context: RouteContext) -> Allow | None:
+    """The route's own rule: all that it depends on must admit somebody."""
+    declared: dict[str, Allow] = app.state.rules
+    if path in declared:
+        return declared[path]
+    depends: list[Any] = getattr(context, "dependencies", None) or []
+    own = [each.dependency for each in depends if isinstance(each.dependency, Allow)]
+    if not own:
+        return None
+    limits = [rule.roles for rule in own if rule.roles is not None]
+    rule = Allow(frozenset.intersection(*limits)) if limits else ANYBODY
+    # Who may only look must not change anything, whatever a router's default says.
+    return rule if methods <= SAFE_METHODS or rule.changes else None

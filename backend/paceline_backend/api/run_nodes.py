@@ -1,0 +1,200 @@
+"""REST: the nodes of a run that trains on several."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import AfterValidator, BaseModel, Field
+
+from paceline_backend import requests
+from paceline_backend.api import models
+from paceline_backend.api.audit import CHANGE_REFUSALS, Expected, requester_of
+from paceline_backend.api.errors import RUN_REFUSALS, documented
+from paceline_backend.api.rules import OPERATOR, VIEWER
+from paceline_backend.api.runs import settings_of, store_of
+from paceline_backend.insight import replacements
+from paceline_backend.store import runs
+from paceline_backend.store.nodes import run_nodes
+
+router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS)
+
+
+class RunNode(BaseModel):
+    """A node of a run that was launched on several."""
+
+    node: str = Field(examples=["node-1"])
+    host: bool = Field(description="it serves the rendezvous of the launch", examples=[True])
+    state: models.State = Field(description="of the run on this node", examples=["running"])
+    alive: bool = Field(
+        description="its agent answers. If not, and the state is running, then other ranks' steps "
+        "say that it trains",
+        examples=[True],
+    )
+    attempt: int = Field(examples=[0])
+    first_attempt: int = Field(
+        description="of the launch: below the run's if it was left out since", examples=[0]
+    )
+    exit_code: int | None = Field(examples=[None])
+    message: str | None = Field(description="why it failed", examples=[None])
+    launched_at: float = Field(examples=[1767225600.0])
+    reported_at: float | None = Field(description="by the node's clock", examples=[1767225603.5])
+    leaving: bool = Field(description="it was asked to leave", examples=[False])
+    replaces: str | None = Field(
+        description="the node that makes way for it, or that was lost", examples=[None]
+    )
+
+
+class Join(models.Change):
+    """Which nodes join a run."""
+
+    nodes: (
+        Annotated[int, Field(ge=1, le=1000)]
+        | Annotated[list[models.NodeName], Field(min_length=1, max_length=1000)]
+    ) = Field(description="how many, or their names", examples=[1])
+    env: Annotated[dict[models.Variable, models.Text], AfterValidator(models.bounded_variables)] = (
+        Field(default={}, description="values are not stored: give all that the run needs")
+    )
+
+
+class Replace(models.Change):
+    """Which node takes a node's place."""
+
+    node: models.NodeName | None = Field(
+        default=None,
+        description="that joins; default: a spare, or the least busy one; an engine chooses it",
+        examples=[None],
+    )
+    cordon: bool = Field(default=False, description="cordon the node that leaves")
+    env: Annotated[dict[models.Variable, models.Text], AfterValidator(models.bounded_variables)] = (
+        Field(default={}, description="values are not stored: give all that the run needs")
+    )
+
+
+class Replacement(BaseModel):
+    """A node that makes way, or made way, for another. Times of a step are means in seconds."""
+
+    at: float = Field(examples=[1767225800.0])
+    who: str = Field(examples=["ada"])
+    why: str = Field(examples=["n2 is slow"])
+    node: str = Field(description="that leaves", examples=["n2"])
+    other: str | None = Field(
+        description="that joins; null: the run's engine has not given it yet", examples=["n3"]
+    )
+    state: Literal["waiting", "done", "failed"] = Field(
+        description="waiting: the other has yet to join; failed: it did not, it was taken back, "
+        "or the run ended",
+        examples=["done"],
+    )
+    step: int = Field(description="newest complete one when it was asked for", examples=[240])
+    first_step: int | None = Field(description="of the other node", examples=[250])
+    before_s: float | None = Field(description="of up to 100 steps before", examples=[0.31])
+    forecast_s: float | None = Field(
+        description="if the node were as fast as the others; null: there was no forecast",
+        examples=[0.12],
+    )
+    after_s: float | None = Field(
+        description="of up to 100 steps, from the 20th on the other node on", examples=[0.13]
+    )
+    after_steps: int = Field(description="how many steps `after_s` rests on", examples=[100])
+
+
+@router.get(
+    "/nodes",
+    response_model=list[RunNode],
+    dependencies=[Depends(VIEWER)],
+)
+def list_run_nodes(request: Request, run: str) -> Any:
+    """The nodes that a run on several was launched on; empty of a run on one node."""
+    with store_of(request).read() as connection:
+        return run_nodes.listed(connection, runs.key_of(connection, run))
+
+
+@router.post(
+    "/nodes",
+    status_code=HTTPStatus.ACCEPTED,
+    response_model=list[RunNode],
+    responses={**CHANGE_REFUSALS, **documented(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT)},
+    dependencies=[Depends(OPERATOR)],
+)
+def add_run_nodes(request: Request, run: str, expected: Expected, body: Join) -> Any:
+    """Launches a run on further nodes, up to `nodes_max`; they join when they are ready."""
+    store, bus = store_of(request), settings_of(request).bus
+    by = requester_of(request, body.by, body.why)
+    requests.join(store, bus, run, body.nodes, body.env, by, expected=expected)
+    return list_run_nodes(request, run)
+
+
+@router.delete(
+    "/nodes/{node}",
+    status_code=HTTPStatus.ACCEPTED,
+    response_model=list[RunNode],
+    responses={**CHANGE_REFUSALS, **documented(HTTPStatus.CONFLICT)},
+    dependencies=[Depends(OPERATOR)],
+)
+def remove_run_node(
+    request: Request,
+    run: str,
+    node: str,
+    expected: Expected,
+    cordon: Annotated[bool, Query(description="cordon it, too")] = False,
+    by: Annotated[models.Name, Query(description="the program that asks")] = "api",
+    why: Annotated[models.Why, Query(description="for the audit log")] = "",
+) -> Any:
+    """Ends a run's processes on one of its nodes; the others go on without it."""
+    store, bus = store_of(request), settings_of(request).bus
+    who = requester_of(request, by, why)
+    requests.leave(store, bus, run, node, who, cordon=cordon, expected=expected)
+    return list_run_nodes(request, run)
+
+
+@router.post(
+    "/nodes/{node}/replace",
+    status_code=HTTPStatus.ACCEPTED,
+    response_model=list[RunNode],
+    responses={**CHANGE_REFUSALS, **documented(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT)},
+    dependencies=[Depends(OPERATOR)],
+)
+def replace_run_node(
+    request: Request, run: str, node: str, expected: Expected, body: Replace | None = None
+) -> Any:
+    """Lets another node join, and then this one leave; ranks meet once if all nodes are used."""
+    body = body or Replace()
+    store, bus = store_of(request), settings_of(request).bus
+    requests.replace(
+        *(store, bus, run, node, requester_of(request, body.by, body.why)),
+        other=body.node,
+        cordon=body.cordon,
+        env=body.env,
+        expected=expected,
+    )
+    return list_run_nodes(request, run)
+
+
+@router.delete(
+    "/nodes/{node}/replace",
+    status_code=HTTPStatus.ACCEPTED,
+    response_model=list[RunNode],
+    responses={**CHANGE_REFUSALS, **documented(HTTPStatus.CONFLICT)},
+    dependencies=[Depends(OPERATOR)],
+)
+def keep_run_node(
+    request: Request,
+    run: str,
+    node: str,
+    expected: Expected,
+    by: Annotated[models.Name, Query(description="the program that asks")] = "api",
+    why: Annotated[models.Why, Query(description="for the audit log")] = "",
+) -> Any:
+    """Takes back that a node is replaced, while the run's engine has not given another yet."""
+    store, bus = store_of(request), settings_of(request).bus
+    requests.withdraw(store, bus, run, node, requester_of(request, by, why), expected=expected)
+    return list_run_nodes(request, run)
+
+
+@router.get("/replacements", response_model=list[Replacement], dependencies=[Depends(VIEWER)])
+def list_replacements(request: Request, run: str) -> Any:
+    """Nodes that made way for others, oldest first, with a step's time before and after."""
+    with store_of(request).read() as connection:
+        return replacements.listed(connection, run)

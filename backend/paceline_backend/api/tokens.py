@@ -1,0 +1,184 @@
+"""REST: tokens, and links by which a browser logs in."""
+
+from __future__ import annotations
+
+import time
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Request
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    model_validator,
+)
+
+from paceline.wire import is_node, problems
+from paceline_backend.api.audit import requester_of
+from paceline_backend.api.errors import ProblemError, documented
+from paceline_backend.api.identity import Scope, identity_of
+from paceline_backend.api.rules import ADMIN, OPERATOR
+from paceline_backend.api.runs import store_of
+from paceline_backend.store import Connection, audit
+from paceline_backend.store.access import tokens
+from paceline_backend.store.audit import RESERVED, Requester
+
+router = APIRouter()
+
+_AWAY = HTTPStatus.SERVICE_UNAVAILABLE
+_INVALID = HTTPStatus.UNPROCESSABLE_ENTITY
+_LONGEST_S = 100 * 366 * 24 * 3600.0
+
+
+def _name(value: str) -> str:
+    if reason := problems.of_text(value, "it"):
+        raise ValueError(reason)
+    if not value.isprintable():
+        raise ValueError("holds characters that cannot be printed")
+    if value in RESERVED:
+        raise ValueError(f"{value!r} is what the server itself is called in lists of changes")
+    return value
+
+
+_Name = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(_name)]
+
+
+class TokenCreate(BaseModel):
+    """A token to make."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: _Name = Field(examples=["nightly"])
+    scope: Scope = Field(examples=["operator"])
+    expires_s: float | None = Field(
+        None, gt=0, le=_LONGEST_S, description="seconds from now; null: never"
+    )
+    node: str | None = Field(
+        None, max_length=200, description="of an agent's token: the only node that it is for"
+    )
+
+    @model_validator(mode="after")
+    def _of_an_agent(self) -> TokenCreate:
+        if self.node is not None and (self.scope != "agent" or not is_node(self.node)):
+            raise ValueError("node: give a node's name, and the scope agent")
+        return self
+
+
+class Token(BaseModel):
+    """A token, or a browser that was let in by a link; never its secret."""
+
+    id: str = Field(examples=["9f31c0de"])
+    kind: str = Field(examples=["token"])
+    name: str
+    scope: Scope
+    created_at: float
+    created_by: str
+    expires_at: float | None
+    revoked_at: float | None
+    used_at: float | None = Field(description="last, within a minute")
+    node: str | None = Field(description="of an agent's token: the only node that it is for")
+    run: str | None = Field(
+        description="of an agent's token: the only run whose nodes it is for", examples=[None]
+    )
+
+
+class NewToken(Token):
+    """A token that was made now."""
+
+    token: str = Field(description="shown only here", examples=["pl_9f31c0de_…"])
+
+
+class LoginLink(BaseModel):
+    """A link that lets a browser in once."""
+
+    path: str = Field(examples=["/login?code=pl_9f31c0de_…"])
+    expires_at: float
+
+
+@router.get(
+    "/tokens",
+    response_model=list[Token],
+    responses=documented(_AWAY),
+    dependencies=[Depends(ADMIN)],
+)
+def list_tokens(request: Request) -> Any:
+    """All tokens and the browsers that links let in, newest first."""
+    with store_of(request).read() as connection:
+        return tokens.listed(connection)
+
+
+@router.post(
+    "/tokens",
+    status_code=HTTPStatus.CREATED,
+    response_model=NewToken,
+    responses=documented(HTTPStatus.BAD_REQUEST, _INVALID, _AWAY),
+    dependencies=[Depends(ADMIN)],
+)
+def create_token(request: Request, body: TokenCreate) -> Any:
+    """Makes a token. The answer has its secret, which the server does not keep."""
+    with store_of(request).write() as connection:
+        made = issue(connection, body, requester_of(request))
+        return {**(tokens.get(connection, made.id) or {}), "token": str(made)}
+
+
+def issue(connection: Connection, new: TokenCreate, by: Requester) -> tokens.Secret:
+    """Stores a new token, and who made it.
+
+    Raises:
+        StoreError: or one of its kinds.
+    """
+    expires_at = None if new.expires_s is None else time.time() + new.expires_s
+    details = {"scope": new.scope, "expires_at": expires_at, "node": new.node}
+    audit.record(connection, by, "token.create", target=new.name, details=details)
+    return tokens.create(
+        connection, new.name, new.scope, by.name, expires_at=expires_at, node=new.node
+    )
+
+
+@router.delete(
+    "/tokens/{token}",
+    response_model=Token,
+    responses=documented(HTTPStatus.NOT_FOUND, _INVALID, _AWAY),
+    dependencies=[Depends(ADMIN)],
+)
+def revoke_token(request: Request, token: str) -> Any:
+    """Makes a token worthless from now on, and the browsers that its links let in."""
+    with store_of(request).write() as connection:
+        tokens.revoke(connection, token)
+        revoked = tokens.get(connection, token)
+        if revoked is None:
+            raise ProblemError(HTTPStatus.NOT_FOUND, f"no token has the id {token}")
+        by, name = requester_of(request), str(revoked["name"])
+        audit.record(connection, by, "token.revoke", target=name, details={"id": token})
+    return revoked
+
+
+@router.post(
+    "/login-links",
+    status_code=HTTPStatus.CREATED,
+    response_model=LoginLink,
+    responses=documented(_AWAY),
+    dependencies=[Depends(OPERATOR)],
+)
+def create_login_link(request: Request) -> Any:
+    """A link that lets one browser in within ten minutes, with the rights of who asks for it.
+
+    A user whom a proxy names gets none: a link ends with the token that it belongs to.
+    """
+    who = identity_of(request)
+    if not who.token:
+        raise ProblemError(
+            HTTPStatus.FORBIDDEN,
+            f"{who.name} is known by the word of a proxy and has no token, so a link would belong "
+            "to nobody: open the pages through the proxy, or ask with a token "
+            "(`paceline token create`)",
+        )
+    expires_at = time.time() + tokens.LINK_S
+    with store_of(request).write() as connection:
+        made = tokens.link(connection, who.token, who.name, who.scope)
+        details = {"id": made.id, "expires_at": expires_at}
+        audit.record(connection, requester_of(request), "link.create", details=details)
+    return {"path": f"/login?code={made}", "expires_at": expires_at}

@@ -1,0 +1,158 @@
+"""What the API server's lists of Jobs and pods mean. Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from paceline_backend.backends.engine import Job
+from paceline_backend.backends.kubernetes.manifests import LABEL
+
+_ENDED = ("Complete", "Failed")
+
+
+def jobs(
+    prefix: str,
+    listed: Sequence[Mapping[str, Any]],
+    pods: Sequence[Mapping[str, Any]],
+    events: Sequence[Mapping[str, Any]] = (),
+) -> list[Job]:
+    """The Jobs whose label begins like this.
+
+    Args:
+        prefix: of the label.
+        listed: Jobs that have a label.
+        pods: those of these Jobs.
+        events: why Jobs did not get their pods.
+    """
+    refusals = _refusals(events)
+    return [_job(job, own, refusals) for job, own in _with_pods(prefix, listed, pods)]
+
+
+def lack_pods(
+    prefix: str, listed: Sequence[Mapping[str, Any]], pods: Sequence[Mapping[str, Any]]
+) -> bool:
+    """Whether one of these Jobs has fewer pods than it wants, so that events may say why."""
+    return any(
+        len(_present(own)) < _parallelism(job) and not {*_ENDED, "Suspended"} & _true(job).keys()
+        for job, own in _with_pods(prefix, listed, pods)
+    )
+
+
+def _with_pods(
+    prefix: str, listed: Sequence[Mapping[str, Any]], pods: Sequence[Mapping[str, Any]]
+) -> Iterator[tuple[Mapping[str, Any], list[Mapping[str, Any]]]]:
+    of_job: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
+    for pod in pods:
+        meta = pod["metadata"]
+        of_job[meta["namespace"], meta["labels"].get("job-name", "")].append(pod)
+    for job in listed:
+        if job["metadata"]["labels"][LABEL].startswith(prefix):
+            yield job, of_job[job["metadata"]["namespace"], job["metadata"]["name"]]
+
+
+def _job(
+    job: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], refusals: Mapping[str, str]
+) -> Job:
+    """A Job runs once all of its pods have begun: a node alone would wait, and then fail."""
+    meta = job["metadata"]
+    label, ref = str(meta["labels"][LABEL]), f"{meta['namespace']}/{meta['name']}"
+    present = _present(pods)
+    waiting = [pod for pod in pods if _waits(pod)]
+    running = [pod for pod in pods if pod["status"].get("phase") == "Running" and not _waits(pod)]
+    conditions = _true(job)
+    ended = next((conditions[kind] for kind in _ENDED if kind in conditions), None)
+    ends = ended is not None or "deletionTimestamp" in meta
+    lacks = len(present) < _parallelism(job)
+    if running and (ends or len(present) - len(waiting) >= _parallelism(job)):
+        return Job(label, ref, "running")
+    if ended is not None:
+        return Job(label, ref, "ended", _end(ended, pods))
+    if ends and not waiting:
+        return Job(label, ref, "ended", "it is deleted", cancelled=True)
+    refusal = refusals.get(str(meta.get("uid")), "") if lacks else ""
+    why = _why(conditions, waiting, refusal)
+    some = f"{len(running)} of {_parallelism(job)} pods run; " if running else ""
+    return Job(label, ref, "queued", f"{some}{why}")
+
+
+def _parallelism(job: Mapping[str, Any]) -> int:
+    return int(job.get("spec", {}).get("parallelism", 1))
+
+
+def _present(pods: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """The pods that are there or have done their work: others come in place of failed ones."""
+    return [pod for pod in pods if pod["status"].get("phase") != "Failed"]
+
+
+def _waits(pod: Mapping[str, Any]) -> bool:
+    """Whether a pod waits for something, also to start a container that has failed once more."""
+    status = pod["status"]
+    waiting = (each.get("state", {}).get("waiting") for each in _containers(pod))
+    return status.get("phase") == "Pending" or (status.get("phase") == "Running" and any(waiting))
+
+
+def _containers(pod: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    return pod["status"].get("containerStatuses") or ()
+
+
+def _refusals(events: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """What was last said about Jobs that did not get a pod, by the Job's uid."""
+    in_order = sorted(events, key=lambda event: event.get("lastTimestamp") or "")
+    return {event["involvedObject"].get("uid"): _words(event) for event in in_order}
+
+
+def _true(object_: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
+    """The conditions that are met, by type."""
+    return {
+        condition["type"]: condition
+        for condition in object_.get("status", {}).get("conditions") or ()
+        if condition["status"] == "True"
+    }
+
+
+def _why(conditions: Mapping[str, Any], pods: Sequence[Mapping[str, Any]], refusal: str) -> str:
+    """Why pods of a Job do not run, in the words of Kubernetes.
+
+    Args:
+        conditions: of the Job, that are met.
+        pods: those that wait.
+        refusal: why there are fewer than the Job wants; empty: that is not known.
+    """
+    if "Suspended" in conditions:
+        return _words(conditions["Suspended"])
+    reasons = [reason for pod in pods for reason in _reasons(pod)]
+    unknown = "its pods start" if pods else "it has no pod yet"
+    return next(filter(None, [*reasons, refusal]), unknown)
+
+
+def _reasons(pod: Mapping[str, Any]) -> Iterator[str]:
+    for condition in pod["status"].get("conditions") or ():
+        if condition["type"] == "PodScheduled" and condition["status"] == "False":
+            yield _words(condition)
+    for container in _containers(pod):
+        waiting = container.get("state", {}).get("waiting")
+        if waiting and waiting.get("reason") != "ContainerCreating":
+            yield _words(waiting)
+
+
+def _end(condition: Mapping[str, Any], pods: Sequence[Mapping[str, Any]]) -> str:
+    """How a Job ended. Its pods end well also when their processes were killed."""
+    killed = next((words for pod in pods for words in _killed(pod)), "")
+    return "; ".join(filter(None, (str(condition["type"]), _words(condition), killed)))
+
+
+def _killed(pod: Mapping[str, Any]) -> Iterator[str]:
+    name = pod["metadata"]["name"]
+    if pod["status"].get("phase") == "Failed":  # such as evicted
+        yield f"pod {name}: {_words(pod['status'])}"
+    for container in _containers(pod):
+        last = container.get("lastState", {}).get("terminated")
+        if last:
+            yield f"pod {name}: {_words(last)} (exit code {last['exitCode']})"
+
+
+def _words(said: Mapping[str, Any]) -> str:
+    reason, message = said.get("reason") or "", said.get("message") or ""
+    return ": ".join(filter(None, (reason, " ".join(message.split())[:1000])))

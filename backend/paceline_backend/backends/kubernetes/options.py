@@ -1,0 +1,61 @@
+"""What a run may ask of Kubernetes."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from paceline_backend.backends.engine import EngineOptions, Word
+
+Directory = Annotated[str, Meta(pattern=r"^/[^\x00-\x1f:]*$", max_length=1000)]
+Toleration = dict[Word, Word | int]
+
+
+class KubernetesOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a run may ask of Kubernetes; what is left out, the cluster decides."""
+
+    namespace: (
+        Annotated[Word, Meta(description="one that the server may use; default: its first")] | None
+    ) = None
+    image: (
+        Annotated[Word, Meta(description="of the pods; default: PACELINE_KUBERNETES_IMAGE")] | None
+    ) = None
+    cpus_per_node: (
+        Annotated[int, Meta(ge=1, le=100_000, description="default: one per rank")] | None
+    ) = None
+    gpus_per_node: Annotated[int, Meta(ge=0, le=1000, description="of `gpu_resource`")] = 0
+    gpu_resource: Annotated[Word, Meta(description="what the cluster calls a GPU")] = (
+        "nvidia.com/gpu"
+    )
+    memory: Annotated[Word, Meta(description="of a node, such as 64Gi")] | None = None
+    node_selector: Annotated[
+        dict[Word, Word], Meta(description="labels of the machines", max_length=100)
+    ] = msgspec.field(default_factory=dict)
+    tolerations: Annotated[
+        list[Toleration], Meta(description="taints that the pods bear, as in a pod", max_length=100)
+    ] = msgspec.field(default_factory=list)
+    labels: Annotated[
+        dict[Word, Word], Meta(description="further labels of Job and pods", max_length=100)
+    ] = msgspec.field(default_factory=dict)
+    service_account: (
+        Annotated[Word, Meta(description="of the pods; default: no access to the cluster")] | None
+    ) = None
+    volumes: Annotated[
+        dict[Word, Directory],
+        Meta(description="PersistentVolumeClaims, and where the pods mount them", max_length=100),
+    ] = msgspec.field(default_factory=dict)
+    image_pull_secrets: Annotated[
+        list[Word], Meta(description="Secrets for the image's registry", max_length=100)
+    ] = msgspec.field(default_factory=list)
+    host_network: Annotated[bool, Meta(description="the machines' network, as for NCCL")] = False
+    setup: Annotated[
+        str,
+        Meta(
+            description="lines of sh in each pod before its node starts",
+            pattern=r"^[^\x00]*$",
+            max_length=10_000,
+        ),
+    ] = ""
+    paceline: Annotated[Word, Meta(description="the command in the image")] = "paceline"

@@ -1,0 +1,113 @@
+"""Questions to Ray's API over HTTP, at the address and with the token of the server's environment.
+
+A run cannot name another address: Ray's token would go there.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from paceline_backend.backends.engine import EngineAwayError, EngineRefusedError
+
+_ADDRESSES = ("RAY_API_SERVER_ADDRESS", "RAY_DASHBOARD_ADDRESS")
+_DEFAULT_ADDRESS = "http://127.0.0.1:8265"
+_TIMEOUT_S = 5.0
+
+
+def shown_address() -> str:
+    """Ray's address for messages: without a password."""
+    return re.sub(r"//[^/@]*@", "//", _address())
+
+
+def line(words: str) -> str:
+    """Words of Ray as a part of a message."""
+    return " ".join(words.split())[:500]
+
+
+def ask(
+    method: str,
+    path: str,
+    *,
+    json: object = None,
+    content: bytes | None = None,
+    timeout_s: float | None = None,
+    missing_is_none: bool = False,
+    may_refuse: bool = False,
+) -> Any:
+    """What Ray answers.
+
+    Args:
+        method: of HTTP.
+        path: with the query.
+        json: the body, or
+        content: the body as it is.
+        timeout_s: for each part of the way; default: 5 s.
+        missing_is_none: 404 is answered with None.
+        may_refuse: Ray can refuse this for good; else each failure counts as an outage.
+
+    Raises:
+        EngineAwayError: it does not answer, or does not let us in.
+        EngineRefusedError: it refuses.
+    """
+    try:
+        answer = httpx.request(
+            method,
+            f"{_address()}{path}",
+            json=json,
+            content=content,
+            headers=_headers(),
+            timeout=timeout_s or _TIMEOUT_S,
+        )
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+        known = any(map(os.environ.get, _ADDRESSES))
+        hint = "" if known else f"; set {_ADDRESSES[0]} for the server if Ray is elsewhere"
+        why = f"{shown_address()}: {error or type(error).__name__}{hint}"
+        raise EngineAwayError(why) from None
+    if answer.status_code == 404 and missing_is_none:
+        return None
+    if not answer.is_success:
+        raise _problem(answer, may_refuse)
+    try:
+        return answer.json() if answer.content else {}
+    except ValueError:
+        raise strange() from None
+
+
+def strange() -> EngineAwayError:
+    """The error where an answer is none of Ray's."""
+    return EngineAwayError(f"{shown_address()} is not Ray's API")
+
+
+def _problem(answer: httpx.Response, may_refuse: bool) -> EngineAwayError | EngineRefusedError:
+    """Ray answers 500 to bad requests, too: then a ValueError or a TypeError is in the text."""
+    status, address = answer.status_code, shown_address()
+    if status in (401, 403):
+        why = f"{address} wants Ray's token: set RAY_AUTH_TOKEN for the server ({status})"
+        return EngineAwayError(why)
+    lines = [text for text in answer.text.splitlines() if text.strip()] or [answer.reason_phrase]
+    errors = [text for text in lines if text.startswith(("ValueError", "TypeError"))]
+    words = line((errors or lines)[-1])
+    if may_refuse and (errors or status == 400):
+        return EngineRefusedError(words)
+    return EngineAwayError(f"{address} answered {status}: {words}")
+
+
+def _address() -> str:
+    known = (os.environ.get(name) for name in _ADDRESSES)
+    return next(filter(None, known), _DEFAULT_ADDRESS).rstrip("/")
+
+
+def _headers() -> dict[str, str]:
+    """With Ray's token, from where Ray's own command line takes it."""
+    token = os.environ.get("RAY_AUTH_TOKEN", "").strip()
+    path = os.environ.get("RAY_AUTH_TOKEN_PATH") or Path.home() / ".ray" / "auth_token"
+    if not token and os.environ.get("RAY_AUTH_MODE") != "disabled":
+        with suppress(OSError):
+            token = Path(path).read_text().strip()
+    return {"Authorization": f"Bearer {token}"} if token else {}

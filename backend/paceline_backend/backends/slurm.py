@@ -1,0 +1,244 @@
+"""Runs on Slurm: its commands `sbatch`, `squeue`, `scancel` and `scontrol`.
+
+The nodes that a run needs to begin are one job, so Slurm gives them all at once or none. Nodes that
+join are jobs of one node each. The label is the job's comment.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from typing import Annotated, ClassVar, Literal
+
+import msgspec
+from msgspec import Meta
+
+from paceline.node.processes import die_with_parent
+from paceline_backend.backends.engine import (
+    Engine,
+    EngineAwayError,
+    EngineOptions,
+    EngineRefusedError,
+    Facts,
+    Job,
+    Order,
+    Word,
+)
+
+_TIMEOUT_S = 20.0
+_ENDED = frozenset(
+    (
+        *("BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL"),
+        *("OUT_OF_MEMORY", "PREEMPTED", "REVOKED", "SPECIAL_EXIT", "TIMEOUT"),
+    )
+)
+_HOST = re.compile(r"(?!ALL$)[a-z0-9][a-z0-9_.-]*", re.I)  # no list: it names one node
+_QUEUED = frozenset(("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD"))
+# What Slurm's commands say when slurmctld does not answer them now. Else they refuse the job.
+_AWAY = re.compile(
+    "unable to contact|connection (refused|failure|reset)|timed out|zero bytes|try again|"
+    "temporarily|munge|authentication|slurmctld",
+    re.I,
+)
+# Slurm hands the environment of `sbatch` to the job. This process's has secrets.
+_PASSED = ("PATH", "HOME", "USER", "LOGNAME", "SHELL", "LANG", "LC_ALL", "SLURM_CONF", "SLURM_JWT")
+
+
+class SlurmOptions(EngineOptions, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """What a run may ask of Slurm; what is left out, Slurm decides."""
+
+    partition: Annotated[Word, Meta(description="as sbatch --partition")] | None = None
+    account: Annotated[Word, Meta(description="as sbatch --account")] | None = None
+    qos: Annotated[Word, Meta(description="as sbatch --qos")] | None = None
+    reservation: Annotated[Word, Meta(description="as sbatch --reservation")] | None = None
+    time_limit: Annotated[Word, Meta(description="as sbatch --time, such as 8:00:00")] | None = None
+    constraint: Annotated[Word, Meta(description="as sbatch --constraint")] | None = None
+    exclude: Annotated[Word, Meta(description="nodes, as sbatch --exclude")] | None = None
+    gpus_per_node: Annotated[Word, Meta(description="as sbatch --gpus-per-node")] | None = None
+    memory: Annotated[Word, Meta(description="of a node, as sbatch --mem")] | None = None
+    cpus_per_node: (
+        Annotated[int, Meta(ge=1, le=100_000, description="default: one per rank")] | None
+    ) = None
+    exclusive: Annotated[bool, Meta(description="whole nodes, as sbatch --exclusive")] = False
+    output: Annotated[Word, Meta(description="the job's log; default: as sbatch's")] | None = None
+    setup: Annotated[
+        str,
+        Meta(
+            description="lines of sh before the nodes start, such as `module load cuda`",
+            pattern=r"^[^\x00]*$",
+            max_length=10_000,
+        ),
+    ] = ""
+    paceline: (
+        Annotated[Word, Meta(description="the command on the nodes; default: this server's Python")]
+        | None
+    ) = None
+
+
+_AS_SBATCH = {
+    "partition": "partition",
+    "account": "account",
+    "qos": "qos",
+    "reservation": "reservation",
+    "time_limit": "time",
+    "constraint": "constraint",
+    "exclude": "exclude",
+    "gpus_per_node": "gpus-per-node",
+    "memory": "mem",
+    "output": "output",
+}
+
+
+class Slurm(Engine):
+    """Each run is a job, and one more for each node that joins it. An `Engine`."""
+
+    name: ClassVar[str] = "slurm"
+    title: ClassVar[str] = "Slurm"
+    options: ClassVar[type[msgspec.Struct]] = SlurmOptions
+
+    def facts(self) -> Facts:
+        """Asks slurmctld for its configuration."""
+        if shutil.which("sbatch") is None:
+            return Facts(False, problem="there is no command sbatch: install Slurm's client")
+        try:
+            words = _asked("scontrol", "show", "config")
+        except (EngineAwayError, EngineRefusedError) as error:
+            return Facts(False, problem=str(error))
+        version = re.search(r"^SLURM_VERSION\s*=\s*(\S+)", words, re.M)
+        return Facts(True, version[1] if version else None)
+
+    def submit(self, order: Order) -> str:
+        """One job: sbatch reads its script from standard input, which only its user may read."""
+        answer = _asked("sbatch", *_arguments(order), text=_script(order))
+        return answer.strip().partition(";")[0]  # the cluster's name may follow
+
+    def look(self, prefix: str) -> Sequence[Job]:
+        """Jobs of this process's user; Slurm forgets ended ones after some minutes."""
+        columns = "--format=%i|%T|%r|%k"
+        who = f"--user={os.getuid()}"
+        try:
+            answer = _asked("squeue", "--noheader", "--states=all", who, columns)
+        except EngineRefusedError as error:
+            raise EngineAwayError(str(error)) from error
+        lines = (line.split("|", 3) for line in answer.splitlines())
+        return [_job(*line) for line in lines if len(line) == 4 and line[3].startswith(prefix)]
+
+    def stop(self, refs: Sequence[str]) -> None:
+        """Slurm sends SIGTERM, and SIGKILL after its KillWait, 30 s unless configured."""
+        if refs:
+            _asked("scancel", "--quiet", *refs, refused_is_done=True)
+
+    def cordon(self, host: str, reason: str | None) -> None:
+        """Drains a node, or ends such a drain."""
+        self.cordon_as("", host, reason)
+
+    def cordon_as(self, plane: str, host: str, reason: str | None) -> None:
+        """Drains a node, or ends a drain of this control plane: its id stands in the reason."""
+        mark = f"paceline:{plane} "
+        if not _HOST.fullmatch(host):
+            raise EngineRefusedError(f"{host!r} is no name of a node")
+        try:
+            shown = _asked("scontrol", "--oneliner", "show", "node", host)
+        except EngineRefusedError:
+            if reason is None:  # it is gone, and its drain with it
+                return
+            raise
+        state = re.search(r" State=(\S+)", shown)
+        said = re.search(r" Reason=(.*)", shown)
+        drained = state is not None and "DRAIN" in state[1]
+        ours = said is not None and said[1].startswith(mark)
+        if reason is None:
+            if drained and ours:
+                _asked("scontrol", "update", f"NodeName={host}", "State=UNDRAIN")
+        elif ours or said is None:  # a reason of somebody else stays, of a node that is down, too
+            words = mark + " ".join(reason.split())
+            _asked("scontrol", "update", f"NodeName={host}", "State=DRAIN", f"Reason={words}")
+
+
+def _job(ref: str, state: str, reason: str, label: str) -> Job:
+    kind: Literal["queued", "running", "ended"] = "running"
+    words = reason
+    cancelled = state == "CANCELLED"
+    if state in _QUEUED:
+        kind = "queued"
+    elif state in _ENDED:
+        kind = "ended"
+        words = state if reason in ("None", "") else f"{state} ({reason})"
+    return Job(label.strip(), ref, kind, words, cancelled)
+
+
+def _arguments(order: Order) -> list[str]:
+    options = order.options
+    assert isinstance(options, SlurmOptions)
+    values = {name: getattr(options, name) for name in _AS_SBATCH}
+    exclude = [
+        *([options.exclude] if options.exclude else []),
+        *(host for host in order.avoid if _HOST.fullmatch(host)),
+    ]
+    values["exclude"] = ",".join(exclude) or None
+    return [
+        *("--parsable", "--no-requeue", "--no-kill", "--export=ALL"),
+        f"--comment={order.label}",
+        f"--job-name=paceline-{order.run}",
+        f"--nodes={order.nodes}",
+        "--ntasks-per-node=1",
+        f"--cpus-per-task={options.cpus_per_node or order.nproc}",
+        "--signal=TERM@30",
+        f"--chdir={order.cwd}",
+        *(["--exclusive"] if options.exclusive else []),
+        *(f"--{_AS_SBATCH[name]}={value}" for name, value in values.items() if value is not None),
+    ]
+
+
+def _script(order: Order) -> str:
+    """What the job's first node runs. `srun` keeps tasks whose neighbours end."""
+    options = order.options
+    assert isinstance(options, SlurmOptions)
+    paceline = options.paceline or shlex.join([sys.executable, "-P", "-m", "paceline"])
+    slot = '"$SLURM_JOB_ID.$SLURM_PROCID"'
+    node = f'exec {paceline} node --run {order.run} --slot {slot} --host "$SLURMD_NODENAME"'
+    cpus = options.cpus_per_node or order.nproc
+    lines = [
+        "#!/bin/sh",
+        f"export PACELINE_SERVER={shlex.quote(order.server)}",
+        f"export PACELINE_TOKEN={shlex.quote(order.token)}",
+        options.setup,
+        f"exec srun --export=ALL --kill-on-bad-exit=0 --no-kill --wait=0 --cpus-per-task={cpus} "
+        f"--ntasks-per-node=1 sh -c {shlex.quote(node)}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _asked(*words: str, text: str = "", refused_is_done: bool = False) -> str:
+    """What a command of Slurm prints.
+
+    Raises:
+        EngineAwayError: slurmctld does not answer.
+        EngineRefusedError: it does not do that; never with `refused_is_done`.
+    """
+    env = {name: os.environ[name] for name in _PASSED if name in os.environ}
+    try:
+        done = subprocess.run(
+            words,
+            input=text,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=_TIMEOUT_S,
+            env=env,
+            check=False,
+            preexec_fn=die_with_parent,
+        )
+    except FileNotFoundError:
+        raise EngineAwayError(f"there is no command {words[0]}: install Slurm's client") from None
+    except subprocess.TimeoutExpired:
+        raise EngineAwayError(f"{words[0]} had no answer within {_TIMEOUT_S:g} s") from None
+    if done.returncode == 0 or (refused_is_done and not _AWAY.search(done.stderr)):
+        return done.stdout
+    said = " ".join(done.stderr.split())[:1000] or f"{words[0]} ended with {done.returncode}"
+    raise (EngineAwayError if _AWAY.search(said) else EngineRefusedError)(said)

@@ -1,0 +1,30 @@
+"""How `paceline up` and `demo` let a browser in."""
+
+from __future__ import annotations
+
+import os
+import sys
+import webbrowser
+from html import escape
+from urllib.parse import quote
+
+from rich.console import Console
+
+from paceline_backend.server.stack import Stack
+
+_err = Console(stderr=True, highlight=False)
+
+
+def let_in(stack: Stack, page: str) -> None:
+    """Prints a link that logs a browser in, and opens it where somebody sits at the screen."""
+    link = f"{stack.login_link()}&next={quote(page)}"
+    _err.print(f"Log a browser in, once, within ten minutes: {link}", soft_wrap=True)
+    _err.print("`paceline open` prints another link.")
+    screen = sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
+    if screen and _err.is_terminal:
+        # Other users can read a browser's arguments: the link goes there by a file.
+        path = (stack.data / "open.html").resolve()
+        path.unlink(missing_ok=True)
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(f'<meta http-equiv="refresh" content="0;url={escape(link)}">')
+        webbrowser.open(path.as_uri())

@@ -1,0 +1,139 @@
+"""`paceline db`: what an operator does with the database as a whole. No server needs to run."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from paceline.commands.options import Json
+from paceline.commands.printing import print_json
+from paceline.core.errors import PacelineError
+from paceline_backend.commands.options import DATA, Data, Database
+from paceline_backend.store import Store
+from paceline_backend.store.upkeep import backup as copies
+from paceline_backend.store.upkeep import check as checks
+from paceline_backend.store.upkeep import prune as pruning
+
+_FAILED, _ENVIRONMENT = 1, 3  # exit codes, docs/internals.md
+_MIB = 2**20
+
+app = typer.Typer(no_args_is_help=True, help="Upgrades, checks, prunes and copies the database.")
+
+
+@contextmanager
+def _opened(database: str | None, data: Path, *, new: bool = False) -> Iterator[Store]:
+    """The database as it is, not migrated; errors end the command."""
+    from paceline_backend.server.supervisor import embedded_database
+
+    try:
+        with Store(database or embedded_database(data)) as store:
+            # SQLite would make an empty file of a mistyped name.
+            if store.is_sqlite and not new and not Path(str(store.url.database)).exists():
+                raise PacelineError(f"there is no database {store.name}")
+            yield store
+    except PacelineError as error:
+        typer.echo(f"paceline db: {error}", err=True)
+        raise typer.Exit(_ENVIRONMENT) from error
+
+
+@app.command()
+def upgrade(database: Database = None, data: Data = DATA) -> None:
+    """Brings the tables to this release's, as a server does when it starts."""
+    with _opened(database, data, new=True) as store:
+        Store.open(store.url.render_as_string(hide_password=False)).close()
+        typer.echo(f"{store.name} has this release's tables")
+
+
+@app.command()
+def downgrade(
+    revision: Annotated[str, typer.Argument(help="Of the earlier release, as 0008.")],
+    database: Database = None,
+    data: Data = DATA,
+) -> None:
+    """Takes the tables back to an earlier release's: stop all servers first, and make a backup."""
+    with _opened(database, data) as store:
+        store.downgrade(revision)
+        typer.echo(f"{store.name} has revision {revision}")
+
+
+@app.command()
+def check(database: Database = None, data: Data = DATA, as_json: Json = False) -> None:
+    """Whether the file is whole, the tables are this release's, and the roll-ups true."""
+    with _opened(database, data) as store:
+        faults = list(checks.faults(store))
+    if as_json:
+        print_json({"faults": faults})
+    else:
+        typer.echo("\n".join(faults) if faults else f"{store.name} is sound")
+    if faults:
+        raise typer.Exit(_FAILED)
+
+
+@app.command()
+def prune(
+    keep_days: Annotated[
+        float | None, typer.Option(min=0, help="Delete runs that ended longer ago.")
+    ] = None,
+    keep_runs: Annotated[
+        int | None, typer.Option(min=0, help="Of runs that are over, keep the newest so many.")
+    ] = None,
+    keep_bytes: Annotated[
+        int | None, typer.Option(min=0, help="Delete the oldest until rows take no more.")
+    ] = None,
+    database: Database = None,
+    data: Data = DATA,
+    as_json: Json = False,
+) -> None:
+    """Deletes runs that are over, the oldest first; a server may go on beside it."""
+    keep = pruning.Keep(keep_days, keep_runs, keep_bytes)
+    if keep.everything:
+        raise typer.BadParameter("give at least one of --keep-days, --keep-runs, --keep-bytes")
+    with _opened(database, data) as store:
+        deleted = []
+        for run in pruning.prune(store, keep, _pause):
+            deleted.append(run)
+            if not as_json:
+                typer.echo(f"deleted {run}")
+        with store.read() as connection:
+            used = pruning.used_bytes(connection)
+    if as_json:
+        print_json({"deleted": deleted, "bytes": used})
+    else:
+        typer.echo(f"rows take {used / _MIB:,.1f} MiB")
+
+
+def _pause(seconds: float) -> bool:
+    time.sleep(seconds)
+    return False
+
+
+@app.command()
+def backup(
+    file: Annotated[Path, typer.Argument(help="A new file.")],
+    database: Database = None,
+    data: Data = DATA,
+) -> None:
+    """Copies the database to a file while servers go on; of Postgres, by pg_dump."""
+    with _opened(database, data) as store:
+        copies.backup(store, file)
+        typer.echo(f"{file} is a copy of {store.name}: it holds the server's secret, keep it safe")
+
+
+@app.command()
+def restore(
+    file: Annotated[Path, typer.Argument(help="That `paceline db backup` wrote.")],
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Also over a database with rows.")
+    ] = False,
+    database: Database = None,
+    data: Data = DATA,
+) -> None:
+    """Puts a copy back: stop all servers first. Of Postgres, by pg_restore."""
+    with _opened(database, data, new=True) as store:
+        copies.restore(store, file, replace=replace)
+        typer.echo(f"{store.name} is as in {file}")

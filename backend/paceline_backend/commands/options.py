@@ -1,0 +1,15 @@
+"""Options that several commands of the control plane have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Database = Annotated[
+    str | None,
+    typer.Option(envvar="PACELINE_DATABASE", help="SQLAlchemy URL; default: SQLite in --data."),
+]
+Data = Annotated[Path, typer.Option(envvar="PACELINE_DATA", help="Directory of what is embedded.")]
+DATA = Path(".paceline")

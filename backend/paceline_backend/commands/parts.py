@@ -1,0 +1,84 @@
+"""What `paceline server` starts: all parts of a control plane, or one of them.
+
+Each part imports what only it needs, as the start shall be quick.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from paceline.wire.bus import is_loopback
+from paceline_backend.server.settings import Settings
+
+if TYPE_CHECKING:
+    from paceline_backend.server.embedded import EmbeddedBus
+    from paceline_backend.server.supervisor import DataDirectory
+
+log = logging.getLogger(__name__)
+
+
+def everything(settings: Settings, data: Path, name: str | None) -> int:
+    """Starts all parts; an empty database or bus is embedded. Returns the exit code."""
+    from paceline_backend.server import token_file
+    from paceline_backend.server.supervisor import DataDirectory, Supervisor, listen
+    from paceline_backend.store import Store
+    from paceline_backend.store.access import tokens
+
+    with contextlib.ExitStack() as held:
+        database, bus, embedded = settings.database, settings.bus, None
+        directory = None if database and bus else held.enter_context(DataDirectory(data))
+        listener = held.enter_context(listen(settings))
+        port = listener.getsockname()[1]
+        if directory is not None:
+            embedded = None if bus else _embedded_bus(directory, settings)
+            database = database or directory.database
+            bus = embedded.url if embedded else bus
+        beyond = embedded is not None and not is_loopback(settings.host)
+        trusted = settings.trust_network and beyond
+        settings = replace(settings, database=database, bus=bus, port=port, trust_network=trusted)
+        # Migrated here, before the parts start: they need not wait for each other.
+        with Store.open(database) as store:
+            if settings.token is None:
+                folder = None if directory is None else directory.path
+                made = str(tokens.embedded(store))
+                held.enter_context(token_file.kept(settings.url, made, folder))
+        name = name or f"{socket.gethostname()}:{port}"
+        return Supervisor(settings, listener, embedded, name).run()
+
+
+def _embedded_bus(directory: DataDirectory, settings: Settings) -> EmbeddedBus:
+    if settings.trust_network:
+        return directory.bus(settings.host)
+    if not is_loopback(settings.host):
+        log.warning(
+            "agents on other machines cannot reach the embedded bus: start the server with "
+            "--trust-network if the network is trusted, or with --bus"
+        )
+    return directory.bus()
+
+
+def worker(settings: Settings, name: str | None) -> int:
+    """Works as the worker process; returns the exit code."""
+    from paceline_backend.control import worker as process
+
+    return process.run(settings, name or f"{socket.gethostname()}:pid-{os.getpid()}")
+
+
+def web(settings: Settings, fd: int | None) -> int:
+    """Works as the web process, on the listening socket `fd` if it is given."""
+    from paceline_backend.api import web as process
+    from paceline_backend.server.supervisor import listen
+
+    listener = listen(settings) if fd is None else socket.socket(fileno=fd)
+    if settings.token is None and fd is None:  # with it, the parent has seen to a first token
+        command = "paceline token create NAME --scope admin --database URL"
+        typer.echo(f"paceline server: without --token, `{command}` makes a first one", err=True)
+    return process.run(settings, listener)

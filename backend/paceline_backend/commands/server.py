@@ -1,0 +1,198 @@
+"""`paceline server`: its options, and what becomes of them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from paceline.commands.options import given
+from paceline.core import logs
+from paceline.core.errors import PacelineError
+from paceline_backend.commands import parts
+from paceline_backend.commands.options import DATA, Data, Database
+from paceline_backend.server.settings import MAX_BODY_BYTES, MAX_STREAMS, Proxies, Settings
+
+_ENVIRONMENT = 3  # exit code, docs/internals.md
+
+Host = Annotated[str, typer.Option(help="Address to listen on.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")]
+Bus = Annotated[
+    str | None,
+    typer.Option(
+        envvar="PACELINE_BUS",
+        help="redis:// URL that agents can reach too; default: an embedded one on loopback.",
+    ),
+]
+AdminToken = Annotated[
+    str | None,
+    typer.Option(
+        envvar="PACELINE_TOKEN",
+        help="An admin's; needed beyond loopback. Other users can see an argument: "
+        "prefer the variable or --token-file.",
+    ),
+]
+AdminTokenFile = Annotated[
+    Path | None, typer.Option(envvar="PACELINE_TOKEN_FILE", help="File with that token.")
+]
+AgentToken = Annotated[
+    str | None,
+    typer.Option(envvar="PACELINE_AGENT_TOKEN", help="One for agents, of every node."),
+]
+ViewerToken = Annotated[
+    str | None,
+    typer.Option(envvar="PACELINE_VIEWER_TOKEN", help="One for those who may only look."),
+]
+MaxBodyBytes = Annotated[
+    int,
+    typer.Option(envvar="PACELINE_MAX_BODY_BYTES", min=1024, help="Larger requests are refused."),
+]
+TrustNetwork = Annotated[
+    bool,
+    typer.Option(
+        "--trust-network",
+        envvar="PACELINE_TRUST_NETWORK",
+        help="Let the embedded bus listen where --host says: in clear text, and whoever reads "
+        "along can start programs.",
+    ),
+]
+TlsCert = Annotated[
+    Path | None,
+    typer.Option(envvar="PACELINE_TLS_CERT", help="PEM with the chain: serves HTTPS."),
+]
+TlsKey = Annotated[
+    Path | None,
+    typer.Option(envvar="PACELINE_TLS_KEY", help="PEM; default: in --tls-cert."),
+]
+TrustedProxy = Annotated[
+    str | None,
+    typer.Option(
+        envvar="PACELINE_TRUSTED_PROXY",
+        metavar="10.0.0.5,…",
+        help="Addresses or networks of HTTP proxies whose X-Forwarded-For and -Proto count.",
+    ),
+]
+TrustProxyHeader = Annotated[
+    str | None,
+    typer.Option(
+        envvar="PACELINE_TRUST_PROXY_HEADER",
+        metavar="X-Forwarded-User",
+        help="Header in which these proxies, and nobody else, name the user.",
+    ),
+]
+ProxyRole = Annotated[
+    str | None,
+    typer.Option(
+        envvar="PACELINE_PROXY_ROLE",
+        metavar="USER=ROLE,…",
+        help="viewer, operator or admin, for users that proxies name; others are viewers.",
+    ),
+]
+MaxStreams = Annotated[
+    int,
+    typer.Option(envvar="PACELINE_MAX_STREAMS", min=1, help="Event streams of one client."),
+]
+KeepDays = Annotated[
+    float | None,
+    typer.Option(envvar="PACELINE_KEEP_DAYS", min=0, help="Delete runs that ended longer ago."),
+]
+KeepRuns = Annotated[
+    int | None,
+    typer.Option(
+        envvar="PACELINE_KEEP_RUNS", min=0, help="Of runs that are over, keep the newest."
+    ),
+]
+KeepBytes = Annotated[
+    int | None,
+    typer.Option(
+        envvar="PACELINE_KEEP_BYTES",
+        min=0,
+        help="Of runs that are over, delete the oldest until the database's rows take no more.",
+    ),
+]
+Part = Annotated[
+    Literal["web", "worker"] | None,
+    typer.Option(help="One part alone; needs --bus and --database."),
+]
+WorkerName = Annotated[
+    str | None,
+    typer.Option(
+        help="Of this worker: no other may have it, and it is best kept across restarts. "
+        "Default: host and port, or with --only worker host and process."
+    ),
+]
+ListeningSocket = Annotated[int | None, typer.Option(hidden=True)]
+
+
+def server(
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    database: Database = None,
+    bus: Bus = None,
+    data: Data = DATA,
+    token: AdminToken = None,
+    token_file: AdminTokenFile = None,
+    agent_token: AgentToken = None,
+    viewer_token: ViewerToken = None,
+    max_body_bytes: MaxBodyBytes = MAX_BODY_BYTES,
+    trust_network: TrustNetwork = False,
+    tls_cert: TlsCert = None,
+    tls_key: TlsKey = None,
+    trusted_proxy: TrustedProxy = None,
+    trust_proxy_header: TrustProxyHeader = None,
+    proxy_role: ProxyRole = None,
+    max_streams: MaxStreams = MAX_STREAMS,
+    keep_days: KeepDays = None,
+    keep_runs: KeepRuns = None,
+    keep_bytes: KeepBytes = None,
+    only: Part = None,
+    name: WorkerName = None,
+    fd: ListeningSocket = None,
+) -> None:
+    """Starts the control plane: REST, dashboard, ingest and controllers. Ctrl-C stops it."""
+    try:
+        logs.to_stderr(logging.getLogger(), "%(asctime)s %(levelname)s %(name)s: %(message)s")
+        settings = Settings(
+            database=database or "",
+            bus=bus or "",
+            host=host,
+            port=port,
+            token=given(token, token_file),
+            agent_token=agent_token or None,
+            viewer_token=viewer_token or None,
+            makes_token=only is None,
+            max_body_bytes=max_body_bytes,
+            max_streams=max_streams,
+            # A part alone has a bus that somebody gave, unless its parent started it.
+            trust_network=trust_network and (only is None or fd is not None),
+            tls_cert=tls_cert,
+            tls_key=tls_key,
+            keep_days=keep_days,
+            keep_runs=keep_runs,
+            keep_bytes=keep_bytes,
+            proxies=Proxies.of(trusted_proxy, trust_proxy_header, proxy_role),
+        )
+        code = _start(settings, data, name, only, fd)
+    except PacelineError as error:
+        typer.echo(f"paceline server: {error}", err=True)
+        raise typer.Exit(_ENVIRONMENT) from error
+    raise typer.Exit(code)
+
+
+def _start(
+    settings: Settings,
+    data: Path,
+    name: str | None,
+    only: Literal["web", "worker"] | None,
+    listener: int | None,
+) -> int:
+    if only is None:
+        return parts.everything(settings, data, name)
+    if not settings.bus or not settings.database:
+        raise typer.BadParameter(
+            "parts that run alone must share a bus and a database: give --bus and --database",
+            param_hint="--only",
+        )
+    return parts.worker(settings, name) if only == "worker" else parts.web(settings, listener)

@@ -1,0 +1,251 @@
+"""Does what single runs on engines need: submits jobs, stops them, and says how they end."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import redis
+
+from paceline.wire import State
+from paceline_backend import backends
+from paceline_backend.backends import Engine, EngineRefusedError, Job, Order
+from paceline_backend.control import leases
+from paceline_backend.control.engines.engine_jobs import age, end, seen_to_begin, telling, timely
+from paceline_backend.control.leases import Lease
+from paceline_backend.requests import streams
+from paceline_backend.store import Store, jobs, meta, runs
+from paceline_backend.store.jobs import EngineRun
+from paceline_backend.store.new_runs import NewRun
+from paceline_backend.store.nodes.engine_runs import Leftover
+
+log = logging.getLogger(__name__)
+
+_SETTLE_S = 5.0  # what the nodes of an ended job reported may still be on its way
+_DELIVER_S = 20.0  # nodes of an ended run have so long to go by themselves
+_LEASE_S = 30.0  # longer than a verb of an engine takes
+
+
+class Attendant:
+    """Looks after runs as an engine has just shown their jobs. For one thread.
+
+    Args:
+        store: the database.
+        owner: this worker's name.
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(self, store: Store, owner: str, clock: Callable[[], float]) -> None:
+        self._store = store
+        self._owner = owner
+        self._clock = clock
+        self._plane_id = ""
+        self._claims: dict[str, Lease] = {}  # by run: of those on the engine that is looked at
+        # Since when a run's jobs have ended, or the run has; what it had said by then.
+        self._since: dict[str, tuple[float, object]] = {}
+        # Of runs that this worker saw going on, and whose jobs it has not stopped since: the parts
+        # whose jobs were the last that the engine had.
+        self._last: dict[str, Collection[str]] = {}
+
+    def forget_others(self, ids: Collection[str]) -> None:
+        """Forgets runs that nobody has to look after any more."""
+        self._since = {run: since for run, since in self._since.items() if run in ids}
+        self._last = {run: parts for run, parts in self._last.items() if run in ids}
+
+    @property
+    def plane(self) -> str:
+        """The control plane's id."""
+        self._plane_id = self._plane_id or meta.control_id(self._store)
+        return self._plane_id
+
+    def claim(self, own: Sequence[EngineRun], left: Sequence[Leftover]) -> None:
+        """Takes leases of runs with jobs to submit, and of those that may have none any more."""
+        keys = {run.id: run.key for run in own if run.final or None in run.jobs.values()}
+        keys |= {each.run: each.key for each in left if each.key is not None}
+        taken = {
+            run: leases.acquire(self._store, key, self._owner, _LEASE_S)
+            for run, key in keys.items()
+        }
+        self._claims = {run: lease for run, lease in taken.items() if lease is not None}
+
+    def alone(self, run: str) -> bool:
+        """Whether no other worker has acted for a run since before the engine was asked."""
+        lease = self._claims.get(run)
+        return lease is not None and lease.held()
+
+    def attend(
+        self, client: redis.Redis, engine: Engine, run: EngineRun, known: Sequence[Job]
+    ) -> None:
+        """Does what a run needs.
+
+        Raises:
+            EngineAwayError: the engine does not answer any more.
+        """
+        if run.final:
+            self._finish(client, engine, run, known)
+            return
+        by_part = self._by_part(run, known)
+        left = [part for part, job in by_part.items() if job.state != "ended"]
+        self._last[run.id] = left or self._last.get(run.id, ())
+        kept = {job.ref for job in by_part.values()}
+        # Of an earlier launch, withdrawn, or submitted twice.
+        surplus = [job.ref for job in known if job.state != "ended" and job.ref not in kept]
+        if surplus and self._mine(run):
+            log.warning("run %s: surplus jobs are stopped: %s", run.id, ", ".join(surplus))
+            engine.stop(surplus)
+        if new := seen_to_begin(run, by_part):  # first: nodes that are there wait for no other job
+            with self._store.write() as connection:
+                jobs.note_begun(connection, run, new)
+        for part, ref in run.jobs.items():
+            if part in by_part and by_part[part].ref != ref:
+                self._note(run, part, by_part[part].ref)
+            elif part not in by_part and ref is None and timely(run, part, by_part):
+                self._submit(client, engine, run, part)
+        self._forget_replaced(run, by_part)
+        self._judge(client, engine, run, by_part)
+
+    def _submit(self, client: redis.Redis, engine: Engine, run: EngineRun, part: str) -> None:
+        """Submits a job, unless another worker may have, or nobody wants it any more."""
+        options = backends.options_of(engine.options, run.options)
+        if not self.alone(run.id) or not self._mine(run):
+            return
+        with self._store.read() as connection:
+            if not jobs.wanted(connection, run, part):
+                return
+            avoid = jobs.avoided(connection, run, part)
+        order = Order(
+            label=self._label(run, part),
+            run=run.id,
+            nodes=run.nodes_min if part == "0" else 1,
+            nproc=run.nproc,
+            cwd=backends.directory(NewRun("", run.script, run.nproc, "", cwd=run.cwd)),
+            options=options,
+            server=str(run.options.get("server", "")),
+            token=jobs.token(self._store, run),
+            avoid=avoid,
+        )
+        try:
+            ref = engine.submit(order)
+        except EngineRefusedError as error:
+            self._refused(client, engine, run, part, f"{engine.title} refuses the job: {error}")
+            return
+        log.info("run %s: job %s of %s", run.id, ref, engine.title)
+        self._note(run, part, ref)
+        self._queue(client, run, f"waits as job {ref} of {engine.title}")
+
+    def _refused(
+        self, client: redis.Redis, engine: Engine, run: EngineRun, part: str, why: str
+    ) -> None:
+        if part == "0":
+            self._end(client, run, State.FAILED, why)
+            return
+        log.warning("run %s: %s", run.id, why)
+        with self._store.write() as connection:
+            jobs.note(connection, run, part, None)
+            runs.tell(connection, run.id, why)
+        streams.tell_change(client, run.id)
+
+    def _judge(
+        self, client: redis.Redis, engine: Engine, run: EngineRun, by_part: dict[str, Job]
+    ) -> None:
+        """Says why a run waits, or that it has failed since none of its jobs is left."""
+        left = [job for job in by_part.values() if job.state != "ended"]
+        last = self._last[run.id]
+        begins_with = by_part.get("0")
+        if run.state in jobs.WAITING and begins_with and begins_with.state == "ended":
+            left, last = [], ["0"]  # no node of it came: those that were to join would be alone
+        if left or run.jobs.get("0") is None:
+            self._since.pop(run.id, None)
+            if left and all(job.state == "queued" for job in left):
+                job = left[0]
+                self._queue(client, run, f"waits as job {job.ref} of {engine.title}: {job.reason}")
+            elif left:
+                ref = left[0].ref
+                self._queue(client, run, f"waits for the nodes of job {ref} of {engine.title}")
+            return
+        since, said = self._since.setdefault(run.id, (self._clock(), run.seen_at))
+        if said != run.seen_at:  # its nodes are still heard
+            self._since[run.id] = (self._clock(), run.seen_at)
+        elif self._clock() - since >= _SETTLE_S and self._mine(run):
+            self._end(client, run, *end(engine, run, by_part, last))
+
+    def _queue(self, client: redis.Redis, run: EngineRun, why: str) -> None:
+        if run.state not in jobs.WAITING:
+            return
+        with self._store.write() as connection:
+            changed = jobs.current(connection, run) and jobs.queue(connection, run, why)
+        if changed:
+            streams.tell_change(client, run.id)
+
+    def tell_away(self, client: redis.Redis, run: EngineRun, why: str) -> None:
+        """Says of a run that waits that its engine does not answer."""
+        if run.state in jobs.WAITING and run.message != why:
+            with self._store.write() as connection:
+                runs.tell(connection, run.id, why)
+            streams.tell_change(client, run.id)
+
+    def _end(self, client: redis.Redis, run: EngineRun, state: State, why: str) -> None:
+        """Its nodes may still tell another end: then theirs counts."""
+        with self._store.write() as connection:
+            current = jobs.current(connection, run)
+            ended = current and runs.end(connection, run.id, state, why, lost=True)
+        if ended:
+            log.warning("run %s: %s", run.id, why)
+            streams.tell_end(client, run.id)
+
+    def _finish(
+        self, client: redis.Redis, engine: Engine, run: EngineRun, known: Sequence[Job]
+    ) -> None:
+        """Stops what an ended run has left; nodes that go by themselves are waited for."""
+        left = [job for job in known if job.state != "ended"]
+        since, _ = self._since.setdefault(run.id, (self._clock(), None))
+        by_part = self._by_part(run, known)
+        begun = {by_part[part].ref for part in run.begun if part in by_part}
+        patient = self._clock() - since < _DELIVER_S
+        delivering = begun | {job.ref for job in left if job.state == "running"}
+        due = [job.ref for job in left if not (patient and job.ref in delivering)]
+        if due and self._mine(run):
+            self._last.pop(run.id, None)
+            engine.stop(due)
+        if left or not (self.alone(run.id) and self._mine(run)):  # a job may be submitted just now
+            return
+        untouched = run.id in self._last
+        last = self._last.get(run.id, ())
+        job = telling(engine, run, by_part, last) if by_part or untouched else None
+        words = f"job {job.ref} of {engine.title} ended: {job.reason}" if job else ""
+        said = run.message is not None and f"job {job and job.ref} of " in run.message
+        with self._store.write() as connection:
+            changed = bool(words) and not said and jobs.explain(connection, run, words)
+            if job is not None and job.cancelled and untouched:
+                changed |= jobs.cancelled(connection, run)
+            jobs.over(connection, run)
+        if changed:
+            streams.tell_change(client, run.id)
+
+    def _mine(self, run: EngineRun) -> bool:
+        """Whether this worker may act for a run. Nothing else needs the lease so long."""
+        return leases.acquire(self._store, run.key, self._owner, _LEASE_S) is not None
+
+    def _note(self, run: EngineRun, part: str, ref: str) -> None:
+        with self._store.write() as connection:
+            jobs.note(connection, run, part, ref)
+
+    def _forget_replaced(self, run: EngineRun, by_part: Mapping[str, Job]) -> None:
+        """Jobs that were to bring another node in place of one, and have ended, bring none."""
+        for part in run.replaces:
+            over = part not in by_part or by_part[part].state == "ended"
+            if over and run.jobs.get(part) is not None:
+                with self._store.write() as connection:
+                    jobs.forget_replacing(connection, run, part)
+
+    def _by_part(self, run: EngineRun, known: Sequence[Job]) -> dict[str, Job]:
+        """The jobs of the run's latest launch: of several of one label the first submitted."""
+        wanted = {self._label(run, part): part for part in run.jobs}
+        by_part: dict[str, Job] = {}
+        for job in sorted(known, key=age):
+            if job.label in wanted:
+                by_part.setdefault(wanted[job.label], job)
+        return by_part
+
+    def _label(self, run: EngineRun, part: str) -> str:
+        return f"paceline.{self.plane}.{run.id}.{run.launch}.{part}"

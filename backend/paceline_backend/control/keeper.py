@@ -1,0 +1,141 @@
+"""Keeps the users of the bus: makes those that a restart of the bus lost, removes those gone."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import threading
+import time
+
+import redis
+
+from paceline.core.outage import Outage
+from paceline.wire import run_telemetry, writer_of
+from paceline.wire.bus import connect, without_password
+from paceline_backend.server import floods, users
+from paceline_backend.server.keys import Keys
+from paceline_backend.server.users import User
+from paceline_backend.store import Store, StoreError, meta
+from paceline_backend.store.access import tokens
+from paceline_backend.store.telemetry import writers
+
+log = logging.getLogger(__name__)
+
+_EVERY_S = 1.0
+_LEFT_S = 3_600  # a stream that nobody reads any more stays for so long
+_REFUSED_S = 60.0  # before a bus that has no users for us is asked again
+
+
+class Keeper:
+    """Keeps the users of nodes and runs. For one thread.
+
+    Args:
+        store: knows who has a session.
+        bus_url: ``redis://…``, of a user who may make others.
+    """
+
+    def __init__(self, store: Store, bus_url: str) -> None:
+        self._store = store
+        self._bus_url = bus_url
+        self._made_all = False  # also those that exist, as an earlier release may have made them
+        self._refused: str | None = None
+        self._again_at = 0.0
+        self._runs: set[str] | None = None  # that had a session lately
+        self._tried_door = False
+
+    def run(self, stop: threading.Event) -> None:
+        """Works until `stop` is set. Waits out a bus or a database that is away."""
+        outage = Outage(log, "users of the bus wait", "users of the bus are kept again")
+        with connect(self._bus_url) as client:
+            while True:
+                try:
+                    self.keep(client)
+                    self.try_door()
+                    outage.over()
+                except (redis.RedisError, StoreError) as error:
+                    outage.failed(error)
+                if stop.wait(_EVERY_S):
+                    return
+
+    def keep(self, client: redis.Redis) -> None:
+        """Looks once.
+
+        Raises:
+            redis.RedisError: the bus is away.
+            StoreError: or one of its kinds.
+        """
+        due = time.monotonic() >= self._again_at
+        # Before the database is asked: whoever gets a session meanwhile is no leftover.
+        on_bus = users.names(client) if due and self._made_all else set()
+        keys = Keys(meta.secret(self._store))
+        with self._store.read() as connection:
+            nodes = writers.signed_nodes(connection)
+            runs = set(writers.signed_runs(connection))
+            over = writers.adopted_over(connection)
+        if over:
+            with self._store.write() as connection:
+                for run in over:
+                    tokens.revoke_of_run(connection, run)
+        wanted = [users.of_node(keys, node) for node in nodes]
+        wanted += [users.of_run(keys, run) for run in runs]
+        known = self._left_over(client) if self._runs is None else self._runs
+        gone = known - runs
+        if due:
+            gone |= self._make(client, wanted, on_bus)
+        for run in gone:
+            client.expire(run_telemetry(run), _LEFT_S, nx=True)
+        for run in runs - (self._runs or set()):  # some go on after their end
+            client.persist(run_telemetry(run))
+        self._runs = runs
+
+    def _left_over(self, client: redis.Redis) -> set[str]:
+        """Our runs that have streams on the bus: some may have ended while no worker looked."""
+        kinds = (writer_of(stream) for stream in floods.Guard(client).streams())
+        with self._store.read() as connection:
+            return set(writers.owners(connection, [name for kind, name in kinds if kind == "run"]))
+
+    def try_door(self) -> None:
+        """Warns once about a bus that lets everybody in."""
+        if self._tried_door:
+            return
+        self._tried_door = True
+        place = without_password(self._bus_url)
+        with connect(place) as stranger, contextlib.suppress(redis.RedisError):
+            stranger.ping()
+            log.warning(
+                "the bus %s answers without a password: whoever reaches it can do everything "
+                "there, and start programs on a node whose agent has no key. Set a password "
+                "(requirepass) and give it in --bus",
+                place,
+            )
+
+    def _make(self, client: redis.Redis, wanted: list[User], known: set[str]) -> set[str]:
+        """Makes the users that are missing, and removes those of runs that are over; these runs.
+
+        Args:
+            client: of the bus.
+            wanted: all users that there shall be.
+            known: names of users that the bus had before `wanted` was read.
+        """
+        reason = users.make(client, [user for user in wanted if user.name not in known])
+        if reason is not None:
+            self._again_at = time.monotonic() + _REFUSED_S
+            self._warn(reason)
+            return set()
+        self._made_all = bool(wanted)
+        over = users.runs(known - {user.name for user in wanted})
+        with self._store.read() as connection:
+            ours = set(writers.owners(connection, over))  # another server's runs are not ours
+        users.forget(client, ours)
+        return ours
+
+    def _warn(self, reason: str) -> None:
+        if reason != self._refused:
+            self._refused = reason
+            log.warning(
+                "the bus lets the control plane make no users (%s): nodes and runs get the URL of "
+                "the control plane itself, and whoever has it can read and write everything on the "
+                "bus. Allow its user ACL SETUSER, ACL USERS and ACL DELUSER, on Valkey or on "
+                "Redis 7.2 or later",
+                reason,
+            )

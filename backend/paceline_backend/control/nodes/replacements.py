@@ -1,0 +1,109 @@
+"""Lets nodes leave that others replace, and spares stand in for nodes that were lost."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import redis
+
+from paceline.core.outage import Outage
+from paceline.wire import State
+from paceline.wire.bus import connect
+from paceline_backend.requests import ConflictError, InvalidRequestError, spares, streams
+from paceline_backend.requests.joining import order_to_leave
+from paceline_backend.requests.replacing import stand_in
+from paceline_backend.store import Store, StoreError, nodes
+from paceline_backend.store.nodes import run_nodes
+from paceline_backend.store.nodes.run_nodes import ANEW, GONE, Group, RunNode
+
+log = logging.getLogger(__name__)
+
+_EVERY_S = 0.2
+# After its agent was told where to meet. One of an earlier release does not say that it arrived.
+_ARRIVED_S = 30.0
+_AGAIN_S = 30.0  # after a spare could not stand in
+
+
+class Replacements:
+    """Looks after the replacements in all unfinished runs. For one thread.
+
+    All that it knows is in the database. An order to leave is given before it is noted, so a worker
+    that is killed in between gives it twice, which changes nothing.
+
+    Args:
+        store: the database.
+        bus_url: ``redis://…``.
+    """
+
+    def __init__(self, store: Store, bus_url: str) -> None:
+        self._store = store
+        self._bus_url = bus_url
+        self._failed_at: dict[tuple[str, str], float] = {}  # run and lost node → clock's time
+
+    def run(self, stop: threading.Event) -> None:
+        """Works until `stop` is set; waits out bus and database."""
+        outage = Outage(log, "nodes are replaced later", "nodes can be replaced again")
+        with connect(self._bus_url) as client:
+            while not stop.wait(_EVERY_S):
+                try:
+                    self.look(client)
+                    outage.over()
+                except (StoreError, redis.RedisError) as error:
+                    outage.failed(error)
+
+    def look(self, client: redis.Redis) -> None:
+        """Looks at all runs once.
+
+        Raises:
+            redis.RedisError: the bus is away.
+            StoreError: or one of its kinds.
+        """
+        with self._store.read() as connection:
+            groups = run_nodes.groups(connection)
+            listed = nodes.listed(connection) if groups else []
+        for group in groups:
+            if group.rendezvous in (GONE, ANEW):
+                continue  # it is just launched anew
+            for node in _makes_way(group):
+                self._let_go(client, group, node)
+            if spares.of_run(group.id, listed) and not _host_is_gone(group):
+                for node in spares.missed(group):
+                    self._stand_in(group, node)
+
+    def _let_go(self, client: redis.Redis, group: Group, row: RunNode) -> None:
+        log.info("run %s: %s leaves, as another node takes its place", group.id, row.node)
+        order_to_leave(self._store, client, group, row.node)
+        with self._store.write() as connection:
+            run_nodes.change(connection, row, {"leaving": True})
+        streams.tell_change(client, group.id)
+
+    def _stand_in(self, group: Group, row: RunNode) -> None:
+        name, at = (group.id, row.node), time.monotonic()
+        if at - self._failed_at.get(name, -_AGAIN_S) < _AGAIN_S:
+            return
+        try:
+            if stand_in(self._store, self._bus_url, group.id, row.node):
+                log.warning("run %s: a spare stands in for %s", group.id, row.node)
+        except (ConflictError, InvalidRequestError) as error:
+            self._failed_at[name] = at
+            log.warning("run %s: no spare stands in for %s: %s", group.id, row.node, error)
+
+
+def _makes_way(group: Group) -> list[RunNode]:
+    """The nodes whose replacements are there."""
+    going_on = {row.node: row for row in group.nodes if not row.ended and not row.leaving}
+    others = [row for row in group.nodes if row.replaces in going_on and not row.ended]
+    return [going_on[str(row.replaces)] for row in others if _is_there(row)]
+
+
+def _is_there(row: RunNode) -> bool:
+    if row.arrived or row.state == State.RUNNING:
+        return True
+    return row.met and time.time() - row.launched_at > _ARRIVED_S
+
+
+def _host_is_gone(group: Group) -> bool:
+    """Whether the run will be launched anew, with its spares."""
+    return any(row.gone for row in group.nodes if row.node == group.host)

@@ -1,0 +1,168 @@
+"""Notes which nodes verdicts name slow, and replaces them in runs that allow it."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import logging
+import threading
+import time
+
+import msgspec
+import redis
+
+from paceline.core.outage import Outage
+from paceline_backend import requests
+from paceline_backend.insight import replacements
+from paceline_backend.insight.attribution import attribute, read_rows, slow_node
+from paceline_backend.insight.report import WARMUP_STEPS
+from paceline_backend.insight.whatif.answer import STEPS
+from paceline_backend.insight.whatif.auto import AUTO_STEPS, MARGIN
+from paceline_backend.insight.whatif.child import Forecaster
+from paceline_backend.requests import ConflictError, InvalidRequestError, spares
+from paceline_backend.store import (
+    Store,
+    StoreError,
+    StoreUnavailableError,
+    attempts,
+    forecasts,
+    nodes,
+)
+from paceline_backend.store.audit import CONTROL_PLANE, Requester
+from paceline_backend.store.nodes import slowness
+from paceline_backend.store.nodes.slowness import Slow, Watched
+
+log = logging.getLogger(__name__)
+
+LOOK_STEPS = 20  # between two verdicts about a run, at least
+PAUSE_S = 3.0  # and so long
+
+_SCAN_S = 1.0
+_POLL_S = 0.25
+
+
+class Watch:
+    """Makes a verdict about each run on several nodes, every few steps. For one thread.
+
+    When a verdict names a node, it makes a forecast of the run without the node's slowness. In a
+    run with `replace_slow_nodes`, a spare replaces the node when verdicts have named it for
+    `AUTO_STEPS` steps, and the forecast's saving is surely above `MARGIN`.
+
+    Args:
+        store: the database.
+        bus_url: ``redis://…``.
+        owner: this worker; runs that another one plans are that one's.
+        pause_s: see `PAUSE_S`.
+    """
+
+    def __init__(self, store: Store, bus_url: str, owner: str, *, pause_s: float = PAUSE_S) -> None:
+        self._store = store
+        self._bus_url = bus_url
+        self._owner = owner
+        self._pause_s = pause_s
+        self._looked: dict[int, tuple[int, int, float]] = {}  # run → attempt, step, clock's time
+
+    def run(self, stop: threading.Event) -> None:
+        """Works until `stop` is set; waits out bus and database."""
+        outage = Outage(log, "slow nodes are named later", "slow nodes are named again")
+        with Forecaster(self._store.url.render_as_string(hide_password=False)) as forecaster:
+            while not stop.wait(_SCAN_S):
+                try:
+                    self.scan(forecaster, stop)
+                    outage.over()
+                except (StoreError, redis.RedisError) as error:
+                    stop.wait(outage.failed(error))
+
+    def scan(self, forecaster: Forecaster, stop: threading.Event) -> None:
+        """Looks at all runs that are due.
+
+        Raises:
+            StoreUnavailableError: the database is away.
+            redis.RedisError: the bus is away.
+        """
+        with self._store.read() as connection:
+            watched = slowness.watched(connection, self._owner)
+            newest = {run.key: forecasts.newest_step(connection, run.key) for run in watched}
+        self._looked = {key: looked for key, looked in self._looked.items() if key in newest}
+        for run in watched:
+            if not stop.is_set() and self._is_due(run, newest[run.key]):
+                self._looked[run.key] = (run.attempt, newest[run.key], time.monotonic())
+                self._guarded(run, newest[run.key], forecaster, stop)
+
+    def _is_due(self, run: Watched, step: int) -> bool:
+        attempt, before, at = self._looked.get(run.key, (-1, 0, -self._pause_s))
+        if time.monotonic() < at + self._pause_s:
+            return False
+        return attempt != run.attempt or step >= before + LOOK_STEPS
+
+    def _guarded(
+        self, run: Watched, step: int, forecaster: Forecaster, stop: threading.Event
+    ) -> None:
+        try:
+            slow = self.look(run, step)
+            if slow is not None and self._has_forecast(run, slow, step, forecaster, stop):
+                self._replace(run, slow, step)
+        except (StoreUnavailableError, redis.RedisError):
+            raise
+        except Exception:  # a verdict is not worth a worker, which plans runs
+            log.exception("run %s: no verdict", run.id)
+
+    def look(self, run: Watched, step: int) -> Slow | None:
+        """Notes the verdict about a run's newest steps; the node that it names.
+
+        Args:
+            run: which.
+            step: its newest complete one.
+        """
+        with self._store.read() as connection:
+            placement = attempts.placement(connection, run.key)
+            if placement is None or placement.attempt != run.attempt:
+                return None  # its ranks have just been placed
+            made = attribute(read_rows(connection, run.key, (None, None), placement))
+        if len(made.step) < WARMUP_STEPS:
+            return None
+        named = slow_node(made, placement.nodes)
+        with self._store.write() as connection:
+            if named is None or named.cause != "node":
+                slowness.clear(connection, run.key)
+                return None
+            at, attempt, factor = time.time(), run.attempt, named.factor
+            slow = Slow(run.key, at, named.node, attempt, step, factor, named.words)
+            kept = slowness.name(connection, slow)
+        if kept is slow:
+            log.warning("run %s: %s", run.id, named.words)
+        return kept
+
+    def _has_forecast(
+        self, run: Watched, slow: Slow, step: int, forecaster: Forecaster, stop: threading.Event
+    ) -> bool:
+        """Whether a forecast of the newest steps says what the node costs; makes one if not."""
+        since = max(slow.step, step - AUTO_STEPS)
+        with self._store.read() as connection:
+            if replacements.forecast_of(connection, run.key, slow.node, since) is not None:
+                return True
+        future = forecaster.submit(run.id, STEPS)
+        while not concurrent.futures.wait([future], _POLL_S).done:
+            if stop.is_set():
+                return False
+        made = future.result()
+        if made.step is None or made.slow_node is None:
+            return False
+        with self._store.write() as connection:
+            forecasts.add(connection, run.key, msgspec.to_builtins(made))
+        return made.slow_node.node == slow.node
+
+    def _replace(self, run: Watched, slow: Slow, step: int) -> None:
+        """Lets a spare take the node's place, if that is allowed and surely worth it."""
+        if not run.replace_slow_nodes or step < slow.step + AUTO_STEPS:
+            return
+        with self._store.read() as connection:
+            forecast = replacements.forecast_of(connection, run.key, slow.node, slow.step)
+            names = spares.of_run(run.id, nodes.listed(connection))
+        if not names or forecast is None or forecast.saving_low <= MARGIN:
+            return
+        by = Requester(CONTROL_PLANE.name, why=f"{slow.words} {forecast.words}")
+        try:
+            requests.replace(self._store, self._bus_url, run.id, slow.node, by, other=names[0])
+            log.warning("run %s: %s replaces %s", run.id, names[0], slow.node)
+        except (ConflictError, InvalidRequestError) as error:
+            log.warning("run %s: %s is not replaced: %s", run.id, slow.node, error)

@@ -1,0 +1,147 @@
+"""Who wrote what ingest reads: the stream tells, since each node and each run has its own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from paceline.wire import (
+    TELEMETRY,
+    Message,
+    NodeState,
+    RunState,
+    State,
+    WireError,
+    decode,
+    node_telemetry,
+    writer_of,
+)
+from paceline_backend.control.consumer import Entry
+from paceline_backend.requests import dead
+from paceline_backend.requests.streams import telemetry_streams
+from paceline_backend.store import Store, StoreError
+from paceline_backend.store.telemetry import writers
+from paceline_backend.store.telemetry.writers import Owner
+
+REFRESH_S = 0.5  # until a node or run with new credentials is read
+_RECORDS = ("steps", "rounds")  # messages of records,
+_MOST_BYTES = 32 * 2**20  # with at most so many bytes: one record of each of 2¹⁷ ranks has less
+
+
+@dataclass
+class Received:
+    """An entry as it was read: run and message, or why it cannot be read."""
+
+    entry: Entry
+    run: str = ""
+    message: Message | None = None
+    reason: str | None = None
+    came_at: float = field(default_factory=time.monotonic)
+
+
+class Writers:
+    """Knows the streams to read, and refuses what a stream's writer may not say. For one thread.
+
+    Args:
+        store: knows nodes and runs.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._at = 0.0
+        self._streams: dict[str, tuple[str, str]] = {TELEMETRY: ("", "")}  # kind and name of writer
+        self._owners: dict[str, Owner] = {}
+
+    def due(self) -> bool:
+        """Whether it is time to ask for the streams again."""
+        return time.monotonic() >= self._at
+
+    def streams(self) -> list[str]:
+        """The streams of all who may report now; while the database is away, of those known."""
+        try:
+            streams = telemetry_streams(self._store)
+        except StoreError:  # whoever stores what was read says so
+            return list(self._streams)
+        self._at = time.monotonic() + REFRESH_S
+        self._owners = {}
+        self._streams = {stream: writer_of(stream) for stream in streams}
+        return streams
+
+    def receive(self, entries: Iterable[Entry]) -> list[Received]:
+        """Decodes entries, in the order in which they were written, and refuses what is not theirs.
+
+        Raises:
+            StoreError: or one of its kinds.
+        """
+        received = [_decoded(entry) for entry in sorted(entries, key=_age)]
+        self._learn({item.run for item in received if item.message is not None and item.run})
+        self._check(received)
+        # Whose the run is has perhaps changed since it was read: somebody launched it elsewhere.
+        if refused := {item.run for item in received if item.message and item.reason}:
+            for run in refused:
+                self._owners.pop(run, None)
+            self._learn(refused - {""})
+            self._check(received)
+        return received
+
+    def _check(self, received: Iterable[Received]) -> None:
+        for item in received:
+            if item.message is not None:
+                item.reason = self._problem(item.entry.stream, item.run, item.message)
+
+    def _learn(self, runs: set[str]) -> None:
+        unknown = runs - self._owners.keys()
+        if unknown:
+            with self._store.read() as connection:
+                self._owners |= writers.owners(connection, unknown)
+
+    def _problem(self, stream: str, run: str, message: Message) -> str | None:
+        """Why the stream's writer may not say this; a run that nobody knows is no reason."""
+        kind, writer = self._streams.get(stream, ("", ""))
+        owner = self._owners.get(run)
+        if isinstance(message, NodeState):
+            return self._of_node(kind, writer, message)
+        if kind == "run" and run != writer:
+            return f"run {writer} may not report about run {run!r}"
+        if kind == "node" and owner is not None and writer not in owner.nodes:
+            return f"node {writer} may not report about run {run}, which is not its own"
+        if kind == "" and owner is not None and owner.signed:
+            return f"run {run} reports on streams of its own, not on {TELEMETRY}"
+        return None
+
+    def _of_node(self, kind: str, writer: str, state: NodeState) -> str | None:
+        if kind == "node":
+            own = state.node == writer
+            return None if own else f"node {writer} may not report about node {state.node!r}"
+        if kind == "run":
+            return f"run {writer} may not report about nodes"
+        if node_telemetry(state.node) in self._streams:  # it has opened sealed launches
+            return (
+                f"node {state.node} has a session and reports on a stream of its own, not on "
+                f"{TELEMETRY}: an agent without a session needs another name (--node)"
+            )
+        return None
+
+
+def ends(item: Received) -> bool:
+    """Whether an entry tells a run's end."""
+    return isinstance(item.message, RunState) and State(item.message.state).final
+
+
+def _decoded(entry: Entry) -> Received:
+    data = entry.fields.get(b"data", b"")
+    # Objects of records take many times their bytes. Other long messages hold numbers as bytes.
+    if len(data) > _MOST_BYTES and dead.kind_of(data) in _RECORDS:
+        return Received(entry, reason=f"it has {len(data):,} bytes: at most {_MOST_BYTES:,}")
+    try:
+        run, message = decode(entry.fields)
+    except WireError as error:
+        return Received(entry, reason=str(error))
+    return Received(entry, run, message)
+
+
+def _age(entry: Entry) -> tuple[int, int, bool]:
+    """Entries' numbers tell when they were written. Of one moment, nodes' entries come last."""
+    milliseconds, _, within = entry.number.partition(b"-")
+    return int(milliseconds), int(within), entry.stream.startswith("paceline:node:")

@@ -1,0 +1,108 @@
+"""What monitoring wants to know of each run, from the same reads as REST.
+
+figures = Figures(store)       # one for a process: it remembers coverage
+for run in figures.active(): …
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline_backend.insight import workers
+from paceline_backend.store import Connection, Store, coverage, reads
+from paceline_backend.store import runs as runs_store
+
+MOST_RUNS = 100  # the newest active ones: each has about a dozen series in the monitoring
+STEPS = 50  # means are of the last so many complete steps
+_SEGMENTS = 8  # that planning times are a mean of
+_COVERAGE_S = 60.0  # coverage reads the whole run, and so is remembered for a while
+_COVERAGES = 3  # that are computed for one answer; other runs' are computed for the next ones
+
+
+@dataclass(frozen=True)
+class RunFigures:
+    """An active run; None is what is not known yet."""
+
+    run: str
+    step: int | None  # last complete one
+    epoch: int | None
+    records_lost: int
+    step_s: float | None  # means over the last `STEPS`
+    se: float | None
+    waste: float | None
+    slowest_rank: int | None  # most often the last to finish a step's computing
+    slowest_share: float | None  # of the steps it was the last in
+    plan_s: float | None  # that controllers took to plan a segment
+    coverage_exact: bool | None  # each sample of each epoch was used once so far
+    samples_dropped: int | None
+
+
+class Figures:
+    """Reads the figures of all active runs. Thread-safe.
+
+    Args:
+        store: the database.
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._coverage: dict[str, tuple[float, dict[str, Any]]] = {}  # run → when read, and what
+
+    def active(self) -> list[RunFigures]:
+        """The newest active runs.
+
+        Raises:
+            StoreError: the database did not answer.
+        """
+        rows, _ = runs_store.page(self._store, states=("starting", "running"), limit=MOST_RUNS)
+        names = [row["id"] for row in rows]
+        with self._lock, self._store.read() as connection:
+            self._refresh(connection, names)
+            return [self._figures(connection, row) for row in rows]
+
+    def _refresh(self, connection: Connection, names: Sequence[str]) -> None:
+        """Computes the coverage of some runs again: those whose figures are oldest."""
+        now = self._clock()
+        known = {run: seen for run, seen in self._coverage.items() if run in set(names)}
+        due = [run for run in names if run not in known or now - known[run][0] >= _COVERAGE_S]
+        due.sort(key=lambda run: known[run][0] if run in known else float("-inf"))
+        for run in due[:_COVERAGES]:
+            key = runs_store.key_of(connection, run)
+            known[run] = (now, coverage.coverage(connection, key))
+        self._coverage = known
+
+    def _figures(self, connection: Connection, row: dict[str, Any]) -> RunFigures:
+        key = runs_store.key_of(connection, row["id"])
+        last = row["step"]
+        span = (0, -1) if last is None else (max(0, last - STEPS + 1), last)
+        steps = reads.step_columns(connection, key, span, STEPS)
+        ranks = workers.summary(connection, key, STEPS, None)
+        slowest = max(ranks, key=lambda rank: rank["slowest_share"], default=None)
+        segments = reads.segment_rows(connection, key, (None, None), _SEGMENTS)
+        covered = self._coverage.get(row["id"], (0.0, {}))[1]
+        return RunFigures(
+            run=row["id"],
+            step=last,
+            epoch=row["epoch"],
+            records_lost=row["dropped"],
+            step_s=_mean(steps["step_s"]),
+            se=_mean(steps["se"]),
+            waste=_mean(steps["waste"]),
+            slowest_rank=slowest["rank"] if slowest else None,
+            slowest_share=slowest["slowest_share"] if slowest else None,
+            plan_s=_mean([each["plan_s"] for each in segments if each["source"] == "controller"]),
+            coverage_exact=covered["exact"] if covered.get("epochs") else None,
+            samples_dropped=covered.get("dropped"),
+        )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None

@@ -1,0 +1,152 @@
+"""Whether a run hangs, which ranks wait for which, and what those do."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from paceline.wire import ENDED, LongPhase, Phase
+from paceline_backend.store import Connection
+from paceline_backend.store.telemetry import phases
+from paceline_backend.store.telemetry.phases import Standing
+
+TIMES = 10.0  # A run hangs when nothing has happened for so many times a step's time,
+LEAST_S = 30.0  # and for so long.
+FRESH_S = 25.0  # Ranks repeat every 10 s what they have been doing for long.
+
+_MOST_NAMED = 8  # ranks in a sentence
+_WAITING = (Phase.SYNC, Phase.PLAN)
+_DOES = {
+    Phase.PLAN: "waiting for the plan",
+    Phase.DATA: "waiting for its batch",
+    Phase.COMPUTE: "in the loop's body",
+    Phase.SYNC: "in the reduction of the gradients",
+    Phase.SCRIPT: "in the script's own code outside of the loop",
+}
+
+
+@dataclass(frozen=True)
+class Hang:
+    """What keeps a run from ending its next step."""
+
+    hung: bool  # some ranks wait for others, or all for something that does not come
+    since_s: float  # for so long no rank has done anything else; 0: ranks go on
+    expected_s: float | None  # a step's time; None: no step has ended yet
+    step: int | None  # the newest that all ranks have ended
+    phases: Sequence[LongPhase]  # by rank
+    waiting: Sequence[int]  # ranks
+    holding: Sequence[int]  # ranks for which the others wait
+    silent: Sequence[int]  # those of them that say nothing
+    words: str
+
+    @property
+    def scripted(self) -> bool:
+        """Whether all for which ranks wait are in the script's own code outside of the loop."""
+        does = {phase.rank: phase.phase for phase in self.phases}
+        return bool(self.holding) and all(does.get(r) is Phase.SCRIPT for r in self.holding)
+
+
+def look(connection: Connection, run: int, least_s: float = LEAST_S) -> Hang:
+    """Looks whether a run hangs.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        least_s: so long nothing has happened at least.
+    """
+    return explain(phases.standing(connection, run, FRESH_S), least_s)
+
+
+def explain(standing: Standing, least_s: float = LEAST_S) -> Hang:
+    """Why a run does not go on.
+
+    A rank that does something for long says so, whatever it is. So a rank of which nothing is heard
+    while others wait has stopped as a whole: its process was suspended, or its node is away.
+    """
+    known = sorted(standing.phases.values(), key=lambda phase: phase.rank)
+    expected_s = statistics.median(standing.steps_s) if standing.steps_s else None
+    since_s = min((phase.since_s for phase in known), default=0.0)
+    bound_s = max(least_s, TIMES * (expected_s or 0.0))
+    if standing.state in ENDED or since_s < bound_s:
+        return Hang(False, 0.0, expected_s, standing.step, known, [], [], [], "")
+    waiting = [phase.rank for phase in known if phase.phase in _WAITING]
+    silent = sorted(set(range(standing.world)) - standing.phases.keys())
+    holding = sorted({p.rank for p in known} - set(waiting) | set(silent)) if waiting else []
+    hung = bool(waiting)
+    words = _words(standing, known, waiting, holding, silent, since_s, expected_s)
+    return Hang(hung, since_s, expected_s, standing.step, known, waiting, holding, silent, words)
+
+
+def _words(
+    standing: Standing,
+    known: Sequence[LongPhase],
+    waiting: Sequence[int],
+    holding: Sequence[int],
+    silent: Sequence[int],
+    since_s: float,
+    expected_s: float | None,
+) -> str:
+    usual = "" if expected_s is None else f"; a step takes {_seconds(expected_s)}"
+    sentences = [f"No step has ended for {_seconds(since_s)}{usual}."]
+    named = _names(standing)
+    if not waiting:
+        sentences += [
+            f"{named(ranks)} {_be(ranks)} {_DOES[what]}." for what, ranks in _by_phase(known)
+        ]
+        return " ".join(sentences)
+    for what, ranks in _by_phase(known):
+        if what in _WAITING:
+            sentences.append(f"{named(ranks)} {_be(ranks)} {_DOES[what]}.")
+    for what, ranks in _by_phase(known):
+        if what not in _WAITING:
+            sentences.append(
+                f"They wait for {named(ranks).lower()}, {_which(ranks)} {_DOES[what]}."
+            )
+    if silent:
+        sentences.append(
+            f"Nothing is heard of {named(silent).lower()}: suspended, or cut off from the bus."
+        )
+    if not holding:
+        sentences.append(
+            "All ranks wait: the network between them, or a collective that not all of them "
+            "called, holds them up."
+        )
+    return " ".join(sentences)
+
+
+def _by_phase(known: Sequence[LongPhase]) -> list[tuple[Phase, list[int]]]:
+    return [
+        (what, ranks)
+        for what in Phase
+        if (ranks := [phase.rank for phase in known if phase.phase is what])
+    ]
+
+
+def _names(standing: Standing) -> Callable[[Sequence[int]], str]:
+    """Names ranks in words, with their nodes where there are several."""
+    several = len(set(standing.placement)) > 1
+
+    def named(ranks: Sequence[int]) -> str:
+        words = [
+            f"{rank} ({standing.placement[rank]})" if several else str(rank)
+            for rank in ranks[:_MOST_NAMED]
+        ]
+        if len(ranks) > _MOST_NAMED:
+            words.append(f"{len(ranks) - _MOST_NAMED} more")
+        listed = " and ".join(filter(None, [", ".join(words[:-1]), words[-1]]))
+        return f"Rank{'s' if len(ranks) > 1 else ''} {listed}"
+
+    return named
+
+
+def _be(ranks: Sequence[int]) -> str:
+    return "are" if len(ranks) > 1 else "is"
+
+
+def _which(ranks: Sequence[int]) -> str:
+    return f"which {_be(ranks)}"
+
+
+def _seconds(time_s: float) -> str:
+    return f"{time_s:.0f} s" if time_s >= 10 else f"{time_s:.2g} s"

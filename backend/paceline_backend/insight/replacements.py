@@ -1,0 +1,120 @@
+"""What replacing a node of a run was to save, and what it saved."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from typing import Any
+
+from paceline.wire import ENDED
+from paceline_backend.insight.report import WARMUP_STEPS
+from paceline_backend.insight.whatif.answer import NodeForecast, kept
+from paceline_backend.store import Connection, attempts, audit, forecasts, jobs, runs
+from paceline_backend.store.nodes import run_nodes
+
+STEPS = 100  # whose mean time is told
+_FORECASTS = 5  # newest ones that are looked at
+
+
+def forecast_of(connection: Connection, run: int, node: str, since: int) -> NodeForecast | None:
+    """What the newest forecast says of a run if a node of it were as fast as the others.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        node: that is slow.
+        since: the forecast rests on this step or a later one.
+    """
+    for made in reversed(kept(forecasts.bodies(connection, run, _FORECASTS))):
+        slow = made.slow_node
+        if slow is not None and slow.node == node and (made.step or 0) >= since:
+            return slow
+    return None
+
+
+def before(connection: Connection, run: int, node: str) -> dict[str, Any]:
+    """How a run does before a node of it is replaced: for the audit log.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        node: that is to leave.
+    """
+    newest = forecasts.newest_step(connection, run)
+    placed = attempts.placement(connection, run)
+    attempt, since = (-1, 0) if placed is None else (placed.attempt, placed.since)
+    first = min(max(since + WARMUP_STEPS, newest - STEPS + 1), max(newest, 0))
+    before_s, _ = attempts.mean_time(connection, run, first, newest + 1, STEPS)
+    forecast = forecast_of(connection, run, node, since)
+    return {
+        "attempt": attempt,
+        "step": newest,
+        "before_s": before_s,
+        "forecast_s": None if forecast is None else forecast.step_time_s,
+    }
+
+
+def listed(connection: Connection, run: str) -> list[dict[str, Any]]:
+    """The replacements of nodes of a run, oldest first, with the time of a step afterwards.
+
+    Args:
+        connection: to read from.
+        run: its public id.
+
+    Raises:
+        UnknownRunError: no such run.
+    """
+    key = runs.key_of(connection, run)
+    changes, _ = audit.page(connection, run=run, action="run.replace", limit=500)
+    rows = {row["node"]: row for row in run_nodes.listed(connection, key)}
+    awaited = jobs.awaited(connection, run)
+    listed: list[dict[str, Any]] = []
+    again: dict[str, float] = {}  # node → when it was to be replaced once more
+    for change in changes:
+        node = change["details"]["node"]
+        made = _replacement(connection, key, change, rows, awaited, again.get(node))
+        again[node] = change["at"]
+        listed.insert(0, made)
+    return listed
+
+
+def _replacement(
+    connection: Connection,
+    run: int,
+    change: dict[str, Any],
+    rows: dict[str, Any],
+    awaited: Collection[str],
+    again: float | None,
+) -> dict[str, Any]:
+    details = change["details"]
+    node = details["node"]
+    other = details["other"] or _given(rows, node, change["at"], again or math.inf)
+    later = attempts.placements(connection, run, details["attempt"])
+    place = next((k for k, (*_, on) in enumerate(later) if other in on and node not in on), None)
+    after_s, after_steps, first = None, 0, None
+    if place is not None:
+        first = later[place][1]
+        end = later[place + 1][1] if place + 1 < len(later) else None
+        at = first + WARMUP_STEPS
+        after_s, after_steps = attempts.mean_time(connection, run, at, end, STEPS)
+    if other is None:
+        waits = again is None and node in awaited and rows[node]["state"] not in ENDED
+    else:
+        waits = other in rows and rows[other]["state"] not in ENDED
+    return {
+        **{name: change[name] for name in ("at", "who", "why")},
+        **{name: details[name] for name in ("node", "step", "before_s", "forecast_s")},
+        "other": other,
+        "state": "done" if first is not None else "waiting" if waits else "failed",
+        "first_step": first,
+        "after_s": after_s,
+        "after_steps": after_steps,
+    }
+
+
+def _given(rows: dict[str, Any], node: str, since: float, until: float) -> str | None:
+    """The node that an engine gave in place of another; None: none came."""
+    mine = [row for row in rows.values() if row["replaces"] == node]
+    mine = [row for row in mine if since <= row["launched_at"] < until]
+    newest = max(mine, key=lambda row: row["launched_at"], default=None)
+    return None if newest is None else str(newest["node"])

@@ -1,0 +1,66 @@
+"""A run without its slow node: the same devices, but that the node's ranks are as fast as others.
+
+The forecast of presets simulates the policy in force on devices as the run measured them. Here the
+models of a slow node's ranks are divided by their factor, and the same simulation runs again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from paceline_backend.insight.attribution import Rows, SlowNode, attribute, slow_node
+from paceline_backend.insight.whatif.answer import NodeForecast, PresetForecast
+from paceline_backend.insight.whatif.simulate import Basis
+
+
+def named(basis: Basis) -> SlowNode | None:
+    """The node that is slow for good in the steps that a forecast rests on; None: there is none."""
+    assert basis.state.history is not None
+    measured = basis.measured
+    rows = Rows(
+        step=measured.step,
+        samples=measured.features.samples.astype(float),
+        load=measured.features.load,
+        squares=measured.features.squares,
+        longest=measured.features.longest,
+        data_s=measured.data_s,
+        compute_s=measured.compute_s,
+    )
+    slow = slow_node(attribute(rows), basis.state.history.hello.placement or None)
+    if slow is None or slow.cause != "node" or slow.factor is None or slow.factor <= 1:
+        return None
+    return slow
+
+
+def as_fast_as_the_others(basis: Basis, slow: SlowNode) -> Basis:
+    """The inputs of a simulation without a node's slowness.
+
+    The policy begins without feedback: it has measured nothing of the node that comes instead.
+    """
+    assert slow.factor is not None
+    divisor = np.ones(basis.models.world)
+    divisor[slow.ranks] = slow.factor
+    models = basis.models
+    faster = replace(models, a=models.a / divisor, c=models.c / divisor, b=models.b / divisor)
+    return replace(basis, models=faster, state=replace(basis.state, window=None))
+
+
+def answer(slow: SlowNode, preset: PresetForecast) -> NodeForecast:
+    """The forecast of the policy in force without the slowness, as one of the node."""
+    assert slow.factor is not None
+    half = max(1, round(50 * (preset.saving_high - preset.saving_low)))
+    percent = f"{100 * preset.saving:.0f} % ± {half}"
+    return NodeForecast(
+        slow.node,
+        slow.ranks,
+        slow.factor,
+        preset.step_time_s,
+        preset.low_s,
+        preset.high_s,
+        preset.saving,
+        preset.saving_low,
+        preset.saving_high,
+        f"if {slow.node} were as fast as the others, steps would take {percent} less time",
+    )

@@ -1,0 +1,157 @@
+"""Asks nodes about runs, over the bus, and waits for their answers."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import secrets
+from typing import Any, cast
+from weakref import WeakValueDictionary
+
+import msgspec
+import redis
+import redis.asyncio
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+
+from paceline.core.errors import PacelineError
+from paceline.core.refusals import Refusals
+from paceline.wire import (
+    COMMANDS_LENGTH,
+    Answer,
+    Ask,
+    WireError,
+    answers,
+    commands,
+    decode_signed,
+    encode,
+    signed,
+)
+from paceline.wire.asking import Question, Reply
+from paceline.wire.bus import trust
+from paceline.wire.sealing import SealError, unseal_answer
+
+log = logging.getLogger(__name__)
+
+ANSWER_S = 5.0  # a node that works answers within a fraction of a second
+_KEPT_S = 30  # an answer that nobody fetched
+_CONNECTIONS = 4
+_AT_ONCE = 64  # questions: as many answers, of 350 kB at most, may lie on the bus
+_OF_NODE = 8  # a node that does not answer holds up no questions to others
+_FIRST_PAUSE_S, _PAUSE_S = 0.01, 0.1  # between looks for an answer
+
+_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+Fields = dict[bytes, bytes]
+
+
+class NoAnswerError(PacelineError):
+    """A node does not answer."""
+
+
+class Asker:
+    """Asks nodes, and verifies what they answer. For one event loop.
+
+    Args:
+        bus_url: ``redis://…``.
+    """
+
+    def __init__(self, bus_url: str) -> None:
+        self._bus_url = bus_url
+        self._client: redis.asyncio.Redis | None = None
+        self._all = asyncio.Semaphore(_AT_ONCE)
+        self._by_node: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
+        self._forged = Refusals(log, "an answer that its node did not write is ignored")
+
+    async def ask(self, node: str, key: bytes, run: str, question: Question) -> Reply:
+        """What a node answers.
+
+        Args:
+            node: its name.
+            key: of the node.
+            run: that the question is about.
+            question: what is asked.
+
+        Raises:
+            NoAnswerError: the node does not answer in time.
+            redis.RedisError: the bus is away.
+        """
+        ours = self._by_node.setdefault(node, asyncio.Semaphore(_OF_NODE))
+        patience_s = ANSWER_S
+        try:
+            async with asyncio.timeout(patience_s), ours, self._all:
+                return await self._asked(node, key, run, question)
+        except TimeoutError as error:
+            raise NoAnswerError(
+                f"node {node} did not answer within {patience_s:g} s: its agent is cut off or "
+                "busy, or of an older release"
+            ) from error
+
+    async def close(self) -> None:
+        """Closes the connections."""
+        if self._client is not None:
+            await self._client.aclose()
+
+    async def _asked(self, node: str, key: bytes, run: str, question: Question) -> Reply:
+        ask = Ask(secrets.token_hex(16), question)
+        place, orders = answers(node, ask.id), commands(node)
+        entry = signed(encode(ask, run), orders, key)
+        async with self._bus().pipeline(transaction=True) as opening:
+            # Whoever answers later does not make the stream again.
+            opening.xadd(place, {"v": "asked"})
+            opening.expire(place, _KEPT_S)
+            opening.xadd(orders, cast(Any, entry), maxlen=COMMANDS_LENGTH, approximate=True)
+            first, _, order = await opening.execute()
+        try:
+            return await self._answer(place, first, key)
+        finally:
+            await asyncio.shield(self._forget(place, orders, order))
+
+    async def _answer(self, place: str, last: bytes, key: bytes) -> Reply:
+        """Waits for the node's answer.
+
+        Without a blocking read: that would need a connection for each question.
+        """
+        pause_s = _FIRST_PAUSE_S
+        while True:
+            read: Any = await self._bus().xread({place: last}, count=1)
+            for number, fields in read[0][1] if read else []:
+                last = number
+                if (reply := self._genuine(fields, place, key)) is not None:
+                    return reply
+            if not read:
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, _PAUSE_S)
+
+    def _genuine(self, fields: Fields, place: str, key: bytes) -> Reply | None:
+        """What an entry says; None: the node did not write it."""
+        try:
+            _, message = decode_signed(fields, place, key)
+            if not isinstance(message, Answer):
+                raise WireError(f"a {type(message).__name__} is no answer")
+            return _decoder.decode(unseal_answer(message.sealed, key))
+        except (WireError, SealError, msgspec.DecodeError) as error:
+            self._forged.add(error)
+            return None
+
+    async def _forget(self, place: str, orders: str, order: bytes) -> None:
+        """Takes question and answer away: they must not push launches out of the stream."""
+        with contextlib.suppress(redis.RedisError):  # they go by themselves
+            async with self._bus().pipeline(transaction=False) as tidying:
+                tidying.unlink(place)
+                tidying.xdel(orders, order)
+                await tidying.execute()
+
+    def _bus(self) -> redis.asyncio.Redis:
+        if self._client is None:
+            pool = redis.asyncio.BlockingConnectionPool.from_url(
+                self._bus_url,
+                **trust(self._bus_url),
+                max_connections=_CONNECTIONS,
+                timeout=ANSWER_S,
+                socket_timeout=ANSWER_S,
+                socket_connect_timeout=2,
+                retry=Retry(NoBackoff(), 0),
+            )
+            self._client = redis.asyncio.Redis.from_pool(pool)
+        return self._client

@@ -1,0 +1,43 @@
+"""Asks a node to measure itself again."""
+
+from __future__ import annotations
+
+from paceline.wire import COMMANDS_LENGTH, CheckNode, commands
+from paceline.wire.bus import publish
+from paceline_backend.requests import streams
+from paceline_backend.requests.errors import ConflictError
+from paceline_backend.server.keys import Keys
+from paceline_backend.store import Store, meta, nodes
+from paceline_backend.store.audit import Requester, record
+from paceline_backend.store.nodes.cordons import UnknownNodeError
+
+
+def check_node(store: Store, bus_url: str, node: str, by: Requester) -> None:
+    """Has a node's agent measure how fast the machine is; the result comes with a heartbeat.
+
+    Args:
+        store: the database.
+        bus_url: ``redis://…``.
+        node: its name.
+        by: who asks.
+
+    Raises:
+        UnknownNodeError: no such node.
+        ConflictError: its agent does not answer, or ranks train there, which would disturb each
+            other.
+        redis.RedisError: the bus is away.
+        StoreError: or one of its kinds.
+    """
+    with streams.answering(bus_url) as bus:
+        with store.write() as connection:
+            row = next((row for row in nodes.listed(connection) if row["id"] == node), None)
+            if row is None:
+                raise UnknownNodeError(f"no node {node}")
+            if not row["alive"] or not row["signed"]:
+                raise ConflictError(f"node {node} has no agent of this release that answers")
+            if row["runs"]:
+                names = ", ".join(row["runs"])
+                raise ConflictError(f"ranks train on {node}: measure it when {names} has ended")
+            record(connection, by, "node.check", target=node)
+        key = Keys(meta.secret(store)).of_node(node)
+        publish(bus, commands(node), CheckNode(), maxlen=COMMANDS_LENGTH, key=key)

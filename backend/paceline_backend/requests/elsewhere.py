@@ -1,0 +1,94 @@
+"""Lets a run that goes on do so on another backend, or on other numbers of nodes and ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline_backend import backends
+from paceline_backend.requests.errors import (
+    ConflictError,
+    InvalidRequestError,
+    backend_of,
+    check_policy,
+)
+from paceline_backend.store import Connection, runs, switches
+from paceline_backend.store.new_runs import NewRun
+
+
+@dataclass(frozen=True)
+class Elsewhere:
+    """What is to be different from now on; None: as before."""
+
+    backend: str | None = None
+    backend_options: Mapping[str, Any] | None = None  # None on another backend: its defaults
+    nodes_min: int | None = None
+    nodes_max: int | None = None
+    nproc: int | None = None  # ranks on each node
+    server: str = ""  # URL of the control plane, as who asks reaches it
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """What somebody asked for, for the audit log."""
+        names = ("backend", "backend_options", "nodes_min", "nodes_max", "nproc")
+        values = {name: getattr(self, name) for name in names}
+        return {name: value for name, value in values.items() if value is not None}
+
+
+AS_BEFORE = Elsewhere()
+
+
+def moved(connection: Connection, run: str, new: NewRun, to: Elsewhere, *, start: bool) -> NewRun:
+    """The run as it goes on.
+
+    Args:
+        connection: to read from.
+        run: its public id.
+        new: as it was.
+        to: what is to be different.
+        start: whether the control plane starts it.
+
+    Raises:
+        InvalidRequestError: the backend does not take such a run.
+        ConflictError: it is on an engine, which who asks cannot start, or was adopted.
+    """
+    if new.backend == backends.Adopted.name and to.backend is None:
+        raise ConflictError(
+            f"run {run}: only whoever started its nodes can start them again, under another key; "
+            "or name a backend on which it shall go on"
+        )
+    if not to.asked:
+        if new.has_jobs and not start:
+            raise ConflictError(f"run {run}: {new.backend} starts it: leave `launch` out")
+        return replace(new, node=None, nodes=()) if new.has_jobs else new
+    backend = backend_of(to.backend or new.backend)
+    if backend.plans_itself:
+        raise InvalidRequestError("backend", f"{backend.name} has no processes that could go on")
+    made = _changed(new, to, backend)
+    try:
+        backend.check(replace(made, node=None), launch=start)
+    except backends.NewRunError as error:
+        raise InvalidRequestError(error.field, error.message) from error
+    now = switches.latest(connection, runs.key_of(connection, run))
+    check_policy(now.policy, now.parameters, made.most_ranks)
+    return made
+
+
+def _changed(new: NewRun, to: Elsewhere, backend: backends.Backend) -> NewRun:
+    nodes_max = to.nodes_max or max(new.nodes_max, to.nodes_min or 1)
+    made = replace(
+        new,
+        nproc=to.nproc or new.nproc,
+        nodes_min=to.nodes_min or min(new.nodes_min, nodes_max),
+        nodes_max=nodes_max,
+    )
+    engine, goes = isinstance(backend, backends.Engine), backend.name != new.backend
+    if goes or engine or (made.nodes_max > 1) != (new.nodes_max > 1):
+        made = replace(made, node=None, nodes=())
+    if goes or to.backend_options is not None:
+        server = {"server": to.server} if engine else {}
+        made = replace(made, backend_options={**server, **(to.backend_options or {})})
+    if backend.name != "local" or made.nodes_max == 1:
+        made = replace(made, spares=0, replace_slow_nodes=False)  # nobody could hold any
+    return replace(made, backend=backend.name, has_jobs=engine)

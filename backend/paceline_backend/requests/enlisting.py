@@ -1,0 +1,118 @@
+"""Lets a node take part in its run that an engine, or its user, started for it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, replace
+
+from paceline.wire import State
+from paceline_backend import backends
+from paceline_backend.requests import streams
+from paceline_backend.requests.errors import ConflictError
+from paceline_backend.requests.launch import credentials
+from paceline_backend.store import Connection, Store, jobs, new_runs, nodes, runs
+from paceline_backend.store.new_runs import NewRun
+from paceline_backend.store.nodes import run_nodes
+from paceline_backend.store.nodes.run_nodes import ANEW, GONE, Group
+
+_AGAIN_S = 8.0  # a node that has not begun by then may have missed its launch
+
+
+@dataclass(frozen=True)
+class Enlisted:
+    """What becomes of a node that wants to take part."""
+
+    state: str  # of the run
+    needed: bool  # False: it may go
+    message: str = ""  # why not
+
+
+def enlist(store: Store, bus_url: str, run: str, node: str, host: str | None = None) -> Enlisted:
+    """Launches a run on a node that was started for it; also asks whether to stay.
+
+    The node reads its commands by now, and has no processes of the run. Repeating this is safe: an
+    agent ignores a second launch.
+
+    Args:
+        store: the database.
+        bus_url: ``redis://…``.
+        run: the run's public id.
+        node: its name; it has a session.
+        host: what the engine calls its machine; None: it does not say.
+
+    Raises:
+        UnknownRunError: no such run.
+        ConflictError: no node asks for the run, or the node has no session, or another run.
+        redis.RedisError: the bus is away.
+        StoreError: or one of its kinds.
+    """
+    with streams.answering(bus_url) as bus:
+        with store.write() as connection:
+            new, state = new_runs.stored(connection, run)
+            if not new.has_jobs and new.backend != backends.Adopted.name:
+                raise ConflictError(f"run {run} is on {new.backend}, where no node asks to join")
+            in_engine = (new.backend, host) if new.has_jobs else (None, None)
+            if not nodes.bind(connection, node, run, *in_engine):
+                raise ConflictError(f"node {node} has no session, or looks after another run")
+            if state.final:
+                return Enlisted(state, False, f"the run is {state}")
+            new = replace(new, first_attempt=runs.terms(connection, [run])[run].first_attempt)
+            admit = _admit_one if new.nodes_max == 1 else _admit
+            answer, launches = admit(connection, run, new, node, state)
+            if launches:
+                jobs.admit(connection, run)
+        if launches:
+            new = replace(new, node=node, nodes=[node], signed=True, env={})
+            made = credentials(store, bus_url, run, new)
+            backends.launch_on(bus, run, new, made, [node])
+            streams.tell_change(bus, run)
+    return answer
+
+
+def _admit_one(
+    connection: Connection, run: str, new: NewRun, node: str, state: State
+) -> tuple[Enlisted, bool]:
+    """Of a run on one node: the first that asks trains it."""
+    if not jobs.take(connection, run, node):
+        return Enlisted(state, False, f"the run trains on {new.node}"), False
+    return Enlisted(state, True), state in jobs.WAITING
+
+
+def _admit(
+    connection: Connection, run: str, new: NewRun, node: str, state: State
+) -> tuple[Enlisted, bool]:
+    group = run_nodes.group(connection, run)
+    if group is None:
+        return Enlisted(state, False, "the run has ended"), False
+    row = next((row for row in group.nodes if row.node == node), None)
+    if row is not None and row.leaving:
+        return Enlisted(state, False, "it was asked to leave the run"), False
+    if row is not None:
+        again = row.state == State.PENDING and time.time() - row.launched_at > _AGAIN_S
+        return Enlisted(state, True), again
+    if group.rendezvous in (GONE, ANEW):  # launched anew, on the nodes that it had
+        return Enlisted(state, True), False
+    if new.has_jobs and not group.nodes and new.nodes_min > 1 and not jobs.begun(connection, run):
+        # Its job waits for other nodes. Alone it would meet nobody, and fail after some minutes.
+        return Enlisted(state, True), False
+    replaces = _replaces(connection, group, node) if new.has_jobs else None
+    present = sum(not each.ended for each in group.nodes)
+    if replaces is None and present >= new.nodes_max:
+        return Enlisted(state, False, f"the run has {new.nodes_max} nodes already"), False
+    run_nodes.launch(connection, group.key, [node], group.first_attempt, replaces)
+    return Enlisted(state, True), True
+
+
+def _replaces(connection: Connection, group: Group, node: str) -> str | None:
+    """The node that can leave once this one is there, whichever job brought it; None: none.
+
+    A run has a node more than its most for so long. A node on the same machine is no gain.
+    """
+    wanted = jobs.replaced(connection, group.id)
+    done = {row.replaces for row in group.nodes if not row.ended}
+    staying = {row.node for row in group.nodes if not row.ended and not row.leaving} - done
+    hosts = nodes.hosts(connection, [node, *wanted])
+    for other in wanted:
+        if other in staying and (hosts[node] is None or hosts[node] != hosts[other]):
+            return other
+    return None

@@ -1,0 +1,291 @@
+"""Lets nodes join a run on several nodes that is under way, and lets a node leave it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import redis
+
+from paceline.core import logs
+from paceline.wire import COMMANDS_LENGTH, Kill, commands
+from paceline.wire.bus import publish
+from paceline_backend import backends
+from paceline_backend.backends.checks import fast_enough
+from paceline_backend.backends.local import taken
+from paceline_backend.requests import streams
+from paceline_backend.requests.cordons import cordon_too
+from paceline_backend.requests.errors import ConflictError
+from paceline_backend.requests.launch import credentials, placed
+from paceline_backend.requests.resume import environment
+from paceline_backend.server.keys import Keys
+from paceline_backend.store import (
+    Connection,
+    Store,
+    jobs,
+    meta,
+    new_runs,
+    nodes,
+    runs,
+    telemetry,
+)
+from paceline_backend.store.audit import Requester, record_change
+from paceline_backend.store.new_runs import NewRun
+from paceline_backend.store.nodes import run_nodes
+from paceline_backend.store.nodes.run_nodes import ANEW, GONE, Group, RunNode
+
+
+def join(
+    store: Store,
+    bus_url: str,
+    run: str,
+    wanted: int | Sequence[str],
+    env: Mapping[str, str],
+    by: Requester,
+    *,
+    expected: int | None = None,
+) -> None:
+    """Launches a run on further nodes; they join at the launchers' next meeting.
+
+    Args:
+        store: the database.
+        bus_url: ``redis://…``.
+        run: the run's public id.
+        wanted: how many nodes, or which.
+        env: values of the variables that the run was started with, which nobody stored.
+        by: who asks.
+        expected: the revision that the request is meant for; None: any.
+
+    Raises:
+        UnknownRunError: no such run.
+        RevisionError: somebody else has changed the run.
+        ConflictError: the run is not under way on several nodes, or no such nodes can join.
+        InvalidRequestError: a variable has no value.
+        redis.RedisError: the bus is away.
+        StoreError: or one of its kinds.
+    """
+    logs.hide_environment(env)
+    with streams.answering(bus_url) as bus:
+        with store.write() as connection:
+            new, _ = new_runs.stored(connection, run)
+            group = under_way(connection, run)
+            refuse_adopted(new)
+            if new.has_jobs:
+                _ask_engine(connection, new, group, wanted, by, expected)
+                return
+            new = replace(new, env=environment(connection, run, new, env))
+            names = _chosen(new, group, wanted, nodes.listed(connection))
+            details = {"nodes": names}
+            record_change(connection, run, by, "run.join", expected=expected, details=details)
+            run_nodes.launch(connection, group.key, names, group.first_attempt)
+        start(store, bus_url, bus, group, replace(new, nodes=names))
+
+
+def start(store: Store, bus_url: str, bus: redis.Redis, group: Group, new: NewRun) -> None:
+    """Launches a run on further nodes that were noted.
+
+    Args:
+        store: the database.
+        bus_url: ``redis://…``.
+        bus: answers.
+        group: the run.
+        new: the same, with these nodes only, and all variables.
+
+    Raises:
+        redis.RedisError: the bus is away; the nodes are noted as lost.
+        StoreError: or one of its kinds.
+    """
+    run, new = group.id, replace(new, first_attempt=group.first_attempt, signed=True)
+    try:
+        made = credentials(store, bus_url, run, new)
+        backends.get(new.backend).start(bus, run, new, made)
+    except Exception:
+        with store.write() as connection:
+            for node in new.nodes:
+                telemetry.lose(connection, run, node, "it could not be launched")
+        raise
+    streams.tell_change(bus, run)
+
+
+def leave(
+    store: Store,
+    bus_url: str,
+    run: str,
+    node: str,
+    by: Requester,
+    *,
+    cordon: bool = False,
+    expected: int | None = None,
+) -> None:
+    """Ends a run's processes on one of its nodes; the others go on without it.
+
+    Args:
+        store: the database.
+        bus_url: ``redis://…``.
+        run: the run's public id.
+        node: that leaves.
+        by: who asks.
+        cordon: whether to cordon the node, too.
+        expected: the revision that the request is meant for; None: any.
+
+    Raises:
+        UnknownRunError: no such run.
+        RevisionError: somebody else has changed the run.
+        ConflictError: the run is not under way on this node, or too few nodes would be left.
+        redis.RedisError: the bus is away; whoever asked may ask again.
+        StoreError: or one of its kinds.
+    """
+    with streams.answering(bus_url) as bus:
+        with store.write() as connection:
+            new_runs.stored(connection, run)
+            group = under_way(connection, run)
+            leaver = row_of(group, node)
+            staying = [row for row in group.nodes if not row.ended and not row.leaving]
+            staying = [row for row in staying if row.node != node]
+            if len(staying) < group.nodes_min:
+                raise ConflictError(
+                    f"run {run} needs {group.nodes_min} nodes, and without {node} it would have "
+                    f"{len(staying)}: stop it, or let another node join first"
+                )
+            details = {"node": node, "cordon": cordon}
+            record_change(connection, run, by, "run.leave", expected=expected, details=details)
+            run_nodes.change(connection, leaver, {"leaving": True})
+            if cordon:
+                cordon_too(connection, node, by)
+        order_to_leave(store, bus, group, node)
+        streams.tell_change(bus, run)
+
+
+def order_to_leave(store: Store, bus: redis.Redis, group: Group, node: str) -> None:
+    """Has a node's agent end its part of a run. It may be said twice.
+
+    Raises:
+        redis.RedisError: the bus is away.
+        StoreError: or one of its kinds.
+    """
+    order = Kill("it was asked to leave the run", group.first_attempt, leaves=True)
+    key = Keys(meta.secret(store)).of_node(node)
+    publish(bus, commands(node), order, group.id, maxlen=COMMANDS_LENGTH, key=key)
+
+
+def row_of(group: Group, node: str) -> RunNode:
+    """The row of a node on which a run goes on.
+
+    Raises:
+        ConflictError: it does not.
+    """
+    going_on = {row.node: row for row in group.nodes if not row.ended}
+    if node not in going_on:
+        names = ", ".join(going_on) or "none"
+        raise ConflictError(f"run {group.id} does not train on {node}; its nodes are: {names}")
+    return going_on[node]
+
+
+def under_way(connection: Connection, run: str) -> Group:
+    """A run that was launched on several nodes and has not ended.
+
+    Raises:
+        UnknownRunError: no such run.
+        ConflictError: it was not, or has, or is just launched anew.
+    """
+    group = run_nodes.group(connection, run)
+    if group is None or not group.nodes:
+        runs.key_of(connection, run)
+        raise ConflictError(f"run {run} has ended, or was not launched on several nodes")
+    if group.rendezvous in (GONE, ANEW):
+        raise ConflictError(f"run {run} is just launched anew, as its host went away: try again")
+    return group
+
+
+def refuse_adopted(new: NewRun) -> None:
+    """Refuses to choose nodes for a run whose nodes somebody else starts.
+
+    Raises:
+        ConflictError: the run is one.
+    """
+    if new.backend == backends.Adopted.name:
+        raise ConflictError(
+            "whoever started this run's nodes starts others, too: `paceline node` with its key, "
+            "while it has fewer than `nodes_max`"
+        )
+
+
+def _ask_engine(
+    connection: Connection,
+    new: NewRun,
+    group: Group,
+    wanted: int | Sequence[str],
+    by: Requester,
+    expected: int | None,
+) -> None:
+    """Asks a run's engine for further nodes, each of which joins when it is there."""
+    if not isinstance(wanted, int):
+        raise ConflictError(f"nodes: give a number: {new.backend} chooses which")
+    present = sum(not row.ended for row in group.nodes)
+    _refuse_more(new, group, present, wanted, expected=jobs.expected(connection, group.id))
+    details = {"nodes": wanted}
+    record_change(connection, group.id, by, "run.join", expected=expected, details=details)
+    jobs.add(connection, group.id, wanted)
+
+
+def _refuse_more(new: NewRun, group: Group, present: int, count: int, *, expected: int = 0) -> None:
+    if present + expected + count > new.nodes_max:
+        waits = f" and waits for {expected} more" if expected else ""
+        raise ConflictError(
+            f"nodes: run {group.id} has {present} nodes{waits}, and at most {new.nodes_max}"
+        )
+
+
+def _chosen(
+    new: NewRun, group: Group, wanted: int | Sequence[str], listed: Sequence[Mapping[str, Any]]
+) -> list[str]:
+    present = {row.node for row in group.nodes if not row.ended}
+    _refuse_more(new, group, len(present), wanted if isinstance(wanted, int) else len(set(wanted)))
+    others = [node for node in listed if node["id"] not in present]
+    if isinstance(wanted, int):
+        return least_busy(new, wanted, others, [n for n in listed if n["id"] in present])
+    able = [node for node in others if node["signed"] and node["alive"]]
+    names = {node["id"] for node in able if cannot_join(node, group.id) is None}
+    if missing := sorted(set(wanted) - names):
+        can = ", ".join(sorted(names)) or "none"
+        reasons = [cannot_join(node, group.id) for node in able if node["id"] in missing]
+        why = "".join(f"; {reason}" for reason in reasons if reason)
+        raise ConflictError(f"nodes: {', '.join(missing)} cannot join; those that can: {can}{why}")
+    return sorted(set(wanted))
+
+
+def least_busy(
+    new: NewRun,
+    count: int,
+    listed: Sequence[Mapping[str, Any]],
+    peers: Sequence[Mapping[str, Any]],
+) -> list[str]:
+    """So many of these nodes that can take part in a run, and are not much slower than its own.
+
+    Args:
+        new: the run.
+        count: how many.
+        listed: the nodes.
+        peers: those of the run.
+
+    Raises:
+        ConflictError: there are not so many.
+    """
+    answering = [node for node in listed if node["signed"] and node["alive"]]
+    able, reasons = fast_enough(answering, peers, new.join_check)
+    some = replace(new, node=None, nodes=(), nodes_min=count, nodes_max=count, spares=0)
+    try:
+        chosen = placed(backends.get(new.backend), replace(some, join_check=0), [*map(dict, able)])
+    except ConflictError as error:
+        if not reasons:
+            raise
+        raise ConflictError(
+            f"{error}; {'; '.join(reasons)}; name a node to take it all the same"
+        ) from error
+    return chosen.where
+
+
+def cannot_join(node: Mapping[str, Any], run: str) -> str | None:
+    """Why a node cannot join a run: it is cordoned, or kept for another run."""
+    return taken({**node, "spare_of": None} if node["spare_of"] == run else node)

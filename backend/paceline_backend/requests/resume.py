@@ -1,0 +1,165 @@
+"""Lets a run that failed or was stopped go on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+
+from paceline.core import logs
+from paceline.wire import State
+from paceline_backend import backends
+from paceline_backend.requests import spares, streams
+from paceline_backend.requests.elsewhere import AS_BEFORE, Elsewhere, moved
+from paceline_backend.requests.errors import ConflictError, InvalidRequestError, backend_of
+from paceline_backend.requests.launch import placed, start_recorded
+from paceline_backend.store import Connection, Store, jobs, new_runs, nodes, runs, segments
+from paceline_backend.store.audit import Requester, record_change
+from paceline_backend.store.new_runs import NewRun
+
+MOST_ATTEMPTS = 2**15  # numbers of attempts: as the columns
+_EMULATE = "PACELINE_EMULATE"
+
+
+def resume(
+    store: Store,
+    bus_url: str,
+    run: str,
+    env: Mapping[str, str],
+    max_restarts: int | None,
+    by: Requester,
+    *,
+    start: bool,
+    to: Elsewhere = AS_BEFORE,
+    expected: int | None = None,
+) -> None:
+    """Makes an ended run a pending one, with another attempt, and starts it on its node.
+
+    Its script goes on from its newest checkpoint, if it declares checkpoints.
+
+    Args:
+        store: the database.
+        bus_url: ``redis://…``.
+        run: the run's public id.
+        env: values of the variables that the run was started with, which nobody stored.
+        max_restarts: how often the ranks may then be started again; None: as before.
+        by: who asks.
+        start: whether the control plane starts it; else who asks does.
+        to: where it goes on, if that is elsewhere, and on how much.
+        expected: the revision that the request is meant for; None: any.
+
+    Raises:
+        UnknownRunError: no such run.
+        RevisionError: somebody else has changed the run.
+        ConflictError: the run is not over, has finished or is simulated, or its node is away.
+        InvalidRequestError: a variable has no value, or the other backend does not take the run.
+        redis.RedisError: the bus is away.
+        StoreError: or one of its kinds.
+
+    A run that was recorded and then not started, for whatever reason, has failed with that reason.
+    """
+    logs.hide_environment(env)
+    with streams.answering(bus_url) as bus:
+        with store.write() as connection:
+            details = {"max_restarts": max_restarts, "launch": start, **to.asked}
+            record_change(connection, run, by, "run.resume", expected=expected, details=details)
+            new = _recorded(connection, run, env, max_restarts, start, to)
+            # Else the leader would read what stopped the run before. Within the transaction: an
+            # order to stop that comes later stays.
+            streams.forget_orders(bus, run)
+        if start:
+            start_recorded(store, bus_url, bus, run, new)
+        streams.tell_change(bus, run)
+
+
+def _recorded(
+    connection: Connection,
+    run: str,
+    env: Mapping[str, str],
+    max_restarts: int | None,
+    start: bool,
+    to: Elsewhere,
+) -> NewRun:
+    new, state = new_runs.stored(connection, run)
+    _refuse(run, new, state)
+    if state is State.FINISHED and not _stopped_early(connection, run):
+        raise ConflictError(f"run {run} has finished: nothing is left of it; start another run")
+    new = moved(connection, run, new, to, start=start)
+    if max_restarts is not None:
+        new = replace(new, max_restarts=max_restarts)
+    last = runs.last_attempt(new.first_attempt, new.max_restarts, new.nodes_max)
+    if last >= MOST_ATTEMPTS:
+        raise ConflictError(
+            f"run {run} has had {new.first_attempt} attempts: no run has more than "
+            f"{MOST_ATTEMPTS:,}; start another run"
+        )
+    listed = nodes.listed(connection)
+    if start:
+        new = replace(new, env=environment(connection, run, new, env))
+        try:
+            new = placed(backend_of(new.backend), new, listed)
+        except ConflictError as error:
+            raise ConflictError(
+                f"{error}; `paceline resume {run}` on its machine starts a run of `paceline run`"
+            ) from error
+        _refuse_agent(run, new)
+    elif new.nodes_max > 1:
+        new = replace(new, nodes=())  # who starts it says where
+    spares.hold(connection, run, new, listed, all_=False)
+    new_runs.resume(connection, run, new)
+    if new.has_jobs:
+        jobs.order_anew(connection, run, new.nodes_min, new.nodes_max, new.first_attempt)
+    else:
+        jobs.drop(connection, run)
+    return new
+
+
+def _refuse(run: str, new: NewRun, state: State) -> None:
+    if not state.final:
+        raise ConflictError(f"run {run} is {state}: only a run that failed or was stopped goes on")
+    if backends.plans_itself(new.backend):
+        raise ConflictError(f"run {run} is simulated: only a run with processes goes on")
+    if not new.script:
+        raise ConflictError(f"run {run} has no known script: start it as another run")
+
+
+def _refuse_agent(run: str, new: NewRun) -> None:
+    """Refuses an agent that would begin the run anew: 0.1.0 does not know of further attempts.
+
+    Of a run on several nodes, `place` has refused such agents.
+    """
+    if not new.signed:
+        raise ConflictError(
+            f"node {new.node}: its agent has no session, as one of release 0.1.0 has none, and "
+            f"would begin the run anew: start an agent of this release, or use `paceline resume "
+            f"{run}` on its machine"
+        )
+
+
+def _stopped_early(connection: Connection, run: str) -> bool:
+    """Whether a script that ended well has epochs left: a gentle stop ends it like that."""
+    key = runs.key_of(connection, run)
+    hello = runs.hello(connection, key)
+    return hello is not None and not segments.through(connection, key, hello)
+
+
+def environment(
+    connection: Connection, run: str, new: NewRun, given: Mapping[str, str]
+) -> dict[str, str]:
+    """Values of all variables that the run was started with, and of those that are given.
+
+    Raises:
+        InvalidRequestError: values are missing; the message names the variables.
+    """
+    known = {}
+    hello = runs.hello(connection, runs.key_of(connection, run))
+    if _EMULATE in new.env and hello is not None and hello.emulated is not None:
+        known[_EMULATE] = json.dumps(hello.emulated)
+    env = {**known, **given}
+    if missing := sorted(new.env.keys() - env.keys()):
+        raise InvalidRequestError(
+            "env",
+            f"run {run} was started with values of {', '.join(missing)}, which are not stored: "
+            "give them again",
+        )
+    return env

@@ -1,0 +1,97 @@
+"""Spares: which idle nodes are held back for a run, and for which of its nodes they stand in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from paceline_backend.backends.checks import fast_enough
+from paceline_backend.backends.local import busy, taken
+from paceline_backend.requests.errors import ConflictError, InvalidRequestError
+from paceline_backend.store import Connection, runs
+from paceline_backend.store.new_runs import NewRun
+from paceline_backend.store.nodes import run_nodes, spares
+from paceline_backend.store.nodes.run_nodes import Group, RunNode
+
+Listed = Sequence[Mapping[str, Any]]  # rows of `store.nodes.listed`
+
+
+def check(new: NewRun, *, start: bool) -> None:
+    """Refuses spares of a run that cannot have any.
+
+    Raises:
+        InvalidRequestError: it cannot; the message says why.
+    """
+    if new.replace_slow_nodes and not new.spares:
+        raise InvalidRequestError("replace_slow_nodes", "needs spares: give 1 or more")
+    if not new.spares:
+        return
+    if new.backend != "local" or not start:
+        message = 'only for a run that the control plane launches, with backend "local"'
+        raise InvalidRequestError("spares", message)
+    if new.nodes_max == 1:
+        raise InvalidRequestError("spares", "only for a run on several nodes: give nodes_max")
+
+
+def hold(connection: Connection, run: str, new: NewRun, listed: Listed, *, all_: bool) -> None:
+    """Holds idle nodes back for a run that is just placed.
+
+    Args:
+        connection: to write with.
+        run: its public id.
+        new: the run, with its nodes.
+        listed: all nodes.
+        all_: refuse if there are fewer than it wants.
+
+    Raises:
+        ConflictError: see `all_`.
+    """
+    if not new.spares:
+        return
+    idle = [node for node in _idle(connection, listed) if node["id"] not in new.nodes]
+    own = [node for node in listed if node["id"] in new.nodes]
+    fast, reasons = fast_enough(idle, own, new.join_check)
+    names = [node["id"] for node in fast]
+    if all_ and len(names) < new.spares:
+        slow = "".join(f"{reason}; " for reason in reasons)
+        raise ConflictError(
+            f"spares: {new.spares} idle nodes are needed beside {', '.join(new.nodes)}, and there "
+            f"are {len(names)}: {slow}start more agents, or ask for fewer nodes or spares"
+        )
+    spares.hold(connection, runs.key_of(connection, run), names[: new.spares])
+
+
+def _idle(connection: Connection, listed: Listed) -> list[Mapping[str, Any]]:
+    """Nodes on which nothing runs nor is about to, those with the most cores first."""
+    used = {run.node for run in runs.unfinished(connection)}
+    used |= {
+        row.node for each in run_nodes.groups(connection) for row in each.nodes if not row.ended
+    }
+    idle = [node for node in listed if node["alive"] and node["signed"] and not node["runs"]]
+    return sorted((n for n in idle if n["id"] not in used and taken(n) is None), key=busy)
+
+
+def of_run(run: str, listed: Listed) -> list[str]:
+    """The spares of a run that answer and are not cordoned."""
+    return [
+        node["id"]
+        for node in listed
+        if node["spare_of"] == run and node["alive"] and not node["cordoned"]
+    ]
+
+
+def missed(group: Group) -> list[RunNode]:
+    """Nodes of a launch that are gone without having been asked, and for which none stands in."""
+    stood_in_for = {row.replaces for row in group.nodes}
+    return [row for row in group.nodes if row.gone and row.node not in stood_in_for]
+
+
+def stand_ins(group: Group, listed: Listed) -> list[dict[str, Any]]:
+    """The nodes on which a run may be launched anew: its own, and spares for those that are gone.
+
+    Its own ones may be cordoned, as it goes on there.
+    """
+    own = {row.node for row in group.nodes if not row.leaving and not row.lost}
+    further = of_run(group.id, listed)[: len(missed(group))]
+    names = own.union(further)
+    return [{**node, "cordoned": None, "spare_of": None} for node in listed if node["id"] in names]

@@ -1,0 +1,54 @@
+"""The token of a server to which nobody gave one: files that only its user can read."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from paceline.core.errors import PacelineError
+from paceline.node import tokens
+
+log = logging.getLogger(__name__)
+
+
+def write(path: Path, token: str) -> None:
+    """Writes a token where only this user can read it.
+
+    Raises:
+        PacelineError: the file cannot be written.
+    """
+    part = path.with_suffix(".new")
+    try:
+        part.unlink(missing_ok=True)
+        with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(f"{token}\n")
+        part.replace(path)
+    except OSError as error:
+        raise PacelineError(f"the token file {path} cannot be written: {error}") from error
+
+
+@contextmanager
+def kept(server: str, token: str, data: Path | None) -> Iterator[None]:
+    """Lets clients of this user find the token while the server works.
+
+    Args:
+        server: URL at which it listens.
+        token: an admin's.
+        data: directory that gets the file `token`, which stays; None: there is none.
+
+    Raises:
+        PacelineError: no file can be written: nobody would ever get in.
+    """
+    if data is not None:
+        write(data / "token", token)
+    with ExitStack() as held:
+        try:
+            held.enter_context(tokens.keeping(server, token))
+        except OSError as error:
+            if data is None:
+                raise PacelineError(f"the server's token cannot be kept: {error}") from error
+            log.warning("clients need --token-file %s: %s", data / "token", error)
+        yield

@@ -1,0 +1,137 @@
+"""Users of the bus: each node and each run reaches its own streams only.
+
+They are the bus's access control list (ACL). A bus forgets them when it restarts, so the worker
+makes missing users again. A bus that does not let us make users still works: everybody then uses
+the URL that the control plane was given.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import redis
+
+from paceline.wire import answers, commands, control, node_telemetry, run_telemetry
+from paceline.wire.bus import as_user
+from paceline_backend.server import floods
+from paceline_backend.server.keys import Keys
+
+log = logging.getLogger(__name__)
+
+_NODE, _RUN = "paceline-node-", "paceline-run-"
+# All that agents, ranks and simulations send; XLEN says only how long a stream is.
+_COMMANDS = ("xadd", "xread", "xrevrange", "xlen", "ping", "hello", "auth")
+_CONNECTING = ("client|setinfo", "client|setname")
+
+
+@dataclass(frozen=True)
+class User:
+    """A user of the bus, with streams that it writes and a stream that it reads."""
+
+    name: str
+    password: str = field(repr=False)
+    writes: tuple[str, ...]  # patterns
+    reads: str
+
+    def url(self, bus_url: str) -> str:
+        """The URL of this bus for this user."""
+        return as_user(bus_url, self.name, self.password)
+
+    def rules(self, database: int = 0, *, off: bool = False) -> list[str]:
+        """The arguments of ``ACL SETUSER``, which has nothing of an earlier definition left.
+
+        Args:
+            database: of the bus. Clients select it if it is not 0. Otherwise they select none:
+                nobody looks for floods in the others.
+            off: it may not log in.
+        """
+        digest = hashlib.sha256(self.password.encode()).hexdigest()
+        selecting = ("select",) if database else ()
+        allowed = [f"+{command}" for command in (*_COMMANDS, *_CONNECTING, *selecting)]
+        streams = [*(f"%W~{pattern}" for pattern in self.writes), f"%R~{self.reads}"]
+        state = "off" if off else "on"
+        return [self.name, "reset", state, f"#{digest}", "-@all", *allowed, *streams]
+
+
+def of_node(keys: Keys, node: str) -> User:
+    """The user of a node's agent."""
+    password = keys.node_password(node)
+    writes = (node_telemetry(node), answers(node, "*"))
+    return User(f"{_NODE}{node}", password, writes, commands(node))
+
+
+def of_run(keys: Keys, run: str) -> User:
+    """The user of a run's ranks."""
+    password = keys.run_password(run)
+    return User(f"{_RUN}{run}", password, (run_telemetry(run),), control(run))
+
+
+def make(client: redis.Redis, users: Iterable[User]) -> str | None:
+    """Makes users, or makes them what they should be. Who was switched off stays so.
+
+    Returns:
+        None; or why this bus has no such users.
+
+    Raises:
+        redis.RedisError: the bus is away.
+    """
+    wanted = {user.name: user for user in users}
+    pending, off = list(wanted.values()), _off(client)
+    while pending:
+        reason = _make(client, pending, off)
+        if reason is not None:
+            return reason
+        now_off = _off(client)
+        changed = off ^ now_off  # meanwhile, and we may have undone it
+        pending, off = [wanted[name] for name in sorted(changed & wanted.keys())], now_off
+    return None
+
+
+def _off(client: redis.Redis) -> set[str]:
+    names: Any = client.hkeys(floods.OFF)
+    return {name.decode() for name in names}
+
+
+def _make(client: redis.Redis, users: Iterable[User], off: set[str]) -> str | None:
+    pipeline = client.pipeline(transaction=False)
+    database = int(client.get_connection_kwargs().get("db") or 0)
+    for user in users:
+        rules = user.rules(database, off=user.name in off)
+        pipeline.execute_command("ACL", "SETUSER", *rules)  # type: ignore[no-untyped-call]
+    for answer in pipeline.execute(raise_on_error=False):
+        # Subclasses, such as a full memory's, pass: nobody may get more rights by an outage.
+        if type(answer) in (redis.ResponseError, redis.exceptions.NoPermissionError):
+            return str(answer)
+        if isinstance(answer, Exception):
+            raise answer
+    return None
+
+
+def names(client: redis.Redis) -> set[str]:
+    """The users of nodes and runs that the bus knows.
+
+    Raises:
+        redis.RedisError: the bus is away, or does not tell.
+    """
+    known: Any = client.execute_command("ACL", "USERS")  # type: ignore[no-untyped-call]
+    texts = {name.decode(errors="replace") for name in known}
+    return {name for name in texts if name.startswith((_NODE, _RUN))}
+
+
+def runs(names: Iterable[str]) -> set[str]:
+    """The runs whose users have these names; names of other users are left out."""
+    return {name.removeprefix(_RUN) for name in names if name.startswith(_RUN)}
+
+
+def forget(client: redis.Redis, runs: Iterable[str]) -> None:
+    """Removes the users of some runs; their connections end.
+
+    Raises:
+        redis.RedisError: the bus is away.
+    """
+    if listed := sorted(f"{_RUN}{run}" for run in runs):
+        client.execute_command("ACL", "DELUSER", *listed)  # type: ignore[no-untyped-call]

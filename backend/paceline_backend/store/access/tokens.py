@@ -1,0 +1,316 @@
+"""Tokens: made, checked, listed, revoked; and links that let a browser in once."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import sqlalchemy as sa
+
+from paceline_backend.store import meta
+from paceline_backend.store.database import Connection, Store, insert
+from paceline_backend.store.schema import meta as facts
+from paceline_backend.store.schema import tokens
+
+Scope = Literal["viewer", "operator", "agent", "admin"]
+
+LINK_S = 600.0  # how long a link may be used
+BROWSER_S = 30 * 24 * 3600.0  # how long a browser stays logged in
+PREFIX = "pl"
+_EMBEDDED = "embedded token"  # name in `meta` of the server's own token's id
+
+_SHOWN = (
+    *(tokens.c.id, tokens.c.kind, tokens.c.name, tokens.c.scope, tokens.c.created_at),
+    *(tokens.c.created_by, tokens.c.expires_at, tokens.c.revoked_at, tokens.c.used_at),
+    *(tokens.c.node, tokens.c.run),
+)
+
+
+class Secret(NamedTuple):
+    """A token or link as its holder has it."""
+
+    id: str
+    secret: str
+
+    def __str__(self) -> str:
+        return f"{PREFIX}_{self.id}_{self.secret}"
+
+
+@dataclass(frozen=True)
+class Holder:
+    """Whose token it is: what a check gives."""
+
+    id: str
+    name: str
+    scope: Scope
+    used_at: float | None = None
+    refused: Literal["", "expired", "revoked"] = ""  # why it is worth nothing any more
+    node: str | None = None  # the only one that an agent's token is for
+    run: str | None = None  # the only one whose nodes an agent's token is for
+
+
+def parsed(text: str) -> Secret | None:
+    """The parts of what looks like a token."""
+    prefix, _, rest = text.partition("_")
+    identity, _, secret = rest.partition("_")
+    return Secret(identity, secret) if prefix == PREFIX and identity and secret else None
+
+
+def create(
+    connection: Connection,
+    name: str,
+    scope: Scope,
+    created_by: str,
+    *,
+    expires_at: float | None = None,
+    made: Secret | None = None,
+    node: str | None = None,
+) -> Secret:
+    """Stores a new token; the only time that its secret can be told.
+
+    Args:
+        connection: of a transaction that writes.
+        name: what people call it.
+        scope: what it allows.
+        created_by: who made it.
+        expires_at: Unix time; None: never.
+        made: id and secret; None: new ones.
+        node: the only one that it is for; None: all.
+
+    Raises:
+        StoreError: or one of its kinds.
+    """
+    made = made or _new()
+    rights = {"name": name, "scope": scope, "node": node, "created_by": created_by}
+    _add(connection, made, kind="token", expires_at=expires_at, **rights)
+    return made
+
+
+def link(connection: Connection, parent: str, name: str, scope: Scope) -> Secret:
+    """Stores a link that lets a browser in once, soon; with the rights of who asks.
+
+    The link belongs to a token, also when a browser asks that came by a link itself.
+
+    Args:
+        connection: of a transaction that writes.
+        parent: id of the token or browser that asks.
+        name: its holder's name.
+        scope: what the browser will be allowed.
+
+    Raises:
+        StoreError: or one of its kinds.
+    """
+    now = time.time()
+    unused = (tokens.c.kind == "browser", tokens.c.used_at.is_(None), tokens.c.expires_at <= now)
+    connection.execute(sa.delete(tokens).where(*unused))
+    made = _new()
+    asker = sa.select(tokens.c.parent).where(tokens.c.id == parent, tokens.c.kind == "browser")
+    root = connection.execute(asker).scalar()
+    origin = {"parent": root or parent, "via": parent if root else None, "created_by": name}
+    _add(
+        connection, made, kind="browser", name=name, scope=scope, expires_at=now + LINK_S, **origin
+    )
+    return made
+
+
+def use_link(connection: Connection, code: str) -> Holder | None:
+    """Uses up a link: of all who try, one gets its holder.
+
+    Args:
+        connection: of a transaction that writes.
+        code: what the link says.
+
+    Raises:
+        StoreError: or one of its kinds.
+    """
+    given = parsed(code)
+    if given is None:
+        return None
+    now = time.time()
+    row = connection.execute(
+        sa.update(tokens)
+        .where(tokens.c.id == given.id, tokens.c.hash == hashed(given.secret), *_valid(now))
+        .where(tokens.c.kind == "browser", tokens.c.used_at.is_(None))
+        .values(used_at=now, expires_at=now + BROWSER_S)
+        .returning(tokens.c.id, tokens.c.name, tokens.c.scope, tokens.c.used_at)
+    ).one_or_none()
+    return None if row is None else Holder(*row)
+
+
+def checked(connection: Connection, text: str) -> Holder | None:
+    """Whose token this is, if it is anybody's; it may be `refused`.
+
+    Raises:
+        StoreError: or one of its kinds.
+    """
+    given = parsed(text)
+    if given is None:
+        return None
+    query = sa.select(tokens).where(tokens.c.id == given.id, tokens.c.kind == "token")
+    row = connection.execute(query).one_or_none()
+    if row is None or not hmac.compare_digest(row.hash, hashed(given.secret)):
+        return None
+    expired = row.expires_at is not None and row.expires_at <= time.time()
+    refused: Literal["", "expired", "revoked"] = "expired" if expired else ""
+    if row.revoked_at is not None:
+        refused = "revoked"
+    return Holder(row.id, row.name, row.scope, row.used_at, refused, row.node, row.run)
+
+
+def of_cookie(connection: Connection, identity: str, configured: Iterable[str]) -> Holder | None:
+    """Who has logged in with the row that a cookie names; None: it is worth nothing any more.
+
+    Args:
+        connection: a transaction.
+        identity: of the row.
+        configured: ids of the tokens that the server's configuration gives.
+
+    Raises:
+        StoreError: or one of its kinds.
+    """
+    now = time.time()
+    parent = tokens.alias()
+    parents = sa.select(parent.c.id).where(
+        parent.c.id == tokens.c.parent,
+        parent.c.kind == "token",
+        parent.c.revoked_at.is_(None),
+        sa.or_(parent.c.expires_at.is_(None), parent.c.expires_at > now),
+    )
+    browser = sa.and_(
+        tokens.c.used_at.is_not(None),
+        sa.or_(tokens.c.parent.in_(list(configured)), sa.exists(parents)),
+    )
+    holder = (tokens.c.id, tokens.c.name, tokens.c.scope, tokens.c.used_at)
+    query = sa.select(*holder).where(tokens.c.id == identity, *_valid(now))
+    row = connection.execute(query.where(sa.or_(tokens.c.kind == "token", browser))).one_or_none()
+    return None if row is None else Holder(*row)
+
+
+def touch(store: Store, identity: str) -> None:
+    """Notes that a token or a browser is being used.
+
+    Raises:
+        StoreError: or one of its kinds.
+    """
+    with store.write() as connection:
+        query = sa.update(tokens).where(tokens.c.id == identity)
+        connection.execute(query.values(used_at=time.time()))
+
+
+def listed(connection: Connection) -> list[Mapping[str, Any]]:
+    """All tokens and browsers, newest first; links that nobody used are left out.
+
+    Raises:
+        StoreError: or one of its kinds.
+    """
+    shown = sa.or_(tokens.c.kind == "token", tokens.c.used_at.is_not(None))
+    query = sa.select(*_SHOWN).where(shown).order_by(tokens.c.key.desc())
+    return [dict(row) for row in connection.execute(query).mappings()]
+
+
+def get(connection: Connection, identity: str) -> Mapping[str, Any] | None:
+    """One token or browser.
+
+    Raises:
+        StoreError: or one of its kinds.
+    """
+    row = connection.execute(sa.select(*_SHOWN).where(tokens.c.id == identity)).mappings()
+    return next((dict(each) for each in row), None)
+
+
+def revoke(connection: Connection, identity: str) -> bool:
+    """Makes a token worthless, and with it browsers that it let in; False: there is no such.
+
+    Raises:
+        StoreError: or one of its kinds.
+    """
+    ended = sa.select(tokens.c.id).where(tokens.c.id == identity).cte("ended", recursive=True)
+    let_in = sa.select(tokens.c.id).join(ended, tokens.c.via == ended.c.id)
+    query = sa.update(tokens).where(tokens.c.id.in_(sa.select(ended.union(let_in).c.id)))
+    first = sa.func.coalesce(tokens.c.revoked_at, time.time())
+    return connection.execute(query.values(revoked_at=first)).rowcount > 0
+
+
+def embedded(store: Store) -> Secret:
+    """The server's own admin token, the same at each start until somebody revokes it.
+
+    Its secret is derived, so that the database does not have it.
+
+    Raises:
+        StoreError: or one of its kinds.
+    """
+    master = meta.secret(store)
+    with store.write() as connection:
+        known = connection.execute(
+            sa.select(facts.c.value).where(facts.c.name == _EMBEDDED)
+        ).scalar()
+        if known is not None:
+            made = _derived(master, known)
+            holder = checked(connection, str(made))
+            if holder is not None and not holder.refused:
+                return made
+        made = _derived(master, secrets.token_hex(4))
+        values = {"name": _EMBEDDED, "value": made.id}
+        query = insert(connection, facts).values(values)
+        connection.execute(
+            query.on_conflict_do_update(index_elements=["name"], set_={"value": made.id})
+        )
+        return create(connection, "owner", "admin", "server", made=made)
+
+
+def of_run(store: Store, run: str) -> Secret:
+    """The token of a run's nodes, the same at each call until somebody revokes it.
+
+    Its secret is derived: whoever submits a job may be killed before it was noted.
+
+    Raises:
+        StoreError: or one of its kinds.
+    """
+    master = meta.secret(store)
+    valid = sa.select(tokens.c.id).where(tokens.c.run == run, *_valid(time.time()))
+    with store.write() as connection:
+        known = connection.execute(valid.order_by(tokens.c.key).limit(1)).scalar()
+        made = _derived(master, known or secrets.token_hex(4))
+        if known is None:
+            rights = {"name": f"run-{run}", "scope": "agent", "created_by": "the control plane"}
+            _add(connection, made, kind="token", run=run, **rights)
+        return made
+
+
+def revoke_of_run(connection: Connection, run: str) -> None:
+    """Makes the tokens of a run's nodes worthless.
+
+    Raises:
+        StoreError: or one of its kinds.
+    """
+    query = sa.update(tokens).where(tokens.c.run == run, tokens.c.revoked_at.is_(None))
+    connection.execute(query.values(revoked_at=time.time()))
+
+
+def _derived(master: bytes, identity: str) -> Secret:
+    key = hashlib.blake2b(identity.encode(), key=master, person=b"paceline token", digest_size=24)
+    return Secret(identity, key.hexdigest())
+
+
+def _new() -> Secret:
+    return Secret(secrets.token_hex(4), secrets.token_hex(24))
+
+
+def hashed(secret: str) -> str:
+    """What is kept of a secret."""
+    return hashlib.sha256(secret.encode(errors="surrogatepass")).hexdigest()
+
+
+def _valid(now: float) -> tuple[sa.ColumnElement[bool], ...]:
+    unexpired = sa.or_(tokens.c.expires_at.is_(None), tokens.c.expires_at > now)
+    return tokens.c.revoked_at.is_(None), unexpired
+
+
+def _add(connection: Connection, made: Secret, **values: Any) -> None:
+    own = {"id": made.id, "hash": hashed(made.secret), "created_at": time.time()}
+    connection.execute(sa.insert(tokens).values({**own, **values}))

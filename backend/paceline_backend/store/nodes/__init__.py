@@ -1,0 +1,130 @@
+"""Nodes: machines whose agents have registered."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import sqlalchemy as sa
+
+from paceline_backend.store.database import insert, now
+from paceline_backend.store.nodes import cordons, spares
+from paceline_backend.store.schema import nodes
+
+ALIVE_S = 7.0  # three heartbeats: a node that misses them is shown as dead and gets no new runs
+
+
+_UNHEARD = 0.0  # `heartbeat_at` of a node whose agent has a session and has not spoken yet
+
+
+def expect(connection: sa.Connection, node: str, only_run: str | None = None) -> bool:
+    """Notes that a node's agent has a session: ingest reads what it will say.
+
+    Args:
+        connection: to write with.
+        node: its name.
+        only_run: the only run that its agent may look after; None: any.
+
+    Returns:
+        False: this name is another's.
+    """
+    named = sa.select(nodes.c.only_run).where(nodes.c.id == node)
+    known = connection.execute(named).one_or_none()
+    if only_run is not None and known is not None and known.only_run != only_run:
+        return False
+    values = {
+        "id": node,
+        "hostname": node,
+        "cores": 0,
+        "memory_bytes": 0,
+        "gpus": [],
+        "paceline": "",
+        "registered_at": now(connection),
+        "heartbeat_at": _UNHEARD,
+        "left": True,
+        "runs": [],
+        "signed": True,
+        "only_run": only_run,
+    }
+    rows = insert(connection, nodes).values(values)
+    # A node that an agent of the release before registered is only marked as signed.
+    query = rows.on_conflict_do_update(index_elements=["id"], set_={"signed": True})
+    connection.execute(query)
+    return True
+
+
+def listed(connection: sa.Connection) -> list[dict[str, Any]]:
+    """All nodes that ever registered, those that answer first.
+
+    `cordoned` says by whom, since when and why, `in_engine` what became of that in the node's
+    engine, and `spare_of` for which run a node is held back; None: it is not. Nodes that an engine
+    started for a run are listed while they answer, and while a cordon names them: an operator
+    wants to lift it after the run.
+    """
+    rows, named = _rows(connection), cordons.standing(connection).by_node
+    shown = [each for each in rows if each["alive"] or not each["only_run"] or each["id"] in named]
+    return sorted(shown, key=lambda node: not node["alive"])
+
+
+def known(connection: sa.Connection, node: str) -> dict[str, Any]:
+    """One node as `listed` has it, whether it is listed or not; it registered at some time."""
+    return next(each for each in _rows(connection, nodes.c.id == node))
+
+
+def hosts(connection: sa.Connection, names: Iterable[str]) -> dict[str, str | None]:
+    """What the engines of some nodes call their machines; None: the node does not say."""
+    names = list(names)
+    query = sa.select(nodes.c.id, nodes.c.host).where(nodes.c.id.in_(names))
+    return dict.fromkeys(names) | {row.id: row.host for row in connection.execute(query)}
+
+
+def _rows(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> list[dict[str, Any]]:
+    """Nodes that ever registered.
+
+    A heartbeat of the future came before the database's clock was set back: it says nothing.
+    """
+    at = now(connection)
+    some = (nodes.c.heartbeat_at > _UNHEARD, *conditions)
+    query = sa.select(nodes).where(*some).order_by(nodes.c.id)
+    rows = [dict(row) for row in connection.execute(query).mappings()]
+    standing, held = cordons.standing(connection), spares.held(connection)
+    for node in rows:
+        cordon = standing.of(node["id"], node.pop("backend"), node["host"])
+        node["cordoned"] = cordon and cordon.shown
+        node["in_engine"] = cordon and cordon.in_engine
+        node["spare_of"] = held.get(node["id"])
+        node["alive"] = not node.pop("left") and abs(at - node["heartbeat_at"]) <= ALIVE_S
+    return rows
+
+
+def alive(connection: sa.Connection) -> set[str]:
+    """The names of the nodes whose agents answer."""
+    c = nodes.c
+    beats = sa.select(c.id, c.heartbeat_at).where(c.left.is_(False))
+    at = now(connection)
+    return {row.id for row in connection.execute(beats) if abs(at - row.heartbeat_at) <= ALIVE_S}
+
+
+def bind(
+    connection: sa.Connection, node: str, run: str, backend: str | None, host: str | None = None
+) -> bool:
+    """Notes that an agent looks after this run only; False: it has no session, or another run.
+
+    Args:
+        connection: to write with.
+        node: its name.
+        run: public id.
+        backend: the engine that started it; None: none of ours.
+        host: what the engine calls its machine; None: it does not say.
+    """
+    c = nodes.c
+    free = c.only_run.is_(None) | (c.only_run == run)
+    values = {"only_run": run, "backend": backend, "host": host}
+    query = sa.update(nodes).where(c.id == node, c.signed, free).values(values)
+    return connection.execute(query).rowcount > 0
+
+
+def states_of_gpus(connection: sa.Connection, node: str) -> list[dict[str, Any]]:
+    """The states of a node's GPUs, as its last heartbeat had them; empty: unknown."""
+    query = sa.select(nodes.c.gpu_states).where(nodes.c.id == node)
+    return list(connection.execute(query).scalar() or ())

@@ -1,0 +1,52 @@
+"""Roll-ups that are due, a little at a time: while telemetry waited, or of earlier releases."""
+
+from __future__ import annotations
+
+import sqlalchemy as sa
+
+from paceline_backend.store.database import Store
+from paceline_backend.store.rollups import writing
+from paceline_backend.store.rollups.tables import BLOCK, rollups_due
+from paceline_backend.store.schema import runs, steps
+
+_BLOCKS = 5  # in one transaction: some milliseconds
+
+
+def fill(store: Store, after: int = 0) -> int | None:
+    """Adds the roll-ups of a few blocks of one run, and returns its key; None: no run lacks some.
+
+    Args:
+        store: to look after.
+        after: key of the run that had the turn before.
+
+    Raises:
+        StoreError: or one of its kinds.
+    """
+    c = rollups_due.c
+    turns = sa.select(c.run).order_by(c.run <= after, c.run).limit(1)
+    with store.read() as connection:
+        run = connection.execute(turns).scalar()
+    if run is None:
+        return None
+    with store.write() as connection:
+        # As ingest does: it must not see a part of a block while this sees another.
+        connection.execute(
+            sa.select(runs.c.key).where(runs.c.key == run).with_for_update(key_share=True)
+        )
+        due = connection.execute(sa.select(c.step).where(c.run == run)).scalar()
+        if due is not None:
+            _fill(connection, run, due)
+    return int(run)
+
+
+def _fill(connection: sa.Connection, run: int, due: int) -> None:
+    c = rollups_due.c
+    newer = sa.select(steps.c.step).where(steps.c.run == run, steps.c.step >= due - due % BLOCK)
+    first = connection.execute(newer.order_by(steps.c.step).limit(1)).scalar()
+    if first is None:
+        connection.execute(sa.delete(rollups_due).where(c.run == run))
+        return
+    block = first - first % BLOCK
+    end = block + _BLOCKS * BLOCK
+    writing.add(connection, run, range(block, end))
+    connection.execute(sa.update(rollups_due).where(c.run == run).values(step=end))

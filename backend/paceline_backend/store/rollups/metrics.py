@@ -1,0 +1,53 @@
+"""What is told of a step, and of a rank's step, as expressions over the rows of the store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from paceline_backend.store.schema import steps, worker_steps
+
+
+def over(value: sa.ColumnElement[Any], by: sa.ColumnElement[Any]) -> sa.ColumnElement[Any]:
+    """A quotient of which one part is a double; NULL where the other is 0.
+
+    SQLAlchemy's own division would make a decimal number of the divisor first, which takes long.
+    """
+    return value.op("/", precedence=8, return_type=sa.Double())(sa.func.nullif(by, 0))
+
+
+_w = sa.cast(steps.c.workers, sa.Double)
+_mean_square = over(steps.c.load_sum * steps.c.load_sum, _w)
+_variance = over(steps.c.load_sq - _mean_square, _w - 1)
+
+# Of one step; docs/glossary.md. Rounding can leave a variance of equal loads below zero.
+METRICS: dict[str, sa.ColumnElement[Any]] = {
+    "step_s": steps.c.step_s,
+    "compute_max": steps.c.compute_max,
+    "compute_min": steps.c.compute_min,
+    "compute_mean": over(steps.c.compute_sum, _w),
+    "se": over((steps.c.compute_max - steps.c.compute_min) * _w, steps.c.compute_sum),
+    "sp": steps.c.compute_max - steps.c.compute_min,
+    "dif": sa.func.sqrt(sa.case((_variance < 0, 0.0), else_=_variance)),
+    "waste": 1 - over(steps.c.compute_sum, _w * steps.c.compute_max),
+    "ett_error": over(steps.c.ett_error_sum, steps.c.ett_count),
+    "comm_s": steps.c.sync_min,
+    "loss": steps.c.loss,
+}
+
+# A cell is one rank's step. Values that need all ranks are NULL until all have reported.
+CELLS: dict[str, sa.ColumnElement[Any]] = {
+    "compute_s": worker_steps.c.compute_s,
+    "ett_s": worker_steps.c.ett_s,
+    "wait_s": worker_steps.c.sync_s - steps.c.sync_min,
+    "samples": worker_steps.c.samples,
+    "load": worker_steps.c.load,
+    "share": over(worker_steps.c.load, steps.c.load_sum),
+}
+of_same_step = (steps.c.run == worker_steps.c.run) & (steps.c.step == worker_steps.c.step)
+
+
+def named(values: dict[str, sa.ColumnElement[Any]]) -> list[sa.Label[Any]]:
+    """The expressions under their names."""
+    return [value.label(name) for name, value in values.items()]

@@ -1,0 +1,233 @@
+"""Writes roll-ups, in the transaction that changes the steps."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any
+
+import sqlalchemy as sa
+from sqlalchemy import exc
+
+from paceline_backend.store.database import in_chunks, insert
+from paceline_backend.store.rollups.metrics import CELLS, METRICS, named
+from paceline_backend.store.rollups.tables import BLOCK, rank_rollups, rollups_due, step_rollups
+from paceline_backend.store.schema import steps, worker_steps
+
+log = logging.getLogger(__name__)
+
+# How many blocks one query asks for. Databases remember how they run a query by its text: so few.
+_CHUNKS = (64, 8, 1)
+
+_RUN, _FIRST, _END = (sa.bindparam(name, type_=sa.BigInteger) for name in ("r", "first", "end"))
+
+
+def _within(table: sa.FromClause) -> list[sa.ColumnElement[bool]]:
+    return [table.c.run == _RUN, table.c.step >= _FIRST, table.c.step < _END]
+
+
+def _block(table: sa.Table) -> sa.ColumnElement[Any]:
+    return table.c.step - table.c.step % sa.literal_column(str(BLOCK))
+
+
+def _insert_steps() -> sa.Insert:
+    s = steps.c
+    inner = sa.select(s.run, _block(steps).label("step"), s.epoch, s.ended_at, *named(METRICS))
+    # OFFSET keeps both databases from working each metric out once for each of its sums.
+    row = inner.where(*_within(steps)).offset(sa.literal_column("0")).subquery().c
+    values: dict[str, sa.ColumnElement[Any]] = {
+        "run": row.run,
+        "step": row.step,
+        "epoch": sa.func.min(row.epoch),
+        "ended_at": sa.func.max(row.ended_at),
+    }
+    for name in METRICS:
+        value = row[name]
+        values[f"{name}_count"] = sa.func.count(value)
+        values[f"{name}_sum"] = sa.func.sum(value)
+        values[f"{name}_min"] = sa.func.min(value)
+        values[f"{name}_max"] = sa.func.max(value)
+    query = sa.select(*values.values()).group_by(row.run, row.step)
+    return sa.insert(step_rollups).from_select([*values], query)
+
+
+def _insert_ranks() -> sa.Insert:
+    """Of one block. From its first step follows which ranks there are.
+
+    So each record is looked up by its whole key, in the order of the groups: no plan of either
+    database is far from the best, whatever its statistics say. A new database has none, and a join
+    of two ranges once took Postgres hours.
+    """
+    w = worker_steps.c
+    first = worker_steps.alias("first")
+    total = sa.func.sum
+    works = w.samples > 0
+    nothing: sa.ColumnElement[Any] = sa.literal_column("0.0")
+    values: dict[str, sa.ColumnElement[Any]] = {
+        "run": sa.cast(_RUN, sa.BigInteger),
+        "step": sa.cast(_FIRST, sa.BigInteger),
+        "rank": first.c.rank,
+        "attempt": sa.func.max(w.attempt),
+        "count": sa.func.count(),
+        "compute_s_sum": total(w.compute_s),
+        "compute_s_min": sa.func.min(w.compute_s),
+        "compute_s_max": sa.func.max(w.compute_s),
+        "ett_s_sum": total(w.ett_s),
+        "ett_s_count": sa.func.count(w.ett_s),
+        "wait_s_sum": total(CELLS["wait_s"]),
+        "samples_sum": total(w.samples),
+        "load_sum": total(w.load),
+        "share_sum": total(CELLS["share"]),
+        "share_count": sa.func.count(CELLS["share"]),
+        "fit_count": total(sa.case((works, 1), else_=0)),
+        "fit_load": total(sa.case((works, w.load), else_=nothing)),
+        "fit_time": total(sa.case((works, w.compute_s), else_=nothing)),
+        "fit_load_sq": total(sa.case((works, w.load * w.load), else_=nothing)),
+        "fit_load_time": total(sa.case((works, w.load * w.compute_s), else_=nothing)),
+    }
+    # The sum keeps SQLite from reading all records of the block before it knows the rank.
+    step = steps.c.step + sa.literal_column("0")
+    ranks_step = sa.and_(w.run == _RUN, w.step == step, w.rank == first.c.rank)
+    query = (
+        sa.select(*values.values())
+        .select_from(first.join(steps, sa.and_(*_within(steps))).join(worker_steps, ranks_step))
+        .where(first.c.run == _RUN, first.c.step == _FIRST)
+        .group_by(first.c.rank)
+    )
+    return sa.insert(rank_rollups).from_select([*values], query)
+
+
+_INSERT_STEPS, _INSERT_RANKS = _insert_steps(), _insert_ranks()
+_DELETES = tuple(sa.delete(table).where(*_within(table)) for table in (step_rollups, rank_rollups))
+_FULL = (
+    sa.select(_block(steps).label("block"))
+    .where(*_within(steps))
+    .group_by("block")
+    .having(sa.func.count() == BLOCK)
+)
+_ROLLED = sa.select(step_rollups.c.step).where(*_within(step_rollups))
+
+
+def remove(connection: sa.Connection, touched: Iterable[tuple[int, range]]) -> None:
+    """Removes the roll-ups of all blocks that hold some of these steps.
+
+    Args:
+        connection: to write with.
+        touched: keys of runs, which must be locked, each with a range of steps.
+    """
+    spans = [_span(run, range(part.start - part.start % BLOCK, part.stop)) for run, part in touched]
+    if spans:
+        for delete in _DELETES:
+            connection.execute(delete, spans)
+
+
+def renew(connection: sa.Connection, touched: Iterable[tuple[int, range]]) -> None:
+    """Writes the roll-ups of all complete blocks that hold some of these steps, or removes them.
+
+    The runs' rows must be locked: else two transactions that each see a part of a block would both
+    find it incomplete.
+
+    Args:
+        connection: to write with.
+        touched: keys of runs, each with a range of steps.
+    """
+    blocks = sorted({(run, at) for run, part in touched for at in _starts(part)})
+    full: dict[int, list[int]] = {}
+    old: list[dict[str, int]] = []
+    for some in in_chunks(blocks, _CHUNKS):
+        for run, at, is_full, is_rolled in _states(connection, some):
+            if is_rolled:
+                old.append(_span(run, range(at, at + BLOCK)))
+            if is_full:
+                full.setdefault(run, []).append(at)
+    if old:
+        for delete in _DELETES:
+            connection.execute(delete, old)
+    for run, starts in full.items():
+        _add(connection, run, starts)
+
+
+def _states(connection: sa.Connection, blocks: Sequence[tuple[int, int]]) -> Sequence[Any]:
+    """Run and first step of each block; whether all steps are there, and whether a roll-up is."""
+    values: dict[str, int] = {}
+    for place, (run, at) in enumerate(blocks):
+        values |= {f"r{place}": run, f"s{place}": at}
+    return connection.execute(_state_query(len(blocks)), values).all()
+
+
+@cache
+def _state_query(blocks: int) -> sa.TextClause:
+    """The query of `_states`. Databases look each block up by its key: they cannot join these."""
+    rows = ", ".join(
+        f"(CAST(:r{place} AS bigint), CAST(:s{place} AS bigint))" for place in range(blocks)
+    )
+    return sa.text(
+        f"WITH touched (run, block) AS (VALUES {rows}) SELECT run, block, "
+        "(SELECT count(*) FROM steps WHERE steps.run = touched.run "
+        f"AND steps.step >= touched.block AND steps.step < touched.block + {BLOCK}) = {BLOCK}, "
+        "(SELECT count(*) FROM step_rollups WHERE step_rollups.run = touched.run "
+        "AND step_rollups.step = touched.block) > 0 FROM touched"
+    )
+
+
+def add(connection: sa.Connection, run: int, within: range) -> None:
+    """Writes those roll-ups of a range of whole blocks that are not there; see `renew`."""
+    span = _span(run, within)
+    full = set(connection.execute(_FULL, span).scalars())
+    if full:
+        _add(connection, run, full - set(connection.execute(_ROLLED, span).scalars()))
+
+
+def put_off(connection: sa.Connection, starts: Mapping[int, int]) -> None:
+    """Notes from which step on the roll-ups of runs are due.
+
+    Args:
+        connection: to write with.
+        starts: by key of the run, which must be locked.
+    """
+    if not starts:
+        return
+    note = insert(connection, rollups_due)
+    earlier = note.excluded.step < rollups_due.c.step
+    note = note.on_conflict_do_update(
+        index_elements=["run"], set_={"step": note.excluded.step}, where=earlier
+    )
+    connection.execute(note, [{"run": run, "step": step} for run, step in starts.items()])
+
+
+def _add(connection: sa.Connection, run: int, blocks: Iterable[int]) -> None:
+    for part in _blocks(range(at, at + BLOCK) for at in sorted(blocks)):
+        each = [_span(run, range(at, at + BLOCK)) for at in part[::BLOCK]]
+        try:
+            # Postgres raises where a value leaves the range of a double. Numbers so odd are no
+            # reason to refuse a record: the block stays without its roll-ups.
+            with connection.begin_nested():
+                connection.execute(_INSERT_STEPS, _span(run, part))
+                connection.execute(_INSERT_RANKS, each)
+        except exc.DataError as error:
+            log.warning("steps %d to %d are not rolled up: %s", part.start, part.stop - 1, error)
+
+
+def _starts(part: range) -> range:
+    """The first steps of the blocks that hold some of these steps."""
+    return range(part.start // BLOCK * BLOCK, part.stop, BLOCK)
+
+
+def _span(run: int, part: range) -> dict[str, int]:
+    return {"r": run, "first": part.start, "end": part.stop}
+
+
+def _blocks(touched: Iterable[range]) -> Iterator[range]:
+    """Ascending ranges of steps, made wider to whole blocks; those that meet become one."""
+    whole: range | None = None
+    for part in touched:
+        start, stop = part.start // BLOCK * BLOCK, -(-part.stop // BLOCK) * BLOCK
+        if whole is not None and start <= whole.stop:
+            whole = range(whole.start, max(stop, whole.stop))
+            continue
+        if whole is not None:
+            yield whole
+        whole = range(start, stop)
+    if whole is not None:
+        yield whole

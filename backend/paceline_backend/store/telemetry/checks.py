@@ -1,0 +1,71 @@
+"""What is wrong with a message by itself, whatever else is stored."""
+
+from __future__ import annotations
+
+from paceline.wire import (
+    Adopted,
+    Fallback,
+    Hello,
+    LongPhase,
+    Message,
+    NodeState,
+    RoundBatch,
+    RoundRecord,
+    RunState,
+    StepBatch,
+    StepRecord,
+)
+from paceline.wire.problems import of_times, of_whole
+from paceline_backend.store import refusals, schema
+from paceline_backend.store.database import StoreRefusedError
+from paceline_backend.store.telemetry.columns import Columns
+from paceline_backend.store.telemetry.rounds import check_staleness
+
+_STEP = Columns(StepRecord, schema.worker_steps)
+_ROUND = Columns(RoundRecord, schema.rounds)
+
+
+def problem(message: Message, world: int | None = None, samples: int | None = None) -> str | None:
+    """Why no table takes a message; None: the message by itself is fine.
+
+    `write` refuses the same messages, and with them their whole batch. This says which they are.
+
+    Args:
+        message: to check.
+        world: ranks of its attempt; None: not known.
+        samples: of its attempt's data set; None: not known.
+    """
+    name = type(message).__name__
+    match message:
+        case Hello():
+            reason = refusals.of_hello(message)
+        case RunState():
+            reason = refusals.of_run_state(message)
+        case NodeState():
+            reason = refusals.of_node_state(message)
+        case Fallback():
+            reason = refusals.of_fallback(message)
+        case LongPhase():
+            reason = refusals.of_long_phase(message)
+        case Adopted():
+            reason = of_whole(message, {"attempt": 2**15}) or of_times(message, ("adopted_at",))
+            if reason is None and (wrong := message.segment.problem(world, samples)):
+                reason = f"segment: {wrong}"
+        case StepBatch() | RoundBatch():
+            return _of_records(message)
+        case _:
+            return None
+    return None if reason is None else f"{name}.{reason}"
+
+
+def _of_records(batch: StepBatch | RoundBatch) -> str | None:
+    try:
+        if isinstance(batch, StepBatch):
+            _STEP.all_checked(batch.records)
+            return None
+        for record in batch.records:
+            _ROUND.checked(record)
+            check_staleness(record)
+    except StoreRefusedError as error:
+        return str(error)
+    return None

@@ -1,0 +1,94 @@
+"""What each rank has been doing for long: the newest that it said, and what that is compared to."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import msgspec
+import sqlalchemy as sa
+
+from paceline.wire import LongPhase, Phase
+from paceline_backend.store import attempts, blobs, records, refusals
+from paceline_backend.store.database import insert
+from paceline_backend.store.schema import long_phases, runs, steps
+from paceline_backend.store.telemetry.locked import LockedRun
+
+_IN_STEP = (Phase.COMPUTE.value, Phase.SYNC.value)  # over when the step has ended
+_STEPS = 50  # the newest ones, of which the times count
+
+
+@dataclass(frozen=True)
+class Standing:
+    """How far a run has come, and what its ranks have been doing for long."""
+
+    state: str  # of the run
+    world: int  # ranks of the latest attempt; 0: not known yet
+    placement: Sequence[str]  # the node of each rank; empty: all are on one
+    step: int | None  # the newest that all ranks have ended
+    steps_s: Sequence[float]  # times of the newest steps
+    phases: Mapping[int, LongPhase]  # by rank, as they are now: heard of a short time ago
+
+
+def write(connection: sa.Connection, messages: Sequence[tuple[LockedRun, LongPhase]]) -> None:
+    """Keeps the newest of each rank. Older ones change nothing.
+
+    Raises:
+        StoreRefusedError: some message holds what no database takes.
+    """
+    c = long_phases.c
+    for run, message in messages:
+        run.refuse("LongPhase", refusals.of_long_phase(message))
+        run.check_rank(message.attempt, message.rank)
+        row = msgspec.structs.asdict(message)
+        row |= {"run": run.key, "phase": message.phase.value, "heard_at": time.time()}
+        upsert = insert(connection, long_phases).values(row)
+        values = {name: upsert.excluded[name] for name in row if name not in ("run", "rank")}
+        newer = sa.tuple_(upsert.excluded.attempt, upsert.excluded.at) >= sa.tuple_(c.attempt, c.at)
+        upsert = upsert.on_conflict_do_update(
+            index_elements=[c.run, c.rank], set_=values, where=newer
+        )
+        connection.execute(upsert)
+
+
+def standing(connection: sa.Connection, run: int, fresh_s: float) -> Standing:
+    """How far a run has come.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        fresh_s: what was heard longer ago may be over.
+    """
+    attempt, world, parts = records.counting(connection, run)
+    newest = attempts.newest_complete(connection, run, parts)
+    step = None if newest is None else newest.step
+    c = steps.c
+    times = sa.select(c.step_s).where(c.run == run, c.step <= (-1 if step is None else step))
+    state, hello = connection.execute(
+        sa.select(runs.c.state, runs.c.hello).where(runs.c.key == run)
+    ).one()
+    known = None if hello is None else blobs.hello(hello)
+    return Standing(
+        state,
+        world or 0,
+        [] if known is None else known.placement,
+        step,
+        list(connection.execute(times.order_by(c.step.desc()).limit(_STEPS)).scalars()),
+        _phases(connection, run, attempt or 0, -1 if step is None else step, fresh_s),
+    )
+
+
+def _phases(
+    connection: sa.Connection, run: int, attempt: int, step: int, fresh_s: float
+) -> dict[int, LongPhase]:
+    c = long_phases.c
+    rows = connection.execute(
+        sa.select(c.attempt, c.rank, c.step, c.phase, c.since_s, c.at).where(
+            c.run == run,
+            c.attempt == attempt,
+            sa.or_(c.step > step, sa.and_(c.step == step, c.phase.not_in(_IN_STEP))),
+            c.heard_at >= time.time() - fresh_s,
+        )
+    )
+    return {row.rank: LongPhase(**{**row._mapping, "phase": Phase(row.phase)}) for row in rows}

@@ -1,0 +1,91 @@
+"""What a run on several nodes comes to, from what each of its nodes reports.
+
+* Some node trains → the run trains.
+* A node that ends while others go on changes nothing but its own row.
+* All nodes have ended → the run has: `outcome` says how.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from paceline.wire import RunState, State
+from paceline_backend.store.nodes.run_nodes import RunNode
+
+
+def changes(row: RunNode, report: RunState) -> Mapping[str, Any]:
+    """The new values of a node's row after a report of its latest launch."""
+    before, after = State(row.state), report.state
+    if before.final and not row.lost:
+        return {}
+    values: dict[str, Any] = {"reported_at": report.at, "attempt": max(row.attempt, report.attempt)}
+    if row.lost:
+        values |= {"lost": False, "state": after, "message": report.message}
+    elif before.may_become(after):
+        values["state"] = after
+    if report.message is not None:
+        values["message"] = report.message
+    if after.final:
+        values["exit_code"] = report.exit_code
+    if report.arrived:
+        values["arrived"] = True
+    if report.address:
+        values |= {"address": report.address, "port": report.port}
+    return {name: value for name, value in values.items() if getattr(row, name) != value}
+
+
+def summed(rows: Sequence[RunNode], report: RunState) -> RunState | None:
+    """What all nodes of a launch say together, as if one node said it.
+
+    Args:
+        rows: at least one.
+        report: that came last.
+
+    Returns:
+        None: that is not known yet, since the rendezvous went away (see `control.meetings`).
+    """
+    going_on = {row.state for row in rows if not row.ended}
+    if not going_on:
+        return outcome(rows)
+    state = State.RUNNING if State.RUNNING in going_on else State.STARTING
+    attempt = max(row.attempt for row in rows)
+    # An end of one of several nodes is told in its own row.
+    message = None if report.state.final else _named(report.node, report.message)
+    return RunState(state, report.at, report.node, attempt, message=message)
+
+
+def outcome(rows: Collection[RunNode]) -> RunState | None:
+    """How a run ends whose nodes have all ended; None: some only lost the rendezvous.
+
+    A node's failure fails the run, unless others went on without the node: attempts are the same on
+    all nodes, so a node that finished or was stopped in a later attempt trained without it.
+    """
+    heard = [row for row in rows if not row.lost] or list(rows)
+    finished = [row for row in heard if row.state == State.FINISHED]
+    stopped = [row for row in heard if row.state == State.STOPPED]
+    last = max((row.attempt for row in finished + stopped), default=-1)
+    failed = [row for row in heard if row.state == State.FAILED and row.attempt >= last]
+    if any(row.orphaned for row in failed):
+        if not finished:
+            return None
+        failed = [row for row in failed if not row.orphaned]
+    failed = [row for row in failed if not row.followed] or failed
+    return ended(failed or finished or stopped, rows)
+
+
+def ended(ends: Collection[RunNode], rows: Collection[RunNode]) -> RunState:
+    """The end of a run.
+
+    Args:
+        ends: those of its nodes whose end is the run's: the earliest tells how and why.
+        rows: all of its nodes: the last one's end tells when.
+    """
+    first = min(ends, key=lambda row: (row.reported_at or 0.0, row.node))
+    at = max(row.reported_at or row.launched_at for row in rows)
+    message = _named(first.node, first.message)
+    return RunState(State(first.state), at, first.node, first.attempt, first.exit_code, message)
+
+
+def _named(node: str, message: str | None) -> str | None:
+    return None if message is None else f"{node}: {message}"

@@ -1,0 +1,153 @@
+"""Deletes runs that are over, the oldest first, in transactions of some milliseconds.
+
+A run goes as a whole. It is marked first: from then on nothing shows it, and ingest takes nothing
+of it any more. Then its rows go, `_ROWS` in a transaction, or `_LONG_ROWS` where a row may have
+100 kB; between two transactions others get at
+least as much time to write. What was interrupted is taken up by the next `prune`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+import sqlalchemy as sa
+
+from paceline.wire import ENDED
+from paceline_backend.store.access import tokens
+from paceline_backend.store.database import Store
+from paceline_backend.store.schema import metadata, runs
+
+_ROWS = 2_000  # deleted in one transaction,
+_LONG_ROWS = 50  # or so many
+_DAY_S = 86_400.0
+_ENTRY_BYTES = 60  # of a row in Postgres beside its values: headers, an entry of its primary key
+_SAMPLE = 500  # rows that tell how long a table's rows are
+
+
+@dataclass(frozen=True)
+class Keep:
+    """What stays of the runs that are over; None: no limit."""
+
+    days: float | None = None  # since a run's end
+    runs: int | None = None  # so many, the newest
+    bytes: int | None = None  # of the database's rows: `used_bytes`
+
+    @property
+    def everything(self) -> bool:
+        """There is no limit."""
+        return self.days is None and self.runs is None and self.bytes is None
+
+
+def prune(store: Store, keep: Keep, pause: Callable[[float], bool]) -> Iterator[str]:
+    """Deletes what is not to be kept; gives the id of each run that is gone.
+
+    Postgres before 15 counts its rows seconds late. There one run at most goes for `keep.bytes`.
+
+    Args:
+        store: where.
+        keep: what stays.
+        pause: waits so many seconds; true: stop here.
+
+    Raises:
+        StoreError: or one of its kinds.
+    """
+    while (chosen := next_run(store, keep)) is not None:
+        key, run = chosen
+        if not _mark(store, key):
+            continue  # somebody resumed it
+        for table in _tables():
+            while True:
+                began = time.monotonic()
+                more = _delete_some(store, table, key)
+                if pause(max(0.005, time.monotonic() - began)):
+                    return
+                if not more:
+                    break
+        with store.write() as connection:
+            tokens.revoke_of_run(connection, run)
+            connection.execute(sa.delete(runs).where(runs.c.key == key))
+        yield run
+        with store.read() as connection:
+            if not _counts_at_once(connection):
+                keep = replace(keep, bytes=None)
+
+
+def _counts_at_once(connection: sa.Connection) -> bool:
+    """Whether `used_bytes` can know at once of rows that are gone."""
+    version = connection.dialect.server_version_info or ()
+    return connection.dialect.name == "sqlite" or version >= (15,)
+
+
+def _mark(store: Store, run: int) -> bool:
+    """Marks a run as being deleted; False if it is not over."""
+    c = runs.c
+    over = sa.update(runs).where(c.key == run, c.state.in_(ENDED))
+    with store.write() as connection:
+        marked = over.values(pruned_at=sa.func.coalesce(c.pruned_at, time.time()))
+        return connection.execute(marked).rowcount > 0
+
+
+def next_run(store: Store, keep: Keep) -> tuple[int, str] | None:
+    """Key and id of the run that goes next; None: all others stay."""
+    c = runs.c
+    over = sa.select(c.key, c.id).where(c.state.in_(ENDED)).order_by(c.ended_at, c.key).limit(1)
+    with store.read() as connection:
+        row = connection.execute(over.where(c.pruned_at.is_not(None))).one_or_none()
+        if row is None and keep.days is not None:
+            limit = time.time() - keep.days * _DAY_S
+            row = connection.execute(over.where(c.ended_at < limit)).one_or_none()
+        if row is None and keep.runs is not None:
+            count = sa.select(sa.func.count()).where(c.state.in_(ENDED))
+            if connection.execute(count).scalar_one() > keep.runs:
+                row = connection.execute(over).one_or_none()
+        if row is None and keep.bytes is not None and used_bytes(connection) > keep.bytes:
+            row = connection.execute(over).one_or_none()
+    return None if row is None else (int(row.key), str(row.id))
+
+
+def used_bytes(connection: sa.Connection) -> int:
+    """What the rows take. A file does not shrink when rows go: their room is used again.
+
+    Of Postgres it is an estimate, from its count of rows and the length of some of them.
+    """
+    if connection.dialect.name == "sqlite":
+        pages, free, size = (
+            int(connection.exec_driver_sql(f"PRAGMA {name}").scalar_one())
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        return (pages - free) * size
+    counted = connection.exec_driver_sql("SELECT relname, n_live_tup FROM pg_stat_user_tables")
+    rows = {str(name): int(count) for name, count in counted}
+    total = 0.0
+    for name in metadata.tables:
+        width = connection.exec_driver_sql(
+            f"SELECT avg(pg_column_size(t.*)) FROM (SELECT * FROM {name} LIMIT {_SAMPLE}) t"
+        ).scalar()
+        total += rows.get(name, 0) * (float(width or 0) + _ENTRY_BYTES)
+    return int(total)
+
+
+def _tables() -> list[sa.Table]:
+    """The tables with rows of runs by their keys; what has few goes with the run itself."""
+    keys = {
+        table: [column.name for column in table.primary_key] for table in metadata.sorted_tables
+    }
+    return [table for table, names in keys.items() if names[0] == "run" and len(names) > 1]
+
+
+def _delete_some(store: Store, table: sa.Table, run: int) -> bool:
+    """Deletes the first rows of a run; whether there are more."""
+    columns = [column for column in table.primary_key if column.name != "run"]
+    query = sa.select(*columns).where(table.c.run == run).order_by(*columns)
+    long = any(isinstance(column.type, sa.LargeBinary) for column in table.c)
+    with store.write() as connection:
+        end = connection.execute(query.offset(_LONG_ROWS if long else _ROWS).limit(1)).one_or_none()
+        delete = sa.delete(table).where(table.c.run == run)
+        if end is not None:
+            delete = delete.where(sa.tuple_(*columns) < sa.tuple_(*map(sa.literal, end)))
+        connection.execute(delete)
+        if not store.is_sqlite and _counts_at_once(connection):
+            connection.execute(sa.select(sa.func.pg_stat_force_next_flush()))
+    return end is not None

@@ -1,0 +1,65 @@
+"""The training of the engines' contract: it goes on from checkpoints.
+
+python training.py DIRECTORY EPOCHS EVERY SECONDS: checkpoints in DIRECTORY/checkpoints, each EVERY
+steps; a step takes SECONDS more than its work. It ends with the epoch in which DIRECTORY/enough
+appears, where that comes first.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.functional import mse_loss
+
+import paceline
+
+SAMPLES, BATCH = 96, 12
+
+
+class Data(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
+    """Numbers, and what a small network is to learn of them."""
+
+    def __init__(self) -> None:
+        self.x = torch.randn(SAMPLES, 5, generator=torch.Generator().manual_seed(1))
+        self.y = self.x.sin().sum(1, keepdim=True)
+
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return self.x[index], self.y[index]
+
+
+def main() -> None:
+    """Trains."""
+    directory, epochs, every, seconds = Path(sys.argv[1]), *map(float, sys.argv[2:])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    torch.manual_seed(3)
+    data = Data()
+    session = paceline.Session(data, global_batch=BATCH, seed=4)
+    model = session.wrap(nn.Sequential(nn.Linear(5, 16), nn.Tanh(), nn.Linear(16, 1)))
+    optimizer = torch.optim.AdamW(model.parameters(), 0.01)
+    loader = session.loader()
+    session.checkpoint(str(directory / "checkpoints"), model, optimizer, every_steps=int(every))
+    for _ in session.epochs(int(epochs)):
+        for x, y in loader:
+            optimizer.zero_grad()
+            mse_loss(model(x), y).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+            time.sleep(seconds)
+        enough = [(directory / "enough").exists()]
+        dist.broadcast_object_list(enough)
+        if enough[0]:
+            break
+    session.close()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,126 @@
+"""Two operators at one run: the second is told who was faster, and loses nothing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+from playwright.sync_api import Page, expect
+from starlette.requests import HTTPConnection
+
+from paceline.wire import control
+from paceline.wire.bus import connect
+from paceline_backend.api.audit import precondition
+from paceline_backend.api.identity import Identity
+from paceline_backend.store import Store, switches
+from support.pages import confirm_switch, open_run, open_switch_dialog, wait_for_chart
+from support.training import Training
+from support.waiting import until
+from support.web import ANY
+
+pytestmark = pytest.mark.browser
+
+RUN = "/api/v1/runs/r"
+
+
+def named(request: HTTPConnection) -> Identity:
+    """Who the header `X-Who` says: these tests are not about tokens."""
+    return Identity(request.headers.get("x-who", "nobody"), "operator", "127.0.0.1")
+
+
+@pytest.fixture(autouse=True)
+def _run(monkeypatch: pytest.MonkeyPatch, store: Store, bus_url: str) -> None:
+    monkeypatch.setattr(precondition, "identity_of", named)
+    Training(store, bus_url, "r").train(10)
+
+
+@pytest.fixture
+def ada(page: Page, web: httpx.Client) -> Iterator[Page]:
+    yield opened(page, web, "ada")
+    page.set_extra_http_headers({})
+
+
+@pytest.fixture
+def bob(new_page: Page, web: httpx.Client) -> Page:
+    return opened(new_page, web, "bob")
+
+
+def opened(page: Page, web: httpx.Client, who: str) -> Page:
+    """The run's page as this operator sees it."""
+    page.set_extra_http_headers({"X-Who": who})
+    open_run(page, web, "r")
+    wait_for_chart(page, "se", 9)
+    return page
+
+
+def newest(web: httpx.Client) -> tuple[str, str]:
+    """Who changed the run last, and the time of day as pages show it."""
+    row = web.get(f"{RUN}/audit").json()["items"][0]
+    return row["who"], time.strftime("%H:%M:%S", time.localtime(row["at"]))
+
+
+def test_the_second_of_two_switches_is_told_and_keeps_what_it_chose(
+    ada: Page, bob: Page, web: httpx.Client, store: Store
+) -> None:
+    open_switch_dialog(bob, "chronica")
+    bob.fill("#policy-parameter-window", "32")
+    bob.get_by_label("Why?").first.fill("rank 3 is slow")
+    open_switch_dialog(ada, "sata")
+    confirm_switch(ada)
+    expect(ada.locator("#switch-dialog")).to_be_hidden()
+    # Bob's page shows ada's switch by now, but his dialog is of before.
+    expect(bob.locator("#changes li")).to_have_count(1)
+    confirm_switch(bob)
+    who, at = newest(web)
+    assert who == "ada"
+    problem = bob.locator("#switch-problem")
+    expect(problem).to_contain_text(f"ada switched the policy at {at}, since this was shown.")
+    expect(problem).to_contain_text("Your switch was not made.")
+    assert [row["policy"] for row in switches.rows(store, "r")] == ["sata"]
+    expect(bob.locator("#policy-preset-chronica")).to_be_checked()
+    expect(bob.locator("#policy-parameter-window")).to_have_value("32")
+    confirm_switch(bob)
+    expect(bob.locator("#switch-dialog")).to_be_hidden()
+    assert [row["policy"] for row in switches.rows(store, "r")] == ["sata", "chronica"]
+    assert [row["requested_by"] for row in switches.rows(store, "r")] == ["ada", "bob"]
+    lines = ada.locator("#changes li")
+    expect(lines).to_have_count(2)
+    expect(lines.first).to_contain_text(
+        "bob switched the policy to chronica (dashboard): rank 3 is slow"
+    )
+    expect(lines.last).to_contain_text("ada switched the policy to sata (dashboard)")
+
+
+def test_the_second_to_stop_is_told(bob: Page, web: httpx.Client, bus_url: str) -> None:
+    expect(bob.locator("#changes-none")).to_be_visible()
+    bob.click("#stop-open")
+    bob.fill("#stop-why", "enough")
+    body = {"policy": "chronica"}
+    web.post(f"{RUN}/policy", json=body, headers={"X-Who": "ada", **ANY})
+    bob.click("#stop-confirm")
+    problem = bob.locator("#stop-problem")
+    expect(problem).to_contain_text(f"ada switched the policy at {newest(web)[1]}")
+    with connect(bus_url) as bus:
+        assert bus.xlen(control("r")) == 0
+        bob.click("#stop-confirm")
+        expect(bob.locator("#stop-dialog")).to_be_hidden()
+        assert bus.xlen(control("r")) == 1
+    expect(bob.locator("#changes li").first).to_contain_text(
+        "bob stopped the run (dashboard): enough"
+    )
+
+
+def test_ones_own_changes_in_a_row_are_not_in_the_way(
+    ada: Page, web: httpx.Client, store: Store
+) -> None:
+    for policy in ("sata", "chronica"):
+        open_switch_dialog(ada, policy)
+        confirm_switch(ada)
+        expect(ada.locator("#switch-dialog")).to_be_hidden()
+    ada.select_option("#auto-mode", "recommend")
+    until(lambda: web.get(f"{RUN}/auto").json()["mode"] == "recommend", "auto's mode")
+    assert [row["policy"] for row in switches.rows(store, "r")] == ["sata", "chronica"]
+    expect(ada.locator("#auto-problem")).to_be_hidden()
+    expect(ada.locator("#changes li")).to_have_count(3)

@@ -1,0 +1,109 @@
+"""The worker names slow nodes, forecasts what they cost, and replaces them where it may."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import sqlalchemy as sa
+
+from paceline.core.emulation import Emulation
+from paceline.wire import State
+from paceline_backend.control.nodes.watch import Watch
+from paceline_backend.insight import replacements
+from paceline_backend.store import Store, audit, forecasts, nodes, runs, schema
+from paceline_backend.store.nodes import run_nodes, slowness
+from paceline_backend.store.nodes.slowness import Watched
+from support.forecasts import Training, drawn
+from support.groups import answer, launch, report
+from support.leading import working
+from support.waiting import until
+
+
+@pytest.fixture(autouse=True)
+def _three_nodes(store: Store, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
+    answer(store, "n1", "n2", "n3")
+    yield
+
+
+def trained(store: Store, run: str, a_s: list[float], upto: int) -> Training:
+    """What the ranks of a run on n1 and n2 have told, two on each."""
+    training = Training(drawn(640, 1.0), Emulation(a_s, [0.005] * 4, noise=0.02), global_batch=16)
+    placement = ["n1", "n1", "n2", "n2"]
+    training.hello = msgspec.structs.replace(training.hello, placement=placement)
+    training.train(upto)
+    for node in ("n1", "n2"):
+        report(store, run, node, State.RUNNING)
+    training.store(store, run)
+    return training
+
+
+def verdicts(store: Store, node: str) -> list[dict[str, Any]]:
+    with store.read() as connection:
+        return slowness.of_node(connection, node, 10)
+
+
+def test_a_verdict_is_noted_once_until_it_changes(store: Store, bus_url: str) -> None:
+    run = launch(store, bus_url, 2, 2)
+    trained(store, run, [1e-5, 1e-5, 3e-5, 3e-5], 150)
+    with store.read() as connection:
+        [watched] = slowness.watched(connection, "worker")
+    watch = Watch(store, bus_url, "worker")
+    for step in (149, 149):
+        slow = watch.look(watched, step)
+        assert slow is not None
+        assert slow.node == "n2"
+    [kept] = verdicts(store, "n2")
+    assert (kept["run"], kept["step"], kept["ended_at"]) == (run, 149, None)
+    assert kept["words"].startswith("n2 computes at ")
+    assert kept["factor"] > 2
+    with store.write() as connection:
+        connection.execute(sa.update(schema.worker_steps).values(compute_s=0.01))
+    assert watch.look(watched, 149) is None
+    [kept] = verdicts(store, "n2")
+    assert kept["ended_at"] is not None
+
+
+def test_few_steps_name_nobody(store: Store, bus_url: str) -> None:
+    run = launch(store, bus_url, 2, 2)
+    trained(store, run, [1e-5, 1e-5, 3e-5, 3e-5], 12)
+    with store.read() as connection:
+        [watched] = slowness.watched(connection, "worker")
+    assert Watch(store, bus_url, "worker").look(watched, 11) is None
+    later = Watched(watched.key, run, 1, replace_slow_nodes=False)  # its ranks have said nothing
+    assert Watch(store, bus_url, "worker").look(later, 200) is None
+
+
+@pytest.mark.timeout(700)  # forecasts have a low priority
+def test_a_slow_node_is_replaced_where_that_is_allowed(store: Store, bus_url: str) -> None:
+    run = launch(store, bus_url, 2, 2, spares=1, replace_slow_nodes=True)
+    training = trained(store, run, [1e-5, 1e-5, 3e-5, 3e-5], 150)
+    with store.read() as connection:
+        key = runs.key_of(connection, run)
+
+    def forecast() -> Any:
+        with store.read() as connection:
+            return replacements.forecast_of(connection, key, "n2", 0)
+
+    def joined() -> bool:
+        with store.read() as connection:
+            rows = run_nodes.of_runs(connection, [key])[key]
+        return any(row.node == "n3" and row.replaces == "n2" for row in rows)
+
+    with working(Watch(store, bus_url, "worker", pause_s=0.0).run):
+        until(forecast, "a forecast", 300)
+        assert not joined(), "it was slow for too few steps"
+        training.train(training.step + 150)
+        training.store(store, run)
+        until(joined, "the spare", 300)
+    with store.read() as connection:
+        change = audit.page(connection, run=run)[0][0]
+        newest = forecasts.newest_step(connection, key)
+    assert (change["who"], change["action"]) == ("the control plane", "run.replace")
+    assert change["why"].startswith("n2 computes at ")
+    details = change["details"]
+    assert (details["node"], details["other"], details["step"]) == ("n2", "n3", newest)
+    assert 0 < details["forecast_s"] < details["before_s"]

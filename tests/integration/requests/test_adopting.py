@@ -1,0 +1,254 @@
+"""Runs that somebody starts on nodes of their own: found or created, joined, and never chosen."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+import redis
+import sqlalchemy as sa
+
+from paceline.wire import Kill, Launch, Meet, State
+from paceline.wire.bus import connect
+from paceline_backend.control.keeper import Keeper
+from paceline_backend.control.meetings import Meetings
+from paceline_backend.control.silence import Sweep
+from paceline_backend.store import Store, nodes, schema
+from paceline_backend.store.telemetry import writers
+from support.groups import GONE, answer, orders, ready, report
+from support.web import ANY, serving
+
+BODY = {
+    **{"key": "slurm-c-4711.0", "script": "/shared/train.py", "args": ["--epochs", "3"]},
+    **{"nproc": 2, "nodes_min": 2, "nodes_max": 2, "policy": "bsp", "name": "speech"},
+}
+
+
+@pytest.fixture
+def store(database_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
+    monkeypatch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
+    with Store.open(database_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def client(store: Store, bus_url: str) -> Iterator[httpx.Client]:
+    with serving(store, bus_url) as made:
+        made.headers.update(ANY)
+        made.base_url = httpx.URL(f"{made.base_url}/api/v1/")
+        yield made
+
+
+@pytest.fixture
+def bus(bus_url: str) -> Iterator[redis.Redis]:
+    with connect(bus_url) as opened:
+        yield opened
+
+
+def adopt(client: httpx.Client, **fields: Any) -> dict[str, str]:
+    answered = client.post("adoptions", json=BODY | fields)
+    assert answered.status_code == 200, answered.text
+    made: dict[str, str] = answered.json()
+    return made
+
+
+def refused(client: httpx.Client, **fields: Any) -> str:
+    answered = client.post("adoptions", json=BODY | fields)
+    assert answered.status_code == 409, answered.text
+    return str(answered.json()["detail"])
+
+
+def bearer(token: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {token}"}
+
+
+def enlist(client: httpx.Client, store: Store, made: dict[str, str], node: str) -> Any:
+    """What a node does that has the token of its run."""
+    own = bearer(made["token"])
+    assert client.post(f"nodes/{node}/session", headers=own).status_code == 200
+    answer(store, node, signed=False)
+    return client.post(f"runs/{made['run']}/nodes/{node}/join", headers=own).json()
+
+
+def state_of(client: httpx.Client, run: str) -> str:
+    return str(client.get(f"runs/{run}").json()["state"])
+
+
+def test_two_nodes_find_one_run_and_train_it(
+    client: httpx.Client, store: Store, bus: redis.Redis, bus_url: str
+) -> None:
+    first, second = adopt(client), adopt(client)
+    assert first == second
+    run = first["run"]
+    shown = client.get(f"runs/{run}").json()
+    assert [shown[name] for name in ("state", "backend", "name", "policy")] == [
+        *("pending", "adopted", "speech", "bsp")
+    ]
+    assert shown["backend_jobs"] is None
+    for node in ("n1", "n2"):
+        assert enlist(client, store, first, node) == {
+            "state": "pending",
+            "needed": True,
+            "message": "",
+        }
+        [order] = orders(bus, node)
+        assert isinstance(order, Launch)
+        assert (order.script, order.args, order.nproc) == ("/shared/train.py", BODY["args"], 2)
+        assert (order.nodes_min, order.nodes_max) == (2, 2)
+    assert not enlist(client, store, first, "n3")["needed"]
+    meetings = Meetings(store, bus_url)
+    for node in ("n1", "n2"):
+        ready(store, run, node)
+    for _ in range(2):
+        meetings.look(bus)
+    assert all(isinstance(orders(bus, node)[-1], Meet) for node in ("n1", "n2"))
+    for node in ("n1", "n2"):
+        report(store, run, node, State.RUNNING)
+    assert Sweep(store, bus_url).look() == []
+    stopped = client.post(f"runs/{run}/stop", json={"force": True, "by": "me"})
+    assert stopped.status_code == 202, stopped.text
+    assert all(isinstance(orders(bus, node)[-1], Kill) for node in ("n1", "n2"))
+    for node in ("n1", "n2"):
+        report(store, run, node, State.STOPPED)
+    assert state_of(client, run) == "stopped"
+    assert enlist(client, store, first, "n1")["message"] == "the run is stopped"
+    created = client.get(f"audit?run={run}&action=run.create").json()["items"]
+    assert [each["details"]["key"] for each in created] == [BODY["key"]]
+
+
+def test_nodes_that_ask_at_once_find_one_run(client: httpx.Client) -> None:
+    ids: list[str] = []
+    threads = [threading.Thread(target=lambda: ids.append(adopt(client)["run"])) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(ids) == 6
+    assert len(set(ids)) == 1
+    assert len(client.get("runs").json()["items"]) == 1
+
+
+def test_who_may_adopt_and_what_the_answer_is_good_for(client: httpx.Client) -> None:
+    made = {
+        scope: client.post("tokens", json={"name": scope, "scope": scope}).json()["token"]
+        for scope in ("viewer", "operator", "agent")
+    }
+    for scope in ("viewer", "agent"):
+        answered = client.post("adoptions", json=BODY, headers=bearer(made[scope]))
+        assert answered.status_code == 403
+        assert "--scope operator" in answered.json()["detail"]
+    adopted = client.post("adoptions", json=BODY, headers=bearer(made["operator"])).json()
+    own = bearer(adopted["token"])
+    assert client.get("runs", headers=own).status_code == 403
+    other = client.post("runs/r2/nodes/n1/join", headers=own)
+    assert other.status_code == 403
+    assert adopt(client)["run"] != adopted["run"], "a key is one of the token that asks"
+
+
+def test_a_node_of_another_training_is_refused(client: httpx.Client) -> None:
+    run = adopt(client)["run"]
+    why = refused(client, nproc=4)
+    assert f"run {run} has nproc 2, and this node 4" in why
+    assert "args" in refused(client, args=[])
+    assert adopt(client, key="other")["run"] != run
+    client.post(f"runs/{run}/stop", json={})
+    assert f"its run {run} is stopped: choose another key" in refused(client)
+
+
+def test_what_no_run_can_have_is_refused(client: httpx.Client) -> None:
+    for fields, field in (
+        ({"nodes_min": 3}, "nodes_min"),
+        ({"policy": "bspp"}, "policy"),
+        ({"script": "train.py"}, "script"),
+        ({"key": ""}, "key"),
+    ):
+        answered = client.post("adoptions", json=BODY | fields)
+        assert answered.status_code == 422, answered.text
+        assert field in answered.json()["errors"][0]["field"]
+    by_name = {"script": "/shared/train.py", "nproc": 1, "backend": "adopted"}
+    answered = client.post("runs", json=by_name)
+    assert answered.status_code == 422
+    assert "`paceline node SCRIPT`" in answered.json()["detail"]
+    assert client.get("runs").json()["items"] == []
+
+
+def test_nobody_here_chooses_its_nodes(client: httpx.Client, store: Store) -> None:
+    made = adopt(client, nodes_max=3)
+    run = made["run"]
+    for node in ("n1", "n2"):
+        enlist(client, store, made, node)
+        ready(store, run, node)
+    answer(store, "free")
+    joined = client.post(f"runs/{run}/nodes", json={"nodes": 1})
+    assert (joined.status_code, "with its key" in joined.json()["detail"]) == (409, True)
+    replaced = client.post(f"runs/{run}/nodes/n2/replace", json={})
+    assert (replaced.status_code, "with its key" in replaced.json()["detail"]) == (409, True)
+    assert enlist(client, store, made, "n3")["needed"]
+    left = client.delete(f"runs/{run}/nodes/n3")
+    assert left.status_code == 202, left.text
+
+
+def test_a_run_on_one_node(client: httpx.Client, store: Store, bus: redis.Redis) -> None:
+    made = adopt(client, nodes_min=1, nodes_max=1)
+    assert enlist(client, store, made, "n1")["needed"]
+    assert len(orders(bus, "n1")) == 1
+    assert client.get(f"runs/{made['run']}").json()["node"] == "n1"
+    assert enlist(client, store, made, "n2")["message"] == "the run trains on n1"
+
+
+def test_nodes_that_lost_their_host_are_launched_anew(
+    client: httpx.Client, store: Store, bus: redis.Redis, bus_url: str
+) -> None:
+    """On those that are there, and on no others."""
+    made = adopt(client, nodes_min=1, nodes_max=3)
+    run, meetings = made["run"], Meetings(store, bus_url)
+    answer(store, "free")
+    for node in ("n1", "n2", "n3"):
+        enlist(client, store, made, node)
+        ready(store, run, node)
+        meetings.look(bus)
+    report(store, run, "n1", State.STOPPED)
+    answer(store, "n1", signed=False, left=True)
+    for node in ("n2", "n3"):
+        report(store, run, node, State.FAILED, message=GONE)
+    for _ in range(3):
+        meetings.look(bus)
+    last = {node: orders(bus, node)[-1] for node in ("n2", "n3")}
+    assert all(isinstance(order, Launch) and order.attempt > 0 for order in last.values()), last
+    assert orders(bus, "free") == []
+
+
+def test_a_run_goes_on_elsewhere_only(client: httpx.Client, store: Store, bus: redis.Redis) -> None:
+    made = adopt(client, nodes_min=1, nodes_max=1)
+    run = made["run"]
+    enlist(client, store, made, "n1")
+    report(store, run, "n1", State.FAILED, message="rank 0 was killed", exit_code=1)
+    answer(store, "free")
+    refusal = client.post(f"runs/{run}/resume", json={})
+    assert refusal.status_code == 409
+    assert "name a backend" in refusal.json()["detail"]
+    moved = client.post(f"runs/{run}/resume", json={"backend": "local"})
+    assert moved.status_code == 202, moved.text
+    assert moved.json()["node"] == "free"
+    assert client.post("nodes/n1/session", headers=bearer(made["token"])).status_code == 401
+    assert "went on elsewhere" in refused(client, nodes_min=1, nodes_max=1)
+
+
+def test_the_token_of_a_run_ends_with_its_streams(
+    client: httpx.Client, store: Store, bus: redis.Redis, bus_url: str
+) -> None:
+    made = adopt(client, nodes_min=1, nodes_max=1)
+    own = bearer(made["token"])
+    enlist(client, store, made, "n1")
+    report(store, made["run"], "n1", State.FINISHED, exit_code=0)
+    keeper = Keeper(store, bus_url)
+    keeper.keep(bus)
+    assert client.get("version", headers=own).status_code == 200, "it may have much to deliver"
+    with store.write() as connection:
+        long_ago = schema.runs.c.seen_at - 2 * writers.KEPT_S
+        connection.execute(sa.update(schema.runs).values(seen_at=long_ago))
+    keeper.keep(bus)
+    assert client.get("version", headers=own).status_code == 401

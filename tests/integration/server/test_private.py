@@ -1,0 +1,100 @@
+"""Another user of the machine reads nothing that Paceline keeps, and no secret is an argument."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from paceline_backend.server.stack import Stack
+from support.e2e import start_training, wait_for_step
+
+pytestmark = [
+    pytest.mark.ranks,
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user"),
+]
+
+# Prints each file and directory that it can open.
+_READER = """
+import os, sys
+for folder, folders, files in os.walk(sys.argv[1]):
+    print(folder)
+    for name in files:
+        try:
+            open(os.path.join(folder, name), "rb").read(1)
+            print(os.path.join(folder, name))
+        except OSError:
+            pass
+"""
+
+
+@pytest.fixture
+def open_directory() -> Iterator[Path]:
+    """A directory below which everybody may look: pytest's own are closed."""
+    directory = Path(tempfile.mkdtemp(prefix="paceline-private-"))
+    directory.chmod(0o755)
+    yield directory
+    shutil.rmtree(directory, ignore_errors=True)
+
+
+def readable_by_nobody(directory: Path) -> list[str]:
+    """What the user `nobody` can list or read of a directory."""
+    command = ["/usr/bin/python3", "-c", _READER, str(directory)]
+    said = subprocess.run(
+        command, user="nobody", extra_groups=[], cwd="/", check=True, capture_output=True, text=True
+    )
+    return said.stdout.splitlines()
+
+
+def test_nobody_reads_nothing_of_a_running_stack(open_directory: Path) -> None:
+    data = open_directory / "data"
+    with Stack(data, 0) as stack:
+        run = start_training(stack, epochs=50)
+        wait_for_step(stack, run, 2)
+        kept = [path for path in data.rglob("*") if not path.is_socket()]
+        assert {"paceline.db", "password", "launcher.log", "server.log"} <= {p.name for p in kept}
+        # What the script saves has its user's own permissions, in a folder that is closed.
+        kept = [path for path in kept if "checkpoints" not in path.parts]
+        assert [str(p) for p in (data, *kept) if p.exists() and p.stat().st_mode & 0o077] == []
+        assert readable_by_nobody(data) == []
+        secret = (data / "bus" / "password").read_text().strip()
+        for process in psutil.process_iter():
+            with process.oneshot():
+                try:
+                    assert secret not in " ".join(process.cmdline())
+                except psutil.Error:
+                    continue
+
+
+def test_a_script_keeps_its_users_umask(open_directory: Path) -> None:
+    script = open_directory / "train.py"
+    script.write_text("import os; print('umask', oct(os.umask(0)))")
+    said = subprocess.run(
+        [sys.executable, "-m", "paceline", "run", "--data", open_directory / "data", script],
+        umask=0o027,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "umask 0o27" in said.stdout + said.stderr
+    assert readable_by_nobody(open_directory / "data") == []
+
+
+def test_what_an_earlier_release_made_is_closed(open_directory: Path) -> None:
+    data = open_directory / "data"
+    (data / "bus").mkdir(parents=True)
+    (data / "bus" / "bus.log").write_text("secret")
+    (data / "runs").mkdir()
+    (data / "server.log").write_text("secret")
+    for path in (data, *data.rglob("*")):  # whatever umask a test before has left
+        path.chmod(0o755 if path.is_dir() else 0o644)
+    assert len(readable_by_nobody(data)) == 5
+    with Stack(data, 0):
+        assert readable_by_nobody(data) == [str(data)]  # the user's own, perhaps shared

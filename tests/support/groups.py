@@ -1,0 +1,58 @@
+"""Nodes with agents that only report, and runs that were launched on several of them."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import redis
+
+from paceline.wire import Message, NodeState, RunState, State, commands, decode
+from paceline_backend import requests
+from paceline_backend.store import Store, nodes, runs, telemetry
+from paceline_backend.store.audit import Requester
+from paceline_backend.store.new_runs import NewRun
+from paceline_backend.store.nodes import run_nodes
+
+ME = Requester("me")
+GONE = "the rendezvous at 10.0.0.1:4001 is gone"
+
+
+def answer(store: Store, *names: str, signed: bool = True, left: bool = False) -> None:
+    """Agents of nodes are there, or say goodbye."""
+    states = [NodeState(name, name, 8, 2**30, [], time.time(), "0.2.0", [], left) for name in names]
+    telemetry.write(store, [("", state) for state in states])
+    with store.write() as connection:
+        for name in names if signed else ():
+            nodes.expect(connection, name)
+
+
+def launch(store: Store, bus_url: str, least: int = 1, most: int = 3, **fields: Any) -> str:
+    """A run on several nodes; its id."""
+    new = NewRun("r", "train.py", 2, "bsp", nodes_min=least, nodes_max=most, **fields)
+    return requests.launch(store, bus_url, new, ME, start=True)
+
+
+def report(store: Store, run: str, node: str, state: State, attempt: int = 0, **of: Any) -> None:
+    """What a node's agent says about a run."""
+    at = of.pop("at", time.time())
+    telemetry.write(store, [(run, RunState(state, at, node, attempt, **of))])
+
+
+def ready(store: Store, run: str, node: str, attempt: int = 0) -> None:
+    """A node starts, and says where it would serve the rendezvous."""
+    place = {"address": f"10.0.0.{node[-1]}", "port": 4000 + int(node[-1])}
+    report(store, run, node, State.STARTING, attempt, **place)
+
+
+def states(store: Store, run: str) -> dict[str, str]:
+    """The state of a run on each of its nodes."""
+    with store.read() as connection:
+        rows = run_nodes.listed(connection, runs.key_of(connection, run))
+    return {row["node"]: row["state"] for row in rows}
+
+
+def orders(bus: redis.Redis, node: str) -> list[Message]:
+    """What a node's agent was told."""
+    entries: Any = bus.xrange(commands(node))
+    return [decode(fields)[1] for _, fields in entries]

@@ -1,0 +1,60 @@
+"""An ingest at work on a bus and a database."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import redis
+
+from paceline.wire import INGEST_GROUP, TELEMETRY
+from paceline_backend.control.ingest import Ingest
+from paceline_backend.requests.dead import DEAD
+from paceline_backend.store import Store
+from support.waiting import DEADLINE_S, until
+
+
+@contextmanager
+def ingesting(store: Store, bus_url: str, name: str = "one", **options: Any) -> Iterator[Ingest]:
+    """An ingest in a thread, that ended without an exception."""
+    ingest, stop = Ingest(store, bus_url, name, **options), threading.Event()
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            ingest.run(stop)
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield ingest
+    finally:
+        stop.set()
+        thread.join(timeout=DEADLINE_S)
+    assert not thread.is_alive()
+    assert failures == []
+
+
+def settled(client: redis.Redis, stream: str = TELEMETRY) -> bool:
+    """Nothing waits and nothing is unacknowledged."""
+    try:
+        pending = client.xpending(stream, INGEST_GROUP)["pending"]
+    except redis.ResponseError:  # no group yet
+        return False
+    return client.xlen(stream) == 0 and pending == 0
+
+
+def reasons(client: redis.Redis) -> list[str]:
+    """Why messages were put aside."""
+    letters: Any = client.xrange(DEAD)
+    return [fields[b"reason"].decode() for _, fields in letters]
+
+
+def ingest_all(store: Store, bus_url: str) -> None:
+    """Lets an ingest take in what lies on the bus."""
+    with redis.Redis.from_url(bus_url) as client, ingesting(store, bus_url):
+        until(lambda: settled(client), "all is acknowledged")

@@ -1,0 +1,92 @@
+"""Which ranks wait for which, told from what each of them says that it has been doing for long."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from paceline.wire import LongPhase, Phase
+from paceline_backend.insight.hangs import Hang, explain
+from paceline_backend.store.telemetry.phases import Standing
+
+Does = Mapping[int, tuple[int, Phase, float]]  # by rank: step, phase, seconds
+
+
+def hang(does: Does, **changes: Any) -> Hang:
+    phases = {
+        rank: LongPhase(0, rank, step, phase, since_s, 1e9)
+        for rank, (step, phase, since_s) in does.items()
+    }
+    standing = {"state": "running", "world": 4, "placement": [], "step": 119, "steps_s": [0.4]}
+    return explain(Standing(**{**standing, **changes}, phases=phases))
+
+
+SYNC = (120, Phase.SYNC, 95.0)
+BATCH: Does = {0: SYNC, 1: SYNC, 2: (119, Phase.DATA, 96.0), 3: SYNC}
+
+
+def test_ranks_wait_for_one_that_has_no_batch() -> None:
+    seen = hang(BATCH)
+    assert (seen.hung, seen.waiting, seen.holding, seen.silent) == (True, [0, 1, 3], [2], [])
+    assert seen.words == (
+        "No step has ended for 95 s; a step takes 0.4 s. Ranks 0, 1 and 3 are in the reduction of "
+        "the gradients. They wait for rank 2, which is waiting for its batch."
+    )
+
+
+def test_nodes_are_named_where_there_are_several() -> None:
+    words = hang(BATCH, placement=["n1", "n1", "n2", "n2"]).words
+    assert "Ranks 0 (n1), 1 (n1) and 3 (n2) are" in words
+    assert "rank 2 (n2), which" in words
+
+
+def test_a_rank_that_says_nothing_is_held_to_be_suspended() -> None:
+    seen = hang({0: SYNC, 1: SYNC, 3: SYNC})
+    assert (seen.hung, seen.holding, seen.silent) == (True, [2], [2])
+    assert seen.words.endswith("Nothing is heard of rank 2: suspended, or cut off from the bus.")
+
+
+def test_all_wait() -> None:
+    seen = hang(dict.fromkeys(range(4), SYNC))
+    assert (seen.hung, seen.holding) == (True, [])
+    assert "a collective that not all of them called" in seen.words
+
+
+def test_all_wait_for_the_leader() -> None:
+    plan = (119, Phase.PLAN, 80.0)
+    seen = hang({0: (119, Phase.SCRIPT, 81.0), 1: plan, 2: plan, 3: plan})
+    assert (seen.waiting, seen.holding) == ([1, 2, 3], [0])
+    assert "waiting for the plan" in seen.words
+
+
+def test_an_evaluation_is_no_hang() -> None:
+    seen = hang(dict.fromkeys(range(4), (119, Phase.SCRIPT, 200.0)))
+    assert (seen.hung, seen.since_s) == (False, 200.0)
+    assert seen.words.endswith("are in the script's own code outside of the loop.")
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"state": "finished"}, "it has ended"),
+        ({"steps_s": [12.0]}, "such steps take long"),
+    ],
+)
+def test_what_is_no_hang(changes: dict[str, Any], why: str) -> None:
+    seen = hang(BATCH, **changes)
+    assert (seen.hung, seen.words) == (False, ""), why
+
+
+def test_many_ranks_are_counted() -> None:
+    does = dict.fromkeys(range(1, 20), SYNC) | {0: (119, Phase.DATA, 96.0)}
+    words = hang(does, world=20).words
+    assert "Ranks 1, 2, 3, 4, 5, 6, 7, 8 and 11 more are" in words
+    assert "rank 0, which is" in words
+
+
+def test_before_the_first_step() -> None:
+    seen = hang(BATCH, step=None, steps_s=[])
+    assert (seen.hung, seen.expected_s) == (True, None)
+    assert seen.words.startswith("No step has ended for 95 s. ")

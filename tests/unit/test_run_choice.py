@@ -1,0 +1,39 @@
+"""What `paceline run` asks of the server for a run on several nodes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from paceline.commands import run
+from paceline.node.starting import several
+
+
+@pytest.mark.parametrize(
+    ("options", "wanted"),
+    [
+        ({}, {}),
+        ({"spares": 1}, {"spares": 1}),
+        ({"spares": 2, "replace_slow_nodes": True}, {"spares": 2, "replace_slow_nodes": True}),
+        (
+            {"backend": "slurm", "backend_option": ["partition=gpu", "nodes_each=2"]},
+            {"backend": "slurm", "backend_options": {"partition": "gpu", "nodes_each": 2}},
+        ),
+        ({"policy": "bsp"}, {"policy": "bsp"}),
+    ],
+)
+def test_only_what_was_given_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], wanted: dict[str, Any]
+) -> None:
+    """A server of an earlier release is not asked for what it does not know."""
+    choices: list[dict[str, Any]] = []
+
+    def train(_client: object, _launch: object, nodes: str, choice: dict[str, Any]) -> int:
+        choices.append({"nodes": nodes, **choice})
+        return 0
+
+    monkeypatch.setattr(several, "train", train)
+    with pytest.raises(run.typer.Exit):
+        run.run("train.py", nodes="2:3", server="http://127.0.0.1:9", token="t", **options)
+    assert choices == [{"nodes": "2:3", "name": "train", "parameters": {}, **wanted}]
