@@ -39,7 +39,7 @@ test: setup-dev ## every test: real Redis protocol, SQLite, Postgres, TorchElast
 	@$(MAKE) --no-print-directory --jobs 2 check pytest
 
 pytest: setup-dev
-	.venv/bin/pytest $(or $(ARGS),$(FILES))
+	@bash scripts/pytest.sh $(or $(ARGS),$(FILES))
 
 test-long: setup-dev ## what takes longer: tests marked `long`, and 500 examples of each property
 	.venv/bin/pytest -m long $(FILES) || [ $$? = 5 ]
