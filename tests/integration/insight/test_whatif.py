@@ -352,7 +352,7 @@ def test_over_rest(store: Store, bus_url: str) -> None:
 
 def test_when_a_kept_forecast_holds(store: Store) -> None:
     run, training = trained(store)
-    made = of(training)
+    made = msgspec.structs.replace(of(training), all_presets=True)
     now = time.time()
 
     def kept(age_s: float, since: float = 0.0) -> bool:
@@ -377,6 +377,20 @@ def test_when_a_kept_forecast_holds(store: Store) -> None:
         another = {"made_at": now + 1, "step": 1, "forecasts": "of another release"}
         forecasts.add(connection, runs.key_of(connection, run), another)
     assert _kept(store, run, STEPS, 0.0) is None
+
+
+def test_a_forecast_of_some_presets_answers_nobody_who_asks_for_all(store: Store) -> None:
+    run, training = trained(store)
+    some = of(training)
+    every = of(training, *policies.names())
+    assert (some.all_presets, every.all_presets) == (False, True)
+    with store.write() as connection:
+        key = runs.key_of(connection, run)
+        for made in (every, msgspec.structs.replace(some, made_at=every.made_at + 1)):
+            forecasts.add(connection, key, msgspec.to_builtins(made))
+    fresh = _kept(store, run, STEPS, 0.0)
+    assert fresh is not None
+    assert fresh.made_at == every.made_at
 
 
 def test_auto_over_rest(store: Store, bus_url: str) -> None:

@@ -5,22 +5,28 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from paceline_backend.insight.attribution import Rows, SlowNode, attribute, slow_node
+from paceline_backend.insight.attribution import (
+    FEWEST_STEPS,
+    Rows,
+    SlowNode,
+    attribute,
+    slow_node,
+)
 
 STEPS = 40
 
 
-def rows(speeds: list[float], late: dict[int, float] | None = None) -> Rows:
+def rows(speeds: list[float], late: dict[int, float] | None = None, steps: int = STEPS) -> Rows:
     """Steps of equal batches: ranks take their speed in seconds a sample, with a little noise."""
     rng = np.random.default_rng(1)
     world = len(speeds)
-    load = np.full((STEPS, world), 8.0)
-    noise = 1 + 0.005 * rng.standard_normal((STEPS, world))
-    data_s = np.zeros((STEPS, world))
+    load = np.full((steps, world), 8.0)
+    noise = 1 + 0.005 * rng.standard_normal((steps, world))
+    data_s = np.zeros((steps, world))
     for rank, seconds in (late or {}).items():
         data_s[:, rank] = seconds
     compute_s = load * np.array(speeds) * noise
-    return Rows(np.arange(STEPS), load, load, load, np.ones_like(load), data_s, compute_s)
+    return Rows(np.arange(steps), load, load, load, np.ones_like(load), data_s, compute_s)
 
 
 def named(
@@ -39,6 +45,14 @@ def test_a_slow_node_is_named_with_its_pace(factor: float, pace: str) -> None:
     assert (slow.node, slow.cause, slow.ranks, slow.count) == ("n2", "node", [2, 3], 2)
     assert slow.factor == pytest.approx(factor, rel=0.02)
     assert slow.words == f"n2 computes at {pace} of the others' pace."
+
+
+def test_the_first_steps_name_no_node() -> None:
+    speeds, placement = [0.01, 0.03], ["n1", "n2"]
+    few = attribute(rows(speeds, steps=FEWEST_STEPS - 1))
+    assert few.cause == "node"
+    assert slow_node(few, placement) is None
+    assert slow_node(attribute(rows(speeds, steps=FEWEST_STEPS)), placement) is not None
 
 
 def test_of_two_ranks_the_slower_one_is_named() -> None:

@@ -68,13 +68,13 @@ def _kept(store: Store, run: str, steps: int, made_since: float) -> Forecast | N
     """The newest forecast, if it was made since then and is fresh; it rests on `STEPS` steps."""
     with store.read() as connection:
         key = runs.key_of(connection, run)
-        bodies = forecasts.bodies(connection, key, limit=1)
+        bodies = forecasts.bodies(connection, key)
         newest = forecasts.newest_step(connection, key)
         version = forecasts.version(connection, key)
-    readable = kept(bodies)
-    if not readable or steps != STEPS:
+    whole = [made for made in kept(bodies) if made.all_presets]
+    if not whole or steps != STEPS:
         return None
-    (forecast,) = readable
+    forecast = whole[-1]
     assert forecast.step is not None
     near = newest - _FRESH_STEPS <= forecast.step <= newest
     fresh = near or time.time() - forecast.made_at <= _FRESH_S

@@ -13,8 +13,12 @@ import redis
 from paceline.core.outage import Outage
 from paceline_backend import requests
 from paceline_backend.insight import replacements
-from paceline_backend.insight.attribution import attribute, read_rows, slow_node
-from paceline_backend.insight.report import WARMUP_STEPS
+from paceline_backend.insight.attribution import (
+    FEWEST_STEPS,
+    attribute,
+    read_rows,
+    slow_node,
+)
 from paceline_backend.insight.whatif.answer import STEPS
 from paceline_backend.insight.whatif.auto import AUTO_STEPS, MARGIN
 from paceline_backend.insight.whatif.child import Forecaster
@@ -118,7 +122,7 @@ class Watch:
             if placement is None or placement.attempt != run.attempt:
                 return None  # its ranks have just been placed
             made = attribute(read_rows(connection, run.key, (None, None), placement))
-        if len(made.step) < WARMUP_STEPS:
+        if len(made.step) < FEWEST_STEPS:
             return None
         named = slow_node(made, placement.nodes)
         with self._store.write() as connection:
@@ -140,7 +144,8 @@ class Watch:
         with self._store.read() as connection:
             if replacements.forecast_of(connection, run.key, slow.node, since) is not None:
                 return True
-        future = forecaster.submit(run.id, STEPS)
+        # Other presets would take most of the time, on cores that the run may need.
+        future = forecaster.submit(run.id, STEPS, presets=())
         while not concurrent.futures.wait([future], _POLL_S).done:
             if stop.is_set():
                 return False

@@ -16,12 +16,18 @@ of its GPUs run at a lower clock, and why.
 
 from paceline_backend.insight.attribution.load import read_rows
 from paceline_backend.insight.attribution.model import Rows
-from paceline_backend.insight.attribution.nodes import SlowNode, slow_node, throttled
+from paceline_backend.insight.attribution.nodes import (
+    FEWEST_STEPS,
+    SlowNode,
+    slow_node,
+    throttled,
+)
 from paceline_backend.insight.attribution.verdict import CAUSES, Attribution, Worker, attribute
 from paceline_backend.insight.attribution.words import words, worker_words
 
 __all__ = [
     "CAUSES",
+    "FEWEST_STEPS",
     "Attribution",
     "Rows",
     "SlowNode",

@@ -18,6 +18,7 @@ _FRACTIONS = {
     "a fifth": 1 / 5,
     "a tenth": 1 / 10,
 }
+FEWEST_STEPS = 20  # that a verdict about a node rests on; the first steps of ranks are uneven
 _NEAR = 0.06  # so far off a fraction may be
 
 
@@ -45,11 +46,15 @@ class SlowNode:
 def slow_node(attribution: Attribution, placement: Sequence[str] | None) -> SlowNode | None:
     """The node of all slow ranks; None: there are none, or they sit on several, or nobody knows.
 
+    Fewer than `FEWEST_STEPS` steps name no node.
+
     Args:
         attribution: of steps in which the ranks had this placement.
         placement: each rank's node; None: unknown.
     """
     workers = attribution.workers
+    if len(attribution.step) < FEWEST_STEPS:
+        return None
     if placement is None or len(placement) != len(workers) or len(set(placement)) < 2:
         return None
     cause = "node"

@@ -93,6 +93,7 @@ class Forecast(msgspec.Struct, frozen=True):
     replicates: int = 0  # simulations of each preset
     decision: Decision | None = None
     slow_node: NodeForecast | None = None  # None: no node is named slow
+    all_presets: bool = True  # False: some presets only, as for a slow node
 
     def of(self, policy: str) -> PresetForecast | None:
         """The forecast of the preset with this name; None: there is none."""

@@ -8,6 +8,7 @@ import multiprocessing
 import os
 import signal
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.connection import Connection
@@ -34,17 +35,19 @@ class Forecaster:
         self._pool: ProcessPoolExecutor | None = None
         self._alive: Connection | None = None  # the child ends when this is closed
 
-    def submit(self, run: str, steps: int) -> Future[Forecast]:
+    def submit(
+        self, run: str, steps: int, presets: Sequence[str] | None = None
+    ) -> Future[Forecast]:
         """`whatif.forecast.forecast` of a run; the future raises the errors of that function."""
         with self._lock:
             if self._pool is not None:
                 with contextlib.suppress(BrokenProcessPool):  # the child was killed: start another
-                    return self._pool.submit(_forecast, self._database, run, steps)
+                    return self._pool.submit(_forecast, self._database, run, steps, presets)
                 self._end()
             spawn = multiprocessing.get_context("spawn")
             ends, self._alive = spawn.Pipe(duplex=False)
             self._pool = ProcessPoolExecutor(1, spawn, _begin, (ends,))
-            made = self._pool.submit(_forecast, self._database, run, steps)
+            made = self._pool.submit(_forecast, self._database, run, steps, presets)
             ends.close()  # the child has its own
             return made
 
@@ -81,10 +84,10 @@ def _end_with(parent: Connection) -> None:
     os._exit(0)
 
 
-def _forecast(database: str, run: str, steps: int) -> Forecast:
+def _forecast(database: str, run: str, steps: int, presets: Sequence[str] | None) -> Forecast:
     from paceline_backend.insight.whatif.forecast import forecast
 
-    return forecast(_store(database), run, steps=steps)
+    return forecast(_store(database), run, steps=steps, presets=presets)
 
 
 @functools.cache

@@ -105,7 +105,11 @@ def of_state(
         why = f"the policy in force cannot be simulated: {left_out[state.policy]}"
         return Forecast(run_id, made_at, current, reason=why)
     made = _answer(run_id, made_at, state, basis, simulated, left_out)
-    return msgspec.structs.replace(made, slow_node=_of_slow_node(made, basis, in_force, simulated))
+    return msgspec.structs.replace(
+        made,
+        slow_node=_of_slow_node(made, basis, in_force, simulated),
+        all_presets=set(policies.names()) <= {*wanted, state.policy},
+    )
 
 
 def _of_slow_node(
