@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
 import socket
 import subprocess
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import psutil
 
@@ -21,17 +24,38 @@ def default_name() -> str:
 
 def describe(name: str) -> NodeState:
     """Cores that this process may use, memory in bytes, names of GPUs; without importing torch."""
-    affinity = getattr(os, "sched_getaffinity", None)  # Linux: a container may have fewer cores
-    cores = len(affinity(0)) if affinity else psutil.cpu_count() or 1
     return NodeState(
         node=name,
         hostname=socket.gethostname(),
-        cores=cores,
+        cores=cores(),
         memory_bytes=psutil.virtual_memory().total,
         gpus=gpus(),
         at=time.time(),
         paceline=__version__,
     )
+
+
+def cores(own: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cgroup")) -> int:
+    """Cores that this process may use, at least 1.
+
+    A container has those of its affinity, and as much time of them as its quota gives (version 2 of
+    Linux's control groups).
+
+    Args:
+        own: the file that says in which control groups this process is.
+        groups: the folder of all control groups.
+    """
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
+    number = len(affinity(0)) if affinity else psutil.cpu_count() or 1
+    with suppress(OSError, ValueError):
+        [path] = [line[3:] for line in own.read_text().splitlines() if line.startswith("0::")]
+        group = groups / path.lstrip("/")
+        while group.is_relative_to(groups):  # those above bind, too
+            with suppress(OSError, ValueError):  # the uppermost has no limit; "max" is none
+                limit_us, period_us = map(int, (group / "cpu.max").read_text().split())
+                number = min(number, math.ceil(limit_us / period_us))
+            group = group.parent
+    return max(1, number)
 
 
 def address_towards(address: str) -> str:

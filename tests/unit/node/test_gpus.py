@@ -8,6 +8,7 @@ No GPU is here: NVML's functions are stood in for. Its names and numbers are tho
 from __future__ import annotations
 
 import sys
+import threading
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from paceline.node.health import gpus
 from paceline.node.health.gpus import Gpus, reasons
 from paceline.wire import GpuState
 from paceline_backend.insight.attribution import throttled
+from support.waiting import until
 
 
 class NVMLError(Exception):
@@ -65,6 +67,9 @@ class Nvml(SimpleNamespace):
         raise NVMLError("Not Supported")
 
 
+HOT = GpuState(780, 1980, ["heat"], 87, 212.5, None)
+
+
 def use(monkeypatch: pytest.MonkeyPatch, nvml: Any) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
 
@@ -74,15 +79,23 @@ def test_without_the_package_nothing_is_told(monkeypatch: pytest.MonkeyPatch) ->
     assert Gpus().read() == []
 
 
-def test_without_a_driver_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_nothing_is_told(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     use(monkeypatch, Nvml(missing=True))
-    assert Gpus().read() == []
+    monkeypatch.setattr(gpus, "PATIENCE_S", 0.0)
+    states = Gpus()
+    until(lambda: not states._is_there, "the answer of the library")
+    assert [states.read(), states.read()] == [[], []]
+    assert not caplog.records, "no driver is missed"
 
 
 def test_what_the_driver_says(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, Nvml())
-    [state] = Gpus().read()
-    assert state == GpuState(780, 1980, ["heat"], 87, 212.5, None)
+    states = Gpus()
+    until(states.read, "the first answer")
+    [state] = states.read()
+    assert state == HOT
 
 
 def test_a_gpu_that_is_lost_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,9 +103,28 @@ def test_a_gpu_that_is_lost_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, nvml)
     states = Gpus()
     nvml.lost = True
-    assert states.read() == [GpuState()]
+    until(lambda: states.read() == [GpuState()], "the answer")
     nvml.lost = False
-    assert len(states.read()) == 1
+    until(lambda: states.read() == [HOT], "the GPU")
+
+
+def test_a_driver_that_hangs_holds_nobody_up(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    nvml, answers = Nvml(), threading.Event()
+    count = nvml.nvmlDeviceGetCount
+    nvml.nvmlDeviceGetCount = lambda: answers.wait() and count()
+    use(monkeypatch, nvml)
+    states = Gpus()
+    assert states.read() == []
+    assert not caplog.records
+    monkeypatch.setattr(gpus, "PATIENCE_S", 0.0)
+    assert [states.read(), states.read()] == [[], []]
+    [warning] = caplog.messages
+    assert "has not answered for 0 s" in warning
+    answers.set()
+    monkeypatch.setattr(gpus, "PATIENCE_S", 3600.0)
+    until(lambda: states.read() == [HOT], "the driver to answer again")
 
 
 def test_reasons_have_words() -> None:

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import msgspec
 
+from paceline.node import machine
 from paceline.node.processes import die_with_parent
 from paceline.wire import NodeCheck
 
@@ -60,8 +61,8 @@ def _compute() -> float:
     """10⁹ floating-point operations in a second of one core, while all cores work."""
     import numpy as np
 
-    cores = min(len(os.sched_getaffinity(0)), _MOST_THREADS)
-    matrices = [np.full((_EDGE, _EDGE), 1e-3, np.float32) for _ in range(cores)]
+    count = min(machine.cores(), _MOST_THREADS)
+    matrices = [np.full((_EDGE, _EDGE), 1e-3, np.float32) for _ in range(count)]
 
     def multiply(matrix: np.ndarray[tuple[int, int], np.dtype[np.float32]]) -> None:
         result = np.empty_like(matrix)

@@ -7,6 +7,8 @@ there. Without either, a node says nothing about its GPUs but their names.
 from __future__ import annotations
 
 import logging
+import threading
+import time
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any
@@ -24,26 +26,60 @@ _REASONS = {
     0x80: "the power supply",
     0x100: "the clock of the display",
 }
+PATIENCE_S = 10.0  # with a driver that does not answer
 _log = logging.getLogger(__name__)
 
 
 class Gpus:
-    """Reads the states of all GPUs; never raises, and asks nobody again where there is no NVML."""
+    """Reads the states of all GPUs in a thread of its own, which a driver that hangs may block."""
 
     def __init__(self) -> None:
-        self._nvml = _opened()
+        self._asked = threading.Event()
+        self._asked_at: float | None = None  # None: the newest question is answered
+        self._states: list[GpuState] = []
+        self._is_told = False  # that the driver does not answer
+        self._is_there = True  # NVML, as far as is known
+        threading.Thread(target=self._work, name="paceline-gpus", daemon=True).start()
 
     def read(self) -> list[GpuState]:
-        """The state of each GPU; empty where there is no NVML, or it fails at present."""
-        nvml = self._nvml
-        if nvml is None:
+        """The state of each GPU as of the call before this one; returns at once, never raises.
+
+        Empty where there is no NVML, and where NVML fails or has not answered for `PATIENCE_S`.
+        """
+        now = time.monotonic()
+        if not self._is_there:
             return []
-        try:
-            count = nvml.nvmlDeviceGetCount()
-        except nvml.NVMLError as error:
-            _log.debug("the GPUs' states cannot be read: %s", error)
+        if self._asked_at is None:
+            self._asked_at = now
+            self._asked.set()
+        elif now >= self._asked_at + PATIENCE_S:
+            if not self._is_told:
+                _log.warning(
+                    "the driver of this node's NVIDIA GPUs has not answered for %g s: nothing is "
+                    "told of their states until it does",
+                    PATIENCE_S,
+                )
+            self._is_told = True
             return []
-        return [_state(nvml, index) for index in range(count)]
+        return self._states
+
+    def _work(self) -> None:
+        nvml = _opened()
+        self._is_there = nvml is not None
+        while self._is_there:
+            self._asked.wait()
+            self._asked.clear()
+            self._states, self._is_told = _states(nvml), False
+            self._asked_at = None
+
+
+def _states(nvml: Any) -> list[GpuState]:
+    try:
+        count = nvml.nvmlDeviceGetCount()
+    except nvml.NVMLError as error:
+        _log.debug("the GPUs' states cannot be read: %s", error)
+        return []
+    return [_state(nvml, index) for index in range(count)]
 
 
 def _opened() -> Any:
