@@ -15,6 +15,7 @@ from torch.nn.functional import mse_loss
 
 import paceline
 from paceline.train.checkpoint.saver import Saver
+from paceline.train.sync.outer import Outer
 from paceline.wire import ALLREDUCE
 from paceline.wire.synchronisation import Synchronisation
 from support.relaxing import planned
@@ -31,6 +32,17 @@ class Log:
     saved: list[int] = field(default_factory=list)  # how many steps checkpoints were of
     began: Tensor = field(default_factory=lambda: torch.empty(0))  # parameters at the start
     momentum: Tensor = field(default_factory=lambda: torch.empty(0))  # of a parameter, then
+    outer: list[OuterStep] = field(default_factory=list)
+
+
+@dataclass
+class OuterStep:
+    """A step of the outer optimiser."""
+
+    step: int  # in which the rank was
+    part: int
+    mean: Tensor
+    becomes: Tensor
 
 
 def train(
@@ -40,6 +52,7 @@ def train(
     chain: list[Synchronisation] | None = None,
     accumulate: int = 1,
     count: int = 24,
+    first: Synchronisation = ALLREDUCE,
 ) -> Log:
     """Trains N samples in steps of 4, in segments of four steps, with checkpoints.
 
@@ -50,10 +63,17 @@ def train(
         chain: the segments' synchronisers, after the first segment; None: all-reduce.
         accumulate: steps until the optimiser steps.
         count: N.
+        first: the first segment's synchroniser.
     """
     log = Log()
     torch.manual_seed(0)
-    save = Saver.save
+    save, step = Saver.save, Outer.step
+
+    def stepped(outer: Outer, rules: Any, part: int, mean: Tensor) -> Tensor:
+        mean = mean.clone()
+        becomes = step(outer, rules, part, mean)
+        log.outer.append(OuterStep(log.steps[-1], part, mean, becomes.clone()))
+        return becomes
 
     def noted(saver: Saver, position: Any, *more: Any) -> None:
         log.saved.append(position.step)
@@ -61,7 +81,8 @@ def train(
 
     with (
         mock.patch.object(Saver, "save", noted),
-        planned(chain or [ALLREDUCE]),
+        mock.patch.object(Outer, "step", stepped),
+        planned(chain or [ALLREDUCE], first=first),
         contextlib.closing(paceline.Session(Numbered(count), global_batch=4)) as session,
     ):
         loader = session.loader()

@@ -19,6 +19,7 @@ from paceline.core.errors import PacelineError
 from paceline.train.parts import Step
 from paceline.train.sync import make
 from paceline.train.sync.base import Round, Synchroniser
+from paceline.train.sync.outer import Outer
 from paceline.train.sync.peers import Peers
 from paceline.train.sync.rounds import Rounds
 from paceline.wire.synchronisation import Synchronisation
@@ -164,7 +165,7 @@ def train(
         optimiser = torch.optim.SGD(parameters, 1.0)
         records: list[Round] = []
         synchroniser: Synchroniser = make(
-            what, of, "train", parameters, optimiser, 1, records.append
+            what, of, "train", parameters, optimiser, 1, Outer(), records.append
         )
         weight = weights[of.rank] if weights else 1 / of.world
         factor = weight * of.world if synchroniser.weighs else 1.0  # as wrapped models weigh

@@ -18,6 +18,7 @@ from torch import nn
 from paceline.train.parts import Step
 from paceline.train.sync import averaging, gradients, make, peers
 from paceline.train.sync.base import Ranks, Round
+from paceline.train.sync.outer import Outer
 from paceline.wire.synchronisation import Synchronisation
 from support import virtual
 from support.virtual import REDUCED, Group, Scheduler
@@ -217,7 +218,9 @@ def train(
                 parameters = [nn.Parameter(torch.zeros(2))]
                 optimiser = torch.optim.SGD(parameters, 1.0, momentum=0.5)
                 optimiser.state[parameters[0]]["momentum_buffer"] = torch.zeros(2)
-                synchroniser = make(what, made[rank], "s", parameters, optimiser, seed, tell)
+                synchroniser = make(
+                    what, made[rank], "s", parameters, optimiser, seed, Outer(), tell
+                )
                 for number, lasts_s in enumerate(work_s[rank]):
                     ends = scheduler.now + lasts_s
                     scheduler.wait(lambda ends=ends: ends)  # type: ignore[misc]

@@ -2,12 +2,36 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 
-def is_due(step: int, every: int | None) -> bool:
-    """Whether replicas become their mean after a step.
+
+def part_due(step: int, every: int | None, parts: int = 1) -> int | None:
+    """The part of the parameters that becomes its mean after a step; None: no part does.
+
+    Parts take turns, ``every / parts`` steps apart, so that each has a mean every `every` steps.
 
     Args:
         step: of the run, from 0.
-        every: steps between two means (H of local SGD); None: only where all ranks meet.
+        every: steps between two means of a part (H of local SGD); None: only where all ranks meet.
+        parts: P, at most `every`.
     """
-    return every is not None and (step + 1) % every == 0
+    if every is None:
+        return None
+    at = (step + 1) % every
+    return next((part for part in range(parts) if part * every // parts == at), None)
+
+
+def parted(sizes: Sequence[int], parts: int) -> list[list[int]]:
+    """Which parameters are in each part: neighbours, so that parts are about equally large.
+
+    Args:
+        sizes: numbers in each parameter.
+        parts: P; with fewer parameters, some parts are empty.
+    """
+    made: list[list[int]] = [[] for _ in range(parts)]
+    total, before = max(sum(sizes), 1), 0
+    for number, size in enumerate(sizes):
+        middle = before + size / 2
+        made[min(int(parts * middle / total), parts - 1)].append(number)
+        before += size
+    return made

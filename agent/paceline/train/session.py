@@ -276,7 +276,8 @@ class Session:
         self._loop.refuse_begun("call session.checkpoint(…)")
         contents = Contents.of(model, optimizer, scheduler, scaler)
         schedule = Schedule(Path(directory), every_steps, every_s, keep)
-        self._loop.save_with(Saver(schedule, contents, self.rank, self._loop.terms.samples))
+        samples, outer = self._loop.terms.samples, self._loop.gate.outer
+        self._loop.save_with(Saver(schedule, contents, self.rank, samples, outer))
 
     def log(self, *, loss: torch.Tensor | float) -> None:
         """Reports the loss of the current step, this rank's mean; never waits for the device.

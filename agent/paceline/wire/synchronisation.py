@@ -32,10 +32,23 @@ class NoRules(_Rules, frozen=True):
     """The synchroniser takes no parameters."""
 
 
+class OuterRules(_Rules, frozen=True, kw_only=True):
+    """An optimiser of the means: SGD with Nesterov momentum on what replicas changed since."""
+
+    rate: Annotated[float, Meta(gt=0, le=10)]
+    momentum: Annotated[float, Meta(ge=0, lt=1)]
+
+
 class AveragingRules(_Rules, frozen=True, kw_only=True):
-    """When replicas become their mean."""
+    """When replicas become their mean, and what becomes of the mean."""
 
     every: Positive | None  # steps between two means; None: only at an epoch's end
+    outer: OuterRules | None = None  # None: the mean itself is what ranks go on with
+    parts: Positive = 1  # of the parameters, each of which has its means at steps of its own
+
+    def __post_init__(self) -> None:
+        if self.parts > (self.every or 1):
+            raise ValueError(f"parts: {self.parts}; give {self.every or 1} or less, as `every`")
 
 
 class RoundRules(_Rules, frozen=True, kw_only=True):

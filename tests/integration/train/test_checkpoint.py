@@ -59,6 +59,41 @@ def test_a_relaxed_policy_saves_where_ranks_have_met(
         assert log.steps == list(range(steps[-1], 27))
 
 
+def test_an_outer_optimiser_goes_on_over_epochs_and_from_a_checkpoint(
+    ranks: Ranks, tmp_path: Path
+) -> None:
+    """Its steps are those of torch's SGD with Nesterov momentum, on what the means have changed.
+
+    An epoch has nine steps and ends between two outer steps. After the first of three epochs
+    training goes on from a checkpoint.
+    """
+    rate, momentum = 0.7, 0.9
+    rules = {"every": 4, "outer": {"rate": rate, "momentum": momentum}, "parts": 2}
+    what = convert("averaging", rules)
+    steps: list[checkpoints.OuterStep] = []
+    begins: list[torch.Tensor] = []
+    for epochs in (1, 3):
+        given = str(tmp_path), epochs, {"every_steps": 2}, [what], 1, 36, what
+        logs: list[Log] = ranks.run(checkpoints.train, *given)
+        for mine, others in zip(logs[0].outer, logs[1].outer, strict=True):
+            assert torch.equal(mine.becomes, others.becomes)
+        steps += logs[0].outer
+        begins += [logs[0].after[0]] if epochs == 1 else []  # step 0 is all-reduced
+    # Step 9 is all-reduced: a script's first step, after a restart, too.
+    due = [(step, 0 if step % 4 == 3 else 1) for step in range(1, 27, 2) if step != 9]
+    assert [(each.step, each.part) for each in steps] == due
+    lengths = [len(next(each.mean for each in steps if each.part == part)) for part in (0, 1)]
+    assert sum(lengths) == len(begins[0])
+    for part, begin in enumerate(begins[0].split(lengths)):
+        anchor = torch.nn.Parameter(begin.clone())
+        reference = torch.optim.SGD([anchor], rate, momentum=momentum, nesterov=True)
+        for each in steps:
+            if each.part == part:
+                anchor.grad = anchor.detach() - each.mean
+                reference.step()
+                torch.testing.assert_close(each.becomes, anchor.detach())
+
+
 def test_ranks_agree_on_checkpoints_by_time(ranks: Ranks, tmp_path: Path) -> None:
     """At the end of each segment, as each lasts longer than that; segments have four steps."""
     logs: list[Log] = ranks.run(checkpoints.train, str(tmp_path), 1, {"every_s": 1e-9, "keep": 9})

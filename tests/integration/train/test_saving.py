@@ -19,6 +19,7 @@ from paceline.train.checkpoint.contents import Contents
 from paceline.train.checkpoint.folder import Folder
 from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver, Schedule
+from paceline.train.sync.outer import Outer
 from support.sessions import Numbered, network, parameters
 from support.waiting import until
 
@@ -82,7 +83,9 @@ def test_training_goes_on_while_a_checkpoint_is_written(
 
     again = network()
     state = torch.optim.SGD(again.parameters(), 0.05, momentum=0.9)
-    saver = Saver(Schedule(tmp_path, 20, None, 1), Contents.of(again, state, None, None), 0, 96)
+    saver = Saver(
+        Schedule(tmp_path, 20, None, 1), Contents.of(again, state, None, None), 0, 96, Outer()
+    )
     position = saver.load()
     assert position is not None
     assert position.step == 18
@@ -144,7 +147,7 @@ def test_a_save_waits_for_the_one_before(tmp_path: Path, monkeypatch: pytest.Mon
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     contents = Contents.of(model, optimizer, None, None)
-    saver = Saver(Schedule(tmp_path, None, 1.0, 1), contents, 0, 8)
+    saver = Saver(Schedule(tmp_path, None, 1.0, 1), contents, 0, 8, Outer())
     saver.save(Position(0, 1))
     saver.save(Position(0, 2))
     assert finished[:1] == [1]
@@ -168,7 +171,7 @@ def test_a_checkpoint_is_whole_only_once_its_steps_are_reported(
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
     contents = Contents.of(model, optimizer, None, None)
-    saver = Saver(Schedule(tmp_path, 1, None, 1), contents, 0, 8)
+    saver = Saver(Schedule(tmp_path, 1, None, 1), contents, 0, 8, Outer())
     saver.save(Position(0, 1), Reported())
     saver.close()
     assert order == ["reported", "written", "whole"]

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from paceline.core.means import is_due
+from paceline.core.means import part_due
 from paceline.core.pairs import Partners
 from paceline_backend.simulator import sync
 from paceline_backend.simulator.sync.base import Timeline
@@ -55,7 +55,7 @@ def test_ranks_take_means_of_all_as_the_simulator_says(given: Scenario) -> None:
     for real, model in zip(ran.ended_at, ends_of(timeline), strict=True):
         assert real == pytest.approx(model), "with the meeting at the epoch's end"
     every = given.what.parameters.every  # type: ignore[union-attr]
-    due = [step for step in range(len(given.work_s)) if is_due(step, every)]
+    due = [step for step in range(len(given.work_s)) if part_due(step, every) is not None]
     on_the_way = [step for step in due if step + 1 < len(given.work_s)]
     reported = ran.rounds[0]
     assert not any(ran.rounds[1:]), "rank 0 tells"

@@ -6,7 +6,7 @@ and scaler into values and back. `folder.Folder` keeps whole checkpoints apart f
 `saver.Saver` brings these together: `Session.checkpoint` makes it on every rank, it loads the
 newest checkpoint, and the loop asks it after each step whether a checkpoint is due::
 
-    saver = Saver(Schedule(directory, 100, None, 2), contents, rank, samples)
+    saver = Saver(Schedule(directory, 100, None, 2), contents, rank, samples, gate.outer)
     position = saver.load()
     ...
     if saver.due(step, stepped):

@@ -27,6 +27,7 @@ from paceline.train.checkpoint.folder import Folder
 from paceline.train.checkpoint.position import Position
 from paceline.train.meeting import TIMEOUT
 from paceline.train.parts import Step
+from paceline.train.sync.outer import Outer
 
 logger = logging.getLogger(__name__)
 
@@ -74,13 +75,16 @@ class Saver:
         contents: what the script trains with.
         rank: this rank.
         samples: N.
+        outer: the session's outer optimiser.
     """
 
-    def __init__(self, schedule: Schedule, contents: Contents, rank: int, samples: int) -> None:
+    def __init__(
+        self, schedule: Schedule, contents: Contents, rank: int, samples: int, outer: Outer
+    ) -> None:
         # It takes a second: not in a step, nor in a thread while data loaders fork.
         importlib.import_module("paceline.train.checkpoint.storage")
         self._schedule, self._contents = schedule, contents
-        self._rank, self._samples = rank, samples
+        self._rank, self._samples, self._outer = rank, samples, outer
         self._folder = Folder(schedule.directory, schedule.keep)
         # Of its own: the default one may be NCCL's, and a synchroniser's threads use theirs.
         several = dist.is_available() and dist.is_initialized()
@@ -106,6 +110,7 @@ class Saver:
         state = self._read(newest)
         position = Position.of_state(state["session"], self._samples)
         self._contents.load(state)
+        self._outer.load(state)
         self._random = {k: v for k, v in state.items() if k.startswith("random/")}
         self._steps = self._saved = newest
         if self._rank == 0:
@@ -223,6 +228,7 @@ class Saver:
         return {
             **mine,
             **self._contents.state(),
+            **self._outer.state(),
             "session": position.as_state(self._samples, self._rank),
         }
 

@@ -10,6 +10,7 @@ from paceline.core.rounds import Call, Drift
 from paceline.train.sync.averaging import Averaging
 from paceline.train.sync.base import OnRound, Ranks, Synchroniser
 from paceline.train.sync.hierarchical import Hierarchical, Server
+from paceline.train.sync.outer import Outer
 from paceline.train.sync.pairwise import Pairwise
 from paceline.train.sync.partial import Partial
 from paceline.wire import synchronisation
@@ -22,6 +23,7 @@ def make(
     parameters: list[nn.Parameter],
     optimiser: torch.optim.Optimizer,
     seed: int,
+    outer: Outer,
     on_round: OnRound | None = None,
 ) -> Synchroniser:
     """The synchroniser of a segment on one rank; each makes it.
@@ -33,12 +35,13 @@ def make(
         parameters: that are trained, in the same order on all ranks.
         optimiser: of them.
         seed: of what is drawn at random, new for each segment.
+        outer: the session's outer optimiser, which some synchronisers use.
         on_round: called with each round, on one of the ranks that are in it.
     """
     of_first = on_round if ranks.rank == 0 else None
     match what:
         case synchronisation.Averaging(rules):
-            return Averaging(ranks, parameters, rules.every, of_first)
+            return Averaging(ranks, parameters, rules, outer, of_first)
         case synchronisation.Pairwise():
             return Pairwise(ranks, prefix, parameters, seed, on_round)
         case synchronisation.Hierarchical(rules):

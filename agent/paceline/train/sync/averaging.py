@@ -1,28 +1,35 @@
-"""Each rank steps alone, and now and then replicas become their mean: local SGD, one-shot means."""
+"""Each rank steps alone; now and then replicas become their mean: local SGD, OSA, DiLoCo."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from paceline.core.means import is_due
+from paceline.core.means import part_due, parted
 from paceline.train.parts import Step
 from paceline.train.sync.base import OnRound, Ranks, Round, no_gradient
 from paceline.train.sync.gradients import averaged
+from paceline.train.sync.outer import Outer
+from paceline.wire.synchronisation import AveragingRules, OuterRules
 
 
 class Averaging:
     """Each rank steps alone. Every few steps all ranks' parameters become their mean.
 
-    In the mean, a rank weighs as much as the work that it has done since the previous mean.
+    In the mean, a rank weighs as much as the work that it has done since the previous mean. With an
+    outer optimiser, parameters become what its step makes of the mean. Where all ranks meet between
+    two such steps, the mean is all: the next step has the whole change since the one before.
 
     Args:
         ranks: that take part.
         parameters: that are trained, in the same order on all ranks.
-        every: steps between two means (H of local SGD); None: only when ranks meet.
+        rules: when there is a mean, of which parts, and what becomes of it.
+        outer: the session's outer optimiser.
         on_round: called with each mean.
     """
 
@@ -32,12 +39,18 @@ class Averaging:
         self,
         ranks: Ranks,
         parameters: list[nn.Parameter],
-        every: int | None,
+        rules: AveragingRules,
+        outer: Outer,
         on_round: OnRound | None = None,
     ) -> None:
-        self._ranks, self._parameters, self._every = ranks, parameters, every
+        self._ranks, self._parameters, self._rules = ranks, parameters, rules
         self._on_round = on_round
-        self._work = 0.0  # Σ of the steps' weights since the previous mean
+        numbers = parted([p.numel() for p in parameters], rules.parts)
+        self._parts = [[parameters[k] for k in part] for part in numbers]
+        self._outer = outer
+        if rules.outer is not None:
+            outer.begin(self._parts)
+        self._work = [0.0] * rules.parts  # Σ of the steps' weights since each part's previous mean
         self._samples = 0  # of earlier steps, whose gradients are still in .grad
         self._stepped = -1  # the latest step in which the optimiser stepped
         self._means = 0  # how many there were
@@ -51,35 +64,37 @@ class Averaging:
     def body_done(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.body_done`."""
         self._samples = 0 if self._stepped == step.step else self._samples + step.samples
-        self._work += step.weight
-        if is_due(step.step, self._every):
-            self._mean()
+        self._work = [work + step.weight for work in self._work]
+        part = part_due(step.step, self._rules.every, self._rules.parts)
+        if part is not None:
+            self._mean([part], self._rules.outer)
 
     def meet(self, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.meet`. Afterwards the optimisers' states are equal, too."""
-        self._mean()
+        self._mean(range(len(self._parts)), None)
         alike(optimiser, self._parameters, self._ranks)
 
     def abort(self, reason: str) -> None:
         """See `Synchroniser.abort`."""
         dist.destroy_process_group(self._ranks.group)  # so the others' collectives fail
 
-    def _mean(self) -> None:
+    def _mean(self, parts: Sequence[int], rules: OuterRules | None) -> None:
+        """Parts of the parameters become their mean, or what an outer optimiser makes of it."""
         began = time.perf_counter()
-        given = float(self._work > 0)
-        (givers,) = averaged(
-            [p.data for p in self._parameters], self._work, self._ranks.group, [given]
-        )
-        self._work = 0.0
+        givers, size = 0, 0
+        for part in parts:
+            tensors, work = [p.data for p in self._parts[part]], self._work[part]
+            if not tensors:
+                continue
+            then = None if rules is None else partial(self._outer.step, rules, part)
+            (gave,) = averaged(tensors, work, self._ranks.group, [float(work > 0)], then)
+            self._work[part] = 0.0
+            givers = max(givers, round(gave))
+            size += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
         number, self._means = self._means, self._means + 1
         if self._on_round is not None:
-            size = sum(p.numel() * p.element_size() for p in self._parameters)
             took_s = time.perf_counter() - began
-            self._on_round(
-                Round(
-                    number, self._ranks.world, round(givers), [round(givers)], 0, 0.0, took_s, size
-                )
-            )
+            self._on_round(Round(number, self._ranks.world, givers, [givers], 0, 0.0, took_s, size))
 
 
 def alike(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter], ranks: Ranks) -> None:

@@ -24,6 +24,7 @@ from paceline.train.sync.agreement import LoopAgreement
 from paceline.train.sync.base import Ranks, Round, Synchroniser
 from paceline.train.sync.discovery import exception_ends_loop
 from paceline.train.sync.optimiser import ScriptOptimiser, unscaled
+from paceline.train.sync.outer import Outer
 from paceline.train.sync.partial import Partial
 from paceline.train.sync.stealing import Stealing
 from paceline.train.sync.suitability import Suitability, Suits
@@ -68,6 +69,7 @@ class SyncGate:
         self.models: list[WeightedDDP | SingleProcess] = []  # `Session.wrap` adds to it
         self.on_round: OnRound | None = None  # called with rounds, on a rank that reports them
         self.stealing: Stealing | None = None  # None until training begins
+        self.outer = Outer()
         self._unwrapped = UnwrappedModels(current, self.models, store, rank)
         self._script = ScriptOptimiser()
         self.suitability = Suitability(self._script, self.models)  # it reports fallbacks
@@ -131,6 +133,7 @@ class SyncGate:
             return
         self._meet()
         self._reduce(True)  # also where the script does not suit the new synchroniser
+        self.outer.keep_for(step.synchroniser)
         if self._current.world == 1:
             return
         if waits or not (reduces or unchanged):
@@ -247,6 +250,7 @@ class SyncGate:
             self._parameters(),
             self._script.chosen(),
             self._seed + step.segment,
+            self.outer,
             self._report,
         )
         self._reduce(False)

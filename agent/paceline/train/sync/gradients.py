@@ -217,7 +217,11 @@ def spread(vector: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
 
 
 def averaged(
-    tensors: Sequence[torch.Tensor], weight: float, group: Any, counts: Sequence[float] = ()
+    tensors: Sequence[torch.Tensor],
+    weight: float,
+    group: Any,
+    counts: Sequence[float] = (),
+    then: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> list[float]:
     """Replaces tensors by their weighted mean over ranks, in place.
 
@@ -226,6 +230,7 @@ def averaged(
         weight: of this rank. If all weights are 0, each rank keeps its own tensors.
         group: of ranks.
         counts: a few numbers to be summed over ranks.
+        then: what is made of the mean, a vector; None: the mean itself is taken.
 
     Returns:
         the sums of `counts`.
@@ -234,5 +239,6 @@ def averaged(
     vector = torch.cat([flat * weight, torch.tensor([weight, *counts])])
     dist.all_reduce(vector, group=group)
     if total := float(vector[len(flat)]):
-        spread(vector[: len(flat)] / total, tensors)
+        mean = vector[: len(flat)] / total
+        spread(mean if then is None else then(mean), tensors)
     return [float(total) for total in vector[len(flat) + 1 :].tolist()]

@@ -16,7 +16,9 @@ from paceline.train.parts import Step
 from paceline.train.sync.averaging import Averaging
 from paceline.train.sync.base import OnRound, Ranks, Round
 from paceline.train.sync.gradients import joined, spread
+from paceline.train.sync.outer import Outer
 from paceline.train.sync.peers import Courier, Peers
+from paceline.wire.synchronisation import AveragingRules
 
 
 class Pairwise(Averaging):
@@ -49,7 +51,7 @@ class Pairwise(Averaging):
         seed: int,
         on_round: OnRound | None = None,
     ) -> None:
-        super().__init__(ranks, parameters, None)
+        super().__init__(ranks, parameters, AveragingRules(every=None), Outer())
         self._on_mean = on_round
         self._partners = pairs.Partners(ranks.rank, ranks.world, seed)
         self._asks = ranks.rank in pairs.asking(ranks.world)
@@ -82,7 +84,7 @@ class Pairwise(Averaging):
         self._courier.wait()
         self._peers.finish()
         self._take_over()
-        self._work = 1.0
+        self._work = [1.0]
         super().meet(optimiser)
 
     def abort(self, reason: str) -> None:

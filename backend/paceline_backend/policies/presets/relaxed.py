@@ -14,6 +14,7 @@ from msgspec import Meta
 from paceline.wire.synchronisation import (
     Averaging,
     AveragingRules,
+    OuterRules,
     Pairwise,
     Partial,
     PartialRules,
@@ -78,6 +79,46 @@ backup_workers = _preset(
     "Revisiting distributed synchronous SGD (backup workers)",
     lambda values: Partial(PartialRules(spare=values.spare, staleness=0, waits=True, mean=False)),
     BackupWorkersParameters,
+)
+
+
+class DilocoParameters(RelaxedParameters, frozen=True):
+    """What `diloco` takes."""
+
+    every: Annotated[
+        int, Meta(ge=1, le=10_000, description="H: steps between two outer steps.")
+    ] = 32
+    rate: Annotated[
+        float, Meta(gt=0, le=10, description="η: learning rate of the outer optimiser.")
+    ] = 0.7
+    momentum: Annotated[
+        float, Meta(ge=0, lt=1, description="μ: Nesterov momentum of the outer optimiser.")
+    ] = 0.9
+    parts: Annotated[
+        int,
+        Meta(
+            ge=1,
+            le=1024,
+            description="P: parts of the parameters that have their outer steps in turn, so that"
+            " less is sent at a time. More than every are as many as every.",
+        ),
+    ] = 1
+
+
+# The paper's outer learning rate and momentum. Its H is 500, of runs far longer than most.
+diloco = _preset(
+    "diloco",
+    "As local-sgd; an outer optimiser with momentum steps along what the mean has changed.",
+    "Douillard et al., DiLoCo: Distributed low-communication training of language models; "
+    "parts: Streaming DiLoCo",
+    lambda values: Averaging(
+        AveragingRules(
+            every=values.every,
+            outer=OuterRules(rate=values.rate, momentum=values.momentum),
+            parts=min(values.parts, values.every),
+        )
+    ),
+    DilocoParameters,
 )
 
 

@@ -48,7 +48,7 @@ def make(what: synchronisation.Synchronisation, world: int, seed: int) -> Synchr
         case synchronisation.AllReduce():
             return AllReduce()
         case synchronisation.Averaging(rules):
-            return Averaging(rules.every)
+            return Averaging(rules.every, rules.parts)
         case synchronisation.Pairwise():
             return Pairwise(world, seed)
         case synchronisation.Partial(rules):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline.core.means import is_due
+from paceline.core.means import part_due
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.sync.base import Costs, Round, Timeline, Work
 
@@ -30,13 +30,14 @@ class Averaging:
     Args:
         every: steps between two means (H of local SGD), counted over the run; None: replicas
             become their mean only at an epoch's end.
+        parts: of the parameters, which have their means in turn.
     """
 
     goes_on = True
 
-    def __init__(self, every: int | None) -> None:
-        self._every = every
-        self._worked: Floats | None = None  # [W] samples since the previous mean; None: no step yet
+    def __init__(self, every: int | None, parts: int = 1) -> None:
+        self._every, self._parts = every, parts
+        self._worked: Floats | None = None  # [P, W] samples since each part's previous mean
         self._means = 0
 
     def run(self, starts: Floats, work: Work) -> Timeline:
@@ -44,14 +45,17 @@ class Averaging:
         steps, world = work.work_s.shape
         wait_s, communication_s = np.zeros((steps, world)), np.zeros((steps, world))
         rounds: list[Round] = []
-        worked = np.zeros(world) if self._worked is None else self._worked
+        worked = np.zeros((self._parts, world)) if self._worked is None else self._worked
         now = starts
         for k in range(steps):
             now = now + work.work_s[k]
             worked = worked + work.samples[k]
-            means = int(is_due(work.first_step + k, self._every))
+            part = part_due(work.first_step + k, self._every, self._parts)
+            means = 0.0 if part is None else 1 / self._parts  # a part has a part of the bytes
+            due = [] if part is None else [part]
             if k == steps - 1 and work.epoch_end:
                 means += 2  # of replicas, and of their optimisers' states
+                due = list(range(self._parts))
             if not means:
                 continue
             wait_s[k] = now.max() - now
@@ -59,11 +63,11 @@ class Averaging:
             now = now + wait_s[k] + communication_s[k]
             # Rank 0 reports the round with its own wait and reduction.
             took_s = float(wait_s[k, 0] + communication_s[k, 0])
-            givers = int((worked > 0).sum())
-            size, ended_at = work.costs.bytes, float(now[0])
+            givers = int((worked[due] > 0).sum(axis=1).max())
+            size, ended_at = work.costs.bytes * len(due) // self._parts, float(now[0])
             rounds.append(Round(self._means, k, givers, [givers], 0, 0.0, took_s, size, ended_at))
             self._means += 1
-            worked = np.zeros(world)
+            worked[due] = 0
         self._worked = worked
         return Timeline(work.work_s, wait_s, communication_s, rounds)
 

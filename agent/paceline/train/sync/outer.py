@@ -1,0 +1,78 @@
+"""The outer optimiser of DiLoCo: SGD with Nesterov momentum on what replicas changed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from paceline.train.sync.gradients import joined
+from paceline.wire.synchronisation import Averaging, OuterRules, Synchronisation
+
+_PREFIX = "outer/"
+
+
+class Outer:
+    """Where the parameters were after the newest outer step, and the momentum. For one thread.
+
+    It outlives segments and epochs, is part of checkpoints, and is the same on all ranks. It ends
+    when another synchroniser comes into force. Vectors are on the CPU, in 32 bits, one for each
+    part of the parameters.
+
+    Douillard et al., DiLoCo, Alg. 1: with the pseudo-gradient Δ = θ − mean of the replicas,
+    ``v ← μ v + Δ``, ``θ ← θ − η (Δ + μ v)``.
+    """
+
+    def __init__(self) -> None:
+        self._what: Synchronisation | None = None  # None: loaded, or there is nothing to keep
+        self._anchors: list[torch.Tensor] = []
+        self._velocities: list[torch.Tensor] = []
+
+    def keep_for(self, what: Synchronisation) -> None:
+        """Forgets all of it if a synchroniser comes into force that needs none, or another."""
+        needed = isinstance(what, Averaging) and what.parameters.outer is not None
+        if not needed or self._what not in (None, what):
+            self._anchors, self._velocities = [], []
+        self._what = what
+
+    def begin(self, parts: Sequence[Sequence[torch.Tensor]]) -> None:
+        """Begins at the parameters as they are, unless it goes on from before.
+
+        Args:
+            parts: the parameters of each part, equal on all ranks.
+        """
+        lengths = [sum(tensor.numel() for tensor in part) for part in parts]
+        if [len(anchor) for anchor in self._anchors] != lengths:
+            self._anchors = [joined(part) if part else torch.empty(0) for part in parts]
+            self._velocities = [torch.zeros(length) for length in lengths]
+
+    def step(self, rules: OuterRules, part: int, mean: torch.Tensor) -> torch.Tensor:
+        """What a part of the parameters becomes.
+
+        Args:
+            rules: rate η and momentum μ.
+            part: its number.
+            mean: of the replicas; not used afterwards.
+        """
+        anchor, velocity = self._anchors[part], self._velocities[part]
+        change = anchor - mean
+        velocity.mul_(rules.momentum).add_(change)
+        anchor.sub_(change.add_(velocity, alpha=rules.momentum), alpha=rules.rate)
+        return anchor
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint holds of it: no entry where there is nothing to keep."""
+        named = {"anchor": self._anchors, "velocity": self._velocities}
+        return {
+            f"{_PREFIX}{name}/{number}": vector
+            for name, vectors in named.items()
+            for number, vector in enumerate(vectors)
+        }
+
+    def load(self, state: dict[str, Any]) -> None:
+        """Goes on from a checkpoint, also from one without an outer optimiser."""
+        count = sum(key.startswith(f"{_PREFIX}anchor/") for key in state)
+        self._what = None
+        self._anchors = [state[f"{_PREFIX}anchor/{number}"] for number in range(count)]
+        self._velocities = [state[f"{_PREFIX}velocity/{number}"] for number in range(count)]
