@@ -41,6 +41,7 @@ CONTENDERS = {
     "ssp": Contender("ssp"),
     "backup-workers": Contender("backup-workers"),
     "local-sgd": Contender("local-sgd"),
+    "diloco": Contender("diloco"),
     "osa": Contender("osa"),
     "ad-psgd": Contender("ad-psgd"),
     "flexrr": Contender("flexrr"),

@@ -110,6 +110,21 @@ def test_a_mean_of_local_steps_weighs_by_what_ranks_trained_with(ranks: Ranks) -
         assert answer["after"] == answer["before"] == pytest.approx([4.8] * 5)
 
 
+def test_an_outer_optimiser_steps_along_what_the_mean_has_changed(ranks: Ranks) -> None:
+    """Half of the way: two steps lead from 0 to a mean of 2.4, so to 1.2; and so twice."""
+    what = convert("averaging", {"every": 2, "outer": {"rate": 0.5, "momentum": 0}, "parts": 1})
+    answers = ranks.run(peers.by_ranks, what, 4, [0.8, 0.2, 0.0, 0.0])
+    for answer in answers:
+        assert answer["after"] == answer["before"] == pytest.approx([2.4] * 5)
+
+
+def test_where_ranks_meet_between_outer_steps_they_have_the_mean(ranks: Ranks) -> None:
+    what = convert("averaging", {"every": 1000, "outer": {"rate": 0.5, "momentum": 0.9}})
+    answers = ranks.run(peers.by_ranks, what, 2, [0.8, 0.2, 0.0, 0.0])
+    for answer in answers:
+        assert answer["after"] == pytest.approx([2.4] * 5)
+
+
 def test_a_push_may_end_later_than_what_it_pulled_is_in_use(ranks: Ranks) -> None:
     answers = ranks.run(peers.by_late_givers, hierarchical([[0, 1], [2, 3]], 1), 20)
     assert all(answer["after"] == answers[0]["after"] for answer in answers)

@@ -211,6 +211,18 @@ def test_means_of_replicas_every_so_many_steps() -> None:
     assert after_second.tolist() == [18.0, 18.0]
 
 
+def test_means_of_parts_take_turns() -> None:
+    """Two parts, each with a mean every four steps: half a reduction every two steps."""
+    work_s = np.array([[1.0, 2.0]] * 6)
+    zeros = np.zeros_like(work_s)
+    work = Work(0, work_s, np.ones((6, 2), int), zeros, Costs(round_s=0.5, bytes=8), True)
+    timeline = make(convert("averaging", {"every": 4, "parts": 2}), 2, 0).run(np.zeros(2), work)
+    assert timeline.wait_s[:, 0].tolist() == [0, 2, 0, 2, 0, 2]
+    assert timeline.communication_s[:, 1].tolist() == [0, 0.25, 0, 0.25, 0, 1.25]
+    assert [each.bytes for each in timeline.rounds] == [4, 4, 8]
+    assert [each.contributors for each in timeline.rounds] == [2, 2, 2]
+
+
 def test_an_all_reduce_waits_for_the_slowest_in_each_step() -> None:
     timeline = run(ALLREDUCE, [[1, 3], [4, 2]], Costs(round_s=0.5))
     assert timeline.wait_s.tolist() == [[2, 0], [0, 2]]
