@@ -45,6 +45,10 @@ class Runs:
         self.ids[way] = self.stack.api("POST", "/runs", body | fields)["id"]
         return self.ids[way]
 
+    def asking(self, way: str) -> list[str]:
+        """Arguments of the command line."""
+        return ["--after", str(AFTER_S), "--server", self.stack.url, self.ids[way]]
+
     def let_go(self, way: str) -> None:
         (self.folder / way / "go").touch()
 
@@ -129,17 +133,22 @@ def test_a_rank_in_a_collective_that_the_other_does_not_enter(runs: Runs) -> Non
     assert said["waiting"] == [1]
     assert phases(said) == {0: "compute", 1: "sync"}
     assert "ank 1 is in the reduction of the gradients" in said["words"]
-    assert re.search(r"waits for rank 0\b", said["words"])
+    assert re.search(r"waits? for rank 0, which is in the loop's body", said["words"])
     stack = runs.stacks("collective", 0)
     assert re.fullmatch(line_of("stand_still"), stack["frame"])
     assert "barrier" in stack["text"]
 
 
+@pytest.mark.xfail(strict=True, reason='of a single rank the words say "They wait"')
+def test_a_single_rank_that_waits_is_it(runs: Runs) -> None:
+    words = runs.hangs("collective", 0)["words"]
+    assert "Rank 1 is in the reduction of the gradients. It waits for rank 0" in words
+
+
 def test_a_rank_that_is_suspended(runs: Runs) -> None:
     said = runs.hangs("suspended", 1)
     assert (said["waiting"], said["silent"]) == ([0], [1])
-    assert re.search(r"waits for rank 1\b", said["words"])
-    assert re.search(r"suspended|cut off|says nothing", said["words"]), said["words"]
+    assert "Nothing is heard of rank 1: suspended, or cut off" in said["words"]
     stack = runs.stacks("suspended", 1)
     assert stack["frame"] is None
     assert "suspended" in stack["problem"]
@@ -161,15 +170,15 @@ def test_a_long_evaluation_of_all_ranks_is_no_hang(runs: Runs, main: Main) -> No
     assert phases(said) == {0: "script", 1: "script"}
     assert (said["waiting"], said["holding"]) == ([], [])
     assert "outside of the loop" in said["words"] or "script" in said["words"], said["words"]
-    words = ("--server", runs.stack.url, runs.ids["all evaluate"])
-    code, out, _ = main("hang", *words)
-    assert (code, out.strip()) == (0, said["words"].strip())
+    code, out, _ = main("hang", *runs.asking("all evaluate"))
+    assert code == 0
+    assert "Ranks 0 and 1 are in the script's own code outside of the loop" in out
 
 
 def test_a_run_goes_on_when_its_lock_is_released(runs: Runs, main: Main) -> None:
     """Somebody asked for the stacks meanwhile, which harms nobody."""
     said = runs.hangs("lock", 1)
-    code, out, _ = main("hang", "--stacks", "--server", runs.stack.url, runs.ids["lock"])
+    code, out, _ = main("hang", "--stacks", *runs.asking("lock"))
     assert code == 4
     assert "rank 1" in out
     assert re.search(line_of("take_the_lock"), out)
@@ -295,12 +304,21 @@ def test_what_does_not_train_does_not_hang(plane: Plane) -> None:
     run = plane.start(launch=False).json()["id"]
     said = plane.get(f"runs/{run}/hang")
     assert (said["hung"], said["phases"], said["waiting"]) == (False, [], [])
-    assert said["words"]
     assert plane.ask("POST", f"runs/{run}/stop").status_code == 202
     assert not plane.get(f"runs/{run}/hang")["hung"]
     assert plane.ask("GET", f"runs/{run}/stacks").status_code == 409
     assert plane.ask("GET", "runs/nobody/hang").status_code == 404
     assert plane.ask("GET", f"runs/{run}/hang?after_s=-1").status_code == 422
+
+
+@pytest.mark.xfail(strict=True, reason='of a run that has not begun: "goes on, or has ended"')
+def test_a_run_that_has_not_begun_is_said_to_wait(plane: Plane, main: Main) -> None:
+    run = plane.start(launch=False).json()["id"]
+    root = str(plane.client.base_url.join("/")).rstrip("/")
+    code, out, _ = main("hang", "--server", root, run)
+    assert code == 0
+    assert "goes on" not in out
+    assert "pending" in out or "not begun" in out
 
 
 def test_stacks_are_not_for_viewers(plane: Plane) -> None:
