@@ -76,7 +76,8 @@ def main() -> None:
     model = session.wrap(nn.Linear(3, 1))
     optimizer = session.optimizer(torch.optim.SGD(model.parameters(), 0.01))
     loader = session.loader()
-    session.checkpoint(FOLDER / "checkpoints", model, optimizer, every_steps=2)
+    if WAY in ("resumed", "suspended, saving"):
+        session.checkpoint(FOLDER / "checkpoints", model, optimizer, every_steps=2)
     Data.stuck = WAY == "first batch" and rank == 1
     if WAY == "before the loop" and rank == 1:
         evaluate()
@@ -99,6 +100,8 @@ def main() -> None:
             time.sleep(0.05)
         if epoch == 0 and (WAY == "all evaluate" or (WAY == "one evaluates" and rank == 1)):
             evaluate()
+        if WAY not in ("lock", "nothing"):
+            continue
         enough = [released()]
         dist.broadcast_object_list(enough)
         if enough[0]:
@@ -116,7 +119,7 @@ def stand_still(rank: int, aside: dist.ProcessGroup) -> None:
         take_the_lock()
     if WAY == "collective" and rank == 0:
         dist.barrier(group=aside)
-    if WAY == "suspended" and rank == 1:
+    if WAY.startswith("suspended") and rank == 1:
         os.kill(os.getpid(), signal.SIGSTOP)
 
 

@@ -40,27 +40,29 @@ class Nodes:
     def __init__(self, server: ControlPlane) -> None:
         self.server = server
         self.bus: redis.Redis = connect(server.api("GET", "/version")["bus"])
-        self._names: list[str] = []
+        self._runs: dict[str, list[str]] = {}  # by node
 
     def add(self, *names: str) -> None:
         for name in names:
-            self._beat(name)
-            until(lambda name=name: name in self._known(), f"node {name}", pause_s=0.1)
             self.server.api("POST", f"/nodes/{name}/session", {})
-        self._names += names
+            self._beat(name, [])
+        for name in names:
+            until(lambda name=name: name in self._known(), f"node {name}", pause_s=0.1)
+            self._runs[name] = []
 
     def _known(self) -> set[str]:
         return {node["id"] for node in self.server.api("GET", "/nodes") if node["alive"]}
 
     def beat(self) -> None:
-        for name in self._names:
-            self._beat(name)
+        for name, runs in list(self._runs.items()):
+            self._beat(name, runs)
 
-    def _beat(self, name: str) -> None:
-        state = NodeState(name, name, 8, 2**30, [], time.time(), "0.2.0", [])
+    def _beat(self, name: str, runs: list[str]) -> None:
+        state = NodeState(name, name, 8, 2**30, [], time.time(), "0.2.0", runs)
         publish(self.bus, node_telemetry(name), state)
 
     def report(self, node: str, run: str, state: State, **of: Any) -> None:
+        self._runs[node] = [run]
         publish(self.bus, node_telemetry(node), RunState(state, time.time(), node, **of), run)
 
 
@@ -83,21 +85,20 @@ def answering(server: ControlPlane) -> Iterator[Nodes]:
 
 
 class Training:
-    """A run whose ranks, two on each node, report steps of two samples each.
+    """A run whose ranks, two on each of two nodes, report steps of two samples each.
 
     Args:
         nodes: that answer.
-        names: on which the run trains.
         fields: of `POST /runs`.
     """
 
-    def __init__(self, nodes: Nodes, names: Sequence[str], **fields: Any) -> None:
+    def __init__(self, nodes: Nodes, **fields: Any) -> None:
         self._nodes, self._step = nodes, 0
-        self.placement = [name for name in names for _ in range(2)]
-        body = {"script": "/shared/train.py", "nproc": 2, "policy": "bsp", "name": names[0]}
-        several = {"nodes_min": len(names), "nodes_max": len(names)}
+        body = {"script": "/shared/train.py", "nproc": 2, "policy": "bsp"}
+        several = {"nodes_min": 2, "nodes_max": 2}
         self.run = str(nodes.server.api("POST", "/runs", {**body, **several, **fields})["id"])
-        assert {row["node"] for row in self.get("/nodes")} == {*names}
+        names = [row["node"] for row in self.get("/nodes")]
+        self.placement = [name for name in names for _ in range(2)]
         for number, name in enumerate(names):
             nodes.report(name, self.run, State.STARTING, address=f"10.0.0.{number}", port=4000)
         until(lambda: self.get()["node"] in names, "a host", pause_s=0.1)

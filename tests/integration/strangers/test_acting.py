@@ -178,6 +178,13 @@ def test_a_spare_is_held_back(plane: Plane) -> None:
     assert plane.node(spare)["spare_of"] is None
 
 
+def test_only_a_run_with_spares_has_its_slow_nodes_replaced(plane: Plane) -> None:
+    plane.have(n1=None, n2=None)
+    answer = plane.start(nodes_min=1, nodes_max=2, replace_slow_nodes=True)
+    assert answer.status_code == 422
+    assert "spares" in answer.json()["detail"]
+
+
 def test_changes_say_which_revision_they_mean(plane: Plane) -> None:
     plane.have(n1=None, n2=None, n3=None)
     run = plane.training("n1", "n2", "n3", most=3)
@@ -209,3 +216,11 @@ def test_a_nodes_runs_are_remembered_newest_first(plane: Plane) -> None:
     assert [row["state"] for row in rows] == ["failed", "finished"]
     assert rows[0]["message"] == "why it ended"
     assert plane.get("nodes/n2/history?limit=1")["runs"] == rows[:1]
+
+
+def test_two_runs_at_once_get_idle_nodes_each(plane: Plane) -> None:
+    """The second is asked for before any agent has said that it trains the first."""
+    plane.have(n1=None, n2=None, n3=None, n4=None)
+    first = plane.on(plane.start(nodes_min=2, nodes_max=2).json()["id"])
+    second = plane.on(plane.start(nodes_min=2, nodes_max=2).json()["id"])
+    assert first | second == {"n1", "n2", "n3", "n4"}

@@ -197,6 +197,7 @@ def test_a_run_goes_on_when_its_lock_is_released(runs: Runs, main: Main) -> None
 @pytest.fixture(scope="module")
 def slow_runs(started: Runs) -> Runs:
     started.start("one evaluates", restart_hung_s=10, max_restarts=1)
+    started.start("suspended, saving")
     started.start("before the loop")
     started.start("user code")
     started.start("resumed", max_restarts=1)
@@ -216,6 +217,12 @@ def test_a_rank_that_evaluates_while_the_other_waits(slow_runs: Runs) -> None:
     until(lambda: slow_runs.look("one evaluates")["since_s"] > 45, "the worker's look", 120, 0.5)
     assert slow_runs.get("one evaluates")["attempt"] == 0
     assert "run.restart-hung" not in audited(slow_runs, "one evaluates")
+
+
+@pytest.mark.long
+def test_a_rank_that_is_suspended_while_a_checkpoint_is_due(slow_runs: Runs) -> None:
+    said = slow_runs.hangs("suspended, saving", 1)
+    assert (said["waiting"], said["silent"]) == ([0], [1])
 
 
 @pytest.mark.long

@@ -68,12 +68,15 @@ def slow_rows(nodes: Nodes, node: str) -> list[dict[str, Any]]:
 
 def test_a_slow_node_is_named_and_replaced_only_if_that_is_allowed(nodes: Nodes) -> None:
     nodes.add("a1", "a2", "a3")
-    allowed = Training(nodes, ["a1", "a2"], spares=1, replace_slow_nodes=True)
+    allowed = Training(nodes, spares=1, replace_slow_nodes=True)
     nodes.add("b1", "b2", "b3")
-    forbidden = Training(nodes, ["b1", "b2"], spares=1)
-    nodes.add("c1", "c2")
-    without = Training(nodes, ["c1", "c2"], replace_slow_nodes=True)
-    slow = {"a2": allowed, "b2": forbidden, "c2": without}
+    forbidden = Training(nodes, spares=1)
+    nodes.add("c1", "c2", "c3")
+    without = Training(nodes, spares=1, replace_slow_nodes=True)
+    [cordoned] = {"c1", "c2", "c3"} - set(without.placement)
+    nodes.server.api("PUT", f"/nodes/{cordoned}/cordon", {"reason": "its disk is slow"})
+    slow = {training.placement[-1]: training for training in (allowed, forbidden, without)}
+    [spare] = {"a1", "a2", "a3"} - set(allowed.placement)
     for node, training in slow.items():
         training.train(60, node)
         verdict = training.get("/attribution")
@@ -93,17 +96,23 @@ def test_a_slow_node_is_named_and_replaced_only_if_that_is_allowed(nodes: Nodes)
         training.train(130, node)
     [change] = until(lambda: replaced(allowed), "the spare to be used", 90, 0.2)
     assert change["who"] == "the control plane"
-    assert "a2" in change["why"]
+    bad = allowed.placement[-1]
+    assert bad in change["why"]
     [row] = allowed.get("/replacements")
-    assert (row["node"], row["other"], row["state"]) == ("a2", "a3", "waiting")
+    assert (row["node"], row["other"], row["state"]) == (bad, spare, "waiting")
     shown = {node["id"]: node for node in nodes.server.api("GET", "/nodes")}
-    assert shown["a2"]["cordoned"] is None
+    assert shown[bad]["cordoned"] is None
     for training in (forbidden, without):
-        training.train(20, "b2", "c2")
+        training.train(20, *slow)
         assert not replaced(training)
         assert training.get("/replacements") == []
     forbidden.train(130)
-    until(lambda: slow_rows(nodes, "b2")[0]["ended_at"], "the verdict's end", 90, 0.2)
+    until(
+        lambda: slow_rows(nodes, forbidden.placement[-1])[0]["ended_at"],
+        "the verdict's end",
+        90,
+        0.2,
+    )
     assert forbidden.get("/attribution")["node"] is None
 
 
