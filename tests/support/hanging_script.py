@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -33,6 +34,14 @@ class Data(torch.utils.data.Dataset[torch.Tensor]):
         if Data.stuck:
             read_from_a_dead_disk()
         return torch.full((3,), float(index))
+
+
+class SlowSchedule(torch.optim.lr_scheduler.ConstantLR):
+    """Its state takes long to collect."""
+
+    def state_dict(self) -> dict[str, Any]:
+        read_from_a_dead_disk()
+        return super().state_dict()
 
 
 def released() -> bool:
@@ -72,13 +81,21 @@ def main() -> None:
     dist.init_process_group("gloo")
     rank = dist.get_rank()
     aside = dist.new_group()
+    if WAY == "before the session" and rank == 1:
+        evaluate()
     session = paceline.Session(Data(), global_batch=BATCH, seed=1)
+    if WAY == "before wrapping" and rank == 1:
+        evaluate()
     model = session.wrap(nn.Linear(3, 1))
     optimizer = session.optimizer(torch.optim.SGD(model.parameters(), 0.01))
-    loader = session.loader()
+    workers = {"num_workers": 1, "multiprocessing_context": "fork"} if WAY == "worker" else {}
+    loader = session.loader(**workers)
+    if WAY == "saving":
+        slow = SlowSchedule(optimizer)
+        session.checkpoint(FOLDER / "checkpoints", model, optimizer, slow, every_steps=AT)
     if WAY in ("resumed", "suspended, saving"):
         session.checkpoint(FOLDER / "checkpoints", model, optimizer, every_steps=2)
-    Data.stuck = WAY == "first batch" and rank == 1
+    Data.stuck = WAY in ("first batch", "worker") and rank == 1
     if WAY == "before the loop" and rank == 1:
         evaluate()
     for epoch in session.epochs(100_000):

@@ -40,6 +40,11 @@ class Plane:
     bus_url: str
     client: httpx.Client
 
+    @property
+    def url(self) -> str:
+        """The server's, as the command line takes it."""
+        return str(self.client.base_url.join("/")).rstrip("/")
+
     def have(self, *runs: str, **checks: NodeCheck | float | None) -> None:
         """Agents answer on these nodes.
 

@@ -218,9 +218,16 @@ def test_a_nodes_runs_are_remembered_newest_first(plane: Plane) -> None:
     assert plane.get("nodes/n2/history?limit=1")["runs"] == rows[:1]
 
 
-def test_two_runs_at_once_get_idle_nodes_each(plane: Plane) -> None:
+@pytest.mark.xfail(
+    strict=True, reason="both are placed on the same nodes until agents have told of the first one"
+)
+@pytest.mark.parametrize("several", [False, True])
+def test_two_runs_at_once_get_idle_nodes_each(plane: Plane, several: bool) -> None:
     """The second is asked for before any agent has said that it trains the first."""
     plane.have(n1=None, n2=None, n3=None, n4=None)
-    first = plane.on(plane.start(nodes_min=2, nodes_max=2).json()["id"])
-    second = plane.on(plane.start(nodes_min=2, nodes_max=2).json()["id"])
-    assert first | second == {"n1", "n2", "n3", "n4"}
+
+    def start() -> set[str]:
+        made = plane.start(**({"nodes_min": 2, "nodes_max": 2} if several else {})).json()
+        return plane.on(made["id"]) if several else {made["node"]}
+
+    assert not start() & start()

@@ -8,6 +8,7 @@ import pytest
 
 from paceline.wire import NodeCheck, State
 from support import groups
+from support.command_line import in_process
 from support.reported import FINE, Plane, computes, copies
 
 SLOW = "n3 computes 2.5 times slower than the median of 3 nodes (16 of 40 GFLOP/s a core)"
@@ -152,3 +153,28 @@ def test_figures_and_their_time_are_shown(plane: Plane) -> None:
     assert shown["check"] == {"compute_gflops": 40.0, "memory_gbps": 10.0, "disk_mbps": 500.0}
     assert shown["checked_at"] is not None
     assert plane.node("n2")["check"] is None
+
+
+def test_an_idle_slow_node_is_no_better_than_a_busy_one(plane: Plane) -> None:
+    plane.have("another run", n1=40, n2=40)
+    plane.have(n3=16)
+    answer = plane.start(nodes_min=1, nodes_max=3)
+    assert plane.on(answer.json()["id"]) == {"n1", "n2"}
+
+
+def test_the_command_line_shows_checks_and_cordons(
+    plane: Plane, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = in_process(monkeypatch, capsys)
+    server = ("--server", plane.url)
+    plane.have(n1=NodeCheck(41.5, 9.5, 512.0, 1_000.0))
+    assert main("cordon", "n1", "--why", "its disk is slow", *server)[0] == 0
+    code, out, _ = main("nodes", *server)
+    assert code == 0
+    for shown in ("n1", "41.5", "9.5", "512", "its disk is slow"):
+        assert shown in out, out
+    assert main("uncordon", "n1", *server)[0] == 0
+    assert "its disk is slow" not in main("nodes", *server)[1]
+    code, _, err = main("uncordon", "n1", *server)
+    assert code != 0
+    assert "n1" in err
