@@ -117,7 +117,7 @@ def main() -> None:
             time.sleep(0.05)
         if epoch == 0 and (WAY == "all evaluate" or (WAY == "one evaluates" and rank == 1)):
             evaluate()
-        if WAY not in ("lock", "nothing"):
+        if WAY not in ("lock", "all evaluate", "nothing"):
             continue
         enough = [released()]
         dist.broadcast_object_list(enough)
