@@ -96,7 +96,7 @@ def main() -> None:
     if WAY in ("resumed", "suspended, saving"):
         session.checkpoint(FOLDER / "checkpoints", model, optimizer, every_steps=2)
     Data.stuck = WAY in ("first batch", "worker") and rank == 1
-    if WAY == "before the loop" and rank == 1:
+    if WAY in ("before the loop", "warms up") and rank == 1:
         evaluate()
     for epoch in session.epochs(100_000):
         for x in loader:

@@ -205,7 +205,8 @@ def test_the_command_line_says_where_in_the_code_a_rank_is(runs: Runs, main: Mai
 def slow_runs(started: Runs) -> Runs:
     started.start("lock")
     started.start("one evaluates", restart_hung_s=10, max_restarts=1)
-    started.start("before the loop", restart_hung_s=10, max_restarts=1)
+    started.start("before the loop")
+    started.start("warms up", restart_hung_s=10, max_restarts=1)
     started.start("before wrapping")
     started.start("suspended, saving")
     started.start("saving")
@@ -305,9 +306,9 @@ def test_a_rank_before_its_loop_is_not_cut_off(slow_runs: Runs) -> None:
     strict=True, reason="the control plane ends the rank, and then the run, as of one that hangs"
 )
 def test_time_before_the_loop_is_left_alone(slow_runs: Runs) -> None:
-    slow_runs.since("before the loop", 45)
-    assert slow_runs.get("before the loop")["attempt"] == 0
-    assert "run.restart-hung" not in audited(slow_runs, "before the loop")
+    slow_runs.since("warms up", 45)
+    assert slow_runs.get("warms up")["attempt"] == 0
+    assert "run.restart-hung" not in audited(slow_runs, "warms up")
 
 
 @pytest.mark.long
