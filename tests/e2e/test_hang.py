@@ -62,11 +62,11 @@ def test_a_rank_without_a_batch_is_named(stack: Stack, tmp_path: Path) -> None:
     seen = until(hang, "the hang to be told", 150, PAUSE_S)
     assert (tmp_path / "hangs").exists()
     assert (seen["waiting"], seen["holding"]) == ([0], [1])
-    assert seen["words"].endswith("They wait for rank 1, which is waiting for its batch.")
+    assert seen["words"].endswith("It waits for rank 1, which is waiting for its batch.")
     said = paceline("hang", run, "--after", "5", "--server", stack.url)
     out, err = said.communicate(timeout=DEADLINE_S)
     assert said.returncode == 4, err
-    assert "They wait for rank 1" in out
+    assert "It waits for rank 1" in out
 
     (tmp_path / "goes-on").touch()
     wait_for_end(stack, run)

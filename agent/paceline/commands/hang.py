@@ -43,7 +43,10 @@ def hang(
     if as_json:
         print_json(answer)
     else:
-        words = answer["words"] or f"run {run_id} goes on, or has ended"
+        words = answer["words"]
+        if not words:
+            state = client.call("GET", f"/runs/{run_id}")["state"]
+            words = f"run {run_id} is {state}" + (", and goes on" if state == "running" else "")
         places = [where(stack) for stack in answer.get("stacks", ())]
         typer.echo(plain(" ".join([words, *places])))
     raise typer.Exit(4 if answer["hung"] else 0)

@@ -69,6 +69,7 @@ class Loop:
         self.next_epoch = 0
         self._epoch_is_done = False  # the checkpoint was taken in the epoch's last step
         self._in_epoch = False
+        self._saving = False  # or asking the other ranks whether to
         self._ran_out = False  # the newest loop over the loader ran to its end
         self._failure: PacelineError | None = None  # raised where Python swallowed it
         self._stopped = False  # as of closing
@@ -102,6 +103,8 @@ class Loop:
     def activity(self) -> Activity:
         """The step that this rank is in, or was in last, and what the rank does. For any thread."""
         running, wiring = self.current.running, self.wiring
+        if self._saving:
+            return self.step, Phase.CHECKPOINT
         if running is not None and (phase := running.phase) is not Phase.DATA:
             return running.step.step, phase
         if wiring is not None and wiring.follower.waits:
@@ -292,13 +295,15 @@ class Loop:
     def _save(self) -> None:
         """Saves a checkpoint if it is due. All ranks have met after the same step."""
         running = self.current.running
-        if (
-            self.saver is not None
-            and running is not None
-            and self.saver.due(running.step, self.gate.stepped)
-        ):
-            self._finish_step()  # saving is no part of it
-            self.saver.save(self.position(), self._reported())
+        if self.saver is None or running is None:
+            return
+        self._saving = True
+        try:
+            if self.saver.due(running.step, self.gate.stepped):
+                self._finish_step()  # saving is no part of it
+                self.saver.save(self.position(), self._reported())
+        finally:
+            self._saving = False
 
     def _reported(self) -> threading.Event | None:
         """Set once the control plane will know of all steps so far; None: there is none."""

@@ -12,4 +12,5 @@ class Phase(StrEnum):
     DATA = "data"  # waits for its batch
     COMPUTE = "compute"  # in the loop's body, before the last gradient or behind the reduction
     SYNC = "sync"  # in the reduction of the gradients, which waits for all ranks
+    CHECKPOINT = "checkpoint"  # saves one, between two steps: all ranks do, and wait for each other
     SCRIPT = "script"  # in the script's own code outside of the loop, as in an evaluation

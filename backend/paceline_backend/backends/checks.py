@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -53,16 +54,24 @@ def fast_enough(
 
 
 def slower(node: Node, peers: Sequence[Node], factor: float) -> str | None:
-    """How much slower a node is than others, if that is too much; None: it is not."""
+    """How much slower a node is than others, if that is too much; None: it is not.
+
+    Of what is too slow, the worst is named.
+    """
+    worst, words = 0.0, None
     for name, does, unit in _MEASURED:
         speeds = [peer["check"][name] for peer in peers if peer["check"]]
         if not factor or not node["check"] or not speeds:
             continue
         own, median = node["check"][name], statistics.median(speeds)
-        if own * factor < median:
-            times = f"{median / own:.1f} times" if own > 0 else "infinitely"
-            return (
-                f"{node['id']} {does} {times} slower than the median of {len(speeds)} nodes "
-                f"({own:.3g} of {median:.3g} {unit})"
+        ratio = median / own if own > 0 else math.inf
+        if ratio > max(factor, worst):
+            times = f"{ratio:.1f} times" if own > 0 else "infinitely"
+            worst, words = (
+                ratio,
+                (
+                    f"{node['id']} {does} {times} slower than the median of {len(speeds)} nodes "
+                    f"({own:.3g} of {median:.3g} {unit})"
+                ),
             )
-    return None
+    return words

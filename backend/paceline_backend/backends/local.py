@@ -92,9 +92,10 @@ def _several(new: NewRun, free: Sequence[Mapping[str, Any]]) -> list[str]:
     if len(suitable) < new.nodes_min:
         names = ", ".join(node["id"] for node in suitable) or "none"
         slow = "".join(f"{reason}; " for reason in reasons)
+        able = "fast enough are" if slow else "agents of this release answer on"
         raise NoNodeError(
-            f"nodes_min: {new.nodes_min} nodes are needed, and agents of this release answer on "
-            f"{len(suitable)}: {names}; {slow}{_TAKE_ANY if slow else _START_AGENTS}"
+            f"nodes_min: {new.nodes_min} nodes are needed, and {able} {len(suitable)}: {names}; "
+            f"{slow}{_TAKE_ANY if slow else _START_AGENTS}"
         )
     for reason in reasons:
         _log.warning("a node is left out of run %s: %s", new.name, reason)

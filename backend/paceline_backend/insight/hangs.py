@@ -16,12 +16,14 @@ LEAST_S = 30.0  # and for so long.
 FRESH_S = 25.0  # Ranks repeat every 10 s what they have been doing for long.
 
 _MOST_NAMED = 8  # ranks in a sentence
-_WAITING = (Phase.SYNC, Phase.PLAN)
+_WAITING = frozenset({Phase.SYNC, Phase.PLAN})
+_OUTSIDE = frozenset({Phase.CHECKPOINT, Phase.SCRIPT})
 _DOES = {
     Phase.PLAN: "waiting for the plan",
     Phase.DATA: "waiting for its batch",
     Phase.COMPUTE: "in the loop's body",
     Phase.SYNC: "in the reduction of the gradients",
+    Phase.CHECKPOINT: "saving a checkpoint",
     Phase.SCRIPT: "in the script's own code outside of the loop",
 }
 
@@ -42,9 +44,9 @@ class Hang:
 
     @property
     def scripted(self) -> bool:
-        """Whether all for which ranks wait are in the script's own code outside of the loop."""
+        """Whether all for which ranks wait save, or are in the script's code outside of a loop."""
         does = {phase.rank: phase.phase for phase in self.phases}
-        return bool(self.holding) and all(does.get(r) is Phase.SCRIPT for r in self.holding)
+        return bool(self.holding) and all(does.get(r) in _OUTSIDE for r in self.holding)
 
 
 def look(connection: Connection, run: int, least_s: float = LEAST_S) -> Hang:
@@ -61,8 +63,11 @@ def look(connection: Connection, run: int, least_s: float = LEAST_S) -> Hang:
 def explain(standing: Standing, least_s: float = LEAST_S) -> Hang:
     """Why a run does not go on.
 
-    A rank that does something for long says so, whatever it is. So a rank of which nothing is heard
-    while others wait has stopped as a whole: its process was suspended, or its node is away.
+    A rank that does something for long says so from its first loop on, whatever it is. So a rank of
+    which nothing is heard any more while others wait has stopped as a whole: its process was
+    suspended, or its node is away. A rank of which nothing was heard yet is on its way to its loop.
+
+    Ranks that save a checkpoint wait for each other, and so for each rank that does not save.
     """
     known = sorted(standing.phases.values(), key=lambda phase: phase.rank)
     expected_s = statistics.median(standing.steps_s) if standing.steps_s else None
@@ -70,8 +75,18 @@ def explain(standing: Standing, least_s: float = LEAST_S) -> Hang:
     bound_s = max(least_s, TIMES * (expected_s or 0.0))
     if standing.state in ENDED or since_s < bound_s:
         return Hang(False, 0.0, expected_s, standing.step, known, [], [], [], "")
-    waiting = [phase.rank for phase in known if phase.phase in _WAITING]
-    silent = sorted(set(range(standing.world)) - standing.phases.keys())
+    unheard = set(range(standing.world)) - standing.phases.keys()
+    silent = sorted(unheard & set(standing.begun))
+    known += [
+        LongPhase(known[0].attempt, rank, -1, Phase.SCRIPT, since_s, known[0].at)
+        for rank in sorted(unheard - set(silent))
+    ]
+    known.sort(key=lambda phase: phase.rank)
+    does = {phase.phase for phase in known}
+    waits = _WAITING
+    if silent or does - _WAITING - {Phase.CHECKPOINT}:
+        waits |= {Phase.CHECKPOINT}
+    waiting = [phase.rank for phase in known if phase.phase in waits]
     holding = sorted({p.rank for p in known} - set(waiting) | set(silent)) if waiting else []
     hung = bool(waiting)
     words = _words(standing, known, waiting, holding, silent, since_s, expected_s)
@@ -95,14 +110,13 @@ def _words(
             f"{named(ranks)} {_be(ranks)} {_DOES[what]}." for what, ranks in _by_phase(known)
         ]
         return " ".join(sentences)
+    who = "They wait" if len(waiting) > 1 else "It waits"
     for what, ranks in _by_phase(known):
-        if what in _WAITING:
+        if ranks[0] in waiting:  # and so do all that do the same
             sentences.append(f"{named(ranks)} {_be(ranks)} {_DOES[what]}.")
     for what, ranks in _by_phase(known):
-        if what not in _WAITING:
-            sentences.append(
-                f"They wait for {named(ranks).lower()}, {_which(ranks)} {_DOES[what]}."
-            )
+        if ranks[0] not in waiting:
+            sentences.append(f"{who} for {named(ranks).lower()}, {_which(ranks)} {_DOES[what]}.")
     if silent:
         sentences.append(
             f"Nothing is heard of {named(silent).lower()}: suspended, or cut off from the bus."

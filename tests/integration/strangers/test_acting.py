@@ -218,9 +218,6 @@ def test_a_nodes_runs_are_remembered_newest_first(plane: Plane) -> None:
     assert plane.get("nodes/n2/history?limit=1")["runs"] == rows[:1]
 
 
-@pytest.mark.xfail(
-    strict=True, reason="both are placed on the same nodes until agents have told of the first one"
-)
 @pytest.mark.parametrize("several", [False, True])
 def test_two_runs_at_once_get_idle_nodes_each(plane: Plane, several: bool) -> None:
     """The second is asked for before any agent has said that it trains the first."""

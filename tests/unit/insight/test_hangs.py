@@ -20,6 +20,7 @@ def hang(does: Does, **changes: Any) -> Hang:
         for rank, (step, phase, since_s) in does.items()
     }
     standing = {"state": "running", "world": 4, "placement": [], "step": 119, "steps_s": [0.4]}
+    standing["begun"] = range(4)
     return explain(Standing(**{**standing, **changes}, phases=phases))
 
 
@@ -34,6 +35,42 @@ def test_ranks_wait_for_one_that_has_no_batch() -> None:
         "No step has ended for 95 s; a step takes 0.4 s. Ranks 0, 1 and 3 are in the reduction of "
         "the gradients. They wait for rank 2, which is waiting for its batch."
     )
+
+
+def test_a_rank_that_was_never_heard_is_on_its_way_to_its_loop() -> None:
+    waits = (-1, Phase.PLAN, 50.0)
+    seen = hang({0: waits, 1: waits}, world=3, step=None, steps_s=[], begun={0, 1})
+    assert (seen.hung, seen.waiting, seen.holding, seen.silent) == (True, [0, 1], [2], [])
+    assert seen.scripted
+    assert "They wait for rank 2, which is in the script's own code" in seen.words
+    cut_off = hang({0: waits, 1: waits}, world=3, step=None, steps_s=[], begun={0, 1, 2})
+    assert (cut_off.silent, cut_off.scripted) == ([2], False)
+
+
+SAVES = (119, Phase.CHECKPOINT, 60.0)
+
+
+def test_all_that_save_a_checkpoint_wait_for_the_disk() -> None:
+    seen = hang(dict.fromkeys(range(4), SAVES))
+    assert not seen.hung
+    assert seen.words.endswith("Ranks 0, 1, 2 and 3 are saving a checkpoint.")
+
+
+def test_ranks_wait_for_one_that_saves_a_checkpoint() -> None:
+    seen = hang({**BATCH, 2: SAVES})
+    assert (seen.hung, seen.waiting, seen.holding) == (True, [0, 1, 3], [2])
+    assert seen.scripted, "how long that may take, nobody knows"
+    assert seen.words.endswith("They wait for rank 2, which is saving a checkpoint.")
+
+
+@pytest.mark.parametrize("other", [None, Phase.COMPUTE])
+def test_ranks_that_save_wait_for_one_that_does_not(other: Phase | None) -> None:
+    does = {0: SAVES, 1: SAVES, 3: SAVES}
+    seen = hang(does if other is None else {**does, 2: (119, other, 70.0)})
+    assert (seen.hung, seen.waiting, seen.holding) == (True, [0, 1, 3], [2])
+    assert seen.silent == ([2] if other is None else [])
+    assert not seen.scripted
+    assert "Ranks 0, 1 and 3 are saving a checkpoint." in seen.words
 
 
 def test_nodes_are_named_where_there_are_several() -> None:

@@ -24,7 +24,8 @@ class RankPhase(BaseModel):
     step: int = Field(description="that it is in, or its last; -1: none yet", examples=[120])
     phase: Phase = Field(
         description="plan: waits for the plan; data: waits for its batch; compute: in the loop's "
-        "body; sync: in the reduction of the gradients; script: outside of the loop",
+        "body; sync: in the reduction of the gradients; checkpoint: saves one; "
+        "script: outside of the loop, or not yet in it",
         examples=["data"],
     )
     since_s: float = Field(description="how long, when it was heard last", examples=[96.0])
@@ -38,7 +39,10 @@ class RunHang(BaseModel):
     expected_s: float | None = Field(
         description="the newest steps' median time; null: no step has ended", examples=[0.4]
     )
-    step: int | None = Field(description="newest that all ranks have ended", examples=[119])
+    step: int | None = Field(
+        description="newest that all ranks have told of: each tells when it begins the next",
+        examples=[119],
+    )
     phases: list[RankPhase] = Field(description="of ranks that do something for long")
     waiting: list[int] = Field(description="ranks", examples=[[0, 1, 3]])
     holding: list[int] = Field(description="ranks for which they wait", examples=[[2]])

@@ -7,9 +7,12 @@ from typing import Any
 
 import sqlalchemy as sa
 
+from paceline.wire import ENDED
 from paceline_backend.store.database import insert, now
 from paceline_backend.store.nodes import cordons, spares
 from paceline_backend.store.schema import nodes
+from paceline_backend.store.schema import run_nodes as run_nodes_table
+from paceline_backend.store.schema import runs as runs_table
 
 ALIVE_S = 7.0  # three heartbeats: a node that misses them is shown as dead and gets no new runs
 
@@ -88,13 +91,33 @@ def _rows(connection: sa.Connection, *conditions: sa.ColumnElement[bool]) -> lis
     query = sa.select(nodes).where(*some).order_by(nodes.c.id)
     rows = [dict(row) for row in connection.execute(query).mappings()]
     standing, held = cordons.standing(connection), spares.held(connection)
+    launched = _launched(connection)
     for node in rows:
+        # What its agent said with its last heartbeat, and what was launched there since then.
+        node["runs"] = sorted({*node["runs"], *launched.get(node["id"], ())})
         cordon = standing.of(node["id"], node.pop("backend"), node["host"])
         node["cordoned"] = cordon and cordon.shown
         node["in_engine"] = cordon and cordon.in_engine
         node["spare_of"] = held.get(node["id"])
         node["alive"] = not node.pop("left") and abs(at - node["heartbeat_at"]) <= ALIVE_S
     return rows
+
+
+def _launched(connection: sa.Connection) -> dict[str, list[str]]:
+    """By node: the runs that were launched there and have not ended."""
+    runs, of_several = runs_table.c, run_nodes_table.c
+    going_on = runs.state.not_in(ENDED)
+    alone = sa.select(runs.node, runs.id).where(going_on, runs.nodes_max == 1)
+    several = (
+        sa.select(of_several.node, runs.id)
+        .join(runs_table, runs.key == of_several.run)
+        .where(going_on, of_several.state.not_in(ENDED), of_several.lost.is_(False))
+    )
+    launched: dict[str, list[str]] = {}
+    for node, run in connection.execute(sa.union_all(alone, several)):
+        if node is not None:
+            launched.setdefault(node, []).append(run)
+    return launched
 
 
 def alive(connection: sa.Connection) -> set[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 import msgspec
@@ -12,7 +12,7 @@ import sqlalchemy as sa
 from paceline.wire import LongPhase, Phase
 from paceline_backend.store import attempts, blobs, records, refusals
 from paceline_backend.store.database import insert
-from paceline_backend.store.schema import long_phases, runs, steps
+from paceline_backend.store.schema import long_phases, runs, steps, worker_steps
 from paceline_backend.store.telemetry.locked import LockedRun
 
 _IN_STEP = (Phase.COMPUTE.value, Phase.SYNC.value)  # over when the step has ended
@@ -29,6 +29,7 @@ class Standing:
     step: int | None  # the newest that all ranks have ended
     steps_s: Sequence[float]  # times of the newest steps
     phases: Mapping[int, LongPhase]  # by rank, as they are now: heard of a short time ago
+    begun: Collection[int]  # ranks of which the latest attempt has heard anything
 
 
 def write(connection: sa.Connection, messages: Sequence[tuple[LockedRun, LongPhase]]) -> None:
@@ -76,7 +77,16 @@ def standing(connection: sa.Connection, run: int, fresh_s: float) -> Standing:
         step,
         list(connection.execute(times.order_by(c.step.desc()).limit(_STEPS)).scalars()),
         _phases(connection, run, attempt or 0, -1 if step is None else step, fresh_s),
+        range(world or 0) if step is not None else _begun(connection, run, attempt or 0),
     )
+
+
+def _begun(connection: sa.Connection, run: int, attempt: int) -> set[int]:
+    """Ranks that have told of a step or of a long phase, where no step of all ranks has ended."""
+    rows, c = worker_steps.c, long_phases.c
+    stepped = sa.select(rows.rank).where(rows.run == run, rows.attempt == attempt)
+    long = sa.select(c.rank).where(c.run == run, c.attempt == attempt)
+    return set(connection.scalars(sa.union(stepped, long)))
 
 
 def _phases(
