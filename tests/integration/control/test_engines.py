@@ -310,7 +310,7 @@ def test_nodes_are_launched_at_once_when_all_have_come(
     ]
     for node in ("n1", "n2"):
         report(store, run, node, State.FAILED)
-    resume(store, bus_url, run, {}, ME, on="table")
+    resume(store, bus_url, run, {}, None, ME, start=True)
     come(store, bus_url, run, "n3")
     assert orders(bus, "n3") == []
 
