@@ -18,9 +18,7 @@ Purpose = Literal["plan", "jobs"]  # neither keeps another worker from the other
 _TABLES = {"plan": leases, "jobs": engine_leases}
 
 
-def acquire(
-    store: Store, run: int, owner: str, lease_s: float, purpose: Purpose = "plan"
-) -> bool:
+def acquire(store: Store, run: int, owner: str, lease_s: float, purpose: Purpose = "plan") -> bool:
     """Takes a lease that is free, expired, or this owner's already; False if another holds it.
 
     Args:
