@@ -50,11 +50,15 @@ def engines(
 
 
 def test_a_run_cancelled_on_slurm_goes_on_on_ray(
-    engines: tuple[SlurmHarness, RayHarness],
+    engines: tuple[SlurmHarness, RayHarness], request: pytest.FixtureRequest
 ) -> None:
     """From its checkpoint, as `paceline resume --backend` asks; each sample counts once."""
     slurm, ray = engines
     cluster = slurm.cluster
+    for backend in cluster.api("GET", "/backends"):
+        if backend["name"] in (slurm.backend, ray.backend):  # for docs/backends/run-against.md
+            named = f"{backend['name']} {backend['version']}"
+            request.node.user_properties.append(("engine", named))
     run = start(slurm, 2, 2)
     cluster.reaches(run, 8, 2)
     [job] = slurm.jobs()
