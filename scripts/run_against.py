@@ -20,7 +20,8 @@ RESULTS = ("passed", "failed", "skipped")
 HEAD = """# Run against
 
 What ran against a real engine: cases of its [contract](writing-a-backend.md#its-tests), and cases
-of two engines, each with the date of its last run. Made by `make run-against` from the reports of `make test-engines`.
+of two engines, each with the date of its last run. Made by `make run-against` from the reports of
+`make test-engines`.
 A dash: that case was not run since this table is kept.
 
 """
