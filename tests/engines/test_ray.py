@@ -147,8 +147,12 @@ def test_a_planned_stop_of_all_of_ray(harness: RayHarness) -> None:
     harness.cluster.reaches(run, 8, 2)
     harness.ray.stop()
     ended = harness.cluster.ends(run)
-    assert ended["state"] == "failed"
-    assert "2 nodes are needed, 1 are left" in ended["message"]  # they said that they leave
+    # They said that they leave. If the host of the rendezvous was first, the other is left behind.
+    first = {
+        "failed": "2 nodes are needed, 1 are left",
+        "stopped": "the agent was stopped",
+    }
+    assert first[ended["state"]] in ended["message"], ended
     assert not _backend(harness)["reachable"]
     harness.ray.start()
     until(lambda: _backend(harness)["reachable"], "Ray", WAIT_S, 0.2)
