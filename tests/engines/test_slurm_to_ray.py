@@ -84,7 +84,8 @@ def test_a_run_cancelled_on_slurm_goes_on_on_ray(
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    until(lambda: cluster.run(run)["attempt"] == 1, "the attempt on Ray", WAIT_S, 0.1)
+    # Nodes that Slurm killed may have said nothing: then the next attempt's number is not 1.
+    until(lambda: cluster.run(run)["attempt"] > 0, "the attempt on Ray", WAIT_S, 0.1)
     cluster.reaches(run, cluster.run(run)["step"] + 4, 2)
     shown = cluster.run(run)
     assert shown["backend"] == "ray"
