@@ -19,8 +19,9 @@ RESULTS = ("passed", "failed", "skipped")
 
 HEAD = """# Run against
 
-What ran against a real engine: cases of its [contract](writing-a-backend.md#its-tests), each with
-the date of its last run. Made by `make run-against` from the reports of `make test-engines`.
+What ran against a real engine: cases of its [contract](writing-a-backend.md#its-tests), and cases
+of two engines, each with the date of its last run. Made by `make run-against` from the reports of
+`make test-engines`.
 A dash: that case was not run since this table is kept.
 
 """
@@ -46,21 +47,19 @@ def taken_in(known: Known, report: Path) -> None:
     root = ElementTree.parse(report).getroot()
     for suite in root.iter("testsuite"):
         date = suite.get("timestamp", "")[:10]
-        cases = [case for case in suite.iter("testcase") if _engine(case)]
-        for case in cases:
-            name, version = _engine(case)
+        cases = [(case, named) for case in suite.iter("testcase") for named in _engines(case)]
+        for case, (name, version) in cases:
             of = known.setdefault(name, {"version": version, "cases": {}})
             if version:
                 of["version"] = version
             of["cases"][_words(case)] = {"result": _result(case), "date": date}
 
 
-def _engine(case: ElementTree.Element) -> list[str]:
-    """The engine's name and version, as the case noted them; nothing if it is of no engine."""
-    for noted in case.iter("property"):
-        if noted.get("name") == "engine":
-            return str(noted.get("value")).split(" ", 1)
-    return []
+def _engines(case: ElementTree.Element) -> list[tuple[str, str]]:
+    """Name and version of each engine that a case ran on, as the case noted them."""
+    noted = [each for each in case.iter("property") if each.get("name") == "engine"]
+    words = [str(each.get("value")).partition(" ") for each in noted]
+    return [(name, version) for name, _, version in words]
 
 
 def _words(case: ElementTree.Element) -> str:

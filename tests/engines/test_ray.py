@@ -18,7 +18,8 @@ from paceline_backend.backends.ray import RayOptions
 from paceline_backend.testing.engines import WAIT_S, EngineContract, assert_ends_exact, start
 from support.machines import Cluster
 from support.network import network
-from support.ray import MISSING, Ray, ray
+from support.ray import MISSING, ray
+from support.ray_harness import RayHarness
 from support.waiting import until
 
 pytestmark = [
@@ -30,65 +31,6 @@ pytestmark = [
     ),
     pytest.mark.skipif(bool(MISSING), reason=MISSING),
 ]
-
-_OCCUPY = (
-    "import ray, time; ray.init(); "
-    "group = ray.util.placement_group([{'CPU': 2}] * 2, 'STRICT_SPREAD', name='occupying'); "
-    "group.wait(300); time.sleep(3000)"
-)
-
-
-class RayHarness:
-    """A Ray of two nodes for the contract."""
-
-    backend = "ray"
-
-    def __init__(self, cluster: Cluster, daemons: Ray) -> None:
-        self.cluster = cluster
-        self.ray = daemons
-        self.occupying = "occupying"
-
-    def options(self) -> dict[str, Any]:
-        return {"setup": f"export PACELINE_DATA={self.cluster.folder / 'data'}"}
-
-    def jobs(self) -> list[str]:
-        return [job for job in self.ray.jobs() if not job.startswith("occupying")]
-
-    def occupy(self) -> None:
-        number = sum(job["submission_id"] is not None for job in self.ray.ask("GET", "/api/jobs/"))
-        self.occupying = f"occupying-{number}"
-        self.ray.submit(self.occupying, f'exec python -c "{_OCCUPY}"', {})
-        until(lambda: self.ray.groups("CREATED"), "occupied nodes", 180, 0.2)
-
-    def free(self) -> None:
-        self.ray.cancel(self.occupying)
-
-    def cancel(self, job: str) -> None:
-        self.ray.cancel(job)
-
-    def duplicate(self, job: str) -> None:
-        metadata = self.ray.ask("GET", f"/api/jobs/{job}")["metadata"]
-        self.ray.submit(f"{job}.again", "exec sleep 3000", metadata)
-
-    def kill_nodes(self, job: str) -> None:
-        processes = self.ray.processes(job)
-        assert processes
-        for process in processes:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-
-    def vanish(self) -> None:
-        self.ray.stop_dashboard()
-
-    def come_back(self) -> None:
-        self.ray.start_dashboard()
-
-    def secrets_seen(self, job: str) -> str:
-        seen = [self.ray.shown(job)]
-        for process in psutil.process_iter():
-            with suppress(psutil.Error):
-                seen.append(" ".join(process.cmdline()))
-        return "\n".join(seen)
 
 
 @pytest.fixture(scope="module")
@@ -205,8 +147,12 @@ def test_a_planned_stop_of_all_of_ray(harness: RayHarness) -> None:
     harness.cluster.reaches(run, 8, 2)
     harness.ray.stop()
     ended = harness.cluster.ends(run)
-    assert ended["state"] == "failed"
-    assert "2 nodes are needed, 1 are left" in ended["message"]  # they said that they leave
+    # They said that they leave. If the host of the rendezvous was first, the other is left behind.
+    first = {
+        "failed": "2 nodes are needed, 1 are left",
+        "stopped": "the agent was stopped",
+    }
+    assert first[ended["state"]] in ended["message"], ended
     assert not _backend(harness)["reachable"]
     harness.ray.start()
     until(lambda: _backend(harness)["reachable"], "Ray", WAIT_S, 0.2)

@@ -15,6 +15,8 @@ REPORT = """<testsuites><testsuite timestamp="{date}T10:00:00">
 <testcase name="test_it_is_lost"><properties><property name="engine" value="slurm 22.05.8"/>
 </properties><{result}/></testcase>
 <testcase name="test_of_no_engine"/>
+<testcase name="test_it_moves"><properties><property name="engine" value="slurm 22.05.8"/>
+<property name="engine" value="mine "/></properties></testcase>
 <testcase name="test_a_run_trains"><properties><property name="engine" value="mine "/></properties>
 </testcase></testsuite></testsuites>"""
 
@@ -38,6 +40,7 @@ def test_reports_are_taken_in(tmp_path: Path) -> None:
     assert "| case | mine  | slurm 22.05.8 |" in lines
     assert "| a run trains | passed, 2026-01-02 | passed, 2026-01-02 |" in lines
     assert "| it is lost | – | skipped, 2026-01-02 |" in lines
+    assert "| it moves | passed, 2026-01-02 | passed, 2026-01-02 |" in lines
     assert not [line for line in lines if "of no engine" in line]
 
 

@@ -1,4 +1,4 @@
-"""Who may plan a run: at most one owner at a time, for a limited time.
+"""Who may plan a run, or act for its jobs: at most one owner at a time, for a limited time.
 
 `store.leases` keeps the leases and judges their expiry by the database's clock. This module adds
 what a process knows about its own leases without asking the database.
@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 
 from paceline_backend.store import Store
 from paceline_backend.store import leases as stored
+from paceline_backend.store.leases import Purpose
 
 reap = stored.reap
 
@@ -25,15 +26,17 @@ class Lease:
         run: key of the run.
         owner: who holds it.
         until: monotonic time; before this nobody else can have acquired it.
+        purpose: what it allows.
     """
 
     run: int
     owner: str
     until: float
+    purpose: Purpose = "plan"
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def held(self) -> bool:
-        """Whether planning is certainly still ours."""
+        """Whether it is certainly still ours."""
         with self._lock:
             return time.monotonic() < self.until
 
@@ -43,19 +46,23 @@ class Lease:
             self.until = until
 
 
-def acquire(store: Store, run: int, owner: str, lease_s: float) -> Lease | None:
+def acquire(
+    store: Store, run: int, owner: str, lease_s: float, purpose: Purpose = "plan"
+) -> Lease | None:
     """Takes a lease that is free, expired, or this owner's already; None if another holds it.
 
     Raises:
         StoreError: the database did not answer.
     """
     asked = time.monotonic()  # before the database's now: the lease is never trusted for too long
-    taken = stored.acquire(store, run, owner, lease_s)
-    return Lease(run, owner, asked + lease_s) if taken else None
+    taken = stored.acquire(store, run, owner, lease_s, purpose)
+    return Lease(run, owner, asked + lease_s, purpose) if taken else None
 
 
-def extend(store: Store, held: Collection[Lease], lease_s: float) -> list[Lease]:
-    """Prolongs leases; returns those that were lost to another owner.
+def extend(
+    store: Store, held: Collection[Lease], lease_s: float, purpose: Purpose = "plan"
+) -> list[Lease]:
+    """Prolongs leases of one purpose; returns those that were lost to another owner.
 
     Raises:
         StoreError: the database did not answer; the leases run on until they expire.
@@ -63,7 +70,7 @@ def extend(store: Store, held: Collection[Lease], lease_s: float) -> list[Lease]
     if not held:
         return []
     asked = time.monotonic()
-    kept = stored.extend(store, [(lease.run, lease.owner) for lease in held], lease_s)
+    kept = stored.extend(store, [(lease.run, lease.owner) for lease in held], lease_s, purpose)
     for lease in held:
         lease.prolong(asked + lease_s if lease.run in kept else 0.0)
     return [lease for lease in held if lease.run not in kept]
@@ -76,4 +83,4 @@ def release(store: Store, lease: Lease) -> None:
         StoreError: the database did not answer; the lease expires by itself.
     """
     lease.prolong(0.0)
-    stored.release(store, lease.run, lease.owner)
+    stored.release(store, lease.run, lease.owner, lease.purpose)

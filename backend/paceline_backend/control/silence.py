@@ -97,12 +97,13 @@ class Sweep:
             signs = {run.id: (run.seen_at, _speaks_on(run)) for run in unfinished}
             since = _silences(known, signs, behind, now)
             agents_since = _silences(known_agents, _of_nodes(heartbeats), behind, now)
+            heard = {(run_id, node): sign for run_id, node, sign in heartbeats}
             quiet = [name for name, (_, since_at) in agents_since.items() if since_at < now]
             training = {name for name in quiet if self._trains(*name, now)}
             self._steps = {name: self._steps[name] for name in quiet if name in self._steps}
             for (run_id, node), (_, silent_since) in agents_since.items():
                 if at - silent_since >= nodes.ALIVE_S and (run_id, node) not in training:
-                    self._lose(client, run_id, node, "its agent does not answer")
+                    self._lose(client, run_id, node, _unanswered(heard[run_id, node]))
             silent = [run for run in unfinished if at - since[run.id][1] >= self._silent_s]
             failed = [run.id for run in silent if self._failed(client, run)]
             # After the runs of which no node was started: those have failed as a whole.
@@ -154,6 +155,14 @@ class Sweep:
         log.warning("run %s: %s", run.id, why)
         streams.tell_end(client, run.id)
         return True
+
+
+def _unanswered(heard_at: float | None) -> str:
+    """Why a node is lost, by the Unix time at which its agent was heard last."""
+    if not heard_at:
+        return "its agent does not answer"
+    at = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(heard_at))
+    return f"its agent has not answered since {at}"
 
 
 def _waits(run: runs.Unfinished) -> bool:

@@ -10,7 +10,7 @@ from paceline_backend.requests import streams
 from paceline_backend.requests.errors import ConflictError, InvalidRequestError, check_policy
 from paceline_backend.store import Connection, Store, StoreRefusedError, meta, new_runs, runs
 from paceline_backend.store.access import tokens
-from paceline_backend.store.audit import Requester, record
+from paceline_backend.store.audit import Requester, newest, record
 from paceline_backend.store.new_runs import NewRun
 
 _SAME = ("script", "args", "cwd", "nproc", "nodes_min", "nodes_max")  # on all nodes
@@ -41,7 +41,7 @@ def adopt(
 
     Raises:
         InvalidRequestError: the policy or another field is wrong.
-        ConflictError: the run of this key has ended, or is another training.
+        ConflictError: the run of this key has ended or was deleted, or is another training.
         redis.RedisError: the bus is away.
         StoreError: or one of its kinds.
     """
@@ -57,12 +57,7 @@ def adopt(
         try:
             _find_or_create(store, run, key, new, by)
         except StoreRefusedError:  # another node has created it at the same moment
-            try:
-                _find_or_create(store, run, key, new, by)
-            except StoreRefusedError as error:
-                raise ConflictError(
-                    f"key {key}: its run {run} is being deleted: {_ANOTHER}"
-                ) from error
+            _find_or_create(store, run, key, new, by)
     return Adoption(run, str(tokens.of_run(store, run)))
 
 
@@ -75,9 +70,14 @@ def _id(store: Store, whose: str, key: str) -> str:
 
 def _find_or_create(store: Store, run: str, key: str, new: NewRun, by: Requester) -> None:
     with store.write() as connection:
+        # The log of changes outlasts runs. It is read first, because another node may create the
+        # run between the two questions.
+        before = newest(connection, run, ("run.create",))
         try:
             _refuse_other(connection, run, key, new)
         except runs.UnknownRunError:
+            if before is not None:
+                raise ConflictError(f"key {key}: its run {run} was deleted: {_ANOTHER}") from None
             new_runs.create(connection, new, by.name, run)
             details = {name: getattr(new, name) for name in _SHOWN}
             details |= {"backend": new.backend, "key": key}

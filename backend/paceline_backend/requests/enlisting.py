@@ -92,7 +92,7 @@ def _admit(
         return Enlisted(state, True), again
     if group.rendezvous in (GONE, ANEW):  # launched anew, on the nodes that it had
         return Enlisted(state, True), False
-    if new.has_jobs and not group.nodes and new.nodes_min > 1 and not jobs.begun(connection, run):
+    if new.has_jobs and not group.nodes and not _all_come(connection, run, new, node):
         # Its job waits for other nodes. Alone it would meet nobody, and fail after some minutes.
         return Enlisted(state, True), False
     replaces = _replaces(connection, group, node) if new.has_jobs else None
@@ -101,6 +101,16 @@ def _admit(
         return Enlisted(state, False, f"the run has {new.nodes_max} nodes already"), False
     run_nodes.launch(connection, group.key, [node], group.first_attempt, replaces)
     return Enlisted(state, True), True
+
+
+def _all_come(connection: Connection, run: str, new: NewRun, node: str) -> bool:
+    """Whether the nodes that a run begins with are there, or the engine says that they come.
+
+    The nodes themselves are quicker than the engine, which is asked every few seconds.
+    """
+    earlier = run_nodes.names(connection, run)  # of launches before
+    there = nodes.bound(connection, run).difference(earlier) | {node}
+    return len(there) >= new.nodes_min or jobs.begun(connection, run)
 
 
 def _replaces(connection: Connection, group: Group, node: str) -> str | None:

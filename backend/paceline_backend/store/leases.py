@@ -1,17 +1,24 @@
-"""Leases: which control plane plans a run. Expiry is judged by the database's clock."""
+"""Leases: which control plane plans a run, and which acts for its jobs on an engine.
+
+Expiry is judged by the database's clock.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Literal
 
 import sqlalchemy as sa
 
 from paceline.wire import ENDED
 from paceline_backend.store.database import Store, insert, now
-from paceline_backend.store.schema import leases, runs
+from paceline_backend.store.schema import engine_leases, leases, runs
+
+Purpose = Literal["plan", "jobs"]  # neither keeps another worker from the other
+_TABLES = {"plan": leases, "jobs": engine_leases}
 
 
-def acquire(store: Store, run: int, owner: str, lease_s: float) -> bool:
+def acquire(store: Store, run: int, owner: str, lease_s: float, purpose: Purpose = "plan") -> bool:
     """Takes a lease that is free, expired, or this owner's already; False if another holds it.
 
     Args:
@@ -19,24 +26,28 @@ def acquire(store: Store, run: int, owner: str, lease_s: float) -> bool:
         run: key of the run.
         owner: who wants it.
         lease_s: how long it lasts unless it is extended.
+        purpose: what it allows.
 
     Raises:
         StoreError: the database did not answer.
     """
+    table = _TABLES[purpose]
     with store.write() as connection:
         at = now(connection)
-        query = insert(connection, leases).values(run=run, owner=owner, expires_at=at + lease_s)
+        query = insert(connection, table).values(run=run, owner=owner, expires_at=at + lease_s)
         taken = connection.execute(
             query.on_conflict_do_update(
-                index_elements=[leases.c.run],
+                index_elements=[table.c.run],
                 set_={"owner": owner, "expires_at": query.excluded.expires_at},
-                where=(leases.c.owner == owner) | (leases.c.expires_at <= at),
-            ).returning(leases.c.run)
+                where=(table.c.owner == owner) | (table.c.expires_at <= at),
+            ).returning(table.c.run)
         ).one_or_none()
     return taken is not None
 
 
-def extend(store: Store, held: Collection[tuple[int, str]], lease_s: float) -> set[int]:
+def extend(
+    store: Store, held: Collection[tuple[int, str]], lease_s: float, purpose: Purpose = "plan"
+) -> set[int]:
     """Prolongs leases, each given by the run's key and its owner; the runs whose lease is kept.
 
     Raises:
@@ -46,27 +57,29 @@ def extend(store: Store, held: Collection[tuple[int, str]], lease_s: float) -> s
     for run, owner in held:
         of_owners.setdefault(owner, []).append(run)
     kept: set[int] = set()
+    table = _TABLES[purpose]
     with store.write() as connection:
         expires_at = now(connection) + lease_s
         for owner, of_owner in of_owners.items():
             query = (
-                sa.update(leases)
-                .where(leases.c.owner == owner, leases.c.run.in_(of_owner))
+                sa.update(table)
+                .where(table.c.owner == owner, table.c.run.in_(of_owner))
                 .values(expires_at=expires_at)
-                .returning(leases.c.run)
+                .returning(table.c.run)
             )
             kept.update(connection.execute(query).scalars())
     return kept
 
 
-def release(store: Store, run: int, owner: str) -> None:
+def release(store: Store, run: int, owner: str, purpose: Purpose = "plan") -> None:
     """Deletes an owner's lease of a run, so that others need not wait for its expiry.
 
     Raises:
         StoreError: the database did not answer; the lease expires by itself.
     """
+    table = _TABLES[purpose]
     with store.write() as connection:
-        connection.execute(sa.delete(leases).where(leases.c.run == run, leases.c.owner == owner))
+        connection.execute(sa.delete(table).where(table.c.run == run, table.c.owner == owner))
 
 
 def reap(store: Store) -> int:
@@ -77,12 +90,16 @@ def reap(store: Store) -> int:
     """
     ended = sa.select(runs.c.key).where(runs.c.state.in_(ENDED))
     with store.write() as connection:
-        return connection.execute(
-            sa.delete(leases).where(leases.c.expires_at <= now(connection), leases.c.run.in_(ended))
-        ).rowcount
+        at = now(connection)
+        return sum(
+            connection.execute(
+                sa.delete(table).where(table.c.expires_at <= at, table.c.run.in_(ended))
+            ).rowcount
+            for table in _TABLES.values()
+        )
 
 
 def held_now(connection: sa.Connection) -> int:
-    """How many leases have not expired."""
+    """How many runs are planned: their leases have not expired."""
     query = sa.select(sa.func.count()).where(leases.c.expires_at > now(connection))
     return int(connection.execute(query).scalar_one())

@@ -467,3 +467,12 @@ leases = Table(
     Column("owner", Text, nullable=False),
     Column("expires_at", Double, nullable=False),
 )
+
+# Which worker acts for a run on its engine. It is no matter of who plans the run.
+engine_leases = Table(
+    "engine_leases",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("owner", Text, nullable=False),
+    Column("expires_at", Double, nullable=False),
+)

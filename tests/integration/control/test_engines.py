@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace as replaced
 from typing import Any
 
 import pytest
 import redis
+import sqlalchemy as sa
 
 from paceline.wire import Kill, Launch, State
 from paceline_backend import requests
 from paceline_backend.backends import EngineAwayError, Job, Order
 from paceline_backend.control import leases
+from paceline_backend.control.engines import claims
 from paceline_backend.control.engines.engine_jobs import telling
 from paceline_backend.control.engines.engines import Engines
 from paceline_backend.control.meetings import Meetings
 from paceline_backend.control.silence import SILENT_S, Sweep
 from paceline_backend.requests import ConflictError, enlist, join, leave, resume, spares, stop
 from paceline_backend.requests.replacing import replace
-from paceline_backend.store import Store, nodes, runs, telemetry
+from paceline_backend.store import Store, nodes, runs, schema, telemetry
 from paceline_backend.store import leases as stored_leases
 from paceline_backend.store.access import tokens
 from paceline_backend.store.jobs import EngineRun
 from paceline_backend.store.new_runs import NewRun
 from support.engine import TableEngine, become, table_engine
 from support.groups import GONE, ME, answer, orders, ready, report, states
+from support.waiting import DEADLINE_S, until
 
 
 class Clock:
@@ -125,7 +129,7 @@ def test_two_workers_do_not_submit_a_run_twice(
     run = begin(store, bus_url)
     with store.read() as connection:
         key = runs.key_of(connection, run)
-    assert leases.acquire(store, key, "other", 600) is not None
+    assert leases.acquire(store, key, "other", 600, "jobs") is not None
     after(worker, bus, clock, 20)
     assert TableEngine.orders == []
     after(Engines(store, bus_url, "other", clock=clock), bus, clock, 2)
@@ -146,20 +150,88 @@ def test_a_worker_that_is_slow_submits_nothing_twice(
         key = runs.key_of(connection, run)
     other = Engines(store, bus_url, "other", clock=clock)
     other._attendant._note = lambda *_: None  # type: ignore[method-assign]
-    assert leases.acquire(store, key, "other", 600) is not None
+    assert leases.acquire(store, key, "other", 600, "jobs") is not None
     ask = TableEngine.look
 
     def slowly(self: TableEngine, prefix: str) -> Sequence[Job]:
         monkeypatch.setattr(TableEngine, "look", ask)
         known = ask(self, prefix)
         other.look(bus)
-        stored_leases.release(store, key, "other")  # as if it had expired
+        stored_leases.release(store, key, "other", "jobs")  # as if it had expired
         return known
 
     monkeypatch.setattr(TableEngine, "look", slowly)
     after(worker, bus, clock, 8)
     assert len(TableEngine.orders) == 1
     assert runs.get(store, run)["backend_jobs"]["jobs"] == {"0": "1"}
+
+
+def test_a_controller_that_ends_leaves_no_hole(
+    store: Store,
+    bus: redis.Redis,
+    bus_url: str,
+    worker: Engines,
+    clock: Clock,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The same worker plans the run, and no longer does while the engine takes its job."""
+    run = begin(store, bus_url)
+    with store.read() as connection:
+        key = runs.key_of(connection, run)
+    submit = TableEngine.submit
+
+    def slowly(self: TableEngine, order: Order) -> str:
+        monkeypatch.setattr(TableEngine, "submit", submit)
+        plans = leases.acquire(store, key, "worker", 3)
+        assert plans is not None
+        leases.release(store, plans)
+        Engines(store, bus_url, "other", clock=clock).look(bus)
+        return submit(self, order)
+
+    monkeypatch.setattr(TableEngine, "submit", slowly)
+    worker.look(bus)
+    assert len(TableEngine.orders) == 1
+
+
+def test_a_worker_that_waits_to_submit_keeps_nobody_from_planning(
+    store: Store, bus_url: str, worker: Engines, bus: redis.Redis
+) -> None:
+    run = begin(store, bus_url)
+    worker.look(bus)
+    with store.read() as connection:
+        key = runs.key_of(connection, run)
+    assert leases.acquire(store, key, "other", 3) is not None
+    assert runs.get(store, run)["controller"]["owner"] == "other"
+
+
+def test_a_claim_lasts_as_long_as_the_engine_takes(
+    store: Store, bus_url: str, engine: object, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Longer than a lease does; and a worker that ends leaves none."""
+    monkeypatch.setattr(claims, "LEASE_S", 0.5)
+    begin(store, bus_url)
+    submit, stop_worker, others = TableEngine.submit, threading.Event(), []
+
+    def owned() -> list[tuple[str, float]]:
+        with store.read() as connection:
+            query = sa.select(schema.engine_leases.c.owner, schema.engine_leases.c.expires_at)
+            return [(row.owner, row.expires_at) for row in connection.execute(query)]
+
+    def slowly(self: TableEngine, order: Order) -> str:
+        [(_, expires_at)] = owned()
+        until(lambda: owned()[0][1] > expires_at + 1, "a claim that was prolonged")
+        others.extend(owner for owner, _ in owned())
+        stop_worker.set()
+        return submit(self, order)
+
+    monkeypatch.setattr(TableEngine, "submit", slowly)
+    thread = threading.Thread(target=Engines(store, bus_url, "worker").run, args=(stop_worker,))
+    thread.start()
+    thread.join(DEADLINE_S)
+    assert not thread.is_alive()
+    assert others == ["worker"]
+    assert len(TableEngine.orders) == 1
+    assert owned() == []
 
 
 def test_a_run_that_was_stopped_meanwhile_is_not_submitted(
@@ -193,12 +265,12 @@ def test_nothing_is_over_while_another_worker_may_submit(
     after(worker, bus, clock, 4)
     with store.read() as connection:
         key = runs.key_of(connection, run)
-    stored_leases.release(store, key, "worker")
-    assert leases.acquire(store, key, "other", 600) is not None
+    worker._claims.give_back()
+    assert leases.acquire(store, key, "other", 600, "jobs") is not None
     become("1", "ended")
     after(worker, bus, clock, 8)
     assert valid(store, run) == 1
-    stored_leases.release(store, key, "other")
+    stored_leases.release(store, key, "other", "jobs")
     after(worker, bus, clock, 4)
     assert valid(store, run) == 0
 
@@ -220,6 +292,27 @@ def test_nodes_are_launched_when_all_of_the_first_job_are_there(
         True,
         True,
     ]
+
+
+def test_nodes_are_launched_at_once_when_all_have_come(
+    store: Store, bus: redis.Redis, bus_url: str, worker: Engines
+) -> None:
+    """Before the engine was asked again, which calls the job queued. Earlier nodes do not count."""
+    run = begin(store, bus_url, 2, 2)
+    worker.look(bus)
+    come(store, bus_url, run, "n1")
+    assert orders(bus, "n1") == []
+    come(store, bus_url, run, "n2")
+    come(store, bus_url, run, "n1")
+    assert [isinstance(order, Launch) for node in ("n1", "n2") for order in orders(bus, node)] == [
+        True,
+        True,
+    ]
+    for node in ("n1", "n2"):
+        report(store, run, node, State.FAILED)
+    resume(store, bus_url, run, {}, None, ME, start=True)
+    come(store, bus_url, run, "n3")
+    assert orders(bus, "n3") == []
 
 
 def test_what_the_engine_refuses_fails_the_run(

@@ -35,6 +35,18 @@ def test_a_lease_has_one_owner(store: Store) -> None:
     assert owners(store) == {run: "you"}, "only the owner releases"
 
 
+def test_who_plans_a_run_keeps_nobody_from_acting_for_its_jobs(store: Store) -> None:
+    run = add_run(store, "r")
+    plans, acts = leases.acquire(store, run, "me", 60), leases.acquire(store, run, "me", 60, "jobs")
+    assert plans is not None
+    assert acts is not None
+    leases.release(store, plans)
+    assert leases.acquire(store, run, "you", 60) is not None
+    assert leases.acquire(store, run, "you", 60, "jobs") is None
+    assert leases.extend(store, [acts], 60, "jobs") == []
+    assert leases.extend(store, [plans], 60) == [plans]
+
+
 def test_an_expired_lease_is_free(store: Store) -> None:
     run = add_run(store, "r")
     mine = leases.acquire(store, run, "me", 0.2)
@@ -83,7 +95,8 @@ def test_reaping_deletes_what_ended_and_expired(store: Store) -> None:
     leases.acquire(store, ended, "me", -1)
     leases.acquire(store, live, "me", 60)
     leases.acquire(store, expired, "me", -1)
-    assert leases.reap(store) == 1
+    leases.acquire(store, ended, "me", -1, "jobs")
+    assert leases.reap(store) == 2
     assert set(owners(store)) == {live, expired}
 
 

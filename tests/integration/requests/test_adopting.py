@@ -18,6 +18,7 @@ from paceline_backend.control.meetings import Meetings
 from paceline_backend.control.silence import Sweep
 from paceline_backend.store import Store, nodes, schema
 from paceline_backend.store.telemetry import writers
+from paceline_backend.store.upkeep.prune import Keep, prune
 from support.groups import GONE, answer, orders, ready, report
 from support.web import ANY, serving
 
@@ -156,6 +157,43 @@ def test_a_node_of_another_training_is_refused(client: httpx.Client) -> None:
     assert adopt(client, key="other")["run"] != run
     client.post(f"runs/{run}/stop", json={})
     assert f"its run {run} is stopped: choose another key" in refused(client)
+
+
+def test_the_key_of_a_deleted_run_is_refused(client: httpx.Client, store: Store) -> None:
+    """Another run of this id would mix with what is left of the first: logs, checkpoints, links."""
+    run = adopt(client)["run"]
+    client.post(f"runs/{run}/stop", json={})
+    assert list(prune(store, Keep(runs=0), lambda _: False)) == [run]
+    assert f"its run {run} was deleted: choose another key" in refused(client)
+    assert client.get("runs").json()["items"] == []
+    assert adopt(client, key="other")["run"] != run
+
+
+def test_nodes_that_are_all_killed_at_once_are_named(
+    client: httpx.Client, store: Store, bus_url: str
+) -> None:
+    """With the time at which each was heard last."""
+    made = adopt(client)
+    for node in ("n1", "n2"):
+        enlist(client, store, made, node)
+        report(store, made["run"], node, State.RUNNING)
+    heard = {"n1": 1_790_000_000.0, "n2": 1_790_000_002.0}
+    with store.write() as connection:
+        for node, at in heard.items():
+            c = schema.nodes.c
+            query = sa.update(schema.nodes).where(c.id == node)
+            connection.execute(query.values(heartbeat_at=at))
+    now = 0.0
+    sweep = Sweep(store, bus_url, clock=lambda: now)
+    sweep.look()
+    now = 2.0 * nodes.ALIVE_S
+    sweep.look()
+    shown = client.get(f"runs/{made['run']}").json()
+    assert (shown["state"], shown["message"]) == (
+        "failed",
+        "n1: its agent has not answered since 2026-09-21 14:13:20 UTC; "
+        "n2: its agent has not answered since 2026-09-21 14:13:22 UTC",
+    )
 
 
 def test_what_no_run_can_have_is_refused(client: httpx.Client) -> None:

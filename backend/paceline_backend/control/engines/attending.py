@@ -10,9 +10,8 @@ import redis
 from paceline.wire import State
 from paceline_backend import backends
 from paceline_backend.backends import Engine, EngineRefusedError, Job, Order
-from paceline_backend.control import leases
+from paceline_backend.control.engines.claims import Claims
 from paceline_backend.control.engines.engine_jobs import age, end, seen_to_begin, telling, timely
-from paceline_backend.control.leases import Lease
 from paceline_backend.requests import streams
 from paceline_backend.store import Store, jobs, meta, runs
 from paceline_backend.store.jobs import EngineRun
@@ -23,7 +22,6 @@ log = logging.getLogger(__name__)
 
 _SETTLE_S = 5.0  # what the nodes of an ended job reported may still be on its way
 _DELIVER_S = 20.0  # nodes of an ended run have so long to go by themselves
-_LEASE_S = 30.0  # longer than a verb of an engine takes
 
 
 class Attendant:
@@ -31,16 +29,15 @@ class Attendant:
 
     Args:
         store: the database.
-        owner: this worker's name.
+        claims: of this worker.
         clock: monotonic time in seconds.
     """
 
-    def __init__(self, store: Store, owner: str, clock: Callable[[], float]) -> None:
+    def __init__(self, store: Store, claims: Claims, clock: Callable[[], float]) -> None:
         self._store = store
-        self._owner = owner
+        self._claims = claims
         self._clock = clock
         self._plane_id = ""
-        self._claims: dict[str, Lease] = {}  # by run: of those on the engine that is looked at
         # Since when a run's jobs have ended, or the run has; what it had said by then.
         self._since: dict[str, tuple[float, object]] = {}
         # Of runs that this worker saw going on, and whose jobs it has not stopped since: the parts
@@ -59,19 +56,10 @@ class Attendant:
         return self._plane_id
 
     def claim(self, own: Sequence[EngineRun], left: Sequence[Leftover]) -> None:
-        """Takes leases of runs with jobs to submit, and of those that may have none any more."""
+        """Claims runs with jobs to submit, and those that may have none any more."""
         keys = {run.id: run.key for run in own if run.final or None in run.jobs.values()}
         keys |= {each.run: each.key for each in left if each.key is not None}
-        taken = {
-            run: leases.acquire(self._store, key, self._owner, _LEASE_S)
-            for run, key in keys.items()
-        }
-        self._claims = {run: lease for run, lease in taken.items() if lease is not None}
-
-    def alone(self, run: str) -> bool:
-        """Whether no other worker has acted for a run since before the engine was asked."""
-        lease = self._claims.get(run)
-        return lease is not None and lease.held()
+        self._claims.take(keys)
 
     def attend(
         self, client: redis.Redis, engine: Engine, run: EngineRun, known: Sequence[Job]
@@ -107,7 +95,7 @@ class Attendant:
     def _submit(self, client: redis.Redis, engine: Engine, run: EngineRun, part: str) -> None:
         """Submits a job, unless another worker may have, or nobody wants it any more."""
         options = backends.options_of(engine.options, run.options)
-        if not self.alone(run.id) or not self._mine(run):
+        if not self._claims.alone(run.id):
             return
         with self._store.read() as connection:
             if not jobs.wanted(connection, run, part):
@@ -207,7 +195,7 @@ class Attendant:
         if due and self._mine(run):
             self._last.pop(run.id, None)
             engine.stop(due)
-        if left or not (self.alone(run.id) and self._mine(run)):  # a job may be submitted just now
+        if left or not self._claims.alone(run.id):  # a job may be submitted just now
             return
         untouched = run.id in self._last
         last = self._last.get(run.id, ())
@@ -223,8 +211,8 @@ class Attendant:
             streams.tell_change(client, run.id)
 
     def _mine(self, run: EngineRun) -> bool:
-        """Whether this worker may act for a run. Nothing else needs the lease so long."""
-        return leases.acquire(self._store, run.key, self._owner, _LEASE_S) is not None
+        """Whether this worker may act for a run."""
+        return self._claims.hold(run.id, run.key)
 
     def _note(self, run: EngineRun, part: str, ref: str) -> None:
         with self._store.write() as connection:

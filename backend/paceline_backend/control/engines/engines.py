@@ -11,9 +11,11 @@ two are compared again and again, so it does not matter what was done when a wor
   of a run that went elsewhere or was deleted are stopped at once (`store.nodes.engine_runs`).
 * An engine is told of cordons of its machines, and of their ends.
 
-A worker acts for a run while it holds the run's lease. Before it submits a job, or concludes that
-none is left, it has held the lease since before it asked the engine: so what another worker did for
-the run shows in the answer. While an engine does not answer, nothing is concluded about its runs.
+A worker acts for a run while it has a claim on it (`claims`). Before it submits a job, or concludes
+that none is left, it has had the claim since before it asked the engine: so what another worker did
+for the run shows in the answer. A worker that is killed leaves its claims for `claims.LEASE_S`: so
+long nothing is submitted or concluded for these runs. A worker that ends gives them back. While an
+engine does not answer, nothing is concluded about its runs.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from paceline.wire.bus import connect
 from paceline_backend import backends
 from paceline_backend.backends import Engine, EngineAwayError, Job
 from paceline_backend.control.engines.attending import Attendant
+from paceline_backend.control.engines.claims import Claims
 from paceline_backend.control.engines.engine_jobs import stop_left
 from paceline_backend.control.nodes import cordons
 from paceline_backend.store import Store, StoreError, jobs
@@ -66,20 +69,29 @@ class Engines:
         self._store = store
         self._bus_url = bus_url
         self._clock = clock
-        self._attendant = Attendant(store, owner, clock)
+        self._claims = Claims(store, owner)
+        self._attendant = Attendant(store, self._claims, clock)
         self._look_at: dict[str, float] = {}  # by engine
         self._outages: dict[str, Outage] = {}  # by engine, of its cordons, and by run
 
     def run(self, stop: threading.Event) -> None:
         """Works until `stop` is set; waits out bus, database and engines."""
         outage = Outage(log, "engines are looked after later", "engines are looked after again")
-        with connect(self._bus_url) as client:
-            while not stop.wait(_TICK_S):
-                try:
-                    self.look(client)
-                    outage.over()
-                except (StoreError, redis.RedisError) as error:
-                    outage.failed(error)
+        done = threading.Event()
+        keeper = threading.Thread(target=self._claims.keep, args=(done,), name="engines' claims")
+        keeper.start()
+        try:
+            with connect(self._bus_url) as client:
+                while not stop.wait(_TICK_S):
+                    try:
+                        self.look(client)
+                        outage.over()
+                    except (StoreError, redis.RedisError) as error:
+                        outage.failed(error)
+        finally:
+            done.set()
+            keeper.join()
+            self._claims.give_back()
 
     def look(self, client: redis.Redis) -> None:
         """Looks once at the engines whose turn it is.
@@ -95,6 +107,7 @@ class Engines:
             words = engine_cordons.waiting(connection, list(engines))
         ids = {run.id for run in known}
         self._attendant.forget_others(ids)
+        self._claims.forget_others(ids | {each.run for each in left})
         kept = ids | {
             f"{name}{part}" for name in engines for part in ("", " cordons", " leftovers")
         }
@@ -212,7 +225,7 @@ class Engines:
             with self._store.read() as connection:
                 still = engine_runs.leftovers(connection, [engine.name])
             for each in (each for each in left if each in still):
-                alone = each.key is None or self._attendant.alone(each.run)
+                alone = each.key is None or self._claims.alone(each.run)
                 stop_left(self._store, engine, each, of_run.get(each.run, ()), alone=alone)
             outage.over()
         except (StoreError, redis.RedisError):

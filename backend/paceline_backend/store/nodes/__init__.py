@@ -128,6 +128,12 @@ def alive(connection: sa.Connection) -> set[str]:
     return {row.id for row in connection.execute(beats) if abs(at - row.heartbeat_at) <= ALIVE_S}
 
 
+def bound(connection: sa.Connection, run: str) -> set[str]:
+    """The nodes that look after this run only, and whose agents answer."""
+    query = sa.select(nodes.c.id).where(nodes.c.only_run == run)
+    return alive(connection) & set(connection.execute(query).scalars())
+
+
 def bind(
     connection: sa.Connection, node: str, run: str, backend: str | None, host: str | None = None
 ) -> bool:

@@ -13,6 +13,8 @@ from typing import Any
 from paceline.wire import RunState, State
 from paceline_backend.store.nodes.run_nodes import RunNode
 
+_NAMED = 8  # of nodes that fell silent, a run's message names so many
+
 
 def changes(row: RunNode, report: RunState) -> Mapping[str, Any]:
     """The new values of a node's row after a report of its latest launch."""
@@ -78,13 +80,24 @@ def ended(ends: Collection[RunNode], rows: Collection[RunNode]) -> RunState:
     """The end of a run.
 
     Args:
-        ends: those of its nodes whose end is the run's: the earliest tells how and why.
+        ends: those of its nodes whose end is the run's: the earliest tells how and why. If
+            it fell silent, all that did are named.
         rows: all of its nodes: the last one's end tells when.
     """
     first = min(ends, key=lambda row: (row.reported_at or 0.0, row.node))
     at = max(row.reported_at or row.launched_at for row in rows)
     message = _named(first.node, first.message)
+    if first.lost:
+        message = _silent([row for row in ends if row.lost])
     return RunState(State(first.state), at, first.node, first.attempt, first.exit_code, message)
+
+
+def _silent(lost: Collection[RunNode]) -> str:
+    """Why a run has failed of which no node is heard any more."""
+    in_order = sorted(lost, key=lambda row: row.node)
+    said = [_named(row.node, row.message) or row.node for row in in_order[:_NAMED]]
+    more = len(in_order) - len(said)
+    return "; ".join([*said, *([f"and {more} more nodes"] if more else [])])
 
 
 def _named(node: str, message: str | None) -> str | None:
