@@ -109,8 +109,8 @@ def write(connection: sa.Connection, batches: Sequence[tuple[LockedRun, StepBatc
         StoreRefusedError: some record holds values that no database takes.
     """
     rows: list[tuple[Any, ...]] = []
-    for run, batch in batches:
-        records, key = _RECORD.all_checked(batch.records), run.key
+    for run, of_run in _by_run(batches):
+        records, key = _RECORD.all_checked(of_run), run.key
         for attempt, rank in {(record.attempt, record.rank) for record in records}:
             run.check_rank(attempt, rank)
             run.repeated |= attempt > 0
@@ -125,6 +125,16 @@ def write(connection: sa.Connection, batches: Sequence[tuple[LockedRun, StepBatc
     else:
         _copy(connection, _latest(rows), new=not any(run.repeated for run, _ in batches))
     return len(rows)
+
+
+def _by_run(
+    batches: Sequence[tuple[LockedRun, StepBatch]],
+) -> Iterator[tuple[LockedRun, Sequence[StepRecord]]]:
+    """The records of each run: thousands of ranks send one record each."""
+    of_runs: dict[int, tuple[LockedRun, list[StepRecord]]] = {}
+    for run, batch in batches:
+        of_runs.setdefault(run.key, (run, []))[1].extend(batch.records)
+    yield from of_runs.values()
 
 
 def _latest(rows: list[tuple[Any, ...]]) -> Collection[tuple[Any, ...]]:
