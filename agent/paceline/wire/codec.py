@@ -55,8 +55,8 @@ def decode(fields: dict[bytes, bytes]) -> tuple[str, Message]:
     version = fields.get(b"v", b"?")
     if version != _VERSION:
         raise WireError(
-            f"message of protocol version {version.decode(errors='replace')}; this is {PROTOCOL_VERSION}: "
-            "install the same paceline release on agents and control plane"
+            f"message of protocol version {version.decode(errors='replace')}; "
+            f"this is {PROTOCOL_VERSION}: install the same paceline release on agents and control plane"
         )
     try:
         return fields[b"run"].decode(), _decoder.decode(fields[b"data"])

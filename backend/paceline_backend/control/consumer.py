@@ -82,9 +82,7 @@ class Consumer:
         self._claim_at = 0.0
         self._kept = set()
 
-    def read(
-        self, count: int, block_s: float, most_bytes: int = MOST_BYTES
-    ) -> list[Entry]:
+    def read(self, count: int, block_s: float, most_bytes: int = MOST_BYTES) -> list[Entry]:
         """The next entries; empty when none came within `block_s`.
 
         Args:

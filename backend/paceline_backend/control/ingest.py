@@ -3,9 +3,10 @@
 Commit first, then one bus transaction: publish to ``live(run)``, acknowledge, delete. A crash
 between the two repeats the batch, which changes nothing in the store and publishes it for the first
 time. So every record is stored once and appears in the live stream, there twice only when another
-ingest took over from one that was stuck, not dead. Records of steps that several messages of a run
-hold in a row are published as one message: thousands of ranks send one record each. (Not so of nodes and rounds: who shows them asks
-the store.) A bus or database that is away stops ingest, not its producers: entries wait on the bus.
+ingest took over from one that was stuck, not dead. (Not so of nodes and rounds: who shows them asks
+the store.) Records that several messages of a run hold in a row are published as one message, since
+thousands of ranks send one record each. A bus or database that is away stops ingest, not its
+producers: entries wait on the bus.
 
 No message stops the others, and none is stored that `checks` refuses. A message that cannot be
 read, stored or published goes to the dead letters (`requests.dead`) with its reason. When a batch
@@ -193,9 +194,7 @@ class Ingest:
                 count += self._handle(client, part, stop)
         return count
 
-    def _handle(
-        self, client: redis.Redis, entries: Sequence[Entry], stop: threading.Event
-    ) -> int:
+    def _handle(self, client: redis.Redis, entries: Sequence[Entry], stop: threading.Event) -> int:
         received = [*self._writers.receive(entries), *self._held]
         items = [_item(each) for each in self._whole(client, received)]
         _mark_stale(client, items)

@@ -12,6 +12,7 @@ from paceline_backend import backends, policies
 from paceline_backend.control import leases
 from paceline_backend.control.controller import Controller
 from paceline_backend.control.leases import Lease
+from paceline_backend.control.turns import Turns
 from paceline_backend.store import Store, StoreUnavailableError, runs
 
 logger = logging.getLogger(__name__)
@@ -49,6 +50,7 @@ class ControllerManager:
         self._bus_url = bus_url
         self._owner = owner
         self._lease_s = lease_s
+        self._turns = Turns()
         self._owned: dict[int, _Owned] = {}
         self._extended = 0.0  # monotonic time
         self._not_before: dict[int, float] = {}  # next try of failed controllers, by run
@@ -109,7 +111,7 @@ class ControllerManager:
                 self._start(key, run_id, lease)
 
     def _start(self, key: int, run_id: str, lease: Lease) -> None:
-        controller = Controller(self._store, self._bus_url, key, run_id, lease)
+        controller = Controller(self._store, self._bus_url, key, run_id, lease, self._turns)
         stop = threading.Event()
 
         def work() -> None:
