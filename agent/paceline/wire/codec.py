@@ -54,9 +54,10 @@ def decode(fields: dict[bytes, bytes]) -> tuple[str, Message]:
     """
     version = fields.get(b"v", b"?")
     if version != _VERSION:
+        other = version.decode(errors="replace")
         raise WireError(
-            f"message of protocol version {version.decode(errors='replace')}; "
-            f"this is {PROTOCOL_VERSION}: install the same paceline release on agents and control plane"
+            f"message of protocol version {other}; this is {PROTOCOL_VERSION}: "
+            "install the same paceline release on agents and control plane"
         )
     try:
         return fields[b"run"].decode(), _decoder.decode(fields[b"data"])
