@@ -146,7 +146,8 @@ class Ingest:
         self._claim_idle_s = claim_idle_s
         self._unknown_runs: set[str] = set()
         self._writers = Writers(store)
-        self._behind = False  # more telemetry waits than a batch holds: roll-ups can wait, too
+        # More telemetry waits than a batch holds: roll-ups can wait, and controllers plan less.
+        self.behind = False
         self._held: list[Received] = []  # ends of runs whose own streams hold more
 
     def run(self, stop: threading.Event) -> None:
@@ -171,7 +172,7 @@ class Ingest:
                     return
                 outage.over()
                 database.over()
-                if count and not self._behind:
+                if count and not self.behind:
                     took_s = time.monotonic() - began
                     period_s = max(self._linger_s, min(_SHARE * took_s, _LATEST_S))
                     stop.wait(period_s - took_s)
@@ -187,7 +188,7 @@ class Ingest:
         entries = consumer.read(_BATCH, _BLOCK_S)
         if not entries and not self._held:
             return 0
-        self._behind = bool(consumer.unread)
+        self.behind = bool(consumer.unread)
         count = 0
         for part in in_order(entries, _AT_ONCE_BYTES) or [[]]:
             with tracing.now().batch(len(part)):
@@ -264,7 +265,7 @@ class Ingest:
         failures = 0
         while True:
             try:
-                written = telemetry.write(self._store, messages, roll_up=not self._behind)
+                written = telemetry.write(self._store, messages, roll_up=not self.behind)
             except Exception as error:
                 pause_s = _AGAIN_S
                 if not self._at_fault(error):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.core.outage import Outage
@@ -41,16 +42,25 @@ class ControllerManager:
         bus_url: ``redis://…``.
         owner: names this control plane; unique among those that run.
         lease_s: so long after this one died another takes over.
+        busy: whether ingest, in the same process, has more to do than it can.
     """
 
-    def __init__(self, store: Store, bus_url: str, owner: str, *, lease_s: float = LEASE_S) -> None:
+    def __init__(
+        self,
+        store: Store,
+        bus_url: str,
+        owner: str,
+        *,
+        lease_s: float = LEASE_S,
+        busy: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.taken = 0  # leases, since this process began
         self.lost = 0  # leases that another control plane took over
         self._store = store
         self._bus_url = bus_url
         self._owner = owner
         self._lease_s = lease_s
-        self._turns = Turns()
+        self._turns = Turns(busy)
         self._owned: dict[int, _Owned] = {}
         self._extended = 0.0  # monotonic time
         self._not_before: dict[int, float] = {}  # next try of failed controllers, by run

@@ -33,8 +33,8 @@ from paceline_backend.store.upkeep.prune import Keep
 log = logging.getLogger(__name__)
 
 # Ingest gives up the interpreter with each statement and each call of the bus. Beside a plan that
-# computes, it gets the interpreter back after so long: a tenth of what is usual.
-_SWITCH_S = 5e-4
+# computes, it gets the interpreter back after so long: a fifth of what is usual.
+_SWITCH_S = 1e-3
 
 
 def run(settings: Settings, owner: str) -> int:
@@ -57,7 +57,7 @@ def run(settings: Settings, owner: str) -> int:
     keep = Keep(settings.keep_days, settings.keep_runs, settings.keep_bytes)
     with Store.open(settings.database) as store:
         ingest = Ingest(store, settings.bus, owner)
-        controllers = ControllerManager(store, settings.bus, owner)
+        controllers = ControllerManager(store, settings.bus, owner, busy=lambda: ingest.behind)
 
         def sign() -> heartbeat.Beat:
             stats = dataclasses.asdict(ingest.stats)
