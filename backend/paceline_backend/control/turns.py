@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-_PATIENCE_S = 1.0  # who waits longer plans beside the other, whose plan may never end
+_PATIENCE_S = 10.0  # a plan that takes longer may never end: others no longer wait for it
 _REST = 3.0  # times what a plan took, while ingest is busy
-_LONGEST_REST_S = 1.0
+_LONGEST_REST_S = 5.0
 
 
 class Turns:
@@ -21,9 +21,8 @@ class Turns:
 
     Args:
         busy: whether ingest has more to do than it can.
-        patience_s: longest wait for the others' plans.
+        patience_s: longest that others wait for a plan.
         clock: monotonic time in seconds.
-        sleep: waits for so many seconds.
     """
 
     def __init__(
@@ -32,29 +31,36 @@ class Turns:
         patience_s: float = _PATIENCE_S,
         *,
         clock: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._busy = busy
         self._patience_s = patience_s
         self._clock = clock
-        self._sleep = sleep
-        self._planning = threading.Lock()
-        self._rest_until = 0.0  # by the clock
+        self._changed = threading.Condition()
+        self._plan: object | None = None  # that is being made
+        self._began = 0.0
+        self._rest_until = 0.0
 
     @contextmanager
     def turn(self) -> Iterator[None]:
         """Waits for its turn; within it, others wait."""
-        if not self._planning.acquire(timeout=self._patience_s):
-            yield
-            return
+        plan = object()
+        with self._changed:
+            while (wait_s := self.wait_s()) > 0:
+                self._changed.wait(wait_s)
+            self._plan, self._began = plan, self._clock()
         try:
-            if self._busy():
-                self._sleep(max(0.0, self._rest_until - self._clock()))
-            began = self._clock()
-            try:
-                yield
-            finally:
-                now = self._clock()
-                self._rest_until = now + min(_REST * (now - began), _LONGEST_REST_S)
+            yield
         finally:
-            self._planning.release()
+            with self._changed:
+                if self._plan is plan:  # nobody's patience has ended
+                    now = self._clock()
+                    self._plan = None
+                    self._rest_until = now + min(_REST * (now - self._began), _LONGEST_REST_S)
+                    self._changed.notify_all()
+
+    def wait_s(self) -> float:
+        """How long the next plan has to wait, if nothing changes."""
+        now = self._clock()
+        if self._plan is not None:
+            return self._began + self._patience_s - now
+        return self._rest_until - now if self._busy() else 0.0
