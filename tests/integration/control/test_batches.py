@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis
 
-from paceline.wire import INGEST_GROUP, TELEMETRY, RunState, State, StepBatch, decode, live
+from paceline.wire import INGEST_GROUP, TELEMETRY, Message, RunState, State, StepBatch, decode, live
 from paceline.wire.bus import publish
 from paceline_backend.control.consumer import Consumer, Entry, in_order
 from paceline_backend.store import Store
@@ -22,7 +22,7 @@ def test_records_that_follow_each_other_are_published_together(
     """In the order in which they came, also between other messages, and of each run by itself."""
     for run in ("r", "other"):
         add_run(store, run, nproc=300)
-    sent = [
+    sent: list[Message] = [
         hello(world=300),
         *(StepBatch([record(0, rank)]) for rank in range(250)),
         RunState(State.RUNNING, 5.0, "n"),
