@@ -9,7 +9,7 @@ from typing import Any
 
 import redis
 
-from paceline.wire import INGEST_GROUP, TELEMETRY
+from paceline.wire import INGEST_GROUP, TELEMETRY, Message, StepBatch, decode
 from paceline_backend.control.ingest import Ingest
 from paceline_backend.requests.dead import DEAD
 from paceline_backend.store import Store
@@ -46,6 +46,17 @@ def settled(client: redis.Redis, stream: str = TELEMETRY) -> bool:
     except redis.ResponseError:  # no group yet
         return False
     return client.xlen(stream) == 0 and pending == 0
+
+
+def said(client: redis.Redis, stream: str) -> list[Any]:
+    """What the messages of a stream say; each record by itself, however many a message holds."""
+    entries: Any = client.xrange(stream)
+    return [part for _, fields in entries for part in parts(decode(fields)[1])]
+
+
+def parts(message: Message) -> list[Any]:
+    """A message, or its records."""
+    return [*message.records] if isinstance(message, StepBatch) else [message]
 
 
 def reasons(client: redis.Redis) -> list[str]:

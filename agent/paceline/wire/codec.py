@@ -16,6 +16,7 @@ from paceline.wire.messages import Message, StepRecord
 from paceline.wire.wording import worded
 
 PROTOCOL_VERSION = 1
+_VERSION = b"%d" % PROTOCOL_VERSION
 _LONGEST = 1000  # characters of a reason, which may quote the message
 
 _encoder = msgspec.msgpack.Encoder()
@@ -29,7 +30,7 @@ class WireError(ValueError):
 def encode(message: Message, run: str = "") -> dict[bytes, bytes]:
     """The fields of a bus entry."""
     return {
-        b"v": b"%d" % PROTOCOL_VERSION,
+        b"v": _VERSION,
         b"run": run.encode(),
         b"data": _encoder.encode(message),
     }
@@ -39,7 +40,7 @@ def encode_steps(columns: Mapping[str, Sequence[Any]], run: str) -> dict[bytes, 
     """What `encode` gives for a `StepBatch`, from its records' fields as columns: far sooner."""
     records = list(zip(*(columns[name] for name in StepRecord.__struct_fields__), strict=True))
     return {
-        b"v": b"%d" % PROTOCOL_VERSION,
+        b"v": _VERSION,
         b"run": run.encode(),
         b"data": _encoder.encode({"type": "steps", "records": records}),
     }
@@ -51,10 +52,11 @@ def decode(fields: dict[bytes, bytes]) -> tuple[str, Message]:
     Raises:
         WireError: another protocol version, or not a message of this one.
     """
-    version = fields.get(b"v", b"?").decode(errors="replace")
-    if version != str(PROTOCOL_VERSION):
+    version = fields.get(b"v", b"?")
+    if version != _VERSION:
+        other = version.decode(errors="replace")
         raise WireError(
-            f"message of protocol version {version}; this is {PROTOCOL_VERSION}: "
+            f"message of protocol version {other}; this is {PROTOCOL_VERSION}: "
             "install the same paceline release on agents and control plane"
         )
     try:

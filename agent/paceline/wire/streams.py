@@ -10,7 +10,8 @@ stream                    writer → reader            messages
                                                      and what their ranks spooled
 ``TELEMETRY``             ranks and agents of the    all of these
                           release before → ingest
-``live(run)``             ingest → controllers, web  the same but rounds, once committed
+``live(run)``             ingest → controllers, web  the same but rounds, once committed;
+                                                     records of several messages in one
                           web, worker → the same     `SwitchRequested`, `RunChanged`
 ``control(run)``          controller → leader        `Proposal`
                           web → leader               `StopTraining`

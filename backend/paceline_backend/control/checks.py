@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from paceline.wire import (
     Adopted,
@@ -48,7 +49,7 @@ class _Run:
         known = self.attempts.get(attempt)
         return self.terms.most_ranks if known is None else known.world
 
-    @property
+    @cached_property
     def last_attempt(self) -> int:
         """The highest attempt that it may come to."""
         if backends.plans_itself(self.terms.backend):  # its failures are its scenario's
@@ -99,8 +100,8 @@ class Checks:
         with self._store.read() as connection:
             known = runs.terms(connection, ids)
         for run, terms in known.items():
-            kept = self._runs.setdefault(run, _Run(terms))
-            kept.terms = terms
+            before = self._runs.get(run)
+            kept = self._runs[run] = _Run(terms, {} if before is None else before.attempts)
             if terms.attempt is not None and terms.world is not None:
                 kept.attempts[terms.attempt] = _Attempt(terms.world, terms.samples)
 

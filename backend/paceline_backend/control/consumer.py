@@ -9,9 +9,12 @@ from typing import Any, NamedTuple
 import redis
 
 CLAIM_IDLE_S = 2.0  # who takes over a run cannot plan without what the dead one had read
+MOST_BYTES = 8 * 2**20  # of a batch, about
 
 _CLAIM_EVERY_S = 0.5
 _LEAST = 8  # entries that each stream may give to a batch, however many streams there are
+_OVERHEAD = 64  # bytes of an entry besides its values
+_FIRST = 500  # entries of a batch's first read: how large a stream's entries are is not known yet
 
 
 class Entry(NamedTuple):
@@ -79,19 +82,23 @@ class Consumer:
         self._claim_at = 0.0
         self._kept = set()
 
-    def read(self, count: int, block_s: float) -> list[Entry]:
+    def read(self, count: int, block_s: float, most_bytes: int = MOST_BYTES) -> list[Entry]:
         """The next entries; empty when none came within `block_s`.
 
         Args:
             count: at most so many, if there are not too many streams.
             block_s: longest wait.
+            most_bytes: nothing is read on top of so many bytes. A first part of the entries is
+                read without knowing how large they are, and each further part at most doubles it.
 
         Raises:
             redis.RedisError: the bus is away; call `reset` before the next read.
         """
         self.unread = set(self._streams)  # until new entries are read: they come last
         try:
-            return self._own(count) or self._claimed(count) or self._new(count, block_s)
+            first = min(count, _FIRST)
+            left = self._own(first) or self._claimed(first)
+            return left or self._new(count, block_s, most_bytes)
         except redis.ResponseError as error:
             if not str(error).startswith("NOGROUP"):
                 raise
@@ -158,16 +165,20 @@ class Consumer:
             if (stream, number) not in self._kept
         ]
 
-    def _new(self, count: int, block_s: float) -> list[Entry]:
-        part = self._part(count)
+    def _new(self, count: int, block_s: float, most_bytes: int) -> list[Entry]:
+        part = self._part(min(count, _FIRST))
         new = dict.fromkeys(self._streams, b">")
         entries = self._read_group(new, part, max(1, int(block_s * 1000)))
-        full = _full(entries, part)
-        room = (count - len(entries)) // max(1, len(full))
-        if full and room > 0:
-            more = self._read_group(dict.fromkeys(full, b">"), room, None)
+        full, size = _full(entries, part), sum(map(_size, entries))
+        # What these streams gave shows how large their next entries may be.
+        while full and size < most_bytes:
+            fitting = min(count - len(entries), len(entries) * (most_bytes - size) // size)
+            part = min(2 * part, fitting // len(full))
+            if part < 1:
+                break
+            more = self._read_group(dict.fromkeys(full, b">"), part, None)
             entries += more
-            full = _full(more, room)
+            full, size = _full(more, part), size + sum(map(_size, more))
         self.unread = full
         return entries
 
@@ -210,3 +221,28 @@ def _full(entries: list[Entry], part: int) -> set[str]:
     for entry in entries:
         counts[entry.stream] = counts.get(entry.stream, 0) + 1
     return {stream for stream, count in counts.items() if count >= part}
+
+
+def _size(entry: Entry) -> int:
+    """Its bytes, about."""
+    return _OVERHEAD + sum(map(len, entry.fields.values()))
+
+
+def in_order(entries: Iterable[Entry], most_bytes: int) -> list[list[Entry]]:
+    """Entries in the order in which they were written, in parts of so many bytes or one entry."""
+    parts: list[list[Entry]] = []
+    room = 0
+    for entry in sorted(entries, key=_age):
+        size = _size(entry)
+        if size > room:
+            parts.append([])
+            room = most_bytes
+        parts[-1].append(entry)
+        room -= size
+    return parts
+
+
+def _age(entry: Entry) -> tuple[int, int, bool]:
+    """Entries' numbers tell when they were written. Of one moment, nodes' entries come last."""
+    milliseconds, _, within = entry.number.partition(b"-")
+    return int(milliseconds), int(within), entry.stream.startswith("paceline:node:")

@@ -31,6 +31,7 @@ from paceline.wire import (
 from paceline.wire.bus import connect, publish
 from paceline_backend import policies
 from paceline_backend.control.leases import Lease
+from paceline_backend.control.turns import Turns
 from paceline_backend.planning.feedback import Window
 from paceline_backend.planning.history import AHEAD, History
 from paceline_backend.planning.load import load
@@ -70,14 +71,24 @@ class Controller:
         run_key: the run's key in the database.
         run_id: its public id.
         lease: nothing is proposed unless it is held.
+        turns: of all controllers of the process; None: there is no other.
     """
 
-    def __init__(self, store: Store, bus_url: str, run_key: int, run_id: str, lease: Lease) -> None:
+    def __init__(
+        self,
+        store: Store,
+        bus_url: str,
+        run_key: int,
+        run_id: str,
+        lease: Lease,
+        turns: Turns | None = None,
+    ) -> None:
         self._store = store
         self._bus_url = bus_url
         self._key = run_key
         self._id = run_id
         self._lease = lease
+        self._turns = turns or Turns()
         self._signing: bytes | None = None  # the run's key
         self._history: History | None = None
         self._window = Window(0, -1)
@@ -88,7 +99,7 @@ class Controller:
         self._offered: tuple[int, ...] = ()  # what the last of them was based on
         self._offered_at = 0.0
         self._reported: set[str] = set()  # reasons
-        self._plan_s = (0.0, 0.0)  # what the last two plans took
+        self._plan_s = (0.0, 0.0)  # what the last two plans took, with the wait for their turns
 
     def run(self, stop: threading.Event) -> None:
         """Works until the run ends, the lease is lost or `stop` is set. Waits out bus and database.
@@ -223,8 +234,9 @@ class Controller:
         if only_feedback and time.monotonic() < self._offered_at + _SPARE * self._plan_s[1]:
             return
         try:
+            asked_at = time.monotonic()
             # The lesser of two: a policy's first plan may import and compile modules.
-            with tracing.now().plan(self._id, self._policy_name):
+            with self._turns.turn(), tracing.now().plan(self._id, self._policy_name):
                 made = offer(state, self._window, self._policy, self._version, min(self._plan_s))
             # Why the leader would refuse it.
             reason: Exception | str | None = made.segment.problem(
@@ -237,7 +249,8 @@ class Controller:
             state.forget_memory()
             self._offered = basis
             return
-        self._plan_s = (self._plan_s[1], made.segment.plan_s)
+        # With the wait: where many runs are planned, each is planned less often.
+        self._plan_s = (self._plan_s[1], time.monotonic() - asked_at)
         if not self._lease.held():  # planning may take long
             return
         proposal = Proposal(state.hello.attempt, made.segment, self._lease.owner)

@@ -4,7 +4,9 @@ Commit first, then one bus transaction: publish to ``live(run)``, acknowledge, d
 between the two repeats the batch, which changes nothing in the store and publishes it for the first
 time. So every record is stored once and appears in the live stream, there twice only when another
 ingest took over from one that was stuck, not dead. (Not so of nodes and rounds: who shows them asks
-the store.) A bus or database that is away stops ingest, not its producers: entries wait on the bus.
+the store.) Records that several messages of a run hold in a row are published as one message, since
+thousands of ranks send one record each. A bus or database that is away stops ingest, not its
+producers: entries wait on the bus.
 
 No message stops the others, and none is stored that `checks` refuses. A message that cannot be
 read, stored or published goes to the dead letters (`requests.dead`) with its reason. When a batch
@@ -18,10 +20,10 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 
@@ -46,14 +48,18 @@ from paceline.wire.bus import connect
 from paceline_backend import backends
 from paceline_backend.control import outline
 from paceline_backend.control.checks import Checks, problem
-from paceline_backend.control.consumer import CLAIM_IDLE_S, Consumer, Entry
+from paceline_backend.control.consumer import CLAIM_IDLE_S, Consumer, Entry, in_order
 from paceline_backend.control.writers import Received, Writers, ends
 from paceline_backend.requests import dead, streams
 from paceline_backend.server import tracing
 from paceline_backend.store import Store, StoreError, StoreRefusedError, telemetry
 from paceline_backend.store.nodes import ALIVE_S
 
-_BATCH = 500  # messages
+_BATCH = 4_000  # messages
+_AT_ONCE_BYTES = 8 * 2**20  # of the messages that are decoded and stored together
+_TOGETHER = 100  # records of a live message that is made of several
+_SHARE = 3.0  # times what a batch takes, from one batch to the next: fewer batches cost less,
+_LATEST_S = 0.1  # but no row waits for longer
 _TRIES = 3  # of a message alone, where nobody knows why writing fails
 _AGAIN_S = 0.1  # between them
 _MOST_UNKNOWN = 1_000  # runs that are named in the log
@@ -75,7 +81,15 @@ class IngestStats:
     lag: int = 0  # entries on the streams that it reads, when it looked last: twice a second
 
 
-@dataclass
+class Shown(NamedTuple):
+    """What the live stream of a run gets."""
+
+    run: str
+    message: Message | None
+    fields: dict[bytes, bytes]  # the message as an entry
+
+
+@dataclass(slots=True)
 class _Item:
     """An entry, and what is known about it."""
 
@@ -87,13 +101,20 @@ class _Item:
     tries: int = 1  # how often it was tried
     plans_itself: bool = False  # so is the run's backend
 
-    def shown(self) -> dict[Any, Any]:
-        """What the live stream gets: only the outline of a run that no controller plans."""
-        if self.plans_itself and self.message is not None:
-            of_all_ranks = outline.of(self.message)
-            if of_all_ranks is not None:
-                return encode(of_all_ranks, self.run)
-        return self.entry.fields
+    def shown(self) -> Shown | None:
+        """What the live stream gets, if anything; marks the item if that cannot be made."""
+        if self.reason is not None or isinstance(self.message, NodeState | RoundBatch):
+            return None
+        try:
+            # Only the outline of a run that no controller plans.
+            if self.plans_itself and self.message is not None:
+                of_all_ranks = outline.of(self.message)
+                if of_all_ranks is not None:
+                    return Shown(self.run, of_all_ranks, encode(of_all_ranks, self.run))
+        except Exception as error:
+            self.reason = _words(error)
+            return None
+        return Shown(self.run, self.message, self.entry.fields)
 
 
 class Ingest:
@@ -125,7 +146,8 @@ class Ingest:
         self._claim_idle_s = claim_idle_s
         self._unknown_runs: set[str] = set()
         self._writers = Writers(store)
-        self._behind = False  # more telemetry waits than a batch holds: roll-ups can wait, too
+        # More telemetry waits than a batch holds: roll-ups can wait, and controllers plan less.
+        self.behind = False
         self._held: list[Received] = []  # ends of runs whose own streams hold more
 
     def run(self, stop: threading.Event) -> None:
@@ -150,8 +172,10 @@ class Ingest:
                     return
                 outage.over()
                 database.over()
-                if count and not self._behind:
-                    stop.wait(began + self._linger_s - time.monotonic())
+                if count and not self.behind:
+                    took_s = time.monotonic() - began
+                    period_s = max(self._linger_s, min(_SHARE * took_s, _LATEST_S))
+                    stop.wait(period_s - took_s)
 
     def _step(self, client: redis.Redis, consumer: Consumer, stop: threading.Event) -> int:
         """Handles one batch; returns how many entries it had."""
@@ -164,21 +188,18 @@ class Ingest:
         entries = consumer.read(_BATCH, _BLOCK_S)
         if not entries and not self._held:
             return 0
-        with tracing.now().batch(len(entries)):
-            return self._handle(client, consumer, entries, stop)
+        self.behind = bool(consumer.unread)
+        count = 0
+        for part in in_order(entries, _AT_ONCE_BYTES) or [[]]:
+            with tracing.now().batch(len(part)):
+                count += self._handle(client, part, stop)
+        return count
 
-    def _handle(
-        self,
-        client: redis.Redis,
-        consumer: Consumer,
-        entries: Sequence[Entry],
-        stop: threading.Event,
-    ) -> int:
+    def _handle(self, client: redis.Redis, entries: Sequence[Entry], stop: threading.Event) -> int:
         received = [*self._writers.receive(entries), *self._held]
         items = [_item(each) for each in self._whole(client, received)]
         _mark_stale(client, items)
         good = self._check(items)
-        self._behind = bool(consumer.unread)
         ended = self._write(good, stop) if good else set()
         if items:
             self._settle(client, items, ended)
@@ -244,7 +265,7 @@ class Ingest:
         failures = 0
         while True:
             try:
-                written = telemetry.write(self._store, messages, roll_up=not self._behind)
+                written = telemetry.write(self._store, messages, roll_up=not self.behind)
             except Exception as error:
                 pause_s = _AGAIN_S
                 if not self._at_fault(error):
@@ -287,22 +308,15 @@ class Ingest:
         self.stats.rows += written.rows
         self.stats.batches += 1
         self.stats.last_commit_at = time.time()
+        plan_themselves = {
+            run for run, backend in written.backends.items() if backends.plans_itself(backend)
+        }
         for item in items:
-            item.plans_itself = backends.plans_itself(written.backends.get(item.run))
+            item.plans_itself = item.run in plan_themselves
             if item.run in written.unknown and not isinstance(item.message, NodeState):
                 item.reason = f"unknown run {item.run!r}"
         self._report(written.unknown)
         return set(written.ended)
-
-    def _shown(self, item: _Item) -> dict[Any, Any] | None:
-        """What the live stream gets of an item, if anything; marks it if that cannot be made."""
-        if item.reason is not None or isinstance(item.message, NodeState | RoundBatch):
-            return None
-        try:
-            return item.shown()
-        except Exception as error:
-            item.reason = _words(error)
-            return None
 
     def _report(self, unknown: Iterable[str]) -> None:
         for run in unknown:
@@ -313,14 +327,12 @@ class Ingest:
     def _settle(self, client: redis.Redis, items: list[_Item], ended: set[str]) -> None:
         """Publishes, puts aside and acknowledges, all or nothing."""
         pipeline = client.pipeline(transaction=True)
-        letters = 0
-        for item in items:
-            shown = self._shown(item)
-            if item.reason is not None:
-                letters += 1
-                dead.put_aside(pipeline, *item.entry, item.reason, item.tries)
-            elif shown is not None:
-                pipeline.xadd(live(item.run), shown, maxlen=LIVE_LENGTH)
+        shown = [item.shown() for item in items]
+        bad = [item for item in items if item.reason is not None]
+        for item in bad:
+            dead.put_aside(pipeline, *item.entry, item.reason or "", item.tries)
+        for run, fields in _together(shown):
+            pipeline.xadd(live(run), fields, maxlen=LIVE_LENGTH)
         for run in {item.run for item in items if isinstance(item.message, Hello)} - ended:
             streams.keep(pipeline, run)  # a run that goes on: they were to expire
         for run in ended:
@@ -332,9 +344,41 @@ class Ingest:
             pipeline.xack(stream, INGEST_GROUP, *of_stream)
             pipeline.xdel(stream, *of_stream)
         pipeline.execute()
-        self.stats.dead += letters
-        if letters:
+        self.stats.dead += len(bad)
+        if bad:
             dead.bound(client)
+
+
+def _together(shown: Iterable[Shown | None]) -> Iterator[tuple[str, dict[Any, Any]]]:
+    """The entries of live streams: several messages of records that follow each other as one."""
+    waiting: dict[str, list[Shown]] = {}
+    counts: Counter[str] = Counter()  # of records
+    for each in shown:
+        if each is None:
+            continue
+        count = _TOGETHER
+        if isinstance(each.message, StepBatch):
+            count = max(1, len(each.message.records))
+        if counts[each.run] + count > _TOGETHER:
+            yield from _joined(waiting.pop(each.run, []))
+            counts[each.run] = 0
+        if count < _TOGETHER:
+            waiting.setdefault(each.run, []).append(each)
+            counts[each.run] += count
+        else:
+            yield each.run, each.fields
+    for rest in waiting.values():
+        yield from _joined(rest)
+
+
+def _joined(shown: Sequence[Shown]) -> Iterator[tuple[str, dict[Any, Any]]]:
+    """Messages of one run's records as one."""
+    if len(shown) == 1:
+        yield shown[0].run, shown[0].fields
+    elif shown:
+        batches = [each.message for each in shown if isinstance(each.message, StepBatch)]
+        records = [record for batch in batches for record in batch.records]
+        yield shown[0].run, encode(StepBatch(records), shown[0].run)
 
 
 def _words(error: Exception) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from paceline.core.outage import Outage
@@ -12,6 +13,7 @@ from paceline_backend import backends, policies
 from paceline_backend.control import leases
 from paceline_backend.control.controller import Controller
 from paceline_backend.control.leases import Lease
+from paceline_backend.control.turns import Turns
 from paceline_backend.store import Store, StoreUnavailableError, runs
 
 logger = logging.getLogger(__name__)
@@ -40,15 +42,25 @@ class ControllerManager:
         bus_url: ``redis://…``.
         owner: names this control plane; unique among those that run.
         lease_s: so long after this one died another takes over.
+        busy: whether ingest, in the same process, has more to do than it can.
     """
 
-    def __init__(self, store: Store, bus_url: str, owner: str, *, lease_s: float = LEASE_S) -> None:
+    def __init__(
+        self,
+        store: Store,
+        bus_url: str,
+        owner: str,
+        *,
+        lease_s: float = LEASE_S,
+        busy: Callable[[], bool] = lambda: False,
+    ) -> None:
         self.taken = 0  # leases, since this process began
         self.lost = 0  # leases that another control plane took over
         self._store = store
         self._bus_url = bus_url
         self._owner = owner
         self._lease_s = lease_s
+        self._turns = Turns(busy)
         self._owned: dict[int, _Owned] = {}
         self._extended = 0.0  # monotonic time
         self._not_before: dict[int, float] = {}  # next try of failed controllers, by run
@@ -109,7 +121,7 @@ class ControllerManager:
                 self._start(key, run_id, lease)
 
     def _start(self, key: int, run_id: str, lease: Lease) -> None:
-        controller = Controller(self._store, self._bus_url, key, run_id, lease)
+        controller = Controller(self._store, self._bus_url, key, run_id, lease, self._turns)
         stop = threading.Event()
 
         def work() -> None:

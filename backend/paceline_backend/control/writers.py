@@ -29,7 +29,7 @@ _RECORDS = ("steps", "rounds")  # messages of records,
 _MOST_BYTES = 32 * 2**20  # with at most so many bytes: one record of each of 2¹⁷ ranks has less
 
 
-@dataclass
+@dataclass(slots=True)
 class Received:
     """An entry as it was read: run and message, or why it cannot be read."""
 
@@ -69,12 +69,12 @@ class Writers:
         return streams
 
     def receive(self, entries: Iterable[Entry]) -> list[Received]:
-        """Decodes entries, in the order in which they were written, and refuses what is not theirs.
+        """Decodes entries, and refuses what is not theirs.
 
         Raises:
             StoreError: or one of its kinds.
         """
-        received = [_decoded(entry) for entry in sorted(entries, key=_age)]
+        received = [_decoded(entry) for entry in entries]
         self._learn({item.run for item in received if item.message is not None and item.run})
         self._check(received)
         # Whose the run is has perhaps changed since it was read: somebody launched it elsewhere.
@@ -139,9 +139,3 @@ def _decoded(entry: Entry) -> Received:
     except WireError as error:
         return Received(entry, reason=str(error))
     return Received(entry, run, message)
-
-
-def _age(entry: Entry) -> tuple[int, int, bool]:
-    """Entries' numbers tell when they were written. Of one moment, nodes' entries come last."""
-    milliseconds, _, within = entry.number.partition(b"-")
-    return int(milliseconds), int(within), entry.stream.startswith("paceline:node:")

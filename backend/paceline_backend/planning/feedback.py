@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from operator import attrgetter
 
 import numpy as np
 
@@ -19,6 +20,7 @@ OLDEST = 1024  # No step is older: then the rank's speed counts as unknown, and 
 COLUMNS = ("samples", "load", "compute_s", "squares", "longest", "step_s")
 
 _Row = tuple[float, ...]  # values of `COLUMNS`
+_VALUES = attrgetter(*COLUMNS)
 
 
 class Window:
@@ -44,20 +46,24 @@ class Window:
 
     def add(self, records: Iterable[StepRecord]) -> None:
         """Takes records in; those seen before change nothing."""
+        of_steps: dict[int, dict[int, _Row]] = {}
         for record in records:
-            if record.attempt == self.attempt:
-                values = tuple(getattr(record, name) for name in COLUMNS)
-                self.put(record.step, record.rank, values)
+            if record.attempt == self.attempt and 0 <= record.rank < self.world:
+                of_steps.setdefault(record.step, {}).setdefault(record.rank, _VALUES(record))
+        for step, of_ranks in of_steps.items():
+            self.put(step, of_ranks)
 
-    def put(self, step: int, rank: int, values: _Row) -> None:
-        """Takes one row in: the values of `COLUMNS`."""
-        if not 0 <= rank < self.world or step < 0 or not self._wanted(step):
+    def put(self, step: int, of_ranks: Mapping[int, _Row]) -> None:
+        """Takes rows of a step in: the values of `COLUMNS` by rank, from 0 to `world` - 1."""
+        if step < 0 or not self._wanted(step):
             return
         rows = self._rows.get(step)
         if rows is None:
             rows = self._rows[step] = np.full((self.world, len(COLUMNS)), np.nan)
-        if np.isnan(rows[rank, 0]):
-            rows[rank] = values
+        ranks = np.fromiter(of_ranks, np.int64, len(of_ranks))
+        new = np.isnan(rows[ranks, 0])
+        if new.any():
+            rows[ranks[new]] = np.array(list(of_ranks.values()))[new]
             if not np.isnan(rows[:, 0]).any():
                 self._completed(step)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+from operator import itemgetter
+
 from paceline_backend.planning.feedback import COLUMNS, WINDOW, Window
 from paceline_backend.planning.history import AHEAD, History
 from paceline_backend.store import Connection, records, runs, segments
@@ -34,6 +37,7 @@ def load(connection: Connection, run: int) -> tuple[History, Window] | None:
         before=history.step + AHEAD,
         also=history.feedback,
     )
-    for step, rank, values in rows:
-        window.put(step, rank, values)
+    for step, of_step in groupby(rows, itemgetter(0)):
+        of_ranks = {rank: values for _, rank, values in of_step if 0 <= rank < hello.world}
+        window.put(step, of_ranks)
     return history, window

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import redis
 import sqlalchemy as sa
 
@@ -23,7 +24,10 @@ def state(store: Store) -> tuple[int, list[int], int | None]:
         return steps.scalar_one(), [*blocks.scalars()], due.scalar()
 
 
-def test_a_backlog_is_rolled_up_later(store: Store, bus: redis.Redis, bus_url: str) -> None:
+def test_a_backlog_is_rolled_up_later(
+    store: Store, bus: redis.Redis, bus_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline_backend.control.ingest._BATCH", 500)
     add_run(store, "r")
     publish(bus, TELEMETRY, hello(), "r")
     for step in range(700):

@@ -382,10 +382,11 @@ def test_no_poison_on_the_live_stream_ends_a_controller(
 def test_a_plan_that_fails_ends_no_controller(
     store: Store, bus_url: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, failing = controller.offer, iter(range(2))
+    real, failures = controller.offer, list[str]()
 
     def offer(*arguments: Any) -> Any:
-        if next(failing, None) is not None:
+        if len(failures) < 2:
+            failures.append("surprise")
             raise KeyError("surprise")
         return real(*arguments)
 
@@ -396,7 +397,9 @@ def test_a_plan_that_fails_ends_no_controller(
         Leading(bus_url, run, SIZES, SPEEDS) as training,
     ):
         until(lambda: "KeyError: 'surprise'" in caplog.text, "the reason in the log")
-        training.coast(2)
+        training.coast(1)
+        until(lambda: len(failures) == 2, "the next plan to fail")
+        training.coast(1)
         training.follow(2)
     assert caplog.text.count("nothing is planned until more is known") == 1
     assert "starts anew" not in caplog.text

@@ -18,7 +18,6 @@ from paceline.wire import (
     RunState,
     State,
     StepBatch,
-    decode,
     encode,
     live,
     node_telemetry,
@@ -29,7 +28,7 @@ from paceline_backend.control.consumer import Consumer, Entry
 from paceline_backend.requests import sessions, streams
 from paceline_backend.requests.dead import DEAD
 from paceline_backend.store import Store, nodes, runs, schema
-from support.ingesting import ingesting, reasons
+from support.ingesting import ingesting, reasons, said
 from support.leading import ingest, working
 from support.records import add_run, hello, record
 from support.waiting import until
@@ -220,16 +219,9 @@ def long_run(store: Store, bus: redis.Redis, bus_url: str, steps: int) -> None:
     publish(bus, node_telemetry("here"), RunState(State.FINISHED, 1.0, "here"), "r")
 
 
-def shown(bus: redis.Redis) -> list[Message]:
-    entries: Any = bus.xrange(live("r"))
-    return [decode(fields)[1] for _, fields in entries]
-
-
 def assert_ended_once(bus: redis.Redis, messages: int) -> None:
-    messages_shown = shown(bus)
-    assert [isinstance(each, RunState) for each in messages_shown] == [False] * (messages - 1) + [
-        True
-    ]
+    ends = [isinstance(each, RunState) for each in said(bus, live("r"))]
+    assert ends == [False] * (messages - 1) + [True]
 
 
 def test_a_run_ends_after_its_last_record(store: Store, bus: redis.Redis, bus_url: str) -> None:

@@ -38,6 +38,7 @@ from paceline_backend.store import (
     schema,
     telemetry,
 )
+from paceline_backend.store.telemetry import steps
 from support.records import add_run, adopted, hello, record
 
 _names = (f"run-{number}" for number in count())
@@ -274,9 +275,14 @@ def reference(world: int, done: list[StepRecord]) -> dict[int, dict[str, Any]]:
     return sums
 
 
+@pytest.mark.parametrize("many", [1, steps._MANY])
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(report=reports())
-def test_any_order_and_repetition_gives_the_reference(store: Store, report: Any) -> None:
+def test_any_order_and_repetition_gives_the_reference(
+    store: Store, monkeypatch: pytest.MonkeyPatch, many: int, report: Any
+) -> None:
+    """Also where a step's rows are counted before they are summed up."""
+    monkeypatch.setattr(steps, "_MANY", many)
     world, done, batches = report
     name = next(_names)
     key = add_run(store, name)
@@ -495,3 +501,21 @@ def test_sqlite_takes_many_rows_in_a_statement(tmp_path: Path) -> None:
     assert sorted(rows) == list(range(150))
     inserts = [text for text in statements if "INTO worker_steps" in text]
     assert len(inserts) == 2 + 2 + 6  # of 64, 8 and 1 rows
+
+
+def test_a_step_of_many_ranks_is_summed_up_once_all_are_there(store: Store) -> None:
+    """Its rows come in many batches."""
+    add_run(store, "r", nproc=100)
+    telemetry.write(store, [("r", hello(world=100))])
+    for first in range(0, 100, 30):
+        assert rows(store, schema.steps) == []
+        ranks = range(first, min(100, first + 30))
+        batch = StepBatch([record(step, rank) for step in (3, 4, 6) for rank in ranks])
+        telemetry.write(store, [("r", batch)])
+    whole = rows(store, schema.steps)
+    assert [(row["step"], row["workers"], row["load_sum"]) for row in whole] == [
+        (step, 100, 40.0 * 100 + sum(range(100))) for step in (3, 4, 6)
+    ]
+    # Of a later attempt some ranks ran a step again: it never ran as a whole.
+    telemetry.write(store, [("r", StepBatch([record(4, 0, attempt=1)]))])
+    assert [row["step"] for row in rows(store, schema.steps)] == [3, 6]

@@ -16,7 +16,9 @@ from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.nodes.run_nodes import GONE, RunNode
 from paceline_backend.store.telemetry import several
 
-_SEEN_EVERY_S = 1.0  # not at every batch: each would write the run's row again
+# Not at every batch: SQLite reads and compares the whole row to write it, and a Hello may have
+# many megabytes.
+_SEEN_EVERY_S = 2.0
 
 
 @dataclass

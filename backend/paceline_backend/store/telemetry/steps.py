@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import cache
 from itertools import chain, groupby
 from operator import itemgetter
 from typing import Any
@@ -19,6 +20,8 @@ from paceline_backend.store.telemetry.columns import Columns
 from paceline_backend.store.telemetry.locked import LockedRun
 
 _ALL_STEPS = range(2**62)
+_MANY = 64  # ranks
+_CHUNKS = (64, 8, 1)  # how many steps one query asks for: databases remember queries by their text
 
 _RECORD = Columns(StepRecord, schema.worker_steps)
 _COLUMNS = (*_RECORD.names, "run")
@@ -109,8 +112,8 @@ def write(connection: sa.Connection, batches: Sequence[tuple[LockedRun, StepBatc
         StoreRefusedError: some record holds values that no database takes.
     """
     rows: list[tuple[Any, ...]] = []
-    for run, batch in batches:
-        records, key = _RECORD.all_checked(batch.records), run.key
+    for run, of_run in _by_run(batches):
+        records, key = _RECORD.all_checked(of_run), run.key
         for attempt, rank in {(record.attempt, record.rank) for record in records}:
             run.check_rank(attempt, rank)
             run.repeated |= attempt > 0
@@ -125,6 +128,16 @@ def write(connection: sa.Connection, batches: Sequence[tuple[LockedRun, StepBatc
     else:
         _copy(connection, _latest(rows), new=not any(run.repeated for run, _ in batches))
     return len(rows)
+
+
+def _by_run(
+    batches: Sequence[tuple[LockedRun, StepBatch]],
+) -> Iterator[tuple[LockedRun, Sequence[StepRecord]]]:
+    """The records of each run: thousands of ranks send one record each."""
+    of_runs: dict[int, tuple[LockedRun, list[StepRecord]]] = {}
+    for run, batch in batches:
+        of_runs.setdefault(run.key, (run, []))[1].extend(batch.records)
+    yield from of_runs.values()
 
 
 def _latest(rows: list[tuple[Any, ...]]) -> Collection[tuple[Any, ...]]:
@@ -155,10 +168,11 @@ def sum_up(connection: sa.Connection, runs: Collection[LockedRun], roll_up: bool
     if mixed:
         connection.execute(_DROP_MIXED, mixed)
     known = [run for run in runs if run.world is not None]
+    whole = parts | _complete(connection, known)
     for weight, query in _SUM_UP.items():
         weighed = [run for run in known if _weight(run) == weight]
         spans = [
-            span | {"world": run.world} for run in weighed for span in _spans(run, parts[run.key])
+            span | {"world": run.world} for run in weighed for span in _spans(run, whole[run.key])
         ]
         if spans:
             connection.execute(query, spans)
@@ -172,6 +186,38 @@ def sum_up(connection: sa.Connection, runs: Collection[LockedRun], roll_up: bool
     for run in known:
         if run.all_steps:
             rollups.add(connection, run.key, _ALL_STEPS)
+
+
+def _complete(connection: sa.Connection, runs: Iterable[LockedRun]) -> dict[int, list[range]]:
+    """By key of each run of many ranks: those of its steps with new rows that have all rows.
+
+    A batch has a few rows of a step of such a run. Counting the step's rows is far less work than
+    summing them up.
+    """
+    large = [run for run in runs if (run.world or 0) >= _MANY and not run.all_steps]
+    asked = [(run.key, step, run.world) for run in large for step in sorted(run.touched)]
+    complete: dict[int, list[int]] = {run.key: [] for run in large}
+    for some in in_chunks(asked, _CHUNKS):
+        values: dict[str, int | None] = {}
+        for place, (key, step, world) in enumerate(some):
+            values |= {f"r{place}": key, f"s{place}": step, f"w{place}": world}
+        for key, step in connection.execute(_counted(len(some)), values):
+            complete[key].append(step)
+    return {key: list(_ranges(steps)) for key, steps in complete.items()}
+
+
+@cache
+def _counted(steps: int) -> sa.TextClause:
+    """The query of `_complete`: databases look up each step by its key."""
+    rows = ", ".join(
+        f"(CAST(:r{place} AS bigint), CAST(:s{place} AS bigint), CAST(:w{place} AS bigint))"
+        for place in range(steps)
+    )
+    return sa.text(
+        f"WITH asked (run, step, world) AS (VALUES {rows}) SELECT run, step FROM asked WHERE "
+        "(SELECT count(*) FROM worker_steps WHERE worker_steps.run = asked.run "
+        "AND worker_steps.step = asked.step) = world"
+    )
 
 
 def _weight(run: LockedRun) -> str:

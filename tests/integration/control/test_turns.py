@@ -1,0 +1,75 @@
+"""Controllers plan in turn, and rest while ingest is behind."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+
+from paceline_backend.control.turns import Turns
+from support.leading import working
+from support.waiting import until
+
+
+class Clock:
+    """A clock that moves when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def planner(turns: Turns, planned: threading.Event) -> Callable[[threading.Event], None]:
+    """Plans once."""
+
+    def plan(_: threading.Event) -> None:
+        with turns.turn():
+            planned.set()
+
+    return plan
+
+
+def test_others_wait_for_a_plan() -> None:
+    clock, planned = Clock(), threading.Event()
+    turns = Turns(patience_s=3600.0, clock=clock)
+    with working(planner(turns, planned)):
+        until(planned.is_set, "a plan while nobody else plans")
+    planned.clear()
+    with turns.turn():
+        assert turns.wait_s() == 3600.0
+        clock.now = 3590.0
+        assert turns.wait_s() == 10.0
+        waiting = threading.Thread(target=planner(turns, planned), args=[planned])
+        waiting.start()
+        assert not planned.is_set()
+    waiting.join()
+    assert planned.is_set()
+
+
+def test_nobody_waits_for_a_plan_that_does_not_end() -> None:
+    planned = threading.Event()
+    turns = Turns(patience_s=0.01)
+    with turns.turn(), working(planner(turns, planned)):
+        until(planned.is_set, "the other's plan")
+    assert turns.wait_s() <= 0
+
+
+@pytest.mark.parametrize("busy", [True, False])
+def test_planning_rests_while_ingest_is_behind(busy: bool) -> None:
+    clock = Clock()
+    turns = Turns(lambda: busy, clock=clock)
+    for took_s, rest_s in ((0.125, 0.375), (0.25, 0.75), (3600.0, 5.0)):
+        with turns.turn():
+            clock.now += took_s
+        assert turns.wait_s() == (rest_s if busy else 0.0)
+        clock.now += rest_s
+
+
+def test_a_plan_that_fails_ends_its_turn() -> None:
+    turns = Turns(patience_s=3600.0)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="odd"), turns.turn():
+            raise ValueError("odd")
