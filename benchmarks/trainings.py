@@ -254,7 +254,7 @@ class Watch:
             return _Seen(now, relaxed.own, waits=True)
         replica = nn.utils.parameters_to_vector(p.detach() for p in self._network.parameters())
         if isinstance(relaxed, Averaging):
-            weight = 1.0 if isinstance(relaxed, Pairwise) else relaxed._work
+            weight = 1.0 if isinstance(relaxed, Pairwise) else relaxed._work[0]
             return _Seen(now, replica, weight, waits=True)
         return _Seen(now, replica, waits=self._averages)
 

@@ -40,16 +40,19 @@ def hang(
         answer = client.call("GET", f"/runs/{run_id}/hang", params={"after_s": after})
         if with_stacks:
             answer["stacks"] = _stacks(client, run_id, answer) if answer["hung"] else []
+        words = answer["words"] or _state(client, run_id)
     if as_json:
         print_json(answer)
     else:
-        words = answer["words"]
-        if not words:
-            state = client.call("GET", f"/runs/{run_id}")["state"]
-            words = f"run {run_id} is {state}" + (", and goes on" if state == "running" else "")
         places = [where(stack) for stack in answer.get("stacks", ())]
         typer.echo(plain(" ".join([words, *places])))
     raise typer.Exit(4 if answer["hung"] else 0)
+
+
+def _state(client: Client, run: str) -> str:
+    """The words about a run of which there is nothing to tell."""
+    state = client.call("GET", f"/runs/{run}")["state"]
+    return f"run {run} is {state}" + (", and goes on" if state == "running" else "")
 
 
 def _stacks(client: Client, run: str, hang: dict[str, Any]) -> list[dict[str, Any]]:

@@ -10,6 +10,8 @@ import pytest
 
 from unit.golden import data, documents, product
 
+NEWER = {"diloco"}  # presets
+
 
 @functools.cache
 def recorded(name: str) -> dict[str, Any]:
@@ -28,6 +30,19 @@ def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def answers(database: Path) -> dict[str, Any]:
     return documents.ask(database)
+
+
+def without_newer(value: Any) -> Any:
+    """A document without the entries about presets that came after it was recorded."""
+    if isinstance(value, dict):
+        return {key: without_newer(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [without_newer(item) for item in value if not _is_newer(item)]
+    return value
+
+
+def _is_newer(item: Any) -> bool:
+    return isinstance(item, dict) and not NEWER.isdisjoint({item.get("name"), item.get("policy")})
 
 
 def test_every_get_route_was_asked() -> None:
@@ -51,7 +66,7 @@ def test_rest_answers_the_same_documents(path: str, answers: dict[str, Any]) -> 
     before, now = documents.sorted_enums(recorded("documents")[path]), answers[path]
     if path == "/metrics":  # lines: there may be more
         before, now = dict.fromkeys(before), dict.fromkeys(now)
-    lines = data.differences(before, now)
+    lines = data.differences(before, without_newer(now))
     assert not lines, f"GET {path} is not as recorded:\n" + "\n".join(lines)
 
 
@@ -63,5 +78,5 @@ def test_replay_plans_the_same_again(run: str, database: Path) -> None:
 
 
 def test_forecasts_come_out_the_same(database: Path) -> None:
-    lines = data.differences(recorded("forecasts"), documents.forecasts(database))
+    lines = data.differences(recorded("forecasts"), without_newer(documents.forecasts(database)))
     assert not lines, "forecasts are not as recorded:\n" + "\n".join(lines)
