@@ -22,6 +22,7 @@ from paceline_backend.control.ingest import Ingest
 from paceline_backend.control.silence import Sweep
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store, runs, schema, telemetry
+from support.ingesting import said
 from support.records import add_run, adopted, hello, record
 from support.waiting import DEADLINE_S, until
 from support.web import ANY, serving
@@ -113,7 +114,7 @@ def test_events_follow_the_snapshot(client: httpx.Client, bus: redis.Redis) -> N
     tell(bus, hello(), step(0, 0), step(0, 1))
     url = f"/api/v1/runs/{RUN}"
     until(lambda: client.get(url).json()["step"] == 0, "step 0 is not stored")
-    until(lambda: bus.xlen(live(RUN)) == 3, "not published")
+    until(lambda: len(said(bus, live(RUN))) == 3, "not published")
     snapshot = client.get(f"{url}/snapshot").json()
     assert snapshot["steps"]["step"] == [0]
     tell(bus, step(1, 0), step(1, 1))  # between the snapshot and the stream
@@ -169,8 +170,11 @@ def test_switches_and_their_effect(client: httpx.Client, bus: redis.Redis) -> No
 
 
 def test_a_trimmed_stream_resets_the_client(client: httpx.Client, bus: redis.Redis) -> None:
-    tell(bus, hello(), *(step(number, rank) for number in range(5) for rank in (0, 1)))
-    until(lambda: bus.xlen(live(RUN)) == 11, "not published")
+    tell(bus, hello())
+    for number in range(5):  # in an entry of its own at least
+        tell(bus, step(number, 0), step(number, 1))
+        count = 1 + 2 * (number + 1)
+        until(lambda count=count: len(said(bus, live(RUN))) == count, "not published")  # type: ignore[misc]
     oldest = bus.xrange(live(RUN), count=1)[0][0].decode()
     bus.xtrim(live(RUN), maxlen=3, approximate=False)
     for position in (oldest, "0-0"):
