@@ -63,7 +63,7 @@ def test_trains_switches_and_ends(store: Store, bus_url: str) -> None:
         running = training.adopt()
         version = switch(store, bus_url, run, "chronica", window=32)
         training.report(running)
-        segment = training.proposed(lambda s: s.version == version)
+        segment = training.proposed(lambda s: s.version == version and training.knows(s))
         assert segment.seq == requested + 1
         assert segment.first_step - running.first_step <= 4
         assert segment.shuffled and segment.policy == "chronica"
