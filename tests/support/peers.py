@@ -182,6 +182,7 @@ def train(
             synchroniser.stepping(plan, optimiser)
             optimiser.step()
             synchroniser.body_done(plan, optimiser)
+            synchroniser.end_step(plan)
         before = torch.cat([parameter.detach() for parameter in parameters])
         synchroniser.meet(optimiser)
         after = torch.cat([parameter.detach() for parameter in parameters])

@@ -229,6 +229,7 @@ def train(
                     step = Step(0, number, 0, indices, 1.0, 1.0, 1.0, weight, None, 0)
                     synchroniser.stepping(step, optimiser)
                     synchroniser.body_done(step, optimiser)
+                    synchroniser.end_step(step)
                     ran.ended_at[rank].append(scheduler.now)
                 synchroniser.meet(optimiser)
                 ran.ended_at[rank][-1] = scheduler.now

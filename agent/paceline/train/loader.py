@@ -7,7 +7,9 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Sampler
+from torch.utils.data._utils.pin_memory import pin_memory
 
 from paceline.train.loop import Loop
 from paceline.train.parts import Step
@@ -34,6 +36,9 @@ class Loader:
     `Session.loader` makes it. Leaving the loop early drops the rest of the epoch; all ranks must
     leave it at the same step. A rank that has no samples in a step gets the smallest sample of the
     data set as a filler, whose gradient does not count; then `Session.batch` is `empty`.
+
+    Under most relaxed policies ranks share the batches of a segment: a fast rank's loop has more
+    turns than a slow one's, and no fillers. `Session.batch` has the step that a batch counts to.
 
     ``len(loader)`` is the number of steps in a whole epoch on every rank, whatever the policy, so a
     schedule of the learning rate can count with it; see `Session.steps_per_epoch`.
@@ -80,12 +85,38 @@ class Loader:
                     break
                 if longer_s:
                     time.sleep(longer_s)
-                loop.begin_step(self._steps.popleft(), time.perf_counter() - asked)
-                closing = True  # unless the body runs to its end: a break, a return or an exception
-                try:
-                    yield batch
-                    closing = False
-                finally:
-                    loop.end_body(closing)
+                step = self._steps.popleft()
+                yield from self._body(step, batch, time.perf_counter() - asked)
+                while (taken := loop.take_over(step)) is not None:
+                    asked = time.perf_counter()
+                    batch = self._load(taken.indices)
+                    if longer_s:
+                        time.sleep(longer_s)
+                    yield from self._body(taken, batch, time.perf_counter() - asked)
+                loop.end_step(step)
         finally:
             loop.end_epoch(ran_out)
+
+    def _body(self, step: Step, batch: Any, data_s: float) -> Iterator[Any]:
+        """One turn of the script's loop, if the batch is this rank's."""
+        loop = self._loop
+        if not loop.begin_step(step, data_s):
+            return
+        closing = True  # unless the body runs to its end: a break, a return or an exception
+        try:
+            yield batch
+            closing = False
+        finally:
+            loop.end_body(closing)
+
+    def _load(self, indices: list[int]) -> Any:
+        """A batch that the DataLoader's own processes do not load: it was another rank's."""
+        loader, dataset = self._loader, self._loader.dataset
+        if hasattr(dataset, "__getitems__"):
+            samples = dataset.__getitems__(indices)
+        else:
+            samples = [dataset[index] for index in indices]
+        batch = loader.collate_fn(samples)
+        if loader.pin_memory and torch.cuda.is_available():
+            return pin_memory(batch)  # type: ignore[no-untyped-call]
+        return batch

@@ -6,8 +6,11 @@ import contextlib
 import logging
 import threading
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 
 from paceline.core.errors import PacelineError
+from paceline.core.pool import ends_span, is_pooled
 from paceline.core.terms import Terms
 from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver
@@ -19,6 +22,7 @@ from paceline.train.meeting import Meeting
 from paceline.train.parts import Step, left_key
 from paceline.train.profile import Profile
 from paceline.train.sync.gate import SyncGate
+from paceline.train.sync.pool import Pool
 from paceline.train.sync.stealing import Stealing
 from paceline.train.timing import RunningStep
 from paceline.train.watch import Activity
@@ -33,7 +37,8 @@ class Loop:
 
     The session makes it and asks it where training is. The loader calls, in this order:
     `begin_epoch`; `steps`, which it reads ahead; for each batch `begin_step`, and `end_body` once
-    the script's body has run; `end_epoch`.
+    the script's body has run; for each planned step, after its batch, `take_over` until that gives
+    None, and `end_step`; `end_epoch`.
 
     Args:
         terms: of the run.
@@ -60,6 +65,8 @@ class Loop:
         self.gate = SyncGate(self.current, meeting.store, meeting.rank, terms.seed)
         self.saver: Saver | None = None  # of checkpoints, where the script declares them
         self.wiring: Wiring | None = None  # from the first iteration on
+        self.pool: Pool | None = None  # from the first iteration on, if there are several ranks
+        self._taken: Step | None = None  # the newest batch that was taken over
         self._meeting: Meeting | None = meeting  # until the loop is closed
         self._environment = environment
         self._start = Position()
@@ -67,6 +74,7 @@ class Loop:
         self.epoch = 0  # the epoch that the loader is in, or was in last
         self.step = -1  # the step of the run that the script is in, or was in last
         self.next_epoch = 0
+        self._ended: Step | None = None  # the newest planned step that has ended in the epoch
         self._epoch_is_done = False  # the checkpoint was taken in the epoch's last step
         self._in_epoch = False
         self._saving = False  # or asking the other ranks whether to
@@ -178,7 +186,7 @@ class Loop:
         if self.wiring is not None:
             self.wiring.close(ran_out=self._ran_out)
         # Loader and script may live on; the store's server and its port must not.
-        self.wiring = self._meeting = None
+        self.wiring = self._meeting = self.pool = None
 
     # What the loader calls.
 
@@ -203,7 +211,7 @@ class Loop:
             return False
         if self.wiring is None:
             self.wiring = self._connect(lookahead)
-        self._in_epoch, self._ran_out = True, False
+        self._in_epoch, self._ran_out, self._ended = True, False, None
         return True
 
     def steps(self) -> Iterator[Step]:
@@ -216,21 +224,69 @@ class Loop:
         if self.saver is not None:
             self.saver.restore_random()
 
-    def begin_step(self, step: Step, data_s: float) -> None:
-        """Begins a step: its batch is loaded and goes to the loop's body.
+    def begin_step(self, step: Step, data_s: float) -> bool:
+        """Begins a step whose batch is loaded.
 
         Args:
-            step: what this rank does in it.
+            step: what this rank does in it: as planned, or as `take_over` gave it.
             data_s: how long the script waited for the batch.
+
+        Returns:
+            Whether the batch goes to the loop's body. If not, the batch is another rank's now, or
+            empty, and the step is over on this rank.
         """
         assert self.wiring is not None
+        taken = step is self._taken
+        if not taken and self.pool is not None and self._ends_span(step):
+            step = replace(step, shared=True)
         self.gate.begin(step)
         self._finish_step()
+        mine = taken or self._is_mine(step)
+        if not mine:
+            step = step.without_batch()
         hold_s = self.device.begin(step)
         self.step = step.step
         if self.wiring.leader is not None:
             self.wiring.leader.reached(step.step)
         self.current.running = RunningStep(step, self.device.clock, data_s, hold_s)
+        if not mine:
+            self.current.running.body_done()
+        return mine
+
+    def _is_mine(self, step: Step) -> bool:
+        """Whether this rank trains the batch of a step that has begun."""
+        if self.pool is None or not is_pooled(step.synchroniser):
+            return True
+        pooled = self.gate.pools(step)  # else all ranks make each step together
+        if not step.samples:
+            return not pooled
+        return self.pool.begins(step, may_leave=pooled)
+
+    def take_over(self, step: Step) -> Step | None:
+        """Another rank's batch, which this rank trains next; None: there is none.
+
+        Args:
+            step: the planned step whose batch this rank is through with.
+        """
+        self._taken = None
+        if self.pool is not None and self._ends_span(step) and self.gate.pools(step):
+            running = self.current.running
+            with nullcontext() if running is None else running.waiting():
+                self._taken = self.pool.takes_over(step)
+        return self._taken
+
+    def end_step(self, step: Step) -> None:
+        """Ends a planned step: this rank is through with its own batch, and with others'."""
+        self._ended = step
+        self.gate.end_step(step)
+        if self.pool is not None and self._ends_span(step):
+            self.pool.end_span(step)
+        if self.gate.relaxed is None:
+            self._save(step)
+
+    def _ends_span(self, step: Step) -> bool:
+        what = step.synchroniser
+        return is_pooled(what) and ends_span(what, step.step, last=step.last)
 
     def end_body(self, closing: bool) -> None:
         """Ends the loop's body.
@@ -240,9 +296,10 @@ class Loop:
         """
         with self._failing_later(closing):
             self.gate.body_done(closing)
-        self.running().body_done()
-        if not closing and self.gate.relaxed is None:
-            self._save()
+        running = self.running()
+        running.body_done()
+        if self.pool is not None and is_pooled(running.step.synchroniser):
+            self.pool.worked(running.worked_s)
 
     def end_epoch(self, ran_out: bool) -> None:
         """Ends the loop over the loader.
@@ -253,7 +310,8 @@ class Loop:
         with self._failing_later(not ran_out):
             self.gate.end(ran_out)
         if ran_out:
-            self._save()
+            if self._ended is not None:
+                self._save(self._ended)
             self._leave_if_asked()
         # The script may end the process groups after its last epoch; a stop makes this the last.
         last = self.stopped or self.epochs is None or self.next_epoch >= self.epochs
@@ -273,7 +331,7 @@ class Loop:
             return
         self._finish_step()
         if self.saver is not None:
-            self.saver.save_last(self.position(), self.gate.stepped_in(self.step), self._reported())
+            self.saver.save_last(self.position(), self.gate.stepped, self._reported())
         self.close()
         assert self._environment.reform is not None
         end_process(self._environment.reform)
@@ -292,14 +350,13 @@ class Loop:
             self._failure = error
             logger.warning("%s", error)
 
-    def _save(self) -> None:
-        """Saves a checkpoint if it is due. All ranks have met after the same step."""
-        running = self.current.running
-        if self.saver is None or running is None:
+    def _save(self, step: Step) -> None:
+        """Saves a checkpoint if it is due. All ranks have met after this step."""
+        if self.saver is None:
             return
         self._saving = True
         try:
-            if self.saver.due(running.step, self.gate.stepped):
+            if self.saver.due(step, self.gate.stepped):
                 self._finish_step()  # saving is no part of it
                 self.saver.save(self.position(), self._reported())
         finally:
@@ -345,4 +402,6 @@ class Loop:
         limit = limits[self.rank] if limits else None
         by_size = terms.loss_mean == "size"
         self.gate.stealing = Stealing(meeting.store, self.rank, lookahead, limit, by_size=by_size)
+        if meeting.world > 1:
+            self.pool = Pool(meeting.store, self.rank, meeting.world, limit)
         return wiring

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -32,11 +32,17 @@ class Step:
     synchroniser: Synchronisation = ALLREDUCE
     last: bool = False  # the last step of its segment
     epoch_end: bool = False  # the last step of its epoch
+    segment_end: int = 0  # the first step after its segment
+    shared: bool = False  # this rank may train further batches under the same step's number
 
     @property
     def samples(self) -> int:
         """n_j, the number of samples."""
         return len(self.indices)
+
+    def without_batch(self) -> Step:
+        """The step of a rank that has no batch in it."""
+        return replace(self, indices=[], load=0.0, squares=0.0, longest=0.0, weight=0.0, ett_s=None)
 
 
 @dataclass(frozen=True)
@@ -94,11 +100,22 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
                 self.synchroniser,
                 last=k == len(self.counts) - 1,
                 epoch_end=self.epoch_end and k == len(self.counts) - 1,
+                segment_end=self.first_step + len(self.counts),
             )
 
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Part)
+
+
+def encode_part(part: Part) -> bytes:
+    """A part as the ranks' store holds it."""
+    return _encoder.encode(part)
+
+
+def decode_part(data: bytes) -> Part:
+    """The reverse of `encode_part`."""
+    return _decoder.decode(data)
 
 
 def part_key(segment: int, rank: int) -> str:
@@ -112,12 +129,12 @@ def get_part(store: Store, segment: int, rank: int) -> Part:
     Raises:
         torch.distributed.DistError: rank 0 has ended, or stored nothing for too long.
     """
-    return _decoder.decode(store.get(part_key(segment, rank)))
+    return decode_part(store.get(part_key(segment, rank)))
 
 
 def put_part(store: Store, segment: int, rank: int, part: Part) -> None:
     """Stores a rank's part of a segment."""
-    store.set(part_key(segment, rank), _encoder.encode(part))  # type: ignore[arg-type]
+    store.set(part_key(segment, rank), encode_part(part))  # type: ignore[arg-type]
 
 
 def left_key(rank: int) -> str:

@@ -9,6 +9,8 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import asdict
 
+import msgspec
+
 from paceline.node.spool import Spool
 from paceline.train.outlet import Outlet
 from paceline.train.parts import Step
@@ -167,6 +169,7 @@ class Reporter:
         self._rank = rank
         self._seq = 0
         self._over: deque[RunningStep] = deque()
+        self._open: StepRecord | None = None  # of a step under whose number more may follow
 
     def over(self, running: RunningStep) -> None:
         """Takes a finished step; reads it once the device is through with it, or a step later."""
@@ -183,33 +186,64 @@ class Reporter:
         """Reports all finished steps now."""
         while self._over:
             self._report(self._over.popleft())
+        self._send_open()
 
     def _report(self, running: RunningStep) -> None:
+        record = self._record(running)
+        if self._open is not None and self._open.step == record.step:
+            record = joined(self._open, record)
+        else:
+            self._send_open()
+        self._open = record
+        if not running.step.shared:
+            self._send_open()
+
+    def _send_open(self) -> None:
+        record, self._open = self._open, None
+        if record is not None:
+            self._emitter.record(msgspec.structs.replace(record, seq=self._seq))
+            self._seq += 1
+
+    def _record(self, running: RunningStep) -> StepRecord:
         step = running.step
         compute_s, sync_s, loss = running.read()
-        self._emitter.record(
-            StepRecord(
-                attempt=self._attempt,
-                rank=self._rank,
-                seq=self._seq,
-                step=step.step,
-                epoch=step.epoch,
-                segment=step.segment,
-                samples=step.samples,
-                load=step.load,
-                data_s=running.data_s,
-                compute_s=compute_s,
-                sync_s=sync_s,
-                step_s=running.step_s,
-                ended_at=running.ended_at,
-                ett_s=step.ett_s,
-                loss=loss,
-                memory_bytes=self._emitter.memory_bytes,
-                squares=step.squares,
-                longest=step.longest,
-            )
+        return StepRecord(
+            attempt=self._attempt,
+            rank=self._rank,
+            seq=0,
+            step=step.step,
+            epoch=step.epoch,
+            segment=step.segment,
+            samples=step.samples,
+            load=step.load,
+            data_s=running.data_s,
+            compute_s=compute_s,
+            sync_s=sync_s,
+            step_s=running.step_s,
+            ended_at=running.ended_at,
+            ett_s=step.ett_s,
+            loss=loss,
+            memory_bytes=self._emitter.memory_bytes,
+            squares=step.squares,
+            longest=step.longest,
         )
-        self._seq += 1
+
+
+def joined(first: StepRecord, second: StepRecord) -> StepRecord:
+    """The record of two batches that a rank trained under the same step's number."""
+    return msgspec.structs.replace(
+        second,
+        samples=first.samples + second.samples,
+        load=first.load + second.load,
+        data_s=first.data_s + second.data_s,
+        compute_s=first.compute_s + second.compute_s,
+        sync_s=first.sync_s + second.sync_s,
+        step_s=first.step_s + second.step_s,
+        ett_s=None,
+        loss=first.loss if second.loss is None else second.loss,
+        squares=first.squares + second.squares,
+        longest=max(first.longest, second.longest),
+    )
 
 
 class RoundReporter:

@@ -93,6 +93,7 @@ class RunningStep:
         self._done: Any = None
         self._waited_s = 0.0
         self._waits = False
+        self.worked_s = 0.0  # of loading and of the body, without waiting; known once that is done
 
     @property
     def phase(self) -> Phase:
@@ -150,6 +151,7 @@ class RunningStep:
             self._hold()
             self._kept = None
         self._done = self._clock.stamp()
+        self.worked_s = self.data_s + time.perf_counter() - self._started - self._waited_s
         if len(self._stamps) == 1 or self._kept is not None:
             self._stamps.append(self._done if self._kept is None else self._kept)
 

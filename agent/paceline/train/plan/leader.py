@@ -14,10 +14,11 @@ import torch
 
 from paceline.core.cost import features
 from paceline.core.ledger import Ledger
+from paceline.core.pool import is_pooled
 from paceline.core.terms import Terms
 from paceline.train.parts import Part, left_key, part_key, put_part
 from paceline.train.plan.proposals import Proposals
-from paceline.train.sync import stealing
+from paceline.train.sync import pool, stealing
 from paceline.wire import ALLREDUCE, Adopted, Segment, pack_indices
 
 logger = logging.getLogger(__name__)
@@ -247,6 +248,8 @@ class Leader:
         if segment.synchroniser.steals:
             sizes = [self._sizes[np.frombuffer(part.indices, "<u4")] for part in parts]
             stealing.put(self._store, parts, sizes)
+        if is_pooled(segment.synchroniser) and self._world > 1:
+            pool.put(self._store, parts)
         self._put(segment.seq, parts)
         indices = np.frombuffer(segment.indices, dtype="<u4").astype(np.int64)
         ends = np.cumsum([sum(row) for row in segment.counts])

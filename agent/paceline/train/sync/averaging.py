@@ -52,19 +52,22 @@ class Averaging:
             outer.begin(self._parts)
         self._work = [0.0] * rules.parts  # Σ of the steps' weights since each part's previous mean
         self._samples = 0  # of earlier steps, whose gradients are still in .grad
-        self._stepped = -1  # the latest step in which the optimiser stepped
+        self._stepped: Step | None = None  # the newest body in which the optimiser stepped
         self._means = 0  # how many there were
 
     def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.stepping`."""
-        self._stepped = step.step
+        self._stepped = step
         if not (self._samples or step.samples):
             no_gradient(self._parameters)
 
     def body_done(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.body_done`."""
-        self._samples = 0 if self._stepped == step.step else self._samples + step.samples
+        self._samples = 0 if self._stepped is step else self._samples + step.samples
         self._work = [work + step.weight for work in self._work]
+
+    def end_step(self, step: Step) -> None:
+        """See `Synchroniser.end_step`."""
         part = part_due(step.step, self._rules.every, self._rules.parts)
         if part is not None:
             self._mean([part], self._rules.outer)

@@ -113,7 +113,11 @@ class Synchroniser(Protocol):
         ...
 
     def body_done(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
-        """The loop's body has ended."""
+        """The loop's body has ended. Each body of a rank has a `Step` object of its own."""
+        ...
+
+    def end_step(self, step: Step) -> None:
+        """This rank is through with a step, also if it had no batch in it, or several."""
         ...
 
     def meet(self, optimiser: torch.optim.Optimizer) -> None:

@@ -16,6 +16,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline.core.errors import PacelineError
+from paceline.core.pool import is_pooled
 from paceline.train.ddp import CurrentStep, SingleProcess, WeightedDDP, trained
 from paceline.train.meeting import TIMEOUT
 from paceline.train.parts import Step
@@ -51,9 +52,9 @@ OnRound = Callable[[Step, Round], None]
 class SyncGate:
     """Puts each segment's synchroniser into force on this rank. For one thread.
 
-    The loop calls `begin` and `body_done` in each step, and `end` after an epoch. Between `begin`
-    and `body_done` the script steps its optimiser; torch's hook calls the gate before each of these
-    steps.
+    The loop calls `begin` for each batch, `body_done` once the script is through with it,
+    `end_step` for each step of the plan, and `end` after an epoch. Between `begin` and `body_done`
+    the script steps its optimiser; torch's hook calls the gate before each of these steps.
 
     Args:
         current: the current step.
@@ -80,7 +81,8 @@ class SyncGate:
         self._scales_differ = False  # ranks may have different scales of gradients
         self._ranks_made: Ranks | None = None
         self._agreement: LoopAgreement | None = None  # None until a relaxed one is asked for
-        self._stepped = -1  # the newest step in which the wrapped models' optimiser stepped
+        self._stepped: Step | None = None  # the newest body in which the models' optimiser stepped
+        self._body: Step | None = None  # the newest body that has ended
         self._left = False  # all ranks left the loop after the same step
         self._failure: str | None = None  # why this rank cannot go on
         self._in_gate = False  # an optimiser step made now is the gate's own
@@ -93,13 +95,8 @@ class SyncGate:
 
     @property
     def stepped(self) -> bool:
-        """Whether an optimiser of wrapped models has stepped in the current step."""
-        running = self._current.running
-        return running is not None and self.stepped_in(running.step.step)
-
-    def stepped_in(self, step: int) -> bool:
-        """Whether an optimiser of wrapped models has stepped in a step, and in no later one."""
-        return self._stepped == step
+        """Whether the models' optimiser stepped in the newest body: no gradients accumulate."""
+        return self._stepped is self._body
 
     def declare(
         self, optimiser: torch.optim.Optimizer, scaler: torch.amp.GradScaler | None
@@ -123,7 +120,7 @@ class SyncGate:
             or (before is not None and before.synchroniser != ALLREDUCE)
         ):
             with self._entered():
-                self._agreement.begin(step.step)
+                self._agreement.begin(step.step, self._place(step)[0])
         reduces = step.synchroniser == ALLREDUCE
         waits = not reduces and self.suitability.answer is Suits.NOT_YET
         if same_segment and not waits:
@@ -157,7 +154,7 @@ class SyncGate:
         return self.stealing.batch(step, clocks)
 
     def body_done(self, closing: bool) -> None:
-        """Ends the loop's body. After a segment's last step, all ranks meet if they must.
+        """Ends the loop's body.
 
         Args:
             closing: the script left the loop.
@@ -165,20 +162,40 @@ class SyncGate:
         Raises:
             PacelineError: an exception ended the loop here, and other ranks went on or are silent.
         """
+        self._body = self._step
         if self._relaxed is None:
             return
         assert self._step is not None and self._current.running is not None
         # First: if this rank raised, others may wait for it in a collective of the script's own.
         raised = closing and self._failure is None and exception_ends_loop()
-        if self._step.epoch_end:
-            assert self._agreement is not None
-            with self._entered():
-                self._agreement.through(self._step.step, raised)
+        if self._step.epoch_end and (raised or not self.pools(self._step)):
+            self._through(self._step, raised)
         elif raised:
             self._leave(raised)
         with self._current.running.waiting(), self._entered():
             self._relaxed.body_done(self._step, self._script.chosen())
-        if self._step.last and not self._relaxed.goes_on:
+
+    def pools(self, step: Step) -> bool:
+        """Whether ranks may take over batches of each other in this step, which has begun."""
+        return self._relaxed is not None and is_pooled(step.synchroniser)
+
+    def end_step(self, step: Step) -> None:
+        """Ends a step of the plan on this rank. After a segment's last step, all ranks meet.
+
+        Args:
+            step: as planned; this rank may have had no batch in it, or several.
+
+        Raises:
+            PacelineError: a rank left; the message says which.
+        """
+        if self._relaxed is None:
+            return
+        if step.epoch_end and self.pools(step):
+            self._through(step, raised=False)
+        running = self._current.running
+        with nullcontext() if running is None else running.waiting(), self._entered():
+            self._relaxed.end_step(step)
+        if step.last and not self._relaxed.goes_on:
             self._meet()
 
     def end(self, ran_out: bool) -> None:
@@ -224,8 +241,22 @@ class SyncGate:
             return
         if self._agreement is not None:
             with self._entered():
-                self._agreement.leave(step.step, raised)
+                self._agreement.leave(step.step, raised, self._place(step)[1])
         self._left = True
+
+    def _through(self, step: Step, raised: bool) -> None:
+        assert self._agreement is not None
+        with self._entered():
+            self._agreement.through(step.step, raised)
+
+    def _place(self, step: Step) -> tuple[int, int]:
+        """The first and the last of the steps that count as the same place in the loop.
+
+        Ranks that share batches have no step in common but the end of their segment.
+        """
+        if is_pooled(step.synchroniser):
+            return self._first_step, step.segment_end - 1
+        return step.step, step.step
 
     def _meet(self) -> None:
         if self._relaxed is None:
@@ -312,7 +343,7 @@ class SyncGate:
         self._unwrapped.stepping(optimiser)
         if not self._script.trains(optimiser, self._parameters):
             return
-        self._stepped = running.step.step
+        self._stepped = running.step
         closure = len(args) > 1 or kwargs.get("closure") is not None  # args[0] is the optimiser
         self._script.closures |= closure
         if self._relaxed is None:

@@ -75,7 +75,7 @@ class Pairwise(Averaging):
         super().body_done(step, optimiser)
         self._steps += 1
         self._take_over()
-        if self._asks and self._stepped == step.step:
+        if self._asks and self._stepped is step:
             self._courier.begin(self._swap)
 
     def meet(self, optimiser: torch.optim.Optimizer) -> None:

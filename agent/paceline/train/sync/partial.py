@@ -51,24 +51,27 @@ class Partial:
         self._rounds = Rounds(ranks, prefix, self._flat.length, call, drift, on_round, extra)
         self._samples = 0  # whose gradients are in .grad
         self._weights: list[float] = []  # of the steps whose gradients are in .grad
-        self._counted = -1  # the latest step whose samples are in `_samples`
-        self._offered = -1  # the latest step of which a gradient was offered
+        self._counted: Step | None = None  # the newest body whose samples are in `_samples`
+        self._offered: Step | None = None  # the newest body of which a gradient was offered
 
     def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.stepping`. The script's own step then finds no gradients to apply."""
         own = self._own(step, optimiser)
-        self._rounds.offer(own, ends_step=self._offered != step.step)
-        self._offered = step.step
+        self._rounds.offer(own, ends_step=self._offered is not step)
+        self._offered = step
         self._apply(self._rounds.take(), optimiser)
         no_gradient(self._flat.parameters)
 
     def body_done(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.body_done`. If the optimiser did not step, the script accumulates."""
         self._count(step)
-        if self._offered != step.step:
+        if self._offered is not step:
             self._rounds.offer(None)
             with kept(self._flat.parameters):
                 self._apply(self._rounds.take(), optimiser)
+
+    def end_step(self, step: Step) -> None:
+        """See `Synchroniser.end_step`: rounds belong to no step."""
 
     def meet(self, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.meet`."""
@@ -85,14 +88,14 @@ class Partial:
         return self._rounds.clocks
 
     def _count(self, step: Step) -> None:
-        if self._counted != step.step:
-            self._counted = step.step
+        if self._counted is not step:
+            self._counted = step
             self._samples += step.samples
             self._weights.append(step.weight)
 
     def _own(self, step: Step, optimiser: torch.optim.Optimizer) -> Gradient | None:
         self._count(step)
-        again = self._offered == step.step and step.samples > 0
+        again = self._offered is step and step.samples > 0
         samples, weights = self._samples, self._weights or [step.weight]
         self._samples, self._weights = 0, []
         if not (samples or again) or all(p.grad is None for p in self._flat.parameters):

@@ -1,0 +1,226 @@
+"""A rank's part in a pool of batches: `paceline.core.pool` decides, the ranks' store remembers.
+
+Each rank's `Share` of a span is an entry in the store, which ranks change by compare-and-set. So a
+batch is begun once: by its owner, or by the rank that took it over.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from paceline.core import pool
+from paceline.core.pool import Pace, Share, Stance
+from paceline.train.parts import Part, Step, decode_part, encode_part
+
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import Store
+
+_LOOK_COST = 0.01  # of a batch's time: what looking at all shares may take before each batch
+
+
+def _share_key(segment: int, span: int, rank: int) -> str:
+    return f"pool/{segment}/{span}/{rank}"
+
+
+def _part_key(segment: int, rank: int) -> str:
+    return f"pool/{segment}/part/{rank}"
+
+
+def _over_key(segment: int) -> str:
+    return f"pool/{segment}/over"
+
+
+def spans_of(part: Part) -> list[list[Step]]:
+    """The batches of a rank's part of a segment, span by span; steps without samples are none."""
+    spans: list[list[Step]] = [[]]
+    for step in part.steps():
+        if step.samples:
+            spans[-1].append(step)
+        if pool.ends_span(step.synchroniser, step.step, last=step.last) and not step.last:
+            spans.append([])
+    return spans
+
+
+def put(store: Store, parts: list[Part]) -> None:
+    """Puts a segment's pool before the ranks.
+
+    Args:
+        store: the ranks'.
+        parts: of all ranks, [W].
+    """
+    segment = parts[0].segment
+    keys, values = [], []
+    for rank, part in enumerate(parts):
+        keys.append(_part_key(segment, rank))
+        values.append(encode_part(part))
+        for number, span in enumerate(spans_of(part)):
+            keys.append(_share_key(segment, number, rank))
+            values.append(_text(Share(0, len(span))).encode())
+    store.multi_set(keys, values)  # type: ignore[attr-defined]
+
+
+class Pool:
+    """One rank's view of the pools of its segments. For one thread.
+
+    For each planned step in order: `begins`. Where a span ends: `takes_over` until it gives None.
+
+    Args:
+        store: the ranks'.
+        rank: which of them.
+        world: how many there are.
+        limit: the most samples that fit into this rank's memory; None: any number.
+    """
+
+    def __init__(self, store: Store, rank: int, world: int, limit: int | None) -> None:
+        self._store, self._rank, self._world, self._limit = store, rank, world, limit
+        self._pace = Pace()
+        self._look_s = 0.0  # what looking at all shares took last
+        self._segment, self._span = -1, 0
+        self._mine: Share | None = None  # as the store has it, as far as is known; None: unknown
+        self._spans: dict[int, list[list[Step]]] = {}  # of the ranks that were helped, by rank
+
+    def begins(self, step: Step, *, may_leave: bool) -> bool:
+        """Whether this rank trains its next planned batch; else others do, or have.
+
+        Args:
+            step: with samples.
+            may_leave: this rank may leave the batch to the others, who are sooner through with all.
+        """
+        self._enter(step)
+        if may_leave and self._leaves():
+            return False
+        return self._change(self._next)
+
+    def _next(self, share: Share) -> Share | None:
+        return share.begin(self._pace.batch_s) if share.left else None
+
+    def worked(self, seconds: float) -> None:
+        """A batch took this rank so long, without waiting for others."""
+        self._pace.add(seconds)
+
+    def takes_over(self, step: Step) -> Step | None:
+        """The next batch of another rank that this rank trains in this span, which is its own now.
+
+        None: this rank is through with the span. To be asked again after each batch.
+
+        Args:
+            step: the last of the span, as planned for this rank.
+        """
+        self._enter(step)
+        while True:
+            shares = self._look()
+            other = pool.slowest(shares, self._rank, partial(self._fits, shares))
+            worth = pool.is_worth_it(shares, self._rank, self._pace.batch_s)
+            if other is None or not worth or shares[self._rank].stance is Stance.LEAVES:
+                if self._stops(shares[self._rank]):
+                    return None
+            elif self._take(other, shares[other]):
+                batch = self._batches(other)[shares[other].end - 1]
+                return replace(
+                    batch,
+                    step=step.step,
+                    ett_s=None,
+                    threads=step.threads,
+                    last=False,
+                    epoch_end=False,
+                    shared=True,
+                )
+
+    def end_span(self, step: Step) -> None:
+        """This rank is through with a span, whose last step this is."""
+        self._enter(step)
+        self._span, self._mine = self._span + 1, None
+        if step.last and self._store.add(_over_key(self._segment), 1) == self._world:
+            for rank in range(self._world):
+                self._store.delete_key(_part_key(self._segment, rank))
+                for span in range(self._span):
+                    self._store.delete_key(_share_key(self._segment, span, rank))
+            self._store.delete_key(_over_key(self._segment))
+
+    def _enter(self, step: Step) -> None:
+        if step.segment != self._segment:
+            self._segment, self._span, self._mine = step.segment, 0, None
+            self._spans.clear()
+
+    def _leaves(self) -> bool:
+        """Leaves the rest of this rank's queue to the others, where that is sooner done."""
+        if self._mine is not None and self._mine.stance is Stance.LEAVES:
+            return True
+        if self._look_s > _LOOK_COST * self._pace.batch_s:
+            return False
+        shares = self._look()
+        if pool.is_worth_it(shares, self._rank, self._pace.batch_s):
+            return False
+        self._change(Share.leave)
+        if pool.is_looked_after(self._look(), self._rank):
+            return True
+        self._change(Share.resume)
+        return False
+
+    def _stops(self, mine: Share) -> bool:
+        """Stops, unless batches are left that nobody else would see."""
+        if mine.stance is Stance.LEAVES:
+            return True
+        self._change(Share.stop)
+        shares = self._look()
+        if not pool.is_left(shares, self._rank) or pool.is_looked_after(shares, self._rank):
+            return True
+        self._change(Share.resume)
+        return False
+
+    def _change(self, change: Callable[[Share], Share | None]) -> bool:
+        """Changes this rank's share in the store; False: `change` gave None."""
+        key = self._key(self._rank)
+        if self._mine is None:
+            self._mine = _share(self._store.get(key))
+        while (after := change(self._mine)) is not None:
+            before = self._mine
+            now = self._store.compare_set(key, _text(before), _text(after))
+            self._mine = _share(now)
+            if now.decode() == _text(after):
+                return True
+        return False
+
+    def _look(self) -> list[Share]:
+        """All ranks' shares of the span."""
+        began = time.perf_counter()
+        keys = [self._key(rank) for rank in range(self._world)]
+        shares = [_share(value) for value in self._store.multi_get(keys)]
+        self._look_s = time.perf_counter() - began
+        self._mine = shares[self._rank]
+        return shares
+
+    def _take(self, rank: int, share: Share) -> bool:
+        """Takes over the last batch of a rank; False: its share has changed meanwhile."""
+        after = _text(share.give())
+        word = self._store.compare_set(self._key(rank), _text(share), after)
+        return word.decode() == after
+
+    def _fits(self, shares: list[Share], rank: int) -> bool:
+        """Whether this rank's memory has room for the last batch of a rank's queue."""
+        if self._limit is None:
+            return True
+        return self._batches(rank)[shares[rank].end - 1].samples <= self._limit
+
+    def _batches(self, rank: int) -> list[Step]:
+        """The batches of a rank in this span."""
+        if rank not in self._spans:
+            part = decode_part(self._store.get(_part_key(self._segment, rank)))
+            self._spans[rank] = spans_of(part)
+        return self._spans[rank][self._span]
+
+    def _key(self, rank: int) -> str:
+        return _share_key(self._segment, self._span, rank)
+
+
+def _text(share: Share) -> str:
+    return f"{share.begun} {share.end} {share.batch_s:.6g} {int(share.stance)}"
+
+
+def _share(text: bytes) -> Share:
+    begun, end, batch_s, stance = text.decode().split()
+    return Share(int(begun), int(end), float(batch_s), Stance(int(stance)))
