@@ -93,6 +93,7 @@ class Script:
     at_once: bool = False  # the first segment has the chain's first synchroniser
     frozen: bool = False  # the first layer
     workers: int = 0  # of data loading
+    uneven: bool | None = None  # steps
     segment: int = 4  # steps
     gather: bool = False  # a collective in the loop's body
     spare_at: int = -1  # step from which there is another optimiser of the model, that never steps
@@ -127,7 +128,7 @@ def train(chain: list[Synchronisation], given: dict[str, Any] | None = None) -> 
         mock.patch("paceline.train.plan.leader._FAREWELL_S", farewell_s),
         mock.patch("paceline.train.sync.agreement._STILL_S", script.still_s),
     ):
-        session = paceline.Session(Data(), global_batch=BATCH, seed=3)
+        session = paceline.Session(Data(), global_batch=BATCH, seed=3, uneven_steps=script.uneven)
         network = nn.Sequential(nn.Linear(WIDTH, 8), nn.Tanh(), nn.Linear(8, 1))
         network[0].requires_grad_(not script.frozen)
         model = _wrapped(session, network, script)

@@ -26,6 +26,8 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
+from msgspec import UNSET
+
 from paceline.core.means import part_due
 from paceline.wire.synchronisation import (
     Averaging,
@@ -92,13 +94,16 @@ def is_pooled(what: Synchronisation) -> bool:
     """Whether ranks take batches over from each other under a synchroniser.
 
     Not where its rules compare ranks' numbers of steps: under SSP and FlexRR, whose fast ranks wait
-    for slow ones, and where a round belongs to a step (eager-SGD).
+    for slow ones, and where each step has its round (eager-SGD), unless the round leaves slow ranks
+    out (backup workers).
     """
     if isinstance(what, Averaging | Pairwise):
         return True
     if not isinstance(what, Partial | Hierarchical):
         return False
-    return what.parameters.lead is None and not (what.parameters.paced or what.steals)
+    rules = what.parameters
+    stepwise = rules.paced or (rules.waits and rules.spare is UNSET)
+    return rules.lead is None and not (stepwise or what.steals)
 
 
 def ends_span(what: Synchronisation, step: int, *, last: bool) -> bool:

@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 
 from paceline.core.errors import PacelineError
-from paceline.core.pool import ends_span, is_pooled
 from paceline.core.terms import Terms
 from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver
@@ -22,9 +21,10 @@ from paceline.train.meeting import Meeting
 from paceline.train.parts import Step, left_key
 from paceline.train.profile import Profile
 from paceline.train.sync.gate import SyncGate
-from paceline.train.sync.pool import Pool
+from paceline.train.sync.pool import Pool, ends_span
 from paceline.train.sync.stealing import Stealing
 from paceline.train.timing import RunningStep
+from paceline.train.uneven import Schedules, UnevenSteps
 from paceline.train.watch import Activity
 from paceline.train.wiring import Wiring, agree_on_lookahead, connect, describe, warn_of_restarts
 from paceline.wire import Phase
@@ -46,6 +46,7 @@ class Loop:
         environment: what the launcher told this rank.
         device: what this rank computes on.
         limits: the most samples that each rank gets in a step, [W]; empty: no limits.
+        uneven_steps: see `Session`.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class Loop:
         environment: Environment,
         device: Device,
         limits: list[int],
+        uneven_steps: bool | None = None,
     ) -> None:
         self.terms, self.device = terms, device
         self.rank, self.filler = meeting.rank, meeting.filler
@@ -63,6 +65,8 @@ class Loop:
         self.epochs: int | None = None  # that the script trains, where the session knows
         self.current = CurrentStep(meeting.world)
         self.gate = SyncGate(self.current, meeting.store, meeting.rank, terms.seed)
+        self._uneven = UnevenSteps(uneven_steps, self.current, meeting.world)
+        self._schedules = Schedules(self.current)
         self.saver: Saver | None = None  # of checkpoints, where the script declares them
         self.wiring: Wiring | None = None  # from the first iteration on
         self.pool: Pool | None = None  # from the first iteration on, if there are several ranks
@@ -175,6 +179,8 @@ class Loop:
     def close(self) -> None:
         """Ends the background threads, delivering what they hold, in a few seconds at most."""
         self._stopped, self.closed = self.stopped, True
+        self._uneven.close()
+        self._schedules.close()
         self.gate.close()
         if self.saver is not None:
             self.saver.close()
@@ -237,10 +243,14 @@ class Loop:
         """
         assert self.wiring is not None
         taken = step is self._taken
-        if not taken and self.pool is not None and self._ends_span(step):
+        if not taken and ends_span(step):
             step = replace(step, shared=True)
         self.gate.begin(step)
         self._finish_step()
+        if step.pooled:
+            self._schedules.reach(step, step.step)
+        elif self.gate.relaxed is not None:
+            self._schedules.look(self.gate.chosen())
         mine = taken or self._is_mine(step)
         if not mine:
             step = step.without_batch()
@@ -255,7 +265,7 @@ class Loop:
 
     def _is_mine(self, step: Step) -> bool:
         """Whether this rank trains the batch of a step that has begun."""
-        if self.pool is None or not is_pooled(step.synchroniser):
+        if self.pool is None or not step.pooled:
             return True
         pooled = self.gate.pools(step)  # else all ranks make each step together
         if not step.samples:
@@ -269,7 +279,7 @@ class Loop:
             step: the planned step whose batch this rank is through with.
         """
         self._taken = None
-        if self.pool is not None and self._ends_span(step) and self.gate.pools(step):
+        if self.pool is not None and ends_span(step) and self.gate.pools(step):
             running = self.current.running
             with nullcontext() if running is None else running.waiting():
                 self._taken = self.pool.takes_over(step)
@@ -279,14 +289,12 @@ class Loop:
         """Ends a planned step: this rank is through with its own batch, and with others'."""
         self._ended = step
         self.gate.end_step(step)
-        if self.pool is not None and self._ends_span(step):
+        if self.pool is not None and ends_span(step):
             self.pool.end_span(step)
+        if step.pooled and step.last:
+            self._schedules.reach(step, step.segment_end)
         if self.gate.relaxed is None:
             self._save(step)
-
-    def _ends_span(self, step: Step) -> bool:
-        what = step.synchroniser
-        return is_pooled(what) and ends_span(what, step.step, last=step.last)
 
     def end_body(self, closing: bool) -> None:
         """Ends the loop's body.
@@ -298,7 +306,10 @@ class Loop:
             self.gate.body_done(closing)
         running = self.running()
         running.body_done()
-        if self.pool is not None and is_pooled(running.step.synchroniser):
+        if not closing:
+            self._uneven.turn_over(running.step, stepped=self.gate.stepped)
+        self._schedules.turn_over(running.step)
+        if self.pool is not None and self.gate.relaxed is not None:
             self.pool.worked(running.worked_s)
 
     def end_epoch(self, ran_out: bool) -> None:
@@ -319,6 +330,8 @@ class Loop:
             self.saver.wait()
         self._finish_step()
         self._in_epoch, self._ran_out = False, ran_out
+        if ran_out:
+            self._uneven.epoch_over()
         if self.wiring is not None and self.wiring.reporter is not None:
             self.wiring.reporter.flush()
 
@@ -394,7 +407,15 @@ class Loop:
             limits,
         )
         wiring = connect(
-            terms, meeting, environment, start, limits, device.memory, self.activity, hello
+            terms,
+            meeting,
+            environment,
+            start,
+            limits,
+            device.memory,
+            self.activity,
+            self._uneven.are_allowed,
+            hello,
         )
         if wiring.rounds is not None:
             self.gate.on_round = wiring.rounds.over

@@ -32,7 +32,9 @@ class Step:
     synchroniser: Synchronisation = ALLREDUCE
     last: bool = False  # the last step of its segment
     epoch_end: bool = False  # the last step of its epoch
-    segment_end: int = 0  # the first step after its segment
+    segment_first: int = 0  # the first step of its segment,
+    segment_end: int = 0  # and the first one after it
+    pooled: bool = False  # ranks take batches of the segment over from each other
     shared: bool = False  # this rank may train further batches under the same step's number
 
     @property
@@ -79,6 +81,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     stop: bool = False
     synchroniser: Synchronisation = ALLREDUCE
     reform: bool = False  # with `stop`: nodes join or leave, and the ranks' processes end
+    pooled: bool = False  # ranks take batches of the segment over from each other
 
     def steps(self) -> Iterator[Step]:
         """The steps in order."""
@@ -100,7 +103,9 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
                 self.synchroniser,
                 last=k == len(self.counts) - 1,
                 epoch_end=self.epoch_end and k == len(self.counts) - 1,
+                segment_first=self.first_step,
                 segment_end=self.first_step + len(self.counts),
+                pooled=self.pooled,
             )
 
 

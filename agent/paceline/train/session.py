@@ -61,6 +61,10 @@ class Session:
         coast_steps: steps that rank 0 plans at once while no control plane plans, 1 … 4.
         limits: the most samples that fit into a rank's memory, of each rank, or one number for all;
             no rank gets more. None: what `profile` finds, else no limit.
+        uneven_steps: whether a fast rank's loop may have more turns than a slow one's, where a
+            relaxed policy lets ranks get on at their own pace. Collectives of your own in the
+            loop's body forbid it. None: it may after an epoch in whose turns there was no such
+            collective, and in each of which the optimiser stepped.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -78,7 +82,10 @@ class Session:
         loss_mean: str = "samples",
         coast_steps: int = 2,
         limits: int | Sequence[int] | None = None,
+        uneven_steps: bool | None = None,
     ) -> None:
+        if uneven_steps not in (None, True, False):
+            raise TypeError(f"uneven_steps={uneven_steps!r}: give True, False or None")
         terms = Terms(length(dataset), global_batch, seed, drop_last, loss_mean, coast_steps)
         environment = Environment.read(os.environ)
         stacks.register(os.environ)  # before the ranks meet, where they may hang
@@ -90,7 +97,7 @@ class Session:
         self._dataset = dataset
         device = Device(environment.emulate, self.rank, self.world)
         most = limits_of(self._given_limits, [], global_batch, self.world)
-        self._loop = Loop(terms, meeting, environment, device, most)
+        self._loop = Loop(terms, meeting, environment, device, most, uneven_steps)
         # Not the loader: in a cycle, garbage collection may end its processes in a fork, and hang.
         self._has_loader = False
         self._pid = os.getpid()

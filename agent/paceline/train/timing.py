@@ -96,6 +96,11 @@ class RunningStep:
         self.worked_s = 0.0  # of loading and of the body, without waiting; known once that is done
 
     @property
+    def in_body(self) -> bool:
+        """Whether the loop's body has not ended yet."""
+        return self._done is None
+
+    @property
     def phase(self) -> Phase:
         """What this rank, or its device, does. Any thread may ask."""
         if self._waits:

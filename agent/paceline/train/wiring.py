@@ -63,6 +63,7 @@ def connect(
     limits: Sequence[int],
     memory: Callable[[], int],
     activity: Callable[[], Activity],
+    uneven: Callable[[], bool],
     hello: Hello | None,
 ) -> Wiring:
     """Makes a rank's parts and announces the attempt.
@@ -75,6 +76,7 @@ def connect(
         limits: the most samples that each rank gets in a step, [W]; empty: no limits.
         memory: measures the memory in use, in bytes.
         activity: what the rank does at present.
+        uneven: whether ranks may have different numbers of turns of the script's loop.
         hello: on rank 0, the run's description for the control plane.
     """
     rank, run, attempt = meeting.rank, environment.run, environment.attempt
@@ -92,7 +94,9 @@ def connect(
                 proposals = Proposals(environment.bus, run, attempt, key, first_attempt=first)
                 exit_stack.callback(proposals.close)
             asked = environment.reform.exists if environment.reform is not None else None
-            leader = _leader(terms, meeting, proposals, emitter, attempt, start, limits, asked)
+            leader = _leader(
+                terms, meeting, proposals, emitter, attempt, start, limits, asked, uneven
+            )
         follower = Follower(meeting.store, rank, leader)
         exit_stack.callback(follower.close)
         return Wiring(
@@ -224,6 +228,7 @@ def _leader(
     start: Position,
     limits: Sequence[int],
     reforms: Callable[[], bool] | None,
+    uneven: Callable[[], bool],
 ) -> Leader:
     assert meeting.sizes is not None, "rank 0 has the sizes"
     return Leader(
@@ -239,4 +244,5 @@ def _leader(
         used=start.used,
         limits=limits,
         reforms=reforms or (lambda: False),
+        uneven=uneven,
     )

@@ -63,6 +63,7 @@ class Leader:
         limits: the most samples that each rank gets in a step, [W]. Their sum is at least a global
             batch. Empty: there are no limits.
         reforms: whether nodes are about to join or leave, so that the plan shall end.
+        uneven: whether ranks may have different numbers of turns of the script's loop.
     """
 
     def __init__(
@@ -80,7 +81,9 @@ class Leader:
         used: Ints | None = None,
         limits: Sequence[int] = (),
         reforms: Callable[[], bool] = lambda: False,
+        uneven: Callable[[], bool] = lambda: False,
     ) -> None:
+        self._uneven = uneven
         self._reforms = reforms
         self._terms = terms
         self._world = world
@@ -244,11 +247,12 @@ class Leader:
         )
 
     def _adopt(self, segment: Segment) -> None:
-        parts = self._parts(segment)
+        pooled = self._pools(segment)
+        parts = self._parts(segment, pooled)
         if segment.synchroniser.steals:
             sizes = [self._sizes[np.frombuffer(part.indices, "<u4")] for part in parts]
             stealing.put(self._store, parts, sizes)
-        if is_pooled(segment.synchroniser) and self._world > 1:
+        if pooled:
             pool.put(self._store, parts)
         self._put(segment.seq, parts)
         indices = np.frombuffer(segment.indices, dtype="<u4").astype(np.int64)
@@ -261,7 +265,22 @@ class Leader:
         if self._announce is not None:
             self._announce(Adopted(self._attempt, segment, time.time()))
 
-    def _parts(self, segment: Segment) -> list[Part]:
+    def _pools(self, segment: Segment) -> bool:
+        """Whether ranks share a segment's batches.
+
+        In the first segment of a relaxed synchroniser they make equal steps: then it is known that
+        the synchroniser suits the script, and how often the script steps its schedules.
+        """
+        before = self._last
+        return (
+            self._world > 1
+            and is_pooled(segment.synchroniser)
+            and before is not None
+            and before.synchroniser != ALLREDUCE
+            and self._uneven()
+        )
+
+    def _parts(self, segment: Segment, pooled: bool) -> list[Part]:
         """Each rank's part of a segment."""
         counts = np.asarray(segment.counts)  # [steps, W]
         flat = np.frombuffer(segment.indices, dtype="<u4")
@@ -295,6 +314,7 @@ class Leader:
                 longest=longest,
                 threads=threads,
                 synchroniser=segment.synchroniser,
+                pooled=pooled,
             )
             for of_rank, loads, weights, ett_s, indices, squares, longest, threads in columns
         ]

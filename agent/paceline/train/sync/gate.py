@@ -16,7 +16,6 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from paceline.core.errors import PacelineError
-from paceline.core.pool import is_pooled
 from paceline.train.ddp import CurrentStep, SingleProcess, WeightedDDP, trained
 from paceline.train.meeting import TIMEOUT
 from paceline.train.parts import Step
@@ -92,6 +91,10 @@ class SyncGate:
     def relaxed(self) -> Synchroniser | None:
         """The relaxed synchroniser in force; None: gradients are all-reduced."""
         return self._relaxed
+
+    def chosen(self) -> torch.optim.Optimizer:
+        """The script's optimiser, while a relaxed synchroniser is in force."""
+        return self._script.chosen()
 
     @property
     def stepped(self) -> bool:
@@ -177,7 +180,7 @@ class SyncGate:
 
     def pools(self, step: Step) -> bool:
         """Whether ranks may take over batches of each other in this step, which has begun."""
-        return self._relaxed is not None and is_pooled(step.synchroniser)
+        return self._relaxed is not None and step.pooled
 
     def end_step(self, step: Step) -> None:
         """Ends a step of the plan on this rank. After a segment's last step, all ranks meet.
@@ -254,8 +257,8 @@ class SyncGate:
 
         Ranks that share batches have no step in common but the end of their segment.
         """
-        if is_pooled(step.synchroniser):
-            return self._first_step, step.segment_end - 1
+        if step.pooled:
+            return step.segment_first, step.segment_end - 1
         return step.step, step.step
 
     def _meet(self) -> None:

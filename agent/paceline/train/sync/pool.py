@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from paceline.core import pool
 from paceline.core.pool import Pace, Share, Stance
@@ -40,9 +40,14 @@ def spans_of(part: Part) -> list[list[Step]]:
     for step in part.steps():
         if step.samples:
             spans[-1].append(step)
-        if pool.ends_span(step.synchroniser, step.step, last=step.last) and not step.last:
+        if ends_span(step) and not step.last:
             spans.append([])
     return spans
+
+
+def ends_span(step: Step) -> bool:
+    """Whether a span of shared batches ends with a step."""
+    return step.pooled and pool.ends_span(step.synchroniser, step.step, last=step.last)
 
 
 def put(store: Store, parts: list[Part]) -> None:
@@ -59,7 +64,7 @@ def put(store: Store, parts: list[Part]) -> None:
         values.append(encode_part(part))
         for number, span in enumerate(spans_of(part)):
             keys.append(_share_key(segment, number, rank))
-            values.append(_text(Share(0, len(span))).encode())
+            values.append(_Entry(Share(0, len(span)), "").text.encode())
     store.multi_set(keys, values)  # type: ignore[attr-defined]
 
 
@@ -80,7 +85,8 @@ class Pool:
         self._pace = Pace()
         self._look_s = 0.0  # what looking at all shares took last
         self._segment, self._span = -1, 0
-        self._mine: Share | None = None  # as the store has it, as far as is known; None: unknown
+        self._mine: _Entry | None = None  # in the store, as far as is known; None: unknown
+        self._writes = 0
         self._spans: dict[int, list[list[Step]]] = {}  # of the ranks that were helped, by rank
 
     def begins(self, step: Step, *, may_leave: bool) -> bool:
@@ -112,13 +118,14 @@ class Pool:
         """
         self._enter(step)
         while True:
-            shares = self._look()
+            entries = self._look()
+            shares = [entry.share for entry in entries]
             other = pool.slowest(shares, self._rank, partial(self._fits, shares))
             worth = pool.is_worth_it(shares, self._rank, self._pace.batch_s)
             if other is None or not worth or shares[self._rank].stance is Stance.LEAVES:
                 if self._stops(shares[self._rank]):
                     return None
-            elif self._take(other, shares[other]):
+            elif self._write(other, entries[other], shares[other].give()) is None:
                 batch = self._batches(other)[shares[other].end - 1]
                 return replace(
                     batch,
@@ -148,15 +155,14 @@ class Pool:
 
     def _leaves(self) -> bool:
         """Leaves the rest of this rank's queue to the others, where that is sooner done."""
-        if self._mine is not None and self._mine.stance is Stance.LEAVES:
+        if self._mine is not None and self._mine.share.stance is Stance.LEAVES:
             return True
         if self._look_s > _LOOK_COST * self._pace.batch_s:
             return False
-        shares = self._look()
-        if pool.is_worth_it(shares, self._rank, self._pace.batch_s):
+        if pool.is_worth_it(self._shares(), self._rank, self._pace.batch_s):
             return False
         self._change(Share.leave)
-        if pool.is_looked_after(self._look(), self._rank):
+        if pool.is_looked_after(self._shares(), self._rank):
             return True
         self._change(Share.resume)
         return False
@@ -166,7 +172,7 @@ class Pool:
         if mine.stance is Stance.LEAVES:
             return True
         self._change(Share.stop)
-        shares = self._look()
+        shares = self._shares()
         if not pool.is_left(shares, self._rank) or pool.is_looked_after(shares, self._rank):
             return True
         self._change(Share.resume)
@@ -174,31 +180,36 @@ class Pool:
 
     def _change(self, change: Callable[[Share], Share | None]) -> bool:
         """Changes this rank's share in the store; False: `change` gave None."""
-        key = self._key(self._rank)
         if self._mine is None:
-            self._mine = _share(self._store.get(key))
-        while (after := change(self._mine)) is not None:
-            before = self._mine
-            now = self._store.compare_set(key, _text(before), _text(after))
-            self._mine = _share(now)
-            if now.decode() == _text(after):
+            self._mine = _Entry.of(self._store.get(self._key(self._rank)))
+        while (after := change(self._mine.share)) is not None:
+            if (now := self._write(self._rank, self._mine, after)) is None:
                 return True
+            self._mine = now
         return False
 
-    def _look(self) -> list[Share]:
-        """All ranks' shares of the span."""
+    def _write(self, rank: int, before: _Entry, share: Share) -> _Entry | None:
+        """Changes a rank's entry; returns the entry as it is instead, if it is not `before`."""
+        self._writes += 1
+        after = _Entry(share, f"{self._rank}.{self._writes}")
+        text = self._store.compare_set(self._key(rank), before.text, after.text)
+        if text.decode() != after.text:
+            return _Entry.of(text)
+        if rank == self._rank:
+            self._mine = after
+        return None
+
+    def _look(self) -> list[_Entry]:
+        """All ranks' entries of the span."""
         began = time.perf_counter()
         keys = [self._key(rank) for rank in range(self._world)]
-        shares = [_share(value) for value in self._store.multi_get(keys)]
+        entries = [_Entry.of(text) for text in self._store.multi_get(keys)]
         self._look_s = time.perf_counter() - began
-        self._mine = shares[self._rank]
-        return shares
+        self._mine = entries[self._rank]
+        return entries
 
-    def _take(self, rank: int, share: Share) -> bool:
-        """Takes over the last batch of a rank; False: its share has changed meanwhile."""
-        after = _text(share.give())
-        word = self._store.compare_set(self._key(rank), _text(share), after)
-        return word.decode() == after
+    def _shares(self) -> list[Share]:
+        return [entry.share for entry in self._look()]
 
     def _fits(self, shares: list[Share], rank: int) -> bool:
         """Whether this rank's memory has room for the last batch of a rank's queue."""
@@ -217,10 +228,18 @@ class Pool:
         return _share_key(self._segment, self._span, rank)
 
 
-def _text(share: Share) -> str:
-    return f"{share.begun} {share.end} {share.batch_s:.6g} {int(share.stance)}"
+class _Entry(NamedTuple):
+    """A share as the store has it."""
 
+    share: Share
+    write: str  # who wrote it, and when: else two ranks that write the same would both succeed
 
-def _share(text: bytes) -> Share:
-    begun, end, batch_s, stance = text.decode().split()
-    return Share(int(begun), int(end), float(batch_s), Stance(int(stance)))
+    @property
+    def text(self) -> str:
+        begun, end, batch_s, stance = self.share
+        return f"{begun} {end} {batch_s:.6g} {int(stance)} {self.write}"
+
+    @staticmethod
+    def of(text: bytes) -> _Entry:
+        begun, end, batch_s, stance, write = text.decode().split(" ")
+        return _Entry(Share(int(begun), int(end), float(batch_s), Stance(int(stance))), write)
