@@ -319,7 +319,7 @@ def _by_paceline(work: Work, task: Task, data: Epoch, network: nn.Module, watch:
     if "PACELINE_BUS" not in os.environ:
         own = _coasted(work.synchroniser, work.segment)
     with _groups_seen(watch), own:
-        session = paceline.Session(data, global_batch=batch, seed=work.seed, uneven_steps=os.environ.get("UNEVEN", "1") == "1")
+        session = paceline.Session(data, global_batch=batch, seed=work.seed, uneven_steps=True)
         watch.relaxed = lambda: session._loop.gate.relaxed
         model = session.wrap(network)
         optimiser = watch.optimiser
