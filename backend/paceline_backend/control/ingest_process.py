@@ -1,8 +1,8 @@
 """Ingest in a process of its own: it shares no interpreter with controllers, so neither waits.
 
-    ingest = IngestProcess(settings, owner)  # before any thread is started
-    threading.Thread(target=ingest.run, args=[stop]).start()
-    ingest.stats.rows
+ingest = IngestProcess(settings, owner)  # before any thread is started
+threading.Thread(target=ingest.run, args=[stop]).start()
+ingest.stats.rows
 """
 
 from __future__ import annotations
