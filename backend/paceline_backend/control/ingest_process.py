@@ -94,6 +94,7 @@ def _work(settings: Settings, owner: str, parent: Connection, parents_end: Conne
     except StoreError as error:
         log.error("ingest cannot begin: %s", error)
         asked = False
+    tracing.end()
     sys.exit(0 if asked else 1)
 
 

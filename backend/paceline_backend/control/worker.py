@@ -1,4 +1,4 @@
-"""The worker process: ingest, controllers, `auto`, and a sweep for runs that nobody speaks for."""
+"""The worker: ingest in a child process; controllers, `auto`, sweeps and the like in threads."""
 
 from __future__ import annotations
 
