@@ -119,13 +119,13 @@ def _ingest(ingest: Ingest, parent: Connection) -> bool:
 
 def _tell(ingest: Ingest, thread: threading.Thread, parent: Connection) -> bool:
     """Tells the parent what ingest has done; True when the parent ends, False when ingest does."""
-    told: _State | None = None
+    sent: _State | None = None
     try:
         while thread.is_alive():
             now = (replace(ingest.stats), ingest.behind)
-            if now != told:
+            if now != sent:
                 parent.send(now)
-                told = now
+                sent = now
             if parent.poll(_TELL_S):
                 parent.recv()  # the parent says nothing: this is its end
     except (EOFError, OSError):
