@@ -291,10 +291,12 @@ def test_each_gradient_is_applied_once(ranks: Ranks, kind: str) -> None:
     for answer in answers:
         if kind in ("rna", "hierarchical"):  # several gradients of a rank may count as one
             assert 0.5 * 3 * STEPS < answer["steps"] <= 3 * STEPS * 1.0001
+        elif kind in ("local", "osa"):  # the mean of replicas leans to those that made more steps
+            assert 3 * STEPS * 0.9999 < answer["steps"] == answers[0]["steps"]
         else:
             expected = 3 * STEPS - answers[0]["dropped"]
             assert answer["steps"] == pytest.approx(expected, rel=1e-4)
     turns = [answer["turns"] for answer in answers]
     assert sum(turns) == 3 * STEPS * WORLD
-    pooled = kind not in ("majority", "ssp", "flexrr")
+    pooled = kind not in ("ssp", "flexrr")
     assert (turns[-1] < 0.9 * 3 * STEPS) == pooled
