@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.cost import Features
-from paceline.core.emulation import Emulation
+from paceline.core.emulation import Emulation, Rates
 from paceline_backend.insight.whatif.measured import Measured
 from paceline_backend.policies import Models
 from paceline_backend.policies.base import Floats, Ints
@@ -38,6 +38,11 @@ class Resampled(Emulation, frozen=True, kw_only=True):
     def compute_s(self, step: int, batch: Features, threads: Any = 1) -> Floats:
         """See `Emulation.compute_s`. `threads` has no effect: telemetry does not show theirs."""
         return np.asarray(self.models.ett(batch) * self.ratio[self._row(step)])
+
+    def rates(self, step: int, threads: Any = 1) -> Rates:
+        """See `Emulation.rates`."""
+        models, ratio = self.models, self.ratio[self._row(step)]
+        return Rates(models.a * ratio, models.c * ratio, models.b * ratio)
 
     def communication_s(self, step: int, batch: Features) -> Floats:
         """Time of a step beyond its slowest rank's, [W]."""
@@ -69,6 +74,7 @@ def resampled(
     return Resampled(
         a_s=[],
         b_s=[],
+        cost=models.cost,
         data_s=measured.data_s.mean(axis=0).tolist(),
         models=perturbed(models, measured, ratio, blocks(rng, len(measured), len(measured))),
         ratio=ratio,
