@@ -60,13 +60,13 @@ class Bodies:
     @property
     def made(self) -> npt.NDArray[np.bool_]:
         """Which rank has how many batches, [N, W]."""
-        return np.asarray(self.batch >= 0)
+        return np.asarray(self.batch >= 0, bool)
 
     @property
     def taken(self) -> npt.NDArray[np.bool_]:
         """Which batches were another rank's, [N, W]."""
         world = self.batch.shape[1]
-        return self.made & (self.batch % world != np.arange(world))
+        return np.asarray(self.made & (self.batch % world != np.arange(world)), bool)
 
     def reported(self, values: npt.NDArray[Any], most: bool = False) -> npt.NDArray[Any]:
         """Values of batches, [N, W], as sums (or maxima) by record, [R, W]."""
@@ -100,7 +100,7 @@ class Dealing(Protocol):
         ...
 
     def pool(self, bodies: Bodies) -> None:
-        """Notes what each rank trains in a span. Called once for each span that is not as planned."""
+        """Notes what each rank trains in a span. Called once for a span that is not as planned."""
         ...
 
 
@@ -167,8 +167,8 @@ class Timeline:
     """How a segment went; arrays are [S, W].
 
     A rank's step is its work, then `wait_s`, then `communication_s`. Where a rank computes on while
-    gradients are exchanged, `communication_s` is 0. Where ranks make different numbers of steps, the
-    last row has the wait for the end of all, also that of ranks with fewer steps.
+    gradients are exchanged, `communication_s` is 0. Where ranks make different numbers of steps,
+    the last row has the wait for the end of all, also that of ranks with fewer steps.
     """
 
     work_s: Floats  # that of `Work`, except where samples moved

@@ -63,13 +63,15 @@ class Pool:
             bodies = self._share_out(now, span, first, work.dealing)
             if bodies is None:
                 timeline = model.run(now, span)
+                if first:
+                    rounds = [replace(each, step=each.step + first) for each in timeline.rounds]
+                    timeline = replace(timeline, rounds=rounds)
             else:
                 work.dealing.pool(bodies)
                 timeline = _reported(model.run(now, _uneven(span, bodies)), bodies)
             took_s = timeline.work_s + timeline.wait_s + timeline.communication_s
             now = now + took_s.sum(axis=0)
-            rounds = [replace(each, step=each.step + first) for each in timeline.rounds]
-            parts.append(replace(timeline, rounds=rounds))
+            parts.append(timeline)
         return parts[0] if len(parts) == 1 else _joined(parts)
 
     def _share_out(self, starts: Floats, span: Work, first: int, dealing: Dealing) -> Bodies | None:
@@ -445,12 +447,12 @@ def _reported(timeline: Timeline, bodies: Bodies) -> Timeline:
     step, last = bodies.step.copy(), bodies.first + bodies.span - 1
     step[-1] = last  # what ranks wait for at the span's end
     ends = replace(bodies, step=step)
-    of_rank = [bodies.step[:count, rank] for rank, count in enumerate(bodies.count.tolist())]
+    of_rank = [bodies.step[:count, k].tolist() for k, count in enumerate(bodies.count.tolist())]
     rounds = []
     for each in timeline.rounds:
         mine = of_rank[each.rank]
-        at = int(mine[each.step]) if each.step < len(mine) else last
-        rounds.append(replace(each, step=at - bodies.first))
+        at = mine[each.step] if each.step < len(mine) else last
+        rounds.append(each if each.step == at else replace(each, step=at))
     return Timeline(
         bodies.reported(bodies.work_s),
         ends.reported(timeline.wait_s),

@@ -86,4 +86,6 @@ def _between_means(work: Work) -> list[tuple[Floats, Ints]]:
     if work.planned is None:
         return list(zip(work.work_s, work.samples, strict=True))
     made = work.made
-    return [(np.where(made, work.work_s, 0).sum(axis=0), np.where(made, work.samples, 0).sum(axis=0))]
+    return [
+        (np.where(made, work.work_s, 0).sum(axis=0), np.where(made, work.samples, 0).sum(axis=0))
+    ]
