@@ -169,18 +169,26 @@ def _bias(models: Models, measured: Measured, ratio: Floats, seed: int) -> float
     draws = max(4, min(DRAWS, (400_000 if measured.relaxed_spans else 4_000_000) // ratio.size))
     near = np.arange(count) + rng.integers(-4, 5, (draws, count))
     rows = np.clip(near, 0, count - 1)
-    ready = measured.data_s[rows] + models.ett(measured.features) * ratio[rows]
+    compute_s = models.ett(measured.features) * ratio[rows]
+    if measured.several is not None:  # a model is of one batch
+        compute_s = np.where(measured.several, measured.compute_s, compute_s)
+    data_s = np.where(measured.single, measured.data_s[rows], measured.data_s)
+    ready = data_s + compute_s
     modelled = (ready.max(axis=2) + measured.remainder_s[rows])[:, measured.together].sum(axis=1)
     if measured.relaxed_spans:
         modelled += [
-            _relaxed_s(measured, data_and_compute_s + measured.rest_s, seed)
+            _relaxed_s(measured, data_and_compute_s + measured.single * measured.rest_s, seed)
             for data_and_compute_s in ready
         ]
     return float(measured.evened_s.sum() / modelled.mean())
 
 
 def _relaxed_s(measured: Measured, work_s: Floats, seed: int) -> float:
-    """The time of all relaxed steps, by the models of the synchronisers."""
+    """The time of all relaxed steps, by the models of the synchronisers.
+
+    Each rank trains what it has trained. Where ranks share batches, a rank's last record of a span
+    counts as one step, whatever the rank took over.
+    """
     world, total_s = work_s.shape[1], 0.0
     what, now = ALLREDUCE, np.zeros(world)
     model = synchronisers.make(what, world, seed)
@@ -202,7 +210,7 @@ def _relaxed_s(measured: Measured, work_s: Floats, seed: int) -> float:
         step_s = work.work_s + timeline.wait_s + timeline.communication_s
         now = now + step_s.sum(axis=0)
         if goes_on:
-            total_s += float(now.max() - before.max())
+            total_s += float(now.mean() - before.mean())
             continue
         if not span.whole:  # the end, where all ranks meet, was not measured
             step_s[-1] -= timeline.wait_s[-1]

@@ -75,7 +75,7 @@ def resampled(
         a_s=[],
         b_s=[],
         cost=models.cost,
-        data_s=measured.data_s.mean(axis=0).tolist(),
+        data_s=_mean(measured.data_s, measured.single, usual=0.0).tolist(),
         models=perturbed(models, measured, ratio, blocks(rng, len(measured), len(measured))),
         ratio=ratio,
         remainder_s=measured.remainder_s,
@@ -95,10 +95,10 @@ def blocks(rng: np.random.Generator, of: int, count: int, draws: int | None = No
 
 
 def ratios(models: Models, measured: Measured) -> Floats:
-    """Measured ÷ modelled compute time, [S, W]; NaN where a rank had no samples."""
+    """Measured ÷ modelled compute time, [S, W]; NaN where a record is not of one batch."""
     modelled = models.ett(measured.features)
     ratio = np.full(modelled.shape, np.nan)
-    np.divide(measured.compute_s, modelled, out=ratio, where=modelled > 0)
+    np.divide(measured.compute_s, modelled, out=ratio, where=measured.single & (modelled > 0))
     return ratio
 
 
@@ -119,7 +119,7 @@ def perturbed(
     errors; here they are cut.
     """
     modelled = np.maximum(models.ett(measured.features), 1e-300)  # [S, W]
-    known = measured.features.samples > 0
+    known = measured.single
     error = ratio - np.median(ratio, axis=0)
     most = 4 * np.median(np.abs(error), axis=0)
     error = np.clip(error, -most, most)[rows]
@@ -142,8 +142,8 @@ def perturbed(
     )
 
 
-def _mean(values: Any, known: npt.NDArray[np.bool_]) -> Floats:
-    """Mean of each rank over the steps in which the rank had samples, [W]; 1 without any."""
+def _mean(values: Any, known: npt.NDArray[np.bool_], usual: float = 1.0) -> Floats:
+    """Mean of each rank over its known steps, [W]; `usual` without any."""
     count = known.sum(axis=0)
     total = np.where(known, values, 0.0).sum(axis=0)
-    return np.where(count > 0, total / np.maximum(count, 1), 1.0)
+    return np.where(count > 0, total / np.maximum(count, 1), usual)
