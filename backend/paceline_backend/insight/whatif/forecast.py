@@ -11,6 +11,7 @@ import numpy as np
 
 from paceline.core.cost import Features
 from paceline.wire import ALLREDUCE
+from paceline.wire.synchronisation import Averaging
 from paceline_backend import policies
 from paceline_backend.insight.whatif import slow_nodes
 from paceline_backend.insight.whatif.answer import (
@@ -30,7 +31,7 @@ from paceline_backend.policies import Models, Policy
 from paceline_backend.policies.base import Floats
 from paceline_backend.policies.predict.linear import LinearPredictor
 from paceline_backend.simulator import sync as synchronisers
-from paceline_backend.simulator.sync import Costs, Work
+from paceline_backend.simulator.sync import Costs, Work, without_empty
 from paceline_backend.store import Store, runs
 
 REPLICATES = 4  # most simulations of each preset, each with other draws of speeds and errors
@@ -205,9 +206,12 @@ def _relaxed_s(measured: Measured, work_s: Floats, seed: int) -> float:
             costs=Costs(measured.round_s),
             epoch_end=span.over,
         )
+        if span.pooled and not isinstance(span.synchroniser, Averaging):
+            work = without_empty(work)  # ranks had no bodies there
         goes_on, before = model.goes_on, now
         timeline = model.run(now, work)
-        step_s = work.work_s + timeline.wait_s + timeline.communication_s
+        own_s = np.where(work.made, work.work_s, 0.0)
+        step_s = own_s + timeline.wait_s + timeline.communication_s
         now = now + step_s.sum(axis=0)
         if goes_on:
             total_s += float(now.mean() - before.mean())

@@ -21,7 +21,7 @@ from paceline_backend.simulator.sync.base import (
 )
 from paceline_backend.simulator.sync.hierarchical import Hierarchical
 from paceline_backend.simulator.sync.pairwise import Pairwise
-from paceline_backend.simulator.sync.pool import Pool
+from paceline_backend.simulator.sync.pool import Pool, without_empty
 from paceline_backend.simulator.sync.rounds import Partial
 from paceline_backend.simulator.sync.together import AllReduce, Averaging
 
@@ -39,6 +39,7 @@ __all__ = [
     "goes_on",
     "make",
     "step_time_s",
+    "without_empty",
 ]
 
 

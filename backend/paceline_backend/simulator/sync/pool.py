@@ -99,6 +99,18 @@ class Pool:
         return _bodies(span, first, queues, begun, takes)
 
 
+def without_empty(work: Work) -> Work:
+    """The same work, in which ranks make no steps for batches without samples."""
+    queues = Queues.of(work.work_s, work.samples)
+    return replace(
+        work,
+        work_s=queues.work_s,
+        samples=np.take_along_axis(work.samples, queues.step, axis=0),
+        steps=queues.count,
+        planned=len(work.work_s),
+    )
+
+
 @dataclass
 class Takes:
     """Batches that ranks took over, in order."""
