@@ -74,7 +74,7 @@ class Training:
         """What a mean step takes, over the steps from `first` on, from their time per load."""
         at = slice(first, end)
         step_s = np.concatenate([trained.evened_s for trained in self.ran])[at]
-        load = np.concatenate([trained.features.load.sum(axis=1) for trained in self.ran])[at]
+        load = np.concatenate([trained.evened_load for trained in self.ran])[at]
         sizes = self.hello.sizes_array()
         mean = sizes.sum() / -(-len(sizes) // self.hello.global_batch)
         return float(step_s.sum() / load.sum() * mean)
@@ -100,7 +100,7 @@ class Training:
             load=features.load.sum(axis=1),
             relaxed_spans=self._relaxed_spans(step[-steps:]),
             reported_round_s=COMMUNICATION_S,
-        )
+        ).of_segments([trained.segment for trained in ran])
         return State(
             self.simulation.version,
             self.policy,

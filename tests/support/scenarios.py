@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from paceline.core.stealing import Piece
 from paceline.wire.synchronisation import RoundRules, Synchronisation, convert
+from paceline_backend.simulator.sync import Bodies, Prices
 
 RNA = {"probes": 2, "staleness": 4, "mean": True}
 SOLO = {"probes": None, "staleness": 4, "mean": False}
@@ -172,6 +173,14 @@ class Dealt:
     def room(self, rank: int, samples: int) -> int:
         """See `simulator.sync.Dealing.room`."""
         return self._most - samples
+
+    def prices(self, at: int) -> Prices:
+        """See `simulator.sync.Dealing.prices`. The models themselves do not ask."""
+        raise NotImplementedError
+
+    def pool(self, bodies: Bodies) -> None:
+        """See `simulator.sync.Dealing.pool`. The models themselves do not tell."""
+        raise NotImplementedError
 
 
 def simulated(given: Scenario, sync: Any) -> list[Any]:

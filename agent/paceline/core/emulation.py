@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
@@ -54,6 +54,14 @@ class Slowdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         among = np.zeros(world, bool)
         among[self.ranks] = True
         return among & (drawn < self.chance)
+
+
+class Rates(NamedTuple):
+    """What a batch takes each rank in a step: ``load_s · Λ' + sample_s · n + batch_s`` seconds."""
+
+    load_s: Floats  # [W] s per unit of effective load
+    sample_s: Floats  # [W] s per sample
+    batch_s: Floats  # [W]
 
 
 class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -150,6 +158,28 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             threads: CPU threads; 0 counts as 1.
         """
         return float(self._compute_s(rank, step, batch, threads))
+
+    def rates(self, step: int, threads: Any = 1) -> Rates:
+        """What any batch would take each rank in a step: `compute_s`, once for many batches.
+
+        Args:
+            step: of the run.
+            threads: CPU threads, a number or [W].
+        """
+        nothing, world = np.zeros(len(self.a_s)), len(self.a_s)
+        by_threads = self.serial + (1 - self.serial) / np.maximum(threads, 1)
+        draw = self._draw(step)
+        factor, delay_s = self._factor(None, step, draw), nothing
+        if self.delay_s[1]:
+            delay_s = draw().uniform(*self.delay_s, world)
+        noise = np.maximum(1 + self.noise * draw().standard_normal(world), 0.1) if self.noise else 1
+        factor = np.broadcast_to(factor * noise, world)
+        sample_s = np.asarray(self.c_s) if self.c_s else nothing
+        return Rates(
+            np.asarray(self.a_s) * by_threads * factor,
+            sample_s * by_threads * factor,
+            np.asarray(self.b_s) * factor + delay_s * noise,
+        )
 
     def factors(self, step: int) -> Floats:
         """The factor of slowdowns in each rank's computing in a step, [W]."""

@@ -67,6 +67,7 @@ class Member(Generic[G]):
     __slots__ = (
         "_announced",
         "_held_until",
+        "_keeps_newest",
         "_lead",
         "_leftovers",
         "_oldest",
@@ -87,6 +88,7 @@ class Member(Generic[G]):
         self._rank, self._progress = rank, progress
         drift = progress.drift
         self._oldest, self._lead = drift.oldest, drift.lead
+        self._keeps_newest = drift.keeps_newest
         self._waits, self._paced = drift.waits, drift.paced
         self._leftovers = progress.call.leftovers
         self._pending: list[Pending[G]] = []  # gradients on the host that wait for a round
@@ -204,22 +206,26 @@ class Member(Generic[G]):
             tally: counts what the rank gives and what it drops.
 
         Returns:
-            the gradients that go into the round. Those that are too old are left out.
+            the gradients that go into the round. Those that are too old are left out, see `Drift`.
         """
         fresh, self._pending = self._pending, []
         number, ages, last = self._progress.rounds_done, tally.ages, len(tally.ages) - 1
         if len(fresh) > MOST_PENDING:
             self._held_until = number + 1
+        # The least number of rounds that a gradient must have been computed with.
+        least = number - self._oldest
+        if self._keeps_newest and fresh:
+            least = min(least, fresh[-1][0])
         stale = False
         for born, samples, _ in fresh:
-            age = number - born
-            if age <= self._oldest:
+            if born >= least:
+                age = number - born
                 ages[age if age < last else last] += 1
             else:
                 tally.dropped += samples
                 stale = True
         if stale:
-            fresh = [entry for entry in fresh if number - entry[0] <= self._oldest]
+            fresh = [entry for entry in fresh if entry[0] >= least]
         if fresh:
             tally.contributors += 1
         return fresh
@@ -242,5 +248,5 @@ class Member(Generic[G]):
         number = self._progress.rounds_done + reducing
         if self._paced and self.reported_clock <= number:
             return
-        if born is None or number - born <= self._oldest:
+        if born is None or self._keeps_newest or number - born <= self._oldest:
             self._ready_for = number

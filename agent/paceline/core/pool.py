@@ -37,8 +37,9 @@ from paceline.wire.synchronisation import (
     Synchronisation,
 )
 
+FASTEST = 1.5  # of the fastest other rank's batches: a rank that needs no longer always goes on
+NEWEST = 0.5  # weight of the newest batch in `Pace`
 _HALF = 0.5  # of a batch under way is still to be trained, on average
-_NEWEST = 0.5  # weight of the newest batch in `Pace`
 
 
 class Stance(IntEnum):
@@ -155,8 +156,19 @@ def is_worth_it(shares: Sequence[Share], rank: int, batch_s: float) -> bool:
     if not (batch_s and paces and all(paces)):
         return True
     left = sum(share.left for share in shares)
-    together_s = (left + _HALF * len(paces)) / sum(1 / pace for pace in paces)
-    return batch_s <= max(together_s, (1 + _HALF) * min(paces))
+    together_s = finish_s(left, len(paces), sum(1 / pace for pace in paces))
+    return batch_s <= max(together_s, FASTEST * min(paces))
+
+
+def finish_s(left: float, ranks: int, per_s: float) -> float:
+    """How long ranks at work need for what is left, and for the batches that they are in.
+
+    Args:
+        left: batches that nobody has begun.
+        ranks: how many are at work.
+        per_s: batches that these ranks train in a second, together.
+    """
+    return (left + _HALF * ranks) / per_s
 
 
 def is_looked_after(shares: Sequence[Share], rank: int) -> bool:
@@ -180,4 +192,4 @@ class Pace:
     def add(self, seconds: float) -> None:
         """A batch took so long, from its begin to the next one's, without waiting for others."""
         before = self.batch_s or seconds
-        self.batch_s = before + _NEWEST * (seconds - before)
+        self.batch_s = before + NEWEST * (seconds - before)

@@ -48,6 +48,11 @@ class Drift:
     neither for the next segment nor in a collective of the script's own, because the rank has
     passed the points that they have reached.
 
+    A rank's newest gradient goes into the round, however old it is: so the work of a rank that is
+    slow for good counts. Of the gradients that wait for the same round, those that are older than
+    `staleness` and than the newest are dropped (RNA, Sec. 3.3: "overwrite the stale data and only
+    keep results within the bound"). With a `staleness` of 0, the newest may be dropped, too.
+
     Args:
         staleness: rounds after which a gradient is dropped; None: never.
         lead: steps that a rank may be ahead of the slowest rank; None: any number.
@@ -72,6 +77,11 @@ class Drift:
     def oldest(self) -> int:
         """The age in rounds up to which a gradient goes into a round."""
         return _NEVER if self.staleness is None else self.staleness
+
+    @property
+    def keeps_newest(self) -> bool:
+        """Whether a rank's newest gradient goes into the round though it is too old."""
+        return self.staleness != 0
 
     @property
     def bins(self) -> int:

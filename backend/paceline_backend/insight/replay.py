@@ -12,7 +12,7 @@ import typer
 
 from paceline.wire import Hello, Segment
 from paceline_backend import policies
-from paceline_backend.planning.feedback import COLUMNS, feedback_of
+from paceline_backend.planning.feedback import COLUMNS, feedback_of, single_batches
 from paceline_backend.planning.history import History
 from paceline_backend.policies import Feedback
 from paceline_backend.policies.base import Policy
@@ -128,6 +128,7 @@ class _Replayer:
         return self._policies[version]
 
     def _compare(self, segment: Segment, policy: Policy, feedback: Feedback) -> None:
+        feedback = single_batches(feedback, self._history.newest)
         self._history.recall(segment.feedback)
         problem = self._history.problem(segment.steps, segment.version, shuffle=segment.shuffled)
         plan = policies.plan(policy, problem, feedback, shuffle=segment.shuffled)

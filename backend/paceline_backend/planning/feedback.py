@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from operator import attrgetter
 
 import numpy as np
 
-from paceline.wire import StepRecord
+from paceline.core.pool import is_pooled
+from paceline.wire import Segment, StepRecord
 from paceline_backend.policies import Feedback
 from paceline_backend.policies.base import Floats, usable
 
 WINDOW = 64  # A plan may use so many complete steps of feedback.
 USABLE = 8  # A rank with samples in fewer of those steps adds older steps, this many in all.
+_RECENT = 8  # complete steps whose median is the time of a step
 OLDEST = 1024  # No step is older: then the rank's speed counts as unknown, and the rank is tried.
 
 # The fields of a `StepRecord` that are kept of each rank's step.
@@ -107,11 +110,31 @@ class Window:
         """The latest complete step; -1 if there is none."""
         return self._complete[-1] if self._complete else -1
 
-    def step_s(self) -> float | None:
-        """What a step takes at present, in seconds."""
+    def step_s(self, segments: Iterable[Segment] = ()) -> float | None:
+        """What a step takes at present, in seconds.
+
+        Args:
+            segments: the newest, in order. Where ranks shared a segment's batches, its time is
+                spread over its steps.
+        """
         column = COLUMNS.index("step_s")
-        recent = [float(self._rows[s][:, column].mean()) for s in self._complete[-8:]]
-        return statistics.median(recent) if recent else None
+        step_s = {s: float(self._rows[s][:, column].mean()) for s in self._complete}
+        cut: list[float] = []
+        for segment in segments:
+            if not is_pooled(segment.synchroniser):
+                continue
+            steps = range(segment.first_step, segment.first_step + segment.steps)
+            of_segment = [step_s.pop(step) for step in steps if step in step_s]
+            # The last step has what ranks took over: without it, or others, the mean is wrong.
+            if len(of_segment) == segment.steps:
+                step_s.update(dict.fromkeys(steps, statistics.fmean(of_segment)))
+            else:
+                cut += of_segment
+        recent = [step_s[step] for step in sorted(step_s)[-_RECENT:]]
+        if recent:
+            return statistics.median(recent)
+        # The end of a segment and the beginning of the next: about as much as a whole one.
+        return statistics.fmean(cut) if cut else None
 
     def ranges(self) -> list[tuple[int, int]]:
         """The complete steps as half-open ranges, for `Segment.feedback`."""
@@ -144,3 +167,38 @@ def feedback_of(steps: list[int], rows: list[Floats]) -> Feedback:
         squares=table["squares"],
         longest=table["longest"],
     )
+
+
+def single_batches(feedback: Feedback, segments: Iterable[Segment]) -> Feedback:
+    """Feedback in which each row with samples is one batch: no row has those of other ranks, too.
+
+    Where ranks share a segment's batches, a rank's last record of a span has all that the rank took
+    over. A record of several batches says something else about a rank's speed than a record of one.
+    A rank all of whose records in a segment are like this keeps them.
+
+    Args:
+        feedback: of complete steps.
+        segments: the newest. Rows of other segments stay as they are.
+    """
+    keep = np.ones(len(feedback), bool)
+    for segment in segments:
+        if is_pooled(segment.synchroniser):
+            rows = slice(*np.searchsorted(feedback.step, _range(segment)))
+            step, rank = feedback.step[rows] - segment.first_step, feedback.rank[rows]
+            single = feedback.samples[rows] == np.asarray(segment.counts)[step, rank]
+            trained = rank[single & (feedback.samples[rows] > 0)]
+            keep[rows] = single | ~np.isin(rank, trained)
+    if keep.all():
+        return feedback
+    return replace(
+        feedback,
+        samples=np.where(keep, feedback.samples, 0),
+        load=np.where(keep, feedback.load, 0.0),
+        compute_s=np.where(keep, feedback.compute_s, 0.0),
+        squares=np.where(keep, feedback.squares, 0.0),
+        longest=np.where(keep, feedback.longest, 0.0),
+    )
+
+
+def _range(segment: Segment) -> tuple[int, int]:
+    return segment.first_step, segment.first_step + segment.steps

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from paceline.core.pool import is_pooled
 from paceline.wire import ALLREDUCE, Segment
 from paceline_backend import policies
-from paceline_backend.planning.feedback import Window
+from paceline_backend.planning.feedback import Window, single_batches
 from paceline_backend.planning.history import History
 from paceline_backend.policies import Feedback, Plan, Policy
-from paceline_backend.policies.base import Floats
+from paceline_backend.policies.base import Floats, usable
 
 # internals.md has these as a table: "How many steps a segment has".
 SEGMENT_S = 1.0  # how long a segment should last
@@ -22,6 +23,7 @@ LEAST_S = 0.25  # segments of `MOST_STEPS` that are shorter get more steps
 PLANNING = 3.0  # a segment lasts at least so many times as long as planning takes
 FASTEST_STEPS = 64  # the most steps of any segment
 RELAXED_S, LEAST_RELAXED = 4.0, 16  # seconds, and least steps, under a relaxed synchroniser
+OWN_BATCHES = 6  # of the slowest rank in a segment, where ranks share batches: it may wait for one
 FIRST_STEPS = 2  # while the time of a step is unknown
 SURPRISE = math.log(1.25)  # log of measured time / ETT: above it, a rank may have changed its speed
 NOTICED = 3  # a changed speed surprises so many segments at most; after more, the model is bad
@@ -49,13 +51,17 @@ def offer(
     """
     started = time.perf_counter()
     shuffle = history.must_shuffle(version)
-    feedback = window.feedback()
+    feedback = single_batches(window.feedback(), history.newest)
     history.recall(window.ranges())
     surprised = _surprised(history, feedback)
-    step_s = window.step_s()
+    step_s = window.step_s(history.newest)
     choice = policy.choose(feedback, history.hello.world, history.memory(version), history.nodes)
     relaxed = choice.synchroniser != ALLREDUCE
-    steps = segment_steps(step_s, surprised=surprised, plan_s=plan_s, relaxed=relaxed)
+    shared = is_pooled(choice.synchroniser)
+    slowest = slowest_steps(feedback, history.hello.world) if shared else 0.0
+    steps = segment_steps(
+        step_s, surprised=surprised, plan_s=plan_s, relaxed=relaxed, slowest=slowest
+    )
     problem = history.problem(steps, version, shuffle=shuffle)
     plan = policies.plan(policy, problem, feedback, shuffle=shuffle, choice=choice)
     if policy.recomposes and not shuffle and history.outdated(plan):
@@ -93,6 +99,7 @@ def segment_steps(
     surprised: bool = False,
     plan_s: float = 0.0,
     relaxed: bool = False,
+    slowest: float = 0.0,
 ) -> int:
     """How many steps a segment should have.
 
@@ -102,15 +109,36 @@ def segment_steps(
             steps as planning can keep up with.
         plan_s: what planning takes.
         relaxed: all ranks meet at a segment's end only, and go their own ways the longer it is.
+        slowest: steps that ranks train together while the slowest rank trains a batch, where they
+            share batches; see `slowest_steps`.
     """
     if step_s is None:
         return FIRST_STEPS
     step_s = max(step_s, 1e-6)
     if relaxed:
-        return max(LEAST_RELAXED, min(FASTEST_STEPS, round(RELAXED_S / step_s)))
+        wanted = max(round(RELAXED_S / step_s), math.ceil(OWN_BATCHES * slowest))
+        return max(LEAST_RELAXED, min(FASTEST_STEPS, wanted))
     least_s = max(LEAST_S, PLANNING * plan_s)
     most = max(MOST_STEPS, min(FASTEST_STEPS, round(least_s / step_s)))
     return max(1, min(most, round((least_s if surprised else max(SEGMENT_S, least_s)) / step_s)))
+
+
+def slowest_steps(feedback: Feedback, world: int) -> float:
+    """How many steps ranks that share batches train together while the slowest trains one batch.
+
+    0: ranks' speeds are unknown.
+
+    Args:
+        feedback: of single batches.
+        world: ranks, each of which trains a batch in a step.
+    """
+    if not len(feedback):
+        return 0.0
+    rows = feedback.by_step(world)
+    known = usable(rows.samples, rows.load, rows.compute_s)
+    compute_s = np.where(known, rows.compute_s, np.nan)[:, known.any(axis=0)]
+    batch_s = np.nanmedian(compute_s, axis=0)
+    return float(batch_s.max() * (1 / batch_s).sum() / world) if len(batch_s) else 0.0
 
 
 def _surprised(history: History, feedback: Feedback) -> bool:

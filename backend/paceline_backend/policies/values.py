@@ -43,6 +43,26 @@ class Feedback:
         """The feedback with all arrays as [steps, W]; every step is complete."""
         return Feedback(*(getattr(self, f.name).reshape(-1, world) for f in fields(self)))
 
+    def batches(self, world: int, count: int) -> Feedback:
+        """Each rank's newest batches side by side, oldest first: all arrays as [count, W].
+
+        A rank may have had them in other steps than its neighbours, where ranks share batches. If a
+        rank has had fewer, some stand there several times; if it has had none, it has zeros.
+
+        Args:
+            world: ranks.
+            count: batches of each rank.
+        """
+        rows = self.by_step(world)
+        steps, worked = len(rows.samples), rows.samples > 0
+        order = np.argsort(worked, axis=0, kind="stable")  # those with samples last
+        known = np.clip(worked.sum(axis=0), 1, count)
+        at = steps - known + np.arange(count)[:, None] * known // count
+        at = np.take_along_axis(order, at, axis=0)
+        return Feedback(
+            *(np.take_along_axis(getattr(rows, field.name), at, axis=0) for field in fields(rows))
+        )
+
     def of(self, rank: int) -> Feedback:
         """The usable rows of one rank, oldest first."""
         world = int(np.searchsorted(self.step, self.step[0], "right")) if len(self) else 1

@@ -9,7 +9,7 @@ import numpy as np
 from paceline.core.cost import Features, features
 from paceline.core.emulation import Emulation
 from paceline_backend.policies.base import Floats, Ints
-from paceline_backend.simulator.sync import Piece
+from paceline_backend.simulator.sync import Bodies, Piece, Prices
 
 
 class Batches:
@@ -21,6 +21,7 @@ class Batches:
         sizes: of the segment's samples, in the order of steps and ranks.
         counts: samples of each batch, [S, W].
         data_s: loading time, [S, W].
+        load_s: what loading another rank's batch takes each rank, [W].
         threads: CPU threads, a number or [W].
         limits: samples that fit into each rank's memory; empty: any number.
     """
@@ -32,13 +33,14 @@ class Batches:
         sizes: Floats,
         counts: Ints,
         data_s: Floats,
+        load_s: Floats,
         threads: Any,
         limits: list[int],
     ) -> None:
         self.features = features(sizes, counts.copy())
         self.data_s, self.compute_s = data_s, np.zeros(counts.shape)
         self._devices, self._first_step, self._sizes = devices, first_step, sizes
-        self._threads, self._limits = threads, limits
+        self._threads, self._limits, self._load_s = threads, limits, load_s
         self._starts = (np.cumsum(counts) - counts.ravel()).reshape(counts.shape)
         for at in range(len(counts)):
             self.compute_s[at] = self._taken_s(at)
@@ -63,6 +65,23 @@ class Batches:
     def room(self, rank: int, samples: int) -> int:
         """See `Dealing.room`."""
         return self._limits[rank] - samples if self._limits else len(self._sizes)
+
+    def prices(self, at: int) -> Prices:
+        """See `Dealing.prices`."""
+        rates = self._devices.rates(self._first_step + at, self._threads)
+        load = np.asarray(self._devices.cost.load(self.features))
+        return Prices(load, rates.load_s, rates.sample_s, rates.batch_s + self._load_s)
+
+    def pool(self, bodies: Bodies) -> None:
+        """See `Dealing.pool`."""
+        rows, taken = slice(bodies.first, bodies.first + bodies.span), bodies.taken
+        for name, column in zip(Features._fields, self.features, strict=True):
+            values = bodies.of_planned(column)
+            column[rows] = bodies.reported(values, most=name == "longest")
+        data_s = np.where(taken, self._load_s, bodies.of_planned(self.data_s))
+        compute_s = np.where(taken, bodies.work_s - data_s, bodies.of_planned(self.compute_s))
+        self.data_s[rows] = bodies.reported(data_s)
+        self.compute_s[rows] = bodies.reported(compute_s)
 
     def _taken_s(self, at: int) -> Floats:
         return self._devices.compute_s(self._first_step + at, self.step(at), self._threads)

@@ -12,6 +12,7 @@ import numpy as np
 
 from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
+from paceline.core.pool import is_pooled
 from paceline.wire import ALLREDUCE, Hello, Segment
 from paceline.wire.synchronisation import Synchronisation
 from paceline_backend import policies
@@ -23,7 +24,7 @@ from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.simulator import sync as synchronisers
 from paceline_backend.simulator.dealing import Batches
 from paceline_backend.simulator.scenario import Change, Failure, Scenario
-from paceline_backend.simulator.sync import Costs, Round, Work
+from paceline_backend.simulator.sync import Costs, Pool, Round, Work
 
 Communication = Callable[[int, Features], Floats]  # step, batches [W] → seconds, [W]
 
@@ -48,7 +49,6 @@ class TrainedSegment:
     attempt: int = 0
     plan_s: float = 0.0  # real time that planning took; `segment.plan_s` is 0
     rounds: list[Round] = field(default_factory=list)  # their `ended_at` is virtual time
-    goes_on: bool = False  # ranks do not meet at the segment's end, unless the epoch ends
 
     @property
     def rank_step_s(self) -> Floats:
@@ -64,20 +64,28 @@ class TrainedSegment:
     def evened_s(self) -> Floats:
         """How long each step took, [S], also where ranks are in different steps.
 
-        In a relaxed segment at whose end all ranks meet, the wait for each other is spread over the
-        segment's steps. Where ranks do not meet at the end, a step lasts from the time when the
-        last rank ends the step before to the time when the last rank ends this step, because all
-        wait for the slowest rank when the epoch ends.
+        Where ranks share their batches, time is spread evenly over the segment's steps, because
+        ranks train the batches of a step at different times. In other relaxed segments the wait for
+        each other, where all meet at the end, is spread.
         """
         step_s = self.step_s
-        if self.goes_on and len(step_s):
-            ended_at = (self.started_at + self.rank_step_s).max(axis=1)
-            return np.diff(ended_at, prepend=self.started_at[0].max())
+        if self._pooled:
+            return _evened(step_s)
         if self.rounds:
             met_s = float(self.wait_s[-1].mean())
             step_s[-1] -= met_s
             step_s += met_s / len(step_s)
         return step_s
+
+    @property
+    def evened_load(self) -> Floats:
+        """The load of each step, [S], spread over the steps as `evened_s` spreads their time."""
+        load = np.asarray(self.features.load.sum(axis=1))
+        return _evened(load) if self._pooled else load
+
+    @property
+    def _pooled(self) -> bool:
+        return is_pooled(self.segment.synchroniser)
 
     @property
     def ett_s(self) -> Floats | None:
@@ -167,6 +175,7 @@ class Simulation:
         self.history = History(hello)
         self.window = Window(hello.world, hello.attempt)
         self._withheld: list[tuple[int, Floats]] = []  # newest rows, which plans do not see yet
+        self._pool = Pool(hello.world)
         self._data_s = np.array(devices.data_s or [0.0] * hello.world)
         self._clocks = np.full(hello.world, now)  # [W] end of each rank's newest step
         self._synchroniser = ALLREDUCE  # in force
@@ -225,18 +234,20 @@ class Simulation:
         sizes = self.history.sizes[plan.batches.samples[: counts.sum()]]
         costs = Costs() if self._costs is None else self._costs(self.hello.world)
         own_s = 0.0 if segment.synchroniser == ALLREDUCE else costs.own_s
-        data_s = np.tile(self._data_s + own_s, (steps, 1))
+        load_s = self._data_s + own_s
+        data_s = np.tile(load_s, (steps, 1))
         begun, starts = self._clocks, self._met(segment, costs)
         begins_at = float(begun[0])  # rank 0, the leader, adopts the segment when it needs it
         # Where ranks go on without meeting, a rank that is ahead of the leader waits with its
         # first batch until the leader adopts the segment.
-        data_s[:1] += np.maximum(begins_at - starts, 0.0)
+        early_s = np.maximum(begins_at - starts, 0.0)
         batches = Batches(
             self.devices,
             segment.first_step,
             sizes,
             counts,
             data_s,
+            load_s,
             np.array(segment.threads) if segment.threads else 1,
             self.hello.limits,
         )
@@ -249,9 +260,11 @@ class Simulation:
             segment.epoch_end and steps == segment.steps,
             batches,
         )
-        base, goes_on = float(starts.min()), self._model.goes_on
-        timeline = self._model.run(starts - base, work)
+        base = float(starts.min())
+        began = starts + early_s - base
+        timeline = self._pool.run(segment.synchroniser, self._model, began, work)
         timeline.wait_s[:1] += starts - begun
+        data_s[:1] += early_s
         parts_s = data_s + batches.compute_s + timeline.wait_s + timeline.communication_s
         ends = begun + np.cumsum(parts_s, axis=0)
         started_at = np.concatenate([begun[None], ends[:-1]])[:steps]
@@ -271,7 +284,6 @@ class Simulation:
             begins_at,
             self.hello.attempt,
             rounds=[replace(round_, ended_at=base + round_.ended_at) for round_ in timeline.rounds],
-            goes_on=goes_on,
         )
 
     def _all_reduce_s(self, first_step: int, batches: Batches, counts: Ints) -> Floats:
@@ -327,6 +339,11 @@ class Simulation:
             limits=[old.limits[rank] for rank in alive] if old.limits else [],
         )
         self._begin(hello, remaining(self.devices, alive), now)
+
+
+def _evened(values: Floats) -> Floats:
+    """The same sum, spread evenly over the steps, [S]."""
+    return np.full(len(values), values.mean() if len(values) else 0.0)
 
 
 def remaining(devices: Emulation, alive: list[int]) -> Emulation:

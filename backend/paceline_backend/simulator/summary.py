@@ -10,6 +10,7 @@ import numpy as np
 
 from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
+from paceline.core.pool import is_pooled
 from paceline_backend import policies
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.scenario import Scenario, ScenarioError
@@ -99,6 +100,10 @@ class Tally:
             for round_ in trained.rounds
             if round_.step >= first
         ]
+        # Where ranks share batches, a row says little: compare what they trained in the segment.
+        shared = is_pooled(segment.synchroniser)
+        totals = trained.compute_s.sum(axis=0), trained.features.load.sum(axis=0)
+        load = trained.evened_load
         for k, compute_s in enumerate(trained.compute_s):
             step = segment.first_step + k
             if step < self._start[2] + self.warmup:
@@ -108,9 +113,9 @@ class Tally:
             mine.append(
                 {
                     "step_s": float(step_s[k]),
-                    "load": float(batch.load.sum()),
+                    "load": float(load[k]),
                     "fluid_s": limit_s + float(trained.communication_s[k].max()),
-                    **_spread(compute_s, batch.load),
+                    **(_spread(*totals) if shared else _spread(compute_s, batch.load)),
                     "ett_mape": np.nan if ett_s is None else _mape(ett_s[k], compute_s),
                 }
             )

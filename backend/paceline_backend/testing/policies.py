@@ -21,6 +21,7 @@ import numpy as np
 from paceline.core.emulation import Emulation
 from paceline.wire import Hello
 from paceline.wire.synchronisation import Synchronisation
+from paceline_backend.planning.feedback import single_batches
 from paceline_backend.policies.base import Feedback, Plan, Policy, Preset, Problem, plan
 from paceline_backend.policies.parameters import convert, properties
 from paceline_backend.policies.presets import bsp
@@ -172,7 +173,7 @@ def _check_plan(simulation: Simulation) -> None:
     """That the next plan is legal, repeatable, and leaves its arguments as they were."""
     shuffle = simulation.history.must_shuffle(simulation.version)
     problem = simulation.history.problem(3, simulation.version, shuffle=shuffle)
-    feedback = simulation.window.feedback()
+    feedback = single_batches(simulation.window.feedback(), simulation.history.newest)
     before = _arrays(problem, feedback)
     made = plan(simulation.policy, problem, feedback, shuffle=shuffle)
     for name, array in _arrays(problem, feedback).items():

@@ -72,3 +72,45 @@ def test_a_rank_waits_for_all_but_one_of_its_copies() -> None:
     assert rank.offer("gradient", 8, on_host=False) is WaitReason.COPYING
     rank.arrived()
     assert rank.wait_reason() is None
+
+
+def contributions(staleness: int | None) -> tuple[list[str], Tally]:
+    """What goes into a round of two gradients: one that four rounds passed by, and a newer one."""
+    drift = Drift(staleness=staleness)
+    rank, _ = members(2, Call(quorum=1), drift)
+    progress = rank._progress
+    for _ in range(4):
+        progress.begin()
+        progress.end([0, 0], [])
+    rank.offer("old", 8)
+    progress.begin()
+    progress.end([0, 0], [])  # rank 1 alone gave something to it
+    rank.take()
+    rank.offer("new", 4)
+    progress.begin()
+    progress.end([0, 0], [])
+    tally = Tally(drift)
+    return [gradient for _, _, gradient in rank.contribute(tally)], tally
+
+
+def test_of_what_is_too_old_the_newest_goes_into_the_round() -> None:
+    for staleness, kept, dropped, ages in (
+        (None, ["old", "new"], 0, 2),
+        (6, ["old", "new"], 0, 2),
+        (5, ["new"], 8, 1),
+        (1, ["new"], 8, 1),
+        (0, [], 12, 0),
+    ):
+        gradients, tally = contributions(staleness)
+        assert (gradients, tally.dropped, sum(tally.ages)) == (kept, dropped, ages), staleness
+        assert tally.contributors == bool(kept)
+
+
+def test_a_rank_with_an_old_gradient_is_ready_unless_that_is_dropped() -> None:
+    for staleness, says in ((4, Says.CALL), (1, Says.CALL), (0, Says.NOTHING)):
+        rank, _ = members(2, Call(quorum=1), Drift(staleness=staleness))
+        for _ in range(9):
+            rank._progress.begin()
+            rank._progress.end([0, 0], [])
+        rank.offer("gradient", 8)
+        assert rank.announce() is says

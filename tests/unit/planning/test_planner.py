@@ -8,12 +8,15 @@ import pytest
 from paceline.core.cost import Cost
 from paceline.core.emulation import Emulation, Slowdown
 from paceline_backend import policies
+from paceline_backend.planning.feedback import single_batches
 from paceline_backend.planning.offer import (
     FASTEST_STEPS,
     FIRST_STEPS,
+    LEAST_RELAXED,
     MOST_STEPS,
     SURPRISE,
     segment_steps,
+    slowest_steps,
 )
 from paceline_backend.simulator import Simulation
 from support.cluster import plaid_like
@@ -92,3 +95,61 @@ def test_segments_stay_long_where_the_models_do_not_fit() -> None:
             steps.append(ran.segment.steps)
     assert np.mean(surprises) > 0.5, "the models fit: the test tests nothing"
     assert np.mean(steps) > 2.5, "cut to single steps"
+
+
+@pytest.mark.parametrize(
+    ("step_s", "slowest", "steps"),
+    [
+        (0.1, 0.0, 40),
+        (1.0, 0.0, LEAST_RELAXED),
+        (1.0, 1.0, LEAST_RELAXED),
+        (1.0, 4.5, 27),  # one of eight ranks is five times slower: 5 · 7.2 / 8
+        (0.1, 4.5, 40),
+        (1.0, 20.0, FASTEST_STEPS),
+    ],
+)
+def test_the_slowest_rank_gets_some_batches_of_its_own(
+    step_s: float, slowest: float, steps: int
+) -> None:
+    assert segment_steps(step_s, relaxed=True, slowest=slowest) == steps
+
+
+def one_slow(policy: str) -> Simulation:
+    """One of eight ranks takes five times as long for a batch: 1.6 s."""
+    devices = Emulation(a_s=[0.02] * 7 + [0.1], b_s=[0.0] * 8)
+    start = hello(world=8, global_batch=128, sizes=np.ones(128 * 100).tobytes(), epochs=None)
+    return Simulation(start, devices, policies.make(policy))
+
+
+def test_what_a_step_takes_where_ranks_share_batches() -> None:
+    """Whatever part of the newest segment is known: rows of its steps differ."""
+    run = one_slow("rna")
+    together_s = 8 / (7 / 0.32 + 1 / 1.6)
+    for number in range(8):
+        segment = run.advance().segment
+        step_s = run.window.step_s(run.history.newest)
+        assert step_s is not None
+        if number > 1:
+            assert segment.steps == 27
+            assert step_s == pytest.approx(together_s, rel=0.1)
+
+
+def test_predictors_get_single_batches() -> None:
+    """Speeds are those of the devices, though ranks report several batches in one record."""
+    run = one_slow("ad-psgd")
+    for _ in range(6):
+        run.advance()
+    raw = run.window.feedback()
+    kept = single_batches(raw, run.history.newest)
+    assert raw.samples.max() > 16
+    assert set(kept.samples.tolist()) == {0, 16}
+    assert kept.compute_s[kept.samples > 0] == pytest.approx(
+        np.where(kept.rank == 7, 1.6, 0.32)[kept.samples > 0]
+    )
+    assert slowest_steps(kept, 8) == pytest.approx(5 * 7.2 / 8)
+    newest = kept.batches(8, 16)
+    assert (newest.samples == 16).all()
+    assert newest.compute_s.mean(axis=0) == pytest.approx([0.32] * 7 + [1.6])
+    assert (np.diff(newest.step, axis=0) >= 0).all()
+    # Rows of unknown segments stay as they are.
+    assert single_batches(raw, []) is raw

@@ -13,6 +13,7 @@ from paceline.core.emulation import Emulation, Slowdown
 from paceline.wire import ALLREDUCE
 from paceline.wire.synchronisation import Partial, PartialRules, convert
 from paceline_backend import policies
+from paceline_backend.planning.feedback import single_batches
 from paceline_backend.planning.offer import LEAST_RELAXED, MOST_STEPS
 from paceline_backend.policies import Choice, Feedback, Models, Policy, Preset, Problem, plan
 from paceline_backend.policies.base import Allocation
@@ -26,14 +27,14 @@ PARTIAL = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
 
 @dataclass(frozen=True)
 class WhileSlow:
-    """Partial while a rank's newest step took it twice the mean of all; counts its segments."""
+    """Partial while a rank's newest batch took it twice the mean of all; counts its segments."""
 
     def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
         assert set(memory) <= {"chosen"}, "the allocator's memory is none of its business"
         chosen = {"chosen": int(memory.get("chosen", 0)) + 1}
         if not len(feedback):
             return Choice(ALLREDUCE, "nothing is known yet", chosen)
-        last = feedback.by_step(world).compute_s[-1]
+        last = feedback.batches(world, 1).compute_s[-1]
         if last.max() > 2 * last.mean():
             return Choice(PARTIAL, f"rank {last.argmax()} takes {last.max():.3f} s", chosen)
         return Choice(ALLREDUCE, "all take as long", chosen)
@@ -99,7 +100,7 @@ def test_plans_are_the_same_with_what_was_chosen_before() -> None:
     run = Simulation(start, devices, policy())
     for _ in range(5):
         shuffle = run.history.must_shuffle(run.version)
-        feedback = run.window.feedback()
+        feedback = single_batches(run.window.feedback(), run.history.newest)
         problem = run.history.problem(LEAST_RELAXED, run.version, shuffle=shuffle)
         segment = run.advance().segment
         again = plan(run.policy, replace(problem, steps=segment.steps), feedback, shuffle=shuffle)

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -102,13 +101,14 @@ def test_a_group_goes_as_if_it_was_alone(
 
 
 def test_the_mean_time_of_a_step() -> None:
-    """Slow ranks in a group of their own hold nobody up but where all meet."""
+    """Slow ranks in a group of their own hold nobody up; fast ranks take over some batches."""
     work_s = np.tile([0.01, 0.03, 0.01, 0.03], (96, 1))
     what = hierarchical([[0, 2], [1, 3]], **SOLO)
     costs = Costs(round_s=0.004)
     # In each segment of 32 steps: the last round, a push, two reductions.
-    expected = 0.03 + 3 * (0.004 + 0.004 + 2 * 0.004) / 96
-    assert step_time_s(what, work_s, costs, 32) == pytest.approx(expected)
+    together_s = 4 / (2 / 0.01 + 2 / 0.03)
+    expected = together_s + 3 * (0.004 + 0.004 + 2 * 0.004) / 96
+    assert expected <= step_time_s(what, work_s, costs, 32) <= expected + 0.01 / 32
 
 
 def train(simulation: Simulation) -> list[TrainedSegment]:
@@ -159,11 +159,12 @@ def test_a_run_under_rna_hierarchical() -> None:
 
 
 def test_gradients_are_not_older_for_ranks_that_are_slow_all_the_time() -> None:
-    """RNA drops some of what slow ranks did; in a group of their own they are not late."""
-    dropped = {}
+    """Under RNA those of slow ranks are; in a group of their own they are not late."""
+    oldest = {}
     for name in ("rna", "rna-hierarchical"):
         ran = train(Simulation.of(scenario(policy=name)))
         late = [trained for trained in ran if trained.segment.first_step >= 64]
-        dropped[name] = sum(record.dropped for trained in late for record in trained.rounds)
-    assert dropped["rna"] > 100
-    assert dropped["rna-hierarchical"] == 0
+        ages = np.sum([record.staleness for trained in late for record in trained.rounds], axis=0)
+        oldest[name] = ages[-1] / ages.sum()
+    assert oldest["rna"] > 0.01
+    assert oldest["rna-hierarchical"] < 0.3 * oldest["rna"]

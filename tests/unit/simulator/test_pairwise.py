@@ -82,7 +82,8 @@ def test_the_answer_is_there_before_the_next_step_of_the_optimiser() -> None:
     work_s = np.ones((100, 2))
     assert step_time_s(PAIRWISE, work_s, Costs(0.001), 20) == pytest.approx(1.0, abs=1e-3)
     slow = step_time_s(PAIRWISE, work_s, Costs(1.5), 20)
-    assert slow == pytest.approx((1 + 99 * 1.5 + 1.5 + 2 * 1.5) / 100)
+    # The rank that answers goes on meanwhile, and takes over batches of the rank that asks.
+    assert 2 / (1 / 1.5 + 1 / 1.0) < slow < (1 + 99 * 1.5 + 1.5 + 2 * 1.5) / 100
 
 
 def test_a_rank_answers_one_question_at_a_time() -> None:
@@ -181,18 +182,21 @@ def test_a_run_under_ad_psgd() -> None:
     while not simulation.finished:
         ran.append(simulation.advance())
     assert simulation.step == 120
-    # 40 ms each, rank 3 80; all meet at each epoch's end, after two means of 6 · latency_s.
-    assert simulation.now == pytest.approx(2 * (60 * 0.08 + 2 * 6e-4), abs=1e-3)
-    # A step takes as long as the slowest rank's, though others are ahead in the epoch.
+    # 40 ms each, rank 3 80: four batches take 1 / (3 / 40 + 1 / 80) of 4 together. All meet at each
+    # epoch's end, after two means of 6 · latency_s.
+    together_s = 4 / (3 / 0.04 + 1 / 0.08)
+    assert 2 * (60 * together_s + 2 * 6e-4) <= simulation.now <= 2 * (60 * together_s + 0.08)
+    # The time of a segment is spread over its steps.
     assert simulation.now == pytest.approx(sum(trained.evened_s.sum() for trained in ran))
-    assert np.concatenate([trained.evened_s for trained in ran])[:50] == pytest.approx(
-        np.full(50, 0.08)
-    )
+    assert all(np.ptp(trained.evened_s) == 0 for trained in ran)
     round_records = [record for trained in ran for record in rounds(trained, 0, 0.0)]
     assert {(record.rank, record.world) for record in round_records} == {(0, 2), (2, 2)}
     for rank in (0, 2):
         numbers = [record.number for record in round_records if record.rank == rank]
-        assert numbers == [*range(60)] * 2
+        samples = sum(int(trained.features.samples[:, rank].sum()) for trained in ran)
+        each = numbers.index(0, 1)
+        assert numbers == [*range(each), *range(len(numbers) - each)], "one after each batch"
+        assert len(numbers) == samples / 4 > 1.1 * 120
 
 
 def test_ranks_that_are_slow_in_turn_do_not_hold_each_other_up() -> None:
@@ -211,7 +215,8 @@ def test_ranks_that_are_slow_in_turn_do_not_hold_each_other_up() -> None:
     # 35 ms are the mean; the slowest of three takes 47.5 ms.
     assert results["bsp"].step_time_s == pytest.approx(0.0475, rel=0.05)
     assert result.step_time_s == pytest.approx(0.036, rel=0.05)
-    assert (result.rounds, result.contributors) == (2 * result.steps, 2), "two of three ask"
+    assert result.contributors == 2
+    assert result.rounds == pytest.approx(2 * result.steps, rel=0.05), "two of three ask"
 
 
 def test_what_an_exchange_of_two_takes() -> None:

@@ -68,7 +68,7 @@ def test_ranks_meet_at_the_end_of_each_segment(name: str) -> None:
 
 
 def test_a_persistent_straggler_is_not_waited_for_in_each_step() -> None:
-    """Nor does it matter to the time of a segment: that is its own."""
+    """Nor at a segment's end: the others take over its batches."""
     results = summary.compare(scenario(), ["bsp", "rna", "backup-workers", "flexrr"], warmup=20)
     assert results["bsp"].rounds == 0
     assert results["bsp"].contributors is None
@@ -81,7 +81,8 @@ def test_a_persistent_straggler_is_not_waited_for_in_each_step() -> None:
         assert 1 < result.contributors < 4
         assert result.rounds > result.steps / 2
     assert results["backup-workers"].dropped > 0
-    assert results["flexrr"].step_time_s < 0.85 * results["rna"].step_time_s
+    assert results["rna"].step_time_s < 0.6 * results["bsp"].step_time_s
+    assert results["backup-workers"].step_time_s < 0.85 * results["bsp"].step_time_s
     speedup = results["flexrr"].speedup
     assert speedup is not None
     assert speedup > 1.2
@@ -112,19 +113,23 @@ def test_switches_between_synchronisers_and_failures() -> None:
 
 
 def test_nobody_has_a_segment_before_the_leader() -> None:
-    """Under one-shot averaging ranks part; rank 0 is the slowest, and adopts each segment."""
+    """Under one-shot averaging ranks part; rank 0 adopts each segment, and may be the last."""
     slow = scenario(
         devices={"unit_s": 1e-3, "factors": [3, 1, 1, 1]},
         policy="local-sgd",
         parameters={"every": 10_000},
     )
     ran = train(Simulation.of(slow))
-    first, second = ran[1], ran[2]
-    assert first.segment.epoch == second.segment.epoch
-    assert second.begins_at == second.started_at[0, 0]
-    loaded = second.started_at[0] + second.data_s[0]
-    assert loaded == pytest.approx(np.full(4, second.begins_at))
-    assert second.data_s[0, 1] > 0
+    late = []
+    for first, second in pairwise(ran[1:]):
+        if first.segment.epoch == second.segment.epoch:
+            assert second.begins_at == second.started_at[0, 0]
+            loaded = second.started_at[0] + second.data_s[0]
+            early = second.started_at[0] < second.begins_at
+            assert loaded[early] == pytest.approx(second.begins_at)
+            assert (second.data_s[0, ~early] == 0).all()
+            late.append(bool(early.any()))
+    assert any(late)
 
 
 def test_records_are_those_of_ranks_that_go_their_own_ways() -> None:

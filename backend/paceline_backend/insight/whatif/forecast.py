@@ -11,6 +11,7 @@ import numpy as np
 
 from paceline.core.cost import Features
 from paceline.wire import ALLREDUCE
+from paceline.wire.synchronisation import Averaging
 from paceline_backend import policies
 from paceline_backend.insight.whatif import slow_nodes
 from paceline_backend.insight.whatif.answer import (
@@ -30,7 +31,7 @@ from paceline_backend.policies import Models, Policy
 from paceline_backend.policies.base import Floats
 from paceline_backend.policies.predict.linear import LinearPredictor
 from paceline_backend.simulator import sync as synchronisers
-from paceline_backend.simulator.sync import Costs, Work
+from paceline_backend.simulator.sync import Costs, Work, without_empty
 from paceline_backend.store import Store, runs
 
 REPLICATES = 4  # most simulations of each preset, each with other draws of speeds and errors
@@ -169,18 +170,26 @@ def _bias(models: Models, measured: Measured, ratio: Floats, seed: int) -> float
     draws = max(4, min(DRAWS, (400_000 if measured.relaxed_spans else 4_000_000) // ratio.size))
     near = np.arange(count) + rng.integers(-4, 5, (draws, count))
     rows = np.clip(near, 0, count - 1)
-    ready = measured.data_s[rows] + models.ett(measured.features) * ratio[rows]
+    compute_s = models.ett(measured.features) * ratio[rows]
+    if measured.several is not None:  # a model is of one batch
+        compute_s = np.where(measured.several, measured.compute_s, compute_s)
+    data_s = np.where(measured.single, measured.data_s[rows], measured.data_s)
+    ready = data_s + compute_s
     modelled = (ready.max(axis=2) + measured.remainder_s[rows])[:, measured.together].sum(axis=1)
     if measured.relaxed_spans:
         modelled += [
-            _relaxed_s(measured, data_and_compute_s + measured.rest_s, seed)
+            _relaxed_s(measured, data_and_compute_s + measured.single * measured.rest_s, seed)
             for data_and_compute_s in ready
         ]
     return float(measured.evened_s.sum() / modelled.mean())
 
 
 def _relaxed_s(measured: Measured, work_s: Floats, seed: int) -> float:
-    """The time of all relaxed steps, by the models of the synchronisers."""
+    """The time of all relaxed steps, by the models of the synchronisers.
+
+    Each rank trains what it has trained. Where ranks share batches, a rank's last record of a span
+    counts as one step, whatever the rank took over.
+    """
     world, total_s = work_s.shape[1], 0.0
     what, now = ALLREDUCE, np.zeros(world)
     model = synchronisers.make(what, world, seed)
@@ -197,12 +206,15 @@ def _relaxed_s(measured: Measured, work_s: Floats, seed: int) -> float:
             costs=Costs(measured.round_s),
             epoch_end=span.over,
         )
+        if span.pooled and not isinstance(span.synchroniser, Averaging):
+            work = without_empty(work)  # ranks had no bodies there
         goes_on, before = model.goes_on, now
         timeline = model.run(now, work)
-        step_s = work.work_s + timeline.wait_s + timeline.communication_s
+        own_s = np.where(work.made, work.work_s, 0.0)
+        step_s = own_s + timeline.wait_s + timeline.communication_s
         now = now + step_s.sum(axis=0)
         if goes_on:
-            total_s += float(now.max() - before.max())
+            total_s += float(now.mean() - before.mean())
             continue
         if not span.whole:  # the end, where all ranks meet, was not measured
             step_s[-1] -= timeline.wait_s[-1]

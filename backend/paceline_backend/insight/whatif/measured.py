@@ -10,10 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.cost import Features
+from paceline.core.pool import is_pooled
 from paceline.wire import Hello, Segment
 from paceline.wire.synchronisation import Averaging, Hierarchical, Partial, Synchronisation
 from paceline_backend.insight.report import WARMUP_STEPS
-from paceline_backend.planning.feedback import Window
+from paceline_backend.planning.feedback import Window, single_batches
 from paceline_backend.planning.history import History
 from paceline_backend.planning.load import load
 from paceline_backend.policies.base import Feedback, Floats, Ints
@@ -49,9 +50,24 @@ class RelaxedSpan:
         return synchronisers.goes_on(self.synchroniser)
 
     @property
+    def pooled(self) -> bool:
+        """Whether ranks share the segment's batches; see `paceline.core.pool`."""
+        return is_pooled(self.synchroniser)
+
+    @property
     def over(self) -> bool:
         """Whether the epoch ends with the last row."""
         return self.whole and self.epoch_end
+
+    @property
+    def rows(self) -> slice:
+        """The span's rows."""
+        return slice(self.first, self.end)
+
+    @property
+    def judged(self) -> bool:
+        """Whether the rows say what the segment took: all that belongs together is there."""
+        return self.whole and (not self.pooled or self.end - self.first == self.steps)
 
 
 @dataclass(frozen=True)
@@ -68,21 +84,37 @@ class Measured:
     relaxed_spans: tuple[RelaxedSpan, ...] = ()  # in order; all other rows are of all-reduces
     reported_round_s: float | None = None  # median of the newest rounds' records; None: no rounds
     fallback: str = ""  # why the newest relaxed segment was all-reduced; empty: it was not
+    several: npt.NDArray[np.bool_] | None = None  # [S, W] records of several batches; None: none
+
+    @property
+    def single(self) -> npt.NDArray[np.bool_]:
+        """Which records are of one batch, [S, W]: not of none, and not of several."""
+        single = self.features.samples > 0
+        return np.asarray(single if self.several is None else single & ~self.several, bool)
 
     @property
     def feedback(self) -> Feedback:
-        """The records as a predictor takes them."""
+        """The records of single batches as a predictor takes them; others are empty."""
+        return self._feedback(self.single)
+
+    def _feedback(self, keep: npt.NDArray[np.bool_]) -> Feedback:
         steps, world = self.compute_s.shape
         of = self.features
         return Feedback(
             step=np.repeat(self.step, world),
             rank=np.tile(np.arange(world), steps),
-            samples=of.samples.ravel(),
-            load=of.load.ravel(),
-            compute_s=self.compute_s.ravel(),
-            squares=of.squares.ravel(),
-            longest=of.longest.ravel(),
+            samples=np.where(keep, of.samples, 0).ravel(),
+            load=np.where(keep, of.load, 0.0).ravel(),
+            compute_s=np.where(keep, self.compute_s, 0.0).ravel(),
+            squares=np.where(keep, of.squares, 0.0).ravel(),
+            longest=np.where(keep, of.longest, 0.0).ravel(),
         )
+
+    def of_segments(self, segments: list[Segment]) -> Measured:
+        """With what these segments' plans say of the records: which are of several batches."""
+        trained = self.features.samples > 0
+        left = single_batches(self._feedback(trained), segments).samples.reshape(trained.shape)
+        return replace(self, several=trained & (left == 0))
 
     @property
     def step_s(self) -> Floats:
@@ -93,23 +125,28 @@ class Measured:
     def evened_s(self) -> Floats:
         """How long each step took, [S], also where ranks are in different steps.
 
-        In a relaxed segment at whose end all ranks meet, the wait for each other is spread over the
-        segment's steps. Where ranks do not meet at the end, the slowest rank's steps count, because
-        all wait for that rank when the epoch ends.
+        Where ranks share a segment's batches, time is spread evenly over its steps, because ranks
+        train the batches of a step at different times. In other relaxed segments, the wait for each
+        other at the end is spread.
         """
         step_s = self.step_s
         for span in self.relaxed_spans:
-            if span.whole and not span.goes_on:
+            if span.pooled:
+                step_s[span.rows] = step_s[span.rows].mean()
+            elif span.whole:
                 met_s = float(self.sync_s[span.end - 1].mean())
                 step_s[span.end - 1] -= met_s
-                step_s[span.first : span.end] += met_s / span.steps
-        for stretch in self._stretches():
-            first, end = stretch[0].first, stretch[-1].end
-            own_s = self.rank_step_s[first:end].copy()
-            if stretch[-1].over:
-                own_s[-1] -= self.sync_s[end - 1] - self.sync_s[end - 1].min()
-            step_s[first:end] = own_s[:, own_s.sum(axis=0).argmax()]
+                step_s[span.rows] += met_s / span.steps
         return step_s
+
+    @property
+    def evened_load(self) -> Floats:
+        """The load of each step, [S], spread over the steps as `evened_s` spreads their time."""
+        load = self.load.copy()
+        for span in self.relaxed_spans:
+            if span.pooled:
+                load[span.rows] = load[span.rows].mean()
+        return load
 
     @property
     def together(self) -> npt.NDArray[np.bool_]:
@@ -133,14 +170,18 @@ class Measured:
     def rest_s(self) -> Floats:
         """Time of a rank's step beyond loading, computing and waiting, [W]."""
         alike = self.together == self.together[-1]
-        sync_s = self.sync_s[alike]
+        single = self.single[alike]
+        sync_s = np.where(single, self.sync_s[alike], np.nan)
+        ranks = single.any(axis=0)
+        rest_s = np.zeros(single.shape[1])
         # The median leaves out the steps in which replicas are averaged.
-        rest_s = np.maximum(np.median(self._beyond_s[alike] - sync_s, axis=0), 0.0)
-        if self.together[-1]:
+        beyond_s = (self._beyond_s[alike] - sync_s)[:, ranks]
+        rest_s[ranks] = np.maximum(np.nanmedian(beyond_s, axis=0), 0.0)
+        if self.together[-1] or not ranks.any():
             return np.asarray(rest_s)
         # A rank applies arrived gradients while it waits. This part of `sync_s` is its own work:
         # take the value of the rank that waits least.
-        own_s = float(np.quantile(sync_s, _UNDISTURBED, axis=0).min())
+        own_s = float(np.nanquantile(sync_s[:, ranks], _UNDISTURBED, axis=0).min())
         synchroniser = self.relaxed_spans[-1].synchroniser
         if isinstance(synchroniser, Partial | Hierarchical) and synchroniser.parameters.waits:
             own_s = max(own_s - self.round_s, 0.0)
@@ -159,8 +200,8 @@ class Measured:
             if every:
                 rows = slice(span.first, span.end)
                 means[rows] = (self.step[rows] + 1) % every == 0
-        if means.any() and not means.all():
-            usual_s = np.median(self._beyond_s[~means])
+        if means.any() and self.single[~means].any():
+            usual_s = np.median(self._beyond_s[~means][self.single[~means]])
             return float(max(np.median(self._beyond_s[means].min(axis=1)) - usual_s, 0.0))
         return self.reported_round_s or 0.0
 
@@ -168,22 +209,6 @@ class Measured:
     def _beyond_s(self) -> Floats:
         """Time of steps beyond loading and computing, [S, W]."""
         return self.rank_step_s - self.data_s - self.compute_s
-
-    def _stretches(self) -> list[list[RelaxedSpan]]:
-        """Runs of consecutive segments between which ranks did not meet."""
-        stretches: list[list[RelaxedSpan]] = []
-        for span in self.relaxed_spans:
-            before = stretches[-1][-1] if stretches else None
-            if not span.goes_on:
-                continue
-            if (
-                before is None
-                or before.over
-                or (before.end, before.synchroniser) != (span.first, span.synchroniser)
-            ):
-                stretches.append([])
-            stretches[-1].append(span)
-        return stretches
 
     def since(self, first: int) -> Measured:
         """The rows from `first` on."""
@@ -201,6 +226,7 @@ class Measured:
             sync_s=self.sync_s[first:],
             rank_step_s=self.rank_step_s[first:],
             load=self.load[first:],
+            several=None if self.several is None else self.several[first:],
             relaxed_spans=tuple(
                 replace(span, first=max(span.first - first, 0), end=span.end - first)
                 for span in self.relaxed_spans
@@ -301,6 +327,7 @@ def _with_segments(connection: Connection, run: int, hello: Hello, measured: Mea
     # A pairwise record holds the time of the answer only: double it.
     ways = 2 if names[-1:] == ["pairwise"] else 1
     reported_round_s = ways * float(np.median(reported)) if reported else None
+    measured = measured.of_segments(kept)
     return replace(measured, relaxed_spans=spans, reported_round_s=reported_round_s)
 
 
@@ -345,12 +372,12 @@ def steady_time(measured: Measured, steady: npt.NDArray[np.bool_]) -> tuple[floa
     """Seconds per unit of load under the policy in force, and in how many steps; None: too few."""
     steady = steady.copy()
     for span in measured.relaxed_spans:
-        if not span.whole:  # the wait at the segment's end is still to come
-            steady[span.first : span.end] = False
+        if not span.judged:
+            steady[span.rows] = False
     count = int(steady.sum())
     if count < _FEWEST:
         return None, count
-    return float(measured.evened_s[steady].sum() / measured.load[steady].sum()), count
+    return float(measured.evened_s[steady].sum() / measured.evened_load[steady].sum()), count
 
 
 def same_speeds(ratio: Floats) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.cost import Features
-from paceline.core.emulation import Emulation
+from paceline.core.emulation import Emulation, Rates
 from paceline_backend.insight.whatif.measured import Measured
 from paceline_backend.policies import Models
 from paceline_backend.policies.base import Floats, Ints
@@ -38,6 +38,11 @@ class Resampled(Emulation, frozen=True, kw_only=True):
     def compute_s(self, step: int, batch: Features, threads: Any = 1) -> Floats:
         """See `Emulation.compute_s`. `threads` has no effect: telemetry does not show theirs."""
         return np.asarray(self.models.ett(batch) * self.ratio[self._row(step)])
+
+    def rates(self, step: int, threads: Any = 1) -> Rates:
+        """See `Emulation.rates`."""
+        models, ratio = self.models, self.ratio[self._row(step)]
+        return Rates(models.a * ratio, models.c * ratio, models.b * ratio)
 
     def communication_s(self, step: int, batch: Features) -> Floats:
         """Time of a step beyond its slowest rank's, [W]."""
@@ -69,7 +74,8 @@ def resampled(
     return Resampled(
         a_s=[],
         b_s=[],
-        data_s=measured.data_s.mean(axis=0).tolist(),
+        cost=models.cost,
+        data_s=_mean(measured.data_s, measured.single, usual=0.0).tolist(),
         models=perturbed(models, measured, ratio, blocks(rng, len(measured), len(measured))),
         ratio=ratio,
         remainder_s=measured.remainder_s,
@@ -89,10 +95,10 @@ def blocks(rng: np.random.Generator, of: int, count: int, draws: int | None = No
 
 
 def ratios(models: Models, measured: Measured) -> Floats:
-    """Measured ÷ modelled compute time, [S, W]; NaN where a rank had no samples."""
+    """Measured ÷ modelled compute time, [S, W]; NaN where a record is not of one batch."""
     modelled = models.ett(measured.features)
     ratio = np.full(modelled.shape, np.nan)
-    np.divide(measured.compute_s, modelled, out=ratio, where=modelled > 0)
+    np.divide(measured.compute_s, modelled, out=ratio, where=measured.single & (modelled > 0))
     return ratio
 
 
@@ -113,7 +119,7 @@ def perturbed(
     errors; here they are cut.
     """
     modelled = np.maximum(models.ett(measured.features), 1e-300)  # [S, W]
-    known = measured.features.samples > 0
+    known = measured.single
     error = ratio - np.median(ratio, axis=0)
     most = 4 * np.median(np.abs(error), axis=0)
     error = np.clip(error, -most, most)[rows]
@@ -136,8 +142,8 @@ def perturbed(
     )
 
 
-def _mean(values: Any, known: npt.NDArray[np.bool_]) -> Floats:
-    """Mean of each rank over the steps in which the rank had samples, [W]; 1 without any."""
+def _mean(values: Any, known: npt.NDArray[np.bool_], usual: float = 1.0) -> Floats:
+    """Mean of each rank over its known steps, [W]; `usual` without any."""
     count = known.sum(axis=0)
     total = np.where(known, values, 0.0).sum(axis=0)
-    return np.where(count > 0, total / np.maximum(count, 1), 1.0)
+    return np.where(count > 0, total / np.maximum(count, 1), usual)

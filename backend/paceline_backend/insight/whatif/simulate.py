@@ -50,7 +50,7 @@ class Simulated:
         """Adds a replicate: `count` steps after the warm-up."""
         counted = slice(WARMUP_STEPS, WARMUP_STEPS + count)
         step_s = np.concatenate([segment.evened_s for segment in trained])[counted]
-        load = np.concatenate([segment.features.load.sum(axis=1) for segment in trained])[counted]
+        load = np.concatenate([segment.evened_load for segment in trained])[counted]
         drawn = blocks(np.random.default_rng([1, replicate]), count, count, DRAWS)
         self.draws.append(step_s[drawn].sum(axis=1) / load[drawn].sum(axis=1))
         self.means.append(float(step_s.sum() / load.sum()))

@@ -1,10 +1,9 @@
 """`adaptive`: the all-reduce or the partial all-reduce, chosen by the ranks' compute times.
 
-Ranks that are slow in turn need not wait for each other in each step, because between two meetings
-all of them take about equally long. RNA's partial all-reduce saves this waiting. Its price is older
-gradients and fewer gradients per update. The price buys nothing if all ranks are equally fast, or
-if one rank is always the slowest: all ranks have equally many steps, so the others would wait for
-this rank at the next meeting.
+Under RNA's partial all-reduce ranks need not wait for each other in each step, and fast ranks take
+over batches of slow ones. So a rank that is slow, in turn with others or for good, holds nobody up.
+The price is older gradients and fewer gradients per update. It buys nothing if all ranks take
+equally long in each step.
 """
 
 from __future__ import annotations
@@ -35,36 +34,40 @@ class Estimate:
     """
 
     slowest_s: float  # mean time of a step's slowest rank: a step under the all-reduce
-    alone_s: float  # largest mean time of a rank: a step under the partial all-reduce
+    together_s: float  # what all ranks together need for a step's batches, each at its own pace
     levelled_s: float  # as `slowest_s`, without differences due to lasting speeds and loads
     contributors: float  # ranks with a gradient in a partial round, on average
     gain: float  # gradients per second of the partial all-reduce ÷ those of the all-reduce
 
     @staticmethod
     def of(compute_s: Floats, load: Floats, probes: int, staleness: int) -> Estimate:
-        """The estimate from each rank's steps.
+        """The estimate from each rank's batches.
 
-        The first of `probes` ranks calls a round, so a round takes the mean of their least time
-        (RNA, Sec. 3.2). A rank that takes longer has no gradient in some rounds. If it takes more
-        than `staleness` rounds longer, its gradient is dropped.
+        Under the partial all-reduce ranks share the batches of all steps, so their rates add up: W
+        batches take ``W / Σ (1 / mean time of a rank)``. The first of `probes` ranks calls a round,
+        so a round takes the mean of their least time (RNA, Sec. 3.2). A rank that takes longer has
+        no gradient in some rounds. Its newest gradient counts however old it is, unless `staleness`
+        is 0: then a gradient is dropped if a round went by while the rank computed it.
 
         Args:
             compute_s: [S, W], some above 0.
             load: [S, W].
             probes: ranks of which the first that is ready calls a round.
-            staleness: rounds after which a gradient is dropped.
+            staleness: rounds after which a gradient may be dropped.
         """
         slowest_s = float(compute_s.max(axis=1).mean())
-        alone_s = float(compute_s.mean(axis=0).max())
         response_s = first_of(compute_s, probes)
-        late = compute_s > (staleness + 1) * response_s
+        late = (compute_s > response_s) & (staleness == 0)
         ready = np.minimum(1.0, response_s / np.maximum(compute_s, 1e-12))
+        mean_s = compute_s.mean(axis=0)
+        at_work = mean_s[mean_s > 0]
+        together_s = len(at_work) / float((1 / at_work).sum())
         return Estimate(
             slowest_s,
-            alone_s,
+            together_s,
             float(compute_s.mean() + _unexplained(compute_s, load).max(axis=1).mean()),
             float((ready * ~late).mean() * compute_s.shape[1]),
-            slowest_s / alone_s * (1.0 - float(late.mean())),
+            slowest_s / together_s * (1.0 - float(late.mean())),
         )
 
 
@@ -131,7 +134,8 @@ class Adaptive:
         count = min(self.steps, int(worked.sum())) // _BLOCKS * _BLOCKS
         if count < _FEWEST:
             return self._choice(before, f"too few steps are known: {worked.sum()} of {_FEWEST}")
-        compute_s, load = rows.compute_s[worked][-count:], rows.load[worked][-count:]
+        newest = feedback.batches(world, count)
+        compute_s, load = newest.compute_s, newest.load
         estimate = Estimate.of(compute_s, load, self.probes, self.staleness)
         error = self._error(compute_s, load)
         after = self._decide(before, estimate.gain - error, estimate.gain + error)
@@ -161,8 +165,8 @@ class Adaptive:
 
     def _words(self, estimate: Estimate, error: float, world: int, partial: bool) -> str:
         words = (
-            f"a step's slowest rank takes {_ms(estimate.slowest_s)}, no rank more than "
-            f"{_ms(estimate.alone_s)} on average: "
+            f"a step's slowest rank takes {_ms(estimate.slowest_s)}, all ranks together need "
+            f"{_ms(estimate.together_s)} for its batches: "
         )
         gain = f"{estimate.gain:.2f} times the gradients (± {error:.2f}, exchanges left out)"
         if partial:
@@ -253,8 +257,8 @@ def make(parameters: AdaptiveParameters) -> Policy:
 
 preset = Preset(
     name="adaptive",
-    summary="All-reduce, or a partial one while ranks are slow in turn: whichever the measured "
-    "times of steps promise more of.",
+    summary="All-reduce, or a partial one while some ranks are slower than others: whichever the "
+    "measured times of steps promise more of.",
     source="Paceline; the partial all-reduce is RNA's",
     make=make,
     parameters=AdaptiveParameters,

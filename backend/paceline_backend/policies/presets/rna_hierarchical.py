@@ -1,8 +1,8 @@
 """`rna-hierarchical`: `rna` within groups of ranks of about the same speed, and a server between.
 
-A group's rounds come at the group's own pace, so a gradient of a rank that is always slow is not
-dropped as too old. At a segment's end the fast ranks wait, because all ranks have equally many
-steps. On several nodes the ranks of each node are a group, unless a parameter says otherwise: then
+A group's rounds come at the group's own pace, so the gradients of a rank that is always slow are
+not older than those of a fast rank. Fast ranks take over batches of slow ones, of other groups,
+too. On several nodes the ranks of each node are a group, unless a parameter says otherwise: then
 only the exchanges with the server cross the network. Between groups a parameter server adds up the
 changes of each group (RNA, Sec. 4).
 """
@@ -65,8 +65,8 @@ class Grouping:
         steps = len(feedback) // world
         if steps < _STEPS:
             return self.choice(grouping, f"few steps are known: {steps} of {_STEPS}")
-        rows = feedback.by_step(world)
-        compute_s, samples = rows.compute_s[-_STEPS:], rows.samples[-_STEPS:]
+        rows = feedback.batches(world, _STEPS)
+        compute_s, samples = rows.compute_s, rows.samples
         proposed = [
             groups(step_times(*part), self.spread)
             for part in zip(np.split(compute_s, _PARTS), np.split(samples, _PARTS), strict=True)

@@ -10,8 +10,10 @@ from paceline.core.stealing import Piece
 from paceline.wire import ALLREDUCE, synchronisation
 from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.simulator.sync.base import (
+    Bodies,
     Costs,
     Dealing,
+    Prices,
     Round,
     Synchroniser,
     Timeline,
@@ -19,13 +21,17 @@ from paceline_backend.simulator.sync.base import (
 )
 from paceline_backend.simulator.sync.hierarchical import Hierarchical
 from paceline_backend.simulator.sync.pairwise import Pairwise
+from paceline_backend.simulator.sync.pool import Pool, without_empty
 from paceline_backend.simulator.sync.rounds import Partial
 from paceline_backend.simulator.sync.together import AllReduce, Averaging
 
 __all__ = [
+    "Bodies",
     "Costs",
     "Dealing",
     "Piece",
+    "Pool",
+    "Prices",
     "Round",
     "Synchroniser",
     "Timeline",
@@ -33,6 +39,7 @@ __all__ = [
     "goes_on",
     "make",
     "step_time_s",
+    "without_empty",
 ]
 
 
@@ -79,6 +86,9 @@ def step_time_s(
 ) -> float:
     """The mean time of a step, to compare with the time that real ranks took.
 
+    Where ranks take over batches of each other, a step lasts as long as all ranks need together for
+    the batches that one step has.
+
     Args:
         what: the synchroniser.
         work_s: what each step takes each rank besides exchanges, [S, W].
@@ -86,8 +96,8 @@ def step_time_s(
         segment_steps: steps of a segment. All ranks meet at its end unless the synchroniser goes
             on.
         samples: of each step and rank, [S, W]; None: no batch is empty.
-        sample_s: s that a sample takes each rank, [W], for samples that move; None: a step's time
-            is spread evenly over its samples.
+        sample_s: s that a sample takes each rank, [W], for samples that move; None: the time of a
+            rank's step is spread evenly over its samples.
         seed: of the run.
     """
     steps, world = work_s.shape
@@ -95,6 +105,7 @@ def step_time_s(
     samples = np.ones(work_s.shape, np.int64) if samples is None else samples
     all_reduce_s = np.full(work_s.shape, costs.round_s)
     model, now = make(what, world, seed), np.zeros(world)
+    pool = Pool(world)
     for number, first in enumerate(range(0, steps, segment_steps)):
         part = slice(first, first + segment_steps)
         if not model.goes_on:
@@ -102,7 +113,7 @@ def step_time_s(
         last = part.stop >= steps
         dealing = _Alike(work_s[part], samples[part], sample_s)
         work = Work(first, work_s[part], samples[part], all_reduce_s[part], costs, last, dealing)
-        timeline = model.run(now, work)
+        timeline = pool.run(what, model, now, work)
         now = now + (timeline.work_s + timeline.wait_s + timeline.communication_s).sum(axis=0)
     return float(now.max() / steps)
 
@@ -112,6 +123,7 @@ class _Alike:
 
     def __init__(self, work_s: Floats, samples: Ints, sample_s: Floats | None) -> None:
         each = work_s / np.maximum(samples, 1) if sample_s is None else sample_s
+        self._work_s, self._samples = work_s, samples
         self._sample_s = np.broadcast_to(each, work_s.shape)
         self._step_s = work_s - samples * self._sample_s
 
@@ -121,3 +133,14 @@ class _Alike:
 
     def room(self, rank: int, samples: int) -> int:
         return 2**31
+
+    def prices(self, at: int) -> Prices:
+        world = self._samples.shape[1]
+        mean_s = self._work_s.sum(axis=0) / np.maximum(self._samples.sum(axis=0), 1)
+        usual = self._samples[at] > 0
+        sample_s = np.where(usual, self._sample_s[at], mean_s)
+        step_s = np.where(usual, self._step_s[at], 0.0)
+        return Prices(np.zeros_like(self._work_s), np.zeros(world), sample_s, step_s)
+
+    def pool(self, bodies: Bodies) -> None:
+        pass

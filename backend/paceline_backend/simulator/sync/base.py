@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -33,6 +33,54 @@ class Costs:
         return self if self.group_s is None else replace(self, round_s=self.group_s(ranks))
 
 
+class Prices(NamedTuple):
+    """What another rank's batch takes each rank: ``load_s · load + sample_s · n + batch_s`` s."""
+
+    load: Floats  # [S, W] effective load of the planned batches
+    load_s: Floats  # [W]
+    sample_s: Floats  # [W]
+    batch_s: Floats  # [W]; with loading
+
+
+@dataclass(frozen=True)
+class Bodies:
+    """What each rank trains in a span of R steps, batch after batch.
+
+    Arrays are [N, W]. N is the most batches of a rank, and at least 1.
+    """
+
+    first: int  # step of the segment with which the span begins
+    span: int  # R
+    count: Ints  # [W] each rank's number of batches
+    batch: Ints  # the planned batch, as step of the segment × W + rank; -1: none
+    step: Ints  # of the segment, in whose record a rank reports the batch; without one the last
+    work_s: Floats
+    samples: Ints
+
+    @property
+    def made(self) -> npt.NDArray[np.bool_]:
+        """Which rank has how many batches, [N, W]."""
+        return np.asarray(self.batch >= 0, bool)
+
+    @property
+    def taken(self) -> npt.NDArray[np.bool_]:
+        """Which batches were another rank's, [N, W]."""
+        world = self.batch.shape[1]
+        return np.asarray(self.made & (self.batch % world != np.arange(world)), bool)
+
+    def reported(self, values: npt.NDArray[Any], most: bool = False) -> npt.NDArray[Any]:
+        """Values of batches, [N, W], as sums (or maxima) by record, [R, W]."""
+        world = self.batch.shape[1]
+        table = np.zeros((self.span, world), values.dtype)
+        at = (self.step - self.first, np.broadcast_to(np.arange(world), self.step.shape))
+        (np.maximum if most else np.add).at(table, at, values)
+        return table
+
+    def of_planned(self, table: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """A table of the segment's planned batches, [S, W], as [N, W]; 0 without a batch."""
+        return np.where(self.made, table.ravel()[self.batch], 0)
+
+
 class Dealing(Protocol):
     """What steps take with batches that differ from the planned ones."""
 
@@ -47,13 +95,21 @@ class Dealing(Protocol):
         """How many samples a rank may take on in addition to this many."""
         ...
 
+    def prices(self, at: int) -> Prices:
+        """What whole batches of other ranks take each rank in a step of the segment."""
+        ...
+
+    def pool(self, bodies: Bodies) -> None:
+        """Notes what each rank trains in a span. Called once for a span that is not as planned."""
+        ...
+
 
 @dataclass(frozen=True)
 class Work:
     """What ranks do in a segment of S steps. S may be 0.
 
     Where ranks make different numbers of steps, S is the largest number, and values beyond a rank's
-    own number are ignored.
+    own number are ignored. Such work is a span that ends with one step of the plan for all ranks.
     """
 
     first_step: int  # of the run
@@ -64,6 +120,7 @@ class Work:
     epoch_end: bool = False  # the epoch is over with the last step
     dealing: Dealing | None = None  # None: samples do not move between ranks
     steps: Ints | None = None  # [W] each rank's number of steps; None: S
+    planned: int | None = None  # steps of the plan that the work is of; None: S
 
     @property
     def made(self) -> npt.NDArray[np.bool_]:
@@ -110,7 +167,8 @@ class Timeline:
     """How a segment went; arrays are [S, W].
 
     A rank's step is its work, then `wait_s`, then `communication_s`. Where a rank computes on while
-    gradients are exchanged, `communication_s` is 0.
+    gradients are exchanged, `communication_s` is 0. Where ranks make different numbers of steps,
+    the last row has the wait for the end of all, also that of ranks with fewer steps.
     """
 
     work_s: Floats  # that of `Work`, except where samples moved

@@ -37,13 +37,8 @@ class Hierarchical:
             timeline = partial.run(starts[group], _of_group(work, group))
             wait_s[:, group] = timeline.wait_s
             rounds += [replace(each, rank=group[0], world=len(group)) for each in timeline.rounds]
-        ended_at = starts + np.where(work.made, work.work_s + wait_s, 0.0).sum(axis=0)
-        met_s = self._met_at(ended_at, work.costs) - ended_at
-        if work.steps is None:
-            wait_s[-1] += met_s
-        else:
-            ranks = np.flatnonzero(work.steps)
-            wait_s[work.steps[ranks] - 1, ranks] += met_s[ranks]
+        ended_at = starts + (np.where(work.made, work.work_s, 0.0) + wait_s).sum(axis=0)
+        wait_s[-1] += self._met_at(ended_at, work.costs) - ended_at
         rounds.sort(key=lambda each: (each.ended_at, each.rank))
         return Timeline(work.work_s, wait_s, np.zeros_like(wait_s), rounds)
 

@@ -34,7 +34,7 @@ class Pairwise:
         # Times are on a clock of this object, which goes on from segment to segment.
         self._ended_at: Floats | None = None  # [W] the end of each rank's newest step
         self._answered_at = dict.fromkeys(asking, 0.0)  # when each rank had its newest answer
-        self._steps = 0  # of earlier segments
+        self._steps = np.zeros(world, np.int64)  # of each rank in earlier segments
 
     def run(self, starts: Floats, work: Work) -> Timeline:
         """See `Synchroniser.run`."""
@@ -44,35 +44,40 @@ class Pairwise:
             return Timeline(work.work_s, wait_s, communication_s, [])
         since = self._since(starts)
         now = starts + since
-        ended_at = now + np.cumsum(work.work_s, axis=0)  # right for ranks that answer: none waits
+        made_s = np.where(work.made, work.work_s, 0.0)
+        ended_at = now + np.cumsum(made_s, axis=0)  # right for ranks that answer: none waits
+        ends = work.of_ranks(ended_at)
         for rank, answers in self._answering.items():
             answers.forget(float(now.min()))
-            answers.goes_on(ended_at[:, rank].tolist())
-        work_s: list[list[float]] = work.work_s.T.tolist()
+            answers.goes_on(ends[rank])
+        work_s = work.of_ranks(work.work_s)
         answered_at, rounds = self._answered_at, []
         # (time, rank, step) of each asking rank's next step's end. They ask in the order of time.
         through = [
-            (max(float(ended_at[0, rank]), answered_at[rank]), rank, 0) for rank in self._partners
+            (max(ends[rank][0], answered_at[rank]), rank, 0)
+            for rank in self._partners
+            if ends[rank]
         ]
         heapq.heapify(through)
         while through:
             at, rank, k = heapq.heappop(through)
-            ended_at[k, rank] = at
+            ended_at[k:, rank] = at
             round_ = self._ask(rank, k, at, work, since)
             rounds.append(round_)
             answered_at[rank] = at + round_.waited_s + round_.reduced_s
-            if k + 1 < steps:
-                ends = max(at + work_s[rank][k + 1], answered_at[rank])
-                heapq.heappush(through, (ends, rank, k + 1))
+            if k + 1 < len(work_s[rank]):
+                until = max(at + work_s[rank][k + 1], answered_at[rank])
+                heapq.heappush(through, (until, rank, k + 1))
         begun = np.concatenate([now[None], ended_at[:-1]])
         asking = list(self._partners)
-        waits_s = (ended_at - begun - work.work_s)[:, asking]
+        waits_s = (ended_at - begun - made_s)[:, asking]
         wait_s[:, asking] = np.maximum(waits_s, 0.0)  # rounding of sums may make it negative
         if work.epoch_end:
             wait_s[-1] += self._met_at(ended_at[-1]) - ended_at[-1]
             communication_s[-1] = _MEANS * work.costs.round_s
             self.goes_on = False
-        self._ended_at, self._steps = ended_at[-1], self._steps + steps
+        self._ended_at = ended_at[-1]
+        self._steps = self._steps + (steps if work.steps is None else work.steps)
         rounds.sort(key=lambda mean: (mean.ended_at, mean.rank))
         return Timeline(work.work_s, wait_s, communication_s, rounds)
 
@@ -91,13 +96,14 @@ class Pairwise:
     def _ask(self, rank: int, k: int, at: float, work: Work, since: float) -> Round:
         """A rank asks after step k of the segment, at a time on this object's clock."""
         costs, takes_s = work.costs, work.costs.exchange_s()
+        steps = int(self._steps[rank]) + k  # before this one
         other = self._answering[self._partners[rank].next()]
         asked_at = other.begins(at + costs.call_s, takes_s) + takes_s / 2
         return Round(
-            number=self._steps + k,
+            number=steps,
             step=min(k + 1, len(work.work_s) - 1),
             contributors=2,
-            staleness=pairs.staleness(self._steps + k + 1, other.clock(asked_at)),
+            staleness=pairs.staleness(steps + 1, other.clock(asked_at)),
             dropped=0,
             waited_s=asked_at - at,
             reduced_s=takes_s / 2,

@@ -49,6 +49,10 @@ class Partial:
         wait_s = ended_at - begun - took_s
         if work.steps is not None:
             wait_s[~work.made] = 0.0
+            rank = np.flatnonzero(work.steps)
+            wait_s[work.steps[rank] - 1, rank] = 0.0
+            busy_s = np.where(work.made, took_s, 0.0).sum(axis=0) + wait_s.sum(axis=0)
+            wait_s[-1] += segment.met_at - starts - busy_s
         # Rounding of sums may make a wait slightly negative.
         wait_s = np.maximum(wait_s, 0.0)
         return Timeline(took_s, wait_s, np.zeros_like(wait_s), segment.rounds)
@@ -81,6 +85,7 @@ class Segment:
     ) -> None:
         world = len(work_s)
         self.ended_at: list[list[float]] = [[] for _ in range(world)]  # [W][its steps]
+        self.met_at = 0.0  # when all ranks have met
         self.rounds: list[Round] = []
         self._work_s, self._samples = work_s, samples
         self._costs, self._stealing = costs, stealing
@@ -131,6 +136,7 @@ class Segment:
                     self._begin(now)
             if self._called and self._until == math.inf:
                 self._until = now + self._costs.call_s
+        self.met_at = now
         for ended_at in self.ended_at:
             ended_at[-1:] = [now] if ended_at else []
 

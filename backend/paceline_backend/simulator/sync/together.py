@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from paceline.core.means import part_due
-from paceline_backend.policies.base import Floats
+from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.simulator.sync.base import Costs, Round, Timeline, Work
 
 
@@ -47,10 +47,12 @@ class Averaging:
         rounds: list[Round] = []
         worked = np.zeros((self._parts, world)) if self._worked is None else self._worked
         now = starts
-        for k in range(steps):
-            now = now + work.work_s[k]
-            worked = worked + work.samples[k]
-            part = part_due(work.first_step + k, self._every, self._parts)
+        for k, (work_s, samples) in enumerate(_between_means(work)):
+            now = now + work_s
+            worked = worked + samples
+            step = work.first_step + (k if work.planned is None else work.planned - 1)
+            k = k if work.planned is None else steps - 1
+            part = part_due(step, self._every, self._parts)
             means = 0.0 if part is None else 1 / self._parts  # a part has a part of the bytes
             due = [] if part is None else [part]
             if k == steps - 1 and work.epoch_end:
@@ -74,3 +76,16 @@ class Averaging:
     def meet(self, starts: Floats, costs: Costs) -> float:
         """See `Synchroniser.meet`: two means, as at an epoch's end."""
         return float(starts.max()) + 2 * costs.round_s
+
+
+def _between_means(work: Work) -> list[tuple[Floats, Ints]]:
+    """What ranks do before each step of the plan that may end with a mean: seconds, samples; [W].
+
+    Where ranks make different numbers of steps, it is all that they do.
+    """
+    if work.planned is None:
+        return list(zip(work.work_s, work.samples, strict=True))
+    made = work.made
+    return [
+        (np.where(made, work.work_s, 0).sum(axis=0), np.where(made, work.samples, 0).sum(axis=0))
+    ]

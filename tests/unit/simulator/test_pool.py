@@ -1,0 +1,250 @@
+"""Shared batches on the virtual clock: decisions are those of the core, rows those of ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core import pool
+from paceline.core.emulation import Emulation
+from paceline.core.pool import Share, Stance
+from paceline.wire.synchronisation import convert
+from paceline_backend.simulator import Scenario, Simulation, TrainedSegment
+from paceline_backend.simulator.dealing import Batches
+from paceline_backend.simulator.sync import Bodies, Costs, Pool, Timeline, Work, make
+from paceline_backend.simulator.sync.pool import Board
+
+RNA = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
+
+
+def trained(
+    what: Any, factors: list[float], counts: Any, starts: Any = None, **given: Any
+) -> tuple[Timeline, Batches, Work]:
+    """A segment of batches of samples that take a rank of factor 1 a second each."""
+    counts = np.array(counts)
+    world = len(factors)
+    devices = Emulation(a_s=factors, b_s=[0.0] * world)
+    nothing = np.zeros(counts.shape)
+    limits = given.pop("limits", [])
+    batches = Batches(
+        devices, 0, np.ones(counts.sum()), counts, nothing.copy(), np.zeros(world), 1, limits
+    )
+    costs = given.pop("costs", Costs())
+    work = Work(0, batches.compute_s.copy(), counts, nothing, costs, dealing=batches, **given)
+    starts = np.zeros(world) if starts is None else np.array(starts)
+    return Pool(world).run(what, make(what, world, 0), starts, work), batches, work
+
+
+def test_rows_of_ranks_that_take_over_and_of_one_that_leaves() -> None:
+    """Rank 1 takes 4 s for a batch: it trains two of six, and rank 0 ten in the same 10 s."""
+    timeline, batches, _ = trained(RNA, [1.0, 4.0], np.ones((6, 2), int))
+    # Rank 1 has trained two batches at 8 s, with rank 0 in its last but one.
+    assert batches.features.samples.T.tolist() == [[1, 1, 1, 1, 1, 5], [1, 1, 0, 0, 0, 0]]
+    assert timeline.work_s.T.tolist() == [[1, 1, 1, 1, 1, 5], [4, 4, 0, 0, 0, 0]]
+    assert batches.compute_s.tolist() == timeline.work_s.tolist()
+    # Who waits at the end does so in the last step, though it had no batch in that.
+    assert timeline.wait_s.T.tolist() == [[0] * 6, [0] * 5 + [2]]
+    longest = batches.features.longest.T
+    assert longest.tolist() == [[1] * 6, [1, 1, 0, 0, 0, 0]]
+
+
+def test_a_step_without_samples_has_no_body() -> None:
+    timeline, batches, _ = trained(RNA, [1.0, 1.0], [[1, 1], [1, 0], [1, 1]])
+    assert batches.features.samples.sum() == 5
+    assert timeline.work_s[1].tolist() == [1, 0]
+    assert (timeline.work_s + timeline.wait_s).sum(axis=0).tolist() == [3, 3]
+
+
+def test_a_rank_without_batches_takes_over_some() -> None:
+    timeline, batches, _ = trained(RNA, [1.0, 1.0, 1.0], [[3, 3, 0]] * 6)
+    assert batches.features.samples.sum(axis=0).tolist() == [12, 12, 12]
+    assert batches.features.samples[:5, 2].tolist() == [0] * 5
+    assert timeline.work_s.sum(axis=0).tolist() == [12, 12, 12]
+
+
+def test_nobody_takes_over_what_does_not_fit_into_its_memory() -> None:
+    """Rank 0 has room for two samples; the batches of rank 1 have three. So rank 1 stays."""
+    timeline, batches, _ = trained(RNA, [1.0, 9.0], [[2, 3]] * 4, limits=[2, 3])
+    assert batches.features.samples.tolist() == [[2, 3]] * 4
+    assert timeline.wait_s[-1].tolist() == [4 * 27 - 8, 0]
+
+
+def test_ranks_of_one_speed_train_as_planned() -> None:
+    plain = make(RNA, 3, 0)
+    timeline, _, work = trained(RNA, [1.0] * 3, np.ones((8, 3), int))
+    same = plain.run(np.zeros(3), work)
+    assert timeline.rounds == same.rounds
+    assert timeline.wait_s.tolist() == same.wait_s.tolist()
+
+
+def test_means_come_after_the_batches_of_their_span() -> None:
+    """Every four steps: of the eight batches of ranks at 1 s and 3 s, six are rank 0's."""
+    what = convert("averaging", {"every": 4})
+    costs = Costs(round_s=0.5)
+    timeline, batches, _ = trained(what, [1.0, 3.0], np.ones((8, 2), int), costs=costs)
+    assert batches.features.samples.T.tolist() == [[1, 1, 1, 3] * 2, [1, 1, 0, 0] * 2]
+    assert timeline.communication_s[:, 1].tolist() == [0, 0, 0, 0.5] * 2
+    assert (timeline.work_s + timeline.wait_s).sum(axis=0).tolist() == [12, 12]
+    assert [(each.step, each.ended_at) for each in timeline.rounds] == [(3, 6.5), (7, 13.0)]
+
+
+def test_replicas_are_exchanged_after_each_batch() -> None:
+    what = convert("pairwise")
+    timeline, batches, _ = trained(what, [1.0, 4.0], np.ones((6, 2), int))
+    asked = [each for each in timeline.rounds if each.rank == 0]
+    assert len(asked) == int(batches.features.samples[:, 0].sum()) == 10
+    assert [each.number for each in asked] == list(range(10))
+    assert [each.step for each in asked] == [1, 2, 3, 4, 5, 5, 5, 5, 5, 5]
+
+
+shapes = st.tuples(st.integers(1, 6), st.integers(1, 12), st.integers(0, 2**31))
+
+
+@pytest.mark.parametrize(
+    "what",
+    [
+        RNA,
+        convert("pairwise"),
+        convert("averaging", {"every": 3}),
+        convert("averaging", {"every": None}),
+        convert("partial", {"spare": 1, "staleness": 0, "mean": False, "waits": True}),
+        convert(
+            "hierarchical",
+            {"probes": 2, "staleness": 4, "mean": True, "every": 4, "groups": [[0, 2], [1]]},
+        ),
+    ],
+    ids=["rna", "pairwise", "averaging", "osa", "backup", "hierarchical"],
+)
+@given(shape=shapes, epoch_end=st.booleans(), limited=st.booleans())
+def test_each_batch_is_trained_once_and_rows_sum_up(
+    what: Any, shape: tuple[int, int, int], epoch_end: bool, limited: bool
+) -> None:
+    world, steps, seed = shape
+    world = 3 if what.name == "hierarchical" else world
+    rng = np.random.default_rng(seed)
+    counts = rng.choice([0, 1, 2, 5], (steps, world))
+    factors = rng.choice([0.5, 1.0, 5.0], world).tolist()
+    starts = rng.uniform(0, 3, world) if what.name in ("pairwise", "averaging") else None
+    costs = Costs(round_s=0.25, call_s=0.125)
+    limits = counts.max(axis=0).tolist() if limited else []
+    told: list[Bodies] = []
+    batches, kept = Batches.pool, told.append
+
+    def pool_(self: Batches, bodies: Bodies) -> None:
+        kept(bodies)
+        batches(self, bodies)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Batches, "pool", pool_)
+        timeline, dealt, work = trained(
+            what, factors, counts, starts, epoch_end=epoch_end, limits=limits, costs=costs
+        )
+    spans = [bodies.batch[bodies.made] for bodies in told]
+    trained_ones = np.concatenate([*spans, []])
+    assert len(set(trained_ones.tolist())) == len(trained_ones)
+    assert dealt.features.samples.sum() == counts.sum()
+    assert (timeline.wait_s >= -1e-9).all()
+    if world > 1:
+        assert timeline.work_s == pytest.approx(dealt.compute_s)
+        assert (timeline.work_s.sum(axis=0) <= work.work_s.sum() * 10).all()
+    if limited:
+        for bodies in told:
+            assert (bodies.samples <= limits).all()
+    ends = (timeline.work_s + timeline.wait_s + timeline.communication_s).sum(axis=0)
+    ends += 0 if starts is None else starts
+    meets = not make(what, world, 0).goes_on or epoch_end
+    if meets:
+        assert ends == pytest.approx(np.full(world, ends.max()))
+    assert all(0 <= each.step < steps for each in timeline.rounds)
+
+
+shares = st.lists(
+    st.builds(
+        lambda begun, left, batch_s, stance: Share(begun, begun + left, batch_s, stance),
+        st.integers(0, 5),
+        st.integers(0, 5),
+        st.sampled_from([0.0, 0.5, 1.0, 2.0, 4.0]),
+        st.sampled_from(list(Stance)),
+    ),
+    min_size=1,
+    max_size=6,
+)
+
+
+@given(
+    shares,
+    st.lists(st.tuples(st.integers(0, 5), st.integers(0, 4), st.sampled_from([0.5, 1.0, 4.0]))),
+)
+def test_the_board_decides_as_the_core(
+    given_shares: list[Share], changes: list[tuple[int, int, float]]
+) -> None:
+    board, world = Board(list(given_shares)), len(given_shares)
+    for rank, kind, batch_s in [(0, -1, 1.0), *changes]:
+        rank %= world
+        share = board.shares[rank]
+        if kind == 0 and share.left:
+            board.put(rank, share.begin(batch_s))
+        elif kind == 1 and share.left:
+            board.put(rank, share.give())
+        elif kind > 1:
+            board.put(rank, (share.leave, share.stop, share.resume)[kind - 2]())
+        now = board.shares
+        for asks in range(world):
+            for mine_s in (0.0, 0.5, 1.0, 3.0, 20.0):
+                worth = pool.is_worth_it(now, asks, mine_s)
+                assert board.is_worth_it(asks, mine_s) == worth
+            assert board.slowest(asks, 9, lambda rank: 1) == pool.slowest(now, asks)
+            even = board.slowest(asks, 9, lambda rank: 1 if rank % 2 == 0 else 99)
+            assert even == pool.slowest(now, asks, lambda rank: rank % 2 == 0)
+            assert board.is_looked_after(asks) == pool.is_looked_after(now, asks)
+
+
+def run(policy: str, slow: float, **given: Any) -> tuple[Simulation, list[TrainedSegment]]:
+    """One rank of eight is slower by this factor."""
+    plain = {
+        "name": "one slow rank",
+        "workers": 8,
+        "global_batch": 128,
+        "epochs": 2,
+        "sizes": {"distribution": "constant", "mean": 10, "samples": 128 * 300},
+        "devices": {"unit_s": 1e-4, "factors": [1, 1, 1, slow, 1, 1, 1, 1]},
+        "policy": policy,
+    }
+    simulation, ran = Simulation.of(Scenario.of({**plain, **given})), []
+    while not simulation.finished:
+        ran.append(simulation.advance())
+    return simulation, ran
+
+
+@pytest.mark.parametrize(("slow", "least"), [(5.0, 3.5), (10.0, 6.0)])
+@pytest.mark.parametrize("policy", ["rna", "ad-psgd", "n-soft", "local-sgd", "rna-hierarchical"])
+def test_a_rank_that_is_slow_for_good_holds_nobody_up(
+    policy: str, slow: float, least: float
+) -> None:
+    base, _ = run("bsp", slow)
+    simulation, ran = run(policy, slow)
+    assert base.now / simulation.now >= least
+    used = np.zeros((2, 128 * 300), int)
+    for trained_ in ran:
+        used[trained_.segment.epoch][trained_.plan.batches.samples] += 1
+        assert trained_.features.samples.sum() == trained_.plan.batches.counts.sum()
+    assert (used == 1).all()
+    # Times of steps sum up to the run's, and loads to what was trained.
+    assert sum(each.evened_s.sum() for each in ran) == pytest.approx(simulation.now)
+    late = [each for each in ran if each.segment.first_step >= 64]
+    if policy != "local-sgd":  # a mean every 8 steps: the slow rank trains one batch in between
+        own = sum(int(each.features.samples[:, 3].sum()) for each in late)
+        allowed = 1 / slow / (7 + 1 / slow)
+        assert own / sum(int(each.features.samples.sum()) for each in late) >= 0.8 * allowed
+
+
+@pytest.mark.parametrize("lead", [3, 12])
+def test_under_ssp_all_make_the_slowest_ranks_rate(lead: int) -> None:
+    """Fast ranks are at most `staleness` steps ahead, so in the long run they gain nothing."""
+    base, _ = run("bsp", 5.0)
+    simulation, _ = run("ssp", 5.0, parameters={"staleness": lead})
+    assert base.now == pytest.approx(simulation.now, rel=1e-6)
