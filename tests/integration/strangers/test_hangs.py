@@ -43,8 +43,6 @@ class Runs:
             "name": way,
         }
         self.ids[way] = self.stack.api("POST", "/runs", body | fields)["id"]
-        # Ranks of runs that start at once may take each other's ports.
-        until(lambda: self.get(way)["state"] == "running", f"{way} to run", pause_s=0.1)
 
     def asking(self, way: str) -> list[str]:
         """Arguments of the command line."""
