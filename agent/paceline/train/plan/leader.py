@@ -23,7 +23,12 @@ from paceline.wire import ALLREDUCE, Adopted, Segment, pack_indices
 logger = logging.getLogger(__name__)
 
 GRACE_S = 0.05
-MOST_COASTED = 16  # steps at once at most: a switch takes effect only after these steps
+# Steps at once at most: a switch takes effect only after these steps.
+MOST_COASTED = 16
+# While plans come too late even for that, for so many seconds: on a machine that is too busy a plan
+# takes seconds, in which small models train for many steps.
+MOST_COASTED_S = 10.0
+_PACE = 8  # segments by whose times a step's time is known
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -95,6 +100,7 @@ class Leader:
         self._newest = -1  # number of the newest segment in the store
         self._heard = 0  # number of proposals when the last segment was chosen
         self._coast_steps = terms.coast_steps  # more while a controller's plans come too late
+        self._begun: deque[tuple[float, int]] = deque(maxlen=_PACE)  # when segments were chosen
         # Steps that are adopted but not reached, with their samples.
         self._ahead: deque[tuple[int, Ints]] = deque()
 
@@ -207,7 +213,15 @@ class Leader:
         """
         newest = proposals.newest
         if newest is not None and proposals.heard > self._heard and newest.segment.seq < self.seq:
-            self._coast_steps = min(2 * self._coast_steps, MOST_COASTED)
+            self._coast_steps = min(2 * self._coast_steps, self._most_coasted())
+
+    def _most_coasted(self) -> int:
+        """Steps of a coasted segment at most, by the times of the newest segments."""
+        if not self._begun:
+            return MOST_COASTED
+        began, first = self._begun[0]
+        step_s = max(time.monotonic() - began, 1e-3) / (self._step - first)
+        return max(MOST_COASTED, int(MOST_COASTED_S / step_s))
 
     def _patience_s(self, proposals: Proposals) -> float:
         """How long to wait for a proposal: only if the controller has shown that it is alive.
@@ -223,7 +237,9 @@ class Leader:
         shares = list(last.shares) if last is not None else []
         synchroniser = last.synchroniser if last is not None else ALLREDUCE
         # Relaxed ranks meet at a segment's end, which should be rare: coast for longer.
-        steps = self._coast_steps if synchroniser == ALLREDUCE else MOST_COASTED
+        steps = min(self._coast_steps, self._most_coasted())
+        if synchroniser != ALLREDUCE:
+            steps = max(MOST_COASTED, steps)
         assignments = self._ledger.coast(steps, self._world, self._sizes, shares)
         counts, indices = pack_indices(assignments)
         return Segment(
@@ -253,6 +269,7 @@ class Leader:
         for k, samples in enumerate(np.split(indices, ends[:-1])):
             self._ahead.append((segment.first_step + k, samples))
         self._ledger.use(indices)
+        self._begun.append((time.monotonic(), self._step))
         self._step += segment.steps
         self._last = segment
         if self._announce is not None:
