@@ -187,9 +187,9 @@ class Ingest:
         kept = consumer.keep(each.entry for each in self._held)
         self._held = [each for each in self._held if each.entry[:2] in kept]
         entries = consumer.read(_BATCH, _BLOCK_S)
+        self.behind = bool(entries) and bool(consumer.unread)
         if not entries and not self._held:
             return 0
-        self.behind = bool(consumer.unread)
         count = 0
         for part in in_order(entries, _AT_ONCE_BYTES) or [[]]:
             with tracing.now().batch(len(part)):
