@@ -58,14 +58,14 @@ class Span:
         batch_s: what a batch takes each rank, [W].
         drawn: decides who comes next where several could.
         paces: known to each rank from earlier spans, [W]; 0: not known.
-        told: all ranks know each other's paces from the beginning.
+        known: all ranks know each other's paces from the beginning.
     """
 
     queues: list[int]
     batch_s: list[float]
     drawn: random.Random
     paces: list[float]
-    told: bool = False
+    known: bool = False
     shares: list[Share] = field(default_factory=list)
     trained: list[tuple[int, int]] = field(default_factory=list)  # whose batch, and its number
     own: list[int] = field(default_factory=list)
@@ -74,7 +74,7 @@ class Span:
 
     def run(self) -> None:
         world = len(self.queues)
-        paces = self.paces if self.told else [0.0] * world
+        paces = self.paces if self.known else [0.0] * world
         self.shares = [Share(0, count, paces[k]) for k, count in enumerate(self.queues)]
         self.own, self.ended_at = [0] * world, [0.0] * world
         ranks = [self.rank(rank) for rank in range(world)]
@@ -192,7 +192,7 @@ def test_nobody_waits_much_longer_than_for_a_batch_of_its_own(
 ) -> None:
     """Where speeds are constant and known. Two batches are the most, and rare."""
     queues, batch_s = [count for count, _ in ranks], [seconds for _, seconds in ranks]
-    span = Span(queues, batch_s, random.Random(seed), batch_s, told=True)
+    span = Span(queues, batch_s, random.Random(seed), batch_s, known=True)
     span.run()
     end = max(span.ended_at)
     for seconds, ended_at in zip(batch_s, span.ended_at, strict=True):
