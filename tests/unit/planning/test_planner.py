@@ -130,7 +130,7 @@ def test_what_a_step_takes_where_ranks_share_batches() -> None:
         step_s = run.window.step_s(run.history.newest)
         assert step_s is not None
         if number > 1:
-            assert segment.steps == 27
+            assert segment.steps == 27 or segment.epoch_end
             assert step_s == pytest.approx(together_s, rel=0.1)
 
 
