@@ -105,10 +105,12 @@ def _steps(
     )
 
 
-def _one_slow(times: int, steps: int) -> Scenario:
+def _one_slow(times: int, steps: int, long: bool = False) -> Scenario:
     """One slow rank, as in SATA. Other ranks' steps take 20 ms, the least that two cores manage."""
     devices = _steps(*[0.02] * (WORLD - 1), 0.02 * times)
-    return Scenario(f"one {times}x slower", "digits", steps, devices, foretold=times < 10)
+    name = f"one {times}x slower{', long' if long else ''}"
+    contenders = {each: CONTENDERS[each] for each in _BOUND} if long else CONTENDERS
+    return Scenario(name, "digits", steps, devices, contenders, foretold=times < 10 and not long)
 
 
 def _groups(apart_ms: int, contenders: Mapping[str, Contender]) -> Scenario:
@@ -121,6 +123,8 @@ def _groups(apart_ms: int, contenders: Mapping[str, Contender]) -> Scenario:
 DELAYS, GROUPS = "0-50 ms at random", [f"two groups, {ms} ms apart" for ms in (50, 100, 200)]
 MIXED = "one 5x slower, and 0-50 ms at random"
 EVEN, EVEN_LARGE = "no stragglers", "no stragglers, 1.1 M parameters"
+# Of these, bounds are asked where one rank is slow for good.
+_BOUND = ("bsp", "rna", "ad-psgd", "n-soft", "local-sgd", "flexrr", "torch Join")
 _FEW = {name: CONTENDERS[name] for name in ("bsp", "rna", "torch DDP")}
 _NO_ALLREDUCE = ("rna", "rna-hierarchical", "eager-sgd", "eager-sgd, solo", "n-soft", "ad-psgd")
 _FURTHER = {name: CONTENDERS[name] for name in ("bsp", *_NO_ALLREDUCE)}
@@ -158,6 +162,8 @@ SCENARIOS = {
     "2x": _one_slow(2, 64),
     "5x": _one_slow(5, 48),
     "10x": _one_slow(10, 48),
+    "5x-long": _one_slow(5, 512, long=True),
+    "10x-long": _one_slow(10, 512, long=True),
 }
 _QUICK = ("bsp", "rna", "eager-sgd", "local-sgd", "torch DDP")
 QUICK = {

@@ -240,6 +240,10 @@ def parts_of(stack: Stack) -> dict[str, psutil.Process]:
         words = child.cmdline()
         name = next((part for part in ("web", "worker") if part in words), "bus")
         parts[name] = child
+    # A fork of the worker, which has the worker's command line.
+    parts["ingest"] = next(
+        child for child in parts["worker"].children() if "worker" in child.cmdline()
+    )
     return parts
 
 

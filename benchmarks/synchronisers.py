@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby, zip_longest
 from pathlib import Path
@@ -44,6 +44,7 @@ from tasks import Task, task_of
 from trainings import Trained, Work, train
 
 from paceline.core.cost import Features
+from paceline.core.pool import is_pooled
 from paceline.node.spool import drain
 from paceline.wire import (
     ALLREDUCE,
@@ -182,9 +183,11 @@ def _synchroniser(scenario: Scenario, contender: Contender, seed: int) -> Synchr
     return what.choose(seen, world, {}).synchroniser
 
 
-def _segment(scenario: Scenario, seed: int) -> int:
+def _segment(scenario: Scenario, seed: int, what: Synchronisation) -> int:
     """Steps in a segment of a relaxed synchroniser, by the controller's rule."""
-    step_s = _times_s(scenario, seed).mean(axis=0).max()
+    times_s = _times_s(scenario, seed).mean(axis=0)
+    shares = is_pooled(what)
+    step_s = scenario.world / (1 / times_s).sum() if shares else times_s.max()
     return segment_steps(float(step_s), relaxed=True)
 
 
@@ -227,7 +230,7 @@ def _on(
     environment: dict[str, str],
 ) -> list[Trained]:
     steps, warm = scenario.steps, scenario.warm
-    segment = _segment(scenario, seed)
+    segment = _segment(scenario, seed, what)
     work = Work(scenario.task, contender.how, seed, steps, warm, what, segment, contender.rate)
     devices = json.dumps(scenario.devices(seed).as_dict())
     return pool.run(train, work, env={"PACELINE_EMULATE": devices, **environment}, timeout_s=180.0)
@@ -268,7 +271,7 @@ def simulated(scenario: Scenario, runs: Runs) -> dict[str, float]:
                 like = name
             reduced, alone = runs["bsp"][seed].profile, runs[like][seed].profile
             assert reduced is not None and alone is not None
-            segment, sample_s = _segment(scenario, seed), _sample_s(scenario)
+            segment, sample_s = _segment(scenario, seed, what), _sample_s(scenario)
             times.append(step_s(what, reduced, alone, row.reduced_s, segment, seed, sample_s))
         ratios[name] = statistics.fmean(times) * scenario.steps / mean(rows, "seconds")
     return ratios
@@ -370,10 +373,26 @@ def main() -> None:
     arguments.add_argument(
         "--only", nargs="+", choices=SCENARIOS, metavar="NAME", help=", ".join(SCENARIOS)
     )
+    arguments.add_argument(
+        "--contenders", nargs="+", metavar="NAME", help="only these, and bsp; nothing is foretold"
+    )
     options = arguments.parse_args()
     seeds = 1 if options.quick else options.seeds
     wanted = QUICK if options.quick else SCENARIOS
     scenarios = [scenario for name, scenario in wanted.items() if name in (options.only or wanted)]
+    if options.contenders:
+        scenarios = [
+            replace(
+                scenario,
+                foretold=False,
+                contenders={
+                    name: contender
+                    for name, contender in scenario.contenders.items()
+                    if name in ("bsp", *options.contenders)
+                },
+            )
+            for scenario in scenarios
+        ]
     results: dict[str, Runs] = {}
     for world, group in groupby(scenarios, key=lambda scenario: scenario.world):
         with contextlib.ExitStack() as held:

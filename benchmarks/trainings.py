@@ -36,6 +36,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 import paceline
 from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
+from paceline.train import collectives
 from paceline.train.plan.leader import Leader
 from paceline.train.sync.averaging import Averaging
 from paceline.train.sync.base import Synchroniser
@@ -151,7 +152,6 @@ class Watch:
         self._network, self._warm, self._rate = network, warm, rate
         self._meets, self._averages = meets, averages
         self.relaxed: Callable[[], Synchroniser | None] = lambda: None  # synchroniser in force
-        self._begun = 0  # steps so far
         self._trained = Trained()
         self._steps: list[_Seen] = []
         self._optimiser = torch.optim.SGD(network.parameters(), 0.0, momentum=0.5)
@@ -163,16 +163,17 @@ class Watch:
         return self._optimiser
 
     @contextlib.contextmanager
-    def step(self) -> Iterator[None]:
-        """Surrounds each step of the training."""
-        self._begun += 1
-        if self._begun <= self._warm:
+    def step(self, number: int) -> Iterator[None]:
+        """Surrounds each turn of the training's loop; `number` is that of its step."""
+        if number < self._warm:
             yield
             return
-        if self._begun == self._warm + 1 and self._meets:
-            dist.barrier()
+        first = self._trained.began == math.inf
+        if first and self._meets:
+            with collectives.own():  # each rank begins a batch of its own here
+                dist.barrier()
         now = time.perf_counter()
-        if self._begun == self._warm + 1:
+        if first:
             self._trained.began, self._trained.began_at = now, time.time()
             for group in self._optimiser.param_groups:
                 group["lr"] = self._rate
@@ -318,12 +319,12 @@ def _by_paceline(work: Work, task: Task, data: Epoch, network: nn.Module, watch:
     if "PACELINE_BUS" not in os.environ:
         own = _coasted(work.synchroniser, work.segment)
     with _groups_seen(watch), own:
-        session = paceline.Session(data, global_batch=batch, seed=work.seed)
+        session = paceline.Session(data, global_batch=batch, seed=work.seed, uneven_steps=True)
         watch.relaxed = lambda: session._loop.gate.relaxed
         model = session.wrap(network)
         optimiser = watch.optimiser
         for *inputs, classes in session.loader(collate_fn=task.collate):
-            with watch.step():
+            with watch.step(session.batch.step):
                 optimiser.zero_grad()
                 cross_entropy(model(*inputs), classes).backward()
                 optimiser.step()
@@ -393,7 +394,7 @@ def _by_torch(work: Work, task: Task, data: Epoch, network: nn.Module, watch: Wa
     with joined:
         for step, (*inputs, classes) in enumerate(loader):
             held.begin(step, [data.sizes[k] for k in batches[step]])
-            with watch.step():
+            with watch.step(step):
                 optimiser.zero_grad()
                 cross_entropy(model(*inputs), classes).backward()
                 optimiser.step()

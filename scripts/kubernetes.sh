@@ -48,12 +48,16 @@ if [ ! -e pkg/generated/openapi/zz_generated.openapi.go ]; then
     "$work/openapi-gen" -i "$folders" -p k8s.io/kubernetes/pkg/generated/openapi -O zz_generated.openapi \
         -h vendor/k8s.io/code-generator/hack/boilerplate.go.txt -r /dev/null
 fi
-version=k8s.io/kubernetes/vendor/k8s.io/component-base/version
+# Two packages say which version it is: that of the programs, and that of clients and of `GET /version`.
+flags="-s -w"
+for package in component-base/version client-go/pkg/version; do
+    at=k8s.io/kubernetes/vendor/k8s.io/$package
+    flags+=" -X $at.gitVersion=v1.20.2 -X $at.gitMajor=1 -X $at.gitMinor=20"
+done
 for program in "${programs[@]}"; do
     [ -x "$target/$program" ] && continue
     say "building $program"
-    go build -ldflags "-s -w -X $version.gitVersion=v1.20.2 -X $version.gitMajor=1 -X $version.gitMinor=20" \
-        -o "$work/$program" "./cmd/$program"
+    go build -ldflags "$flags" -o "$work/$program" "./cmd/$program"
     mv "$work/$program" "$target/$program"
 done
 # What holds a pod's namespaces: it waits.

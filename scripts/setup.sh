@@ -53,6 +53,9 @@ if [ "$(cat "$stamp" 2>/dev/null)" != "$want" ]; then
         [ -x .venv/mlflow/bin/python ] || "$python" -m venv .venv/mlflow
         "${pip[@]}" --python .venv/mlflow/bin/python install -r benchmarks/mlflow.txt
     fi
+    # Otherwise the first servers compile them: no plan comes for ten seconds, or minutes on a busy machine.
+    say "compiling the policies' kernels"
+    .venv/bin/python -c 'from paceline_backend import policies; policies.warm_up()'
     echo "$want" > "$stamp"
 fi
 

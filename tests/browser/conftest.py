@@ -18,8 +18,8 @@ from playwright.sync_api import (
     sync_playwright,
 )
 
-from paceline.node.processes import free_port
 from paceline_backend.store import Store
+from support.ports import free_port
 from support.web import SIGNED_IN, serving
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))

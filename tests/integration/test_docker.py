@@ -14,7 +14,7 @@ import httpx
 import pytest
 import yaml
 
-from paceline.node.processes import free_port
+from support.ports import free_port
 from support.postgres import Postgres
 from support.waiting import DEADLINE_S
 

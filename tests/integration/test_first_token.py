@@ -14,11 +14,11 @@ import pytest
 import sqlalchemy as sa
 
 from paceline.core.errors import PacelineError
-from paceline.node.processes import free_port
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store
 from paceline_backend.store.schema import audit
 from support.node import paceline
+from support.ports import free_port
 from support.waiting import DEADLINE_S, until
 
 

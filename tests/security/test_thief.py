@@ -354,7 +354,9 @@ def test_rest_takes_none_of_it_for_a_token(field: Field, name: str) -> None:
 def test_a_flood_is_bounded(field: Field) -> None:
     """The last test here: the thief's user of the bus is off afterwards."""
     stream, large = wire.run_telemetry(field.mine), os.urandom(20_000)
-    [worker] = [each for each in processes(field) if "--only worker" in " ".join(each.cmdline())]
+    # Two: ingest is a fork.
+    worker = [each for each in processes(field) if "--only worker" in " ".join(each.cmdline())]
+    assert len(worker) == 2
     with field.thief() as thief, field.owner() as owner:
 
         def refused() -> bool:
@@ -364,7 +366,8 @@ def test_a_flood_is_bounded(field: Field) -> None:
                 return True
             return False
 
-        worker.suspend()  # else it may store the flood as fast as it comes
+        for process in worker:
+            process.suspend()  # else it may store the flood as fast as it comes
         try:
             while owner.xlen(stream) * len(large) < 1.1 * Bounds().bytes:
                 with thief.pipeline(transaction=False) as many:
@@ -372,7 +375,8 @@ def test_a_flood_is_bounded(field: Field) -> None:
                         many.xadd(stream, {"v": "1", "large": large})
                     many.execute()
         finally:
-            worker.resume()
+            for process in worker:
+                process.resume()
         until(refused, "the thief to be switched off", DEADLINE_S, 0.01)
         field.goes_on(field.theirs)
         assert (owner.memory_usage("paceline:dead", samples=0) or 0) <= 80 << 20

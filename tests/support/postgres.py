@@ -14,7 +14,7 @@ from pathlib import Path
 
 import psutil
 
-from paceline.node.processes import free_port
+from paceline.node.processes import number_of, reserved_port
 from support.waiting import DEADLINE_S
 
 
@@ -40,7 +40,8 @@ class Postgres:
         self._fsync = "on" if fsync else "off"
         # Not below pytest's tmp_path: its parents are of mode 700, closed to the server's user.
         self.directory = Path(tempfile.mkdtemp(prefix="paceline-pg-"))
-        self.port = free_port()
+        self._reserved = reserved_port()
+        self.port = number_of(self._reserved)
         self._as: dict[str, object] = {}
         self.user = getpass.getuser()
         if os.geteuid() == 0:
@@ -141,4 +142,5 @@ class Postgres:
             except subprocess.TimeoutExpired:
                 self._process.kill()
                 self._process.wait()
+        self._reserved.close()
         shutil.rmtree(self.directory, ignore_errors=True)

@@ -6,14 +6,18 @@ import contextlib
 import gc
 import multiprocessing
 import os
-import socket
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from paceline.node.processes import number_of, reserved_port
+
+if TYPE_CHECKING:
+    import socket
 
 _PRELOADED = ["torch", "torch._dynamo.trace_rules"]
 
@@ -43,6 +47,7 @@ class Ranks:
         self._context.set_forkserver_preload(_PRELOADED)
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
+        self._reserved: socket.socket | None = None  # the port of the ranks' store
 
     def run(
         self,
@@ -94,9 +99,8 @@ class Ranks:
             return False, "died"
 
     def _start(self) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        self._reserved = reserved_port()
+        port = number_of(self._reserved)
         for rank in range(self.world):
             here, there = self._context.Pipe()
             process = self._context.Process(
@@ -116,6 +120,8 @@ class Ranks:
             process.close()
         for pipe in self._pipes:
             pipe.close()
+        if self._reserved is not None:
+            self._reserved.close()
         self._processes, self._pipes = [], []
 
 

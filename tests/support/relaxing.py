@@ -336,3 +336,44 @@ def _towards_one(optimiser: torch.optim.Optimizer, parameter: nn.Parameter) -> T
     loss = (parameter - 1).square().sum()
     loss.backward()
     return loss
+
+
+class _Ones(torch.utils.data.Dataset[Tensor]):
+    def __len__(self) -> int:
+        return SAMPLES
+
+    def __getitem__(self, index: int) -> Tensor:
+        return torch.ones(1)
+
+
+def counted(what: Synchronisation, slow_s: float, segment: int) -> dict[str, Any]:
+    """Three epochs whose gradients are all 1, so that the parameter counts the steps applied.
+
+    Args:
+        what: the synchroniser after the first segment.
+        slow_s: how much longer a step takes the last rank.
+        segment: steps of a segment.
+    """
+    dropped = turns = 0
+    with planned([what], steps=segment):
+        session = paceline.Session(_Ones(), global_batch=BATCH, seed=3, uneven_steps=True)
+        model = session.wrap(nn.Linear(1, 1, bias=False))
+        nn.init.zeros_(next(model.parameters()))
+        optimiser = torch.optim.SGD(model.parameters(), 1.0)
+
+        def report(step: Step, finished: Round) -> None:
+            nonlocal dropped
+            dropped += finished.dropped
+
+        session._loop.gate.on_round = report
+        loader = session.loader()
+        for _ in range(3):
+            for x in loader:
+                time.sleep(slow_s if session.rank == session.world - 1 else 0.001)
+                optimiser.zero_grad()
+                model(x).mean().backward()
+                optimiser.step()
+                turns += 1
+        session.close()
+    steps = -float(next(model.parameters()).detach())
+    return {"steps": steps, "dropped": dropped / BATCH, "turns": turns}

@@ -58,5 +58,5 @@ def _state(client: Client, run: str) -> str:
 def _stacks(client: Client, run: str, hang: dict[str, Any]) -> list[dict[str, Any]]:
     """Where the ranks are that hold up the others; of all ranks where none does."""
     ranks = hang["holding"] or hang["waiting"]
-    listed = asked(client, run, None)["stacks"]
-    return [stack for stack in listed if stack["rank"] in ranks]
+    listed: list[dict[str, Any]] = asked(client, run, None)["stacks"]
+    return [stack for stack in listed if not ranks or stack["rank"] in ranks]

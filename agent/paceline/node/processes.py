@@ -22,8 +22,32 @@ def die_with_parent() -> None:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def free_port() -> int:
-    """A free port on loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+def reserved_port(port: int = 0) -> socket.socket:
+    """A free port of all interfaces that nobody else gets while this socket is open.
+
+    A server that listens there can be started meanwhile, if it sets SO_REUSEADDR as most do. The
+    kernel gives the port to nobody who asks for any free one, nor to outgoing connections. A port
+    that is only looked up may be another process's a moment later.
+
+    Args:
+        port: to reserve; 0: any free one.
+
+    Raises:
+        OSError: it is not free.
+    """
+    both = socket.has_dualstack_ipv6()
+    reserved = socket.socket(socket.AF_INET6 if both else socket.AF_INET)
+    try:
+        reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if both:
+            reserved.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        reserved.bind(("", port))
+    except OSError:
+        reserved.close()
+        raise
+    return reserved
+
+
+def number_of(reserved: socket.socket) -> int:
+    """The number of a reserved port."""
+    return int(reserved.getsockname()[1])

@@ -16,7 +16,10 @@ import torch.distributed as dist
 
 Listener = Callable[[str], None]  # with the collective's name, in the thread that calls it
 
-_METHODS = (
+_METHODS = (  # those of torch 2.8 to 2.13; a release lacks some
+    "all_gather_single",
+    "all_gather_single_coalesced",
+    "all_to_all_single",
     "allgather",
     "allgather_coalesced",
     "allreduce",
@@ -29,6 +32,8 @@ _METHODS = (
     "monitored_barrier",
     "reduce",
     "reduce_scatter",
+    "reduce_scatter_single",
+    "reduce_scatter_single_coalesced",
     "scatter",
     "_allgather_base",
     "_reduce_scatter_base",

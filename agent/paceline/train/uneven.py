@@ -45,7 +45,7 @@ class UnevenSteps:
         self._thread = threading.get_ident()
         self._reason = "" if world > 1 else "there is one rank"  # why steps must be even
         self._epochs = 0  # whole epochs that have been looked at
-        self._told = False
+        self._logged = False
         self._end = collectives.listen(self._called) if world > 1 else lambda: None
 
     def turn_over(self, step: Step, *, stepped: bool) -> None:
@@ -66,8 +66,8 @@ class UnevenSteps:
         """Whether ranks may have different numbers of turns from the next segment on."""
         if self._allowed is not None:
             return self._allowed
-        if self._reason and not self._told:
-            self._told = True
+        if self._reason and not self._logged:
+            self._logged = True
             logger.info(
                 "all ranks make equally many steps, also where some are slow: %s "
                 "(Session(uneven_steps=True) overrules it)",
@@ -106,7 +106,7 @@ class Schedules:
 
     def __init__(self, current: CurrentStep) -> None:
         self._current = current
-        self._found: dict[int, _Schedule] = {}
+        self._schedules: dict[int, _Schedule] = {}
         self._wrapped: dict[type, Any] = {}  # classes with a wrapped `step`, and the original one
         self._nested = False  # in a schedule's step, which may call those of others
         self._looked = False
@@ -116,16 +116,16 @@ class Schedules:
         if self._looked:
             return
         self._looked = True
-        for found in gc.get_objects():
-            kind = type(found)
-            if issubclass(kind, LRScheduler) and getattr(found, "optimizer", None) is optimiser:
-                self._found[id(found)] = _Schedule(found)
+        for living in gc.get_objects():
+            kind = type(living)
+            if issubclass(kind, LRScheduler) and getattr(living, "optimizer", None) is optimiser:
+                self._schedules[id(living)] = _Schedule(living)
                 self._wrap(next(base for base in kind.__mro__ if "step" in vars(base)))
 
     def turn_over(self, step: Step) -> None:
         """A turn with a batch is over."""
         if not step.pooled:
-            for schedule in self._found.values():
+            for schedule in self._schedules.values():
                 schedule.turns += 1
 
     def reach(self, step: Step, number: int) -> None:
@@ -135,7 +135,7 @@ class Schedules:
             step: a step of the segment.
             number: of the step that is reached.
         """
-        for schedule in self._found.values():
+        for schedule in self._schedules.values():
             for _ in range(schedule.due(step, number)):
                 schedule.scheduler.step()
 
@@ -144,7 +144,7 @@ class Schedules:
         for kind, method in self._wrapped.items():
             kind.step = method  # type: ignore[attr-defined]
         self._wrapped.clear()
-        self._found.clear()
+        self._schedules.clear()
 
     def _wrap(self, kind: type) -> None:
         """Wraps a class's `step`. An object's own would be in its ``state_dict``."""
@@ -155,7 +155,7 @@ class Schedules:
 
         @functools.wraps(original)
         def step(scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
-            schedule = schedules._found.get(id(scheduler))
+            schedule = schedules._schedules.get(id(scheduler))
             running = schedules._current.running
             if schedule is None or schedules._nested or args or kwargs:
                 return original(scheduler, *args, **kwargs)

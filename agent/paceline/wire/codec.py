@@ -8,6 +8,7 @@ and counts it; it never guesses.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -46,8 +47,15 @@ def encode_steps(columns: Mapping[str, Sequence[Any]], run: str) -> dict[bytes, 
     }
 
 
-def decode(fields: dict[bytes, bytes]) -> tuple[str, Message]:
+def decode(
+    fields: dict[bytes, bytes], first: msgspec.msgpack.Decoder[Any] | None = None
+) -> tuple[str, Message]:
     """Run id and message of a bus entry.
+
+    Args:
+        fields: of the entry.
+        first: a decoder of some messages, with types that ask for more; what it refuses is decoded
+            as if it were not there.
 
     Raises:
         WireError: another protocol version, or not a message of this one.
@@ -60,7 +68,11 @@ def decode(fields: dict[bytes, bytes]) -> tuple[str, Message]:
             "install the same paceline release on agents and control plane"
         )
     try:
-        return fields[b"run"].decode(), _decoder.decode(fields[b"data"])
+        run, data = fields[b"run"].decode(), fields[b"data"]
+        if first is not None:
+            with suppress(msgspec.ValidationError):
+                return run, first.decode(data)
+        return run, _decoder.decode(data)
     except Exception as error:  # anybody may write to the bus: nesting raises RecursionError, …
         words = worded(error) if isinstance(error, msgspec.ValidationError) else error
         raise WireError(f"not a paceline message: {str(words)[:_LONGEST]}") from error

@@ -236,7 +236,7 @@ class Controller:
         try:
             asked_at = time.monotonic()
             # The lesser of two: a policy's first plan may import and compile modules.
-            with self._turns.turn(), tracing.now().plan(self._id, self._policy_name):
+            with self._turns.turn(self._key), tracing.now().plan(self._id, self._policy_name):
                 made = offer(state, self._window, self._policy, self._version, min(self._plan_s))
             # Why the leader would refuse it.
             reason: Exception | str | None = made.segment.problem(

@@ -57,7 +57,8 @@ from paceline_backend.store.nodes import ALIVE_S
 
 _BATCH = 4_000  # messages
 _AT_ONCE_BYTES = 8 * 2**20  # of the messages that are decoded and stored together
-_TOGETHER = 100  # records of a live message that is made of several
+_TOGETHER = 100  # records of a live message that is made of several,
+_FEW = 25  # each of at most so many: more are worth a message
 _SHARE = 3.0  # times what a batch takes, from one batch to the next: fewer batches cost less,
 _LATEST_S = 0.1  # but no row waits for longer
 _TRIES = 3  # of a message alone, where nobody knows why writing fails
@@ -186,9 +187,9 @@ class Ingest:
         kept = consumer.keep(each.entry for each in self._held)
         self._held = [each for each in self._held if each.entry[:2] in kept]
         entries = consumer.read(_BATCH, _BLOCK_S)
+        self.behind = bool(entries) and bool(consumer.unread)
         if not entries and not self._held:
             return 0
-        self.behind = bool(consumer.unread)
         count = 0
         for part in in_order(entries, _AT_ONCE_BYTES) or [[]]:
             with tracing.now().batch(len(part)):
@@ -357,7 +358,7 @@ def _together(shown: Iterable[Shown | None]) -> Iterator[tuple[str, dict[Any, An
         if each is None:
             continue
         count = _TOGETHER
-        if isinstance(each.message, StepBatch):
+        if isinstance(each.message, StepBatch) and len(each.message.records) <= _FEW:
             count = max(1, len(each.message.records))
         if counts[each.run] + count > _TOGETHER:
             yield from _joined(waiting.pop(each.run, []))

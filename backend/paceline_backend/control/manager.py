@@ -42,7 +42,7 @@ class ControllerManager:
         bus_url: ``redis://…``.
         owner: names this control plane; unique among those that run.
         lease_s: so long after this one died another takes over.
-        busy: whether ingest, in the same process, has more to do than it can.
+        busy: whether ingest, on the same machine, has more to do than it can.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The worker process: ingest, controllers, `auto`, and a sweep for runs that nobody speaks for."""
+"""The worker: ingest in a child process; controllers, `auto`, sweeps and the like in threads."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import dataclasses
 import gc
 import logging
 import signal
-import sys
 import threading
 from collections.abc import Callable
 
@@ -18,7 +17,7 @@ from paceline_backend.control import ControllerManager, floods, upkeep
 from paceline_backend.control.advisor import Advisor
 from paceline_backend.control.engines.engines import Engines
 from paceline_backend.control.hangs import HangWatch
-from paceline_backend.control.ingest import Ingest
+from paceline_backend.control.ingest_process import GARBAGE, IngestProcess
 from paceline_backend.control.keeper import Keeper
 from paceline_backend.control.meetings import Meetings
 from paceline_backend.control.nodes.replacements import Replacements
@@ -31,13 +30,6 @@ from paceline_backend.store import Store
 from paceline_backend.store.upkeep.prune import Keep
 
 log = logging.getLogger(__name__)
-
-# Ingest gives up the interpreter with each statement and each call of the bus. Beside a plan that
-# computes, it gets the interpreter back after so long: a fifth of what is usual.
-_SWITCH_S = 1e-3
-# A batch of ingest makes tens of thousands of objects, none of them in a circle. With Python's own
-# bounds, the search for circles takes a third of ingest's time.
-_GARBAGE = (50_000, 20, 20)
 
 
 def run(settings: Settings, owner: str) -> int:
@@ -55,11 +47,11 @@ def run(settings: Settings, owner: str) -> int:
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    tracing.configure("worker")
     failed: list[str] = []
     keep = Keep(settings.keep_days, settings.keep_runs, settings.keep_bytes)
+    ingest = IngestProcess(settings, owner)  # first of all: it is a fork
+    tracing.configure("worker")
     with Store.open(settings.database) as store:
-        ingest = Ingest(store, settings.bus, owner)
         controllers = ControllerManager(store, settings.bus, owner, busy=lambda: ingest.behind)
 
         def sign() -> heartbeat.Beat:
@@ -87,9 +79,8 @@ def run(settings: Settings, owner: str) -> int:
             threading.Thread(target=_guarded, args=(name, part, stop, failed), name=name)
             for name, part in parts.items()
         ]
-        sys.setswitchinterval(_SWITCH_S)
-        gc.set_threshold(*_GARBAGE)
-        gc.freeze()  # modules stay: they are not searched for garbage while ingest works
+        gc.set_threshold(*GARBAGE)  # controllers read all records, too
+        gc.freeze()
         for thread in threads:
             thread.start()
         for thread in threads:

@@ -13,14 +13,13 @@ from paceline.wire import (
     RunState,
     State,
     WireError,
-    decode,
     node_telemetry,
     writer_of,
 )
 from paceline_backend.control.consumer import Entry
 from paceline_backend.requests import dead
 from paceline_backend.requests.streams import telemetry_streams
-from paceline_backend.store import Store, StoreError
+from paceline_backend.store import Store, StoreError, telemetry
 from paceline_backend.store.telemetry import writers
 from paceline_backend.store.telemetry.writers import Owner
 
@@ -135,7 +134,7 @@ def _decoded(entry: Entry) -> Received:
     if len(data) > _MOST_BYTES and dead.kind_of(data) in _RECORDS:
         return Received(entry, reason=f"it has {len(data):,} bytes: at most {_MOST_BYTES:,}")
     try:
-        run, message = decode(entry.fields)
+        run, message = telemetry.decode(entry.fields)
     except WireError as error:
         return Received(entry, reason=str(error))
     return Received(entry, run, message)

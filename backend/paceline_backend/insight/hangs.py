@@ -13,6 +13,8 @@ from paceline_backend.store.telemetry.phases import Standing
 
 TIMES = 10.0  # A run hangs when nothing has happened for so many times a step's time,
 LEAST_S = 30.0  # and for so long.
+# Times as long as that if all ranks are in the loop's body, where they may evaluate, too.
+BODY_TIMES = 10.0
 FRESH_S = 25.0  # Ranks repeat every 10 s what they have been doing for long.
 
 _MOST_NAMED = 8  # ranks in a sentence
@@ -32,7 +34,7 @@ _DOES = {
 class Hang:
     """What keeps a run from ending its next step."""
 
-    hung: bool  # some ranks wait for others, or all for something that does not come
+    hung: bool  # some ranks wait, or all are in the loop's body for very long
     since_s: float  # for so long no rank has done anything else; 0: ranks go on
     expected_s: float | None  # a step's time; None: no step has ended yet
     step: int | None  # the newest that all ranks have ended
@@ -44,9 +46,14 @@ class Hang:
 
     @property
     def scripted(self) -> bool:
-        """Whether all for which ranks wait save, or are in the script's code outside of a loop."""
+        """Whether only the script knows how long it takes: it is left alone.
+
+        No rank waits, or all for which ranks wait save, or are in the script's code outside of a
+        loop.
+        """
         does = {phase.rank: phase.phase for phase in self.phases}
-        return bool(self.holding) and all(does.get(r) in _OUTSIDE for r in self.holding)
+        held = bool(self.holding) and all(does.get(r) in _OUTSIDE for r in self.holding)
+        return held or not self.waiting
 
 
 def look(connection: Connection, run: int, least_s: float = LEAST_S) -> Hang:
@@ -68,6 +75,9 @@ def explain(standing: Standing, least_s: float = LEAST_S) -> Hang:
     suspended, or its node is away. A rank of which nothing was heard yet is on its way to its loop.
 
     Ranks that save a checkpoint wait for each other, and so for each rank that does not save.
+
+    What ranks wait for in the loop's body, such as a collective of the script's own, is not known.
+    All ranks that stay there for very long after steps that did not are said to hang.
     """
     known = sorted(standing.phases.values(), key=lambda phase: phase.rank)
     expected_s = statistics.median(standing.steps_s) if standing.steps_s else None
@@ -88,8 +98,14 @@ def explain(standing: Standing, least_s: float = LEAST_S) -> Hang:
         waits |= {Phase.CHECKPOINT}
     waiting = [phase.rank for phase in known if phase.phase in waits]
     holding = sorted({p.rank for p in known} - set(waiting) | set(silent)) if waiting else []
-    hung = bool(waiting)
+    in_body = does == {Phase.COMPUTE} and expected_s is not None
+    hung = bool(waiting) or (in_body and since_s >= BODY_TIMES * bound_s)
     words = _words(standing, known, waiting, holding, silent, since_s, expected_s)
+    if hung and not waiting:
+        words += (
+            " No rank waits as far as Paceline knows. They may wait for each other in the script's "
+            "own code, such as in a collective that not all of them called; their stacks tell."
+        )
     return Hang(hung, since_s, expected_s, standing.step, known, waiting, holding, silent, words)
 
 

@@ -7,6 +7,7 @@ import os
 import secrets
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from pathlib import Path
@@ -14,7 +15,7 @@ from pathlib import Path
 import redis
 
 from paceline.core.errors import PacelineError
-from paceline.node.processes import die_with_parent, free_port
+from paceline.node.processes import die_with_parent, number_of, reserved_port
 from paceline.wire.bus import is_loopback
 
 # Each rank has a connection. The server takes fewer where it may not open so many files.
@@ -71,7 +72,11 @@ class EmbeddedBus:
         self.directory = directory
         self.directory.mkdir(parents=True, exist_ok=True)
         self._password = password(directory)
-        self.port = port or free_port()
+        self._reserved: socket.socket | None = None  # a free port, until the server listens there
+        if not port:
+            self._reserved = reserved_port()
+            port = number_of(self._reserved)
+        self.port = port
         self._addresses = [_LOOPBACK, *([] if is_loopback(host) else [host])]
         if host == "0.0.0.0":  # includes loopback
             self._addresses = [host]
@@ -137,6 +142,8 @@ class EmbeddedBus:
                 time.sleep(0.02)
         finally:
             client.close()
+            if self._reserved is not None:
+                self._reserved.close()
         self.stop()
         tail = log.read_text(errors="replace")[-500:] if log.exists() else "(no log)"
         raise PacelineError(f"the embedded bus did not start on port {self.port}:\n{tail}")

@@ -16,7 +16,7 @@ import pytest
 
 from paceline.core.errors import PacelineError
 from paceline.node.client import Client, ServerUnreachable
-from paceline.wire import RunChanged, live
+from paceline.wire import ENDED, RunChanged, live
 from paceline.wire.bus import connect, publish
 from paceline_backend.demo import example
 from paceline_backend.server.embedded import EmbeddedBus
@@ -25,7 +25,7 @@ from paceline_backend.store import Store
 from support import web
 from support.records import add_run
 from support.tls import Certificates, certificates, in_front_of
-from support.waiting import DEADLINE_S, until
+from support.waiting import DEADLINE_S, TRAINING_S, until
 
 TOKEN = "the token of this test"
 
@@ -51,6 +51,7 @@ def process(log: Path, env: dict[str, str], *arguments: str) -> Iterator[subproc
 
 
 @pytest.mark.ranks
+@pytest.mark.timeout(900)
 def test_a_run_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = certificates(tmp_path)
     monkeypatch.setenv("PACELINE_CA_FILE", str(made.ca))
@@ -64,18 +65,27 @@ def test_a_run_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
         ):
             until(lambda: [n for n in client.call("GET", "/nodes") if n["alive"]], "the agent")
             script = str(example("plaid") / "train.py")
-            body = {"script": script, "args": ["--epochs", "1"], "nproc": 2}
+            # More epochs than it takes until the policy's kernels are compiled.
+            body = {"script": script, "args": ["--epochs", "10000"], "nproc": 2}
             run = client.call("POST", "/runs", body)["id"]
+
+            def planned() -> bool:
+                now = client.call("GET", f"/runs/{run}")
+                assert now["state"] not in ENDED, now["message"]
+                segments = client.call("GET", f"/runs/{run}/segments")
+                return "controller" in {segment["source"] for segment in segments}
+
+            until(planned, "a plan of the control plane", TRAINING_S, 0.2)
+            client.call("POST", f"/runs/{run}/stop", {"force": False}, if_match="*")
 
             def ended() -> bool:
                 now = client.call("GET", f"/runs/{run}")
                 assert now["state"] not in ("failed", "stopped"), now["message"]
                 return bool(now["state"] == "finished")
 
-            until(ended, "the end of the run", 120, 0.2)
-            assert client.call("GET", f"/runs/{run}/coverage")["exact"] is True
-            segments = client.call("GET", f"/runs/{run}/segments")
-            assert "controller" in {segment["source"] for segment in segments}
+            until(ended, "the end of the run", TRAINING_S, 0.2)
+            covered = f"/runs/{run}/coverage"
+            until(lambda: client.call("GET", covered)["exact"], "all of the run", TRAINING_S, 0.2)
             _strangers_are_refused(url, monkeypatch)
 
 

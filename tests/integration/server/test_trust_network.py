@@ -16,12 +16,12 @@ import psutil
 import pytest
 
 from paceline.node.client import Client
-from paceline.node.processes import free_port
 from paceline.node.session import of_node, of_run
 from paceline.wire.bus import connect
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.store import Store
 from support.node import paceline, script
+from support.ports import free_port
 from support.records import add_run
 from support.waiting import DEADLINE_S, until
 from support.web import ADMIN, serving

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from paceline.wire import Message, RunState, State, StepBatch
 from paceline_backend import policies
 from paceline_backend.insight import workers
-from paceline_backend.store import Store, reads, runs, telemetry
+from paceline_backend.store import Store, reads, runs, segments, telemetry
 from support.records import add_run, adopted, hello, record
 
 
@@ -186,6 +186,20 @@ def test_a_rank_far_behind_is_left_out_of_the_last_steps(store: Store) -> None:
         every = workers.summary(connection, key, 30, None)
     assert [rank["rank"] for rank in summary] == [0, 2]
     assert [rank["missing"] for rank in every] == [0, 0, 0], "late, not lost"
+
+
+def test_a_run_that_has_grown_is_nothing_to_warn_about(
+    store: Store, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = add_run(store, "r", nproc=3)
+    write(store, "r", hello(world=2), adopted(77, 0))
+    alike, grown = hello(world=2, attempt=1, step=2), hello(world=3, attempt=1, step=2)
+    with store.read() as connection:
+        last = segments.before(connection, key, alike)
+        assert last is not None
+        assert last.seq == 77
+        assert segments.before(connection, key, grown) is None
+    assert "left out" not in caplog.text
 
 
 def test_workers_of_an_attempt_with_fewer_ranks_than_the_one_before(store: Store) -> None:

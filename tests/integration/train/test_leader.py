@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain
@@ -23,7 +24,7 @@ from paceline import wire
 from paceline.core.ledger import Ledger
 from paceline.core.terms import Terms
 from paceline.train.parts import Step
-from paceline.train.plan import leader
+from paceline.train.plan import leader, waits
 from paceline.train.plan.follower import Follower
 from paceline.train.plan.leader import Leader, epoch_order
 from paceline.train.plan.proposals import Proposals
@@ -243,16 +244,23 @@ def test_the_leader_waits_only_for_a_controller_that_speaks(
     assert run.adopted[-1].source == "coast"
 
 
-def test_a_controller_that_plans_for_many_steps_comes_in_time_in_the_end(bus_url: str) -> None:
-    """Planning takes as long as 12 steps, and coasting 2: the leader coasts for longer."""
-    run = Run(bus_url, samples=1000)
+@pytest.mark.parametrize(
+    ("late", "coasted"), [(12, [2, 4, 8, 16]), (40, [2, 4, 8, 16, 32, 64]), (100, [2, 4, 8, 16])]
+)
+def test_a_controller_that_plans_for_many_steps_comes_in_time_in_the_end(
+    late: int, coasted: list[int], bus_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Planning takes as long as so many steps, and coasting 2: the leader coasts for longer."""
+    if late == 100:  # steps that are not short: it never comes in time
+        monkeypatch.setattr(leader, "MOST_COASTED_S", 0.0)
+    run = Run(bus_url, samples=4000)
     epoch = run.epoch()
     next(epoch)
     asked = run.adopted[-1]  # what the controller plans on
-    for step in range(1, 150):
-        if step == asked.first_step + 12:
+    for step in range(1, 900):
+        if step == asked.first_step + late:
             used = set(chain(*(np.frombuffer(s.indices, "<u4").tolist() for s in run.adopted)))
-            free = [n for n in range(1000) if n not in used]
+            free = [n for n in range(4000) if n not in used]
             at = asked.first_step + asked.steps
             run.propose(segment([[free[:3], free[3:4]]], seq=asked.seq + 1, first_step=at))
             asked = run.adopted[-1]
@@ -260,10 +268,45 @@ def test_a_controller_that_plans_for_many_steps_comes_in_time_in_the_end(bus_url
         if run.adopted[-1].source == "controller":
             break
     lengths = [s.steps for s in run.adopted[:-1]]
-    assert run.adopted[-1].source == "controller"
-    assert sorted(set(lengths)) == [2, 4, 8, 16]
-    next(epoch), next(epoch)
-    assert (run.adopted[-1].source, run.adopted[-1].steps) == ("coast", 2), "in time: no need"
+    assert sorted(set(lengths)) == coasted
+    assert (run.adopted[-1].source == "controller") == (late < 100)
+    if late < 100:
+        next(epoch), next(epoch)
+        assert (run.adopted[-1].source, run.adopted[-1].steps) == ("coast", 2), "in time: no need"
+    run.close()
+
+
+def test_where_coasting_cannot_be_longer_the_leader_waits_for_a_plan_at_times(
+    bus_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Epochs have two steps, so each plan comes too late, however long the leader would coast."""
+    monkeypatch.setattr(waits, "FIRST_S", 60.0)
+    monkeypatch.setattr(waits, "BETWEEN", 0.0)
+    run = Run(bus_url, samples=8)
+    for number in range(waits.LATE + 1):
+        steps = run.epoch(number)
+        next(steps)
+        asked = run.adopted[-1]
+        assert (asked.source, asked.seq, asked.steps) == ("coast", number, 2)
+        if number < waits.LATE:  # the leader has just begun what this was for
+            run.propose(segment([[[0, 1], [2, 3]]], seq=number, epoch=number))
+            list(steps)
+    plan = segment(
+        [[[0, 1, 2], [3]], [[4], [5, 6, 7]]],
+        seq=number + 1,
+        epoch=number + 1,
+        first_step=asked.first_step + 2,
+        epoch_end=True,
+    )
+    run.propose(segment([[[0, 1], [2, 3]]], seq=number, epoch=number))
+    list(steps)
+    with ThreadPoolExecutor() as pool:
+        began = pool.submit(next, run.epoch(number + 1))
+        run.propose(plan)
+        began.result()
+    assert run.adopted[-1] == plan
+    assert len(list(run.epoch(number + 2))) == 2
+    assert run.adopted[-1].source == "coast", "and not again: it waits for no controller that rests"
     run.close()
 
 

@@ -282,3 +282,21 @@ def test_a_rank_that_is_late_once_changes_nothing_else(ranks: Ranks, kind: str) 
     assert all(answer["replica"] == answers[0]["replica"] for answer in answers)
     if kind in ("rna", "n-soft", "backup"):  # two of three ranks are enough for these
         assert min(answers[0]["contributors"]) < WORLD, "others went on"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_gradient_is_applied_once(ranks: Ranks, kind: str) -> None:
+    """Also of batches that another rank takes over: they weigh as planned."""
+    answers = ranks.run(relaxing.counted, KINDS[kind], 0.02, STEPS)
+    for answer in answers:
+        if kind in ("rna", "hierarchical"):  # several gradients of a rank may count as one
+            assert 0.5 * 3 * STEPS < answer["steps"] <= 3 * STEPS * 1.0001
+        elif kind in ("local", "osa"):  # the mean of replicas leans to those that made more steps
+            assert 3 * STEPS * 0.9999 < answer["steps"] == answers[0]["steps"]
+        else:
+            expected = 3 * STEPS - answers[0]["dropped"]
+            assert answer["steps"] == pytest.approx(expected, rel=1e-4)
+    turns = [answer["turns"] for answer in answers]
+    assert sum(turns) == 3 * STEPS * WORLD
+    pooled = kind not in ("ssp", "flexrr")
+    assert (turns[-1] < 0.9 * 3 * STEPS) == pooled

@@ -105,6 +105,29 @@ def test_an_evaluation_is_no_hang() -> None:
 
 
 @pytest.mark.parametrize(
+    ("since_s", "changes", "hung"),
+    [
+        (299.0, {}, False),  # an evaluation in the loop's body, perhaps
+        (300.0, {}, True),
+        (300.0, {"steps_s": [4.0]}, False),
+        (400.0, {"steps_s": [4.0]}, True),
+        (9_000.0, {"steps_s": [], "step": None}, False),  # a first step may compile for long
+    ],
+)
+def test_all_are_in_the_loops_body(since_s: float, changes: dict[str, Any], hung: bool) -> None:
+    seen = hang(dict.fromkeys(range(4), (120, Phase.COMPUTE, since_s)), **changes)
+    assert (seen.hung, seen.waiting, seen.holding) == (hung, [], [])
+    assert "Ranks 0, 1, 2 and 3 are in the loop's body." in seen.words
+    assert ("No rank waits as far as Paceline knows." in seen.words) == hung
+    assert seen.scripted, "it may be an evaluation: nobody ends it"
+
+
+def test_one_of_all_in_the_loops_body_is_elsewhere() -> None:
+    body = (120, Phase.COMPUTE, 900.0)
+    assert not hang({**dict.fromkeys(range(4), body), 2: (119, Phase.SCRIPT, 900.0)}).hung
+
+
+@pytest.mark.parametrize(
     ("changes", "why"),
     [
         ({"state": "finished"}, "it has ended"),

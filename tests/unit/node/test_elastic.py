@@ -3,22 +3,24 @@
 from __future__ import annotations
 
 import pickle
+import socket
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from torch.distributed import HashStore, PrefixStore  # type: ignore[attr-defined]
+from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import RendezvousStateError
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
 from torch.distributed.elastic.rendezvous.dynamic_rendezvous import _NodeDesc
 
 from paceline.node.elastic import roll
 from paceline.node.elastic.place import use_interface
-from paceline.node.elastic.rendezvous import Members, Signed
+from paceline.node.elastic.rendezvous import Alone, Members, Signed, together
 from paceline.node.elastic.roll import Failure, Roll, Round
 from paceline.node.machine import address_towards
+from paceline.node.processes import number_of, reserved_port
 
 
 class Exploit:
@@ -178,3 +180,38 @@ def test_the_address_towards_another_is_not_looked_up() -> None:
     assert address_towards("127.0.0.1") == "127.0.0.1"
     with pytest.raises(OSError, match=r"known|address"):
         address_towards("localhost")
+
+
+# The ranks' port
+
+
+def test_nobody_is_given_the_ranks_port_before_rank_0_listens_there() -> None:
+    """Rank 0 imports torch for seconds; a launcher beside it asks for any free port meanwhile."""
+    handler = Alone("r")
+    info = handler.next_rendezvous().bootstrap_store_info
+    assert info is not None
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", info.master_port))
+    store = TCPStore("127.0.0.1", info.master_port, None, is_master=True, wait_for_workers=False)
+    assert store.port == info.master_port
+    second = handler.next_rendezvous().bootstrap_store_info
+    assert second is not None
+    assert second.master_port != info.master_port
+    handler.shutdown()
+    with reserved_port(second.master_port) as again:
+        assert number_of(again) == second.master_port
+
+
+def test_launchers_of_several_nodes_keep_the_ranks_port_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("paceline.node.elastic.rendezvous._LAST_CALL_S", 0.1)
+    handler = together("r", HashStore(), b"key", (1, 1), "127.0.0.1")
+    info = handler.next_rendezvous()
+    assert info.rank == 0
+    assert info.bootstrap_store_info is not None
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(("127.0.0.1", info.bootstrap_store_info.master_port))
+    handler.leave()
+    with reserved_port(info.bootstrap_store_info.master_port):
+        pass

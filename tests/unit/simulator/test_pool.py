@@ -131,8 +131,8 @@ def test_each_batch_is_trained_once_and_rows_sum_up(
     starts = rng.uniform(0, 3, world) if what.name in ("pairwise", "averaging") else None
     costs = Costs(round_s=0.25, call_s=0.125)
     limits = counts.max(axis=0).tolist() if limited else []
-    pooled: list[Bodies] = []
-    batches, kept = Batches.pool, pooled.append
+    bodies_made: list[Bodies] = []
+    batches, kept = Batches.pool, bodies_made.append
 
     def pool_(self: Batches, bodies: Bodies) -> None:
         kept(bodies)
@@ -143,7 +143,7 @@ def test_each_batch_is_trained_once_and_rows_sum_up(
         timeline, dealt, work = trained(
             what, factors, counts, starts, epoch_end=epoch_end, limits=limits, costs=costs
         )
-    spans = [bodies.batch[bodies.made] for bodies in pooled]
+    spans = [bodies.batch[bodies.made] for bodies in bodies_made]
     trained_ones = np.concatenate([*spans, []])
     assert len(set(trained_ones.tolist())) == len(trained_ones)
     assert dealt.features.samples.sum() == counts.sum()
@@ -152,7 +152,7 @@ def test_each_batch_is_trained_once_and_rows_sum_up(
         assert timeline.work_s == pytest.approx(dealt.compute_s)
         assert (timeline.work_s.sum(axis=0) <= work.work_s.sum() * 10).all()
     if limited:
-        for bodies in pooled:
+        for bodies in bodies_made:
             assert (bodies.samples <= limits).all()
     ends = (timeline.work_s + timeline.wait_s + timeline.communication_s).sum(axis=0)
     ends += 0 if starts is None else starts

@@ -37,7 +37,15 @@ def test_no_thread_stays_where_the_leader_cannot_be_made(
     environment = Environment(run="r1", bus=NOBODY, spool=tmp_path)
     with pytest.raises(ValueError, match="no leader"):
         wiring.connect(
-            terms, meeting, environment, Position(), [], lambda: 0, lambda: (0, Phase.DATA), None
+            terms,
+            meeting,
+            environment,
+            Position(),
+            [],
+            lambda: 0,
+            lambda: (0, Phase.DATA),
+            bool,
+            None,
         )
     assert started == {"paceline-telemetry", "paceline-control"}
     assert set(threading.enumerate()) == before
@@ -52,7 +60,7 @@ def test_rank_0_reports_fallbacks_in_a_run_and_cuts_their_reason(
     meeting = Meeting(rank, 2, HashStore(), 0, sizes)
     environment = Environment(run=run, bus=None, spool=tmp_path)
     wired = wiring.connect(
-        terms, meeting, environment, Position(), [], lambda: 0, lambda: (0, Phase.DATA), None
+        terms, meeting, environment, Position(), [], lambda: 0, lambda: (0, Phase.DATA), bool, None
     )
     assert (wired.on_fallback is not None) == (rank == 0 and run is not None)
     if wired.on_fallback is not None:

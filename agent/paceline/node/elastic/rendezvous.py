@@ -10,8 +10,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import os
+import socket
 import time
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -40,6 +42,8 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     _should_keep_alive,
 )
 
+from paceline.node.processes import number_of, reserved_port
+
 LOOPBACK = "127.0.0.1"
 JOIN_S = 600.0  # how long launchers wait until there are enough of them
 _LAST_CALL_S = 3.0  # how long enough of them wait for more that may come
@@ -64,6 +68,7 @@ class Alone(RendezvousHandler):
         self._run = run
         self._rounds = 0
         self._store = HashStore()
+        self._port: socket.socket | None = None  # of rank 0, from now on until the next round
 
     @property
     def use_agent_store(self) -> bool:
@@ -82,7 +87,11 @@ class Alone(RendezvousHandler):
         """A fresh part of the store, and a free port for the ranks."""
         self._rounds += 1
         store = PrefixStore(f"{self._rounds}", self._store)
-        info = RendezvousStoreInfo.build(0, store, local_addr=LOOPBACK)
+        self.shutdown()
+        # Rank 0 listens there seconds later, when it has imported torch.
+        self._port = reserved_port()
+        port = number_of(self._port)
+        info = RendezvousStoreInfo.build(0, store, local_addr=LOOPBACK, server_port=port)
         return RendezvousInfo(store, 0, 1, info)
 
     def is_closed(self) -> bool:
@@ -97,7 +106,9 @@ class Alone(RendezvousHandler):
         return 0
 
     def shutdown(self) -> bool:
-        """Nothing is left to end."""
+        """Gives the ranks' port back."""
+        if self._port is not None:
+            self._port.close()
         return True
 
 
@@ -110,14 +121,30 @@ class Together(DynamicRendezvousHandler):
 
     _joined = 0  # launchers that took part in the last round
     _round: Store  # of the last round
+    _port: socket.socket | None = None  # of rank 0, if it is here, until the next round
     members: Members
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Waits for the next round."""
+        self._give_back_port()
         info = super().next_rendezvous()
+        if info.rank == 0 and info.bootstrap_store_info is not None:
+            # PyTorch has just looked it up, and rank 0 listens there when it has imported torch.
+            with suppress(OSError):  # it is gone already: rank 0 will say so
+                self._port = reserved_port(info.bootstrap_store_info.master_port)
         self._joined, self._round = info.world_size, info.store
         self.members.meet(self._this_node, self._state_holder.state.participants)
         return info
+
+    def _give_back_port(self) -> None:
+        if self._port is not None:
+            self._port.close()
+            self._port = None
+
+    def shutdown(self) -> bool:
+        """Closes the rendezvous for all, and gives the ranks' port back."""
+        self._give_back_port()
+        return bool(super().shutdown())
 
     def num_nodes_waiting(self) -> int:
         """Launchers for whose sake the ranks must meet again: that wait, are gone, or will go.
@@ -152,6 +179,7 @@ class Together(DynamicRendezvousHandler):
             RendezvousError: the store is gone.
         """
         self._stop_heartbeats()
+        self._give_back_port()
         self.members.note_gone([self._this_node])
         self._op_executor.run(_RendezvousExitOp(), time.monotonic() + _LEAVE_S)
 

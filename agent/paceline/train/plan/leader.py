@@ -18,13 +18,19 @@ from paceline.core.pool import is_pooled
 from paceline.core.terms import Terms
 from paceline.train.parts import Part, left_key, part_key, put_part
 from paceline.train.plan.proposals import Proposals
+from paceline.train.plan.waits import Waits
 from paceline.train.sync import pool, stealing
 from paceline.wire import ALLREDUCE, Adopted, Segment, pack_indices
 
 logger = logging.getLogger(__name__)
 
 GRACE_S = 0.05
-MOST_COASTED = 16  # steps at once at most: a switch takes effect only after these steps
+# Steps at once at most: a switch takes effect only after these steps.
+MOST_COASTED = 16
+# While plans come too late even for that, for so many seconds: on a machine that is too busy a plan
+# takes seconds, in which small models train for many steps.
+MOST_COASTED_S = 10.0
+_PACE = 8  # segments by whose times a step's time is known
 
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import Store
@@ -99,6 +105,8 @@ class Leader:
         self._newest = -1  # number of the newest segment in the store
         self._heard = 0  # number of proposals when the last segment was chosen
         self._coast_steps = terms.coast_steps  # more while a controller's plans come too late
+        self._waits = Waits()
+        self._begun: deque[tuple[float, int]] = deque(maxlen=_PACE)  # when segments were chosen
         # Steps that are adopted but not reached, with their samples.
         self._ahead: deque[tuple[int, Ints]] = deque()
 
@@ -186,23 +194,32 @@ class Leader:
         proposals = self._proposals
         if proposals is None:
             return None
-        deadline = time.monotonic() + self._patience_s(proposals)
-        try:
-            while proposal := proposals.take(self.seq, deadline - time.monotonic()):
-                segment = proposal.segment
-                refusal = self._ledger.refusal(segment, self._world)
-                if segment.first_step != self._step:
-                    refusal = f"it begins at step {segment.first_step}, not {self._step}"
-                if refusal is None:
-                    self._coast_steps = self._terms.coast_steps
-                    return segment
-                logger.warning(
-                    "segment %d of %s refused: %s", segment.seq, proposal.controller, refusal
-                )
+        patience_s = self._patience_s(proposals)
+        made = self._taken(proposals, time.monotonic() + patience_s)
+        if made is None:
             self._consider_lateness(proposals)
-            return None
-        finally:
-            self._heard = proposals.heard
+        else:
+            self._coast_steps = self._terms.coast_steps
+        self._heard = proposals.heard
+        if patience_s > GRACE_S:
+            self._waits.over(came=made is not None)
+        elif made is not None:
+            self._waits.in_time()
+        return made
+
+    def _taken(self, proposals: Proposals, deadline: float) -> Segment | None:
+        """The first valid proposal that comes until then."""
+        while proposal := proposals.take(self.seq, deadline - time.monotonic()):
+            segment = proposal.segment
+            refusal = self._ledger.refusal(segment, self._world)
+            if segment.first_step != self._step:
+                refusal = f"it begins at step {segment.first_step}, not {self._step}"
+            if refusal is None:
+                return segment
+            logger.warning(
+                "segment %d of %s refused: %s", segment.seq, proposal.controller, refusal
+            )
+        return None
 
     def _consider_lateness(self, proposals: Proposals) -> None:
         """Coasts twice as long from now on if a plan came for a segment that is past.
@@ -211,7 +228,16 @@ class Leader:
         """
         newest = proposals.newest
         if newest is not None and proposals.heard > self._heard and newest.segment.seq < self.seq:
-            self._coast_steps = min(2 * self._coast_steps, MOST_COASTED)
+            self._coast_steps = min(2 * self._coast_steps, self._most_coasted())
+            self._waits.late()
+
+    def _most_coasted(self) -> int:
+        """Steps of a coasted segment at most, by the times of the newest segments."""
+        if not self._begun:
+            return MOST_COASTED
+        began, first = self._begun[0]
+        step_s = max(time.monotonic() - began, 1e-3) / (self._step - first)
+        return max(MOST_COASTED, int(MOST_COASTED_S / step_s))
 
     def _patience_s(self, proposals: Proposals) -> float:
         """How long to wait for a proposal: only if the controller has shown that it is alive.
@@ -219,7 +245,9 @@ class Leader:
         It has if it made the last segment, or proposed something since then.
         """
         kept_up = self._last is not None and self._last.source != "coast"
-        return GRACE_S if kept_up or proposals.heard > self._heard else 0.0
+        if not kept_up and proposals.heard == self._heard:
+            return 0.0
+        return max(GRACE_S, self._waits.due_s)
 
     def _coasted(self) -> Segment:
         last = self._last
@@ -227,7 +255,9 @@ class Leader:
         shares = list(last.shares) if last is not None else []
         synchroniser = last.synchroniser if last is not None else ALLREDUCE
         # Relaxed ranks meet at a segment's end, which should be rare: coast for longer.
-        steps = self._coast_steps if synchroniser == ALLREDUCE else MOST_COASTED
+        steps = min(self._coast_steps, self._most_coasted())
+        if synchroniser != ALLREDUCE:
+            steps = max(MOST_COASTED, steps)
         assignments = self._ledger.coast(steps, self._world, self._sizes, shares)
         counts, indices = pack_indices(assignments)
         return Segment(
@@ -260,6 +290,7 @@ class Leader:
         for k, samples in enumerate(np.split(indices, ends[:-1])):
             self._ahead.append((segment.first_step + k, samples))
         self._ledger.use(indices)
+        self._begun.append((time.monotonic(), self._step))
         self._step += segment.steps
         self._last = segment
         if self._announce is not None:

@@ -15,9 +15,9 @@ Messages may come late, in any order and repeatedly; the tables end up the same,
 * `Hello` → ``attempts``, too: where it begins, and how far those before it had come.
 * `NodeState` → ``nodes``: the latest.
 
-Each table has a module here. `locked` holds the runs' rows during the transaction, and `columns`
-checks records against the tables that they go to. `problem` says what is wrong with one message.
-`writers` says whose reports those are.
+Each table has a module here. `locked` holds the runs' rows during the transaction. `columns` checks
+records against the tables that they go to, and `decoding` does so while it reads them. `problem`
+says what is wrong with one message. `writers` says whose reports those are.
 """
 
 from __future__ import annotations
@@ -49,9 +49,10 @@ from paceline_backend.store.telemetry import (
     steps,
 )
 from paceline_backend.store.telemetry.checks import problem
+from paceline_backend.store.telemetry.decoding import decode
 from paceline_backend.store.telemetry.locked import lose
 
-__all__ = ["Written", "lose", "problem", "write"]
+__all__ = ["Written", "decode", "lose", "problem", "write"]
 
 
 @dataclass(frozen=True)

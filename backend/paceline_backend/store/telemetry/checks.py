@@ -13,15 +13,13 @@ from paceline.wire import (
     RoundRecord,
     RunState,
     StepBatch,
-    StepRecord,
 )
 from paceline.wire.problems import of_times, of_whole
 from paceline_backend.store import refusals, schema
 from paceline_backend.store.database import StoreRefusedError
-from paceline_backend.store.telemetry.columns import Columns
+from paceline_backend.store.telemetry.columns import STEPS, Columns
 from paceline_backend.store.telemetry.rounds import check_staleness
 
-_STEP = Columns(StepRecord, schema.worker_steps)
 _ROUND = Columns(RoundRecord, schema.rounds)
 
 
@@ -61,7 +59,7 @@ def problem(message: Message, world: int | None = None, samples: int | None = No
 def _of_records(batch: StepBatch | RoundBatch) -> str | None:
     try:
         if isinstance(batch, StepBatch):
-            _STEP.all_checked(batch.records)
+            STEPS.all_checked(batch.records)
             return None
         for record in batch.records:
             _ROUND.checked(record)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
-from typing import Any, TypeVar
+from typing import Annotated, Any, Generic, TypeVar
 
 import msgspec
 import sqlalchemy as sa
 
 from paceline.wire import RoundRecord, StepRecord
 from paceline.wire.segment import MOST_STEPS
+from paceline_backend.store import schema
 from paceline_backend.store.database import StoreRefusedError
 
 # Postgres raises where a product, quotient or sum of finite numbers leaves the range of a double,
@@ -23,7 +24,7 @@ _BOUNDS: dict[type, int] = {sa.SmallInteger: 2**15, sa.Integer: 2**31, sa.BigInt
 R = TypeVar("R", StepRecord, RoundRecord)
 
 
-class Columns:
+class Columns(Generic[R]):
     """A kind of record and its table: each field is a column of the same name.
 
     Integers must fit into their columns. Numbers that must be there must be finite and at least 0,
@@ -38,7 +39,7 @@ class Columns:
         TypeError: a field has no column.
     """
 
-    def __init__(self, record: type[msgspec.Struct], table: sa.Table) -> None:
+    def __init__(self, record: type[R], table: sa.Table) -> None:
         self.names = record.__struct_fields__
         if missing := [name for name in self.names if name not in table.c]:
             raise TypeError(
@@ -56,12 +57,16 @@ class Columns:
         needed = [name for name in real if not table.c[name].nullable]
         self._needed = attrgetter(*needed)
         self._fit = _compiled(self._whole, needed, self._optional)
+        # A kind of record that decoders make only of what can be stored as it is. Who decodes it
+        # asks nothing of it that `checked` asks; what does not fit is decoded as `record`.
+        self.fitting: type[R] = _bounded(record, dict(self._whole), needed, self._optional)
 
     def all_checked(self, records: Sequence[R]) -> Sequence[R]:
         """Records as they can be stored; see `checked`."""
-        if self._fit(records):
+        fitting = self.fitting
+        if self._fit(record for record in records if type(record) is not fitting):
             return records
-        return [self.checked(record) for record in records]
+        return [record if type(record) is fitting else self.checked(record) for record in records]
 
     def checked(self, record: R) -> R:
         """The record as it can be stored.
@@ -82,6 +87,30 @@ class Columns:
             if value is not None and not -HUGE < value < HUGE:
                 record = msgspec.structs.replace(record, **{name: None})
         return record
+
+
+def _bounded(
+    record: type[R], whole: dict[str, int], needed: Sequence[str], optional: Sequence[str]
+) -> type[R]:
+    """The kind of record with a bound of each number in its type, which msgspec checks in C."""
+    bounds: dict[str, Any] = {
+        name: Annotated[int, msgspec.Meta(ge=0, le=bound - 1)] for name, bound in whole.items()
+    }
+    each = HUGE / (2 * len(needed))  # so that their sum, rounded as it may be, is below `HUGE`
+    bounds |= dict.fromkeys(needed, Annotated[float, msgspec.Meta(ge=0, lt=each)])
+    within = Annotated[float, msgspec.Meta(gt=-HUGE, lt=HUGE)]
+    bounds |= dict.fromkeys(optional, within | None)
+    fields = [
+        (name, bounds.get(name, field.type), field.default)
+        if field.default is not msgspec.NODEFAULT
+        else (name, bounds.get(name, field.type))
+        for name, field in ((field.name, field) for field in msgspec.structs.fields(record))
+    ]
+    made = msgspec.defstruct(
+        record.__name__, fields, bases=(record,), frozen=True, array_like=True, gc=False
+    )
+    assert issubclass(made, record)
+    return made
 
 
 def _compiled(
@@ -109,3 +138,6 @@ def _compiled(
     exec(source, names)
     made: Callable[[Iterable[StepRecord | RoundRecord]], bool] = names["fit"]
     return made
+
+
+STEPS = Columns(StepRecord, schema.worker_steps)

@@ -4,38 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from functools import cache
-from itertools import chain, groupby
-from operator import itemgetter
+from itertools import chain
+from operator import attrgetter, itemgetter
 from typing import Any
 
-import msgspec
 import psycopg
 import sqlalchemy as sa
+from msgspec.structs import astuple as as_tuple
 
 from paceline.wire import StepBatch, StepRecord
 from paceline_backend.store import schema
 from paceline_backend.store.database import in_chunks
 from paceline_backend.store.rollups import writing as rollups
-from paceline_backend.store.telemetry.columns import Columns
+from paceline_backend.store.telemetry.columns import STEPS
 from paceline_backend.store.telemetry.locked import LockedRun
 
 _ALL_STEPS = range(2**62)
 _MANY = 64  # ranks
 _CHUNKS = (64, 8, 1)  # how many steps one query asks for: databases remember queries by their text
 
-_RECORD = Columns(StepRecord, schema.worker_steps)
-_COLUMNS = (*_RECORD.names, "run")
+_COLUMNS = ("run", *STEPS.names)
 _NAMES = ", ".join(_COLUMNS)
 _KEY = itemgetter(*(_COLUMNS.index(name) for name in ("run", "step", "rank")))
-_STEP = itemgetter(_COLUMNS.index("step"))
-_RUN = itemgetter(_COLUMNS.index("run"))
+_STEP = attrgetter("step")
 _ATTEMPT = itemgetter(_COLUMNS.index("attempt"))
 _NEWER_ATTEMPT_WINS = (
     "ON CONFLICT (run, step, rank) DO UPDATE SET "
     + ", ".join(f"{c} = excluded.{c}" for c in _COLUMNS if c not in ("run", "step", "rank"))
     + " WHERE excluded.attempt > worker_steps.attempt"
 )
-_ROW = f"({', '.join('?' * len(_COLUMNS))})"
+_ROW = f"(?1, {', '.join('?' * len(STEPS.names))})"  # all rows of a statement are of one run
 # Python's driver lets other threads run once for each statement, and may wait for them: so a
 # statement takes many rows. The sizes are few, so that each statement is prepared once.
 _INSERTS = {
@@ -111,23 +109,24 @@ def write(connection: sa.Connection, batches: Sequence[tuple[LockedRun, StepBatc
     Raises:
         StoreRefusedError: some record holds values that no database takes.
     """
-    rows: list[tuple[Any, ...]] = []
+    of_runs: list[tuple[int, Sequence[StepRecord]]] = []
     for run, of_run in _by_run(batches):
-        records, key = _RECORD.all_checked(of_run), run.key
+        # Appending to the table is cheaper than inserting here and there.
+        records = sorted(STEPS.all_checked(of_run), key=_STEP)
         for attempt, rank in {(record.attempt, record.rank) for record in records}:
             run.check_rank(attempt, rank)
             run.repeated |= attempt > 0
         run.touched.update([record.step for record in records])
-        rows += [(*msgspec.structs.astuple(record), key) for record in records]
-    if not rows:
+        of_runs.append((run.key, records))
+    count = sum(len(records) for _, records in of_runs)
+    if not count:
         return 0
-    rows.sort(key=_STEP)  # appending to the table is cheaper than inserting here and there
-    rows.sort(key=_RUN)
     if connection.dialect.name == "sqlite":
-        _insert(connection, rows)
+        _insert(connection, of_runs)
     else:
+        rows = [(key, *as_tuple(record)) for key, records in of_runs for record in records]
         _copy(connection, _latest(rows), new=not any(run.repeated for run, _ in batches))
-    return len(rows)
+    return count
 
 
 def _by_run(
@@ -229,11 +228,14 @@ def _spans(run: LockedRun, parts: Iterable[range]) -> Iterator[dict[str, Any]]:
         yield {"run": run.key, "first": part.start, "end": part.stop}
 
 
-def _insert(connection: sa.Connection, rows: Sequence[tuple[Any, ...]]) -> None:
-    chunks = in_chunks(rows, tuple(_INSERTS))
-    for size, of_size in groupby(chunks, len):
-        flat = [tuple(chain.from_iterable(chunk)) for chunk in of_size]
-        connection.exec_driver_sql(_INSERTS[size], flat)
+def _insert(connection: sa.Connection, of_runs: Iterable[tuple[int, Sequence[StepRecord]]]) -> None:
+    flat: dict[int, list[tuple[Any, ...]]] = {size: [] for size in _INSERTS}
+    for key, records in of_runs:
+        for chunk in in_chunks(records, tuple(_INSERTS)):
+            flat[len(chunk)].append((key, *chain.from_iterable(map(as_tuple, chunk))))
+    for size, chunks in flat.items():
+        if chunks:
+            connection.exec_driver_sql(_INSERTS[size], chunks)
 
 
 def _copy(connection: sa.Connection, rows: Collection[tuple[Any, ...]], *, new: bool) -> None:

@@ -1,0 +1,195 @@
+"""A pool of batches in the ranks' store, without training: each batch is trained once."""
+
+from __future__ import annotations
+
+import heapq
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.distributed import HashStore
+
+from paceline.train.parts import Part, Step
+from paceline.train.sync.pool import Pool, ends_span, put
+from paceline.wire.synchronisation import Synchronisation, convert
+
+RNA = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
+LOCAL = convert("averaging", {"every": 3})
+
+
+def parts_of(
+    counts: list[list[int]], what: Synchronisation, segment: int = 0, first_step: int = 0
+) -> list[Part]:
+    """A part for each rank: `counts` are [W][steps]; all samples are different."""
+    numbers = iter(range(10**6))
+    return [
+        Part(
+            epoch=0,
+            segment=segment,
+            first_step=first_step,
+            counts=of_rank,
+            loads=[float(count) for count in of_rank],
+            weights=[0.1] * len(of_rank),
+            ett_s=[],
+            indices=np.array([next(numbers) for _ in range(sum(of_rank))], "<u4").tobytes(),
+            epoch_end=False,
+            squares=[float(count) for count in of_rank],
+            longest=[1.0] * len(of_rank),
+            synchroniser=what,
+            pooled=True,
+        )
+        for of_rank in counts
+    ]
+
+
+class Rank:
+    """One rank's loop, as `paceline.train.loader` drives it, on a virtual clock."""
+
+    def __init__(self, rank: int, pool: Pool, part: Part, batch_s: float) -> None:
+        self.rank, self.pool, self.batch_s = rank, pool, batch_s
+        self._planned = list(part.steps())
+        self.trained: list[Step] = []
+        self.stopped: list[float] = []  # when it was through with each span
+
+    def turn(self, now: float, held: set[int]) -> float | None:
+        """Begins the next batch; how long it takes, or None: it waits at a span's end."""
+        while self._planned:
+            step = self._planned[0]
+            if step.samples and self.pool.begins(step, may_leave=True):
+                self._planned.pop(0)
+                if ends_span(step):
+                    self._planned.insert(0, step.without_batch())
+                return self._train(step)
+            if ends_span(step):
+                taken = self.pool.takes_over(step)
+                if taken is not None:
+                    return self._train(taken)
+                self.stopped.append(now)
+                held.add(self.rank)
+                return None
+            self._planned.pop(0)
+        return None
+
+    def go_on(self) -> None:
+        """All ranks are at the span's end."""
+        self.pool.end_span(self._planned.pop(0))
+
+    @property
+    def over(self) -> bool:
+        return not self._planned
+
+    def _train(self, step: Step) -> float:
+        self.trained.append(step)
+        self.pool.worked(self.batch_s)
+        return self.batch_s
+
+
+def train(
+    store: HashStore, parts: list[Part], batch_s: list[float], limits: list[int | None]
+) -> list[Rank]:
+    world = len(parts)
+    put(store, parts)
+    ranks = [
+        Rank(rank, Pool(store, rank, world, limits[rank]), parts[rank], batch_s[rank])
+        for rank in range(world)
+    ]
+    held: set[int] = set()
+    events = [(0.0, rank) for rank in range(world)]
+    while events:
+        now, rank = heapq.heappop(events)
+        takes = ranks[rank].turn(now, held)
+        if takes is not None:
+            heapq.heappush(events, (now + takes, rank))
+        elif len(held) == world:
+            for each in ranks:
+                each.go_on()
+            events = [(now, each.rank) for each in ranks if not each.over]
+            held.clear()
+    return ranks
+
+
+counts_of = st.integers(2, 5).flatmap(
+    lambda world: st.integers(1, 8).flatmap(
+        lambda steps: st.lists(
+            st.lists(st.sampled_from([0, 1, 2, 2, 2]), min_size=steps, max_size=steps),
+            min_size=world,
+            max_size=world,
+        )
+    )
+)
+
+
+@given(counts_of, st.data(), st.sampled_from([RNA, LOCAL]))
+def test_each_batch_is_trained_once(
+    counts: list[list[int]], data: st.DataObject, what: Synchronisation
+) -> None:
+    store = HashStore()
+    batch_s = [data.draw(st.floats(0.1, 10.0)) for _ in counts]
+    limits = [data.draw(st.sampled_from([None, 2, 2])) for _ in counts]
+    parts = parts_of(counts, what)
+    ranks = train(store, parts, batch_s, limits)
+    trained = Counter(index for rank in ranks for step in rank.trained for index in step.indices)
+    assert sorted(trained) == list(range(sum(map(sum, counts))))
+    assert set(trained.values()) <= {1}
+    assert store.num_keys() == 0, "all is cleaned up"
+
+
+def test_ranks_train_as_much_as_their_speeds_allow() -> None:
+    """Rank 2 is four times slower: 48 batches take 48/2.25 s where equal steps take 64."""
+    ranks = train(HashStore(), parts_of([[2] * 16] * 3, RNA), [1.0, 1.0, 4.0], [None] * 3)
+    assert [len(rank.trained) for rank in ranks] == [22, 21, 5]
+    assert max(rank.stopped[0] for rank in ranks) <= 23.0
+    taken = [step for step in ranks[0].trained if step.shared]
+    assert {step.step for step in taken} == {15}, "reported under the last step"
+    assert not any(step.last for step in taken)
+
+
+@given(st.lists(st.sampled_from([1.0, 1.1, 2.0, 3.5, 7.0]), min_size=2, max_size=6))
+def test_nobody_waits_longer_than_one_of_its_batches_takes(speeds: list[float]) -> None:
+    ranks = train(HashStore(), parts_of([[1] * 32] * len(speeds), RNA), speeds, [None] * 8)
+    end = max(rank.stopped[0] for rank in ranks)
+    for rank, batch_s in zip(ranks, speeds, strict=True):
+        assert end - rank.stopped[0] <= 1.5 * batch_s + 1e-9
+
+
+def test_a_rank_takes_no_batch_that_its_memory_has_no_room_for() -> None:
+    ranks = train(HashStore(), parts_of([[1] * 4, [3] * 4], RNA), [1.0, 9.0], [1, None])
+    assert {step.samples for step in ranks[0].trained} == {1}
+    assert len(ranks[1].trained) == 4
+
+
+def test_a_mean_waits_for_batches_of_its_steps_only() -> None:
+    """Under local SGD batches of steps after a mean are not taken over before it."""
+    ranks = train(HashStore(), parts_of([[1] * 6] * 2, LOCAL), [1.0, 5.0], [None] * 2)
+    for rank in ranks:
+        assert len(rank.stopped) == 2
+        before = [step.step for step in rank.trained]
+        assert before == sorted(before)
+
+
+def test_two_ranks_that_want_the_same_batch_do_not_both_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both write the same share: only who wrote it tells them apart."""
+    store = HashStore()
+    parts = parts_of([[1], [1], [1, 1][:1]], RNA)
+    put(store, parts)
+    pools = [Pool(store, rank, 3, None) for rank in range(3)]
+    (first,), (second,), (third,) = (list(part.steps()) for part in parts)
+    assert pools[0].begins(first, may_leave=False)
+    assert pools[1].begins(second, may_leave=False)
+    look, taken = pools[0]._look, []
+
+    def look_late() -> object:
+        entries = look()
+        monkeypatch.setattr(pools[0], "_look", look)
+        taken.append(pools[1].takes_over(second))  # between the look and the write
+        return entries
+
+    monkeypatch.setattr(pools[0], "_look", look_late)
+    assert pools[0].takes_over(first) is None
+    assert taken[0] is not None
+    assert taken[0].indices == third.indices
+    assert not pools[2].begins(third, may_leave=False)

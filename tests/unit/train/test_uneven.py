@@ -1,0 +1,196 @@
+"""What a script's loop shows of itself, and its schedules where ranks have different turns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.optim import lr_scheduler
+
+from paceline.core.errors import PacelineError
+from paceline.train import collectives
+from paceline.train.ddp import CurrentStep
+from paceline.train.parts import Step
+from paceline.train.uneven import Schedules, UnevenSteps
+
+
+def step(number: int, *, pooled: bool = False, samples: int = 1, first: int = 0) -> Step:
+    return Step(
+        0,
+        number,
+        first,
+        list(range(samples)),
+        1.0,
+        1.0,
+        1.0,
+        0.5,
+        None,
+        0,
+        segment_first=first,
+        segment_end=first + 16,
+        pooled=pooled,
+    )
+
+
+def in_turn(current: CurrentStep, of: Step, *, body: bool = True) -> None:
+    running: Any = SimpleNamespace(step=of, in_body=body)
+    current.running = running
+
+
+@pytest.fixture
+def optimiser() -> torch.optim.Optimizer:
+    return torch.optim.SGD(nn.Linear(1, 1).parameters(), 1.0)
+
+
+@pytest.fixture
+def group() -> Iterator[None]:
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def test_ranks_may_differ_after_an_epoch_that_showed_nothing_against_it() -> None:
+    uneven = UnevenSteps(None, CurrentStep(2), 2)
+    assert not uneven.are_allowed()
+    uneven.turn_over(step(0), stepped=True)
+    uneven.turn_over(step(1, samples=0), stepped=False)  # a filler
+    assert not uneven.are_allowed()
+    uneven.epoch_over()
+    assert uneven.are_allowed()
+    uneven.turn_over(step(2), stepped=False)
+    assert not uneven.are_allowed()
+    uneven.close()
+
+
+def test_what_the_script_said_counts() -> None:
+    for allowed in (True, False):
+        uneven = UnevenSteps(allowed, CurrentStep(2), 2)
+        uneven.turn_over(step(2), stepped=False)
+        assert uneven.are_allowed() is allowed
+        uneven.close()
+
+
+@pytest.mark.usefixtures("group")
+def test_a_collective_in_a_turn_forbids_it() -> None:
+    current = CurrentStep(2)
+    uneven = UnevenSteps(None, current, 2)
+    uneven.epoch_over()
+    dist.barrier()  # outside of the loop,
+    in_turn(current, step(0), body=False)
+    dist.barrier()  # between two turns,
+    in_turn(current, step(0))
+    with collectives.own():
+        dist.barrier()  # and of Paceline's own
+    assert uneven.are_allowed()
+    dist.all_reduce(torch.ones(1))
+    assert not uneven.are_allowed()
+    uneven.close()
+
+
+@pytest.mark.usefixtures("group")
+@pytest.mark.parametrize(
+    "collective",
+    [
+        dist.barrier,
+        lambda: dist.all_reduce(torch.ones(1)),
+        lambda: dist.broadcast(torch.ones(1), 0),
+        lambda: dist.all_gather_object([None], 1),
+        lambda: dist.all_gather([torch.ones(1)], torch.ones(1)),
+        lambda: dist.all_gather_single(torch.ones(1), torch.ones(1)),
+    ],
+)
+def test_a_collective_that_not_all_ranks_come_to_is_refused(collective: Any) -> None:
+    current = CurrentStep(2)
+    uneven = UnevenSteps(True, current, 2)
+    in_turn(current, step(7, pooled=True))
+    with pytest.raises(PacelineError, match=r"in step 7: not all ranks .*uneven_steps=False"):
+        collective()
+    uneven.close()
+    collective()
+
+
+def rates(
+    scheduler: Any, optimiser: torch.optim.Optimizer, turns: list[Step], *, each: int = 1
+) -> list[float]:
+    """The learning rate in each turn of a script that steps its schedule every `each` turns."""
+    current = CurrentStep(2)
+    schedules = Schedules(current)
+    schedules.look(optimiser)
+    optimiser.step()  # else the schedule warns
+    seen = []
+    for number, of in enumerate(turns):
+        if of.pooled:
+            schedules.reach(of, of.step)
+        in_turn(current, of)
+        seen.append(optimiser.param_groups[0]["lr"])
+        if (number + 1) % each == 0:
+            scheduler.step()
+        schedules.turn_over(of)
+        current.running = None
+    schedules.reach(turns[-1], turns[-1].segment_end)
+    seen.append(optimiser.param_groups[0]["lr"])
+    schedules.close()
+    return seen
+
+
+def even(count: int = 16) -> list[Step]:
+    return [step(number) for number in range(count)]
+
+
+@pytest.mark.parametrize("each", [1, 2])
+def test_a_schedule_follows_the_steps(optimiser: torch.optim.Optimizer, each: int) -> None:
+    """Of a fast rank, which has several batches of a step, and of a slow one, which skips some."""
+    scheduler = lr_scheduler.LambdaLR(optimiser, lambda count: count)
+    fast = [step(number, pooled=True, first=16) for number in [*range(16, 32), 31, 31]]
+    slow = [step(number, pooled=True, first=16) for number in (16, 17, 18)]
+    for turns in (fast, slow):
+        scheduler.last_epoch = 0
+        optimiser.param_groups[0]["lr"] = 0.0
+        seen = rates(scheduler, optimiser, even() + turns, each=each)
+        assert seen[:-1] == [
+            of.step // each if not of.pooled else round((of.step - 16) / each) + 16 // each
+            for of in even() + turns
+        ]
+        assert seen[-1] == 32 / each
+
+
+def test_a_schedule_of_schedules_is_stepped_as_a_whole(optimiser: torch.optim.Optimizer) -> None:
+    parts = [lr_scheduler.ConstantLR(optimiser, 0.5, 4), lr_scheduler.ExponentialLR(optimiser, 0.9)]
+    whole = lr_scheduler.SequentialLR(optimiser, parts, [8])
+    twin_optimiser = torch.optim.SGD(nn.Linear(1, 1).parameters(), 1.0)
+    twins = [
+        lr_scheduler.ConstantLR(twin_optimiser, 0.5, 4),
+        lr_scheduler.ExponentialLR(twin_optimiser, 0.9),
+    ]
+    twin = lr_scheduler.SequentialLR(twin_optimiser, twins, [8])
+    seen = rates(whole, optimiser, [*even(), step(16, pooled=True, first=16)])
+    twin_optimiser.step()
+    for _ in range(32):
+        twin.step()
+    assert seen[-1] == pytest.approx(twin_optimiser.param_groups[0]["lr"])
+
+
+def test_a_schedule_that_is_stepped_once_an_epoch_is_left_alone(
+    optimiser: torch.optim.Optimizer,
+) -> None:
+    scheduler = lr_scheduler.StepLR(optimiser, 1, 0.5)
+    seen = rates(scheduler, optimiser, [*even(), step(16, pooled=True, first=16)], each=1000)
+    assert set(seen) == {1.0}
+    scheduler.step()
+    assert optimiser.param_groups[0]["lr"] == 0.5
+
+
+def test_a_schedule_keeps_its_state(optimiser: torch.optim.Optimizer) -> None:
+    scheduler = lr_scheduler.StepLR(optimiser, 1, 0.5)
+    before, method = set(scheduler.state_dict()), lr_scheduler.LRScheduler.step
+    schedules = Schedules(CurrentStep(2))
+    schedules.look(optimiser)
+    assert set(scheduler.state_dict()) == before
+    assert lr_scheduler.LRScheduler.step is not method
+    schedules.close()
+    assert lr_scheduler.LRScheduler.step is method
