@@ -424,5 +424,5 @@ class Loop:
         by_size = terms.loss_mean == "size"
         self.gate.stealing = Stealing(meeting.store, self.rank, lookahead, limit, by_size=by_size)
         if meeting.world > 1:
-            self.pool = Pool(meeting.store, self.rank, meeting.world, limit)
+            self.pool = Pool(meeting.store, self.rank, meeting.world, limits)
         return wiring

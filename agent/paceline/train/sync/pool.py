@@ -7,7 +7,7 @@ batch is begun once: by its owner, or by the rank that took it over.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
@@ -77,12 +77,15 @@ class Pool:
         store: the ranks'.
         rank: which of them.
         world: how many there are.
-        limit: the most samples that fit into this rank's memory; None: any number.
+        limits: the most samples that fit into each rank's memory, [W]; empty: any number.
     """
 
-    def __init__(self, store: Store, rank: int, world: int, limit: int | None) -> None:
-        self._store, self._rank, self._world, self._limit = store, rank, world, limit
+    def __init__(self, store: Store, rank: int, world: int, limits: Sequence[int]) -> None:
+        self._store, self._rank, self._world = store, rank, world
+        self._limit = limits[rank] if limits else None
+        self._fits_all = min(limits) if limits else None  # batches of so many samples fit any rank
         self._pace = Pace()
+        self._paces = [0.0] * world  # that ranks told last, also in earlier spans
         self._look_s = 0.0  # what looking at all shares took last
         self._segment, self._span = -1, 0
         self._mine: _Entry | None = None  # in the store, as far as is known; None: unknown
@@ -97,7 +100,8 @@ class Pool:
             may_leave: this rank may leave the batch to the others, who are sooner through with all.
         """
         self._enter(step)
-        if may_leave and self._leaves():
+        fits_all = self._fits_all is None or step.samples <= self._fits_all
+        if may_leave and fits_all and self._leaves():
             return False
         return self._change(self._next)
 
@@ -119,7 +123,7 @@ class Pool:
         self._enter(step)
         while True:
             entries = self._look()
-            shares = [entry.share for entry in entries]
+            shares = self._shares(entries)
             other = pool.slowest(shares, self._rank, partial(self._fits, shares))
             worth = pool.is_worth_it(shares, self._rank, self._pace.batch_s)
             if other is None or not worth or shares[self._rank].stance is Stance.LEAVES:
@@ -159,10 +163,10 @@ class Pool:
             return True
         if self._look_s > _LOOK_COST * self._pace.batch_s:
             return False
-        if pool.is_worth_it(self._shares(), self._rank, self._pace.batch_s):
+        if pool.is_worth_it(self._shares(self._look()), self._rank, self._pace.batch_s):
             return False
         self._change(Share.leave)
-        if pool.is_looked_after(self._shares(), self._rank):
+        if pool.is_looked_after(self._shares(self._look()), self._rank):
             return True
         self._change(Share.resume)
         return False
@@ -172,7 +176,7 @@ class Pool:
         if mine.stance is Stance.LEAVES:
             return True
         self._change(Share.stop)
-        shares = self._shares()
+        shares = self._shares(self._look())
         if not pool.is_left(shares, self._rank) or pool.is_looked_after(shares, self._rank):
             return True
         self._change(Share.resume)
@@ -208,8 +212,14 @@ class Pool:
         self._mine = entries[self._rank]
         return entries
 
-    def _shares(self) -> list[Share]:
-        return [entry.share for entry in self._look()]
+    def _shares(self, entries: list[_Entry]) -> list[Share]:
+        """The ranks' shares; a rank that has begun no batch of the span keeps its earlier pace."""
+        shares = [entry.share for entry in entries]
+        for rank, share in enumerate(shares):
+            self._paces[rank] = share.batch_s or self._paces[rank]
+        return [
+            share._replace(batch_s=pace) for share, pace in zip(shares, self._paces, strict=True)
+        ]
 
     def _fits(self, shares: list[Share], rank: int) -> bool:
         """Whether this rank's memory has room for the last batch of a rank's queue."""
