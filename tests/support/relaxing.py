@@ -93,7 +93,7 @@ class Script:
     at_once: bool = False  # the first segment has the chain's first synchroniser
     frozen: bool = False  # the first layer
     workers: int = 0  # of data loading
-    uneven: bool | None = None  # steps
+    uneven: bool = False  # steps
     segment: int = 4  # steps
     gather: bool = False  # a collective in the loop's body
     spare_at: int = -1  # step from which there is another optimiser of the model, that never steps

@@ -20,14 +20,16 @@ _PLANNED = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
 class _Batches(Sampler[list[int]]):
     """The sample indices of each step of the epoch, in the order in which they are loaded."""
 
-    def __init__(self, loop: Loop, steps: deque[Step]) -> None:
+    def __init__(self, loop: Loop, steps: deque[Step], *, ahead: bool) -> None:
         self._loop = loop
         self._steps = steps
+        self._ahead = ahead  # batches are loaded before the script reaches them
 
     def __iter__(self) -> Iterator[list[int]]:
         for step in self._loop.steps():
             self._steps.append(step)
-            yield step.indices or [self._loop.filler]
+            lost = not self._ahead and self._loop.is_lost(step)
+            yield [self._loop.filler] if lost or not step.indices else step.indices
 
 
 class Loader:
@@ -54,7 +56,8 @@ class Loader:
             raise TypeError("loader(in_order=False): steps follow the plan in order; leave it out")
         self._loop = loop
         self._steps: deque[Step] = deque()  # given to the DataLoader, not yet to the script
-        batches = _Batches(loop, self._steps)
+        ahead = options.get("num_workers", 0) > 0
+        batches = _Batches(loop, self._steps, ahead=ahead)
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, **options)
 
     @property
@@ -83,9 +86,9 @@ class Loader:
                 except StopIteration:
                     ran_out = True
                     break
-                if longer_s:
-                    time.sleep(longer_s)
                 step = self._steps.popleft()
+                if longer_s and not loop.is_lost(step):
+                    time.sleep(longer_s)
                 yield from self._body(step, batch, time.perf_counter() - asked)
                 while (taken := loop.take_over(step)) is not None:
                     asked = time.perf_counter()

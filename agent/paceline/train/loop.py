@@ -24,7 +24,7 @@ from paceline.train.sync.gate import SyncGate
 from paceline.train.sync.pool import Pool, ends_span
 from paceline.train.sync.stealing import Stealing
 from paceline.train.timing import RunningStep
-from paceline.train.uneven import Schedules, UnevenSteps
+from paceline.train.uneven import Schedules, refuse_collectives
 from paceline.train.watch import Activity
 from paceline.train.wiring import Wiring, agree_on_lookahead, connect, describe, warn_of_restarts
 from paceline.wire import Phase
@@ -56,7 +56,7 @@ class Loop:
         environment: Environment,
         device: Device,
         limits: list[int],
-        uneven_steps: bool | None = None,
+        uneven_steps: bool = False,
     ) -> None:
         self.terms, self.device = terms, device
         self.rank, self.filler = meeting.rank, meeting.filler
@@ -65,7 +65,8 @@ class Loop:
         self.epochs: int | None = None  # that the script trains, where the session knows
         self.current = CurrentStep(meeting.world)
         self.gate = SyncGate(self.current, meeting.store, meeting.rank, terms.seed)
-        self._uneven = UnevenSteps(uneven_steps, self.current, meeting.world)
+        self._uneven_steps = uneven_steps
+        self._refusing = refuse_collectives(self.current) if uneven_steps else lambda: None
         self._schedules = Schedules(self.current)
         self.saver: Saver | None = None  # of checkpoints, where the script declares them
         self.wiring: Wiring | None = None  # from the first iteration on
@@ -179,7 +180,7 @@ class Loop:
     def close(self) -> None:
         """Ends the background threads, delivering what they hold, in a few seconds at most."""
         self._stopped, self.closed = self.stopped, True
-        self._uneven.close()
+        self._refusing()
         self._schedules.close()
         self.gate.close()
         if self.saver is not None:
@@ -247,11 +248,13 @@ class Loop:
             step = replace(step, shared=True)
         self.gate.begin(step)
         self._finish_step()
-        if step.pooled:
+        if self.gate.pools(step):
             self._schedules.reach(step, step.step)
         elif self.gate.relaxed is not None:
             self._schedules.look(self.gate.chosen())
         mine = taken or self._is_mine(step)
+        if self.gate.relaxed is None and step.pooled:
+            step = replace(step, pooled=False)  # the script does not suit it: all make this step
         if not mine:
             step = step.without_batch()
         hold_s = self.device.begin(step)
@@ -272,6 +275,18 @@ class Loop:
             return not pooled
         return self.pool.begins(step, may_leave=pooled)
 
+    def _may_differ(self) -> bool:
+        """Whether ranks may have different numbers of turns from the next segment on.
+
+        Not in the first segment of a relaxed synchroniser: then it is not known yet that it suits
+        the script, nor how the script steps its schedules.
+        """
+        return self._uneven_steps and self._schedules.known
+
+    def is_lost(self, step: Step) -> bool:
+        """Whether a planned batch need not be loaded, as this rank will not train it."""
+        return self.pool is not None and step.pooled and self.pool.is_lost(step)
+
     def take_over(self, step: Step) -> Step | None:
         """Another rank's batch, which this rank trains next; None: there is none.
 
@@ -288,10 +303,11 @@ class Loop:
     def end_step(self, step: Step) -> None:
         """Ends a planned step: this rank is through with its own batch, and with others'."""
         self._ended = step
+        pooled = self.gate.pools(step)
         self.gate.end_step(step)
         if self.pool is not None and ends_span(step):
             self.pool.end_span(step)
-        if step.pooled and step.last:
+        if pooled and step.last:
             self._schedules.reach(step, step.segment_end)
         if self.gate.relaxed is None:
             self._save(step)
@@ -306,8 +322,6 @@ class Loop:
             self.gate.body_done(closing)
         running = self.running()
         running.body_done()
-        if not closing:
-            self._uneven.turn_over(running.step, stepped=self.gate.stepped)
         self._schedules.turn_over(running.step)
         if self.pool is not None and self.gate.relaxed is not None:
             self.pool.worked(running.worked_s)
@@ -330,8 +344,6 @@ class Loop:
             self.saver.wait()
         self._finish_step()
         self._in_epoch, self._ran_out = False, ran_out
-        if ran_out:
-            self._uneven.epoch_over()
         if self.wiring is not None and self.wiring.reporter is not None:
             self.wiring.reporter.flush()
 
@@ -414,7 +426,7 @@ class Loop:
             limits,
             device.memory,
             self.activity,
-            self._uneven.are_allowed,
+            self._may_differ,
             hello,
         )
         if wiring.rounds is not None:

@@ -61,10 +61,9 @@ class Session:
         coast_steps: steps that rank 0 plans at once while no control plane plans, 1 … 4.
         limits: the most samples that fit into a rank's memory, of each rank, or one number for all;
             no rank gets more. None: what `profile` finds, else no limit.
-        uneven_steps: whether a fast rank's loop may have more turns than a slow one's, where a
-            relaxed policy lets ranks get on at their own pace. Collectives of your own in the
-            loop's body forbid it. None: it may after an epoch in whose turns there was no such
-            collective, and in each of which the optimiser stepped.
+        uneven_steps: a fast rank's loop may have more turns than a slow one's, where a relaxed
+            policy lets ranks get on at their own pace. For loops that call no collective of their
+            own in the body, step the optimiser in each turn, and end by themselves only.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -82,15 +81,18 @@ class Session:
         loss_mean: str = "samples",
         coast_steps: int = 2,
         limits: int | Sequence[int] | None = None,
-        uneven_steps: bool | None = None,
+        uneven_steps: bool = False,
     ) -> None:
-        if uneven_steps not in (None, True, False):
-            raise TypeError(f"uneven_steps={uneven_steps!r}: give True, False or None")
+        if not isinstance(uneven_steps, bool):
+            raise TypeError(f"uneven_steps={uneven_steps!r}: give True or False")
         terms = Terms(length(dataset), global_batch, seed, drop_last, loss_mean, coast_steps)
         environment = Environment.read(os.environ)
         stacks.register(os.environ)  # before the ranks meet, where they may hang
         self._given_limits = given = listed_limits(limits)
-        meeting = meet(asdict(terms) | {"limits": given}, lambda: resolve(sizes, dataset))
+        meeting = meet(
+            asdict(terms) | {"limits": given, "uneven_steps": uneven_steps},
+            lambda: resolve(sizes, dataset),
+        )
         self.rank, self.world, self.filler = meeting.rank, meeting.world, meeting.filler
         if self.rank == 0:
             environment.warn_unknown()

@@ -93,6 +93,7 @@ class RunningStep:
         self._done: Any = None
         self._waited_s = 0.0
         self._waits = False
+        self._exchanged_s = 0.0  # in the body, with a relaxed synchroniser
         self.worked_s = 0.0  # of loading and of the body, without waiting; known once that is done
 
     @property
@@ -122,6 +123,15 @@ class RunningStep:
         finally:
             self._waits = False
             self._waited_s += time.perf_counter() - began
+
+    @contextmanager
+    def exchanging(self) -> Iterator[None]:
+        """Around what a relaxed synchroniser does in the body, which may wait for other ranks."""
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._exchanged_s += time.perf_counter() - began
 
     def gradients_ready(self) -> None:
         """The last gradient of this rank is computed; the reduction begins."""
@@ -157,6 +167,9 @@ class RunningStep:
             self._kept = None
         self._done = self._clock.stamp()
         self.worked_s = self.data_s + time.perf_counter() - self._started - self._waited_s
+        if isinstance(self._clock, CpuClock):
+            # On a GPU the host waits for the device there, and that is what a batch takes.
+            self.worked_s -= self._exchanged_s
         if len(self._stamps) == 1 or self._kept is not None:
             self._stamps.append(self._done if self._kept is None else self._kept)
 

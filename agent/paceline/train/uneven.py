@@ -1,17 +1,15 @@
-"""Whether a script's ranks may have different numbers of turns of its loop, and its schedules then.
+"""What a script's loop must and must not do where ranks have different numbers of turns.
 
 Under a pooled synchroniser (`paceline.core.pool`) a fast rank's loop has more turns than a slow
-one's. Most scripts do not mind. A script minds if its body calls a collective of its own, such as
-an all-reduce of the losses, or gathers gradients over several turns. The script can say so
-(`Session(uneven_steps=…)`); else ranks look at what it does in a whole epoch.
+one's, if the script allows it: ``Session(uneven_steps=True)``.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
-import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,74 +20,34 @@ from paceline.train import collectives
 from paceline.train.ddp import CurrentStep
 from paceline.train.parts import Step
 
-logger = logging.getLogger(__name__)
-
 _REFUSED = (
     "{name} in step {step}: not all ranks come to this collective, because under this policy a "
     "fast rank's loop has more turns than a slow one's. Call collectives outside of the loop over "
-    "session.loader(), or give Session(uneven_steps=False)"
+    "session.loader(), or leave out Session(uneven_steps=True)"
 )
 
 
-class UnevenSteps:
-    """What a script does in the turns of its loop. For the thread that trains.
+def refuse_collectives(current: CurrentStep) -> Callable[[], None]:
+    """Refuses the script's own collectives in turns that not all ranks have.
+
+    Without that, the ranks that call one would wait for the others for half an hour.
 
     Args:
-        allowed: what the script said; None: nothing, so its turns are looked at.
         current: the current step.
-        world: W.
+
+    Returns:
+        what ends it.
     """
+    thread = threading.get_ident()
 
-    def __init__(self, allowed: bool | None, current: CurrentStep, world: int) -> None:
-        self._allowed, self._current = allowed, current
-        self._thread = threading.get_ident()
-        self._reason = "" if world > 1 else "there is one rank"  # why steps must be even
-        self._epochs = 0  # whole epochs that have been looked at
-        self._logged = False
-        self._end = collectives.listen(self._called) if world > 1 else lambda: None
-
-    def turn_over(self, step: Step, *, stepped: bool) -> None:
-        """A turn with a batch is over.
-
-        Args:
-            step: of the turn.
-            stepped: the optimiser has stepped in it.
-        """
-        if not stepped and step.samples:
-            self._mind(f"the optimiser did not step in step {step.step}: gradients accumulate")
-
-    def epoch_over(self) -> None:
-        """All turns of an epoch are over."""
-        self._epochs += 1
-
-    def are_allowed(self) -> bool:
-        """Whether ranks may have different numbers of turns from the next segment on."""
-        if self._allowed is not None:
-            return self._allowed
-        if self._reason and not self._logged:
-            self._logged = True
-            logger.info(
-                "all ranks make equally many steps, also where some are slow: %s "
-                "(Session(uneven_steps=True) overrules it)",
-                self._reason,
-            )
-        return not self._reason and self._epochs > 0
-
-    def close(self) -> None:
-        """Stops looking."""
-        self._end()
-
-    def _mind(self, reason: str) -> None:
-        self._reason = self._reason or reason
-
-    def _called(self, name: str) -> None:
-        running = self._current.running
-        if running is None or not running.in_body or threading.get_ident() != self._thread:
+    def refuse(name: str) -> None:
+        running = current.running
+        if running is None or not running.in_body or threading.get_ident() != thread:
             return
-        step = running.step
-        if step.pooled:
-            raise PacelineError(_REFUSED.format(name=name, step=step.step))
-        self._mind(f"the loop's body calls a collective of its own, {name} in step {step.step}")
+        if running.step.pooled:
+            raise PacelineError(_REFUSED.format(name=name, step=running.step.step))
+
+    return collectives.listen(refuse)
 
 
 class Schedules:
@@ -97,8 +55,8 @@ class Schedules:
 
     A script that calls ``scheduler.step()`` in each turn would be at different points of its
     schedule on fast and slow ranks, and beyond its end on fast ones. So while ranks share batches,
-    these calls do nothing, and a schedule goes on with the numbers of steps instead: as many calls
-    for each step as the script made in a turn before. For one thread.
+    these calls do nothing, and the schedule goes on with the numbers of steps instead. A schedule
+    that was not stepped exactly once in each turn before is left to the script. For one thread.
 
     Args:
         current: the current step.
@@ -110,6 +68,12 @@ class Schedules:
         self._wrapped: dict[type, Any] = {}  # classes with a wrapped `step`, and the original one
         self._nested = False  # in a schedule's step, which may call those of others
         self._looked = False
+        self._turns = 0  # since then, in steps that all ranks made together
+
+    @property
+    def known(self) -> bool:
+        """Whether it is known how the script steps its schedules."""
+        return self._turns > 0
 
     def look(self, optimiser: torch.optim.Optimizer) -> None:
         """Finds the optimiser's schedules, once, and counts their calls from now on."""
@@ -124,9 +88,8 @@ class Schedules:
 
     def turn_over(self, step: Step) -> None:
         """A turn with a batch is over."""
-        if not step.pooled:
-            for schedule in self._schedules.values():
-                schedule.turns += 1
+        if self._looked and not step.pooled:
+            self._turns += 1
 
     def reach(self, step: Step, number: int) -> None:
         """The ranks' work has reached a step.
@@ -136,8 +99,9 @@ class Schedules:
             number: of the step that is reached.
         """
         for schedule in self._schedules.values():
-            for _ in range(schedule.due(step, number)):
-                schedule.scheduler.step()
+            if schedule.calls == self._turns:
+                for _ in range(schedule.due(step, number)):
+                    schedule.scheduler.step()
 
     def close(self) -> None:
         """Gives the script its schedules back."""
@@ -160,9 +124,10 @@ class Schedules:
             if schedule is None or schedules._nested or args or kwargs:
                 return original(scheduler, *args, **kwargs)
             if running is not None and running.in_body:
-                if running.step.pooled:
+                if not running.step.pooled:
+                    schedule.calls += 1
+                elif schedule.calls == schedules._turns:
                     return None
-                schedule.calls += 1
             schedules._nested = True
             try:
                 return original(scheduler)
@@ -173,19 +138,17 @@ class Schedules:
 
 
 class _Schedule:
-    """One schedule: how often the script steps it, and how far it is in the segment."""
+    """One schedule: how often the script stepped it, and how far it is in the segment."""
 
     def __init__(self, scheduler: LRScheduler) -> None:
         self.scheduler = scheduler
-        self.turns = self.calls = 0  # in steps that all ranks made together, since it was found
+        self.calls = 0  # in turns of steps that all ranks made together
         self._segment, self._made = -1, 0  # calls made for this segment
 
     def due(self, step: Step, number: int) -> int:
         """How many calls it lacks until a step of a segment; they count as made."""
-        if step.segment != self._segment:
-            self._segment, self._made = step.segment, 0
-        if not self.calls:
-            return 0
-        due = round(self.calls / self.turns * (number - step.segment_first)) - self._made
-        self._made += max(due, 0)
-        return max(due, 0)
+        if step.segment != self._segment:  # until now the script made them
+            self._segment, self._made = step.segment, number - step.segment_first
+        due = max(number - step.segment_first - self._made, 0)
+        self._made += due
+        return due

@@ -51,6 +51,10 @@ SCRIPTS: dict[str, dict[str, Any]] = {
     "gather": {"gather": True, "slow": {1: 0.005}},
     "slow": {"slow": {2: 0.01}},
     "uneven": {"shares": [0.8, 0.2, 0.0]},
+    "shared": {"uneven": True, "slow": {2: 0.01}},
+    "shared, workers": {"uneven": True, "slow": {2: 0.01}, "workers": 1},
+    "shared, schedule": {"uneven": True, "slow": {0: 0.01}, "schedule": True},
+    "shared, scaler": {"uneven": True, "slow": {1: 0.01}, "scaler": True},
 }
 
 
@@ -65,7 +69,7 @@ def flat(replica: list[object]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     return np.concatenate([np.ravel(np.array(part, np.float64)) for part in replica])
 
 
-ANY = ("accumulate", "slow", "uneven", "usual", "workers")
+ANY = ("accumulate", "slow", "uneven", "usual", "workers", "shared", "shared, workers")
 
 
 @pytest.mark.parametrize(
@@ -230,6 +234,24 @@ def test_a_break_waits_for_a_rank_that_is_late(ranks: Ranks) -> None:
     given = {"leave": (6, "break", -1), "late_once": (6, 1, 0.5), "still_s": 0.1}
     answers = ranks.run(relaxing.train, [KINDS["rna"]], given)
     assert [answer["error"] for answer in answers] == [None] * WORLD
+
+
+@pytest.mark.parametrize("kind", ["rna", "local", "pairwise"])
+@pytest.mark.parametrize("how", ["break", "raise"])
+def test_ranks_that_share_batches_leave_no_loop_early(kind: str, how: str, tmp_path: Path) -> None:
+    """They have no step in common after which all could leave, and all learn it at once."""
+    given = {"leave": (STEPS + 5, how, 1), "uneven": True, "slow": {2: 0.05}, "segment": 8}
+    messages = failures(kind, given, tmp_path)
+    assert None not in messages
+    word = "BoomError" if how == "raise" else "may only end by itself"
+    assert word in str(messages[1])
+
+
+@pytest.mark.parametrize("kind", ["rna", "local"])
+def test_a_collective_where_ranks_share_batches_is_refused(kind: str, tmp_path: Path) -> None:
+    given = {"gather": True, "uneven": True, "slow": {2: 0.02}}
+    messages = failures(kind, given, tmp_path)
+    assert any("not all ranks come to this collective" in str(message) for message in messages)
 
 
 def failures(kind: str, given: dict[str, Any], directory: Path) -> list[str | None]:

@@ -16,7 +16,7 @@ from paceline.core.errors import PacelineError
 from paceline.train import collectives
 from paceline.train.ddp import CurrentStep
 from paceline.train.parts import Step
-from paceline.train.uneven import Schedules, UnevenSteps
+from paceline.train.uneven import Schedules, refuse_collectives
 
 
 def step(number: int, *, pooled: bool = False, samples: int = 1, first: int = 0) -> Step:
@@ -54,42 +54,19 @@ def group() -> Iterator[None]:
     dist.destroy_process_group()
 
 
-def test_ranks_may_differ_after_an_epoch_that_showed_nothing_against_it() -> None:
-    uneven = UnevenSteps(None, CurrentStep(2), 2)
-    assert not uneven.are_allowed()
-    uneven.turn_over(step(0), stepped=True)
-    uneven.turn_over(step(1, samples=0), stepped=False)  # a filler
-    assert not uneven.are_allowed()
-    uneven.epoch_over()
-    assert uneven.are_allowed()
-    uneven.turn_over(step(2), stepped=False)
-    assert not uneven.are_allowed()
-    uneven.close()
-
-
-def test_what_the_script_said_counts() -> None:
-    for allowed in (True, False):
-        uneven = UnevenSteps(allowed, CurrentStep(2), 2)
-        uneven.turn_over(step(2), stepped=False)
-        assert uneven.are_allowed() is allowed
-        uneven.close()
-
-
 @pytest.mark.usefixtures("group")
-def test_a_collective_in_a_turn_forbids_it() -> None:
+def test_collectives_that_all_ranks_come_to_are_not_refused() -> None:
     current = CurrentStep(2)
-    uneven = UnevenSteps(None, current, 2)
-    uneven.epoch_over()
+    end = refuse_collectives(current)
     dist.barrier()  # outside of the loop,
-    in_turn(current, step(0), body=False)
+    in_turn(current, step(0, pooled=True), body=False)
     dist.barrier()  # between two turns,
     in_turn(current, step(0))
+    dist.barrier()  # in a step that all make,
+    in_turn(current, step(0, pooled=True))
     with collectives.own():
-        dist.barrier()  # and of Paceline's own
-    assert uneven.are_allowed()
-    dist.all_reduce(torch.ones(1))
-    assert not uneven.are_allowed()
-    uneven.close()
+        dist.barrier()  # and Paceline's own
+    end()
 
 
 @pytest.mark.usefixtures("group")
@@ -106,11 +83,11 @@ def test_a_collective_in_a_turn_forbids_it() -> None:
 )
 def test_a_collective_that_not_all_ranks_come_to_is_refused(collective: Any) -> None:
     current = CurrentStep(2)
-    uneven = UnevenSteps(True, current, 2)
+    end = refuse_collectives(current)
     in_turn(current, step(7, pooled=True))
-    with pytest.raises(PacelineError, match=r"in step 7: not all ranks .*uneven_steps=False"):
+    with pytest.raises(PacelineError, match=r"in step 7: not all ranks .*uneven_steps=True"):
         collective()
-    uneven.close()
+    end()
     collective()
 
 
@@ -142,8 +119,7 @@ def even(count: int = 16) -> list[Step]:
     return [step(number) for number in range(count)]
 
 
-@pytest.mark.parametrize("each", [1, 2])
-def test_a_schedule_follows_the_steps(optimiser: torch.optim.Optimizer, each: int) -> None:
+def test_a_schedule_follows_the_steps(optimiser: torch.optim.Optimizer) -> None:
     """Of a fast rank, which has several batches of a step, and of a slow one, which skips some."""
     scheduler = lr_scheduler.LambdaLR(optimiser, lambda count: count)
     fast = [step(number, pooled=True, first=16) for number in [*range(16, 32), 31, 31]]
@@ -151,12 +127,16 @@ def test_a_schedule_follows_the_steps(optimiser: torch.optim.Optimizer, each: in
     for turns in (fast, slow):
         scheduler.last_epoch = 0
         optimiser.param_groups[0]["lr"] = 0.0
-        seen = rates(scheduler, optimiser, even() + turns, each=each)
-        assert seen[:-1] == [
-            of.step // each if not of.pooled else round((of.step - 16) / each) + 16 // each
-            for of in even() + turns
-        ]
-        assert seen[-1] == 32 / each
+        seen = rates(scheduler, optimiser, even() + turns)
+        assert seen == [*(of.step for of in even() + turns), 32]
+
+
+def test_a_schedule_with_a_rhythm_of_its_own_is_left_to_the_script(
+    optimiser: torch.optim.Optimizer,
+) -> None:
+    scheduler = lr_scheduler.LambdaLR(optimiser, lambda count: count)
+    turns = [step(number, pooled=True, first=16) for number in [*range(16, 32), 31, 31]]
+    assert rates(scheduler, optimiser, even() + turns, each=3)[-1] == 34 // 3
 
 
 def test_a_schedule_of_schedules_is_stepped_as_a_whole(optimiser: torch.optim.Optimizer) -> None:

@@ -297,19 +297,8 @@ class Leader:
             self._announce(Adopted(self._attempt, segment, time.time()))
 
     def _pools(self, segment: Segment) -> bool:
-        """Whether ranks share a segment's batches.
-
-        In the first segment of a relaxed synchroniser they make equal steps: then it is known that
-        the synchroniser suits the script, and how often the script steps its schedules.
-        """
-        before = self._last
-        return (
-            self._world > 1
-            and is_pooled(segment.synchroniser)
-            and before is not None
-            and before.synchroniser != ALLREDUCE
-            and self._uneven()
-        )
+        """Whether ranks share a segment's batches."""
+        return self._world > 1 and is_pooled(segment.synchroniser) and self._uneven()
 
     def _parts(self, segment: Segment, pooled: bool) -> list[Part]:
         """Each rank's part of a segment."""

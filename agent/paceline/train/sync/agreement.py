@@ -35,15 +35,11 @@ class LoopAgreement:
         self._began = 0.0  # when the current step began
         self._took_s = 0.0  # how long the step before took
 
-    def begin(self, step: int, first: int) -> None:
+    def begin(self, step: int) -> None:
         """This rank goes on to a step.
 
-        Args:
-            step: number of the step.
-            first: the first step that counts as the same place in the loop; `step` at most.
-
         Raises:
-            PacelineError: another rank left its loop before that place; the message says which.
+            PacelineError: another rank left its loop before that step; the message says which.
         """
         now = time.monotonic()
         self._took_s = now - self._began if self._step == step - 1 else 0.0
@@ -54,16 +50,15 @@ class LoopAgreement:
         if not self._store.check([self._key("count")]):
             return
         left = self._left()
-        rank = min(left, key=lambda rank: left[rank])  # others may have left because of this rank
-        if left[rank] < first:
-            self._refuse(rank, left[rank], self._ranks.rank, step)
+        first = min(left, key=lambda rank: left[rank])  # others may have left because of this rank
+        if left[first] < step:
+            self._refuse(first, left[first], self._ranks.rank, step)
 
-    def leave(self, step: int, raised: bool, last: int) -> None:
+    def leave(self, step: int, raised: bool) -> None:
         """This rank has left its loop in a step: waits until all have.
 
         Args:
             step: number of the step.
-            last: the last step that counts as the same place in the loop; at least `step`.
             raised: an exception ended the loop. Other ranks may then wait for this one in a
                 collective of the script's own, so this rank waits less long.
 
@@ -77,7 +72,7 @@ class LoopAgreement:
             if self._store.check([self._key("all")]):
                 break
             for other, reached in enumerate(steps):
-                if reached is not None and reached > last:
+                if reached is not None and reached > step:
                     self._refuse(rank, step, other, reached)
         word = self._store.get(self._key("all")).decode()
         if word != "ok":

@@ -45,6 +45,11 @@ _CLOSURE = (
     "such as bsp"
 )
 
+_LEFT = (
+    ", while ranks shared batches: with Session(uneven_steps=True) the loop over "
+    "session.loader() may only end by itself"
+)
+
 OnRound = Callable[[Step, Round], None]
 
 
@@ -123,7 +128,7 @@ class SyncGate:
             or (before is not None and before.synchroniser != ALLREDUCE)
         ):
             with self._entered():
-                self._agreement.begin(step.step, self._place(step)[0])
+                self._agreement.begin(step.step)
         reduces = step.synchroniser == ALLREDUCE
         waits = not reduces and self.suitability.answer is Suits.NOT_YET
         if same_segment and not waits:
@@ -171,7 +176,7 @@ class SyncGate:
         assert self._step is not None and self._current.running is not None
         # First: if this rank raised, others may wait for it in a collective of the script's own.
         raised = closing and self._failure is None and exception_ends_loop()
-        if self._step.epoch_end and (raised or not self.pools(self._step)):
+        if self._step.epoch_end and not self.pools(self._step):
             self._through(self._step, raised)
         elif raised:
             self._leave(raised)
@@ -240,26 +245,27 @@ class SyncGate:
 
     def _leave(self, raised: bool) -> None:
         step = self._step
+        if step is not None and self.pools(step):
+            self._refuse_to_leave(step)
         if step is None or step.epoch_end or step.synchroniser == ALLREDUCE:
             return
         if self._agreement is not None:
             with self._entered():
-                self._agreement.leave(step.step, raised, self._place(step)[1])
+                self._agreement.leave(step.step, raised)
         self._left = True
+
+    def _refuse_to_leave(self, step: Step) -> None:
+        """Ranks that share batches have no step in common after which all could leave."""
+        assert self._relaxed is not None
+        self._failure = f"left its loop in step {step.step}{_LEFT}"
+        with suppress(RuntimeError, ValueError):  # the store may have ended with rank 0
+            self._relaxed.abort(self._failure)
+        raise PacelineError(f"rank {self._rank} {self._failure}")
 
     def _through(self, step: Step, raised: bool) -> None:
         assert self._agreement is not None
         with self._entered():
             self._agreement.through(step.step, raised)
-
-    def _place(self, step: Step) -> tuple[int, int]:
-        """The first and the last of the steps that count as the same place in the loop.
-
-        Ranks that share batches have no step in common but the end of their segment.
-        """
-        if step.pooled:
-            return step.segment_first, step.segment_end - 1
-        return step.step, step.step
 
     def _meet(self) -> None:
         if self._relaxed is None:
@@ -356,7 +362,7 @@ class SyncGate:
         if closure:
             raise PacelineError(_CLOSURE)
         running.gradients_offered()
-        with self._entered(), unscaled(optimiser, self._parameters()):
+        with running.exchanging(), self._entered(), unscaled(optimiser, self._parameters()):
             self._relaxed.stepping(running.step, optimiser)
         running.reduced()
 

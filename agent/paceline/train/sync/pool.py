@@ -83,7 +83,7 @@ class Pool:
     def __init__(self, store: Store, rank: int, world: int, limits: Sequence[int]) -> None:
         self._store, self._rank, self._world = store, rank, world
         self._limit = limits[rank] if limits else None
-        self._fits_all = min(limits) if limits else None  # batches of so many samples fit any rank
+        self._least_limit = min(limits) if limits else None
         self._pace = Pace()
         self._paces = [0.0] * world  # that ranks told last, also in earlier spans
         self._look_s = 0.0  # what looking at all shares took last
@@ -100,13 +100,23 @@ class Pool:
             may_leave: this rank may leave the batch to the others, who are sooner through with all.
         """
         self._enter(step)
-        fits_all = self._fits_all is None or step.samples <= self._fits_all
-        if may_leave and fits_all and self._leaves():
+        if may_leave and self._leaves():
             return False
         return self._change(self._next)
 
     def _next(self, share: Share) -> Share | None:
         return share.begin(self._pace.batch_s) if share.left else None
+
+    def is_lost(self, step: Step) -> bool:
+        """Whether it is known that this rank does not train a planned batch, so need not load it.
+
+        Args:
+            step: the next one of this rank's that has not begun.
+        """
+        mine = self._mine
+        if step.segment != self._segment or mine is None:
+            return False
+        return mine.share.stance is Stance.LEAVES or not mine.share.left
 
     def worked(self, seconds: float) -> None:
         """A batch took this rank so long, without waiting for others."""
@@ -121,15 +131,18 @@ class Pool:
             step: the last of the span, as planned for this rank.
         """
         self._enter(step)
+        entries = self._look()
         while True:
-            entries = self._look()
             shares = self._shares(entries)
             other = pool.slowest(shares, self._rank, partial(self._fits, shares))
             worth = pool.is_worth_it(shares, self._rank, self._pace.batch_s)
             if other is None or not worth or shares[self._rank].stance is Stance.LEAVES:
                 if self._stops(shares[self._rank]):
                     return None
-            elif self._write(other, entries[other], shares[other].give()) is None:
+                entries = self._look()
+                continue
+            now = self._write(other, entries[other], entries[other].share.give())
+            if now is None:
                 batch = self._batches(other)[shares[other].end - 1]
                 return replace(
                     batch,
@@ -140,6 +153,7 @@ class Pool:
                     epoch_end=False,
                     shared=True,
                 )
+            entries[other] = now
 
     def end_span(self, step: Step) -> None:
         """This rank is through with a span, whose last step this is."""
@@ -163,7 +177,10 @@ class Pool:
             return True
         if self._look_s > _LOOK_COST * self._pace.batch_s:
             return False
-        if pool.is_worth_it(self._shares(self._look()), self._rank, self._pace.batch_s):
+        shares = self._shares(self._look())
+        if pool.is_worth_it(shares, self._rank, self._pace.batch_s):
+            return False
+        if not self._fits_all(shares[self._rank]):
             return False
         self._change(Share.leave)
         if pool.is_looked_after(self._shares(self._look()), self._rank):
@@ -208,7 +225,8 @@ class Pool:
         began = time.perf_counter()
         keys = [self._key(rank) for rank in range(self._world)]
         entries = [_Entry.of(text) for text in self._store.multi_get(keys)]
-        self._look_s = time.perf_counter() - began
+        look_s = time.perf_counter() - began
+        self._look_s = min(look_s, 2 * self._look_s) if self._look_s else look_s  # for one hiccup
         self._mine = entries[self._rank]
         return entries
 
@@ -220,6 +238,14 @@ class Pool:
         return [
             share._replace(batch_s=pace) for share, pace in zip(shares, self._paces, strict=True)
         ]
+
+    def _fits_all(self, mine: Share) -> bool:
+        """Whether each batch that is left of this rank's queue fits into any rank's memory."""
+        least = self._least_limit
+        if least is None:
+            return True
+        left = self._batches(self._rank)[mine.begun : mine.end]
+        return all(batch.samples <= least for batch in left)
 
     def _fits(self, shares: list[Share], rank: int) -> bool:
         """Whether this rank's memory has room for the last batch of a rank's queue."""
