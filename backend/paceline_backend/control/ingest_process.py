@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 GARBAGE = (50_000, 20, 20)
 _TELL_S = 0.05  # from one look of the child at what its ingest has done to the next
 _LOOK_S = 0.25  # how long `IngestProcess.run` may take to notice that it should stop
+_END_S = 20.0  # that the child may take to end, once it is asked to
 
 _State = tuple[IngestStats, bool]  # and whether it is behind
 
@@ -76,7 +77,11 @@ class IngestProcess:
             raise RuntimeError(f"the process that ingests ended with code {code}") from error
         finally:
             self._child.close()  # asks the child to end
-        self._process.join()
+        self._process.join(_END_S)
+        if self._process.is_alive():  # in a statement that does not end: telemetry waits on the bus
+            log.warning("the process that ingests did not end within %g s: killed", _END_S)
+            self._process.kill()
+            self._process.join()
 
 
 def _work(settings: Settings, owner: str, parent: Connection, parents_end: Connection) -> None:

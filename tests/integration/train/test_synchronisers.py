@@ -240,7 +240,7 @@ def test_a_break_waits_for_a_rank_that_is_late(ranks: Ranks) -> None:
 @pytest.mark.parametrize("how", ["break", "raise"])
 def test_ranks_that_share_batches_leave_no_loop_early(kind: str, how: str, tmp_path: Path) -> None:
     """They have no step in common after which all could leave, and all learn it at once."""
-    given = {"leave": (STEPS + 5, how, 1), "uneven": True, "slow": {2: 0.05}, "segment": 8}
+    given = {"leave": (9, how, 1), "uneven": True, "slow": {2: 0.05}}
     messages = failures(kind, given, tmp_path)
     assert None not in messages
     word = "BoomError" if how == "raise" else "may only end by itself"
