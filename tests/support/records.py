@@ -49,6 +49,7 @@ def hello(world: int = 2, attempt: int = 0, **fields: Any) -> Hello:
         "paceline": "0",
         "torch": "2",
         "device": "cpu",
+        "uneven_steps": True,
     }
     return Hello(**(values | fields))
 

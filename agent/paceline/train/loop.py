@@ -417,6 +417,7 @@ class Loop:
             device,
             self.profiles,
             limits,
+            self._uneven_steps,
         )
         wiring = connect(
             terms,

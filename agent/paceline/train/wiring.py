@@ -135,6 +135,7 @@ def describe(
     device: Device,
     profiles: Sequence[Profile],
     limits: list[int],
+    uneven_steps: bool,
 ) -> Hello | None:
     """On rank 0, the run's description for the control plane.
 
@@ -148,6 +149,7 @@ def describe(
         device: what this rank computes on.
         profiles: of each rank; empty: there was no profiling phase.
         limits: the most samples that each rank gets in a step, [W]; empty: no limits.
+        uneven_steps: see `Session`.
     """
     if meeting.sizes is None:
         return None
@@ -174,6 +176,7 @@ def describe(
         placement=list(environment.placement)
         if len(environment.placement) == meeting.world
         else [],
+        uneven_steps=uneven_steps,
     )
 
 

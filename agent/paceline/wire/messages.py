@@ -142,6 +142,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     profiles: list[list[tuple[int, float]]] = []
     limits: list[int] = []  # and how many samples fit into its memory; empty: unknown
     placement: list[str] = []  # each rank's node, by its name; empty: unknown
+    uneven_steps: bool = False  # ranks may make different numbers of steps; see `Session`
 
     def sizes_array(self) -> npt.NDArray[np.float64]:
         """λ of every sample, shape [N]."""

@@ -57,6 +57,7 @@ class Segment(msgspec.Struct, frozen=True):
     synchroniser: Synchronisation = ALLREDUCE
     why: str = ""  # this synchroniser, for the operator; empty: the policy has no other
     across: int = 0  # of `moved`: whose new holder is on another node
+    pooled: bool = False  # ranks take batches over from each other; the leader says whether
 
     @property
     def steps(self) -> int:

@@ -9,7 +9,6 @@ from operator import attrgetter
 
 import numpy as np
 
-from paceline.core.pool import is_pooled
 from paceline.wire import Segment, StepRecord
 from paceline_backend.policies import Feedback
 from paceline_backend.policies.base import Floats, usable
@@ -121,7 +120,7 @@ class Window:
         step_s = {s: float(self._rows[s][:, column].mean()) for s in self._complete}
         cut: list[float] = []
         for segment in segments:
-            if not is_pooled(segment.synchroniser):
+            if not segment.pooled:
                 continue
             steps = range(segment.first_step, segment.first_step + segment.steps)
             of_segment = [step_s.pop(step) for step in steps if step in step_s]
@@ -182,7 +181,7 @@ def single_batches(feedback: Feedback, segments: Iterable[Segment]) -> Feedback:
     """
     keep = np.ones(len(feedback), bool)
     for segment in segments:
-        if is_pooled(segment.synchroniser):
+        if segment.pooled:
             rows = slice(*np.searchsorted(feedback.step, _range(segment)))
             step, rank = feedback.step[rows] - segment.first_step, feedback.rank[rows]
             single = feedback.samples[rows] == np.asarray(segment.counts)[step, rank]

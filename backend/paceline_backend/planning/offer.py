@@ -55,10 +55,17 @@ def offer(
     history.recall(window.ranges())
     surprised = _surprised(history, feedback)
     step_s = window.step_s(history.newest)
-    choice = policy.choose(feedback, history.hello.world, history.memory(version), history.nodes)
+    hello = history.hello
+    choice = policy.choose(
+        feedback,
+        hello.world,
+        history.memory(version),
+        history.nodes,
+        uneven_steps=hello.uneven_steps,
+    )
     relaxed = choice.synchroniser != ALLREDUCE
-    shared = is_pooled(choice.synchroniser)
-    slowest = slowest_steps(feedback, history.hello.world) if shared else 0.0
+    shared = hello.uneven_steps and hello.world > 1 and is_pooled(choice.synchroniser)
+    slowest = slowest_steps(feedback, hello.world) if shared else 0.0
     steps = segment_steps(
         step_s, surprised=surprised, plan_s=plan_s, relaxed=relaxed, slowest=slowest
     )
@@ -89,6 +96,7 @@ def offer(
         threads=plan.threads,
         synchroniser=plan.synchroniser,
         why=plan.why,
+        pooled=shared,
     )
     return Offer(segment, plan)
 

@@ -134,6 +134,15 @@ class NodeChooser(Chooser, Protocol):
         ...
 
 
+@runtime_checkable
+class StepsChooser(Chooser, Protocol):
+    """A chooser that also looks at whether ranks may make different numbers of steps."""
+
+    def on_steps(self, *, uneven: bool) -> Chooser:
+        """The chooser for a script whose ranks may, or may not, share batches."""
+        ...
+
+
 @dataclass(frozen=True)
 class Policy:
     """One part of each kind, under the name of a preset."""
@@ -167,6 +176,8 @@ class Policy:
         world: int,
         memory: Mapping[str, Any],
         nodes: Ints | None = None,
+        *,
+        uneven_steps: bool = True,
     ) -> Choice:
         """How gradients meet in the next segment.
 
@@ -175,6 +186,7 @@ class Policy:
             world: W.
             memory: `Problem.memory`, which holds the allocator's memory, too.
             nodes: `Problem.nodes`.
+            uneven_steps: the script lets ranks make different numbers of steps (`Hello`).
 
         Raises:
             ValueError: `world` ranks cannot train with the synchroniser that the policy chose.
@@ -184,6 +196,8 @@ class Policy:
         chooser = self.synchroniser
         if nodes is not None and isinstance(chooser, NodeChooser):
             chooser = chooser.on_nodes(nodes.tolist())
+        if isinstance(chooser, StepsChooser):
+            chooser = chooser.on_steps(uneven=uneven_steps)
         choice = chooser.choose(feedback, world, memory.get(CHOOSER, {}))
         if problem := choice.synchroniser.problem(world):
             raise ValueError(f"policy: {self.name} chose what ranks cannot do: {problem}")

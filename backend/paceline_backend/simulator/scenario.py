@@ -306,6 +306,7 @@ class Scenario(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             device="simulated",
             profiles=self._profiles(devices, float(sizes.mean())) if self.profile else [],
             limits=self.memory_limits(),
+            uneven_steps=True,
         )
 
     def _profiles(self, devices: Emulation, size: float) -> list[list[tuple[int, float]]]:

@@ -12,7 +12,6 @@ import numpy as np
 
 from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
-from paceline.core.pool import is_pooled
 from paceline.wire import ALLREDUCE, Hello, Segment
 from paceline.wire.synchronisation import Synchronisation
 from paceline_backend import policies
@@ -85,7 +84,7 @@ class TrainedSegment:
 
     @property
     def _pooled(self) -> bool:
-        return is_pooled(self.segment.synchroniser)
+        return self.segment.pooled
 
     @property
     def ett_s(self) -> Floats | None:
@@ -262,7 +261,10 @@ class Simulation:
         )
         base = float(starts.min())
         began = starts + early_s - base
-        timeline = self._pool.run(segment.synchroniser, self._model, began, work)
+        if segment.pooled:
+            timeline = self._pool.run(segment.synchroniser, self._model, began, work)
+        else:
+            timeline = self._model.run(began, work)
         timeline.wait_s[:1] += starts - begun
         data_s[:1] += early_s
         parts_s = data_s + batches.compute_s + timeline.wait_s + timeline.communication_s

@@ -10,7 +10,6 @@ import numpy as np
 
 from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
-from paceline.core.pool import is_pooled
 from paceline_backend import policies
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator.scenario import Scenario, ScenarioError
@@ -101,7 +100,7 @@ class Tally:
             if round_.step >= first
         ]
         # Where ranks share batches, a row says little: compare what they trained in the segment.
-        shared = is_pooled(segment.synchroniser)
+        shared = segment.pooled
         totals = trained.compute_s.sum(axis=0), trained.features.load.sum(axis=0)
         load = trained.evened_load
         for k, compute_s in enumerate(trained.compute_s):

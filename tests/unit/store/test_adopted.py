@@ -78,6 +78,7 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
         ]
     ),
     "why": text,
+    "pooled": st.booleans(),
 }
 
 

@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -277,12 +278,12 @@ class Leader:
         )
 
     def _adopt(self, segment: Segment) -> None:
-        pooled = self._pools(segment)
-        parts = self._parts(segment, pooled)
+        segment = msgspec.structs.replace(segment, pooled=self._pools(segment))
+        parts = self._parts(segment)
         if segment.synchroniser.steals:
             sizes = [self._sizes[np.frombuffer(part.indices, "<u4")] for part in parts]
             stealing.put(self._store, parts, sizes)
-        if pooled:
+        if segment.pooled:
             pool.put(self._store, parts)
         self._put(segment.seq, parts)
         indices = np.frombuffer(segment.indices, dtype="<u4").astype(np.int64)
@@ -300,7 +301,7 @@ class Leader:
         """Whether ranks share a segment's batches."""
         return self._world > 1 and is_pooled(segment.synchroniser) and self._uneven()
 
-    def _parts(self, segment: Segment, pooled: bool) -> list[Part]:
+    def _parts(self, segment: Segment) -> list[Part]:
         """Each rank's part of a segment."""
         counts = np.asarray(segment.counts)  # [steps, W]
         flat = np.frombuffer(segment.indices, dtype="<u4")
@@ -334,7 +335,7 @@ class Leader:
                 longest=longest,
                 threads=threads,
                 synchroniser=segment.synchroniser,
-                pooled=pooled,
+                pooled=segment.pooled,
             )
             for of_rank, loads, weights, ett_s, indices, squares, longest, threads in columns
         ]

@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.cost import Features
-from paceline.core.pool import is_pooled
 from paceline.wire import Hello, Segment
 from paceline.wire.synchronisation import Averaging, Hierarchical, Partial, Synchronisation
 from paceline_backend.insight.report import WARMUP_STEPS
@@ -43,16 +42,12 @@ class RelaxedSpan:
     steps: int  # steps of the segment, also those without a row
     whole: bool  # the segment's last step has a row
     epoch_end: bool  # the epoch ends with the segment
+    pooled: bool  # ranks share the segment's batches; see `paceline.core.pool`
 
     @property
     def goes_on(self) -> bool:
         """Whether ranks do not meet at the segment's end, unless the epoch ends."""
         return synchronisers.goes_on(self.synchroniser)
-
-    @property
-    def pooled(self) -> bool:
-        """Whether ranks share the segment's batches; see `paceline.core.pool`."""
-        return is_pooled(self.synchroniser)
 
     @property
     def over(self) -> bool:
@@ -353,6 +348,7 @@ def relaxed_span(step: Ints, segment: Segment) -> RelaxedSpan:
         segment.steps,
         whole,
         segment.epoch_end,
+        segment.pooled,
     )
 
 

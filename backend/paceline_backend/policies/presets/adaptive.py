@@ -34,13 +34,15 @@ class Estimate:
     """
 
     slowest_s: float  # mean time of a step's slowest rank: a step under the all-reduce
-    together_s: float  # what all ranks together need for a step's batches, each at its own pace
+    relaxed_s: float  # a step under the partial all-reduce: what all ranks need for its batches
     levelled_s: float  # as `slowest_s`, without differences due to lasting speeds and loads
     contributors: float  # ranks with a gradient in a partial round, on average
     gain: float  # gradients per second of the partial all-reduce ÷ those of the all-reduce
 
     @staticmethod
-    def of(compute_s: Floats, load: Floats, probes: int, staleness: int) -> Estimate:
+    def of(
+        compute_s: Floats, load: Floats, probes: int, staleness: int, *, uneven: bool = True
+    ) -> Estimate:
         """The estimate from each rank's batches.
 
         Under the partial all-reduce ranks share the batches of all steps, so their rates add up: W
@@ -54,6 +56,8 @@ class Estimate:
             load: [S, W].
             probes: ranks of which the first that is ready calls a round.
             staleness: rounds after which a gradient may be dropped.
+            uneven: ranks share batches. Else all make equally many steps, and meet at the pace of
+                the slowest rank.
         """
         slowest_s = float(compute_s.max(axis=1).mean())
         response_s = first_of(compute_s, probes)
@@ -62,12 +66,13 @@ class Estimate:
         mean_s = compute_s.mean(axis=0)
         at_work = mean_s[mean_s > 0]
         together_s = len(at_work) / float((1 / at_work).sum())
+        relaxed_s = together_s if uneven else float(mean_s.max())
         return Estimate(
             slowest_s,
-            together_s,
+            relaxed_s,
             float(compute_s.mean() + _unexplained(compute_s, load).max(axis=1).mean()),
             float((ready * ~late).mean() * compute_s.shape[1]),
-            slowest_s / together_s * (1.0 - float(late.mean())),
+            slowest_s / relaxed_s * (1.0 - float(late.mean())),
         )
 
 
@@ -115,6 +120,7 @@ class Adaptive:
         hold: least number of segments between two changes.
         probes: see `RoundRules`.
         staleness: see `RoundRules`.
+        uneven: ranks share batches under the partial all-reduce.
     """
 
     saving: float
@@ -123,6 +129,11 @@ class Adaptive:
     hold: int
     probes: int
     staleness: int
+    uneven: bool = True
+
+    def on_steps(self, *, uneven: bool) -> Adaptive:
+        """See `StepsChooser.on_steps`."""
+        return replace(self, uneven=uneven)
 
     def choose(self, feedback: Feedback, world: int, memory: Mapping[str, Any]) -> Choice:
         """See `Chooser.choose`."""
@@ -136,7 +147,7 @@ class Adaptive:
             return self._choice(before, f"too few steps are known: {worked.sum()} of {_FEWEST}")
         newest = feedback.batches(world, count)
         compute_s, load = newest.compute_s, newest.load
-        estimate = Estimate.of(compute_s, load, self.probes, self.staleness)
+        estimate = self._estimate(compute_s, load)
         error = self._error(compute_s, load)
         after = self._decide(before, estimate.gain - error, estimate.gain + error)
         return self._choice(after, self._words(estimate, error, world, after.partial))
@@ -149,25 +160,24 @@ class Adaptive:
             return _Memory(wants, 0)
         return before
 
+    def _estimate(self, compute_s: Floats, load: Floats) -> Estimate:
+        return Estimate.of(compute_s, load, self.probes, self.staleness, uneven=self.uneven)
+
     def _error(self, compute_s: Floats, load: Floats) -> float:
         """Half the 95 % interval of the gain: delete-a-block jackknife."""
         blocks = np.arange(len(compute_s)) * _BLOCKS // len(compute_s)
         gains = np.array(
-            [
-                Estimate.of(
-                    compute_s[blocks != k], load[blocks != k], self.probes, self.staleness
-                ).gain
-                for k in range(_BLOCKS)
-            ]
+            [self._estimate(compute_s[blocks != k], load[blocks != k]).gain for k in range(_BLOCKS)]
         )
         deviation = np.sqrt((_BLOCKS - 1) / _BLOCKS * ((gains - gains.mean()) ** 2).sum())
         return float(_T * deviation)
 
     def _words(self, estimate: Estimate, error: float, world: int, partial: bool) -> str:
-        words = (
-            f"a step's slowest rank takes {_ms(estimate.slowest_s)}, all ranks together need "
-            f"{_ms(estimate.together_s)} for its batches: "
-        )
+        words = f"a step's slowest rank takes {_ms(estimate.slowest_s)}, "
+        if self.uneven:
+            words += f"all ranks together need {_ms(estimate.relaxed_s)} for its batches: "
+        else:
+            words += f"no rank more than {_ms(estimate.relaxed_s)} on average: "
         gain = f"{estimate.gain:.2f} times the gradients (± {error:.2f}, exchanges left out)"
         if partial:
             ranks = f"some {estimate.contributors:.1f} of {world} ranks"

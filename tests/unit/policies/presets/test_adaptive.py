@@ -37,11 +37,11 @@ def test_the_first_of_ranks_drawn_at_random(times: list[float], probes: int) -> 
     ("compute_s", "staleness", "expected"),
     [
         # Slow in turn: each takes 2 s on average.
-        ([[1, 3], [3, 1]], 4, {"slowest_s": 3, "together_s": 2, "gain": 1.5, "levelled_s": 3}),
+        ([[1, 3], [3, 1]], 4, {"slowest_s": 3, "relaxed_s": 2, "gain": 1.5, "levelled_s": 3}),
         # The same one throughout: in 3 s the other trains three batches, of which two make a step.
-        ([[1, 3], [1, 3]], 4, {"slowest_s": 3, "together_s": 1.5, "gain": 2.0, "levelled_s": 2}),
+        ([[1, 3], [1, 3]], 4, {"slowest_s": 3, "relaxed_s": 1.5, "gain": 2.0, "levelled_s": 2}),
         # A rank without batches adds nothing.
-        ([[1, 3, 0], [1, 3, 0]], 4, {"slowest_s": 3, "together_s": 1.5, "gain": 2.0}),
+        ([[1, 3, 0], [1, 3, 0]], 4, {"slowest_s": 3, "relaxed_s": 1.5, "gain": 2.0}),
         ([[2, 2], [2, 2]], 4, {"slowest_s": 2, "gain": 1.0, "contributors": 2}),
         # The first of both calls: after 1 s. In two rounds of three the slower one has nothing,
         ([[1, 3], [3, 1]], 2, {"contributors": 4 / 3, "gain": 1.5}),
@@ -185,6 +185,18 @@ def test_one_rank_that_is_always_slow_is_not_waited_for() -> None:
     assert history[-1].synchroniser == PARTIAL
     assert gain(history[-1]) == pytest.approx(50 / (4 / (3 / 18 + 1 / 50)), rel=0.1)
     assert changes(trained(slow, batches="paceline")) == []
+
+
+def test_a_slow_rank_is_waited_for_where_all_make_equally_many_steps() -> None:
+    """A relaxed synchroniser saves nothing then, and the words say so."""
+    chosen = chooser(hold=1).on_steps(uneven=False)
+    slow = feedback(np.tile([0.01, 0.01, 0.01, 0.05], (32, 1)))
+    made = chosen.choose(slow, 4, {})
+    assert made.synchroniser == ALLREDUCE
+    assert "no rank more than 50 ms on average" in made.why
+    assert (
+        chooser(hold=1).choose(slow, 4, {"partial": False, "segments": 9}).synchroniser == PARTIAL
+    )
 
 
 def test_what_balancing_would_save_is_said() -> None:
