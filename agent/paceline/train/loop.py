@@ -79,7 +79,7 @@ class Loop:
         self.epoch = 0  # the epoch that the loader is in, or was in last
         self.step = -1  # the step of the run that the script is in, or was in last
         self.next_epoch = 0
-        self._ended: Step | None = None  # the newest planned step that has ended in the epoch
+        self._ended: Step | None = None  # the epoch's newest step that ended and was not saved
         self._epoch_is_done = False  # the checkpoint was taken in the epoch's last step
         self._in_epoch = False
         self._saving = False  # or asking the other ranks whether to
@@ -382,6 +382,7 @@ class Loop:
         self._saving = True
         try:
             if self.saver.due(step, self.gate.stepped):
+                self._ended = None
                 self._finish_step()  # saving is no part of it
                 self.saver.save(self.position(), self._reported())
         finally:

@@ -99,6 +99,7 @@ class History:
             profiles=self._profiles,
             memory=self.memory(version),
             nodes=self.nodes,
+            uneven_steps=hello.uneven_steps,
         )
 
     def memory(self, version: int) -> dict[str, Any]:

@@ -67,7 +67,13 @@ def plan(
         problem = replace(problem, placement=placement)
         problem = replace(problem, order=policy.scheduler.compose(problem, models))
     if choice is None:
-        choice = policy.choose(feedback, problem.world, problem.memory, problem.nodes)
+        choice = policy.choose(
+            feedback,
+            problem.world,
+            problem.memory,
+            problem.nodes,
+            uneven_steps=problem.uneven_steps,
+        )
     memory: dict[str, Any] = {}
     threads: list[int] = []
     if policy.allocator is not None:

@@ -169,6 +169,7 @@ class Problem:
     profiles: list[list[tuple[int, float]]] = field(default_factory=list)  # [W]: (samples, s)
     memory: Mapping[str, Any] = field(default_factory=dict)  # `Plan.memory` of the last segment
     nodes: Ints | None = None  # [W] number of each rank's node; None: one node, or unknown
+    uneven_steps: bool = True  # the script lets ranks make different numbers of steps
 
     def across(self, before: Ints, after: Ints) -> int:
         """How many samples get to another node.

@@ -48,6 +48,7 @@ class TrainedSegment:
     attempt: int = 0
     plan_s: float = 0.0  # real time that planning took; `segment.plan_s` is 0
     rounds: list[Round] = field(default_factory=list)  # their `ended_at` is virtual time
+    goes_on: bool = False  # ranks do not meet at the segment's end, unless the epoch ends
 
     @property
     def rank_step_s(self) -> Floats:
@@ -64,12 +65,18 @@ class TrainedSegment:
         """How long each step took, [S], also where ranks are in different steps.
 
         Where ranks share their batches, time is spread evenly over the segment's steps, because
-        ranks train the batches of a step at different times. In other relaxed segments the wait for
-        each other, where all meet at the end, is spread.
+        ranks train the batches of a step at different times. In another relaxed segment at whose
+        end all ranks meet, the wait for each other is spread over the segment's steps. Where ranks
+        do not meet at the end, a step lasts from the time when the last rank ends the step before
+        to the time when the last rank ends this step, because all wait for the slowest rank when
+        the epoch ends.
         """
         step_s = self.step_s
         if self._pooled:
             return _evened(step_s)
+        if self.goes_on and len(step_s):
+            ended_at = (self.started_at + self.rank_step_s).max(axis=1)
+            return np.diff(ended_at, prepend=self.started_at[0].max())
         if self.rounds:
             met_s = float(self.wait_s[-1].mean())
             step_s[-1] -= met_s
@@ -259,7 +266,7 @@ class Simulation:
             segment.epoch_end and steps == segment.steps,
             batches,
         )
-        base = float(starts.min())
+        base, goes_on = float(starts.min()), self._model.goes_on
         began = starts + early_s - base
         if segment.pooled:
             timeline = self._pool.run(segment.synchroniser, self._model, began, work)
@@ -286,6 +293,7 @@ class Simulation:
             begins_at,
             self.hello.attempt,
             rounds=[replace(round_, ended_at=base + round_.ended_at) for round_ in timeline.rounds],
+            goes_on=goes_on,
         )
 
     def _all_reduce_s(self, first_step: int, batches: Batches, counts: Ints) -> Floats:

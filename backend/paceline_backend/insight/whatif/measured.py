@@ -121,18 +121,41 @@ class Measured:
         """How long each step took, [S], also where ranks are in different steps.
 
         Where ranks share a segment's batches, time is spread evenly over its steps, because ranks
-        train the batches of a step at different times. In other relaxed segments, the wait for each
-        other at the end is spread.
+        train the batches of a step at different times. In other relaxed segments at whose end all
+        ranks meet, the wait for each other is spread. Where ranks do not meet at the end, the
+        slowest rank's steps count, because all wait for that rank when the epoch ends.
         """
         step_s = self.step_s
         for span in self.relaxed_spans:
             if span.pooled:
                 step_s[span.rows] = step_s[span.rows].mean()
-            elif span.whole:
+            elif span.whole and not span.goes_on:
                 met_s = float(self.sync_s[span.end - 1].mean())
                 step_s[span.end - 1] -= met_s
                 step_s[span.rows] += met_s / span.steps
+        for stretch in self._stretches():
+            first, end = stretch[0].first, stretch[-1].end
+            own_s = self.rank_step_s[first:end].copy()
+            if stretch[-1].over:
+                own_s[-1] -= self.sync_s[end - 1] - self.sync_s[end - 1].min()
+            step_s[first:end] = own_s[:, own_s.sum(axis=0).argmax()]
         return step_s
+
+    def _stretches(self) -> list[list[RelaxedSpan]]:
+        """Runs of segments of equal steps between which ranks did not meet."""
+        stretches: list[list[RelaxedSpan]] = []
+        for span in self.relaxed_spans:
+            before = stretches[-1][-1] if stretches else None
+            if span.pooled or not span.goes_on:
+                continue
+            if (
+                before is None
+                or before.over
+                or (before.end, before.synchroniser) != (span.first, span.synchroniser)
+            ):
+                stretches.append([])
+            stretches[-1].append(span)
+        return stretches
 
     @property
     def evened_load(self) -> Floats:

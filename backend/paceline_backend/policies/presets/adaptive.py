@@ -61,7 +61,11 @@ class Estimate:
         """
         slowest_s = float(compute_s.max(axis=1).mean())
         response_s = first_of(compute_s, probes)
-        late = (compute_s > response_s) & (staleness == 0)
+        # With equal steps, gradients beyond the bound count as lost, as in release 0.1.0: its plans
+        # replay. A rank's newest gradient is not dropped any more, so the estimate is cautious.
+        late = compute_s > response_s * (staleness + 1)
+        if uneven:
+            late &= staleness == 0
         ready = np.minimum(1.0, response_s / np.maximum(compute_s, 1e-12))
         mean_s = compute_s.mean(axis=0)
         at_work = mean_s[mean_s > 0]
