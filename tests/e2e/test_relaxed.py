@@ -8,9 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from paceline.core.pool import is_pooled
 from paceline.wire import SYNCHRONISERS
 from paceline_backend import policies
+from paceline_backend.policies import Feedback
 from paceline_backend.server.stack import Stack
+from paceline_backend.store import Store, runs
+from paceline_backend.store import segments as segments_store
 from support import relaxed_script
 from support.chains import switch, wait_for_plan
 from support.e2e import PAUSE_S, wait_for_end, wait_for_step
@@ -28,7 +32,8 @@ def synchronisers(stack: Stack, run: str) -> set[str]:
 
 
 @pytest.mark.timeout(1200)
-def test_switches_among_all_relaxed_presets(tmp_path: Path) -> None:
+@pytest.mark.parametrize("uneven", [False, True], ids=["even steps", "uneven steps"])
+def test_switches_among_all_relaxed_presets(tmp_path: Path, uneven: bool) -> None:
     relaxed = [name for name in policies.names() if policies.make(name).relaxed]
     assert "rna" in relaxed
     chain = ["bsp", *relaxed, "paceline"]
@@ -38,7 +43,7 @@ def test_switches_among_all_relaxed_presets(tmp_path: Path) -> None:
             "/runs",
             {
                 "script": relaxed_script.__file__,
-                "args": [str(tmp_path)],
+                "args": [str(tmp_path), *["uneven"] * uneven],
                 "nproc": 4,
                 "policy": chain[0],
                 "env": {
@@ -63,7 +68,26 @@ def test_switches_among_all_relaxed_presets(tmp_path: Path) -> None:
         coverage = stack.api("GET", f"/runs/{run}/coverage")
         segments = stack.api("GET", f"/runs/{run}/segments")
         rounds = stack.api("GET", f"/runs/{run}/synchronisation")
+        with (
+            Store.open(f"sqlite:///{stack.data / 'paceline.db'}") as store,
+            store.read() as reading,
+        ):
+            key = runs.key_of(reading, run)
+            start = runs.hello(reading, key)
+            assert start is not None
+            pooled = {
+                segment.policy
+                for segment in segments_store.adopted(reading, key, start)
+                if segment.pooled
+            }
 
+    by_all = {
+        name
+        for name in relaxed
+        if is_pooled(policies.make(name).choose(Feedback.empty(), 4, {}).synchroniser)
+    }
+    # Of the first policy, all segments may have equal steps.
+    assert len(by_all - pooled) <= 2 if uneven else not pooled, by_all - pooled
     assert coverage["exact"] is True
     # (A controller may be slow to begin with.)
     assert {s["policy"] for s in segments if s["source"] == "controller"} >= set(chain[1:])
