@@ -9,11 +9,11 @@ This module decides, without I/O. Ranks (`paceline.train.sync.pool`) keep each `
 store and change it by compare-and-set; the simulator keeps shares in a list. Both follow the same
 protocol::
 
-    while share.left and is_worth_it(shares, rank): ...  # `share.begin()`, then train the batch
-    if share.left: ...                                   # `share.leave()`: the others are sooner
-    while (other := slowest(shares, rank)) is not None and is_worth_it(shares, rank):
-        ...                                              # `shares[other].give()`, then train it
-    ...                                                  # `share.stop()`
+    while share.left and is_worth_it(shares, rank, batch_s): ...  # `share.begin()`, then train it
+    if share.left: ...                                     # `share.leave()`: the others are sooner
+    while (other := slowest(shares, rank)) is not None and is_worth_it(shares, rank, batch_s):
+        ...                                                # `shares[other].give()`, then train it
+    ...                                                    # `share.stop()`
 
 Two rules make sure that each batch finds a rank. A rank that leaves looks at the shares again
 afterwards: unless another rank is still at work, it trains its batches itself (`share.resume()`).

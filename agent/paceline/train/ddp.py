@@ -134,7 +134,7 @@ class WeightedDDP(DistributedDataParallel):
         Raises:
             ValueError: always.
         """
-        raise ValueError("Paceline's loader ends on all ranks at the same step: leave join() out")
+        raise ValueError("Paceline's loader ends on all ranks together: leave join() out")
 
 
 class SingleProcess(nn.Module):

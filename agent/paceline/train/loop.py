@@ -322,7 +322,8 @@ class Loop:
             self.gate.body_done(closing)
         running = self.running()
         running.body_done()
-        self._schedules.turn_over(running.step)
+        if not closing:  # else the script may have left before it stepped its schedule
+            self._schedules.turn_over(running.step)
         if self.pool is not None and self.gate.relaxed is not None:
             self.pool.worked(running.worked_s)
 
