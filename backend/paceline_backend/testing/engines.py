@@ -162,11 +162,11 @@ class EngineContract:
         away = "does not answer"
         until(lambda: away in str(harness.cluster.run(run)["message"]), "the outage", WAIT_S, 0.1)
 
-        def told() -> bool:
+        def is_shown_away() -> bool:
             [backend] = _backends(harness)  # a few seconds old at most
             return not backend["reachable"] and bool(backend["problem"])
 
-        until(told, "that it is not reachable", WAIT_S, 0.1)
+        until(is_shown_away, "that it is not reachable", WAIT_S, 0.1)
         harness.come_back()
         until(lambda: away not in str(harness.cluster.run(run)["message"]), "its end", WAIT_S, 0.1)
         harness.free()
