@@ -36,8 +36,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 import paceline
 from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
-from paceline.train import collectives
 from paceline.train.plan.leader import Leader
+from paceline.train.sync import uneven
 from paceline.train.sync.averaging import Averaging
 from paceline.train.sync.base import Synchroniser
 from paceline.train.sync.hierarchical import Hierarchical
@@ -170,7 +170,7 @@ class Watch:
             return
         first = self._trained.began == math.inf
         if first and self._meets:
-            with collectives.own():  # each rank begins a batch of its own here
+            with uneven.own():  # each rank begins a batch of its own here
                 dist.barrier()
         now = time.perf_counter()
         if first:

@@ -43,7 +43,16 @@ def train(fits_on_rank_1: int | None) -> Answer:
             seen.append(indices.tolist())
         loop = run._loop
         of_loop = loop.device, loop.profiles, loop.limits
-        hello = describe(loop.terms, loop.meeting, Environment(), Position(), 0, None, *of_loop)
+        hello = describe(
+            loop.terms,
+            loop.meeting,
+            Environment(),
+            Position(),
+            0,
+            None,
+            *of_loop,
+            uneven_steps=False,
+        )
         return profile, hello, parameters(model), seen  # type: ignore[return-value]
 
 

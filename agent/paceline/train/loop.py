@@ -23,8 +23,8 @@ from paceline.train.profile import Profile
 from paceline.train.sync.gate import SyncGate
 from paceline.train.sync.pool import Pool, ends_span
 from paceline.train.sync.stealing import Stealing
+from paceline.train.sync.uneven import Schedules, refuse_collectives
 from paceline.train.timing import RunningStep
-from paceline.train.uneven import Schedules, refuse_collectives
 from paceline.train.watch import Activity
 from paceline.train.wiring import Wiring, agree_on_lookahead, connect, describe, warn_of_restarts
 from paceline.wire import Phase

@@ -13,10 +13,9 @@ from torch import nn
 from torch.optim import lr_scheduler
 
 from paceline.core.errors import PacelineError
-from paceline.train import collectives
 from paceline.train.ddp import CurrentStep
 from paceline.train.parts import Step
-from paceline.train.uneven import Schedules, refuse_collectives
+from paceline.train.sync.uneven import Schedules, own, refuse_collectives
 
 
 def step(number: int, *, pooled: bool = False, samples: int = 1, first: int = 0) -> Step:
@@ -64,7 +63,7 @@ def test_collectives_that_all_ranks_come_to_are_not_refused() -> None:
     in_turn(current, step(0))
     dist.barrier()  # in a step that all make,
     in_turn(current, step(0, pooled=True))
-    with collectives.own():
+    with own():
         dist.barrier()  # and Paceline's own
     end()
 
