@@ -10,6 +10,8 @@ stores the same numbers of the same rows as metrics (`tracking.py`).
 Latency: another process sends 10,000 events/s as ranks do, in one message a rank every 20 ms. An
 event begins when its record is made, up to 20 ms before the record is sent. The event ends when the
 live stream on the bus has the message, which happens after the commit.
+
+Postgres vacuums and writes its checkpoint before each measurement, not during it.
 """
 
 from __future__ import annotations
@@ -45,6 +47,7 @@ from paceline.wire import (
     run_telemetry,
 )
 from paceline.wire.bus import connect
+from paceline_backend import backends
 from paceline_backend.control.consumer import Consumer
 from paceline_backend.control.ingest_process import IngestProcess
 from paceline_backend.server.embedded import EmbeddedBus
@@ -137,6 +140,7 @@ def _say(process: subprocess.Popen[bytes], line: bytes) -> None:
 
 def ingest(database: str, bus_url: str) -> None:
     """Ingests from the first line of input to its end; for a process of its own."""
+    backends.names()  # a worker has imported them, too
     print("ready", flush=True)
     sys.stdin.readline()
     child, stop = IngestProcess(Settings(database, bus_url), "benchmark"), threading.Event()
@@ -147,9 +151,19 @@ def ingest(database: str, bus_url: str) -> None:
     thread.join()
 
 
+def settle(store: Store) -> None:
+    """Lets Postgres do now what it would do in the background of the next measurement."""
+    if store.is_sqlite:
+        return
+    with store.engine.connect().execution_options(isolation_level="AUTOCOMMIT") as connection:
+        for upkeep in ("VACUUM ANALYZE", "CHECKPOINT"):
+            connection.execute(sa.text(upkeep))
+
+
 def ingest_rows(store: Store, bus_url: str, rows: int, per_message: int) -> float:
     """Rows per second of one ingest, which sums up every step."""
     run = new_run(store)
+    settle(store)
     with closing(connect(bus_url)) as client, ingesting(store, bus_url) as begin:
         fill(client, run, rows, per_message)
         began = time.perf_counter()
@@ -172,6 +186,7 @@ def _count(store: Store, table: sa.Table, run: str) -> int:
 def raw_rows(store: Store, bus_url: str, rows: int, per_message: int) -> float:
     """Rows per second of the least that a consumer can do with its driver."""
     run = new_run(store)
+    settle(store)
     with store.read() as connection:
         query = sa.select(schema.runs.c.key).where(schema.runs.c.id == run)
         key = connection.execute(query).scalar_one()
@@ -229,6 +244,7 @@ def produce(bus_url: str, run: str, duration_s: float) -> None:
 def latencies_s(store: Store, bus_url: str, duration_s: float) -> tuple[float, float]:
     """Median and 99th percentile from event to committed row."""
     run = new_run(store)
+    settle(store)
     with closing(connect(bus_url)) as client, ingesting(store, bus_url) as begin:
         begin()
         producer = [sys.executable, __file__, "--produce", bus_url, run, str(duration_s)]

@@ -17,6 +17,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection
 
 from paceline.node.processes import die_with_parent
+from paceline_backend import backends
 from paceline_backend.control.ingest import Ingest, IngestStats
 from paceline_backend.server import tracing
 from paceline_backend.server.settings import Settings
@@ -48,6 +49,7 @@ class IngestProcess:
     def __init__(self, settings: Settings, owner: str) -> None:
         self.stats = IngestStats()
         self.behind = False  # as `Ingest.behind`
+        backends.names()  # imports them all, for the child, too: both need them at once
         fork = multiprocessing.get_context("fork")
         self._child, childs_end = fork.Pipe()
         self._process = fork.Process(

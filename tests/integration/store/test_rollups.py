@@ -12,7 +12,7 @@ from alembic import command
 from paceline.wire import StepBatch
 from paceline_backend.store import Store, reads, records, schema, telemetry
 from paceline_backend.store import migrate as _migrate
-from paceline_backend.store.rollups import fill, reading
+from paceline_backend.store.rollups import fill, reading, writing
 from paceline_backend.store.rollups.metrics import METRICS
 from paceline_backend.store.rollups.tables import METRIC_NAMES, rank_rollups, step_rollups
 from support.records import add_run, hello, record
@@ -258,3 +258,38 @@ def test_numbers_that_cannot_be_rolled_up_stop_nothing(store: Store) -> None:
         rows = sa.select(sa.func.count()).where(schema.steps.c.run == key)
         assert connection.execute(rows).scalar() == 100
     assert rolled(store) == ([0] if store.is_sqlite else [])
+
+
+def rows_read(connection: sa.Connection) -> int:
+    """How many rows of steps this transaction has read so far, on Postgres."""
+    tables = "('worker_steps', 'steps', 'step_rollups', 'rank_rollups')"
+    query = "SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0)) FROM pg_stat_xact_user_tables"
+    count = connection.execute(sa.text(f"{query} WHERE relname IN {tables}")).scalar_one()
+    return int(count)
+
+
+def test_statistics_from_before_a_run_began_do_not_mislead(
+    database_url: str, store: Store
+) -> None:
+    """Postgres took a run to have no rows, and read all of them for each of a block's steps."""
+    if store.is_sqlite:
+        pytest.skip("of Postgres")
+    steps, ranks = 1_000, 4
+    for run in ("r0", "r1"):
+        add_run(store, run)
+        telemetry.write(store, [(run, hello(world=ranks)), (run, batch(0, steps, ranks))])
+    with store.write() as connection:
+        connection.execute(sa.text("ANALYZE"))
+    key = add_run(store, "r")
+    write(store, hello(world=ranks), batch(0, steps, ranks))
+    with store.write() as connection:
+        before = rows_read(connection)
+        writing.renew(connection, [(key, range(500, 600))])
+        of_a_block = rows_read(connection) - before
+    assert 100 * ranks <= of_a_block < 10 * 100 * ranks
+    with store.read() as connection:
+        for span in SPANS:
+            before = rows_read(connection)
+            reads.worker_step_columns(connection, key, span, 8)
+            reads.step_columns(connection, key, span, 8)
+            assert rows_read(connection) - before < 10 * steps * ranks

@@ -181,6 +181,16 @@ class LockedRun:
 _READ = [part.name for part in fields(LockedRun) if part.init]  # the fields that are columns
 
 
+_LOCK = (  # made once: to make it takes as long as to execute it
+    sa.select(*(schema.runs.c[name] for name in _READ))
+    .where(
+        schema.runs.c.id.in_(sa.bindparam("ids", expanding=True)), schema.runs.c.pruned_at.is_(None)
+    )
+    .order_by(schema.runs.c.key)
+    .with_for_update(key_share=True)
+)
+
+
 def runs(connection: sa.Connection, ids: set[str]) -> dict[str, LockedRun]:
     """The runs of these ids that the database has, locked until the transaction ends.
 
@@ -189,14 +199,7 @@ def runs(connection: sa.Connection, ids: set[str]) -> dict[str, LockedRun]:
     """
     if not ids:
         return {}
-    c = schema.runs.c
-    query = (
-        sa.select(*(c[name] for name in _READ))
-        .where(c.id.in_(ids), c.pruned_at.is_(None))
-        .order_by(c.key)
-        .with_for_update(key_share=True)
-    )
-    return {row.id: LockedRun(*row) for row in connection.execute(query)}
+    return {row.id: LockedRun(*row) for row in connection.execute(_LOCK, {"ids": list(ids)})}
 
 
 def read_nodes(connection: sa.Connection, of: Iterable[LockedRun]) -> None:

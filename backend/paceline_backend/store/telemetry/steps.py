@@ -125,7 +125,7 @@ def write(connection: sa.Connection, batches: Sequence[tuple[LockedRun, StepBatc
         _insert(connection, of_runs)
     else:
         rows = [(key, *as_tuple(record)) for key, records in of_runs for record in records]
-        _copy(connection, _latest(rows), new=not any(run.repeated for run, _ in batches))
+        _copy(connection, rows, new=not any(run.repeated for run, _ in batches))
     return count
 
 
@@ -139,10 +139,8 @@ def _by_run(
     yield from of_runs.values()
 
 
-def _latest(rows: list[tuple[Any, ...]]) -> Collection[tuple[Any, ...]]:
+def _latest(rows: Iterable[tuple[Any, ...]]) -> Collection[tuple[Any, ...]]:
     """Each row once, of the latest attempt: an INSERT of Postgres must not meet one twice."""
-    if len(set(map(_KEY, rows))) == len(rows):
-        return rows
     latest: dict[Any, tuple[Any, ...]] = {}
     for row in rows:
         earlier = latest.get(_KEY(row))
@@ -238,12 +236,12 @@ def _insert(connection: sa.Connection, of_runs: Iterable[tuple[int, Sequence[Ste
             connection.exec_driver_sql(_INSERTS[size], chunks)
 
 
-def _copy(connection: sa.Connection, rows: Collection[tuple[Any, ...]], *, new: bool) -> None:
-    """Writes rows to Postgres, in half the time if none of them is there yet.
+def _copy(connection: sa.Connection, rows: Iterable[tuple[Any, ...]], *, new: bool) -> None:
+    """Writes rows to Postgres, in half the time if none of them is there yet or comes twice.
 
     Args:
         connection: to write with.
-        rows: each once.
+        rows: of several attempts at a step the latest stays.
         new: whether to try first as if none were there.
     """
     if new:
@@ -255,7 +253,7 @@ def _copy(connection: sa.Connection, rows: Collection[tuple[Any, ...]], *, new: 
         else:
             return
     connection.execute(sa.text(_INCOMING))
-    _copy_into("incoming", connection, rows)
+    _copy_into("incoming", connection, _latest(rows))
     connection.execute(sa.text(_INSERT_INCOMING))
 
 
