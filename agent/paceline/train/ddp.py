@@ -9,7 +9,8 @@ when more is added to it and reduced.
 # No `from __future__ import annotations`: DDP checks the hook's annotations and takes no strings.
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,13 +29,18 @@ class CurrentStep:
 
     Args:
         world: W.
+        accumulates: gradients of micro-batches are added up; see `Session`.
     """
 
-    def __init__(self, world: int) -> None:
+    def __init__(self, world: int, *, accumulates: bool = False) -> None:
         self.world = world
+        self.accumulates = accumulates
         self.running: RunningStep | None = None  # None outside the loop over the loader
         self.weighs = True  # False: gradients stay the means of each rank's own batch
         self.reduces = False  # in the call of DDP's reduction
+        # Weighed gradients of the step's micro-batches so far, by the parameter's id. They are not
+        # in ``.grad``, which scripts set to zero before or after each step of their optimiser.
+        self.kept: dict[int, torch.Tensor] = {}
 
     def weighed(self, gradient: torch.Tensor) -> torch.Tensor:
         """A local gradient times this rank's weight, relative to the weight of an equal part."""
@@ -43,7 +49,34 @@ class CurrentStep:
         step = self.running.step
         if step.samples == 0:  # 0 · NaN is NaN, and a filler's gradient may be anything
             return torch.zeros_like(gradient)
-        return gradient * (step.weight * self.world) if self.weighs else gradient
+        if self.weighs:
+            return gradient * (step.weight * self.world)
+        return gradient if step.share == 1.0 else gradient * step.share
+
+    def summed(self, parameter: int, gradient: torch.Tensor) -> torch.Tensor:
+        """What is added to a parameter's ``.grad``: only at a step's last micro-batch more than 0.
+
+        Args:
+            parameter: its id.
+            gradient: of the current batch.
+        """
+        weighed = self.weighed(gradient)
+        if self.running is None:
+            return weighed
+        kept = self.kept.pop(parameter, None)
+        if kept is not None:
+            weighed = weighed + kept
+        if not self.running.step.more:
+            return weighed
+        self.kept[parameter] = weighed
+        return torch.zeros_like(weighed)
+
+    def add_kept(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Adds gradients of parameters that the step's last micro-batch did not use."""
+        for parameter in parameters:
+            kept = self.kept.pop(id(parameter), None)
+            if kept is not None:
+                parameter.grad = kept if parameter.grad is None else parameter.grad.add_(kept)
 
 
 def _mean(
@@ -88,7 +121,8 @@ class WeightedDDP(DistributedDataParallel):
         super().register_comm_hook(current, _mean)
         for parameter in module.parameters():
             if parameter.requires_grad:
-                parameter.register_hook(self._arrives)  # type: ignore[no-untyped-call]
+                hook = partial(self._arrives, id(parameter))  # not itself: a cycle would stay
+                parameter.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's forward pass."""
@@ -105,18 +139,24 @@ class WeightedDDP(DistributedDataParallel):
         """Accumulates gradients on this rank; the next backward pass outside reduces all of them.
 
         Raises:
-            ValueError: with ``static_graph=True``, where PyTorch's reducer fails.
+            ValueError: with ``static_graph=True``, where PyTorch's reducer fails, or with
+                ``Session(micro_batches=True)``, which accumulates by itself.
         """
+        if self._current.accumulates:
+            raise ValueError(
+                "no_sync() and Session(micro_batches=True) do not go together: give Session a "
+                "larger global_batch instead, and let it accumulate"
+            )
         if self.static_graph:
             raise ValueError("no_sync() needs static_graph=False: PyTorch's reducer cannot do both")
         with super().no_sync():
             yield
 
-    def _arrives(self, gradient: torch.Tensor) -> torch.Tensor:
+    def _arrives(self, parameter: int, gradient: torch.Tensor) -> torch.Tensor:
         """Called with a parameter's new gradient; returns what is added to ``.grad``."""
         if self._local and self._current.running is not None:
             self._current.running.gradients_kept()
-        return self._current.weighed(gradient)
+        return self._current.summed(parameter, gradient)
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
         """Refused: DDP takes one hook, and Paceline reduces gradients in it.
@@ -152,8 +192,15 @@ class SingleProcess(nn.Module):
             if current.running is not None:
                 current.running.gradients_kept()
 
+        def arrives(parameter: int, gradient: torch.Tensor) -> torch.Tensor:
+            running = current.running
+            if running is None or running.step.share == 1.0:
+                return gradient
+            return current.summed(parameter, gradient)
+
         for parameter in module.parameters():
             if parameter.requires_grad:
+                parameter.register_hook(partial(arrives, id(parameter)))  # type: ignore[no-untyped-call]
                 parameter.register_post_accumulate_grad_hook(computed)  # type: ignore[no-untyped-call]
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:

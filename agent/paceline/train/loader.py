@@ -18,18 +18,19 @@ _PLANNED = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
 
 
 class _Batches(Sampler[list[int]]):
-    """The sample indices of each step of the epoch, in the order in which they are loaded."""
+    """The sample indices of each turn of the epoch, in the order in which they are loaded."""
 
-    def __init__(self, loop: Loop, steps: deque[Step], *, ahead: bool) -> None:
+    def __init__(self, loop: Loop, turns: deque[tuple[Step, Step]], *, ahead: bool) -> None:
         self._loop = loop
-        self._steps = steps
+        self._turns = turns
         self._ahead = ahead  # batches are loaded before the script reaches them
 
     def __iter__(self) -> Iterator[list[int]]:
         for step in self._loop.steps():
-            self._steps.append(step)
-            lost = not self._ahead and self._loop.is_lost(step)
-            yield [self._loop.filler] if lost or not step.indices else step.indices
+            for turn in step.turns:
+                self._turns.append((step, turn))
+                lost = not self._ahead and self._loop.is_lost(step)
+                yield [self._loop.filler] if lost or not turn.indices else turn.indices
 
 
 class Loader:
@@ -41,6 +42,9 @@ class Loader:
 
     Under most relaxed policies ranks share the batches of a segment: a fast rank's loop has more
     turns than a slow one's, and no fillers. `Session.batch` has the step that a batch counts to.
+
+    With ``Session(micro_batches=True)`` a step may have several turns of the loop on this rank. The
+    optimiser steps in the last of them, where `Session.batch` is `last`.
 
     ``len(loader)`` is the number of steps in a whole epoch on every rank, whatever the policy, so a
     schedule of the learning rate can count with it; see `Session.steps_per_epoch`.
@@ -55,9 +59,10 @@ class Loader:
         if not options.get("in_order", True):
             raise TypeError("loader(in_order=False): steps follow the plan in order; leave it out")
         self._loop = loop
-        self._steps: deque[Step] = deque()  # given to the DataLoader, not yet to the script
+        # Steps and their turns, given to the DataLoader, not yet to the script.
+        self._turns: deque[tuple[Step, Step]] = deque()
         ahead = options.get("num_workers", 0) > 0
-        batches = _Batches(loop, self._steps, ahead=ahead)
+        batches = _Batches(loop, self._turns, ahead=ahead)
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, **options)
 
     @property
@@ -73,7 +78,7 @@ class Loader:
         loop = self._loop
         if not loop.begin_epoch(self.lookahead):
             return
-        self._steps.clear()
+        self._turns.clear()
         ran_out = False
         longer_s = loop.device.loading_s
         try:
@@ -86,24 +91,28 @@ class Loader:
                 except StopIteration:
                     ran_out = True
                     break
-                step = self._steps.popleft()
+                step, turn = self._turns.popleft()
                 if longer_s and not loop.is_lost(step):
                     time.sleep(longer_s)
-                yield from self._body(step, batch, time.perf_counter() - asked)
+                yield from self._body(step, turn, batch, time.perf_counter() - asked)
+                if turn.more:
+                    continue
                 while (taken := loop.take_over(step)) is not None:
                     asked = time.perf_counter()
                     batch = self._load(taken.indices)
                     if longer_s:
                         time.sleep(longer_s)
-                    yield from self._body(taken, batch, time.perf_counter() - asked)
+                    yield from self._body(taken, taken, batch, time.perf_counter() - asked)
                 loop.end_step(step)
         finally:
             loop.end_epoch(ran_out)
 
-    def _body(self, step: Step, batch: Any, data_s: float) -> Iterator[Any]:
+    def _body(self, step: Step, turn: Step, batch: Any, data_s: float) -> Iterator[Any]:
         """One turn of the script's loop, if the batch is this rank's."""
         loop = self._loop
-        if not loop.begin_step(step, data_s):
+        if turn.place:
+            loop.begin_turn(turn, data_s)
+        elif not loop.begin_step(step, data_s):
             return
         closing = True  # unless the body runs to its end: a break, a return or an exception
         try:

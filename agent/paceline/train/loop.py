@@ -19,7 +19,7 @@ from paceline.train.environment import Environment
 from paceline.train.leaving import end_process
 from paceline.train.meeting import Meeting
 from paceline.train.parts import Step, left_key
-from paceline.train.profile import Profile
+from paceline.train.profile import Limits, Profile
 from paceline.train.sync.gate import SyncGate
 from paceline.train.sync.pool import Pool, ends_span
 from paceline.train.sync.stealing import Stealing
@@ -36,16 +36,16 @@ class Loop:
     """Where training is on this rank, and what happens around each step. For one thread.
 
     The session makes it and asks it where training is. The loader calls, in this order:
-    `begin_epoch`; `steps`, which it reads ahead; for each batch `begin_step`, and `end_body` once
-    the script's body has run; for each planned step, after its batch, `take_over` until that gives
-    None, and `end_step`; `end_epoch`.
+    `begin_epoch`; `steps`, which it reads ahead; for each batch `begin_step`, or `begin_turn` for
+    the further micro-batches of a step, and `end_body` once the script's body has run; for each
+    planned step, after its batch, `take_over` until that gives None, and `end_step`; `end_epoch`.
 
     Args:
         terms: of the run.
         meeting: what the ranks know of each other.
         environment: what the launcher told this rank.
         device: what this rank computes on.
-        limits: the most samples that each rank gets in a step, [W]; empty: no limits.
+        limits: of the ranks' memory.
         uneven_steps: see `Session`.
     """
 
@@ -55,7 +55,7 @@ class Loop:
         meeting: Meeting,
         environment: Environment,
         device: Device,
-        limits: list[int],
+        limits: Limits,
         uneven_steps: bool = False,
     ) -> None:
         self.terms, self.device = terms, device
@@ -63,9 +63,10 @@ class Loop:
         self.limits = limits
         self.profiles: list[Profile] = []
         self.epochs: int | None = None  # that the script trains, where the session knows
-        self.current = CurrentStep(meeting.world)
+        self.current = CurrentStep(meeting.world, accumulates=limits.micro_batches)
         self.gate = SyncGate(self.current, meeting.store, meeting.rank, terms.seed)
         self._uneven_steps = uneven_steps
+        self._lookahead = 0  # steps that the loader fetches before training reaches them
         self._refusing = refuse_collectives(self.current) if uneven_steps else lambda: None
         self._schedules = Schedules(self.current)
         self.saver: Saver | None = None  # of checkpoints, where the script declares them
@@ -150,7 +151,16 @@ class Loop:
             raise PacelineError(str(self._failure)) from self._failure
 
     def position(self) -> Position:
-        """Where training is, with the current batch counted as used."""
+        """Where training is, with the current batch counted as used.
+
+        Raises:
+            PacelineError: the optimiser has not stepped for it, as further micro-batches follow.
+        """
+        running = self.current.running
+        if running is not None and running.step.more:
+            raise PacelineError(
+                "state_dict() in the middle of a step: save where session.batch.last is true"
+            )
         # A stop leaves an epoch in its middle; its rest is for the run that goes on from here.
         if self._in_epoch or self.stopped:
             leader = self.wiring.leader if self.wiring is not None else None
@@ -216,6 +226,7 @@ class Loop:
             self._epoch_is_done = False
             self.restore_random()
             return False
+        self._lookahead = lookahead
         if self.wiring is None:
             self.wiring = self._connect(lookahead)
         self._in_epoch, self._ran_out, self._ended = True, False, None
@@ -224,7 +235,11 @@ class Loop:
     def steps(self) -> Iterator[Step]:
         """The steps of the epoch that has begun, as they are to be loaded."""
         assert self.wiring is not None
-        return map(self.gate.adjust, self.wiring.follower.steps(self.epoch))
+        # A rank fetches so many turns of its loop ahead: as many steps, or fewer where it has
+        # several micro-batches in one. Each rank's fetching would wait for rank 0's, which plans.
+        plans_first = self.wiring.leader is not None and self.limits.micro_batches
+        steps = self.wiring.follower.steps(self.epoch, self._lookahead if plans_first else 0)
+        return map(self.gate.adjust, steps)
 
     def restore_random(self) -> None:
         """Where training goes on from a checkpoint: random numbers go on, too."""
@@ -257,14 +272,27 @@ class Loop:
             step = replace(step, pooled=False)  # the script does not suit it: all make this step
         if not mine:
             step = step.without_batch()
-        hold_s = self.device.begin(step)
         self.step = step.step
         if self.wiring.leader is not None:
             self.wiring.leader.reached(step.step)
-        self.current.running = RunningStep(step, self.device.clock, data_s, hold_s)
+        running = self._begin_running(step.turns[0], data_s)
         if not mine:
-            self.current.running.body_done()
+            running.body_done()
         return mine
+
+    def begin_turn(self, micro: Step, data_s: float) -> None:
+        """Begins a further micro-batch of the current step, which is loaded; see `begin_step`."""
+        self._finish_step()
+        self._begin_running(micro, data_s)
+
+    def _begin_running(self, step: Step, data_s: float) -> RunningStep:
+        """Starts a turn of the script's loop: the step's, or that of one of its micro-batches."""
+        if step.more:
+            self._schedules.look(None)
+        self.gate.begin_turn(step)
+        hold_s = self.device.begin(step)
+        self.current.running = RunningStep(step, self.device.clock, data_s, hold_s)
+        return self.current.running
 
     def _is_mine(self, step: Step) -> bool:
         """Whether this rank trains the batch of a step that has begun."""
@@ -318,11 +346,15 @@ class Loop:
         Args:
             closing: the script left the loop, by a break, a return or an exception.
         """
-        with self._failing_later(closing):
-            self.gate.body_done(closing)
         running = self.running()
+        with self._failing_later(closing):
+            if running.step.more:
+                self.gate.turn_done(closing)
+            else:
+                self.gate.body_done(closing)
         running.body_done()
-        if not closing:  # else the script may have left before it stepped its schedule
+        # Where the script left the loop, it may not have come to its schedule's step.
+        if not closing and not running.step.more:
             self._schedules.turn_over(running.step)
         if self.pool is not None and self.gate.relaxed is not None:
             self.pool.worked(running.worked_s)
@@ -435,9 +467,12 @@ class Loop:
         if wiring.rounds is not None:
             self.gate.on_round = wiring.rounds.over
         self.gate.suitability.on_fallback = wiring.on_fallback
-        limit = limits[self.rank] if limits else None
+        most = limits.of_parts
+        limit = most[self.rank] if most else None
         by_size = terms.loss_mean == "size"
-        self.gate.stealing = Stealing(meeting.store, self.rank, lookahead, limit, by_size=by_size)
+        if not limits.micro_batches:
+            store = meeting.store
+            self.gate.stealing = Stealing(store, self.rank, lookahead, limit, by_size=by_size)
         if meeting.world > 1:
-            self.pool = Pool(meeting.store, self.rank, meeting.world, limits)
+            self.pool = Pool(meeting.store, self.rank, meeting.world, most)
         return wiring

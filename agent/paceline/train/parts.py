@@ -36,6 +36,15 @@ class Step:
     segment_end: int = 0  # and the first one after it
     pooled: bool = False  # ranks take batches of the segment over from each other
     shared: bool = False  # this rank may train further batches under the same step's number
+    micro: tuple[Step, ...] = ()  # the micro-batches that it is computed in; empty: it is in one
+    share: float = 1.0  # of a micro-batch in the mean over this rank's batch
+    place: int = 0  # of a micro-batch in its step
+    more: bool = False  # further micro-batches follow, and then the optimiser steps
+
+    @property
+    def turns(self) -> tuple[Step, ...]:
+        """What each turn of the script's loop is about: the step's micro-batches, or the step."""
+        return self.micro or (self,)
 
     @property
     def samples(self) -> int:
@@ -44,23 +53,36 @@ class Step:
 
     def without_batch(self) -> Step:
         """The step of a rank that has no batch in it."""
-        return replace(self, indices=[], load=0.0, squares=0.0, longest=0.0, weight=0.0, ett_s=None)
+        return replace(
+            self, indices=[], load=0.0, squares=0.0, longest=0.0, weight=0.0, ett_s=None, micro=()
+        )
 
 
 @dataclass(frozen=True)
 class Batch:
-    """This rank's part of the current step."""
+    """This rank's part of the current step, or a micro-batch of it."""
 
     epoch: int
     step: int  # of the run, from 0, across epochs
     samples: int  # n_j; if 0, the batch is a filler
     load: float  # Λ_j, the sum of their sizes
-    weight: float  # of this rank's mean gradient in the update
+    weight: float  # of the batch's mean gradient in the update
+    last: bool = True  # the optimiser steps now; False: further micro-batches of the step follow
 
     @property
     def empty(self) -> bool:
         """Whether the batch is a filler, which your own metrics must leave out."""
         return self.samples == 0
+
+
+class MicroBatch(msgspec.Struct, frozen=True, array_like=True):
+    """Consecutive samples of a rank's part of a step."""
+
+    samples: int
+    load: float
+    squares: float
+    longest: float
+    share: float  # in the mean over the rank's part: of its samples or of its load
 
 
 class Part(msgspec.Struct, frozen=True, array_like=True):
@@ -82,6 +104,8 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     synchroniser: Synchronisation = ALLREDUCE
     reform: bool = False  # with `stop`: nodes join or leave, and the ranks' processes end
     pooled: bool = False  # ranks take batches of the segment over from each other
+    # [steps]: those that a step is computed in; empty: all of it at once
+    micro: list[list[MicroBatch]] = []
 
     def steps(self) -> Iterator[Step]:
         """The steps in order."""
@@ -89,7 +113,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
         end = 0
         for k, count in enumerate(self.counts):
             start, end = end, end + count
-            yield Step(
+            step = Step(
                 self.epoch,
                 self.first_step + k,
                 self.segment,
@@ -107,6 +131,26 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
                 segment_end=self.first_step + len(self.counts),
                 pooled=self.pooled,
             )
+            if self.micro and self.micro[k]:
+                step = replace(step, micro=tuple(_micro_batches(step, self.micro[k])))
+            yield step
+
+
+def _micro_batches(step: Step, micro: list[MicroBatch]) -> Iterator[Step]:
+    end = 0
+    for place, each in enumerate(micro):
+        start, end = end, end + each.samples
+        yield replace(
+            step,
+            indices=step.indices[start:end],
+            load=each.load,
+            squares=each.squares,
+            longest=each.longest,
+            weight=step.weight * each.share,
+            share=each.share,
+            place=place,
+            more=place < len(micro) - 1,
+        )
 
 
 _encoder = msgspec.msgpack.Encoder()

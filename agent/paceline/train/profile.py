@@ -7,6 +7,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -195,19 +196,42 @@ def listed_limits(limits: Any) -> list[int]:
     return [whole("limits", limit, 0) for limit in plain]
 
 
+@dataclass(frozen=True)
+class Limits:
+    """How many samples fit into the ranks' memory, and what that limits."""
+
+    samples: list[int]  # at once, [W]; empty: not known
+    micro_batches: bool = False  # a rank's part of a step may be more, in several micro-batches
+
+    @property
+    def of_parts(self) -> list[int]:
+        """The most samples of each rank's part of a step, [W]; empty: there are no limits."""
+        return [] if self.micro_batches else self.samples
+
+    @property
+    def of_micro_batches(self) -> list[int]:
+        """The most samples of each rank's micro-batches, [W]; empty: parts are not cut."""
+        return self.samples if self.micro_batches else []
+
+
 def limits_of(
-    given: list[int], profiles: list[Profile], global_batch: int, world: int
-) -> list[int]:
-    """The most samples of each rank, from the user and from profiles; empty: no limits are known.
+    given: list[int],
+    profiles: list[Profile],
+    global_batch: int,
+    world: int,
+    micro_batches: bool = False,
+) -> Limits:
+    """The most samples of each rank, from the user and from profiles.
 
     Args:
         given: the user's: one for each rank, or one number for all; empty: none.
         profiles: of each rank; empty: there was no profiling phase.
         global_batch: samples of a step.
         world: W.
+        micro_batches: see `Session`.
 
     Raises:
-        ValueError: the number of the user's limits is wrong.
+        ValueError: the number of the user's limits is wrong, or nothing fits into a rank's memory.
         PacelineError: the ranks together cannot hold a global batch.
     """
     if len(given) not in (0, 1, world):
@@ -215,14 +239,17 @@ def limits_of(
     given = given * world if len(given) == 1 else given
     measured = [p.limit for p in profiles]
     if not given and not any(limit is not None for limit in measured):
-        return []
+        return Limits([], micro_batches)
     known = [given or [global_batch] * world]
     if profiles:
         known.append([global_batch if limit is None else limit for limit in measured])
     limits = [min(of_rank) for of_rank in zip(*known, strict=True)]
-    if sum(limits) < global_batch:
+    if micro_batches and min(limits) < 1:
+        raise ValueError(f"limits is {limits}: with micro_batches=True each is at least 1")
+    if sum(limits) < global_batch and not micro_batches:
         raise PacelineError(
             f"{limits} samples fit into the ranks' memory, {sum(limits)} together, fewer than the "
-            f"global batch of {global_batch}: give Session a smaller global_batch, or more ranks"
+            f"global batch of {global_batch}: give Session a smaller global_batch or "
+            "micro_batches=True, or more ranks"
         )
-    return limits
+    return Limits(limits, micro_batches)

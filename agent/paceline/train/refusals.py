@@ -85,6 +85,20 @@ def _layer(layer: nn.Module, batchnorm: str | None) -> str | None:
     return None
 
 
+def refuse_accumulation(options: dict[str, Any]) -> None:
+    """Refuses options of DistributedDataParallel with which micro-batches would train wrongly.
+
+    Raises:
+        ValueError: the message says what to do instead.
+    """
+    for name in ("static_graph", "find_unused_parameters"):
+        if options.get(name):
+            raise ValueError(
+                f"wrap({name}=True) and Session(micro_batches=True) do not go together: PyTorch's "
+                "reducer needs the same graph in each backward pass; leave one of them out"
+            )
+
+
 def is_dtensor(value: object) -> bool:
     """Whether a rank has only a part of this tensor."""
     return _is(value, "torch.distributed.tensor", "DTensor")

@@ -161,12 +161,14 @@ class Reporter:
         emitter: takes the records.
         attempt: of the run.
         rank: whose steps they are.
+        by_size: losses are means over sizes, not over samples.
     """
 
-    def __init__(self, emitter: Emitter, attempt: int, rank: int) -> None:
+    def __init__(self, emitter: Emitter, attempt: int, rank: int, by_size: bool = False) -> None:
         self._emitter = emitter
         self._attempt = attempt
         self._rank = rank
+        self._by_size = by_size
         self._seq = 0
         self._over: deque[RunningStep] = deque()
         self._open: StepRecord | None = None  # of a step under whose number more may follow
@@ -191,11 +193,12 @@ class Reporter:
     def _report(self, running: RunningStep) -> None:
         record = self._record(running)
         if self._open is not None and self._open.step == record.step:
-            record = joined(self._open, record)
+            ett_s = record.ett_s if running.step.place else None  # of all micro-batches
+            record = joined(self._open, record, ett_s, by_size=self._by_size)
         else:
             self._send_open()
         self._open = record
-        if not running.step.shared:
+        if not (running.step.shared or running.step.more):
             self._send_open()
 
     def _send_open(self) -> None:
@@ -229,8 +232,20 @@ class Reporter:
         )
 
 
-def joined(first: StepRecord, second: StepRecord) -> StepRecord:
-    """The record of two batches that a rank trained under the same step's number."""
+def joined(
+    first: StepRecord, second: StepRecord, ett_s: float | None, *, by_size: bool
+) -> StepRecord:
+    """The record of two batches that a rank trained under the same step's number.
+
+    Args:
+        first, second: of one batch each.
+        ett_s: expected compute time of both; None: it is not known.
+        by_size: losses are means over sizes, not over samples.
+    """
+    loss = first.loss if second.loss is None else second.loss
+    if first.loss is not None and second.loss is not None:
+        weights = (first.load, second.load) if by_size else (first.samples, second.samples)
+        loss = (weights[0] * first.loss + weights[1] * second.loss) / sum(weights)
     return msgspec.structs.replace(
         second,
         samples=first.samples + second.samples,
@@ -239,8 +254,8 @@ def joined(first: StepRecord, second: StepRecord) -> StepRecord:
         compute_s=first.compute_s + second.compute_s,
         sync_s=first.sync_s + second.sync_s,
         step_s=first.step_s + second.step_s,
-        ett_s=None,
-        loss=first.loss if second.loss is None else second.loss,
+        ett_s=ett_s,
+        loss=loss,
         squares=first.squares + second.squares,
         longest=max(first.longest, second.longest),
     )

@@ -27,7 +27,7 @@ from paceline.train.loop import Loop
 from paceline.train.meeting import meet
 from paceline.train.parts import Batch
 from paceline.train.profile import Profile, limits_of, listed_limits, profile_ranks
-from paceline.train.refusals import refuse_model
+from paceline.train.refusals import refuse_accumulation, refuse_model
 from paceline.train.sizes import Sizes, resolve
 
 _Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
@@ -60,10 +60,16 @@ class Session:
         loss_mean: what your loss is a mean over: "samples", or "size" units (frames, tokens).
         coast_steps: steps that rank 0 plans at once while no control plane plans, 1 … 4.
         limits: the most samples that fit into a rank's memory, of each rank, or one number for all;
-            no rank gets more. None: what `profile` finds, else no limit.
+            no rank gets more at once. None: what `profile` finds, else no limit.
+        micro_batches: a rank whose part of a step is more than its limit computes it in several
+            turns of the loop, and only in the last one its optimiser steps (`Batch.last`). So
+            limits do not keep a fast rank from its part, nor the ranks from a larger global batch.
+            For loops that call no collective of their own in the body, accumulate no gradients
+            themselves, and count steps by `step`.
         uneven_steps: a fast rank's loop may have more turns than a slow one's, where a relaxed
             policy lets ranks get on at their own pace. For loops that call no collective of their
-            own in the body, step the optimiser in each turn, and end by themselves only.
+            own in the body, step the optimiser in each turn, and end by themselves only. Not with
+            `micro_batches`.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -82,15 +88,20 @@ class Session:
         coast_steps: int = 2,
         limits: int | Sequence[int] | None = None,
         uneven_steps: bool = False,
+        micro_batches: bool = False,
     ) -> None:
-        if not isinstance(uneven_steps, bool):
-            raise TypeError(f"uneven_steps={uneven_steps!r}: give True or False")
+        yes_or_no = {"uneven_steps": uneven_steps, "micro_batches": micro_batches}
+        for name, value in yes_or_no.items():
+            if not isinstance(value, bool):
+                raise TypeError(f"{name}={value!r}: give True or False")
+        if uneven_steps and micro_batches:
+            raise ValueError("uneven_steps and micro_batches do not go together: leave one out")
         terms = Terms(length(dataset), global_batch, seed, drop_last, loss_mean, coast_steps)
         environment = Environment.read(os.environ)
         stacks.register(os.environ)  # before the ranks meet, where they may hang
         self._given_limits = given = listed_limits(limits)
         meeting = meet(
-            asdict(terms) | {"limits": given, "uneven_steps": uneven_steps},
+            asdict(terms) | {"limits": given} | yes_or_no,
             lambda: resolve(sizes, dataset),
         )
         self.rank, self.world, self.filler = meeting.rank, meeting.world, meeting.filler
@@ -98,8 +109,8 @@ class Session:
             environment.warn_unknown()
         self._dataset = dataset
         device = Device(environment.emulate, self.rank, self.world)
-        most = limits_of(self._given_limits, [], global_batch, self.world)
-        self._loop = Loop(terms, meeting, environment, device, most, uneven_steps)
+        limits_known = limits_of(given, [], global_batch, self.world, micro_batches)
+        self._loop = Loop(terms, meeting, environment, device, limits_known, uneven_steps)
         # Not the loader: in a cycle, garbage collection may end its processes in a fork, and hang.
         self._has_loader = False
         self._pid = os.getpid()
@@ -139,13 +150,14 @@ class Session:
 
     @property
     def batch(self) -> Batch:
-        """This rank's part of the current step.
+        """This rank's part of the current step, or the current micro-batch of it.
 
         Raises:
             PacelineError: outside the loop over the loader.
         """
         step = self._loop.running().step
-        return Batch(step.epoch, step.step, step.samples, step.load, step.weight)
+        last = not step.more
+        return Batch(step.epoch, step.step, step.samples, step.load, step.weight, last)
 
     def loader(self, **options: Any) -> Loader:
         """The loader of this rank's batches; one per session.
@@ -181,6 +193,8 @@ class Session:
                 what to do instead.
         """
         refuse_model(model, batchnorm, options)
+        if self._loop.limits.micro_batches:
+            refuse_accumulation(options)
         parameter = next(model.parameters(), None)
         if parameter is not None:
             self._loop.device.use(parameter.device)
@@ -236,7 +250,8 @@ class Session:
         most = batch if most is None else whole("most", most, 1)
         models, hold = loop.gate.models, partial(loop.device.trial, self.step + 1)
         profiles = profile_ranks(loop.meeting, models, loop.device.finish, hold, run_batch, most)
-        loop.limits = limits_of(self._given_limits, profiles, batch, self.world)
+        micro_batches = loop.limits.micro_batches
+        loop.limits = limits_of(self._given_limits, profiles, batch, self.world, micro_batches)
         loop.profiles = profiles
         return profiles[self.rank]
 

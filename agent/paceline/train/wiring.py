@@ -22,7 +22,7 @@ from paceline.train.parts import Step
 from paceline.train.plan.follower import Follower
 from paceline.train.plan.leader import Leader
 from paceline.train.plan.proposals import Proposals
-from paceline.train.profile import Profile
+from paceline.train.profile import Limits, Profile
 from paceline.train.report import Emitter, Reporter, RoundReporter
 from paceline.train.sync.suitability import OnFallback
 from paceline.train.watch import Activity, Watch
@@ -60,7 +60,7 @@ def connect(
     meeting: Meeting,
     environment: Environment,
     start: Position,
-    limits: Sequence[int],
+    limits: Limits,
     memory: Callable[[], int],
     activity: Callable[[], Activity],
     uneven: Callable[[], bool],
@@ -73,7 +73,7 @@ def connect(
         meeting: what the ranks know of each other.
         environment: what the launcher told this rank; without a run there is no control plane.
         start: where training begins.
-        limits: the most samples that each rank gets in a step, [W]; empty: no limits.
+        limits: of the ranks' memory.
         memory: measures the memory in use, in bytes.
         activity: what the rank does at present.
         uneven: whether ranks may have different numbers of turns of the script's loop.
@@ -98,11 +98,12 @@ def connect(
                 terms, meeting, proposals, emitter, attempt, start, limits, asked, uneven
             )
         follower = Follower(meeting.store, rank, leader)
+        by_size = terms.loss_mean == "size"
         exit_stack.callback(follower.close)
         return Wiring(
             follower,
             leader,
-            Reporter(emitter, attempt, rank) if emitter is not None else None,
+            Reporter(emitter, attempt, rank, by_size) if emitter is not None else None,
             RoundReporter(emitter, attempt, rank) if emitter is not None else None,
             _on_fallback(emitter, attempt) if emitter is not None and rank == 0 else None,
             exit_stack.pop_all(),
@@ -134,7 +135,7 @@ def describe(
     epochs: int | None,
     device: Device,
     profiles: Sequence[Profile],
-    limits: list[int],
+    limits: Limits,
     uneven_steps: bool,
 ) -> Hello | None:
     """On rank 0, the run's description for the control plane.
@@ -148,7 +149,7 @@ def describe(
         epochs: that the script trains, where the session knows.
         device: what this rank computes on.
         profiles: of each rank; empty: there was no profiling phase.
-        limits: the most samples that each rank gets in a step, [W]; empty: no limits.
+        limits: of the ranks' memory.
         uneven_steps: see `Session`.
     """
     if meeting.sizes is None:
@@ -172,7 +173,7 @@ def describe(
         used=b"" if start.used is None else start.used.astype("<u4").tobytes(),
         emulated=device.emulated,
         profiles=[profile.times for profile in profiles],
-        limits=limits,
+        limits=limits.of_parts,
         placement=list(environment.placement)
         if len(environment.placement) == meeting.world
         else [],
@@ -229,7 +230,7 @@ def _leader(
     emitter: Emitter | None,
     attempt: int,
     start: Position,
-    limits: Sequence[int],
+    limits: Limits,
     reforms: Callable[[], bool] | None,
     uneven: Callable[[], bool],
 ) -> Leader:
@@ -245,7 +246,8 @@ def _leader(
         epoch=start.epoch,
         step=start.step,
         used=start.used,
-        limits=limits,
+        limits=limits.of_parts,
+        micro=limits.of_micro_batches,
         reforms=reforms or (lambda: False),
         uneven=uneven,
     )

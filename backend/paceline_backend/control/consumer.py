@@ -242,7 +242,11 @@ def in_order(entries: Iterable[Entry], most_bytes: int) -> list[list[Entry]]:
     return parts
 
 
-def _age(entry: Entry) -> tuple[int, int, bool]:
-    """Entries' numbers tell when they were written. Of one moment, nodes' entries come last."""
+def _age(entry: Entry) -> tuple[int, bool, int]:
+    """Entries' numbers tell when they were written. Of one moment, nodes' entries come last.
+
+    The second part of a number counts the entries of one stream within a millisecond. So it says
+    nothing about the entries of another stream.
+    """
     milliseconds, _, within = entry.number.partition(b"-")
-    return int(milliseconds), int(within), entry.stream.startswith("paceline:node:")
+    return int(milliseconds), entry.stream.startswith("paceline:node:"), int(within)

@@ -78,11 +78,11 @@ def test_entries_are_dealt_with_in_order_and_in_parts_of_so_many_bytes() -> None
         return Entry(stream, number.encode(), {b"data": bytes(size)})
 
     node = "paceline:node:n:telemetry"
-    entries = [entry("7-0", 400, node), entry("2-0", 400), entry("10-0", 400), entry("7-0", 3_000)]
+    entries = [entry("7-0", 400, node), entry("2-0", 400), entry("10-0", 400), entry("7-9", 3_000)]
     split = in_order(entries, 1_000)
     assert [[each.number for each in part] for part in split] == [
         [b"2-0"],
-        [b"7-0"],
+        [b"7-9"],
         [b"7-0", b"10-0"],
     ]
     assert split[2][0].stream == node, "of one moment, what a node says comes last"

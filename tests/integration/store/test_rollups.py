@@ -268,9 +268,7 @@ def rows_read(connection: sa.Connection) -> int:
     return int(count)
 
 
-def test_statistics_from_before_a_run_began_do_not_mislead(
-    database_url: str, store: Store
-) -> None:
+def test_statistics_from_before_a_run_began_do_not_mislead(database_url: str, store: Store) -> None:
     """Postgres took a run to have no rows, and read all of them for each of a block's steps."""
     if store.is_sqlite:
         pytest.skip("of Postgres")

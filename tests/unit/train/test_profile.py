@@ -109,11 +109,11 @@ def test_another_error_is_the_user_s() -> None:
 
 def test_limits() -> None:
     met, unmet = Profile([(2, 0.1)], limit=8), Profile([(2, 0.1)])
-    assert limits_of([], [], 20, 2) == []
-    assert limits_of([], [unmet, unmet], 20, 2) == []
-    assert limits_of([], [met, unmet], 20, 2) == [8, 20]
-    assert limits_of([30, 5], [met, unmet], 10, 2) == [8, 5]
-    assert limits_of([16], [], 20, 2) == [16, 16]
+    assert limits_of([], [], 20, 2).samples == []
+    assert limits_of([], [unmet, unmet], 20, 2).samples == []
+    assert limits_of([], [met, unmet], 20, 2).samples == [8, 20]
+    assert limits_of([30, 5], [met, unmet], 10, 2).samples == [8, 5]
+    assert limits_of([16], [], 20, 2).samples == [16, 16]
     with pytest.raises(PacelineError, match=r"\[8, 8\] samples fit .* global batch of 20"):
         limits_of([], [met, met], 20, 2)
     with pytest.raises(ValueError, match="each of 3 ranks"):

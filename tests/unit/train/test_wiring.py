@@ -16,6 +16,7 @@ from paceline.train.checkpoint.position import Position
 from paceline.train.environment import Environment
 from paceline.train.meeting import Meeting
 from paceline.train.parts import Step
+from paceline.train.profile import Limits
 from paceline.wire import MOST_WHY, Fallback, Message, Phase, decode
 
 NOBODY = "redis://127.0.0.1:9"  # the discard port: nothing answers
@@ -41,7 +42,7 @@ def test_no_thread_stays_where_the_leader_cannot_be_made(
             meeting,
             environment,
             Position(),
-            [],
+            Limits([]),
             lambda: 0,
             lambda: (0, Phase.DATA),
             bool,
@@ -60,7 +61,15 @@ def test_rank_0_reports_fallbacks_in_a_run_and_cuts_their_reason(
     meeting = Meeting(rank, 2, HashStore(), 0, sizes)
     environment = Environment(run=run, bus=None, spool=tmp_path)
     wired = wiring.connect(
-        terms, meeting, environment, Position(), [], lambda: 0, lambda: (0, Phase.DATA), bool, None
+        terms,
+        meeting,
+        environment,
+        Position(),
+        Limits([]),
+        lambda: 0,
+        lambda: (0, Phase.DATA),
+        bool,
+        None,
     )
     assert (wired.on_fallback is not None) == (rank == 0 and run is not None)
     if wired.on_fallback is not None:

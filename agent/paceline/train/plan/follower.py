@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -37,13 +38,31 @@ class Follower:
         self.reforms = False  # it stopped because nodes join or leave
         self.waits = False  # for a segment: any thread may ask
 
-    def steps(self, epoch: int) -> Iterator[Step]:
+    def steps(self, epoch: int, ahead: int = 0) -> Iterator[Step]:
         """The steps of an epoch; waits for each segment until the leader has stored it.
+
+        Args:
+            epoch: whose.
+            ahead: a step comes only when so many after it are planned, too. Rank 0 needs that where
+                its loader fetches fewer steps ahead than those of other ranks.
 
         Raises:
             PacelineError: the ranks are not in the same epoch.
             torch.distributed.DistError: rank 0 has ended, or stored nothing for too long.
         """
+        planned: deque[Step] = deque()
+        for step in self._steps(epoch):
+            planned.append(step)
+            if len(planned) > ahead:
+                yield planned.popleft()
+        yield from planned
+
+    def close(self) -> None:
+        """Ends the thread that fetches the plan."""
+        if self._fetcher is not None:
+            self._fetcher.close()
+
+    def _steps(self, epoch: int) -> Iterator[Step]:
         if self._fetcher is not None and not self.stopped:
             self._fetcher.enter(epoch)
         while not self.stopped:
@@ -62,11 +81,6 @@ class Follower:
                     "every rank must iterate over the loader equally often"
                 )
             # A part of an earlier epoch is skipped: all ranks left that epoch early.
-
-    def close(self) -> None:
-        """Ends the thread that fetches the plan."""
-        if self._fetcher is not None:
-            self._fetcher.close()
 
     def _next(self, epoch: int) -> Part:
         if self._leader is None:

@@ -15,9 +15,10 @@ import torch
 
 from paceline.core.cost import features
 from paceline.core.ledger import Ledger
+from paceline.core.microbatches import cut
 from paceline.core.pool import is_pooled
 from paceline.core.terms import Terms
-from paceline.train.parts import Part, left_key, part_key, put_part
+from paceline.train.parts import MicroBatch, Part, left_key, part_key, put_part
 from paceline.train.plan.proposals import Proposals
 from paceline.train.plan.waits import Waits
 from paceline.train.sync import pool, stealing
@@ -69,6 +70,8 @@ class Leader:
         used: samples of that epoch that an earlier attempt used.
         limits: the most samples that each rank gets in a step, [W]. Their sum is at least a global
             batch. Empty: there are no limits.
+        micro: the most samples that each rank computes at once, [W]; what is more is cut into
+            micro-batches. Empty: nothing is cut.
         reforms: whether nodes are about to join or leave, so that the plan shall end.
         uneven: whether ranks may have different numbers of turns of the script's loop.
     """
@@ -87,6 +90,7 @@ class Leader:
         step: int = 0,
         used: Ints | None = None,
         limits: Sequence[int] = (),
+        micro: Sequence[int] = (),
         reforms: Callable[[], bool] = lambda: False,
         uneven: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -100,6 +104,7 @@ class Leader:
         self._attempt = attempt
         self._announce = announce
         self._limits: Ints | None = np.array(limits) if limits else None
+        self._micro = micro
         self._ledger = self._ledger_of(epoch, used)
         self._step = step  # the next segment's first step
         self._last: Segment | None = None
@@ -280,6 +285,8 @@ class Leader:
     def _adopt(self, segment: Segment) -> None:
         segment = msgspec.structs.replace(segment, pooled=self._pools(segment))
         parts = self._parts(segment)
+        if self._micro:
+            parts = [self._cut(part, most) for part, most in zip(parts, self._micro, strict=True)]
         if segment.synchroniser.steals:
             sizes = [self._sizes[np.frombuffer(part.indices, "<u4")] for part in parts]
             stealing.put(self._store, parts, sizes)
@@ -339,6 +346,28 @@ class Leader:
             )
             for of_rank, loads, weights, ett_s, indices, squares, longest, threads in columns
         ]
+
+    def _cut(self, part: Part, most: int) -> Part:
+        """A rank's part with its steps of more than so many samples cut into micro-batches."""
+        if not any(count > most for count in part.counts):
+            return part
+        flat = np.frombuffer(part.indices, dtype="<u4")
+        ends = np.cumsum(part.counts)
+        steps, micro = [], []
+        for count, samples in zip(part.counts, np.split(flat, ends[:-1]), strict=True):
+            pieces = cut(self._sizes[samples], most) if count > most else []
+            steps.append(samples[np.concatenate(pieces)] if pieces else samples)
+            micro.append([self._micro_batch(samples, piece) for piece in pieces])
+        indices = np.concatenate(steps).astype("<u4").tobytes()
+        return msgspec.structs.replace(part, indices=indices, micro=micro)
+
+    def _micro_batch(self, samples: npt.NDArray[np.uint32], piece: Ints) -> MicroBatch:
+        whole, sizes = self._sizes[samples], self._sizes[samples[piece]]
+        share = len(sizes) / len(whole)
+        if self._terms.loss_mean == "size":
+            share = float(sizes.sum() / whole.sum())
+        squares, longest = float((sizes**2).sum()), float(sizes.max())
+        return MicroBatch(len(sizes), float(sizes.sum()), squares, longest, share)
 
 
 def _by_rank(flat: npt.NDArray[np.uint32], counts: Ints) -> list[bytes]:

@@ -21,9 +21,9 @@ from paceline.train.meeting import TIMEOUT
 from paceline.train.parts import Step
 from paceline.train.sync import make
 from paceline.train.sync.agreement import LoopAgreement
-from paceline.train.sync.base import Ranks, Round, Synchroniser
+from paceline.train.sync.base import Ranks, Round, Synchroniser, no_gradient
 from paceline.train.sync.discovery import exception_ends_loop
-from paceline.train.sync.optimiser import ScriptOptimiser, unscaled
+from paceline.train.sync.optimiser import Scales, ScriptOptimiser, has_more, unscaled
 from paceline.train.sync.outer import Outer
 from paceline.train.sync.partial import Partial
 from paceline.train.sync.stealing import Stealing
@@ -43,6 +43,24 @@ _CLOSURE = (
     "a relaxed synchroniser cannot step with a closure, and this script gives one to its optimiser "
     "for the first time: step without it, or use a policy that reduces all gradients in each step, "
     "such as bsp"
+)
+
+_CLOSURE_OF_MICRO = (
+    "Session(micro_batches=True): in step {step} the optimiser steps with a closure, before the "
+    "last micro-batch: step it without"
+)
+_MORE_PARAMETERS = (
+    "Session(micro_batches=True): the optimiser has parameters of no wrapped model, and would step "
+    "them for each micro-batch: give session.wrap the module that has them, too"
+)
+_STEPPED_BEFORE = (
+    "Session(micro_batches=True): the optimiser stepped after an earlier micro-batch of step "
+    "{step} and not after the last: step it in each turn of the loop, or where session.batch.last "
+    "is true"
+)
+_LEFT_IN_A_STEP = (
+    "left its loop in step {step}, before the last micro-batch of it: with "
+    "Session(micro_batches=True) leave the loop where session.batch.last is true"
 )
 
 _LEFT = (
@@ -83,6 +101,10 @@ class SyncGate:
         self._reduced_steps = 0  # of the segment, before a relaxed synchroniser came into force
         self._relaxed: Synchroniser | None = None  # the one in force, if it is relaxed
         self._scales_differ = False  # ranks may have different scales of gradients
+        self._scales = Scales(self._script)
+        self._held_back = (
+            False  # the optimiser stepped, without effect, before the last micro-batch
+        )
         self._ranks_made: Ranks | None = None
         self._agreement: LoopAgreement | None = None  # None until a relaxed one is asked for
         self._stepped: Step | None = None  # the newest body in which the models' optimiser stepped
@@ -152,14 +174,39 @@ class SyncGate:
 
     def adjust(self, step: Step) -> Step:
         """A step as it is to be loaded: with more or fewer samples where ranks steal work."""
-        if not step.synchroniser.steals:
+        if not step.synchroniser.steals or self.stealing is None:
             return step
         here = self._step is not None and self._step.segment == step.segment
         clocks = None
         if here and isinstance(self._relaxed, Partial):
             clocks = [self._reduced_steps + clock for clock in self._relaxed.clocks]
-        assert self.stealing is not None
         return self.stealing.batch(step, clocks)
+
+    def begin_turn(self, step: Step) -> None:
+        """Begins a turn of the script's loop: the step's that has begun, or a micro-batch's."""
+        if step.place == 0:
+            self._current.kept.clear()
+            self._held_back = False
+        if step.more and step.place == 0:
+            self._scales.keep()
+        if self._relaxed is None and step.share != 1.0:
+            for model in self.models:
+                model.reduce(not step.more)
+
+    def turn_done(self, closing: bool) -> None:
+        """Ends the loop's body after a micro-batch that is not the step's last.
+
+        Raises:
+            PacelineError: the script left the loop here, and no exception did.
+        """
+        assert self._step is not None
+        if not closing:
+            self._scales.restore()
+        elif exception_ends_loop():
+            self.body_done(closing)
+        else:
+            self._failure = _LEFT_IN_A_STEP.format(step=self._step.step)
+            raise PacelineError(f"rank {self._rank} {self._failure}")
 
     def body_done(self, closing: bool) -> None:
         """Ends the loop's body.
@@ -171,6 +218,9 @@ class SyncGate:
             PacelineError: an exception ended the loop here, and other ranks went on or are silent.
         """
         self._body = self._step
+        if self._held_back and not self.stepped and not closing:
+            assert self._step is not None
+            raise PacelineError(_STEPPED_BEFORE.format(step=self._step.step))
         if self._relaxed is None:
             return
         assert self._step is not None and self._current.running is not None
@@ -240,6 +290,7 @@ class SyncGate:
         self._relaxed = self._ranks_made = self._agreement = None
         # Let go of the optimiser and the store.
         self._script = ScriptOptimiser()
+        self._scales = Scales(self._script)
         self.suitability = Suitability(self._script, self.models)
         self._store = self.stealing = None
 
@@ -349,12 +400,17 @@ class SyncGate:
         running = self._current.running
         if self._in_gate or running is None:
             return
+        if running.step.more:
+            self._hold_back(optimiser, args, kwargs)
+            return
         self._unwrapped.stepping(optimiser)
         if not self._script.trains(optimiser, self._parameters):
             return
-        self._stepped = running.step
-        closure = len(args) > 1 or kwargs.get("closure") is not None  # args[0] is the optimiser
+        self._stepped = self._step
+        closure = _has_closure(args, kwargs)
         self._script.closures |= closure
+        if self._current.kept:
+            self._current.add_kept(self._parameters())
         if self._relaxed is None:
             return
         if not self._script.is_chosen(optimiser):
@@ -363,8 +419,27 @@ class SyncGate:
             raise PacelineError(_CLOSURE)
         running.gradients_offered()
         with running.exchanging(), self._entered(), unscaled(optimiser, self._parameters()):
-            self._relaxed.stepping(running.step, optimiser)
+            assert self._step is not None
+            self._relaxed.stepping(self._step, optimiser)
         running.reduced()
+
+    def _hold_back(self, optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
+        """Lets an optimiser step without gradients, so without effect, as micro-batches follow."""
+        if not self._script.trains(optimiser, self._parameters):
+            return
+        if _has_closure(args, kwargs):
+            assert self._step is not None
+            raise PacelineError(_CLOSURE_OF_MICRO.format(step=self._step.step))
+        parameters = self._parameters()
+        if has_more(optimiser, {id(p) for p in parameters}):
+            raise PacelineError(_MORE_PARAMETERS)
+        no_gradient(parameters)
+        self._held_back = True
+
+
+def _has_closure(args: Any, kwargs: Any) -> bool:
+    """Whether an optimiser steps with a closure."""
+    return len(args) > 1 or kwargs.get("closure") is not None  # args[0] is the optimiser
 
 
 def _is_of_connections(error: BaseException | None) -> bool:

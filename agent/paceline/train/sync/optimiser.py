@@ -93,12 +93,12 @@ class ScriptOptimiser:
             return "the script also steps an optimiser that session.optimizer was not given"
         if self.closures or _needs_closure(optimiser):
             return "the script steps its optimiser with a closure"
-        if _has_more(optimiser, mine):  # each round would step these parameters again
+        if has_more(optimiser, mine):  # each round would step these parameters again
             return (
                 "the script's optimiser has parameters of no wrapped model: give session.wrap the "
                 "module that has them, too"
             )
-        scalers = self._scalers()
+        scalers = self.scalers()
         if len(scalers) > 1:  # nothing says which scalers of two ranks belong together
             return (
                 f"{len(scalers)} gradient scalers are enabled and a relaxed synchroniser takes "
@@ -154,7 +154,7 @@ class ScriptOptimiser:
 
         Gradients in ``.grad``, of steps over which the script accumulates, are scaled again.
         """
-        scalers = self._scalers()
+        scalers = self.scalers()
         states = [scaler.state_dict() for scaler in scalers]
         scales = [[state["scale"], state["_growth_tracker"]] for state in states]
         # Ranks without a scaler take part with infinity.
@@ -167,11 +167,37 @@ class ScriptOptimiser:
                 if parameter.grad is not None:
                     parameter.grad.mul_(scale / state["scale"])
 
-    def _scalers(self) -> list[torch.amp.GradScaler]:
-        """Those that are enabled."""
+    def scalers(self) -> list[torch.amp.GradScaler]:
+        """The script's gradient scalers that are enabled."""
         if self._scaler is None:
             return discovery.scalers()
         return [self._scaler] if self._scaler.is_enabled() else []
+
+
+class Scales:
+    """Keeps gradient scalers as they are while micro-batches of a step follow. For one thread.
+
+    A scaler's scale follows the number of its updates, and ranks have different numbers of turns.
+
+    Args:
+        script: knows the scalers.
+    """
+
+    def __init__(self, script: ScriptOptimiser) -> None:
+        self._script = script
+        self._scalers: list[torch.amp.GradScaler] | None = None  # looked for once: it takes long
+        self._states: list[dict[str, Any]] = []
+
+    def keep(self) -> None:
+        """Keeps the scales of now."""
+        if self._scalers is None:
+            self._scalers = self._script.scalers()
+        self._states = [scaler.state_dict() for scaler in self._scalers]
+
+    def restore(self) -> None:
+        """Takes back what the script's updates have done since then."""
+        for scaler, state in zip(self._scalers or (), self._states, strict=True):
+            scaler.load_state_dict(state)
 
 
 @contextmanager
@@ -199,6 +225,7 @@ def _needs_closure(optimiser: torch.optim.Optimizer) -> bool:
     return closure is not None and closure.default is closure.empty
 
 
-def _has_more(optimiser: torch.optim.Optimizer, parameters: set[int]) -> bool:
+def has_more(optimiser: torch.optim.Optimizer, parameters: set[int]) -> bool:
+    """Whether an optimiser has parameters besides these, given by their ids."""
     given = (p for group in optimiser.param_groups for p in group["params"])
     return any(p.requires_grad and id(p) not in parameters for p in given)

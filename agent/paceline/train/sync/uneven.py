@@ -165,14 +165,20 @@ class Schedules:
         """Whether it is known how the script steps its schedules."""
         return self._turns > 0
 
-    def look(self, optimiser: torch.optim.Optimizer) -> None:
-        """Finds the optimiser's schedules, once, and counts their calls from now on."""
+    def look(self, optimiser: torch.optim.Optimizer | None) -> None:
+        """Finds the optimiser's schedules, once, and counts their calls from now on.
+
+        Args:
+            optimiser: whose; None: all schedules.
+        """
         if self._looked:
             return
         self._looked = True
         for living in gc.get_objects():
             kind = type(living)
-            if issubclass(kind, LRScheduler) and getattr(living, "optimizer", None) is optimiser:
+            if not issubclass(kind, LRScheduler):
+                continue
+            if optimiser is None or getattr(living, "optimizer", None) is optimiser:
                 self._schedules[id(living)] = _Schedule(living)
                 self._wrap(next(base for base in kind.__mro__ if "step" in vars(base)))
 
@@ -211,7 +217,11 @@ class Schedules:
         def step(scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
             schedule = schedules._schedules.get(id(scheduler))
             running = schedules._current.running
-            if schedule is None or schedules._nested or args or kwargs:
+            if schedule is None or schedules._nested:
+                return original(scheduler, *args, **kwargs)
+            if running is not None and running.in_body and running.step.more:
+                return None  # the optimiser does not step either
+            if args or kwargs:
                 return original(scheduler, *args, **kwargs)
             if running is not None and running.in_body:
                 if not running.step.pooled:

@@ -1,0 +1,24 @@
+"""Batches are cut into the fewest micro-batches that fit."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.microbatches import cut
+
+
+@given(st.lists(st.floats(0.1, 1e3), min_size=1, max_size=60), st.integers(1, 70))
+def test_each_sample_once_within_the_limit_in_the_fewest_parts(
+    given_sizes: list[float], most: int
+) -> None:
+    sizes = np.array(given_sizes)
+    pieces = cut(sizes, most)
+    counts = [len(piece) for piece in pieces]
+    assert sorted(np.concatenate(pieces)) == list(range(len(sizes)))
+    assert len(pieces) == -(-len(sizes) // most)
+    assert 1 <= min(counts) <= max(counts) <= most
+    assert max(counts) - min(counts) <= 1
+    in_order = sizes[np.concatenate(pieces)]
+    assert (in_order[:-1] <= in_order[1:]).all()
