@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,6 +24,9 @@ settings.register_profile("paceline", deadline=None, max_examples=60)
 settings.register_profile("fast", deadline=None, max_examples=10)
 settings.register_profile("long", deadline=None, max_examples=500)
 settings.load_profile("paceline")
+
+# Jobs in the background of a shell ignore interrupts, and so would the programs that tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

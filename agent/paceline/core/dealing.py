@@ -1,4 +1,4 @@
-"""Samples dealt to ranks in turn, like DistributedSampler. Used by leader and policies."""
+"""Samples dealt to ranks in turn, like DistributedSampler, and batches cut into micro-batches."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
+Floats = npt.NDArray[np.float64]
 
 
 def equal_counts(samples: int, limits: Ints) -> Ints:
@@ -32,3 +33,19 @@ def dealt(counts: Ints) -> Ints:
     places = np.empty_like(turn)
     places[np.argsort(turn, kind="stable")] = np.arange(len(turn))
     return places
+
+
+def cut(sizes: Floats, most: int) -> list[Ints]:
+    """The fewest micro-batches that a batch can be cut into; their counts differ by one at most.
+
+    Each has samples of similar sizes, so that little is padded.
+
+    Args:
+        sizes: λ of the batch's samples, [n], n ≥ 1.
+        most: samples of a micro-batch, ≥ 1.
+
+    Returns:
+        places in the batch, micro-batch by micro-batch.
+    """
+    order = np.argsort(sizes, kind="stable")
+    return np.array_split(order, -(-len(order) // most))

@@ -14,8 +14,8 @@ import numpy.typing as npt
 import torch
 
 from paceline.core.cost import features
+from paceline.core.dealing import cut
 from paceline.core.ledger import Ledger
-from paceline.core.microbatches import cut
 from paceline.core.pool import is_pooled
 from paceline.core.terms import Terms
 from paceline.train.parts import MicroBatch, Part, left_key, part_key, put_part

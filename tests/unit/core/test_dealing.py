@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.microbatches import cut
+from paceline.core.dealing import cut
 
 
 @given(st.lists(st.floats(0.1, 1e3), min_size=1, max_size=60), st.integers(1, 70))
