@@ -57,11 +57,14 @@ FASTER = {
 # These contenders need a control plane: their policies learn how fast ranks are.
 SCHEDULERS = ("paceline", "lbb")
 COMPOSED = ("rna", "local-sgd")
+OWN = "paceline-relaxed"
 PLANNED = {
     "bsp": Contender("bsp"),
     "adaptive": Contender("adaptive"),
     **{name: Contender(name) for name in SCHEDULERS + COMPOSED},
     **{f"{y} on {s}": Contender(y, {"batches": s}) for s in SCHEDULERS for y in COMPOSED},
+    "ad-psgd": Contender("ad-psgd"),
+    OWN: Contender(OWN),
 }
 
 
@@ -120,6 +123,16 @@ def _groups(apart_ms: int, contenders: Mapping[str, Contender]) -> Scenario:
     return Scenario(name, "digits", 64, devices, contenders, foretold=False)
 
 
+def _planned(
+    name: str, devices: Callable[[int], Emulation], task: str = "digits", steps: int = 96
+) -> Scenario:
+    """A setting in which a control plane plans, as it does where people train."""
+    return Scenario(
+        f"{name}, planned", task, steps, devices, PLANNED, warm=96, planned=True, foretold=False
+    )
+
+
+SPEECH = "uneven lengths, speeds 1, 1, 1.5 and 3"
 DELAYS, GROUPS = "0-50 ms at random", [f"two groups, {ms} ms apart" for ms in (50, 100, 200)]
 MIXED = "one 5x slower, and 0-50 ms at random"
 EVEN, EVEN_LARGE = "no stragglers", "no stragglers, 1.1 M parameters"
@@ -162,8 +175,34 @@ SCENARIOS = {
     "2x": _one_slow(2, 64),
     "5x": _one_slow(5, 48),
     "10x": _one_slow(10, 48),
+    "planned-delays": _planned(DELAYS, _steps(*[0.005] * WORLD, most_s=0.05)),
+    "planned-5x": _planned(
+        "one 5x slower", _steps(*[0.005] * WORLD, sample_s=[*[0.002] * 7, 0.01])
+    ),
+    "planned-groups": _planned(
+        "two groups, 4x apart, and 0-50 ms at random",
+        _steps(*[0.005] * WORLD, most_s=0.05, sample_s=[*[0.002] * 4, *[0.008] * 4]),
+    ),
+    "planned-lengths": _planned(
+        "uneven lengths",
+        lambda seed: Emulation([5e-5] * WORLD, [0.005] * WORLD, seed=seed),
+        "plaid",
+    ),
+    "planned-even": _planned("no stragglers", _steps(*[0.005] * WORLD, sample_s=[0.002] * WORLD)),
     "5x-long": _one_slow(5, 512, long=True),
     "10x-long": _one_slow(10, 512, long=True),
+    # What a step takes depends on its samples: so parts of its work can be taken over.
+    "5x-samples": Scenario(
+        "one 5x slower, by samples",
+        "digits",
+        512,
+        _steps(*[0.004] * (WORLD - 1), 0.02, sample_s=[*[0.002] * (WORLD - 1), 0.01]),
+        {name: CONTENDERS[name] for name in ("bsp", "flexrr")},
+        foretold=False,
+    ),
+    "planned-speech": _planned(
+        SPEECH, lambda seed: Emulation([5e-5, 5e-5, 7.5e-5, 15e-5], [0.005] * 4, seed=seed), "plaid"
+    ),
 }
 _QUICK = ("bsp", "rna", "eager-sgd", "local-sgd", "torch DDP")
 QUICK = {

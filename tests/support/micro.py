@@ -15,7 +15,21 @@ from torch.utils.data import DataLoader, DistributedSampler
 import paceline
 from paceline.wire.synchronisation import Synchronisation
 from support.relaxing import planned
-from support.sessions import Sized, network, parameters, session
+from support.sessions import WIDTH, Sized, network, parameters, session
+
+
+class Overflowing(torch.amp.GradScaler):
+    """Finds gradients that are not finite in the first steps, as scalers do with large scales."""
+
+    most = 8.0
+
+    def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
+        if self.get_scale() > self.most:
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    if parameter.grad is not None and parameter.grad.abs().sum() > 0:
+                        parameter.grad.fill_(float("inf"))
+        return super().step(optimizer, *args, **kwargs)
 
 
 @dataclass
@@ -27,6 +41,7 @@ class Script:
     clips: bool = False
     schedule: str = ""  # stepped in each turn: "step", or "plateau"
     scales: bool = False  # by a GradScaler that doubles its scale at each second update
+    overflows: bool = False  # the scaler's first steps
     by_size: bool = False  # the loss is a mean over sizes
     loading: dict[str, Any] = field(default_factory=dict)
 
@@ -47,6 +62,8 @@ class Script:
         scaler = None
         if self.scales:
             scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=2)
+            if self.overflows:
+                scaler = Overflowing("cpu", init_scale=128.0, growth_interval=100)
         return optimiser, schedule, scaler
 
     def loss(self, output: Tensor, y: Tensor, indices: Tensor) -> Tensor:
@@ -83,7 +100,8 @@ def turn(
         loss.backward()
     else:
         scaler.scale(loss).backward()
-        scaler.unscale_(optimiser)
+        if not script.overflows:
+            scaler.unscale_(optimiser)
     if script.clips:
         nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     if scaler is None:
@@ -176,6 +194,50 @@ def accumulates(run: paceline.Session, model: Any, optimiser: torch.optim.Optimi
 def steps_first(run: paceline.Session, model: Any, optimiser: torch.optim.Optimizer) -> None:
     if not run.batch.last:
         optimiser.step()
+
+
+def adversary(run: paceline.Session, model: Any, optimiser: torch.optim.Optimizer) -> None:
+    optimiser.step()
+    model(torch.ones(2, WIDTH)).sum().backward()
+
+
+def waits(run: paceline.Session, model: Any, optimiser: torch.optim.Optimizer) -> None:
+    torch.distributed.barrier()
+
+
+def trains_another(run: paceline.Session, model: Any, optimiser: torch.optim.Optimizer) -> None:
+    other = torch.nn.Linear(1, 1)
+    other(torch.ones(1, 1)).sum().backward()
+    torch.optim.SGD(other.parameters(), 0.1).step()
+
+
+def late_schedule(count: int, options: dict[str, Any]) -> list[float]:
+    """Learning rates at the ends of steps, of a schedule that is made in the second step."""
+    with session(count, options | {"micro_batches": True}) as run:
+        model = run.wrap(network())
+        optimiser = torch.optim.SGD(model.parameters(), 1.0)
+        schedule = None
+        rates = []
+        for _, x, y in run.loader():
+            mse_loss(model(x), y).backward()
+            optimiser.step()
+            if run.batch.step == 1 and schedule is None:
+                schedule = torch.optim.lr_scheduler.StepLR(optimiser, 1, 0.5)
+            if schedule is not None:
+                schedule.step()
+            if run.batch.last:
+                rates.append(optimiser.param_groups[0]["lr"])
+        return rates
+
+
+def profiled(count: int, options: dict[str, Any]) -> int:
+    """Limits of a run with a profiling phase, whose model is wrapped."""
+    with session(count, options | {"micro_batches": True}) as run:
+        model = run.wrap(network())
+        run.profile(lambda n: model(torch.ones(n, WIDTH)).sum().backward(), most=4)
+        for _, x, y in run.loader():
+            mse_loss(model(x), y).backward()
+        return len(run._loop.limits.samples)
 
 
 def leaves(count: int, options: dict[str, Any]) -> str:

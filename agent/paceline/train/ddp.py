@@ -19,7 +19,15 @@ from torch import nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from paceline.core.errors import PacelineError
 from paceline.train.timing import RunningStep
+
+_GRADIENT_AFTER = (
+    "Session(micro_batches=True): in step {step} a parameter gets a gradient after its optimiser "
+    "has stepped in the same turn of the loop: compute all gradients of an optimiser's parameters "
+    "before its step, and freeze a model (requires_grad_(False)) while another is trained through "
+    "it"
+)
 
 _SMALL_BYTES = 25 << 20  # up to here one bucket: three took 13.9 ms where one took 7.7
 
@@ -41,6 +49,8 @@ class CurrentStep:
         # Weighed gradients of the step's micro-batches so far, by the parameter's id. They are not
         # in ``.grad``, which scripts set to zero before or after each step of their optimiser.
         self.kept: dict[int, torch.Tensor] = {}
+        self.through: set[int] = set()  # parameters whose optimiser has stepped in this turn
+        self.parameters: Callable[[], Iterable[nn.Parameter]] = list  # of the wrapped models
 
     def weighed(self, gradient: torch.Tensor) -> torch.Tensor:
         """A local gradient times this rank's weight, relative to the weight of an equal part."""
@@ -59,21 +69,32 @@ class CurrentStep:
         Args:
             parameter: its id.
             gradient: of the current batch.
+
+        Raises:
+            PacelineError: the parameter's optimiser has stepped in this turn. Whether a later
+                `zero_grad` drops such a gradient cannot be known.
         """
         weighed = self.weighed(gradient)
         if self.running is None:
             return weighed
+        step = self.running.step
+        if step.more and parameter in self.through:
+            raise PacelineError(_GRADIENT_AFTER.format(step=step.step))
         kept = self.kept.pop(parameter, None)
         if kept is not None:
             weighed = weighed + kept
-        if not self.running.step.more:
-            return weighed
-        self.kept[parameter] = weighed
-        return torch.zeros_like(weighed)
+        if step.more:
+            self.kept[parameter] = weighed
+            return torch.zeros_like(weighed)
+        if self.kept:  # perhaps of parameters that this micro-batch does not use
+            torch.autograd.Variable._execution_engine.queue_callback(self.add_kept)
+        return weighed
 
-    def add_kept(self, parameters: Iterable[nn.Parameter]) -> None:
+    def add_kept(self) -> None:
         """Adds gradients of parameters that the step's last micro-batch did not use."""
-        for parameter in parameters:
+        if not self.kept:
+            return
+        for parameter in self.parameters():
             kept = self.kept.pop(id(parameter), None)
             if kept is not None:
                 parameter.grad = kept if parameter.grad is None else parameter.grad.add_(kept)
@@ -147,6 +168,16 @@ class WeightedDDP(DistributedDataParallel):
                 "no_sync() and Session(micro_batches=True) do not go together: give Session a "
                 "larger global_batch instead, and let it accumulate"
             )
+        with self.unreduced():
+            yield
+
+    @contextlib.contextmanager
+    def unreduced(self) -> Iterator[None]:
+        """Keeps gradients on this rank.
+
+        Raises:
+            ValueError: with ``static_graph=True``.
+        """
         if self.static_graph:
             raise ValueError("no_sync() needs static_graph=False: PyTorch's reducer cannot do both")
         with super().no_sync():
@@ -213,6 +244,8 @@ class SingleProcess(nn.Module):
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
         """Does nothing: there is no other rank."""
         return contextlib.nullcontext()
+
+    unreduced = no_sync
 
 
 def wrap(

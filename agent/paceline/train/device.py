@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+from dataclasses import replace
 from itertools import count
 from typing import Any
 
@@ -82,9 +83,8 @@ class Device:
             self._take_threads(step.threads)
         if emulation is None or not step.samples:
             return None
-        return self._seconds(
-            step.step, step.samples, step.load, step.squares, step.longest, step.threads
-        )
+        moments = step.samples, step.load, step.squares, step.longest
+        return self._seconds(step.step, *moments, step.threads, delayed=step.place == 0)
 
     def trial(self, step: int, moments: tuple[float, float]) -> Hold:
         """A function that waits until the emulated device is done with a trial batch.
@@ -106,11 +106,22 @@ class Device:
         return hold
 
     def _seconds(
-        self, step: int, samples: int, load: float, squares: float, longest: float, threads: int
+        self,
+        step: int,
+        samples: int,
+        load: float,
+        squares: float,
+        longest: float,
+        threads: int,
+        *,
+        delayed: bool = True,
     ) -> float:
-        assert self._emulation is not None
+        emulation = self._emulation
+        assert emulation is not None
+        if not delayed:  # a step is delayed once, however many micro-batches it has
+            emulation = replace(emulation, delay_s=(0.0, 0.0))
         batch: Any = (samples, load, squares, longest)
-        return self._emulation.rank_s(self._rank, step, Features(*batch), threads)
+        return emulation.rank_s(self._rank, step, Features(*batch), threads)
 
     def _take_threads(self, wanted: int) -> None:
         """Sets the number of CPU threads; 0: as many as the script had before a plan set them."""

@@ -31,6 +31,8 @@ from paceline.wire import Phase
 
 logger = logging.getLogger(__name__)
 
+_GIVE_LIMITS = "give Session(limits=…), or call session.profile before the loop"
+
 
 class Loop:
     """Where training is on this rank, and what happens around each step. For one thread.
@@ -67,7 +69,11 @@ class Loop:
         self.gate = SyncGate(self.current, meeting.store, meeting.rank, terms.seed)
         self._uneven_steps = uneven_steps
         self._lookahead = 0  # steps that the loader fetches before training reaches them
-        self._refusing = refuse_collectives(self.current) if uneven_steps else lambda: None
+        self._refusing = (
+            refuse_collectives(self.current)
+            if uneven_steps or limits.micro_batches
+            else lambda: None
+        )
         self._schedules = Schedules(self.current)
         self.saver: Saver | None = None  # of checkpoints, where the script declares them
         self.wiring: Wiring | None = None  # from the first iteration on
@@ -441,6 +447,8 @@ class Loop:
         warn_of_restarts(self._environment, self._start, self.rank, self.saver is not None)
         self._environment = environment = self._environment.claim()
         terms, start, device, limits = self.terms, self._start, self.device, self.limits
+        if limits.micro_batches and not limits.samples and self.rank == 0:
+            logger.warning("micro_batches=True does nothing without limits: %s", _GIVE_LIMITS)
         hello = describe(
             terms,
             meeting,
@@ -470,7 +478,7 @@ class Loop:
         most = limits.of_parts
         limit = most[self.rank] if most else None
         by_size = terms.loss_mean == "size"
-        if not limits.micro_batches:
+        if not limits.of_micro_batches:
             store = meeting.store
             self.gate.stealing = Stealing(store, self.rank, lookahead, limit, by_size=by_size)
         if meeting.world > 1:

@@ -96,7 +96,7 @@ def unreduced(models: Iterable[WeightedDDP | SingleProcess]) -> Iterator[None]:
     """Within it wrapped models do not reduce gradients; unless it raises, they have none after."""
     with ExitStack() as local:
         for model in models:
-            local.enter_context(model.no_sync())
+            local.enter_context(model.unreduced())
         yield
     for model in models:
         model.zero_grad()

@@ -91,11 +91,16 @@ def refuse_accumulation(options: dict[str, Any]) -> None:
     Raises:
         ValueError: the message says what to do instead.
     """
-    for name in ("static_graph", "find_unused_parameters"):
+    reasons = {
+        "static_graph": "PyTorch's reducer reduces in each backward pass then",
+        "find_unused_parameters": "gradients of parameters that the last micro-batch does not use "
+        "would not be reduced",
+    }
+    for name, why in reasons.items():
         if options.get(name):
             raise ValueError(
-                f"wrap({name}=True) and Session(micro_batches=True) do not go together: PyTorch's "
-                "reducer needs the same graph in each backward pass; leave one of them out"
+                f"wrap({name}=True) and Session(micro_batches=True) do not go together: {why}; "
+                "leave one of them out"
             )
 
 

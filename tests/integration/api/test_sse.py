@@ -71,8 +71,8 @@ class Events:
 
     def steps(self) -> list[int]:
         """Those that were told, each once: what is stored while a client comes is told again."""
-        told = (step for item in self.items if item["type"] == "steps" for step in item["step"])
-        return list(dict.fromkeys(told))
+        numbers = (step for item in self.items if item["type"] == "steps" for step in item["step"])
+        return list(dict.fromkeys(numbers))
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         return [item for item in self.items if item["type"] == kind]

@@ -30,6 +30,7 @@ SCRIPTS = {
     "schedule with an argument": Script(schedule="plateau"),
     "scaler": Script("adamw", scales=True),
     "scaler, zeroes after, clips": Script(scales=True, zeroes_after=True, clips=True),
+    "scaler that overflows": Script(scales=True, overflows=True),
     "by size": Script(by_size=True),
     "loaded ahead": Script(loading={"num_workers": 1}),
 }
@@ -115,10 +116,12 @@ def test_relaxed_synchronisers_take_the_gradients_of_whole_parts(ranks: Ranks, k
         (micro.saves, "session.batch.last"),
         (micro.accumulates, "no_sync"),
         (micro.steps_first, "session.batch.last"),
+        (micro.adversary, "after its optimiser"),
+        (micro.trains_another, "parameters of no wrapped model"),
     ],
 )
 def test_what_would_train_wrongly_is_refused(body: Callable[..., None], says: str) -> None:
-    refusal = micro.refused(48, {"global_batch": 24, "limits": 5}, body)
+    refusal = micro.refused(96, {"global_batch": 24, "limits": 5}, body)
     if body is micro.accumulates:  # in a single process there is nothing to be refused
         assert refusal == ""
         return
@@ -128,6 +131,20 @@ def test_what_would_train_wrongly_is_refused(body: Callable[..., None], says: st
 def test_accumulating_by_hand_is_refused(ranks: Ranks) -> None:
     with pytest.raises(RankError, match=r"no_sync\(\) and Session"):
         ranks.run(micro.expect, 48, OPTIONS, micro.accumulates)
+
+
+def test_collectives_that_not_all_ranks_come_to_are_refused(ranks: Ranks) -> None:
+    with pytest.raises(RankError, match="before its last micro-batch"):
+        ranks.run(micro.expect, 48, OPTIONS, micro.waits)
+
+
+def test_schedules_that_are_made_later_follow_steps(ranks: Ranks) -> None:
+    for rates in ranks.run(micro.late_schedule, 96, OPTIONS):
+        assert rates == [1.0, 0.5, 0.25, 0.125]
+
+
+def test_a_profiling_phase_of_a_wrapped_model(ranks: Ranks) -> None:
+    assert ranks.run(micro.profiled, 48, OPTIONS) == [3] * 3
 
 
 def test_leaving_the_loop_in_the_middle_of_a_step_is_refused() -> None:

@@ -287,7 +287,7 @@ class Leader:
         parts = self._parts(segment)
         if self._micro:
             parts = [self._cut(part, most) for part, most in zip(parts, self._micro, strict=True)]
-        if segment.synchroniser.steals:
+        if segment.synchroniser.steals and not self._micro:  # else ranks do not steal
             sizes = [self._sizes[np.frombuffer(part.indices, "<u4")] for part in parts]
             stealing.put(self._store, parts, sizes)
         if segment.pooled:

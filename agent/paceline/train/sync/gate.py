@@ -54,10 +54,11 @@ _MORE_PARAMETERS = (
     "them for each micro-batch: give session.wrap the module that has them, too"
 )
 _STEPPED_BEFORE = (
-    "Session(micro_batches=True): the optimiser stepped after an earlier micro-batch of step "
-    "{step} and not after the last: step it in each turn of the loop, or where session.batch.last "
-    "is true"
+    "Session(micro_batches=True): in step {step} and those before it the optimiser stepped after "
+    "an earlier micro-batch and not after the last: step it in each turn of the loop, or where "
+    "session.batch.last is true"
 )
+_MISSED = 3  # steps in a row: a script may skip one whose gradients are not finite
 _LEFT_IN_A_STEP = (
     "left its loop in step {step}, before the last micro-batch of it: with "
     "Session(micro_batches=True) leave the loop where session.batch.last is true"
@@ -102,9 +103,8 @@ class SyncGate:
         self._relaxed: Synchroniser | None = None  # the one in force, if it is relaxed
         self._scales_differ = False  # ranks may have different scales of gradients
         self._scales = Scales(self._script)
-        self._held_back = (
-            False  # the optimiser stepped, without effect, before the last micro-batch
-        )
+        self._held_back = False  # the optimiser stepped, without effect, as micro-batches follow
+        self._missed = 0  # steps in a row in which it stepped like that, and not in the last turn
         self._ranks_made: Ranks | None = None
         self._agreement: LoopAgreement | None = None  # None until a relaxed one is asked for
         self._stepped: Step | None = None  # the newest body in which the models' optimiser stepped
@@ -112,6 +112,7 @@ class SyncGate:
         self._left = False  # all ranks left the loop after the same step
         self._failure: str | None = None  # why this rank cannot go on
         self._in_gate = False  # an optimiser step made now is the gate's own
+        current.parameters = self._parameters
         self._hook = register_optimizer_step_pre_hook(self._before_optimiser_step)
 
     @property
@@ -184,6 +185,7 @@ class SyncGate:
 
     def begin_turn(self, step: Step) -> None:
         """Begins a turn of the script's loop: the step's that has begun, or a micro-batch's."""
+        self._current.through.clear()
         if step.place == 0:
             self._current.kept.clear()
             self._held_back = False
@@ -218,9 +220,12 @@ class SyncGate:
             PacelineError: an exception ended the loop here, and other ranks went on or are silent.
         """
         self._body = self._step
-        if self._held_back and not self.stepped and not closing:
-            assert self._step is not None
-            raise PacelineError(_STEPPED_BEFORE.format(step=self._step.step))
+        if self._held_back and not closing:
+            self._missed = 0 if self.stepped else self._missed + 1
+            # A gradient scaler skips steps whose gradients are not finite: as many as it takes.
+            if self._missed >= _MISSED and not self._script.scalers():
+                assert self._step is not None
+                raise PacelineError(_STEPPED_BEFORE.format(step=self._step.step))
         if self._relaxed is None:
             return
         assert self._step is not None and self._current.running is not None
@@ -278,6 +283,7 @@ class SyncGate:
         """Ends this rank's part. If that is in the middle of a segment, the others are told."""
         self._hook.remove()
         self._unwrapped.close()
+        self._current.parameters = list
         if self._step is not None and self._agreement is not None:
             why = self._failure or "its session was closed"
             self._agreement.tell(self._step.step, why)
@@ -400,17 +406,16 @@ class SyncGate:
         running = self._current.running
         if self._in_gate or running is None:
             return
+        self._unwrapped.stepping(optimiser)
         if running.step.more:
             self._hold_back(optimiser, args, kwargs)
             return
-        self._unwrapped.stepping(optimiser)
         if not self._script.trains(optimiser, self._parameters):
             return
         self._stepped = self._step
         closure = _has_closure(args, kwargs)
         self._script.closures |= closure
-        if self._current.kept:
-            self._current.add_kept(self._parameters())
+        self._current.add_kept()
         if self._relaxed is None:
             return
         if not self._script.is_chosen(optimiser):
@@ -425,15 +430,17 @@ class SyncGate:
 
     def _hold_back(self, optimiser: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
         """Lets an optimiser step without gradients, so without effect, as micro-batches follow."""
-        if not self._script.trains(optimiser, self._parameters):
-            return
-        if _has_closure(args, kwargs):
+        trains = self._script.trains(optimiser, self._parameters)
+        if trains and _has_closure(args, kwargs):
             assert self._step is not None
             raise PacelineError(_CLOSURE_OF_MICRO.format(step=self._step.step))
         parameters = self._parameters()
-        if has_more(optimiser, {id(p) for p in parameters}):
+        if not trains or has_more(optimiser, {id(p) for p in parameters}):
             raise PacelineError(_MORE_PARAMETERS)
         no_gradient(parameters)
+        self._current.through |= {
+            id(p) for group in optimiser.param_groups for p in group["params"]
+        }
         self._held_back = True
 
 

@@ -30,6 +30,10 @@ _REFUSED = (
     "fast rank's loop has more turns than a slow one's. Call collectives outside of the loop over "
     "session.loader(), or leave out Session(uneven_steps=True)"
 )
+_REFUSED_BEFORE_LAST = (
+    "{name} in step {step}, before its last micro-batch: not all ranks have this turn of the loop. "
+    "Call collectives where session.batch.last is true, or outside of the loop"
+)
 
 Listener = Callable[[str], None]  # with the collective's name, in the thread that calls it
 
@@ -134,8 +138,10 @@ def refuse_collectives(current: CurrentStep) -> Callable[[], None]:
             return
         if current.reduces:  # DDP's own
             return
-        if running.step.pooled:
-            raise PacelineError(_REFUSED.format(name=name, step=running.step.step))
+        step = running.step
+        if step.pooled or step.more:
+            said = _REFUSED if step.pooled else _REFUSED_BEFORE_LAST
+            raise PacelineError(said.format(name=name, step=step.step))
 
     return listen(refuse)
 
@@ -169,11 +175,15 @@ class Schedules:
         """Finds the optimiser's schedules, once, and counts their calls from now on.
 
         Args:
-            optimiser: whose; None: all schedules.
+            optimiser: whose; None: all schedules. Those that are made later are held back, too,
+                where micro-batches follow.
         """
         if self._looked:
             return
         self._looked = True
+        if optimiser is None:
+            for kind in _with_step(LRScheduler):
+                self._wrap(kind)
         for living in gc.get_objects():
             kind = type(living)
             if not issubclass(kind, LRScheduler):
@@ -217,10 +227,11 @@ class Schedules:
         def step(scheduler: LRScheduler, *args: Any, **kwargs: Any) -> Any:
             schedule = schedules._schedules.get(id(scheduler))
             running = schedules._current.running
+            begins = not getattr(scheduler, "_step_count", 1)  # a new one makes a step by itself
+            if running is not None and running.in_body and running.step.more and not begins:
+                return None  # the optimiser does not step either
             if schedule is None or schedules._nested:
                 return original(scheduler, *args, **kwargs)
-            if running is not None and running.in_body and running.step.more:
-                return None  # the optimiser does not step either
             if args or kwargs:
                 return original(scheduler, *args, **kwargs)
             if running is not None and running.in_body:
@@ -235,6 +246,14 @@ class Schedules:
                 schedules._nested = False
 
         kind.step = step  # type: ignore[attr-defined]
+
+
+def _with_step(kind: type[Any]) -> Iterator[type[Any]]:
+    """A class and those derived from it, as far as they have a `step` of their own."""
+    if "step" in vars(kind):
+        yield kind
+    for derived in kind.__subclasses__():
+        yield from _with_step(derived)
 
 
 class _Schedule:

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 from msgspec import Meta
 
-from paceline.wire.synchronisation import ALLREDUCE, Partial, PartialRules
+from paceline.wire.synchronisation import ALLREDUCE, Partial, PartialRules, Synchronisation
 from paceline_backend.policies.base import Choice, Feedback, Floats, Policy, Preset
 from paceline_backend.policies.presets.relaxed import RelaxedParameters, Staleness
 from paceline_backend.policies.registry import make as policy_of
@@ -41,7 +41,12 @@ class Estimate:
 
     @staticmethod
     def of(
-        compute_s: Floats, load: Floats, probes: int, staleness: int, *, uneven: bool = True
+        compute_s: Floats,
+        load: Floats,
+        probes: int,
+        staleness: int | None,
+        *,
+        uneven: bool = True,
     ) -> Estimate:
         """The estimate from each rank's batches.
 
@@ -55,7 +60,7 @@ class Estimate:
             compute_s: [S, W], some above 0.
             load: [S, W].
             probes: ranks of which the first that is ready calls a round.
-            staleness: rounds after which a gradient may be dropped.
+            staleness: rounds after which a gradient may be dropped; None: none is.
             uneven: ranks share batches. Else all make equally many steps, and meet at the pace of
                 the slowest rank.
         """
@@ -63,9 +68,8 @@ class Estimate:
         response_s = first_of(compute_s, probes)
         # With equal steps, gradients beyond the bound count as lost, as in release 0.1.0: its plans
         # replay. A rank's newest gradient is not dropped any more, so the estimate is cautious.
-        late = compute_s > response_s * (staleness + 1)
-        if uneven:
-            late &= staleness == 0
+        oldest = np.inf if staleness is None or (uneven and staleness) else staleness + 1
+        late = compute_s > response_s * oldest
         ready = np.minimum(1.0, response_s / np.maximum(compute_s, 1e-12))
         mean_s = compute_s.mean(axis=0)
         at_work = mean_s[mean_s > 0]
@@ -105,34 +109,36 @@ def _unexplained(compute_s: Floats, load: Floats) -> Floats:
 
 
 class _Memory(msgspec.Struct):
-    partial: bool = False
+    partial: bool = False  # the relaxed synchroniser is in force
     segments: int = 0  # since the last change
 
 
 @dataclass(frozen=True)
 class Adaptive:
-    """Chooses the partial all-reduce while it surely saves more than `saving` of the time.
+    """Chooses a relaxed synchroniser while it surely saves more than `saving` of the time.
 
-    The all-reduce comes back when the partial one surely saves less than `back`. "Surely" means
+    The all-reduce comes back when the relaxed one surely saves less than `back`. "Surely" means
     that the whole 95 % interval of the gain, by a jackknife over blocks of steps, is on one side.
     Noise thus changes nothing. If the saving is between the two limits, the choice stays.
 
     Args:
+        relaxed: the synchroniser beside the all-reduce.
         saving: share of the time for equally many gradients.
         back: at most `saving`; a larger value counts as `saving`.
         steps: how many of the newest complete steps to judge from.
         hold: least number of segments between two changes.
         probes: see `RoundRules`.
         staleness: see `RoundRules`.
-        uneven: ranks share batches under the partial all-reduce.
+        uneven: ranks share batches under the relaxed synchroniser.
     """
 
+    relaxed: Synchronisation
     saving: float
     back: float
     steps: int
     hold: int
-    probes: int
-    staleness: int
+    probes: int = 1
+    staleness: int | None = None
     uneven: bool = True
 
     def on_steps(self, *, uneven: bool) -> Adaptive:
@@ -183,11 +189,13 @@ class Adaptive:
         else:
             words += f"no rank more than {_ms(estimate.relaxed_s)} on average: "
         gain = f"{estimate.gain:.2f} times the gradients (± {error:.2f}, exchanges left out)"
+        rounds = isinstance(self.relaxed, Partial)
         if partial:
-            ranks = f"some {estimate.contributors:.1f} of {world} ranks"
-            words += f"{gain} are expected, those of {ranks} in a round"
+            words += f"{gain} are expected"
+            if rounds:
+                words += f", those of some {estimate.contributors:.1f} of {world} ranks in a round"
         else:
-            words += f"a partial one would give {gain}"
+            words += f"{'a partial one' if rounds else 'pairwise means'} would give {gain}"
         levelled = 1 - estimate.levelled_s / estimate.slowest_s
         if levelled > max(self.saving, 1 - 1 / estimate.gain):
             words += (
@@ -199,8 +207,7 @@ class Adaptive:
     def _choice(self, now: _Memory, words: str) -> Choice:
         how, name = ALLREDUCE, "all-reduce"
         if now.partial:
-            rules = PartialRules(probes=self.probes, staleness=self.staleness, mean=True)
-            how, name = Partial(rules), "partial"
+            how, name = self.relaxed, self.relaxed.name
         memory = {"partial": now.partial, "segments": now.segments + 1}
         return Choice(how, f"{name}: {words}", memory)
 
@@ -217,16 +224,16 @@ def _ms(seconds: float) -> str:
     return f"{1e3 * seconds:.3g} ms"
 
 
-class AdaptiveParameters(RelaxedParameters, frozen=True):
-    """What `adaptive` takes."""
+class ChoiceParameters(RelaxedParameters, frozen=True):
+    """What decides between the all-reduce and a relaxed synchroniser."""
 
     saving: Annotated[
         float,
         Meta(
             ge=0,
             le=0.9,
-            description="Share of the time for as many gradients that the partial all-reduce must"
-            " save: the lower bound of the 95 % interval.",
+            description="Share of the time for as many gradients that the relaxed synchroniser"
+            " must save: the lower bound of the 95 % interval.",
         ),
     ] = 0.15
     back: Annotated[
@@ -244,6 +251,11 @@ class AdaptiveParameters(RelaxedParameters, frozen=True):
     hold: Annotated[
         int, Meta(ge=1, le=1024, description="Segments that a choice is kept for, at least.")
     ] = 4
+
+
+class AdaptiveParameters(ChoiceParameters, frozen=True):
+    """What `adaptive` takes."""
+
     probes: Annotated[
         int,
         Meta(
@@ -258,13 +270,15 @@ class AdaptiveParameters(RelaxedParameters, frozen=True):
 
 def make(parameters: AdaptiveParameters) -> Policy:
     """The policy."""
+    probes, staleness = parameters.probes, parameters.staleness
     chooser = Adaptive(
+        Partial(PartialRules(probes=probes, staleness=staleness, mean=True)),
         saving=parameters.saving,
         back=parameters.back,
         steps=parameters.steps,
         hold=parameters.hold,
-        probes=parameters.probes,
-        staleness=parameters.staleness,
+        probes=probes,
+        staleness=staleness,
     )
     return replace(policy_of(parameters.batches), name="adaptive", synchroniser=chooser)
 
