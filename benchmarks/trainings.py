@@ -169,7 +169,10 @@ class Watch:
             yield
             return
         first = self._trained.began == math.inf
-        if first and self._meets:
+        relaxed = self.relaxed()
+        # Between two means a slow rank may leave all its batches to the others, and not come here.
+        leaves = isinstance(relaxed, Averaging) and not isinstance(relaxed, Pairwise)
+        if first and self._meets and not leaves:
             with uneven.own():  # each rank begins a batch of its own here
                 dist.barrier()
         now = time.perf_counter()
@@ -177,7 +180,7 @@ class Watch:
             self._trained.began, self._trained.began_at = now, time.time()
             for group in self._optimiser.param_groups:
                 group["lr"] = self._rate
-        seen = self._seen(now, self.relaxed())
+        seen = self._seen(now, relaxed)
         yield
         self._steps.append(replace(seen, ended=time.perf_counter()))
         self._trained.steps += 1
