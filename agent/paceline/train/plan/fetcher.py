@@ -43,6 +43,7 @@ class Fetcher:
         self._changed = threading.Condition()
         self._epoch = -1  # that the rank is in
         self._closing = False
+        self._calls = False  # the thread may be in a call that waits
         self._thread = threading.Thread(target=self._run, name="paceline-plan", daemon=True)
         self._thread.start()
         # A script that fails closes nothing, and the interpreter must not end in mid-call.
@@ -77,10 +78,12 @@ class Fetcher:
                 return
             self._closing = True
             self._changed.notify_all()
+            calls = self._calls  # not after the plan's end, when the store may have ended
         segment = self._segment
-        with contextlib.suppress(DistError):  # the store has ended: so has the thread's call
-            put_part(self._store, segment, self._rank, _END)
-            put_part(self._store, segment + 1, self._rank, _END)  # the thread may just go on to it
+        if calls:
+            with contextlib.suppress(DistError):  # the store has ended: so has the thread's call
+                put_part(self._store, segment, self._rank, _END)
+                put_part(self._store, segment + 1, self._rank, _END)  # the thread may just go to it
         self._thread.join(_JOIN_S)
 
     def _run(self) -> None:
@@ -95,8 +98,10 @@ class Fetcher:
     def _may_go_on(self, after: int) -> bool:
         """Waits until the rank has come to an epoch after this one; False: the thread ends."""
         with self._changed:
+            self._calls = False
             self._changed.wait_for(lambda: self._closing or self._epoch > after)
-            return not self._closing
+            self._calls = not self._closing
+            return self._calls
 
     def _fetch(self, store: Store) -> int:
         """Fetches the next part; returns the number of the epoch that is over with it, or -1."""
