@@ -92,7 +92,9 @@ def test_switches_among_all_relaxed_presets(tmp_path: Path, uneven: bool) -> Non
     # (A controller may be slow to begin with.)
     assert {s["policy"] for s in segments if s["source"] == "controller"} >= set(chain[1:])
     assert {s["synchroniser"] for s in segments} == set(SYNCHRONISERS)
-    assert {period["policy"] for period in rounds["in_force"]} >= set(relaxed) - {"adaptive", "osa"}
+    # `osa` has no rounds; the other two may stay with the all-reduce.
+    without = {"adaptive", "paceline-relaxed", "osa"}
+    assert {period["policy"] for period in rounds["in_force"]} >= set(relaxed) - without
     ranks = [
         [json.loads(line) for line in (tmp_path / f"replicas-{rank}").read_text().splitlines()]
         for rank in range(4)

@@ -203,9 +203,7 @@ class Loop:
             self.saver.close()
         if self.wiring is not None:
             self.wiring.follower.close()
-        # Rank 0 sees who has read the plan's end. A call after it is one to a store that has ended:
-        # torch writes a trace to the output then.
-        if self.rank > 0 and self._meeting is not None and not self._ran_out:
+        if self.rank > 0 and self._meeting is not None:
             with contextlib.suppress(RuntimeError):  # rank 0, whose store it is, has ended first
                 self._meeting.store.set(left_key(self.rank), "")
         if self.wiring is not None:

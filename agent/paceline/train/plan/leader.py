@@ -41,6 +41,7 @@ Ints = npt.NDArray[np.int64]
 Floats = npt.NDArray[np.float64]
 
 _FAREWELL_S = 2.0  # for ranks that may have left the loop already
+_LEAVING_S = 0.5  # for ranks that have read the end of the plan, and need it no more
 _FAREWELL_TO_END_S = 600.0  # for ranks that still compute and will read the end of the plan
 
 
@@ -176,6 +177,11 @@ class Leader:
             if waited >= _FAREWELL_S and not warned:
                 logger.warning("waiting for a rank that has not come to the end of the plan yet")
                 warned = True
+            time.sleep(0.01)
+        # Most ranks leave at the same moment. One that says so to a store that has ended gets an
+        # error, of which torch writes a trace to its output.
+        until = time.monotonic() + _LEAVING_S
+        while at_the_end and time.monotonic() < until and self._present():
             time.sleep(0.01)
 
     def _present(self) -> list[int]:
