@@ -124,9 +124,12 @@ def _groups(apart_ms: int, contenders: Mapping[str, Contender]) -> Scenario:
 
 
 def _planned(
-    name: str, devices: Callable[[int], Emulation], task: str = "digits", steps: int = 96
+    name: str, devices: Callable[[int], Emulation], task: str = "digits", steps: int = 192
 ) -> Scenario:
-    """A setting in which a control plane plans, as it does where people train."""
+    """A setting in which a control plane plans, as it does where people train.
+
+    Counting begins with a segment, so up to a segment's steps are not counted in addition.
+    """
     return Scenario(
         f"{name}, planned", task, steps, devices, PLANNED, warm=96, planned=True, foretold=False
     )

@@ -152,6 +152,8 @@ class Watch:
         self._network, self._warm, self._rate = network, warm, rate
         self._meets, self._averages = meets, averages
         self.relaxed: Callable[[], Synchroniser | None] = lambda: None  # synchroniser in force
+        # What tells the session that a rank waits in the loop's body.
+        self.waiting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         self._trained = Trained()
         self._steps: list[_Seen] = []
         self._optimiser = torch.optim.SGD(network.parameters(), 0.0, momentum=0.5)
@@ -164,7 +166,11 @@ class Watch:
 
     @contextlib.contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Surrounds each turn of the training's loop; `number` is that of its step."""
+        """Surrounds each turn of the training's loop.
+
+        Args:
+            number: of its step, or of the first step of its segment: that is when counting begins.
+        """
         if number < self._warm:
             yield
             return
@@ -173,7 +179,9 @@ class Watch:
         # Between two means a slow rank may leave all its batches to the others, and not come here.
         leaves = isinstance(relaxed, Averaging) and not isinstance(relaxed, Pairwise)
         if first and self._meets and not leaves:
-            with uneven.own():  # each rank begins a batch of its own here
+            # Each rank begins a batch of its own here. Waiting must not count as its work: else
+            # ranks that come early would leave their batches to the others.
+            with uneven.own(), self.waiting():
                 dist.barrier()
         now = time.perf_counter()
         if first:
@@ -324,10 +332,12 @@ def _by_paceline(work: Work, task: Task, data: Epoch, network: nn.Module, watch:
     with _groups_seen(watch), own:
         session = paceline.Session(data, global_batch=batch, seed=work.seed, uneven_steps=True)
         watch.relaxed = lambda: session._loop.gate.relaxed
+        watch.waiting = lambda: session._loop.running().waiting()
         model = session.wrap(network)
         optimiser = watch.optimiser
         for *inputs, classes in session.loader(collate_fn=task.collate):
-            with watch.step(session.batch.step):
+            # Where ranks share a segment's batches, fast ones have done some of its later work.
+            with watch.step(session._loop.running().step.segment_first):
                 optimiser.zero_grad()
                 cross_entropy(model(*inputs), classes).backward()
                 optimiser.step()

@@ -52,8 +52,7 @@ from paceline_backend.control.consumer import CLAIM_IDLE_S, Consumer, Entry, in_
 from paceline_backend.control.writers import Received, Writers, ends
 from paceline_backend.requests import dead, streams
 from paceline_backend.server import tracing
-from paceline_backend.store import Store, StoreError, StoreRefusedError, telemetry
-from paceline_backend.store.nodes import ALIVE_S
+from paceline_backend.store import Store, StoreError, StoreRefusedError, nodes, telemetry
 
 _BATCH = 4_000  # messages
 _AT_ONCE_BYTES = 8 * 2**20  # of the messages that are decoded and stored together
@@ -406,7 +405,7 @@ def _mark_stale(client: redis.Redis, items: list[_Item]) -> None:
     seconds, microseconds = client.time()
     now_ms = 1_000 * seconds + microseconds // 1_000
     for item in heartbeats:
-        item.stale = now_ms - int(item.entry.number.partition(b"-")[0]) > 1_000 * ALIVE_S
+        item.stale = now_ms - int(item.entry.number.partition(b"-")[0]) > 1_000 * nodes.ALIVE_S
 
 
 class _StoppedError(Exception):

@@ -19,7 +19,7 @@ _RECENT = 8  # complete steps whose median is the time of a step
 OLDEST = 1024  # No step is older: then the rank's speed counts as unknown, and the rank is tried.
 
 # The fields of a `StepRecord` that are kept of each rank's step.
-COLUMNS = ("samples", "load", "compute_s", "squares", "longest", "step_s")
+COLUMNS = ("samples", "load", "compute_s", "squares", "longest", "sync_s", "step_s")
 
 _Row = tuple[float, ...]  # values of `COLUMNS`
 _VALUES = attrgetter(*COLUMNS)
@@ -165,6 +165,8 @@ def feedback_of(steps: list[int], rows: list[Floats]) -> Feedback:
         compute_s=table["compute_s"],
         squares=table["squares"],
         longest=table["longest"],
+        sync_s=table["sync_s"],
+        step_s=table["step_s"],
     )
 
 
@@ -175,20 +177,28 @@ def single_batches(feedback: Feedback, segments: Iterable[Segment]) -> Feedback:
     over. A record of several batches says something else about a rank's speed than a record of one.
     A rank all of whose records in a segment are like this keeps them.
 
+    Nor do wall times of such a segment belong to single steps: each step gets what the work of one
+    step takes, by the segment's samples a second. (The feedback may have only some of its records.)
+
     Args:
         feedback: of complete steps.
         segments: the newest. Rows of other segments stay as they are.
     """
-    keep = np.ones(len(feedback), bool)
-    for segment in segments:
-        if segment.pooled:
-            rows = slice(*np.searchsorted(feedback.step, _range(segment)))
-            step, rank = feedback.step[rows] - segment.first_step, feedback.rank[rows]
-            single = feedback.samples[rows] == np.asarray(segment.counts)[step, rank]
-            trained = rank[single & (feedback.samples[rows] > 0)]
-            keep[rows] = single | ~np.isin(rank, trained)
-    if keep.all():
+    pooled = [segment for segment in segments if segment.pooled]
+    if not pooled:
         return feedback
+    keep, step_s = np.ones(len(feedback), bool), feedback.step_s.copy()
+    for segment in pooled:
+        rows = slice(*np.searchsorted(feedback.step, _range(segment)))
+        step, rank = feedback.step[rows] - segment.first_step, feedback.rank[rows]
+        counts, samples = np.asarray(segment.counts), feedback.samples[rows]
+        single = samples == counts[step, rank]
+        trained = rank[single & (samples > 0)]
+        keep[rows] = single | ~np.isin(rank, trained)
+        if of_all := samples.sum():
+            step_s[rows] = step_s[rows].sum() / of_all * counts.mean()
+        else:
+            step_s[rows] = np.nan
     return replace(
         feedback,
         samples=np.where(keep, feedback.samples, 0),
@@ -196,6 +206,7 @@ def single_batches(feedback: Feedback, segments: Iterable[Segment]) -> Feedback:
         compute_s=np.where(keep, feedback.compute_s, 0.0),
         squares=np.where(keep, feedback.squares, 0.0),
         longest=np.where(keep, feedback.longest, 0.0),
+        step_s=step_s,
     )
 
 

@@ -61,6 +61,7 @@ def offer(
         hello.world,
         history.memory(version),
         history.nodes,
+        first_step=history.step,
         uneven_steps=hello.uneven_steps,
     )
     relaxed = choice.synchroniser != ALLREDUCE

@@ -136,10 +136,15 @@ class NodeChooser(Chooser, Protocol):
 
 @runtime_checkable
 class StepsChooser(Chooser, Protocol):
-    """A chooser that also looks at whether ranks may make different numbers of steps."""
+    """A chooser that also looks at which steps it chooses for."""
 
-    def on_steps(self, *, uneven: bool) -> Chooser:
-        """The chooser for a script whose ranks may, or may not, share batches."""
+    def on_steps(self, first: int, *, uneven: bool) -> Chooser:
+        """The chooser for a segment.
+
+        Args:
+            first: the segment's first step.
+            uneven: the script lets ranks make different numbers of steps: they may share batches.
+        """
         ...
 
 
@@ -177,6 +182,7 @@ class Policy:
         memory: Mapping[str, Any],
         nodes: Ints | None = None,
         *,
+        first_step: int = 0,
         uneven_steps: bool = True,
     ) -> Choice:
         """How gradients meet in the next segment.
@@ -186,6 +192,7 @@ class Policy:
             world: W.
             memory: `Problem.memory`, which holds the allocator's memory, too.
             nodes: `Problem.nodes`.
+            first_step: of the segment.
             uneven_steps: the script lets ranks make different numbers of steps (`Hello`).
 
         Raises:
@@ -197,7 +204,7 @@ class Policy:
         if nodes is not None and isinstance(chooser, NodeChooser):
             chooser = chooser.on_nodes(nodes.tolist())
         if isinstance(chooser, StepsChooser):
-            chooser = chooser.on_steps(uneven=uneven_steps)
+            chooser = chooser.on_steps(first_step, uneven=uneven_steps)
         choice = chooser.choose(feedback, world, memory.get(CHOOSER, {}))
         if problem := choice.synchroniser.problem(world):
             raise ValueError(f"policy: {self.name} chose what ranks cannot do: {problem}")

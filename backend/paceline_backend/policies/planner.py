@@ -72,6 +72,7 @@ def plan(
             problem.world,
             problem.memory,
             problem.nodes,
+            first_step=problem.first_step,
             uneven_steps=problem.uneven_steps,
         )
     memory: dict[str, Any] = {}

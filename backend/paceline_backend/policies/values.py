@@ -27,6 +27,14 @@ class Feedback:
     compute_s: Floats  # [F] T
     squares: Floats  # [F] Σλ²
     longest: Floats  # [F] max λ
+    # For choosers; of zeros if not given.
+    sync_s: Floats = field(default_factory=lambda: np.empty(0))  # [F] wait and communication
+    step_s: Floats = field(default_factory=lambda: np.empty(0))  # [F] wall time; NaN: unknown
+
+    def __post_init__(self) -> None:
+        for name in ("sync_s", "step_s"):
+            if getattr(self, name).shape != self.step.shape:
+                object.__setattr__(self, name, np.zeros(self.step.shape))
 
     @staticmethod
     def empty() -> Feedback:

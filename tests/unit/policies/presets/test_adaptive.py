@@ -189,7 +189,7 @@ def test_one_rank_that_is_always_slow_is_not_waited_for() -> None:
 
 def test_a_slow_rank_is_waited_for_where_all_make_equally_many_steps() -> None:
     """A relaxed synchroniser saves nothing then, and the words say so."""
-    chosen = chooser(hold=1).on_steps(uneven=False)
+    chosen = chooser(hold=1).on_steps(0, uneven=False)
     slow = feedback(np.tile([0.01, 0.01, 0.01, 0.05], (32, 1)))
     made = chosen.choose(slow, 4, {})
     assert made.synchroniser == ALLREDUCE
