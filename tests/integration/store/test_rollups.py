@@ -73,7 +73,15 @@ def answers(store: Store, key: int, *spans: reads.Range) -> list[Any]:
         return given
 
 
-SPANS: list[reads.Range] = [(None, None), (0, 999), (37, 842), (100, 699), (None, 555)]
+# In the last one, buckets are whole roll-ups.
+SPANS: list[reads.Range] = [
+    (None, None),
+    (0, 999),
+    (37, 842),
+    (100, 699),
+    (None, 555),
+    (500, 999),
+]
 
 
 def same_as_step_by_step(store: Store, key: int, monkeypatch: pytest.MonkeyPatch) -> None:
