@@ -16,7 +16,7 @@ from paceline.wire.synchronisation import convert
 from paceline_backend.simulator import Scenario, Simulation, TrainedSegment
 from paceline_backend.simulator.dealing import Batches
 from paceline_backend.simulator.sync import Bodies, Costs, Pool, Timeline, Work, make
-from paceline_backend.simulator.sync.pool import Board
+from paceline_backend.simulator.sync.sharing import Board
 
 RNA = convert("partial", {"probes": 2, "staleness": 4, "mean": True})
 
