@@ -31,9 +31,8 @@ from paceline_backend.policies.registry import make as policy_of
 _AGREE = 2  # choices in a row that must speak against what is in force and relaxed
 # Segments, about as many seconds, after which a try of which nothing gets known is given up.
 _BLIND, _BLIND_S = 16, 60.0
-_REST = (
-    20.0  # times what a try took that was wrong: until the next one, and twice as much each time
-)
+# After a try that was wrong: times what it took, until the next one. Twice as much each time.
+_REST = 20.0
 
 
 class _Steps(NamedTuple):
@@ -165,7 +164,8 @@ class Measured:
     def _known(self, feedback: Feedback, world: int, now: _Memory) -> _Steps | None:
         """What is known of the steps of the synchroniser in force; None: too little."""
         rows = feedback.by_step(world)
-        good = (rows.step[:, 0] >= now.since) & np.isfinite(rows.step_s).all(axis=1)
+        told = np.isfinite(rows.step_s).all(axis=1) & (rows.step_s > 0).any(axis=1)
+        good = told & (rows.step[:, 0] >= now.since)
         good &= (rows.compute_s.max(axis=1, initial=0.0) > 0) & (rows.load.sum(axis=1) > 0)
         newest = np.flatnonzero(good)[-self.steps :]
         newest = newest[len(newest) % BLOCKS :]
