@@ -49,22 +49,22 @@ def wait_for_step(stack: Stack, run: str, step: int) -> None:
     until(reached, f"step {step} of run {run}", TRAINING_S, PAUSE_S)
 
 
-def wait_for_end(stack: Stack, run: str) -> dict[str, Any]:
-    """Until the run has finished; fails when it ended otherwise."""
+def wait_for_end(stack: Stack, run: str, state: str = "finished") -> dict[str, Any]:
+    """Until the run has finished, or is in another state; fails when it ended otherwise."""
 
     def ended() -> Any:
         now = stack.api("GET", f"/runs/{run}")
         return now if now["state"] in ("finished", "failed", "stopped") else None
 
     now: dict[str, Any] = until(ended, f"the end of run {run}", TRAINING_S, PAUSE_S)
-    assert now["state"] == "finished", now["message"]
+    assert now["state"] == state, now["message"]
     return now
 
 
 def stop(stack: Stack, run: str) -> dict[str, Any]:
     """Ends a run in order, and waits until all of its steps are in the database; the run."""
     stack.api("POST", f"/runs/{run}/stop", {"force": False})
-    now = wait_for_end(stack, run)
+    now = wait_for_end(stack, run, "stopped")
 
     def arrived() -> bool:
         return bool(stack.api("GET", f"/runs/{run}/coverage")["exact"])

@@ -80,8 +80,8 @@ def test_a_run_over_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None
 
             def ended() -> bool:
                 now = client.call("GET", f"/runs/{run}")
-                assert now["state"] not in ("failed", "stopped"), now["message"]
-                return bool(now["state"] == "finished")
+                assert now["state"] not in ("failed", "finished"), now["message"]
+                return bool(now["state"] == "stopped")
 
             until(ended, "the end of the run", TRAINING_S, 0.2)
             covered = f"/runs/{run}/coverage"

@@ -32,6 +32,7 @@ from paceline_backend.store import (
     Store,
     StoreRefusedError,
     attempts,
+    audit,
     blobs,
     records,
     runs,
@@ -367,6 +368,34 @@ def test_an_end_is_final(store: Store) -> None:
         None,
         9,
     )
+
+
+@pytest.mark.parametrize(
+    ("asked", "epochs", "through", "state"),
+    [
+        (False, 1, False, "finished"),
+        (True, 1, False, "stopped"),
+        (True, 1, True, "finished"),  # it was through before anybody heard of the stop
+        (True, None, True, "stopped"),
+    ],
+)
+def test_a_script_that_ends_well_because_of_a_stop_has_not_finished(
+    store: Store, asked: bool, epochs: int | None, through: bool, state: str
+) -> None:
+    add_run(store, "r")
+    send(store, hello(epochs=epochs))
+    if asked:
+        with store.write() as connection:
+            audit.record_change(connection, "r", audit.Requester("ada", why="too hot"), "run.stop")
+    # The end comes with the last segment at the latest.
+    end = RunState(State.FINISHED, 30.0, "n", exit_code=0)
+    written = send(store, adopted(0, 0, epoch_end=through), end)
+    run = the_run(store)
+    assert (run["state"], run["exit_code"]) == (state, 0)
+    assert run["message"] == ("stopped by ada: too hot" if state == "stopped" else None)
+    assert written.ended == {"r"}
+    send(store, end)
+    assert the_run(store)["state"] == state
 
 
 def test_text_with_nul_bytes_is_kept_without_them(store: Store) -> None:

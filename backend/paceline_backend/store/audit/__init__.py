@@ -21,6 +21,7 @@ from paceline_backend.store.audit.log import (
     page,
     record,
     stop_asked,
+    stop_of,
 )
 from paceline_backend.store.audit.revisions import RevisionError, record_change, revision_of
 
@@ -35,4 +36,5 @@ __all__ = [
     "record_change",
     "revision_of",
     "stop_asked",
+    "stop_of",
 ]

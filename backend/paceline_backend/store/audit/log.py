@@ -86,10 +86,15 @@ def newest(
     return None if row is None else _plain(row)
 
 
+def stop_of(connection: sa.Connection, run: str) -> dict[str, Any] | None:
+    """The row of who has asked for the end of a run's latest launch; None: nobody has."""
+    change = newest(connection, run, ("run.create", "run.resume", "run.regroup", "run.stop"))
+    return change if change is not None and change["action"] == "run.stop" else None
+
+
 def stop_asked(connection: sa.Connection, run: str) -> bool:
     """Whether somebody has asked for the end of a run's latest launch."""
-    change = newest(connection, run, ("run.create", "run.resume", "run.regroup", "run.stop"))
-    return change is not None and change["action"] == "run.stop"
+    return stop_of(connection, run) is not None
 
 
 def page(

@@ -47,6 +47,7 @@ from paceline_backend.store.telemetry import (
     rounds,
     segments,
     steps,
+    stops,
 )
 from paceline_backend.store.telemetry.checks import problem
 from paceline_backend.store.telemetry.decoding import decode
@@ -97,6 +98,7 @@ def write(
         steps.sum_up(connection, runs.values(), roll_up)
         attempts.write(connection, [(r, m) for r, m in known if isinstance(m, Hello)])
         rounds.write(connection, [(r, m) for r, m in known if isinstance(m, RoundBatch)])
+        stops.settle(connection, runs.values())
     return Written(
         rows,
         unknown=frozenset(r for r, m in messages if r not in runs and not isinstance(m, NodeState)),

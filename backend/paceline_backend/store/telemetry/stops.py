@@ -1,0 +1,42 @@
+"""Runs whose script ended well, as after a gentle stop, but not because it was through."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import sqlalchemy as sa
+
+from paceline.wire import State
+from paceline_backend.store import runs, schema, segments
+from paceline_backend.store.audit import stop_of
+from paceline_backend.store.telemetry.locked import LockedRun
+
+
+def settle(connection: sa.Connection, of: Iterable[LockedRun]) -> None:
+    """Notes of runs that have finished now, and were to stop, that they were stopped.
+
+    A run that came to the end of its last epoch all the same has finished. If the number of its
+    epochs is not known, it was stopped.
+
+    Args:
+        connection: in the transaction that wrote the runs' newest segments, too.
+        of: runs whose changes are saved.
+    """
+    for run in of:
+        if run.changes.get("state") is not State.FINISHED:
+            continue
+        stop = stop_of(connection, run.id)
+        if stop is None or _is_through(connection, run.key):
+            continue
+        message = f"stopped by {stop['who']}"
+        if stop["why"]:
+            message += f": {stop['why']}"
+        query = sa.update(schema.runs).where(schema.runs.c.key == run.key)
+        connection.execute(query.values(state=State.STOPPED, message=message))
+
+
+def _is_through(connection: sa.Connection, run: int) -> bool:
+    hello = runs.hello(connection, run)
+    return (
+        hello is not None and hello.epochs is not None and segments.through(connection, run, hello)
+    )
