@@ -15,6 +15,7 @@ import typer
 from paceline.commands import linking
 from paceline.commands.options import (
     Data,
+    Env,
     Json,
     Node,
     Parameters,
@@ -188,10 +189,7 @@ def resume(
         int | None,
         typer.Option(min=0, help="How often to start all ranks again.", show_default="as before"),
     ] = None,
-    env: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME[=VALUE]", help="A variable for the ranks; repeatable."),
-    ] = None,
+    env: Env = None,
     backend: Annotated[
         str | None,
         typer.Option(
@@ -239,6 +237,8 @@ def resume(
         print_json(answer)
     else:
         typer.echo(f"run {run_id} goes on with attempt {answer['first_attempt']}")
+        if not elsewhere:
+            typer.echo("Its node's agent starts it: with --env's variables, not with this shell's.")
 
 
 def _elsewhere(

@@ -220,7 +220,8 @@ Slowdown = Annotated[
     typer.Option("--slowdown", help="Emulated time per size unit of each rank, as factors."),
 ]
 Port = Annotated[int, typer.Option(help="Of dashboard and REST.")]
-Data = Annotated[Path, typer.Option(help="Directory for database, logs and runs.")]
+_DATA = "Directory for database, logs and runs."
+Data = Annotated[Path, typer.Option(help=_DATA)]
 
 
 def register(app: typer.Typer) -> None:
@@ -230,7 +231,7 @@ def register(app: typer.Typer) -> None:
     def up(
         port: Port = 8000,
         host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-        data: Data = Path(".paceline"),
+        data: Annotated[Path, typer.Option(envvar="PACELINE_DATA", help=_DATA)] = Path(".paceline"),
         token: Annotated[
             str | None, typer.Option(envvar="PACELINE_TOKEN", help="Needed beyond loopback.")
         ] = None,

@@ -249,6 +249,9 @@ class Reader:
             f"there are ranks {_spans(ranks)} and attempts {_spans(attempts)}"
             if ranks
             else "no rank has begun"
+            if self._client.call("GET", f"/runs/{self._run}")["attempt"] is None
+            else "no agent has them: those of `paceline run` are in its --data, which an agent on "
+            "that machine must have, too"
         )
         which = f"log of rank {_spans(sorted(missing))}" if missing else "such log"
         return f"run {self._run} has no {which}: {there}; --list lists all"

@@ -44,6 +44,10 @@ Data = Annotated[
 Node = Annotated[
     str | None, typer.Option(help="This machine's name.", show_default="the host's name")
 ]
+Env = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME[=VALUE]", help="A variable for the ranks; repeatable."),
+]
 Parameters = Annotated[
     list[str] | None,
     typer.Option("--param", metavar="NAME=VALUE", help="A parameter of the policy; repeatable."),

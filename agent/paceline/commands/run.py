@@ -11,6 +11,7 @@ import typer
 from paceline.commands import options
 from paceline.commands.options import (
     Data,
+    Env,
     MaxRestarts,
     Name,
     Node,
@@ -104,6 +105,7 @@ def run(
     policy: Policy = None,
     param: Parameters = None,
     name: Name = None,
+    env: Env = None,
     max_restarts: MaxRestarts = 0,
     restart_hung: RestartHung = None,
     slowdown: _Slowdown = None,
@@ -118,16 +120,17 @@ def run(
 ) -> None:
     """Runs a training script on this machine, like torchrun. Options come before the script."""
     from paceline.node.starting import foreground, several
+    from paceline.node.starting.resume import variables as variables_of
     from paceline.wire import Launch
 
     if backend_option and backend is None:
         raise InputError("--backend-option: name the backend with --backend")
     devices = _devices(emulate, slowdown, seconds_per_unit, seconds_per_step, nproc)
-    env = {}
+    variables = variables_of(env or [])
     if devices is not None:
         nproc = len(devices["a_s"])
-        env["PACELINE_EMULATE"] = json.dumps(devices)
-    launch = Launch(script, args or [], nproc or 1, env, str(Path.cwd()), max_restarts)
+        variables["PACELINE_EMULATE"] = json.dumps(devices)
+    launch = Launch(script, args or [], nproc or 1, variables, str(Path.cwd()), max_restarts)
     name = name or Path(script).stem
     if nodes is not None or backend is not None:
         choice: dict[str, Any] = {"name": name, "parameters": parameters_of(param)}

@@ -90,7 +90,10 @@ class Client:
                 method, f"/api/v1{path}", json=body, params=params, headers=headers
             )
         except (httpx.TransportError, httpx.UnsupportedProtocol) as error:
-            raise ServerUnreachable(f"no server answers at {self.server} ({error})") from error
+            raise ServerUnreachable(
+                f"no server answers at {self.server} ({error}); --server or PACELINE_SERVER gives "
+                "another address"
+            ) from error
         kind = answer.headers.get("content-type", "").partition(";")[0]
         if answer.is_error and kind != "application/problem+json":  # our server's errors all are
             raise ServerUnreachable(

@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from rich.console import Console
 
+from paceline.commands.options import DEFAULT_SERVER
 from paceline_backend.server.stack import Stack
 
 _err = Console(stderr=True, highlight=False)
@@ -19,7 +20,8 @@ def let_in(stack: Stack, page: str) -> None:
     """Prints a link that logs a browser in, and opens it where somebody sits at the screen."""
     link = f"{stack.login_link()}&next={quote(page)}"
     _err.print(f"Log a browser in, once, within ten minutes: {link}", soft_wrap=True)
-    _err.print("`paceline open` prints another link.")
+    other = "" if stack.url == DEFAULT_SERVER else f" --server {stack.url}"
+    _err.print(f"`paceline open{other}` prints another link.", soft_wrap=True)
     screen = sys.platform == "darwin" or {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys()
     if screen and _err.is_terminal:
         # Other users can read a browser's arguments: the link goes there by a file.
