@@ -41,7 +41,7 @@ class LauncherStatus(msgspec.Struct, frozen=True):
 
     attempt: int
     exit_code: int | None = None
-    message: str | None = None  # of a failure
+    message: str | None = None  # of a failure: of this attempt, or of the one before it
 
 
 class Record(msgspec.Struct):

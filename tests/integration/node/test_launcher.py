@@ -245,6 +245,8 @@ def test_restart_after_a_failure(train: Train, bus_url: str) -> None:
     reported = [(s.state, s.attempt, s.exit_code) for s in states(bus_url, "r0")]
     assert reported[0] == ("starting", 0, None)
     assert reported[-2:] == [("running", 1, None), ("finished", 1, 0)]
+    why = [s.message for s in states(bus_url, "r0") if (s.state, s.attempt) == ("running", 1)]
+    assert str(why[0]).startswith("rank 1 ended with code 7; log: ")
     for attempt in (0, 1):
         assert output(supervisor, 1, attempt=attempt) == f"attempt {attempt}\n"
 

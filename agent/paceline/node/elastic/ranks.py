@@ -114,6 +114,7 @@ class Agent(LocalElasticAgent):
         self._roll = roll
         self._most_failures = most_failures
         self._failure: Failure | None = None  # of this node's ranks in this round
+        self._cause: Failure | None = None  # that ended the round before, on whichever node
         self._reform = directory / "reform"  # see `paceline.core.reform`
         self.status = LauncherStatus(roll.first)
 
@@ -123,7 +124,7 @@ class Agent(LocalElasticAgent):
             self._blame(called.cause)
             self._exit_barrier()  # the others must read the same before the rendezvous ends
             raise TooManyFailuresError
-        self._failure = None
+        self._failure, self._cause = None, called.cause
         self._logs.attempt = called.attempt
         os.environ["PACELINE_ATTEMPT"] = str(called.attempt)
         nproc = worker_group.spec.local_world_size
@@ -178,7 +179,8 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         pids = super()._start_workers(worker_group)
-        self.status = LauncherStatus(self._logs.attempt)
+        why = self._cause.message if self._cause is not None else None
+        self.status = LauncherStatus(self._logs.attempt, message=why)
         keep(self._directory, self.status)
         return dict(pids)
 

@@ -232,7 +232,9 @@ class Foreground:
             supervisor.start()
             while supervisor.running:
                 self._obey()
+                before = supervisor.attempt
                 supervisor.poll()
+                self._tell_restart(before)
                 output.pump(supervisor.attempt)
                 time.sleep(_TICK_S)
             output.pump(supervisor.attempt)
@@ -244,6 +246,13 @@ class Foreground:
         assert supervisor.last is not None
         code = supervisor.last.exit_code
         return 1 if code is None or supervisor.last.state is State.STOPPED else code
+
+    def _tell_restart(self, before: int) -> None:
+        """Says why all ranks have been started again, if they have."""
+        last, attempt = self._supervisor.last, self._supervisor.attempt
+        if attempt > before and last is not None and last.message and not last.state.final:
+            why = last.message.partition("\n")[0]
+            say(f"{why}\npaceline: all ranks start again: attempt {attempt}")
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signals.append(number)
