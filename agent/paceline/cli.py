@@ -121,7 +121,7 @@ def policies(
     if as_json:
         print_json(known)
     else:
-        print_table(("name", "summary", "source"), known)
+        print_table(("name", "changes", "summary", "source"), known)
 
 
 @app.command()
@@ -139,6 +139,22 @@ def backends(
     print_table(("name", "reachable", "version", "problem", "takes"), known)
 
 
+_CHANGES = {  # what a preset changes in the training, in words
+    "nothing": "What is trained stays as under plain DDP.",
+    "batches": "Other samples than under plain DDP will meet in a global batch.",
+    "training": "THIS CHANGES THE TRAINING: not all ranks' gradients meet in each step any more.",
+}
+
+
+def _changes(preset: dict[str, Any], parameters: dict[str, Any]) -> str:
+    """What a preset changes with these parameters."""
+    known = ("nothing", "batches", "training")
+    of: list[str | None] = [
+        preset["changes_with"].get(name, {}).get(str(v)) for name, v in parameters.items()
+    ]
+    return max([*filter(None, of)] or [str(preset["changes"])], key=known.index)
+
+
 @app.command()
 def switch(
     run_id: RunId,
@@ -151,14 +167,19 @@ def switch(
     as_json: Json = False,
 ) -> None:
     """Switches a run to another policy while it trains."""
-    body = {"policy": policy, "parameters": parameters_of(param), "by": "cli", **reason(why)}
+    given_parameters = parameters_of(param)
+    body = {"policy": policy, "parameters": given_parameters, "by": "cli", **reason(why)}
     with connected(server, token, token_file) as client:
         run_id = client.run(run_id)
         answer = client.change("POST", run_id, "policy", body)
+        known = client.call("GET", "/policies")
     if as_json:
         print_json(answer)
-    else:
-        typer.echo(f"run {run_id} goes on with {policy} from its next segment")
+        return
+    typer.echo(f"run {run_id} goes on with {policy} from its next segment")
+    for preset in known:
+        if preset["name"] == policy:
+            typer.echo(_CHANGES[_changes(preset, given_parameters)])
 
 
 @app.command()

@@ -382,7 +382,12 @@ def test_thin_clients(server: httpx.Client, main: Main, data: Path, tmp_path: Pa
     body = {"script": path, "nproc": 1, "launch": False, "name": "a name"}
     run = server.post("/api/v1/runs", json=body).json()["id"]
     assert run in main("runs", *where)[1]
-    assert main("switch", run, "chronica", *where)[0] == 0
+    code, out, _ = main("switch", run, "rna", *where)
+    assert code == 0 and "THIS CHANGES THE TRAINING" in out
+    code, out, _ = main("switch", run, "paceline", "--param", "mode=free", *where)
+    assert code == 0 and "Other samples" in out
+    code, out, _ = main("switch", run, "chronica", *where)
+    assert code == 0 and "THIS CHANGES THE TRAINING" not in out
     assert the_run(server)["policy"] == "chronica"
     assert main("switch", run[:7], "sata", *where)[0] == 0
     assert the_run(server)["policy"] == "sata"
