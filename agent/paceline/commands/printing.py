@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from datetime import datetime
 from typing import Any
 
 import typer
+
+_PIPED = 1_000  # characters of a line, at most
 
 
 def print_json(value: Any) -> None:
@@ -25,11 +28,14 @@ def print_table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
     for column in columns:
         # Ids are for copying: show them whole, also in a narrow terminal.
         least = max((len(str(row[column])) for row in rows), default=0) if column == "id" else None
-        table.add_column(column, min_width=least, no_wrap=column == "id")
+        table.add_column(column, min_width=least, no_wrap=column == "id", overflow="fold")
     for row in rows:
         texts = ("" if row[c] is None else str(row[c]) for c in columns)
         table.add_row(*(plain(text.partition("\n")[0]) for text in texts))
-    Console(highlight=False, markup=False).print(table)
+    console = Console(highlight=False, markup=False)
+    if not console.is_terminal and "COLUMNS" not in os.environ:
+        console.width = _PIPED  # a program or a pager reads it: no cell is cut
+    console.print(table)
 
 
 def plain(words: str) -> str:
