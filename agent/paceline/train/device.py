@@ -84,7 +84,9 @@ class Device:
         if emulation is None or not step.samples:
             return None
         moments = step.samples, step.load, step.squares, step.longest
-        return self._seconds(step.step, *moments, step.threads, delayed=step.place == 0)
+        # Batches that are taken over have one step's number, and not all the same delay.
+        at = step.step if step.planned is None else step.planned
+        return self._seconds(at, *moments, step.threads, delayed=step.place == 0)
 
     def trial(self, step: int, moments: tuple[float, float]) -> Hold:
         """A function that waits until the emulated device is done with a trial batch.

@@ -36,6 +36,7 @@ class Step:
     segment_end: int = 0  # and the first one after it
     pooled: bool = False  # ranks take batches of the segment over from each other
     shared: bool = False  # this rank may train further batches under the same step's number
+    planned: int | None = None  # of a batch that was taken over: the step that it was planned for
     micro: tuple[Step, ...] = ()  # the micro-batches that it is computed in; empty: it is in one
     share: float = 1.0  # of a micro-batch in the mean over this rank's batch
     place: int = 0  # of a micro-batch in its step

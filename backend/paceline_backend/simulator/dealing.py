@@ -69,7 +69,7 @@ class Batches:
     def prices(self, at: int) -> Prices:
         """See `Dealing.prices`."""
         rates = self._devices.rates(self._first_step + at, self._threads)
-        load = np.asarray(self._devices.cost.load(self.features))
+        load = np.asarray(self._devices.cost.load(self.step(at)))
         return Prices(load, rates.load_s, rates.sample_s, rates.batch_s + self._load_s)
 
     def pool(self, bodies: Bodies) -> None:

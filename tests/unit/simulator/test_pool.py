@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.core import pool
+from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
 from paceline.core.pool import Share, Stance
 from paceline.wire.synchronisation import convert
@@ -27,7 +28,7 @@ def trained(
     """A segment of batches of samples that take a rank of factor 1 a second each."""
     counts = np.array(counts)
     world = len(factors)
-    devices = Emulation(a_s=factors, b_s=[0.0] * world)
+    devices = given.pop("devices", Emulation(a_s=factors, b_s=[0.0] * world))
     nothing = np.zeros(counts.shape)
     limits = given.pop("limits", [])
     batches = Batches(
@@ -64,6 +65,17 @@ def test_a_rank_without_batches_takes_over_some() -> None:
     assert batches.features.samples.sum(axis=0).tolist() == [12, 12, 12]
     assert batches.features.samples[:5, 2].tolist() == [0] * 5
     assert timeline.work_s.sum(axis=0).tolist() == [12, 12, 12]
+
+
+def test_batches_that_are_taken_over_have_delays_of_their_own() -> None:
+    """Though their record is of one step."""
+    devices = Emulation(a_s=[0.0] * 2, b_s=[1.0] * 2, delay_s=(0.0, 1.0))
+    timeline, batches, _ = trained(RNA, [0.0] * 2, [[1, 0]] * 20, devices=devices)
+    taken = int(batches.features.samples[:, 1].sum())
+    alone = Features(1, 1.0, 1.0, 1.0)
+    expected = [devices.rank_s(1, step, alone) for step in range(20 - taken, 20)]
+    assert taken > 5 and len(set(expected)) == taken
+    assert timeline.work_s[:, 1].tolist() == [0.0] * 19 + [pytest.approx(sum(expected))]
 
 
 def test_nobody_takes_over_what_does_not_fit_into_its_memory() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+import json
 from collections import Counter
 
 import numpy as np
@@ -11,6 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import HashStore
 
+from paceline.core.cost import Features
+from paceline.core.emulation import Emulation
+from paceline.train.device import Device
 from paceline.train.parts import Part, Step
 from paceline.train.sync.pool import Pool, ends_span, put
 from paceline.wire.synchronisation import Synchronisation, convert
@@ -84,6 +88,25 @@ class Rank:
         self.trained.append(step)
         self.pool.worked(self.batch_s)
         return self.batch_s
+
+
+def test_a_batch_that_was_taken_over_has_a_delay_of_its_own() -> None:
+    """On an emulated device: such batches have the number of one step."""
+    devices = Emulation([0.0, 0.0], [0.01, 0.02], delay_s=(0.0, 0.05))
+    device = Device(json.dumps(devices.as_dict()), 1, 2)
+    store = HashStore()
+    ours = parts_of([[2, 2, 2], [2, 2, 2]], RNA)
+    put(store, ours)
+    pool = Pool(store, 1, 2, [])
+    *_, last = ours[1].steps()
+    taken = [pool.takes_over(last) for _ in range(3)]
+    assert [batch and batch.step for batch in taken] == [last.step] * 3
+    held = [device.begin(batch) for batch in taken if batch is not None]
+    alone = Features(2, 2.0, 2.0, 1.0)
+    first = last.segment_first
+    expected = [devices.rank_s(1, first + at, alone) for at in (2, 1, 0)]
+    assert held == pytest.approx(expected)
+    assert len(set(expected)) == 3
 
 
 def train(

@@ -147,6 +147,7 @@ class Pool:
                 return replace(
                     batch,
                     step=step.step,
+                    planned=batch.step,
                     ett_s=None,
                     threads=step.threads,
                     last=False,

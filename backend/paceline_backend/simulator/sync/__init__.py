@@ -140,7 +140,7 @@ class _Alike:
         usual = self._samples[at] > 0
         sample_s = np.where(usual, self._sample_s[at], mean_s)
         step_s = np.where(usual, self._step_s[at], 0.0)
-        return Prices(np.zeros_like(self._work_s), np.zeros(world), sample_s, step_s)
+        return Prices(np.zeros(world), np.zeros(world), sample_s, step_s)
 
     def pool(self, bodies: Bodies) -> None:
         pass

@@ -34,9 +34,9 @@ class Costs:
 
 
 class Prices(NamedTuple):
-    """What another rank's batch takes each rank: ``load_s · load + sample_s · n + batch_s`` s."""
+    """What planned batches take other ranks: ``load_s · load + sample_s · n + batch_s`` seconds."""
 
-    load: Floats  # [S, W] effective load of the planned batches
+    load: Floats  # [W] effective load of each rank's planned batch
     load_s: Floats  # [W]
     sample_s: Floats  # [W]
     batch_s: Floats  # [W]; with loading
@@ -96,7 +96,7 @@ class Dealing(Protocol):
         ...
 
     def prices(self, at: int) -> Prices:
-        """What whole batches of other ranks take each rank in a step of the segment."""
+        """What the planned batches of a step of the segment take each rank."""
         ...
 
     def pool(self, bodies: Bodies) -> None:

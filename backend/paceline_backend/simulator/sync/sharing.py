@@ -218,7 +218,8 @@ class Events:
         self._own_s: list[list[float]] = queues.work_s.tolist()
         self._steps: list[list[int]] = queues.step.tolist()
         self._samples: list[list[int]] = samples.tolist()
-        self._prices = _Lists(dealing.prices(first + len(samples) - 1))
+        self._dealing = dealing
+        self._prices: dict[int, Prices] = {}  # of a step's batches
         self._room = [dealing.room(rank, 0) for rank in range(self._world)]
         # A batch that fits into its owner's memory may fit into no other rank's.
         self._may_leave = min(self._room) >= int(samples.max())
@@ -275,7 +276,7 @@ class Events:
         board, share = self._board, self._board.shares[other].give()
         board.put(other, share)
         step = self._steps[share.end][other]
-        lasts_s = self._prices.of(rank, self._first + step, other, self._samples[step][other])
+        lasts_s = self._lasts_s(rank, step, other)
         takes = self.takes
         takes.rank.append(rank)
         takes.number.append(self._counts[rank])
@@ -284,19 +285,14 @@ class Events:
         self._counts[rank] += 1
         return lasts_s
 
+    def _lasts_s(self, rank: int, step: int, other: int) -> float:
+        """What a rank takes for another one's batch of a step."""
+        if step not in self._prices:
+            self._prices[step] = self._dealing.prices(self._first + step)
+        prices = self._prices[step]
+        load_s = prices.load_s[rank] * prices.load[other]
+        sample_s = prices.sample_s[rank] * self._samples[step][other]
+        return float(load_s + sample_s + prices.batch_s[rank])
+
     def _of_last(self, rank: int) -> int:
         return self._samples[self._steps[self._board.shares[rank].end - 1][rank]][rank]
-
-
-class _Lists:
-    """`Prices` as lists, which give single values faster."""
-
-    def __init__(self, prices: Prices) -> None:
-        self._load, self._load_s, self._sample_s, self._batch_s = (
-            table.tolist() for table in prices
-        )
-
-    def of(self, rank: int, step: int, other: int, samples: int) -> float:
-        """What a rank takes for another one's batch."""
-        load_s: float = self._load_s[rank] * self._load[step][other]
-        return load_s + float(self._sample_s[rank]) * samples + float(self._batch_s[rank])
