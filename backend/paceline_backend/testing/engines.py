@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 import pytest
 
+from paceline.wire import ENDED
 from paceline_backend.testing.control_plane import Server, until
 
 SCRIPT = Path(__file__).parent / "training.py"
@@ -232,6 +233,12 @@ class EngineContract:
         step = harness.cluster.run(run)["step"]
         harness.cluster.reaches(run, step + 4, 1)
         until(lambda: list(harness.jobs()) == [jobs["0"]], "the end of its job", WAIT_S, 0.2)
+
+        def is_known() -> bool:
+            rows = harness.cluster.api("GET", f"/runs/{run}/nodes")
+            return sum(row["state"] not in ENDED for row in rows) == 1
+
+        until(is_known, "the control plane to know of it", WAIT_S, 0.2)
         harness.cluster.api("POST", f"/runs/{run}/nodes", {"nodes": 1})
         harness.cluster.reaches(run, harness.cluster.run(run)["step"] + 4, 2)
         assert_ends_exact(harness, run)
