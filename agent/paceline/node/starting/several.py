@@ -98,8 +98,9 @@ class Follower:
 
 def _exit_code(run: Mapping[str, Any]) -> int:
     """The script's exit code: 0 also after a gentle stop, as in the foreground."""
-    code, well = run["exit_code"], run["state"] != State.FAILED
-    return int(code) if code or (well and code == 0) else 1
+    if run["state"] == State.FINISHED or (run["state"], run["exit_code"]) == (State.STOPPED, 0):
+        return 0
+    return int(run["exit_code"] or 1)
 
 
 def train(client: Client, launch: Launch, nodes: str, choice: Mapping[str, Any]) -> int:
