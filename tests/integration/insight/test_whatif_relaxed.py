@@ -67,7 +67,8 @@ def test_it_is_what_each_preset_takes(policy: str, then: dict[str, float]) -> No
     # Who trains what is decided as if ranks did not wait for each other in between: here they do.
     assert answer.fit_error < (0.05 if policy == "backup-workers" else 0.03)
     for preset in answer.forecasts:
-        assert preset.step_time_s == pytest.approx(then[preset.policy], rel=0.05), preset.policy
+        off = 0.06 if policy == "backup-workers" else 0.05
+        assert preset.step_time_s == pytest.approx(then[preset.policy], rel=off), preset.policy
         assert preset.low_s < preset.step_time_s < preset.high_s
         assert preset.relaxed == policies.make(preset.policy).relaxed
         if preset.policy != policy:

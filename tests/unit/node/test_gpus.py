@@ -88,7 +88,7 @@ def test_without_a_driver_nothing_is_told(
     states = Gpus()
     until(lambda: not states._is_there, "the answer of the library")
     assert [states.read(), states.read()] == [[], []]
-    warned = [told for told in caplog.records if told.levelno >= logging.WARNING]
+    warned = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert not warned, "no driver is missed"
 
 

@@ -179,7 +179,8 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         pids = super()._start_workers(worker_group)
-        why = self._cause.message if self._cause is not None else None
+        # Not with the log's last lines, which a failure has: they may be anything.
+        why = self._cause.message.partition("\n")[0] if self._cause is not None else None
         self.status = LauncherStatus(self._logs.attempt, message=why)
         keep(self._directory, self.status)
         return dict(pids)

@@ -164,8 +164,8 @@ class Measured:
     def _known(self, feedback: Feedback, world: int, now: _Memory) -> _Steps | None:
         """What is known of the steps of the synchroniser in force; None: too little."""
         rows = feedback.by_step(world)
-        told = np.isfinite(rows.step_s).all(axis=1) & (rows.step_s > 0).any(axis=1)
-        good = told & (rows.step[:, 0] >= now.since)
+        timed = np.isfinite(rows.step_s).all(axis=1) & (rows.step_s > 0).any(axis=1)
+        good = timed & (rows.step[:, 0] >= now.since)
         good &= (rows.compute_s.max(axis=1, initial=0.0) > 0) & (rows.load.sum(axis=1) > 0)
         newest = np.flatnonzero(good)[-self.steps :]
         newest = newest[len(newest) % BLOCKS :]
