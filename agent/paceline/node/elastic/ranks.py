@@ -179,8 +179,7 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         pids = super()._start_workers(worker_group)
-        # Not with the log's last lines, which a failure has: they may be anything.
-        why = self._cause.message.partition("\n")[0] if self._cause is not None else None
+        why = self._cause.brief if self._cause is not None and self._cause.brief else None
         self.status = LauncherStatus(self._logs.attempt, message=why)
         keep(self._directory, self.status)
         return dict(pids)
@@ -289,8 +288,12 @@ class Agent(LocalElasticAgent):
             if -code == signal.SIGABRT and words:
                 what += f" after {words}"
         message = f"rank {rank} {what}; log: {logs[rank]}\n{rundir.last_lines(logs[rank])}"
+        how = (
+            f"ended with code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
+        )
+        brief = f"rank {rank} {how}{self._why_ended(rank) if code < 0 else ''}; log: {logs[rank]}"
         exit_code = code if code > 0 else 128 - code
-        return Failure(self._roll.node, at[rank], exit_code, message.rstrip("\n"))
+        return Failure(self._roll.node, at[rank], exit_code, message.rstrip("\n"), brief)
 
     def _why_ended(self, rank: int) -> str:
         """Why this side has ended a rank, if it has."""

@@ -18,6 +18,7 @@ class Failure(msgspec.Struct, frozen=True):
     at: float  # the failed rank's last word, by the node's clock; in a `Round` by the caller's
     exit_code: int
     message: str
+    brief: str = ""  # without anything of what ranks have printed
 
 
 class Entry(msgspec.Struct, frozen=True):
