@@ -121,7 +121,8 @@ def policies(
     if as_json:
         print_json(known)
     else:
-        print_table(("name", "changes", "summary", "source"), known)
+        rows = [{"changes": None, **preset} for preset in known]  # servers of 0.1.0 lack it
+        print_table(("name", "changes", "summary", "source"), rows)
 
 
 @app.command()
@@ -171,14 +172,15 @@ def switch(
     body = {"policy": policy, "parameters": given_parameters, "by": "cli", **reason(why)}
     with connected(server, token, token_file) as client:
         run_id = client.run(run_id)
+        # Asked before: what fails afterwards must not look as if the run was not switched.
+        known = [] if as_json else client.call("GET", "/policies")
         answer = client.change("POST", run_id, "policy", body)
-        known = client.call("GET", "/policies")
     if as_json:
         print_json(answer)
         return
     typer.echo(f"run {run_id} goes on with {policy} from its next segment")
     for preset in known:
-        if preset["name"] == policy:
+        if preset["name"] == policy and "changes_with" in preset:  # servers of 0.1.0 lack it
             typer.echo(_CHANGES[_changes(preset, given_parameters)])
 
 

@@ -162,6 +162,25 @@ def test_run_without_a_server(data: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.ranks
+def test_a_restart_says_why_and_variables_are_given(data: Path, tmp_path: Path) -> None:
+    text = """
+        import os, sys
+        print(os.environ["GREETING"], flush=True)
+        if os.environ["PACELINE_ATTEMPT"] == "0" and os.environ["RANK"] == "1":
+            os.kill(os.getpid(), 9)
+    """
+    path = script(tmp_path, text)
+    options = ("--nproc", "2", "--max-restarts", "1", "--env", "GREETING=hello")
+    code, out, err = call("run", "--data", str(data), *options, path)
+    assert code == 0, err
+    assert out.splitlines()[-1] == "hello"
+    assert "paceline: rank 1 was killed by SIGKILL; log: " in err
+    assert "paceline: all ranks start again: attempt 1\n" in err
+    code, _, err = call("run", "--data", str(data), "--env", "NO_SUCH_VARIABLE", path)
+    assert code == 2 and "--env NO_SUCH_VARIABLE: give NAME=VALUE" in err
+
+
+@pytest.mark.ranks
 def test_run_with_a_server(server: httpx.Client, bus_url: str, data: Path, tmp_path: Path) -> None:
     text = """
         import os

@@ -245,14 +245,15 @@ class Reader:
         files = self._client.call("GET", f"/runs/{self._run}/logs")["logs"]
         ranks = sorted({file["rank"] for file in files if file["rank"] is not None})
         attempts = sorted({file["attempt"] for file in files if file["attempt"] is not None})
-        there = (
-            f"there are ranks {_spans(ranks)} and attempts {_spans(attempts)}"
-            if ranks
-            else "no rank has begun"
-            if self._client.call("GET", f"/runs/{self._run}")["attempt"] is None
-            else "no agent has them: those of `paceline run` are in its --data, which an agent on "
-            "that machine must have, too"
-        )
+        if ranks:
+            there = f"there are ranks {_spans(ranks)} and attempts {_spans(attempts)}"
+        elif self._client.call("GET", f"/runs/{self._run}")["attempt"] is None:
+            there = "no rank has begun"
+        else:
+            there = (
+                "no agent has them: those of `paceline run` are in its --data, which an agent on "
+                "that machine must have, too"
+            )
         which = f"log of rank {_spans(sorted(missing))}" if missing else "such log"
         return f"run {self._run} has no {which}: {there}; --list lists all"
 

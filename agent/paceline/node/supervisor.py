@@ -162,8 +162,9 @@ class Supervisor:
                 self._reached = status.attempt if status is not None else 0
                 self._ended(code, status)
             elif status is not None and self._is_news(status):
-                running, why = State.RUNNING, status.message
-                self.last = self.delivery.report(running, status.attempt, message=why)
+                self.last = self.delivery.report(
+                    State.RUNNING, status.attempt, message=status.message
+                )
             elif status is None and self._has_just_arrived():
                 attempt = self._launch.attempt
                 self.last = self.delivery.report(State.STARTING, attempt, arrived=True)

@@ -179,7 +179,7 @@ class Agent(LocalElasticAgent):
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         pids = super()._start_workers(worker_group)
-        why = self._cause.brief if self._cause is not None and self._cause.brief else None
+        why = self._cause.brief or None if self._cause is not None else None
         self.status = LauncherStatus(self._logs.attempt, message=why)
         keep(self._directory, self.status)
         return dict(pids)
@@ -281,19 +281,20 @@ class Agent(LocalElasticAgent):
         code = failed[rank]
         words = last_words(rundir.tail(logs[rank]))
         if code > 0:
-            what = f"failed: {words} (exit code {code})" if words else f"ended with code {code}"
+            how = f"ended with code {code}"
         else:
-            what = f"was killed by {signal.Signals(-code).name}{self._why_ended(rank)}"
-            # One in six ranks that raise aborts during exit, because gloo's threads still run.
-            if -code == signal.SIGABRT and words:
-                what += f" after {words}"
-        message = f"rank {rank} {what}; log: {logs[rank]}\n{rundir.last_lines(logs[rank])}"
-        how = (
-            f"ended with code {code}" if code > 0 else f"was killed by {signal.Signals(-code).name}"
-        )
-        brief = f"rank {rank} {how}{self._why_ended(rank) if code < 0 else ''}; log: {logs[rank]}"
+            how = f"was killed by {signal.Signals(-code).name}{self._why_ended(rank)}"
+        what = how
+        if code > 0 and words:
+            what = f"failed: {words} (exit code {code})"
+        # One in six ranks that raise aborts during exit, because gloo's threads still run.
+        elif -code == signal.SIGABRT and words:
+            what += f" after {words}"
+        log = logs[rank]
+        message = f"rank {rank} {what}; log: {log}\n{rundir.last_lines(log)}".rstrip("\n")
+        brief = f"rank {rank} {how}; log: {log}"
         exit_code = code if code > 0 else 128 - code
-        return Failure(self._roll.node, at[rank], exit_code, message.rstrip("\n"), brief)
+        return Failure(self._roll.node, at[rank], exit_code, message, brief)
 
     def _why_ended(self, rank: int) -> str:
         """Why this side has ended a rank, if it has."""

@@ -251,8 +251,8 @@ class Foreground:
         """Says why all ranks have been started again, if they have."""
         last, attempt = self._supervisor.last, self._supervisor.attempt
         if attempt > before and last is not None and last.message and not last.state.final:
-            why = last.message.partition("\n")[0]
-            say(f"{why}\npaceline: all ranks start again: attempt {attempt}")
+            say(last.message)
+            say(f"all ranks start again: attempt {attempt}")
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self._signals.append(number)
