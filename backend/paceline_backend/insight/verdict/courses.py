@@ -1,0 +1,411 @@
+"""How a time went over the steps: its levels, spans that passed, and what comes back or grows.
+
+`levels` cuts series into pieces of the same level. `course_of` tells a lasting level from spans
+that passed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from paceline_backend.insight.verdict.observed import Bools
+from paceline_backend.policies.base import Floats
+
+LASTING = 20  # steps: a level that goes on for so long is no longer passing
+LEAST = float(np.log(1.05))  # a smaller lasting difference is none
+LEAST_SHORT = float(np.log(1.1))  # so much must spans of fewer than `_SHORT` steps differ
+_SHORT = 5
+_SIGMA = 1.4826  # σ of a normal distribution ÷ its median absolute deviation
+_GAP = 2  # steps at the usual level that do not end a span
+_STAIRS = 3  # ascending levels that may be a trend
+_FOLDED = 6.0  # σ from which the mean of one phase of a period stands out
+_MOST_OFF = 3.5  # σ that a step counts when periods are sought: one pause is no period
+_JITTER = 2  # steps: each time may be one too early or late
+_KEPT = 0.7  # share of a period's times at which something must have been seen
+
+
+def noise_of(series: Floats, known: Bools, least: float) -> Floats:
+    """σ of each series from one step to the next, [W]; levels and spans hardly count.
+
+    Args:
+        series: [K, W].
+        known: which values there are, [K, W].
+        least: no smaller σ is returned.
+    """
+    both = known[1:] & known[:-1]
+    off = np.where(both, np.abs(np.diff(series, axis=0)), np.nan)
+    some = both.any(axis=0)
+    own = np.full(series.shape[1], least)
+    if some.any():
+        own[some] = _SIGMA / np.sqrt(2) * np.nanmedian(off[:, some], axis=0)
+    pooled = float(np.sort(own)[(len(own) - 1) // 2])
+    return np.asarray(np.maximum(np.clip(own, pooled, 2 * pooled), least))
+
+
+def levels(series: Floats, known: Bools, noise: Floats) -> list[list[tuple[int, int]]]:
+    """Cuts each series where its level changes: of each, the pieces as [begin, end).
+
+    The cuts are those of least squares with a price for each of them (optimal partitioning; Jackson
+    et al., 2005). The price is what chance would save in the best of all places.
+
+    Args:
+        series: [K, W].
+        known: which values there are, [K, W].
+        noise: σ, [W].
+    """
+    count, world = series.shape
+    scaled = np.where(known, series / noise, 0.0)
+    centre = np.where(known, scaled, np.nan)
+    some = known.any(axis=0)
+    middle = np.zeros(world)
+    middle[some] = np.nanmedian(centre[:, some], axis=0)
+    scaled = np.where(known, scaled - middle, 0.0)
+    zero = np.zeros((1, world))
+    sums = np.concatenate([zero, scaled.cumsum(axis=0)])
+    squares = np.concatenate([zero, (scaled**2).cumsum(axis=0)])
+    counts = np.concatenate([zero, known.cumsum(axis=0)])
+    price = max(18.0, 2 * np.log(count * world) + 8.0)
+    best = np.empty((count + 1, world))
+    best[0] = -price
+    came = np.zeros((count + 1, world), np.int64)
+    for end in range(1, count + 1):
+        many = np.maximum(counts[end] - counts[:end], 1.0)
+        total = best[:end] + (squares[end] - squares[:end])
+        total -= (sums[end] - sums[:end]) ** 2 / many
+        came[end] = total.argmin(axis=0)
+        best[end] = total[came[end], np.arange(world)] + price
+    pieces = []
+    for rank in range(world):
+        mine, end = [], count
+        while end > 0:
+            begin = int(came[end, rank])
+            mine.append((begin, end))
+            end = begin
+        pieces.append(mine[::-1])
+    return pieces
+
+
+@dataclass
+class Piece:
+    """Steps [begin, end) at the same level."""
+
+    begin: int
+    end: int
+    level: float
+
+    @property
+    def steps(self) -> int:
+        """How many."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class Span:
+    """Steps [begin, end) that were above the level around them."""
+
+    begin: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Course:
+    """One series: its lasting level, and the spans above it."""
+
+    base: list[Piece]  # the level without the spans, without gaps
+    spans: list[Span] = field(default_factory=list)
+
+    def level(self, count: int) -> Floats:
+        """The lasting level in each step, [K]."""
+        out = np.empty(count)
+        for piece in self.base:
+            out[piece.begin : piece.end] = piece.level
+        return out
+
+
+def course_of(
+    series: Floats,
+    known: Bools,
+    pieces: Sequence[tuple[int, int]],
+    noise: float,
+    least: float = LEAST,
+    least_short: float = LEAST_SHORT,
+) -> Course:
+    """Tells spans that passed from the lasting level.
+
+    A piece of fewer than `LASTING` steps that is above both its neighbours is a span.
+
+    Args:
+        series: [K].
+        known: which values there are, [K].
+        pieces: as `levels` cut the series.
+        noise: σ.
+        least: by how much a piece must be above its neighbours,
+        least_short: and one of few steps.
+    """
+
+    def piece_of(begin: int, end: int) -> Piece | None:
+        values = series[begin:end][known[begin:end]]
+        return Piece(begin, end, float(np.median(values))) if len(values) else None
+
+    base: list[Piece] = []
+    for begin, end in pieces:
+        piece = piece_of(begin, end)
+        if piece is not None:
+            base.append(piece)
+        elif base:
+            base[-1].end = end
+    if not base:
+        return Course([Piece(0, len(series), 0.0)])
+    base[0].begin = 0
+    spans: list[Span] = []
+    off = np.zeros(len(series), bool)  # steps of spans, which do not count in levels
+
+    def joined(first: Piece, second: Piece) -> Piece:
+        held = np.arange(first.begin, second.end)
+        held = held[known[held] & ~off[held]]
+        level = float(np.median(series[held])) if len(held) else min(first.level, second.level)
+        return Piece(first.begin, second.end, level)
+
+    while len(base) > 1:
+        at, above = _bump(base, least, least_short)
+        if at is None:
+            break
+        piece = base[at]
+        if above:
+            spans.append(Span(piece.begin, piece.end))
+        off[piece.begin : piece.end] = True
+        _take_out(base, at, joined, noise, least)
+    _merge_alike(base, joined, noise, least)
+    return Course(base, _closed(sorted(spans, key=lambda span: span.begin)))
+
+
+def _bump(base: list[Piece], least: float, least_short: float) -> tuple[int | None, bool]:
+    """The short piece that is furthest above both its neighbours; else that furthest below."""
+    highest: tuple[float, int] | None = None
+    lowest: tuple[float, int] | None = None
+    for at, piece in enumerate(base):
+        if piece.steps >= LASTING:
+            continue
+        near = [base[k].level for k in (at - 1, at + 1) if 0 <= k < len(base)]
+        needed = least_short if piece.steps < _SHORT else least
+        up, down = piece.level - max(near), min(near) - piece.level
+        if up > needed and (highest is None or up > highest[0]):
+            highest = (up, at)
+        is_dip = (down > 0 and len(near) == 2) or (-needed <= up <= needed and piece.steps < _SHORT)
+        if is_dip and (lowest is None or down > lowest[0]):
+            lowest = (down, at)
+    if highest is not None:
+        return highest[1], True
+    return (None if lowest is None else lowest[1]), False
+
+
+def _take_out(base: list[Piece], at: int, joined, noise: float, least: float) -> None:  # type: ignore[no-untyped-def]
+    """Removes a piece; its neighbours become one piece if they are at the same level."""
+    piece = base.pop(at)
+    if at == 0:
+        base[0].begin = piece.begin
+    elif at == len(base):
+        base[-1].end = piece.end
+    else:
+        before, after = base[at - 1], base[at]
+        if abs(before.level - after.level) <= _same(before, after, noise, least):
+            base[at - 1 : at + 1] = [joined(before, after)]
+        else:
+            before.end = piece.end
+
+
+def _merge_alike(base: list[Piece], joined, noise: float, least: float) -> None:  # type: ignore[no-untyped-def]
+    at = 0
+    while at + 1 < len(base):
+        first, second = base[at], base[at + 1]
+        if abs(first.level - second.level) <= _same(first, second, noise, least) / 2:
+            base[at : at + 2] = [joined(first, second)]
+            at = max(at - 1, 0)
+        else:
+            at += 1
+
+
+def _same(first: Piece, second: Piece, noise: float, least: float) -> float:
+    return max(least, 4 * noise * float(np.sqrt(1 / first.steps + 1 / second.steps)))
+
+
+def _closed(spans: list[Span]) -> list[Span]:
+    """Spans that are few steps apart are one."""
+    made: list[Span] = []
+    for span in spans:
+        if made and span.begin - made[-1].end <= _GAP and span.begin - made[-1].end < max(
+            span.end - span.begin, made[-1].end - made[-1].begin
+        ):
+            made[-1] = Span(made[-1].begin, span.end)
+        else:
+            made.append(span)
+    return made
+
+
+def period_of(spans: Sequence[Span]) -> int | None:
+    """The distance at which spans come back, in steps; None: they do not, or too few did.
+
+    Each time may be a step off, and up to three in ten times may be missing.
+    """
+    begins = np.array([span.begin for span in spans])
+    if len(begins) < 3:
+        return None
+    apart = np.diff(begins)
+    usual = int(np.median(apart))
+    candidates = sorted({usual, int(apart.min())}, reverse=True)
+    for period in candidates:
+        if period < 3 * _JITTER - 2:
+            continue
+        times = np.round(apart / period)
+        if (times < 1).any() or (np.abs(apart - times * period) > _JITTER).any():
+            continue
+        if len(begins) >= _KEPT * (times.sum() + 1):
+            # Exact, from the first to the last.
+            return int(round((begins[-1] - begins[0]) / times.sum()))
+    return None
+
+
+def folded(off: Floats, free: Bools) -> list[tuple[int, int] | None]:
+    """Of each series the period and phase at which single steps stand out, or None, [W].
+
+    This finds pauses too small to stand out one by one.
+
+    Args:
+        off: how many σ each step is off, [K, W].
+        free: which steps count, [K, W].
+    """
+    count, world = off.shape
+    values = np.where(free, np.clip(off, -_MOST_OFF, _MOST_OFF), 0.0)
+    best = np.full(world, _FOLDED)
+    made: list[tuple[int, int] | None] = [None] * world
+    for period in range(4, count // 3 + 1):
+        rows = -(-count // period)
+        padded = np.zeros((rows * period, world))
+        padded[:count] = values
+        many = np.zeros((rows * period, world))
+        many[:count] = free
+        folds = many.reshape(rows, period, world).sum(axis=0)
+        score = padded.reshape(rows, period, world).sum(axis=0) / np.sqrt(np.maximum(folds, 1))
+        score[folds < 3] = 0.0
+        phase = score.argmax(axis=0)
+        top = score[phase, np.arange(world)]
+        for rank in np.flatnonzero(top > best):
+            best[rank], made[rank] = top[rank], (period, int(phase[rank]))
+    return made
+
+
+def occurrences(
+    off: Floats, known: Bools, spans: Sequence[Span], period: int, phase: int
+) -> list[Span]:
+    """The times at which something periodic happened, by what is known of its phase.
+
+    Args:
+        off: how many σ each step is off, [K].
+        known: which steps count, [K].
+        spans: that stand out by themselves.
+        period: in steps.
+        phase: of one of the times.
+    """
+    made: list[Span] = []
+    at = phase
+    while at < len(off):
+        near = [span for span in spans if abs(span.begin - at) <= 1]
+        around = np.arange(max(at - 1, 0), min(at + 2, len(off)))
+        best = int(around[np.argmax(np.where(known[around], off[around], -np.inf))])
+        if near:
+            made.append(near[0])
+            at = near[0].begin
+        elif known[best] and off[best] > 1.5:
+            made.append(Span(best, best + 1))
+            at = best
+        at += period
+    return made
+
+
+@dataclass(frozen=True)
+class Trend:
+    """A level that grows in a straight line, then stays."""
+
+    begin: int
+    end: int
+    first: float  # factor before
+    last: float  # factor at the end of the growth
+
+    def factors(self, count: int) -> Floats:
+        """The factor in each step, [K]."""
+        share = np.clip((np.arange(count) - self.begin) / max(self.end - self.begin, 1), 0, 1)
+        return np.asarray(self.first + (self.last - self.first) * share)
+
+
+def trend_of(series: Floats, known: Bools, base: Sequence[Piece], noise: float) -> Trend | None:
+    """The growth that explains several ascending levels better than steps do; None: there is none.
+
+    Args:
+        series: logarithms of factors, without spans, [K].
+        known: which values count, [K].
+        base: the levels.
+        noise: σ.
+    """
+    stairs, most = 1, 1
+    for before, after in zip(base, base[1:], strict=False):
+        stairs = stairs + 1 if after.level > before.level else 1
+        most = max(most, stairs)
+    if most < _STAIRS:
+        return None
+    steps = np.flatnonzero(known)
+    if len(steps) < LASTING:
+        return None
+    count = len(series)
+    values = series[steps]
+    level = np.empty(count)
+    for piece in base:
+        level[piece.begin : piece.end] = piece.level
+    by_steps = _huber(values - level[steps], noise) + 9.0 * (len(base) - 1)
+    found: tuple[float, Trend] | None = None
+    for fine in (False, True):
+        begins, ends = _grid(count, None if found is None else found[1], fine)
+        for begin in begins:
+            for end in ends:
+                if end - begin < 15:
+                    continue
+                trend = _line(values, steps, begin, end)
+                if trend is None:
+                    continue
+                error = _huber(values - np.log(trend.factors(count)[steps]), noise) + 18.0
+                if found is None or error < found[0]:
+                    found = (error, trend)
+    if found is None or found[0] > by_steps:
+        return None
+    return found[1] if found[1].last > found[1].first * 1.05 else None
+
+
+def _grid(count: int, near: Trend | None, fine: bool) -> tuple[list[int], list[int]]:
+    if not fine or near is None:
+        every = max(count // 24, 1)
+        return list(range(0, count, every)), [*range(every, count, every), count]
+    every = max(count // 24, 1)
+    some = max(every // 6, 1)
+    begins = range(max(near.begin - every, 0), min(near.begin + every, count), some)
+    ends = range(max(near.end - every, 1), min(near.end + every, count) + 1, some)
+    return list(begins), list(ends)
+
+
+def _line(values: Floats, steps: Floats, begin: int, end: int) -> Trend | None:
+    """Least squares of factors, relative to each step's own, so that noise weighs the same."""
+    share = np.clip((steps - begin) / (end - begin), 0, 1)
+    factors = np.exp(values)
+    weight = 1 / factors
+    design = np.stack([weight * (1 - share), weight * share], axis=1)
+    gram = design.T @ design
+    if np.linalg.det(gram) < 1e-9:
+        return None
+    first, last = np.linalg.solve(gram, design.sum(axis=0)).tolist()
+    return Trend(begin, end, first, last) if first > 0 and last > 0 else None
+
+
+def _huber(off: Floats, noise: float) -> float:
+    """Sum of squares in σ², in which no value counts more than 3 σ."""
+    return float(np.minimum((off / noise) ** 2, 9.0).sum())

@@ -1,0 +1,132 @@
+"""What may have cost time: findings, and the time that a run would have taken without them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from paceline_backend.insight.verdict.observed import Times
+from paceline_backend.policies.base import Floats, Ints
+
+
+PARTS = ("compute_s", "data_s", "reduce_s", "between_s")
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a finding changes in the times of some ranks, or of all.
+
+    Args:
+        ranks: whose times, [R].
+        slower: factor of their computing, > 0, [K, R]; None: 1.
+        pause_s: what their computing takes longer, whatever their speed, [K, R]; None: 0.
+        data_s: what their loading takes longer, [K, R]; None: 0.
+        reduce_s: what reductions take longer, [K]; None: 0.
+        between_s: what the time between steps is longer, [K]; None: 0.
+    """
+
+    ranks: Ints
+    slower: Floats | None = None
+    pause_s: Floats | None = None
+    data_s: Floats | None = None
+    reduce_s: Floats | None = None
+    between_s: Floats | None = None
+
+
+@dataclass(frozen=True)
+class Finding:
+    """Something that may have cost time. Steps are indices into the range.
+
+    Args:
+        kind: see `KINDS`.
+        ranks: the culprits; empty: no rank is named.
+        effect: what it does to the times.
+        since: when it began; None: before the range.
+        until: its last step; None: it goes on.
+        factor: time with it ÷ without it, of the culprits in its steps; None: of no use.
+        period: distance at which it comes back, in steps; None: it does not.
+        trend: its factor when it began to grow and now; None: it does not grow.
+        times: how often it happened; 1 for what lasts.
+        hidden: whether the plan makes up for it, so that nobody waits.
+    """
+
+    kind: str
+    ranks: tuple[int, ...]
+    effect: Effect
+    since: int | None = None
+    until: int | None = None
+    factor: float | None = None
+    period: int | None = None
+    trend: tuple[float, float] | None = None
+    times: int = 1
+    hidden: bool = False
+    cost_s: float = field(default=0.0)
+
+
+class Account:
+    """What a run would have taken without some of its findings.
+
+    Args:
+        times: as they were.
+        findings: what may have cost time.
+    """
+
+    def __init__(self, times: Times, findings: Sequence[Finding]) -> None:
+        self.times = times
+        self.findings = list(findings)
+
+    def without(self, removed: Iterable[int]) -> Times:
+        """The times without the findings of these numbers.
+
+        A slowness that goes on does not lengthen a pause in the same step.
+        """
+        times, gone = self.times, set(removed)
+        compute, pauses = times.compute_s.copy(), np.zeros_like(times.compute_s)
+        data, reduce, between = times.data_s.copy(), times.reduce_s.copy(), times.between_s.copy()
+        for at, finding in enumerate(self.findings):
+            effect = finding.effect
+            if effect.pause_s is not None:
+                compute[:, effect.ranks] -= effect.pause_s
+                if at not in gone:
+                    pauses[:, effect.ranks] += effect.pause_s
+        for at in gone:
+            effect = self.findings[at].effect
+            if effect.slower is not None:
+                compute[:, effect.ranks] /= effect.slower
+            if effect.data_s is not None:
+                data[:, effect.ranks] -= effect.data_s
+            if effect.reduce_s is not None:
+                reduce -= effect.reduce_s
+            if effect.between_s is not None:
+                between -= effect.between_s
+        compute = np.maximum(compute, 0.0) + pauses
+        parts = (compute, np.maximum(data, 0.0), np.maximum(reduce, 0.0), np.maximum(between, 0.0))
+        return replace(times, **dict(zip(PARTS, parts, strict=True)))
+
+    def alone_s(self, at: int) -> float:
+        """What one finding would cost if it were the only one."""
+        others = set(range(len(self.findings))) - {at}
+        everything = range(len(self.findings))
+        return self.without(others).wall_s - self.without(everything).wall_s
+
+    def counting(self, least: float) -> list[Finding]:
+        """Those that would cost at least this share of the wall time alone; each with its cost.
+
+        The costliest come first. What does not count stays in the times.
+        """
+        account = self
+        while account.findings:
+            alone = [account.alone_s(at) for at in range(len(account.findings))]
+            worst = int(np.argmin(alone))
+            if alone[worst] >= least * self.times.wall_s:
+                break
+            kept = [finding for at, finding in enumerate(account.findings) if at != worst]
+            account = Account(self.times, kept)
+        made = [
+            replace(finding, cost_s=max(self.times.wall_s - account.without([at]).wall_s, 0.0))
+            for at, finding in enumerate(account.findings)
+        ]
+        order = sorted(range(len(made)), key=lambda at: (-made[at].cost_s, -alone[at]))
+        return [made[at] for at in order]

@@ -1,0 +1,71 @@
+"""The verdict over a range of steps."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline_backend.insight.verdict.data import data_of
+from paceline_backend.insight.verdict.findings import Account, Finding
+from paceline_backend.insight.verdict.observed import Observed, Times
+from paceline_backend.insight.verdict.slowness import findings_of, model_of
+from paceline_backend.insight.verdict.waits import between_of, input_of, network_of, planning_of
+
+KINDS = ("node", "transient", "periodic", "input", "data", "network", "between", "planning")
+FEW = 4  # with fewer steps nothing can be told
+LEAST = 0.0125  # share of the wall time that a cause must cost alone
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Who holds a run up, why, since when, and what it costs.
+
+    Args:
+        steps: how many steps with at least two ranks it rests on.
+        wall_s: their wall time.
+        waste: share of the ranks' time that they spend waiting for slower ranks.
+        noise: relative standard deviation of a usual step.
+        causes: the costliest first; steps are indices into `seen.step`.
+        seen: what it rests on.
+    """
+
+    steps: int
+    wall_s: float
+    waste: float
+    noise: float
+    causes: list[Finding]
+    seen: Observed
+
+
+def judge(seen: Observed) -> Verdict:
+    """Finds the causes of lost time."""
+    seen = seen.of(seen.took_part.sum(axis=1) >= 2)
+    took_part = seen.took_part
+    count = len(seen.step)
+    if count < FEW:
+        return Verdict(count, 0.0, 0.0, 0.0, [], seen)
+    times = Times.of(seen, took_part)
+    unit_s = float(np.median(times.steps_s))
+    planning = planning_of(seen, times, took_part)
+    model = model_of(seen, took_part)
+    slow = findings_of(model)
+    findings = [
+        *planning,
+        *input_of(Account(times, planning).without(range(len(planning))), took_part, unit_s),
+        *network_of(times, unit_s),
+        *between_of(times, unit_s),
+        *slow,
+        *data_of(model, slow),
+    ]
+    ready = np.where(took_part, times.compute_s + times.data_s, np.nan)
+    longest = np.nanmax(ready, axis=1)
+    waste = 1 - np.nanmean(ready, axis=1) / longest
+    return Verdict(
+        count,
+        times.wall_s,
+        float(np.average(waste, weights=longest)),
+        float(np.median(model.noise)),
+        Account(times, findings).counting(LEAST),
+        seen,
+    )

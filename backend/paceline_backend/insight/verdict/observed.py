@@ -1,0 +1,92 @@
+"""What a verdict rests on: the times of each rank's steps, and the wall time that they make."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline_backend.policies.base import Floats, Ints, usable
+
+Bools = npt.NDArray[np.bool_]
+
+_OF_RANKS = ("samples", "load", "squares", "longest", "data_s", "compute_s", "sync_s")
+
+
+@dataclass(frozen=True)
+class Observed:
+    """What W ranks reported of K steps, ascending; arrays are [K, W] unless stated.
+
+    A rank without samples in a step (0 in `samples`), or without a record of it (NaN), takes no
+    part in the step.
+    """
+
+    step: Ints  # [K]
+    samples: Floats  # n
+    load: Floats  # Λ, user's size unit
+    squares: Floats  # Σλ²
+    longest: Floats  # max λ
+    data_s: Floats
+    compute_s: Floats  # T
+    sync_s: Floats  # waiting for slower ranks, and the reduction
+    between_s: Floats  # [K] after the step: no rank loads, computes or reduces
+    first: Bools  # [K] whether the step is the first of its segment
+    nodes: Sequence[str] = ()  # [W] each rank's node; empty: unknown
+
+    def __post_init__(self) -> None:
+        shape = self.compute_s.shape
+        for name in _OF_RANKS:
+            if getattr(self, name).shape != shape:
+                raise ValueError(f"{name}: {getattr(self, name).shape}; compute_s has {shape}")
+        for name in ("step", "between_s", "first"):
+            if len(shape) != 2 or getattr(self, name).shape != shape[:1]:
+                raise ValueError(f"{name}: {getattr(self, name).shape}; give [K] for {shape}")
+
+    @property
+    def took_part(self) -> Bools:
+        """Which ranks had a batch and reported its time, [K, W]."""
+        return np.asarray(usable(self.samples, self.load, self.compute_s), bool)
+
+    def of(self, steps: Bools) -> Observed:
+        """The rows of the steps that are True in `steps`, [K]."""
+        chosen: dict[str, Any] = {
+            field.name: getattr(self, field.name)[steps]
+            for field in fields(self)
+            if field.name != "nodes"
+        }
+        return replace(self, **chosen)
+
+
+@dataclass(frozen=True)
+class Times:
+    """The times that make the wall time of K steps."""
+
+    compute_s: Floats  # [K, W]; 0 for ranks that take no part
+    data_s: Floats  # [K, W]; 0 for ranks that take no part
+    reduce_s: Floats  # [K]
+    between_s: Floats  # [K]
+
+    @staticmethod
+    def of(seen: Observed, took_part: Bools) -> Times:
+        """The times that ranks reported."""
+        waits = np.where(took_part, seen.sync_s, np.inf).min(axis=1)
+        return Times(
+            np.where(took_part, seen.compute_s, 0.0),
+            np.where(took_part, np.nan_to_num(seen.data_s), 0.0),
+            np.where(np.isfinite(waits), np.maximum(waits, 0.0), 0.0),
+            np.maximum(np.nan_to_num(seen.between_s), 0.0),
+        )
+
+    @property
+    def steps_s(self) -> Floats:
+        """Wall time of each step, [K]."""
+        ready = (self.compute_s + self.data_s).max(axis=1)
+        return np.asarray(ready + self.reduce_s + self.between_s)
+
+    @property
+    def wall_s(self) -> float:
+        """Wall time of all steps."""
+        return float(self.steps_s.sum())

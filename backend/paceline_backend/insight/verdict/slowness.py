@@ -1,0 +1,390 @@
+"""Ranks that compute slower than others: lastingly, in passing, or periodically."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from paceline_backend.insight.attribution.model import fit
+from paceline_backend.insight.verdict.courses import (
+    LASTING,
+    LEAST,
+    Course,
+    Piece,
+    Span,
+    course_of,
+    folded,
+    levels,
+    noise_of,
+    occurrences,
+    period_of,
+    trend_of,
+)
+from paceline_backend.insight.verdict.findings import Effect, Finding
+from paceline_backend.insight.verdict.observed import Bools, Observed
+from paceline_backend.policies.base import Floats
+
+_LEAST_NOISE = 0.004
+_SHARE = 0.25  # share of the steps that a rank's lowest level must have to be its usual one
+_TOGETHER = 5  # steps by which courses that begin together may be apart
+_OVERLAP = 0.5  # share of the slow steps that ranks with one cause have in common
+_PAUSE = 5  # steps: what is shorter is a pause, which takes as long at any speed
+_CUT = 0.3  # share of the slowness that a smaller batch makes up for, from which on it is hidden
+_MOSTLY = 0.9  # share of the ranks from which on it is all of them
+
+
+@dataclass(frozen=True)
+class Model:
+    """Batches' costs, and what ranks' speeds are beside them.
+
+    Args:
+        took_part: which ranks count, [K, W].
+        typical: s that a rank's batch takes the typical rank, [K, W].
+        off: logarithm of time ÷ typical, [K, W]; 0 where a rank takes no part.
+        noise: σ of `off`, [W].
+        courses: of each rank's `off`.
+        usual: level of each rank's `off` when it is not slow, [W].
+    """
+
+    took_part: Bools
+    typical: Floats
+    off: Floats
+    noise: Floats
+    courses: list[Course]
+    usual: Floats
+
+
+def model_of(seen: Observed, took_part: Bools) -> Model:
+    """Fits what batches cost, and how each rank's time went beside that."""
+    model = _with_costs_of(seen, seen, took_part)
+    levels_of = np.stack(
+        [course.level(len(seen.step)) for course in model.courses], axis=1
+    )
+    levels_of += _of_spans(model)
+    cleaned = replace(seen, compute_s=seen.compute_s / np.exp(levels_of))
+    return _with_costs_of(cleaned, seen, took_part)
+
+
+def _with_costs_of(cleaned: Observed, seen: Observed, took_part: Bools) -> Model:
+    typical = fit(cleaned, took_part).typical  # type: ignore[arg-type]
+    time = np.where(took_part, seen.compute_s, 1.0)
+    off = np.where(took_part, np.log(time / typical), 0.0)
+    noise = noise_of(off, took_part, _LEAST_NOISE)
+    pieces = levels(off, took_part, noise)
+    courses = [
+        course_of(off[:, rank], took_part[:, rank], pieces[rank], float(noise[rank]))
+        for rank in range(off.shape[1])
+    ]
+    return Model(took_part, typical, off, noise, courses, _usual(courses, len(off)))
+
+
+def _usual(courses: Sequence[Course], count: int) -> Floats:
+    """Each rank's level when it is not slow, [W].
+
+    It is the rank's lowest level if that is not above the typical rank's, which is the lower median
+    over the ranks.
+    """
+    lowest = []
+    for course in courses:
+        lowest.append(lowest_level(course.base, count))
+    typical = float(np.sort(lowest)[(len(lowest) - 1) // 2])
+    return np.minimum(np.array(lowest), typical)
+
+
+def lowest_level(base: Sequence[Piece], count: int) -> float:
+    """The lowest level that held for long, or from the beginning."""
+    held = [piece for piece in base if piece.steps >= _SHARE * count]
+    if base[0].steps >= LASTING:
+        held.append(base[0])
+    return min(piece.level for piece in (held or base))
+
+
+def _of_spans(model: Model) -> Floats:
+    """How far the steps of spans are above their ranks' levels, [K, W]; elsewhere 0."""
+    count = len(model.off)
+    out = np.zeros_like(model.off)
+    for rank, course in enumerate(model.courses):
+        for span in course.spans:
+            inside = slice(span.begin, span.end)
+            out[inside, rank] = (model.off[:, rank] - course.level(count))[inside]
+    return out
+
+
+@dataclass(frozen=True)
+class _Slow:
+    """One rank's slowness of one kind."""
+
+    rank: int
+    kind: str
+    since: int | None
+    until: int | None
+    steps: Bools  # [K] in which it is slow
+    slower: Floats  # [K] factor, 1 elsewhere
+    factor: float
+    short: Bools  # [K] steps of spans so short that they are pauses
+    period: int | None = None
+    trend: tuple[float, float] | None = None
+    times: int = 1
+
+
+def findings_of(model: Model) -> list[Finding]:
+    """All ranks' slowness, by kind and course: ranks that are slow together are one finding."""
+    slow: list[_Slow] = []
+    for rank in range(model.off.shape[1]):
+        slow += _of_rank(model, rank)
+    weak = _weak_periods(model, slow)
+    found = {each.rank for each in weak}
+    # What was seen of them before is part of the period.
+    slow = [each for each in slow if each.kind != "transient" or each.rank not in found] + weak
+    return [_finding(model, group) for group in _groups(slow)]
+
+
+def _of_rank(model: Model, rank: int) -> list[_Slow]:
+    course, count = model.courses[rank], len(model.off)
+    known, usual = model.took_part[:, rank], float(model.usual[rank])
+    made: list[_Slow] = []
+    spans = list(course.spans)
+    begin = _lasting_from(course.base, usual)
+    passed = [piece for piece in course.base if piece.level - usual > LEAST]
+    if begin is not None:
+        if count - begin >= LASTING or begin == 0:
+            made += _lasting(model, rank, begin)
+            passed = [piece for piece in passed if piece.end <= begin]
+        spans += _runs(passed)
+    else:
+        spans += _runs(passed)
+    spans = sorted(spans, key=lambda span: span.begin)
+    if spans:
+        level = course.level(count)
+        base = np.where(level - usual > LEAST, usual, level)
+        if made:
+            base[made[0].steps] = level[made[0].steps]
+            if made[0].trend is not None:
+                base = usual + np.log(made[0].slower)
+        made += _passing(model.off[:, rank], base, known, spans, rank)
+    return made
+
+
+def _lasting_from(base: Sequence[Piece], usual: float) -> int | None:
+    """Where the slowness that goes on begins; None: the rank is not slow in the end."""
+    begin = None
+    for piece in reversed(base):
+        if piece.level - usual <= LEAST:
+            break
+        begin = piece.begin
+    return begin
+
+
+def _runs(pieces: Sequence[Piece]) -> list[Span]:
+    spans: list[Span] = []
+    for piece in pieces:
+        if spans and spans[-1].end == piece.begin:
+            spans[-1] = Span(spans[-1].begin, piece.end)
+        else:
+            spans.append(Span(piece.begin, piece.end))
+    return spans
+
+
+def _lasting(model: Model, rank: int, begin: int) -> list[_Slow]:
+    course, count = model.courses[rank], len(model.off)
+    usual, off = float(model.usual[rank]), model.off[:, rank] - float(model.usual[rank])
+    free = model.took_part[:, rank].copy()
+    for span in course.spans:
+        free[span.begin : span.end] = False
+    trend = trend_of(
+        off, free, _shifted(course.base, usual), float(model.noise[rank])
+    )
+    steps = np.arange(count) >= begin
+    if trend is not None and trend.last > trend.first:
+        if trend.first < np.exp(LEAST):
+            trend = replace(trend, first=1.0)
+        factors = trend.factors(count)
+        since = trend.begin if trend.begin > count // 50 else None
+        slower = np.maximum(factors, 1.0)
+        return [
+            _Slow(
+                rank, "node", since, None, slower > 1, slower, float(factors[-1]), np.zeros(count, bool),
+                trend=(float(factors[max(trend.begin, 0)]), float(factors[-1])),
+            )
+        ]
+    slower = np.where(steps, np.exp(course.level(count) - usual), 1.0)
+    factor = float(np.median(slower[steps]))
+    short = np.zeros(count, bool)
+    return [_Slow(rank, "node", begin or None, None, steps, slower, factor, short)]
+
+
+def _shifted(base: Sequence[Piece], usual: float) -> list[Piece]:
+    return [replace(piece, level=piece.level - usual) for piece in base]
+
+
+def _passing(
+    off: Floats,
+    base: Floats,
+    known: Bools,
+    spans: Sequence[Span],
+    rank: int,
+    period: int | None = None,
+) -> list[_Slow]:
+    """Spans as one slowness, periodic or not."""
+    count = len(off)
+    rest = off - base
+    steps = np.zeros(count, bool)
+    for span in spans:
+        steps[span.begin : span.end] = True
+    steps &= known
+    if not steps.any():
+        return []
+    slower, short = np.ones(count), np.zeros(count, bool)
+    usual = np.flatnonzero(~steps & known)
+    for span in spans:
+        inside = np.arange(span.begin, span.end)
+        inside = inside[known[inside]]
+        if not len(inside):
+            continue
+        if len(inside) >= _PAUSE:
+            slower[inside] = np.exp(np.median(rest[inside]))
+            continue
+        short[inside] = True
+        # The noise that these steps would have had is that of the nearest usual ones.
+        at = np.searchsorted(usual, inside).clip(0, max(len(usual) - 1, 0))
+        noise = rest[usual[at]] if len(usual) else 0.0
+        slower[inside] = np.exp(rest[inside] - noise)
+    slower = np.maximum(slower, 1.0)
+    period = period_of(spans) if period is None else period
+    since, last = spans[0].begin, spans[-1].end
+    goes_on = last == count
+    if period is not None:
+        goes_on = last + period > count - 1
+    return [
+        _Slow(
+            rank,
+            "periodic" if period is not None else "transient",
+            since or None,
+            None if goes_on else last - 1,
+            steps,
+            slower,
+            float(np.median(slower[steps])),
+            short,
+            period=period,
+            times=len(spans),
+        )
+    ]
+
+
+def _weak_periods(model: Model, slow: Sequence[_Slow]) -> list[_Slow]:
+    """Pauses at a strict period that are too small to stand out one by one."""
+    count = len(model.off)
+    base = np.stack([course.level(count) for course in model.courses], axis=1)
+    free = model.took_part.copy()
+    periodic = set()
+    for each in slow:
+        if each.trend is not None:
+            base[:, each.rank] = model.usual[each.rank] + np.log(each.slower)
+        if each.kind == "periodic":
+            periodic.add(each.rank)
+    for rank, course in enumerate(model.courses):
+        for span in course.spans:
+            if span.end - span.begin > 3:
+                free[span.begin : span.end, rank] = False
+    off = (model.off - base) / model.noise
+    made = []
+    for rank, what in enumerate(folded(off, free)):
+        if what is None or rank in periodic:
+            continue
+        known, spans = model.took_part[:, rank], model.courses[rank].spans
+        spans = occurrences(off[:, rank], known, spans, *what)
+        if len(spans) < 3:
+            continue
+        weak = _passing(model.off[:, rank], base[:, rank], known, spans, rank, what[0])
+        made += weak
+    return made
+
+
+def _groups(slow: Sequence[_Slow]) -> list[list[_Slow]]:
+    """Ranks of the same kind whose slowness begins together, or is in the same steps."""
+    groups: list[list[_Slow]] = []
+    order = sorted(slow, key=lambda each: (each.kind, each.since or 0, -float(each.slower.sum())))
+    for each in order:
+        for group in groups:
+            if _alike(group[0], each):
+                group.append(each)
+                break
+        else:
+            groups.append([each])
+    return groups
+
+
+def _alike(first: _Slow, second: _Slow) -> bool:
+    if first.kind != second.kind:
+        return False
+    if first.kind == "node":
+        if (first.trend is None) != (second.trend is None):
+            return False
+        apart = _TOGETHER if first.trend is None else 8 * _TOGETHER
+        return abs((first.since or 0) - (second.since or 0)) <= apart
+    both = int((first.steps & second.steps).sum())
+    return both >= _OVERLAP * int((first.steps | second.steps).sum())
+
+
+def _finding(model: Model, group: Sequence[_Slow]) -> Finding:
+    ranks = sorted(each.rank for each in group)
+    by_rank = sorted(group, key=lambda each: each.rank)
+    slower = np.stack([each.slower for each in by_rank], axis=1)
+    pause_s = None
+    if group[0].kind != "node":
+        short = np.stack([each.short for each in by_rank], axis=1)
+        time_s = (model.typical * np.exp(model.off))[:, ranks]
+        pause_s = np.where(short, time_s * (1 - 1 / slower), 0.0)
+        slower = np.where(short, 1.0, slower)
+    first = max(group, key=lambda each: float(each.slower.sum()))
+    sinces = [each.since or 0 for each in group]
+    since = int(np.median(sinces)) or None
+    effect, hidden = Effect(np.array(ranks), slower=slower, pause_s=pause_s), False
+    if first.kind == "node" and (dealt := _dealt(model, ranks, slower)) is not None:
+        effect, hidden = dealt, True
+    return Finding(
+        kind=first.kind,
+        ranks=tuple(ranks),
+        effect=effect,
+        since=since,
+        until=None if any(each.until is None for each in group) else max(
+            each.until for each in group if each.until is not None
+        ),
+        factor=float(np.median([each.factor for each in group])),
+        period=first.period,
+        trend=first.trend,
+        times=first.times,
+        hidden=hidden,
+    )
+
+
+def _dealt(model: Model, ranks: Sequence[int], slower: Floats) -> Effect | None:
+    """The effect of a slowness that smaller batches make up for; None: they do not.
+
+    Without it all ranks are as fast as the typical one, and each batch costs the step's mean.
+    """
+    world = model.off.shape[1]
+    others = [rank for rank in range(world) if rank not in set(ranks)]
+    slow = (slower > 1).any(axis=1)
+    if not others or not slow.any():
+        return None
+    cost = np.where(model.took_part, model.typical, np.nan)
+    mean = np.nanmean(cost[slow], axis=1, keepdims=True)
+    shares = np.nanmean(cost[slow] / mean, axis=0)
+    share = float(np.median(shares[list(ranks)]) / np.median(shares[others]))
+    factor = float(np.median(slower[slow]))
+    if 1 / share - 1 < _CUT * (factor - 1) or 1 / share < 1.05:
+        return None
+    made = np.ones_like(model.off)
+    made[:, list(ranks)] = slower
+    full = np.ones_like(model.off)
+    part = cost / np.nanmean(cost, axis=1, keepdims=True)
+    full[slow] = np.where(model.took_part, made * np.nan_to_num(part, nan=1.0), 1.0)[slow]
+    return Effect(np.arange(world), slower=full)
+
+
+def is_everyone(ranks: Sequence[int], world: int) -> bool:
+    """Whether ranks count as all of them."""
+    return len(ranks) >= _MOSTLY * world

@@ -1,0 +1,249 @@
+"""Time in which ranks do not compute: input, network, between steps, planning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline_backend.insight.verdict.courses import (
+    LASTING,
+    Course,
+    Span,
+    course_of,
+    levels,
+    noise_of,
+    period_of,
+)
+from paceline_backend.insight.verdict.findings import Effect, Finding
+from paceline_backend.insight.verdict.observed import Bools, Observed, Times
+from paceline_backend.insight.verdict.slowness import is_everyone, lowest_level
+from paceline_backend.policies.base import Floats
+
+_LEAST_NOISE = 0.002  # of a step's time
+_LEAST_WAIT = 0.01  # of a step's time: shorter waits are usual
+_ALWAYS = 0.25  # share of the wall time from which on what is always so counts
+_ALWAYS_INPUT = 0.05  # the same of loaders that all ranks wait for
+_MOST_PLANNING = 1.5  # × the shortest wait of a rank for a plan: what is longer is no plan's
+_OVERLAP = 0.4  # share of the steps that ranks which wait together have in common
+_LASTING_OVERLAP = 0.7  # the same where one waits for good
+_MOST_IN_TURN = 0.35  # of the ranks: more of them that wait at different times are "in turn"
+
+
+@dataclass(frozen=True)
+class Excess:
+    """How much longer a wait is than usual.
+
+    Args:
+        more_s: [K], 0 where it is not longer.
+        spans: where it is, oldest first.
+        lasting: index from which on it goes on being longer; None: it does not.
+        usual_s: the usual wait.
+    """
+
+    more_s: Floats
+    spans: list[Span]
+    lasting: int | None
+    usual_s: float
+
+
+def excess_of(series_s: Floats, unit_s: float, usual_s: float | None = None) -> Excess:
+    """Compares a wait with what it usually is: its lowest level of a quarter of the steps.
+
+    Args:
+        series_s: [K].
+        unit_s: what counts as one: the time of a usual step.
+        usual_s: the usual wait; None: find it.
+    """
+    values = (series_s / unit_s)[:, None]
+    known = np.ones_like(values, bool)
+    noise = noise_of(values, known, _LEAST_NOISE)
+    [pieces] = levels(values, known, noise)
+    return _excess(values[:, 0], pieces, float(noise[0]), unit_s, usual_s)
+
+
+def _excess(
+    values: Floats,
+    pieces: Sequence[tuple[int, int]],
+    noise: float,
+    unit_s: float,
+    usual_s: float | None,
+) -> Excess:
+    count = len(values)
+    needed = max(_LEAST_WAIT, 4 * noise)
+    course = course_of(values, np.ones(count, bool), pieces, noise, _LEAST_WAIT, needed)
+    if usual_s is None:
+        usual = lowest_level(course.base, count)
+    else:
+        usual = usual_s / unit_s
+    higher = [piece for piece in course.base if piece.level - usual > max(_LEAST_WAIT, 2 * noise)]
+    lasting = None
+    for piece in reversed(course.base):
+        if piece not in higher:
+            break
+        lasting = piece.begin
+    if lasting is not None and lasting > 0 and count - lasting < LASTING:
+        lasting = None
+    spans = list(course.spans)
+    spans += [
+        Span(piece.begin, piece.end)
+        for piece in higher
+        if lasting is None or piece.end <= lasting
+    ]
+    spans.sort(key=lambda span: span.begin)
+    longer = np.zeros(count, bool)
+    for span in spans:
+        longer[span.begin : span.end] = True
+    base = np.full(count, usual)
+    if lasting is not None:
+        longer[lasting:] = True
+    more = np.where(longer, np.maximum(values - base, 0.0), 0.0)
+    return Excess(more * unit_s, spans, lasting, usual * unit_s)
+
+
+def _times_of(excess: Excess, count: int) -> tuple[int | None, int | None, int | None, int]:
+    """Since, until, period and how often."""
+    spans = excess.spans
+    if excess.lasting is not None:
+        since = excess.lasting
+        for span in reversed(spans):
+            if since - span.end <= 3:
+                since = min(span.begin, since)
+        return since or None, None, None, 1
+    if not spans:
+        return None, None, None, 1
+    period = period_of(spans)
+    since, last = spans[0].begin, spans[-1].end
+    usual_gap = float(np.median(np.diff([span.begin for span in spans]))) if len(spans) > 2 else 0.0
+    goes_on = last == count or (len(spans) > 2 and count - last <= 2 * usual_gap)
+    return since or None, None if goes_on else last - 1, period, len(spans)
+
+
+def network_of(times: Times, unit_s: float) -> list[Finding]:
+    """Reductions that take long."""
+    return _of_series("network", times.reduce_s, times, unit_s)
+
+
+def between_of(times: Times, unit_s: float) -> list[Finding]:
+    """Time between steps."""
+    return _of_series("between", times.between_s, times, unit_s)
+
+
+def _of_series(kind: str, series_s: Floats, times: Times, unit_s: float) -> list[Finding]:
+    count = len(series_s)
+    excess = excess_of(series_s, unit_s)
+    made, nobody = [], np.arange(0)
+
+    def effect(more_s: Floats) -> Effect:
+        return Effect(nobody, **{"reduce_s" if kind == "network" else "between_s": more_s})
+
+    if excess.more_s.any():
+        since, until, period, often = _times_of(excess, count)
+        made.append(Finding(kind, (), effect(excess.more_s), since, until, period=period, times=often))
+    usual_s = np.minimum(series_s, excess.usual_s) if excess.more_s.any() else series_s
+    if excess.usual_s >= _ALWAYS * float(np.median(times.steps_s)):
+        # It is so in all steps: one finding, with what is longer still.
+        return [Finding(kind, (), effect(usual_s + excess.more_s))]
+    return made
+
+
+def planning_of(seen: Observed, times: Times, took_part: Bools) -> list[Finding]:
+    """Waits of all ranks in the first steps of segments."""
+    first = seen.first
+    if first.sum() < 2 or first.all():
+        return []
+    least = np.where(took_part, times.data_s, np.inf).min(axis=1)
+    least = np.where(np.isfinite(least), least, 0.0)
+    usual = float(np.median(least[~first]))
+    others = float(np.percentile(least[~first], 75))
+    if float(np.median(least[first])) < 2 * max(others, usual):
+        return []
+    more = np.where(first, np.maximum(least - usual, 0.0), 0.0)
+    if not more.any():
+        return []
+    world = times.data_s.shape[1]
+    own = np.clip(times.data_s - usual, 0.0, _MOST_PLANNING * more[:, None])
+    data_s = np.where(took_part, own, 0.0)
+    at, often = np.flatnonzero(first), more[first]
+    slow = at[often > 0.25 * np.median(often[often > 0])]
+    since = int(slow[0]) if slow[0] != at[0] else None
+    effect = Effect(np.arange(world), data_s=data_s)
+    return [Finding("planning", (), effect, since, times=len(slow))]
+
+
+def input_of(times: Times, took_part: Bools, unit_s: float) -> list[Finding]:
+    """Ranks that wait for their loaders.
+
+    Args:
+        times: without what planning takes.
+        took_part: which ranks count, [K, W].
+        unit_s: a usual step's time.
+    """
+    values = times.data_s / unit_s
+    noise = noise_of(values, took_part, _LEAST_NOISE)
+    pieces = levels(values, took_part, noise)
+    count, world = values.shape
+    lowest = []
+    for rank in range(world):
+        course = course_of(
+            values[:, rank], took_part[:, rank], pieces[rank], float(noise[rank]), _LEAST_WAIT
+        )
+        lowest.append(lowest_level(course.base, count))
+    typical = float(np.sort(lowest)[(world - 1) // 2])
+    made: list[Finding] = []
+    if typical * unit_s >= _ALWAYS_INPUT * float(np.median(times.steps_s)):
+        everyone = np.arange(world)
+        made.append(Finding("input", tuple(range(world)), Effect(everyone, data_s=times.data_s)))
+    each = [
+        _excess(values[:, rank], pieces[rank], float(noise[rank]), unit_s, typical * unit_s)
+        for rank in range(world)
+    ]
+    return made + _inputs(each, count)
+
+
+def _inputs(each: Sequence[Excess], count: int) -> list[Finding]:
+    """Groups ranks that wait together; those that wait in turn are one finding without ranks."""
+    waiting = [rank for rank, excess in enumerate(each) if excess.more_s.any()]
+    groups: list[list[int]] = []
+    for rank in sorted(waiting, key=lambda rank: -each[rank].more_s.sum()):
+        for group in groups:
+            if _together(each[group[0]], each[rank]):
+                group.append(rank)
+                break
+        else:
+            groups.append([rank])
+    if len(groups) > max(3, _MOST_IN_TURN * len(each)):
+        total = [each[group[0]].more_s.sum() for group in groups]
+        own = [group for group, sum_s in zip(groups, total, strict=True) if sum_s > 5 * np.median(total)]
+        rest = [rank for group in groups if group not in own for rank in group]
+        return [_input(each, group, count) for group in own] + [
+            _input(each, rest, count, named=False)
+        ]
+    return [_input(each, group, count) for group in groups]
+
+
+def _together(first: Excess, second: Excess) -> bool:
+    one, other = first.more_s > 0, second.more_s > 0
+    both = int((one & other).sum()) / max(int((one | other).sum()), 1)
+    if first.lasting is not None and second.lasting is not None:
+        return abs(first.lasting - second.lasting) <= 5 or both >= _LASTING_OVERLAP
+    return both >= (_OVERLAP if first.lasting is second.lasting else _LASTING_OVERLAP)
+
+
+def _input(each: Sequence[Excess], ranks: Sequence[int], count: int, named: bool = True) -> Finding:
+    ranks = sorted(ranks)
+    data_s = np.stack([each[rank].more_s for rank in ranks], axis=1)
+    worst = max(ranks, key=lambda rank: float(each[rank].more_s.sum()))
+    since, until, period, often = _times_of(each[worst], count)
+    everyone = is_everyone(ranks, len(each))
+    culprits = tuple(range(len(each))) if everyone else tuple(ranks)
+    return Finding(
+        "input",
+        culprits if named else (),
+        Effect(np.array(ranks), data_s=data_s),
+        since if named else None,
+        until if named else None,
+        period=period if named else None,
+        times=often,
+    )

@@ -1,0 +1,212 @@
+"""A verdict in plain sentences: who, what, since when, what it costs, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from paceline_backend.insight.verdict.findings import Finding
+from paceline_backend.insight.verdict.judge import FEW, Verdict
+
+_MOST_PIECES = 4  # ranges of ranks in a sentence
+_MOST_NODES = 3
+_MOST_CAUSES = 3  # in the words about a run
+
+_TO_DO = {
+    "node": "look at {its} machine, or replace it; until then a policy that learns speeds, such as "
+    "`paceline`, takes load from {it}",
+    "transient": "look at what else ran on {its} machine in these steps",
+    "periodic": "look for what runs at this distance there: garbage collection, a cron job, a log",
+    "input": "give the loader more workers, or faster storage; no policy helps",
+    "data": "a policy that balances by size, such as `paceline`, removes it",
+    "network": "look at links and switches; larger batches a step, or fewer reductions, hide it",
+    "between": "look at checkpoints, evaluation, and what the script does after a step",
+    "planning": "look at the load of the machine that plans, and of rank 0",
+}
+
+
+def words(verdict: Verdict) -> str:
+    """The verdict over all ranks."""
+    if verdict.steps < FEW:
+        return (
+            f"{verdict.steps} steps with at least two ranks are too few to tell; {FEW} are needed."
+        )
+    if not verdict.causes:
+        waits = f"{100 * verdict.waste:.1f} % of the ranks' time waits"
+        return f"No straggler: in these {verdict.steps:,} steps {waits}, which is noise."
+    return " ".join(cause_words(verdict, cause) for cause in verdict.causes[:_MOST_CAUSES])
+
+
+def cause_words(verdict: Verdict, cause: Finding) -> str:
+    """What one cause is, since when, and what it costs."""
+    share = cause.cost_s / verdict.wall_s if verdict.wall_s else 0.0
+    text = _WHAT[cause.kind](verdict, cause)
+    if share < 0.005:
+        return f"{text} That costs nothing now: something else holds these steps up as long."
+    steps = f"{verdict.steps:,} steps"
+    return f"{text} That costs {100 * share:.0f} % of the wall time: {_time(cause.cost_s)} in {steps}."
+
+
+def to_do(verdict: Verdict, cause: Finding) -> str:
+    """What helps against a cause: a clause without a full stop."""
+    one = len(cause.ranks) == 1
+    return _TO_DO[cause.kind].format(its="its" if one else "their", it="it" if one else "them")
+
+
+def named(ranks: Sequence[int], world: int, nodes: Sequence[str] = ()) -> str:
+    """Ranks as a group: "Rank 3", "Ranks 512–1023", "All 8 ranks of b", "Every rank"."""
+    if len(ranks) == world > 1:
+        return "Every rank"
+    if len(ranks) > 1 and len(nodes) == world:
+        theirs = sorted({nodes[rank] for rank in ranks})
+        whole = sum(node in theirs for node in nodes) == len(ranks)
+        if whole and len(theirs) <= _MOST_NODES and len(set(nodes)) > 1:
+            return f"All {len(ranks)} ranks of {_listed(theirs)}"
+    pieces: list[list[int]] = []
+    for rank in sorted(ranks):
+        if pieces and rank == pieces[-1][-1] + 1:
+            pieces[-1] = [pieces[-1][0], rank]
+        else:
+            pieces.append([rank])
+    shown = [
+        f"{piece[0]}–{piece[-1]}" if piece[-1] > piece[0] + 1 else ", ".join(map(str, piece))
+        for piece in pieces[:_MOST_PIECES]
+    ]
+    left = len(ranks) - sum(piece[-1] - piece[0] + 1 for piece in pieces[:_MOST_PIECES])
+    if left:
+        shown.append(f"{left} others")
+    return f"{'Rank' if len(ranks) == 1 else 'Ranks'} {_listed(shown)}"
+
+
+def _named(verdict: Verdict, cause: Finding) -> str:
+    return named(cause.ranks, verdict.seen.compute_s.shape[1], verdict.seen.nodes)
+
+
+def _node(verdict: Verdict, cause: Finding) -> str:
+    who, verb = _named(verdict, cause), "computes" if _is_one(verdict, cause) else "compute"
+    if cause.trend is not None:
+        before, now = cause.trend
+        text = (
+            f"{who} {verb} slower and slower{_since(verdict, cause)}: {_times(before)} the usual "
+            f"time then, {_times(now)} now."
+        )
+    else:
+        text = f"{who} {verb} {_times(cause.factor)} slower{_since(verdict, cause)}."
+    if cause.hidden:
+        text += " The plan gives less to do there, so nobody waits; the others do that work."
+    return text
+
+
+def _transient(verdict: Verdict, cause: Finding) -> str:
+    who, one = _named(verdict, cause), _is_one(verdict, cause)
+    was, slower = "was" if one else "were", f"{_times(cause.factor)} slower"
+    if cause.times > 1:
+        last = "now too" if cause.until is None else f"last in step {_step(verdict, cause.until)}"
+        return f"{who} {was} {slower} {cause.times} times{_since(verdict, cause)}, {last}."
+    if cause.until is None:
+        return f"{who} {'is' if one else 'are'} {slower}{_since(verdict, cause)}."
+    first = verdict.seen.step[cause.since or 0]
+    last_step = _step(verdict, cause.until)
+    steps = f"step {first:,}" if last_step == f"{first:,}" else f"steps {first:,}–{last_step}"
+    return f"{who} {was} {slower} in {steps} only, and {'is' if one else 'are'} fine since."
+
+
+def _periodic(verdict: Verdict, cause: Finding) -> str:
+    who, one = _named(verdict, cause), _is_one(verdict, cause)
+    over = "" if cause.until is None else f", last in step {_step(verdict, cause.until)}"
+    return (
+        f"{who} {'is' if one else 'are'} {_times(cause.factor)} slower every {cause.period} steps"
+        f"{_since(verdict, cause)}{over}."
+    )
+
+
+def _input(verdict: Verdict, cause: Finding) -> str:
+    if not cause.ranks:
+        return "Data loaders hold steps up, of different ranks in turn."
+    who, verb = _named(verdict, cause), "waits" if _is_one(verdict, cause) else "wait"
+    return f"{who} {verb} for the data loader{_course(verdict, cause)}."
+
+
+def _data(verdict: Verdict, cause: Finding) -> str:
+    text = "Batches of the same step cost differently."
+    if cause.ranks:
+        text += f" The larger ones go to {_lower(_named(verdict, cause))}."
+    return text
+
+
+def _network(verdict: Verdict, cause: Finding) -> str:
+    assert cause.effect.reduce_s is not None
+    if cause.since is None and cause.until is None and cause.times == 1:
+        share = float(cause.effect.reduce_s.sum()) / verdict.wall_s
+        return f"Reducing the gradients takes {100 * share:.0f} % of the wall time."
+    return f"Reducing the gradients takes longer{_course(verdict, cause)}."
+
+
+def _between(verdict: Verdict, cause: Finding) -> str:
+    return f"No rank computes between steps{_course(verdict, cause)}."
+
+
+def _planning(verdict: Verdict, cause: Finding) -> str:
+    return f"Ranks wait for the plan in the first step of segments, {cause.times} times."
+
+
+_WHAT = {
+    "node": _node,
+    "transient": _transient,
+    "periodic": _periodic,
+    "input": _input,
+    "data": _data,
+    "network": _network,
+    "between": _between,
+    "planning": _planning,
+}
+
+
+def _course(verdict: Verdict, cause: Finding) -> str:
+    """When a wait is, or was."""
+    since = _since(verdict, cause)
+    if cause.period is not None:
+        text = f" every {cause.period} steps{since}"
+    elif cause.times > 1:
+        text = f" {cause.times} times{since}"
+    elif cause.until is not None:
+        first = verdict.seen.step[cause.since or 0]
+        return f" in steps {first:,}–{_step(verdict, cause.until)} only"
+    else:
+        return since or " in all steps"
+    return text if cause.until is None else f"{text}, last in step {_step(verdict, cause.until)}"
+
+
+def _since(verdict: Verdict, cause: Finding) -> str:
+    return "" if cause.since is None else f" since step {_step(verdict, cause.since)}"
+
+
+def _step(verdict: Verdict, at: int) -> str:
+    return f"{int(verdict.seen.step[at]):,}"
+
+
+def _is_one(verdict: Verdict, cause: Finding) -> bool:
+    return len(cause.ranks) == 1 or len(cause.ranks) == verdict.seen.compute_s.shape[1]
+
+
+def _times(factor: float | None) -> str:
+    if factor is None:
+        return "?"
+    return f"{factor:.2f} ×" if factor < 1.95 else f"{factor:.2g} ×"
+
+
+def _listed(items: Sequence[str]) -> str:
+    return items[0] if len(items) == 1 else f"{', '.join(items[:-1])} and {items[-1]}"
+
+
+def _lower(text: str) -> str:
+    return text[0].lower() + text[1:]
+
+
+def _time(seconds: float) -> str:
+    if seconds < 1:
+        return f"{1000 * seconds:.0f} ms"
+    if seconds < 120:
+        return f"{seconds:.3g} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
