@@ -1,6 +1,6 @@
 """Whether verdicts name the right causes, the right ranks, the right step and the right cost.
 
-The scenarios are in `verdict_cases.py`: somebody wrote them who had read docs/verdicts.md and
+The scenarios are in `strangers/verdicts.py`: somebody wrote them who had read docs/verdicts.md and
 nothing of the code. Each scenario tells its truth; the cost of a cause is exact, because the same
 random numbers are played without the cause.
 
@@ -22,7 +22,7 @@ from harness import Check, finish, parser
 from paceline_backend.insight.verdict import Finding, Observed, Verdict, judge
 
 SEED = 1_000_000
-CASES = Path(__file__).with_name("verdict_cases.py")
+CASES = Path(__file__).with_name("strangers") / "verdicts.py"
 NEAR = 10  # steps by which a told onset may be off
 SIGMAS = 2.0  # onsets of smaller steps are not counted
 
@@ -47,6 +47,7 @@ def observed(case: Any) -> Observed:
         ),
         np.asarray(case.between_s, float),
         np.asarray(case.first, bool),
+        np.zeros(len(case.first), bool),
         tuple(case.nodes),
     )
 
@@ -110,7 +111,9 @@ def table_of(rows: Sequence[dict[str, Any]], misses: int) -> str:
         right = sum(row["right"] for row in mine)
         costs = percent([good for row in mine for good in row["costs"]])
         onsets = percent([good for row in mine for good in row["onsets"]])
-        lines.append(f"{name:64} {right:3}/{len(mine):<3} cost {costs:4.0f} % onset {onsets:4.0f} %")
+        lines.append(
+            f"{name:64} {right:3}/{len(mine):<3} cost {costs:4.0f} % onset {onsets:4.0f} %"
+        )
     wrong = [row for row in rows if not row["right"]]
     lines += [
         f"MISS {row['name']}, seed {row['seed']}, {row['world']} ranks, {row['steps']} steps:\n"

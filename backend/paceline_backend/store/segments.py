@@ -148,6 +148,27 @@ def relaxed(connection: sa.Connection, run: int, hello: Hello, since: int) -> li
     ]
 
 
+def apart(connection: sa.Connection, run: int, first: int, last: int) -> list[tuple[int, int]]:
+    """Steps in which ranks did not wait for each other, as half-open ranges.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        first: step,
+        last: and the last one.
+    """
+    c = segments.c
+    end = c.first_step + c.steps
+    query = sa.select(c.first_step, end).where(
+        c.run == run,
+        c.synchroniser != ALLREDUCE.name,
+        c.fallback == sa.literal_column("''"),
+        c.first_step <= last,
+        end > first,
+    )
+    return [(begin, stop) for begin, stop in connection.execute(query)]
+
+
 def newest_fallback(connection: sa.Connection, run: int, attempt: int, step: int) -> str:
     """Why the newest relaxed segment that has begun was all-reduced; empty: it was not.
 

@@ -52,10 +52,25 @@ def test_rest_names_the_slow_rank(store: Store, client: httpx.Client) -> None:
     worker = answer["workers"][3]
     assert (worker["cause"], worker["caused"]) == ("node", pytest.approx(1.0))
     assert worker["factor"] == pytest.approx(2.0)
-    assert answer["words"] == (
-        "Rank 3 computes 2× slower than the median at equal load: a slow machine. "
-        "It causes 100 % of the waiting."
-    )
+    assert answer["words"].startswith("Rank 3 computes 2 × slower. That costs")
+    assert worker["words"] == answer["words"]
+
+
+def test_rest_tells_the_verdict(store: Store, client: httpx.Client) -> None:
+    add_run(store, "r", nproc=4)
+    assert client.get("/api/v1/runs/r/verdict").json()["causes"] == []
+    write(store, range(150))
+    answer = client.get("/api/v1/runs/r/verdict", params={"from": 20}).json()
+    assert (answer["from"], answer["to"], answer["steps"]) == (20, 149, 130)
+    [cause] = answer["causes"]
+    assert (cause["kind"], cause["ranks"], cause["who"]) == ("node", [3], "Rank 3")
+    assert (cause["since"], cause["until"]) == (None, None)
+    assert cause["cost_s"] == pytest.approx(130 * 0.1, rel=0.01)
+    assert cause["worker_hours"] == pytest.approx(4 * cause["cost_s"] / 3600)
+    assert cause["share"] == pytest.approx(cause["cost_s"] / answer["wall_s"])
+    assert cause["to_do"].startswith("look at its machine")
+    assert answer["words"] == cause["words"]
+    assert client.get("/api/v1/runs/s/verdict").status_code == 404
 
 
 def test_rest_range_and_buckets(store: Store, client: httpx.Client) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from paceline.core.emulation import Emulation
 from paceline.wire import StepBatch
-from paceline_backend.insight.attribution import attribute, read_rows, slow_node
+from paceline_backend.insight.verdict import judge, read_observed, slow_node
 from paceline_backend.insight.whatif.forecast import of_state
 from paceline_backend.planning.load import load
 from paceline_backend.store import Store, attempts, runs, telemetry
@@ -96,9 +96,9 @@ def test_steps_on_other_nodes_do_not_count(store: Store) -> None:
         key = runs.key_of(connection, run)
         before = attempts.placement(connection, key)
         assert before is not None
-        rows = read_rows(connection, key, (None, None), before)
+        rows = read_observed(connection, key, (None, None), before)
         assert (before.nodes, before.since, len(rows.step)) == (["n1", "n2"], 0, 40)
-        slow = slow_node(attribute(rows), before.nodes)
+        slow = slow_node(judge(rows))
         assert slow is not None
         assert slow.node == "n2"
     telemetry.write(store, [(run, message) for message in attempt(1, 40, ["n1", "n3"], 1.0)])
@@ -106,7 +106,7 @@ def test_steps_on_other_nodes_do_not_count(store: Store) -> None:
         placed = attempts.placement(connection, key)
         assert placed is not None
         assert (placed.nodes, placed.since, placed.attempt) == (["n1", "n3"], 40, 1)
-        rows = read_rows(connection, key, (None, None), placed)
+        rows = read_observed(connection, key, (None, None), placed)
         assert rows.step.tolist() == list(range(40, 80))
         assert attempts.placement(connection, key, 39) == before
         loaded = load(connection, key)

@@ -15,17 +15,14 @@ from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.runs import store_of
 from paceline_backend.api.telemetry import From, Points, To
 from paceline_backend.insight import replacements
+from paceline_backend.insight import verdict as verdicts
 from paceline_backend.insight.attribution import (
     CAUSES,
     Attribution,
-    SlowNode,
     attribute,
     read_rows,
-    slow_node,
-    throttled,
-    words,
-    worker_words,
 )
+from paceline_backend.insight.verdict import Finding, SlowNode, Verdict, slow_node, throttled
 from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.store import attempts, runs
 from paceline_backend.store.nodes import states_of_gpus
@@ -49,7 +46,7 @@ class AttributedWorker(BaseModel):
     rank: int = Field(examples=[3])
     on_node: str | None = Field(description="that it is on; null: unknown", examples=["n2"])
     cause: str = Field(
-        description="data, node, transient, input, none; also what balancing hides",
+        description="the costliest cause that the verdict names for it, or none",
         examples=["node"],
     )
     factor: float | None = Field(
@@ -93,7 +90,7 @@ class RunAttribution(BaseModel):
     sp_s: float = Field(description="the same, s a step", examples=[0.11])
     waste: float = Field(description="share of the ranks' time spent waiting", examples=[0.4])
     shares: Shares
-    cause: str = Field(description="data, node, transient, input, none", examples=["node"])
+    cause: str = Field(description="the verdict's costliest, or none", examples=["node"])
     ranks: list[int] = Field(description="the culprits, worst first", examples=[[3]])
     node: str | None = Field(
         description="on which all slow ranks are; null: there are none, they are on several nodes, "
@@ -121,23 +118,27 @@ def get_attribution(
         key = runs.key_of(connection, run)
         placement = attempts.placement(connection, key, to)
         result = attribute(read_rows(connection, key, (first, to), placement))
+        seen = verdicts.read_observed(connection, key, (first, to), placement)
+        verdict = verdicts.judge(seen)
         nodes = None if placement is None else placement.nodes
-        slow, forecast = slow_node(result, nodes), None
+        slow, forecast = slow_node(verdict), None
         if slow is not None and placement is not None:
             since = placement.since
             forecast = replacements.forecast_of(connection, key, slow.node, since)
         gpus = [] if slow is None else states_of_gpus(connection, slow.node)
-    return _answer(result, points, nodes, slow, gpus) | {"saving": forecast}
+    return _answer(result, verdict, points, nodes, slow, gpus) | {"saving": forecast}
 
 
 def _answer(
     attribution: Attribution,
+    verdict: Verdict,
     points: int,
     nodes: Sequence[str] | None,
     slow: SlowNode | None,
     gpus: Sequence[Mapping[str, Any]],
 ) -> dict[str, Any]:
     step = attribution.step
+    cause = verdict.causes[0] if verdict.causes else None
     of_node = [] if slow is None else [slow.words, *throttled(gpus)]
     return {
         "from": int(step[0]) if len(step) else None,
@@ -147,17 +148,26 @@ def _answer(
         "sp_s": float(attribution.sp_s.mean()) if len(step) else 0.0,
         "waste": attribution.waste,
         "shares": attribution.shares,
-        "cause": attribution.cause,
-        "ranks": attribution.ranks,
+        "cause": _kind(cause),
+        "ranks": list(cause.ranks) if cause else [],
         "node": None if slow is None else slow.node,
         "factor": None if slow is None else slow.factor,
-        "words": " ".join([*of_node, words(attribution)]),
+        "words": " ".join([*of_node, verdicts.words(verdict)]),
         "workers": [
-            {**vars(worker), "on_node": _at(nodes, worker.rank), "words": worker_words(worker)}
+            {
+                **vars(worker),
+                "on_node": _at(nodes, worker.rank),
+                "cause": _kind(verdicts.cause_of(verdict, worker.rank)),
+                "words": verdicts.rank_words(verdict, worker.rank, worker.factor),
+            }
             for worker in attribution.workers
         ],
         "over_time": _over_time(step, attribution.parts, points),
     }
+
+
+def _kind(cause: Finding | None) -> str:
+    return "none" if cause is None else cause.kind
 
 
 def _at(nodes: Sequence[str] | None, rank: int) -> str | None:

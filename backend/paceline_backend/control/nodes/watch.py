@@ -13,12 +13,7 @@ import redis
 from paceline.core.outage import Outage
 from paceline_backend import requests
 from paceline_backend.insight import replacements
-from paceline_backend.insight.attribution import (
-    FEWEST_STEPS,
-    attribute,
-    read_rows,
-    slow_node,
-)
+from paceline_backend.insight.verdict import FEWEST_STEPS, judge, read_observed, slow_node
 from paceline_backend.insight.whatif.answer import STEPS
 from paceline_backend.insight.whatif.auto import AUTO_STEPS, MARGIN
 from paceline_backend.insight.whatif.child import Forecaster
@@ -121,10 +116,10 @@ class Watch:
             placement = attempts.placement(connection, run.key)
             if placement is None or placement.attempt != run.attempt:
                 return None  # its ranks have just been placed
-            made = attribute(read_rows(connection, run.key, (None, None), placement))
-        if len(made.step) < FEWEST_STEPS:
+            made = judge(read_observed(connection, run.key, (None, None), placement))
+        if made.steps < FEWEST_STEPS:
             return None
-        named = slow_node(made, placement.nodes)
+        named = slow_node(made)
         with self._store.write() as connection:
             if named is None or named.cause != "node":
                 slowness.clear(connection, run.key)

@@ -23,9 +23,7 @@ class Split:
     waste: Floats  # [K] share of the ranks' time spent waiting
     sp_parts: Floats  # [5, K] `sp_s` by cause
     caused: Floats  # [5, K, W] s that others waited for each rank, by cause
-    late_s: Floats  # [K, W] data loading beyond the typical rank's
     waited_s: float  # s that all ranks waited in all steps
-    counted: float  # share of the data part due to numbers of samples, not to sizes
 
 
 def split(rows: Rows, took_part: Bools, model: Model) -> Split:
@@ -43,7 +41,6 @@ def split(rows: Rows, took_part: Bools, model: Model) -> Split:
     """
     counted = _counted(rows, took_part, model)
     parts = _lateness(rows, took_part, model)
-    late_s = parts[4]
     parts = _cancelled(parts, counted, _LEAST * model.equal)
     ready = np.where(took_part, rows.data_s + rows.compute_s, np.nan)
     first = np.nanargmin(ready, axis=1)
@@ -55,16 +52,13 @@ def split(rows: Rows, took_part: Bools, model: Model) -> Split:
     share = np.divide(caused_s, behind, out=np.zeros_like(behind), where=behind > 0)
     members = took_part.sum(axis=1)
     longest = ready[step, last]
-    by_data = parts[0, step, last]
     return Split(
         sp_s=behind[step, last],
         mean_s=np.nansum(ready, axis=1) / members,
         waste=waited_s / (members * longest),
         sp_parts=parts[:, step, last],
         caused=parts * share,
-        late_s=late_s,
         waited_s=float(waited_s.sum()),
-        counted=float(np.average(counted[step, last], weights=by_data)) if by_data.any() else 0.0,
     )
 
 

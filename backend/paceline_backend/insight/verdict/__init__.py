@@ -1,7 +1,48 @@
-"""Who holds a run up, why, since when, and what it costs."""
+"""Who holds a run up, why, since when, and what it costs: docs/verdicts.md.
+
+`Observed` holds what the ranks reported of a range of steps, `read_observed` reads it from the
+database. `judge` returns a `Verdict` with its causes, and `words` says it in sentences. The API's
+routes `/runs/{id}/verdict` and `/runs/{id}/attribution`, the watch over slow nodes, forecasts and
+the benchmark call these::
+
+    verdict = judge(read_observed(connection, run, (None, None)))
+    print(words(verdict), verdict.causes)
+
+`slowness`, `waits` and `data` look for what may have cost time, and give `Finding`s. `courses`
+tells lasting levels from what passed, comes back or grows. `findings` computes what a run would
+have taken without them. `slow_node` names the node on which all slow ranks sit, if there is one.
+"""
 
 from paceline_backend.insight.verdict.findings import Finding
 from paceline_backend.insight.verdict.judge import FEW, KINDS, Verdict, judge
+from paceline_backend.insight.verdict.load import read_observed
+from paceline_backend.insight.verdict.nodes import FEWEST_STEPS, SlowNode, slow_node, throttled
 from paceline_backend.insight.verdict.observed import Observed
+from paceline_backend.insight.verdict.words import (
+    cause_of,
+    cause_words,
+    named,
+    rank_words,
+    to_do,
+    words,
+)
 
-__all__ = ["FEW", "KINDS", "Finding", "Observed", "Verdict", "judge"]
+__all__ = [
+    "FEW",
+    "FEWEST_STEPS",
+    "KINDS",
+    "Finding",
+    "Observed",
+    "SlowNode",
+    "Verdict",
+    "cause_of",
+    "cause_words",
+    "judge",
+    "named",
+    "rank_words",
+    "read_observed",
+    "slow_node",
+    "throttled",
+    "to_do",
+    "words",
+]

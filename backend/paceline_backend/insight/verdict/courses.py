@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 import numpy as np
 
 from paceline_backend.insight.verdict.observed import Bools
-from paceline_backend.policies.base import Floats
+from paceline_backend.policies.base import Floats, Ints
 
 LASTING = 20  # steps: a level that goes on for so long is no longer passing
 LEAST = float(np.log(1.05))  # a smaller lasting difference is none
@@ -145,41 +146,87 @@ def course_of(
         least: by how much a piece must be above its neighbours,
         least_short: and one of few steps.
     """
+    return _Peeling(series, known, pieces, noise, least).course(least_short)
 
-    def piece_of(begin: int, end: int) -> Piece | None:
-        values = series[begin:end][known[begin:end]]
-        return Piece(begin, end, float(np.median(values))) if len(values) else None
 
-    base: list[Piece] = []
-    for begin, end in pieces:
-        piece = piece_of(begin, end)
-        if piece is not None:
-            base.append(piece)
-        elif base:
-            base[-1].end = end
-    if not base:
-        return Course([Piece(0, len(series), 0.0)])
-    base[0].begin = 0
-    spans: list[Span] = []
-    off = np.zeros(len(series), bool)  # steps of spans, which do not count in levels
+class _Peeling:
+    """Takes spans out of a series, the highest first, until only lasting levels are left."""
 
-    def joined(first: Piece, second: Piece) -> Piece:
-        held = np.arange(first.begin, second.end)
-        held = held[known[held] & ~off[held]]
-        level = float(np.median(series[held])) if len(held) else min(first.level, second.level)
+    def __init__(
+        self,
+        series: Floats,
+        known: Bools,
+        pieces: Sequence[tuple[int, int]],
+        noise: float,
+        least: float,
+    ) -> None:
+        self._series, self._noise, self._least = series, noise, least
+        self._counts = known.copy()  # steps that count in levels: not those of spans
+        self._base: list[Piece] = []
+        for begin, end in pieces:
+            values = series[begin:end][known[begin:end]]
+            if len(values):
+                self._base.append(Piece(begin, end, float(np.median(values))))
+            elif self._base:
+                self._base[-1].end = end
+        if self._base:
+            self._base[0].begin = 0
+
+    def course(self, least_short: float) -> Course:
+        """The course of the series."""
+        if not self._base:
+            return Course([Piece(0, len(self._series), 0.0)])
+        spans: list[Span] = []
+        while len(self._base) > 1:
+            at, above = _bump(self._base, self._least, least_short)
+            if at is None:
+                break
+            piece = self._base[at]
+            if above:
+                spans.append(Span(piece.begin, piece.end))
+            self._counts[piece.begin : piece.end] = False
+            self._take_out(at)
+        self._merge()
+        return Course(self._base, _closed(sorted(spans, key=lambda span: span.begin)))
+
+    def _take_out(self, at: int) -> None:
+        """Removes a piece; its neighbours become one piece if they are at the same level."""
+        base = self._base
+        piece = base.pop(at)
+        if at == 0:
+            base[0].begin = piece.begin
+        elif at == len(base):
+            base[-1].end = piece.end
+        else:
+            before, after = base[at - 1], base[at]
+            if abs(before.level - after.level) <= self._same(before, after):
+                base[at - 1 : at + 1] = [self._joined(before, after)]
+            else:
+                before.end = piece.end
+
+    def _merge(self) -> None:
+        """Joins neighbours that are surely at the same level."""
+        base, at = self._base, 0
+        while at + 1 < len(base):
+            first, second = base[at], base[at + 1]
+            if abs(first.level - second.level) <= self._same(first, second) / 2:
+                base[at : at + 2] = [self._joined(first, second)]
+                at = max(at - 1, 0)
+            else:
+                at += 1
+
+    def _joined(self, first: Piece, second: Piece) -> Piece:
+        steps = np.arange(first.begin, second.end)
+        steps = steps[self._counts[steps]]
+        level = min(first.level, second.level)
+        if len(steps):
+            level = float(np.median(self._series[steps]))
         return Piece(first.begin, second.end, level)
 
-    while len(base) > 1:
-        at, above = _bump(base, least, least_short)
-        if at is None:
-            break
-        piece = base[at]
-        if above:
-            spans.append(Span(piece.begin, piece.end))
-        off[piece.begin : piece.end] = True
-        _take_out(base, at, joined, noise, least)
-    _merge_alike(base, joined, noise, least)
-    return Course(base, _closed(sorted(spans, key=lambda span: span.begin)))
+    def _same(self, first: Piece, second: Piece) -> float:
+        """By how much two pieces at the same level may seem to differ."""
+        chance = self._noise * float(np.sqrt(1 / first.steps + 1 / second.steps))
+        return max(self._least, 4 * chance)
 
 
 def _bump(base: list[Piece], least: float, least_short: float) -> tuple[int | None, bool]:
@@ -202,42 +249,15 @@ def _bump(base: list[Piece], least: float, least_short: float) -> tuple[int | No
     return (None if lowest is None else lowest[1]), False
 
 
-def _take_out(base: list[Piece], at: int, joined, noise: float, least: float) -> None:  # type: ignore[no-untyped-def]
-    """Removes a piece; its neighbours become one piece if they are at the same level."""
-    piece = base.pop(at)
-    if at == 0:
-        base[0].begin = piece.begin
-    elif at == len(base):
-        base[-1].end = piece.end
-    else:
-        before, after = base[at - 1], base[at]
-        if abs(before.level - after.level) <= _same(before, after, noise, least):
-            base[at - 1 : at + 1] = [joined(before, after)]
-        else:
-            before.end = piece.end
-
-
-def _merge_alike(base: list[Piece], joined, noise: float, least: float) -> None:  # type: ignore[no-untyped-def]
-    at = 0
-    while at + 1 < len(base):
-        first, second = base[at], base[at + 1]
-        if abs(first.level - second.level) <= _same(first, second, noise, least) / 2:
-            base[at : at + 2] = [joined(first, second)]
-            at = max(at - 1, 0)
-        else:
-            at += 1
-
-
-def _same(first: Piece, second: Piece, noise: float, least: float) -> float:
-    return max(least, 4 * noise * float(np.sqrt(1 / first.steps + 1 / second.steps)))
-
-
 def _closed(spans: list[Span]) -> list[Span]:
     """Spans that are few steps apart are one."""
     made: list[Span] = []
     for span in spans:
-        if made and span.begin - made[-1].end <= _GAP and span.begin - made[-1].end < max(
-            span.end - span.begin, made[-1].end - made[-1].begin
+        if (
+            made
+            and span.begin - made[-1].end <= _GAP
+            and span.begin - made[-1].end
+            < max(span.end - span.begin, made[-1].end - made[-1].begin)
         ):
             made[-1] = Span(made[-1].begin, span.end)
         else:
@@ -251,7 +271,8 @@ def period_of(spans: Sequence[Span]) -> int | None:
     Each time may be a step off, and up to three in ten times may be missing.
     """
     begins = np.array([span.begin for span in spans])
-    if len(begins) < 3:
+    lengths = [span.end - span.begin for span in spans]
+    if len(begins) < 3 or max(lengths) > 1.5 * min(lengths) + 2 * _JITTER:
         return None
     apart = np.diff(begins)
     usual = int(np.median(apart))
@@ -264,7 +285,7 @@ def period_of(spans: Sequence[Span]) -> int | None:
             continue
         if len(begins) >= _KEPT * (times.sum() + 1):
             # Exact, from the first to the last.
-            return int(round((begins[-1] - begins[0]) / times.sum()))
+            return round(float(begins[-1] - begins[0]) / float(times.sum()))
     return None
 
 
@@ -350,7 +371,7 @@ def trend_of(series: Floats, known: Bools, base: Sequence[Piece], noise: float) 
         noise: σ.
     """
     stairs, most = 1, 1
-    for before, after in zip(base, base[1:], strict=False):
+    for before, after in pairwise(base):
         stairs = stairs + 1 if after.level > before.level else 1
         most = max(most, stairs)
     if most < _STAIRS:
@@ -379,6 +400,11 @@ def trend_of(series: Floats, known: Bools, base: Sequence[Piece], noise: float) 
                     found = (error, trend)
     if found is None or found[0] > by_steps:
         return None
+    to_the_end = _line(values, steps, found[1].begin, count)
+    if to_the_end is not None:  # Who still grows is the simpler answer where both fit.
+        error = _huber(values - np.log(to_the_end.factors(count)[steps]), noise) + 18.0
+        if error <= found[0] + 4.0:
+            found = (error, to_the_end)
     return found[1] if found[1].last > found[1].first * 1.05 else None
 
 
@@ -393,7 +419,7 @@ def _grid(count: int, near: Trend | None, fine: bool) -> tuple[list[int], list[i
     return list(begins), list(ends)
 
 
-def _line(values: Floats, steps: Floats, begin: int, end: int) -> Trend | None:
+def _line(values: Floats, steps: Ints, begin: int, end: int) -> Trend | None:
     """Least squares of factors, relative to each step's own, so that noise weighs the same."""
     share = np.clip((steps - begin) / (end - begin), 0, 1)
     factors = np.exp(values)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from paceline_backend.insight.verdict.findings import Effect, Finding
+from paceline_backend.insight.verdict.observed import Bools, mean_of
 from paceline_backend.insight.verdict.slowness import Model
 from paceline_backend.policies.base import Floats
 
@@ -14,27 +15,35 @@ _LARGER = 0.06  # by so much a rank's batches must be larger throughout to name 
 _SURE = 6.0  # σ
 
 
-def data_of(model: Model, others: Sequence[Finding]) -> list[Finding]:
+def data_of(model: Model, others: Sequence[Finding], apart: Bools) -> list[Finding]:
     """The cost of uneven batches.
 
     Where the plan makes up for slow ranks, each rank's usual share of the work is no fault.
+
+    Args:
+        model: of the batches.
+        others: other findings.
+        apart: steps in which ranks do not wait for each other, [K].
     """
-    cost = np.where(model.took_part, model.typical, np.nan)
-    part = cost / np.nanmean(cost, axis=1, keepdims=True)
+    known = model.took_part
+    part = model.typical / mean_of(model.typical, known, axis=1)[:, None]
     ranks: tuple[int, ...] = ()
     if any(finding.hidden for finding in others):
-        part = part / np.nanmean(part, axis=0)
-        part = part / np.nanmean(part, axis=1, keepdims=True)
+        usual = mean_of(part, known, axis=0)
+        part = part / np.where(usual > 0, usual, 1.0)
+        part = part / mean_of(part, known, axis=1)[:, None]
     else:
-        ranks = _larger(part)
-    slower = np.where(model.took_part, part, 1.0)
+        ranks = _larger(part, known)
+    # Where ranks do not wait for each other, no batch makes another one wait.
+    slower = np.where(known & ~apart[:, None], part, 1.0)
     return [Finding("data", ranks, Effect(np.arange(part.shape[1]), slower=slower))]
 
 
-def _larger(part: Floats) -> tuple[int, ...]:
+def _larger(part: Floats, known: Bools) -> tuple[int, ...]:
     """Ranks whose batches are larger throughout."""
-    many = np.maximum((~np.isnan(part)).sum(axis=0), 1)
-    mean, spread = np.nanmean(part, axis=0), np.nanstd(part, axis=0)
+    many = np.maximum(known.sum(axis=0), 1)
+    mean = mean_of(part, known, axis=0)
+    spread = np.sqrt(mean_of((part - mean) ** 2, known, axis=0))
     usual = float(np.sort(mean)[(len(mean) - 1) // 2])
-    larger = (mean / usual - 1 > _LARGER) & (mean - usual > _SURE * spread / np.sqrt(many))
+    larger = (mean > usual * (1 + _LARGER)) & (mean - usual > _SURE * spread / np.sqrt(many))
     return tuple(np.flatnonzero(larger).tolist())

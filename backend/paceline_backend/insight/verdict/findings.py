@@ -10,7 +10,6 @@ import numpy as np
 from paceline_backend.insight.verdict.observed import Times
 from paceline_backend.policies.base import Floats, Ints
 
-
 PARTS = ("compute_s", "data_s", "reduce_s", "between_s")
 
 
@@ -129,4 +128,6 @@ class Account:
             for at, finding in enumerate(account.findings)
         ]
         order = sorted(range(len(made)), key=lambda at: (-made[at].cost_s, -alone[at]))
-        return [made[at] for at in order]
+        # Where a plan makes up for slow ranks, batches of the same cost would make steps longer.
+        answers = {at for at in order if made[at].kind == "data" and not made[at].cost_s}
+        return [made[at] for at in order if at not in answers]

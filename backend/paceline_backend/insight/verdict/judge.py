@@ -8,7 +8,7 @@ import numpy as np
 
 from paceline_backend.insight.verdict.data import data_of
 from paceline_backend.insight.verdict.findings import Account, Finding
-from paceline_backend.insight.verdict.observed import Observed, Times
+from paceline_backend.insight.verdict.observed import Observed, Times, mean_of
 from paceline_backend.insight.verdict.slowness import findings_of, model_of
 from paceline_backend.insight.verdict.waits import between_of, input_of, network_of, planning_of
 
@@ -47,7 +47,7 @@ def judge(seen: Observed) -> Verdict:
         return Verdict(count, 0.0, 0.0, 0.0, [], seen)
     times = Times.of(seen, took_part)
     unit_s = float(np.median(times.steps_s))
-    planning = planning_of(seen, times, took_part)
+    planning = planning_of(seen, times, took_part, unit_s)
     model = model_of(seen, took_part)
     slow = findings_of(model)
     findings = [
@@ -56,11 +56,11 @@ def judge(seen: Observed) -> Verdict:
         *network_of(times, unit_s),
         *between_of(times, unit_s),
         *slow,
-        *data_of(model, slow),
+        *data_of(model, slow, seen.apart),
     ]
-    ready = np.where(took_part, times.compute_s + times.data_s, np.nan)
-    longest = np.nanmax(ready, axis=1)
-    waste = 1 - np.nanmean(ready, axis=1) / longest
+    ready = times.compute_s + times.data_s
+    longest = ready.max(axis=1)
+    waste = np.where(seen.apart, 0.0, 1 - mean_of(ready, took_part, axis=1) / longest)
     return Verdict(
         count,
         times.wall_s,

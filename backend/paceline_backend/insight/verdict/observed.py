@@ -16,6 +16,12 @@ Bools = npt.NDArray[np.bool_]
 _OF_RANKS = ("samples", "load", "squares", "longest", "data_s", "compute_s", "sync_s")
 
 
+def mean_of(values: Floats, known: Bools, axis: int) -> Floats:
+    """Mean of the known values along an axis; 0 where there are none."""
+    many = known.sum(axis=axis)
+    return np.asarray(np.where(known, values, 0.0).sum(axis=axis) / np.maximum(many, 1))
+
+
 @dataclass(frozen=True)
 class Observed:
     """What W ranks reported of K steps, ascending; arrays are [K, W] unless stated.
@@ -34,6 +40,7 @@ class Observed:
     sync_s: Floats  # waiting for slower ranks, and the reduction
     between_s: Floats  # [K] after the step: no rank loads, computes or reduces
     first: Bools  # [K] whether the step is the first of its segment
+    apart: Bools  # [K] whether ranks did not wait for each other: a relaxed synchroniser
     nodes: Sequence[str] = ()  # [W] each rank's node; empty: unknown
 
     def __post_init__(self) -> None:
@@ -41,7 +48,7 @@ class Observed:
         for name in _OF_RANKS:
             if getattr(self, name).shape != shape:
                 raise ValueError(f"{name}: {getattr(self, name).shape}; compute_s has {shape}")
-        for name in ("step", "between_s", "first"):
+        for name in ("step", "between_s", "first", "apart"):
             if len(shape) != 2 or getattr(self, name).shape != shape[:1]:
                 raise ValueError(f"{name}: {getattr(self, name).shape}; give [K] for {shape}")
 
@@ -62,29 +69,41 @@ class Observed:
 
 @dataclass(frozen=True)
 class Times:
-    """The times that make the wall time of K steps."""
+    """The times that make the wall time of K steps.
+
+    Where all ranks wait for each other, a step takes as long as its slowest rank. Where they do not
+    (`apart`), fast ranks make more steps than slow ones: a step takes the mean of the ranks' times.
+    """
 
     compute_s: Floats  # [K, W]; 0 for ranks that take no part
     data_s: Floats  # [K, W]; 0 for ranks that take no part
     reduce_s: Floats  # [K]
     between_s: Floats  # [K]
+    apart: Bools  # [K]
 
     @staticmethod
     def of(seen: Observed, took_part: Bools) -> Times:
         """The times that ranks reported."""
         waits = np.where(took_part, seen.sync_s, np.inf).min(axis=1)
+        mean = np.where(took_part, np.nan_to_num(seen.sync_s), 0.0).sum(axis=1)
+        waits = np.where(seen.apart, mean / took_part.shape[1], waits)
+        # Where a rank's record is lost, the others may have waited for that rank.
+        lost = np.isnan(seen.compute_s).any(axis=1) | ~np.isfinite(waits)
+        waits[lost] = np.median(waits[~lost]) if not lost.all() else 0.0
         return Times(
             np.where(took_part, seen.compute_s, 0.0),
             np.where(took_part, np.nan_to_num(seen.data_s), 0.0),
-            np.where(np.isfinite(waits), np.maximum(waits, 0.0), 0.0),
+            np.maximum(waits, 0.0),
             np.maximum(np.nan_to_num(seen.between_s), 0.0),
+            seen.apart,
         )
 
     @property
     def steps_s(self) -> Floats:
         """Wall time of each step, [K]."""
-        ready = (self.compute_s + self.data_s).max(axis=1)
-        return np.asarray(ready + self.reduce_s + self.between_s)
+        ready = self.compute_s + self.data_s
+        ready_s = np.where(self.apart, ready.mean(axis=1), ready.max(axis=1))
+        return np.asarray(ready_s + self.reduce_s + self.between_s)
 
     @property
     def wall_s(self) -> float:

@@ -23,7 +23,7 @@ from paceline_backend.insight.verdict.courses import (
     trend_of,
 )
 from paceline_backend.insight.verdict.findings import Effect, Finding
-from paceline_backend.insight.verdict.observed import Bools, Observed
+from paceline_backend.insight.verdict.observed import Bools, Observed, mean_of
 from paceline_backend.policies.base import Floats
 
 _LEAST_NOISE = 0.004
@@ -31,6 +31,7 @@ _SHARE = 0.25  # share of the steps that a rank's lowest level must have to be i
 _TOGETHER = 5  # steps by which courses that begin together may be apart
 _OVERLAP = 0.5  # share of the slow steps that ranks with one cause have in common
 _PAUSE = 5  # steps: what is shorter is a pause, which takes as long at any speed
+_OF_PERIOD = 0.7  # share of a period's times that happened, and of spans that are of it
 _CUT = 0.3  # share of the slowness that a smaller batch makes up for, from which on it is hidden
 _MOSTLY = 0.9  # share of the ranks from which on it is all of them
 
@@ -59,9 +60,7 @@ class Model:
 def model_of(seen: Observed, took_part: Bools) -> Model:
     """Fits what batches cost, and how each rank's time went beside that."""
     model = _with_costs_of(seen, seen, took_part)
-    levels_of = np.stack(
-        [course.level(len(seen.step)) for course in model.courses], axis=1
-    )
+    levels_of = np.stack([course.level(len(seen.step)) for course in model.courses], axis=1)
     levels_of += _of_spans(model)
     cleaned = replace(seen, compute_s=seen.compute_s / np.exp(levels_of))
     return _with_costs_of(cleaned, seen, took_part)
@@ -90,7 +89,7 @@ def _usual(courses: Sequence[Course], count: int) -> Floats:
     for course in courses:
         lowest.append(lowest_level(course.base, count))
     typical = float(np.sort(lowest)[(len(lowest) - 1) // 2])
-    return np.minimum(np.array(lowest), typical)
+    return np.asarray(np.minimum(np.array(lowest), typical))
 
 
 def lowest_level(base: Sequence[Piece], count: int) -> float:
@@ -163,8 +162,19 @@ def _of_rank(model: Model, rank: int) -> list[_Slow]:
             base[made[0].steps] = level[made[0].steps]
             if made[0].trend is not None:
                 base = usual + np.log(made[0].slower)
+                spans = _above(model.off[:, rank] - base, known, spans)
         made += _passing(model.off[:, rank], base, known, spans, rank)
     return made
+
+
+def _above(rest: Floats, known: Bools, spans: Sequence[Span]) -> list[Span]:
+    """The spans in which a rank is slower than its trend says."""
+    kept = []
+    for span in spans:
+        inside = rest[span.begin : span.end][known[span.begin : span.end]]
+        if len(inside) and float(np.median(inside)) > LEAST:
+            kept.append(span)
+    return kept
 
 
 def _lasting_from(base: Sequence[Piece], usual: float) -> int | None:
@@ -192,10 +202,9 @@ def _lasting(model: Model, rank: int, begin: int) -> list[_Slow]:
     usual, off = float(model.usual[rank]), model.off[:, rank] - float(model.usual[rank])
     free = model.took_part[:, rank].copy()
     for span in course.spans:
-        free[span.begin : span.end] = False
-    trend = trend_of(
-        off, free, _shifted(course.base, usual), float(model.noise[rank])
-    )
+        if span.end < count:  # The last stair of a growth looks like a span that has just begun.
+            free[span.begin : span.end] = False
+    trend = trend_of(off, free, _shifted(course.base, usual), float(model.noise[rank]))
     steps = np.arange(count) >= begin
     if trend is not None and trend.last > trend.first:
         if trend.first < np.exp(LEAST):
@@ -205,7 +214,14 @@ def _lasting(model: Model, rank: int, begin: int) -> list[_Slow]:
         slower = np.maximum(factors, 1.0)
         return [
             _Slow(
-                rank, "node", since, None, slower > 1, slower, float(factors[-1]), np.zeros(count, bool),
+                rank,
+                "node",
+                since,
+                None,
+                slower > 1,
+                slower,
+                float(factors[-1]),
+                np.zeros(count, bool),
                 trend=(float(factors[max(trend.begin, 0)]), float(factors[-1])),
             )
         ]
@@ -295,11 +311,20 @@ def _weak_periods(model: Model, slow: Sequence[_Slow]) -> list[_Slow]:
             continue
         known, spans = model.took_part[:, rank], model.courses[rank].spans
         spans = occurrences(off[:, rank], known, spans, *what)
-        if len(spans) < 3:
+        if len(spans) < 3 or not _is_strict(spans, model.courses[rank].spans, what[0]):
             continue
         weak = _passing(model.off[:, rank], base[:, rank], known, spans, rank, what[0])
         made += weak
     return made
+
+
+def _is_strict(times: Sequence[Span], seen: Sequence[Span], period: int) -> bool:
+    """Whether most of the times of a period happened, and most spans that were seen are of it."""
+    expected = (times[-1].begin - times[0].begin) / period + 1
+    if len(times) < _OF_PERIOD * expected:
+        return False
+    theirs = sum(any(abs(span.begin - time.begin) <= 1 for time in times) for span in seen)
+    return theirs >= _OF_PERIOD * len(seen)
 
 
 def _groups(slow: Sequence[_Slow]) -> list[list[_Slow]]:
@@ -349,9 +374,9 @@ def _finding(model: Model, group: Sequence[_Slow]) -> Finding:
         ranks=tuple(ranks),
         effect=effect,
         since=since,
-        until=None if any(each.until is None for each in group) else max(
-            each.until for each in group if each.until is not None
-        ),
+        until=None
+        if any(each.until is None for each in group)
+        else max(each.until for each in group if each.until is not None),
         factor=float(np.median([each.factor for each in group])),
         period=first.period,
         trend=first.trend,
@@ -365,23 +390,24 @@ def _dealt(model: Model, ranks: Sequence[int], slower: Floats) -> Effect | None:
 
     Without it all ranks are as fast as the typical one, and each batch costs the step's mean.
     """
-    world = model.off.shape[1]
+    world, all_ranks = model.off.shape[1], list(ranks)
     others = [rank for rank in range(world) if rank not in set(ranks)]
     slow = (slower > 1).any(axis=1)
     if not others or not slow.any():
         return None
-    cost = np.where(model.took_part, model.typical, np.nan)
-    mean = np.nanmean(cost[slow], axis=1, keepdims=True)
-    shares = np.nanmean(cost[slow] / mean, axis=0)
+    part = model.typical / mean_of(model.typical, model.took_part, axis=1)[:, None]
+    shares = mean_of(part[slow], model.took_part[slow], axis=0)
+    ranks, others = ([rank for rank in some if shares[rank] > 0] for some in (ranks, others))
+    if not ranks or not others:
+        return None
     share = float(np.median(shares[list(ranks)]) / np.median(shares[others]))
     factor = float(np.median(slower[slow]))
     if 1 / share - 1 < _CUT * (factor - 1) or 1 / share < 1.05:
         return None
     made = np.ones_like(model.off)
-    made[:, list(ranks)] = slower
+    made[:, all_ranks] = slower
     full = np.ones_like(model.off)
-    part = cost / np.nanmean(cost, axis=1, keepdims=True)
-    full[slow] = np.where(model.took_part, made * np.nan_to_num(part, nan=1.0), 1.0)[slow]
+    full[slow] = np.where(model.took_part, made * part, 1.0)[slow]
     return Effect(np.arange(world), slower=full)
 
 

@@ -9,7 +9,6 @@ import numpy as np
 
 from paceline_backend.insight.verdict.courses import (
     LASTING,
-    Course,
     Span,
     course_of,
     levels,
@@ -26,6 +25,8 @@ _LEAST_WAIT = 0.01  # of a step's time: shorter waits are usual
 _ALWAYS = 0.25  # share of the wall time from which on what is always so counts
 _ALWAYS_INPUT = 0.05  # the same of loaders that all ranks wait for
 _MOST_PLANNING = 1.5  # × the shortest wait of a rank for a plan: what is longer is no plan's
+_FEWEST_PLANS = 3  # segments whose first step waits
+_MOST_OF = 0.75  # of the steps in which all ranks wait are first ones, and of these so many wait
 _OVERLAP = 0.4  # share of the steps that ranks which wait together have in common
 _LASTING_OVERLAP = 0.7  # the same where one waits for good
 _MOST_IN_TURN = 0.35  # of the ranks: more of them that wait at different times are "in turn"
@@ -73,10 +74,7 @@ def _excess(
     count = len(values)
     needed = max(_LEAST_WAIT, 4 * noise)
     course = course_of(values, np.ones(count, bool), pieces, noise, _LEAST_WAIT, needed)
-    if usual_s is None:
-        usual = lowest_level(course.base, count)
-    else:
-        usual = usual_s / unit_s
+    usual = lowest_level(course.base, count) if usual_s is None else usual_s / unit_s
     higher = [piece for piece in course.base if piece.level - usual > max(_LEAST_WAIT, 2 * noise)]
     lasting = None
     for piece in reversed(course.base):
@@ -87,9 +85,7 @@ def _excess(
         lasting = None
     spans = list(course.spans)
     spans += [
-        Span(piece.begin, piece.end)
-        for piece in higher
-        if lasting is None or piece.end <= lasting
+        Span(piece.begin, piece.end) for piece in higher if lasting is None or piece.end <= lasting
     ]
     spans.sort(key=lambda span: span.begin)
     longer = np.zeros(count, bool)
@@ -140,7 +136,9 @@ def _of_series(kind: str, series_s: Floats, times: Times, unit_s: float) -> list
 
     if excess.more_s.any():
         since, until, period, often = _times_of(excess, count)
-        made.append(Finding(kind, (), effect(excess.more_s), since, until, period=period, times=often))
+        made.append(
+            Finding(kind, (), effect(excess.more_s), since, until, period=period, times=often)
+        )
     usual_s = np.minimum(series_s, excess.usual_s) if excess.more_s.any() else series_s
     if excess.usual_s >= _ALWAYS * float(np.median(times.steps_s)):
         # It is so in all steps: one finding, with what is longer still.
@@ -148,7 +146,7 @@ def _of_series(kind: str, series_s: Floats, times: Times, unit_s: float) -> list
     return made
 
 
-def planning_of(seen: Observed, times: Times, took_part: Bools) -> list[Finding]:
+def planning_of(seen: Observed, times: Times, took_part: Bools, unit_s: float) -> list[Finding]:
     """Waits of all ranks in the first steps of segments."""
     first = seen.first
     if first.sum() < 2 or first.all():
@@ -156,20 +154,23 @@ def planning_of(seen: Observed, times: Times, took_part: Bools) -> list[Finding]
     least = np.where(took_part, times.data_s, np.inf).min(axis=1)
     least = np.where(np.isfinite(least), least, 0.0)
     usual = float(np.median(least[~first]))
-    others = float(np.percentile(least[~first], 75))
-    if float(np.median(least[first])) < 2 * max(others, usual):
+    others = np.abs(least[~first] - usual)
+    needed = max(4 * float(np.median(others)), _LEAST_WAIT * unit_s)
+    waits = least - usual > needed
+    theirs = waits & first
+    if theirs.sum() < _FEWEST_PLANS or theirs.sum() < _MOST_OF * waits.sum():
         return []
-    more = np.where(first, np.maximum(least - usual, 0.0), 0.0)
-    if not more.any():
+    since_then = first & (np.arange(len(first)) >= np.flatnonzero(theirs)[0])
+    if theirs.sum() < _MOST_OF * since_then.sum():
         return []
+    more = np.where(theirs, least - usual, 0.0)
     world = times.data_s.shape[1]
     own = np.clip(times.data_s - usual, 0.0, _MOST_PLANNING * more[:, None])
     data_s = np.where(took_part, own, 0.0)
-    at, often = np.flatnonzero(first), more[first]
-    slow = at[often > 0.25 * np.median(often[often > 0])]
-    since = int(slow[0]) if slow[0] != at[0] else None
+    at = int(np.flatnonzero(theirs)[0])
+    since = None if at == np.flatnonzero(first)[0] else at
     effect = Effect(np.arange(world), data_s=data_s)
-    return [Finding("planning", (), effect, since, times=len(slow))]
+    return [Finding("planning", (), effect, since, times=int(theirs.sum()))]
 
 
 def input_of(times: Times, took_part: Bools, unit_s: float) -> list[Finding]:
@@ -215,7 +216,11 @@ def _inputs(each: Sequence[Excess], count: int) -> list[Finding]:
             groups.append([rank])
     if len(groups) > max(3, _MOST_IN_TURN * len(each)):
         total = [each[group[0]].more_s.sum() for group in groups]
-        own = [group for group, sum_s in zip(groups, total, strict=True) if sum_s > 5 * np.median(total)]
+        own = [
+            group
+            for group, sum_s in zip(groups, total, strict=True)
+            if sum_s > 5 * np.median(total)
+        ]
         rest = [rank for group in groups if group not in own for rank in group]
         return [_input(each, group, count) for group in own] + [
             _input(each, rest, count, named=False)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from paceline_backend.insight.verdict.findings import Finding
 from paceline_backend.insight.verdict.judge import FEW, Verdict
 
+_SAME = 1.05  # a rank that is faster by less is as fast as the others
 _MOST_PIECES = 4  # ranges of ranks in a sentence
 _MOST_NODES = 3
 _MOST_CAUSES = 3  # in the words about a run
@@ -43,10 +44,35 @@ def cause_words(verdict: Verdict, cause: Finding) -> str:
     if share < 0.005:
         return f"{text} That costs nothing now: something else holds these steps up as long."
     steps = f"{verdict.steps:,} steps"
-    return f"{text} That costs {100 * share:.0f} % of the wall time: {_time(cause.cost_s)} in {steps}."
+    return (
+        f"{text} That costs {100 * share:.0f} % of the wall time: {_time(cause.cost_s)} in {steps}."
+    )
 
 
-def to_do(verdict: Verdict, cause: Finding) -> str:
+def rank_words(verdict: Verdict, rank: int, factor: float | None) -> str:
+    """A sentence or two about one rank.
+
+    Args:
+        verdict: over all ranks.
+        rank: which.
+        factor: its time at equal load ÷ the typical rank's; None: too few steps to tell.
+    """
+    cause = cause_of(verdict, rank)
+    if cause is not None:
+        return cause_words(verdict, cause)
+    if factor is None:
+        return f"Rank {rank} had samples in too few steps to tell its speed."
+    if factor < 1 / _SAME:
+        return f"Rank {rank} computes {1 / factor:.2g}× faster than the median."
+    return f"Rank {rank} is as fast as the others."
+
+
+def cause_of(verdict: Verdict, rank: int) -> Finding | None:
+    """The costliest cause that names a rank; None: there is none."""
+    return next((cause for cause in verdict.causes if rank in cause.ranks), None)
+
+
+def to_do(cause: Finding) -> str:
     """What helps against a cause: a clause without a full stop."""
     one = len(cause.ranks) == 1
     return _TO_DO[cause.kind].format(its="its" if one else "their", it="it" if one else "them")

@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from paceline_backend.insight.attribution import Rows, SlowNode, attribute, slow_node
+from paceline_backend.insight.verdict import Observed, SlowNode, judge, slow_node
 from paceline_backend.insight.whatif.answer import NodeForecast, PresetForecast
 from paceline_backend.insight.whatif.simulate import Basis
 
@@ -19,7 +19,10 @@ def named(basis: Basis) -> SlowNode | None:
     """The node that is slow for good in the steps that a forecast rests on; None: there is none."""
     assert basis.state.history is not None
     measured = basis.measured
-    rows = Rows(
+    apart = np.zeros(len(measured.step), bool)
+    for span in measured.relaxed_spans:
+        apart[span.first : span.end] = True
+    seen = Observed(
         step=measured.step,
         samples=measured.features.samples.astype(float),
         load=measured.features.load,
@@ -27,8 +30,13 @@ def named(basis: Basis) -> SlowNode | None:
         longest=measured.features.longest,
         data_s=measured.data_s,
         compute_s=measured.compute_s,
+        sync_s=measured.sync_s,
+        between_s=np.zeros(len(measured.step)),
+        first=np.zeros(len(measured.step), bool),
+        apart=apart,
+        nodes=basis.state.history.hello.placement,
     )
-    slow = slow_node(attribute(rows), basis.state.history.hello.placement or None)
+    slow = slow_node(judge(seen))
     if slow is None or slow.cause != "node" or slow.factor is None or slow.factor <= 1:
         return None
     return slow

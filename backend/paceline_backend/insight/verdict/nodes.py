@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from paceline_backend.insight.attribution.verdict import Attribution
+from paceline_backend.insight.verdict.judge import Verdict
 
 _FRACTIONS = {
     "three quarters": 3 / 4,
@@ -19,6 +19,7 @@ _FRACTIONS = {
     "a tenth": 1 / 10,
 }
 FEWEST_STEPS = 20  # that a verdict about a node rests on; the first steps of ranks are uneven
+_PASSING = ("transient", "periodic", "input")
 _NEAR = 0.06  # so far off a fraction may be
 
 
@@ -27,10 +28,10 @@ class SlowNode:
     """A node on which all slow ranks of a run sit."""
 
     node: str
-    cause: str  # node, transient or input
+    cause: str  # node, transient, periodic or input
     ranks: list[int]  # those that are slow
     count: int  # ranks on the node
-    factor: float | None  # time of the slow ranks ÷ the other nodes', at equal load; None: unknown
+    factor: float | None  # time of the slow ranks ÷ the typical rank's, at equal load; None: none
 
     @property
     def words(self) -> str:
@@ -43,34 +44,28 @@ class SlowNode:
         return f"All slow ranks are on {self.node}: {number} of its {self.count}."
 
 
-def slow_node(attribution: Attribution, placement: Sequence[str] | None) -> SlowNode | None:
+def slow_node(verdict: Verdict) -> SlowNode | None:
     """The node of all slow ranks; None: there are none, or they sit on several, or nobody knows.
 
     Fewer than `FEWEST_STEPS` steps name no node.
 
     Args:
-        attribution: of steps in which the ranks had this placement.
-        placement: each rank's node; None: unknown.
+        verdict: of steps in which the ranks had their present placement.
     """
-    workers = attribution.workers
-    if len(attribution.step) < FEWEST_STEPS:
+    placement = verdict.seen.nodes
+    if verdict.steps < FEWEST_STEPS or len(set(placement)) < 2:
         return None
-    if placement is None or len(placement) != len(workers) or len(set(placement)) < 2:
-        return None
-    cause = "node"
-    # Also those whose slowness balancing hides: the run has some other cause then, or none.
-    slow = [worker.rank for worker in workers if worker.cause == "node"]
-    if not slow and attribution.cause in ("transient", "input"):
-        cause, slow = attribution.cause, sorted(attribution.ranks)
+    named = [cause for cause in verdict.causes if cause.kind == "node"]
+    # Without a lasting slowness, a passing one that costs the most.
+    named = named or [cause for cause in verdict.causes[:1] if cause.kind in _PASSING]
+    slow = sorted({rank for cause in named for rank in cause.ranks})
     names = {placement[rank] for rank in slow}
     if len(names) != 1:
         return None
     [node] = names
-    own = [factor for rank in slow if (factor := workers[rank].factor)]
-    others = [w.factor for w in workers if placement[w.rank] != node and w.factor]
-    factor = median(own) / median(others) if own and others else None
+    factors = [cause.factor for cause in named if cause.factor is not None]
     count = sum(name == node for name in placement)
-    return SlowNode(node, cause, slow, count, factor)
+    return SlowNode(node, named[0].kind, slow, count, median(factors) if factors else None)
 
 
 def throttled(gpus: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -1,0 +1,93 @@
+"""From the database to what a verdict rests on."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline_backend.insight.verdict.observed import Observed
+from paceline_backend.policies.base import Floats, Ints
+from paceline_backend.store import Connection, records, segments
+from paceline_backend.store.attempts import Placement
+from paceline_backend.store.reads import Range
+
+STEPS = 500  # A verdict rests on so many steps unless a range is given.
+MOST_ROWS = 100_000  # At most so many rows are read: of a longer range, the newest steps.
+
+_COLUMNS = ("samples", "load", "squares", "longest", "data_s", "compute_s", "sync_s")
+_MORE = ("step_s", "ended_at", "segment", "attempt")
+
+
+def read_observed(
+    connection: Connection, run: int, span: Range, placement: Placement | None = None
+) -> Observed:
+    """What ranks reported of the complete steps of a range, as far as it counts.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        span: first and last step; without a first one, `STEPS` of them. Never more than
+            `MOST_ROWS` rows: of a longer range, the newest steps.
+        placement: of the range's last step: steps before it do not count, since ranks were on other
+            nodes. None: it is not known.
+    """
+    read = records.newest_complete(
+        connection, run, _COLUMNS + _MORE, span, count=STEPS, most_rows=MOST_ROWS
+    )
+    table = read.table
+    if placement is not None:
+        table = table[table[:, 0] >= placement.since]
+    ranks = table[:, 1].astype(np.int64)
+    steps, at = np.unique(table[:, 0], return_inverse=True)
+    # An earlier attempt may have had more ranks.
+    known = (read.world or 0) if placement is None else len(placement.nodes)
+    world = max(known, int(ranks.max(initial=-1)) + 1)
+    columns = np.full((len(_COLUMNS) + len(_MORE), len(steps), world), np.nan)
+    columns[:, at, ranks] = table[:, 2:].T
+    given = dict(zip(_COLUMNS + _MORE, columns, strict=True))
+    step = steps.astype(np.int64)
+    apart = np.zeros(len(step), bool)
+    if len(step):
+        for first, end in segments.apart(connection, run, int(step[0]), int(step[-1])):
+            apart |= (step >= first) & (step < end)
+    segment = _first_known(given["segment"])
+    return Observed(
+        step=step,
+        samples=given["samples"],
+        load=given["load"],
+        squares=given["squares"],
+        longest=given["longest"],
+        data_s=given["data_s"],
+        compute_s=given["compute_s"],
+        sync_s=given["sync_s"],
+        between_s=_between(step, given),
+        first=np.diff(segment, prepend=np.nan) != 0,
+        apart=apart,
+        nodes=() if placement is None else tuple(placement.nodes),
+    )
+
+
+def _first_known(values: Floats) -> Floats:
+    """Of each step the value of the first rank that has one, [K]."""
+    if not values.size:
+        return np.empty(len(values))
+    at = np.argmax(~np.isnan(values), axis=1)
+    return np.asarray(values[np.arange(len(values)), at])
+
+
+def _between(step: Ints, given: dict[str, Floats]) -> Floats:
+    """Seconds after each step in which no rank loads, computes or reduces, [K].
+
+    A rank's next step begins when its batch is there. Nobody knows what is after the last step, and
+    between two attempts.
+    """
+    out = np.zeros(len(step))
+    if len(step) < 2 or not given["ended_at"].shape[1]:
+        return out
+    began_at = given["ended_at"] - given["step_s"]
+    busy_s = given["compute_s"][:-1] + given["sync_s"][:-1] + given["data_s"][1:]
+    idle_s = np.diff(began_at, axis=0) - busy_s
+    known = ~np.isnan(idle_s) & (np.diff(given["attempt"], axis=0) == 0)
+    known &= (np.diff(step) == 1)[:, None]
+    least = np.where(known, idle_s, np.inf).min(axis=1)
+    out[:-1] = np.where(np.isfinite(least), np.maximum(least, 0.0), 0.0)
+    return out

@@ -1,0 +1,68 @@
+"""Steps as ranks would report them, for verdicts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from paceline_backend.insight.verdict import Observed
+
+FIRST = 100  # number of the first step
+
+
+def observed(
+    world: int = 6,
+    steps: int = 100,
+    *,
+    noise: float = 0.02,
+    load: Any = 40.0,
+    speed: Any = 1.0,
+    data_s: Any = 0.001,
+    samples: Any = 4.0,
+    reduce_s: Any = 0.002,
+    between_s: Any = 0.001,
+    nodes: Sequence[str] = (),
+    apart: bool = False,
+) -> Observed:
+    """Steps of 2 ms a size unit; what is given may be [W], [K, W] or, without ranks, [K].
+
+    Each eighth step is the first of its segment.
+    """
+    shape = (steps, world)
+    rng = np.random.default_rng(world)
+    loads = np.broadcast_to(np.asarray(load, float), shape)
+    usual_s = 2e-3 * loads * np.asarray(speed, float)
+    compute_s = usual_s * (1 + noise * rng.standard_normal(shape))
+    data = np.broadcast_to(np.asarray(data_s, float), shape)
+    ready = data + compute_s
+    reduced = np.broadcast_to(np.asarray(reduce_s, float), steps)[:, None]
+    return Observed(
+        step=np.arange(FIRST, FIRST + steps),
+        samples=np.broadcast_to(np.asarray(samples, float), shape),
+        load=loads,
+        squares=loads**2 / 4,
+        longest=loads / 4,
+        data_s=data,
+        compute_s=compute_s,
+        sync_s=reduced + (0.0 * ready if apart else ready.max(axis=1, keepdims=True) - ready),
+        between_s=np.broadcast_to(np.asarray(between_s, float), steps),
+        first=np.arange(steps) % 8 == 0,
+        apart=np.full(steps, apart),
+        nodes=nodes,
+    )
+
+
+def slow(rank: int, factor: float, world: int = 6) -> np.ndarray:
+    """Speeds of which one rank's is lower."""
+    return np.where(np.arange(world) == rank, factor, 1.0)
+
+
+def in_steps(
+    first: int, last: int, rank: int, factor: float, world: int = 6, steps: int = 100
+) -> np.ndarray:
+    """Speeds of which one is lower in some steps, [K, W]."""
+    speed = np.ones((steps, world))
+    speed[first : last + 1, rank] = factor
+    return speed
