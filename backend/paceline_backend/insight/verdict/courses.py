@@ -385,9 +385,9 @@ def trend_of(series: Floats, known: Bools, base: Sequence[Piece], noise: float) 
     for piece in base:
         level[piece.begin : piece.end] = piece.level
     by_steps = _huber(values - level[steps], noise) + 9.0 * (len(base) - 1)
-    found: tuple[float, Trend] | None = None
+    best: tuple[float, Trend] | None = None
     for fine in (False, True):
-        begins, ends = _grid(count, None if found is None else found[1], fine)
+        begins, ends = _grid(count, None if best is None else best[1], fine)
         for begin in begins:
             for end in ends:
                 if end - begin < 15:
@@ -396,16 +396,16 @@ def trend_of(series: Floats, known: Bools, base: Sequence[Piece], noise: float) 
                 if trend is None:
                     continue
                 error = _huber(values - np.log(trend.factors(count)[steps]), noise) + 18.0
-                if found is None or error < found[0]:
-                    found = (error, trend)
-    if found is None or found[0] > by_steps:
+                if best is None or error < best[0]:
+                    best = (error, trend)
+    if best is None or best[0] > by_steps:
         return None
-    to_the_end = _line(values, steps, found[1].begin, count)
+    to_the_end = _line(values, steps, best[1].begin, count)
     if to_the_end is not None:  # Who still grows is the simpler answer where both fit.
         error = _huber(values - np.log(to_the_end.factors(count)[steps]), noise) + 18.0
-        if error <= found[0] + 4.0:
-            found = (error, to_the_end)
-    return found[1] if found[1].last > found[1].first * 1.05 else None
+        if error <= best[0] + 4.0:
+            best = (error, to_the_end)
+    return best[1] if best[1].last > best[1].first * 1.05 else None
 
 
 def _grid(count: int, near: Trend | None, fine: bool) -> tuple[list[int], list[int]]:

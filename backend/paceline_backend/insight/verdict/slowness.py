@@ -134,9 +134,9 @@ def findings_of(model: Model) -> list[Finding]:
     for rank in range(model.off.shape[1]):
         slow += _of_rank(model, rank)
     weak = _weak_periods(model, slow)
-    found = {each.rank for each in weak}
+    periodic = {each.rank for each in weak}
     # What was seen of them before is part of the period.
-    slow = [each for each in slow if each.kind != "transient" or each.rank not in found] + weak
+    slow = [each for each in slow if each.kind != "transient" or each.rank not in periodic] + weak
     return [_finding(model, group) for group in _groups(slow)]
 
 

@@ -229,8 +229,8 @@ def _inputs(each: Sequence[Excess], count: int) -> list[Finding]:
 
 
 def _together(first: Excess, second: Excess) -> bool:
-    one, other = first.more_s > 0, second.more_s > 0
-    both = int((one & other).sum()) / max(int((one | other).sum()), 1)
+    mine, theirs = first.more_s > 0, second.more_s > 0
+    both = int((mine & theirs).sum()) / max(int((mine | theirs).sum()), 1)
     if first.lasting is not None and second.lasting is not None:
         return abs(first.lasting - second.lasting) <= 5 or both >= _LASTING_OVERLAP
     return both >= (_OVERLAP if first.lasting is second.lasting else _LASTING_OVERLAP)

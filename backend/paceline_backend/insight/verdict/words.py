@@ -74,8 +74,9 @@ def cause_of(verdict: Verdict, rank: int) -> Finding | None:
 
 def to_do(cause: Finding) -> str:
     """What helps against a cause: a clause without a full stop."""
-    one = len(cause.ranks) == 1
-    return _TO_DO[cause.kind].format(its="its" if one else "their", it="it" if one else "them")
+    single = len(cause.ranks) == 1
+    its, it = ("its", "it") if single else ("their", "them")
+    return _TO_DO[cause.kind].format(its=its, it=it)
 
 
 def named(ranks: Sequence[int], world: int, nodes: Sequence[str] = ()) -> str:
@@ -123,25 +124,25 @@ def _node(verdict: Verdict, cause: Finding) -> str:
 
 
 def _transient(verdict: Verdict, cause: Finding) -> str:
-    who, one = _named(verdict, cause), _is_one(verdict, cause)
-    was, slower = "was" if one else "were", f"{_times(cause.factor)} slower"
+    who, single = _named(verdict, cause), _is_one(verdict, cause)
+    was, slower = "was" if single else "were", f"{_times(cause.factor)} slower"
     if cause.times > 1:
         last = "now too" if cause.until is None else f"last in step {_step(verdict, cause.until)}"
         return f"{who} {was} {slower} {cause.times} times{_since(verdict, cause)}, {last}."
     if cause.until is None:
-        return f"{who} {'is' if one else 'are'} {slower}{_since(verdict, cause)}."
+        return f"{who} {'is' if single else 'are'} {slower}{_since(verdict, cause)}."
     first = verdict.seen.step[cause.since or 0]
     last_step = _step(verdict, cause.until)
     steps = f"step {first:,}" if last_step == f"{first:,}" else f"steps {first:,}–{last_step}"
-    return f"{who} {was} {slower} in {steps} only, and {'is' if one else 'are'} fine since."
+    return f"{who} {was} {slower} in {steps} only, and {'is' if single else 'are'} fine since."
 
 
 def _periodic(verdict: Verdict, cause: Finding) -> str:
-    who, one = _named(verdict, cause), _is_one(verdict, cause)
+    who, single = _named(verdict, cause), _is_one(verdict, cause)
     over = "" if cause.until is None else f", last in step {_step(verdict, cause.until)}"
     return (
-        f"{who} {'is' if one else 'are'} {_times(cause.factor)} slower every {cause.period} steps"
-        f"{_since(verdict, cause)}{over}."
+        f"{who} {'is' if single else 'are'} {_times(cause.factor)} slower every {cause.period} "
+        f"steps{_since(verdict, cause)}{over}."
     )
 
 
