@@ -76,26 +76,27 @@ def step_s(
 
     Args:
         what: the synchroniser.
-        reduced: profile of the same training under the all-reduce.
+        reduced: profile of the same training under the all-reduce. It gives each rank's work:
+            there every rank makes every step.
         alone: profile of a training with a similar exchange, in which ranks wait only where all
-            meet. It gives each rank's work, and the time of a step besides that work.
+            meet. It gives the time of a step besides the work.
         round_s: time of an exchange.
         segment_steps: all ranks meet after so many steps.
         seed: the run's seed.
         sample_s: time that a sample takes each rank, for samples that move between ranks, [W].
     """
     if what == ALLREDUCE:
-        seen, costs = reduced, Costs(round_s=reduced.all_reduce_s)
+        costs = Costs(round_s=reduced.all_reduce_s)
     else:
         if what.name == "averaging":  # its reported times include waiting
             round_s = reduced.all_reduce_s
-        seen, costs = alone, Costs(round_s=round_s, own_s=alone.own_s)
+        costs = Costs(round_s=round_s, own_s=alone.own_s)
     return step_time_s(
         what,
-        seen.work_s,
+        reduced.work_s,
         costs,
         segment_steps,
-        samples=seen.samples,
+        samples=reduced.samples,
         sample_s=sample_s,
         seed=seed,
     )

@@ -18,7 +18,7 @@ import pytest
 from paceline.node.health import gpus
 from paceline.node.health.gpus import Gpus, reasons
 from paceline.wire import GpuState
-from paceline_backend.insight.attribution import throttled
+from paceline_backend.insight.verdict import throttled
 from support.waiting import until
 
 

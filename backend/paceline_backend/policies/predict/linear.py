@@ -7,11 +7,13 @@ from dataclasses import dataclass, fields
 from typing import Annotated, Literal
 
 import numpy as np
+import numpy.typing as npt
 from msgspec import Meta
 
 from paceline.core.cost import SUM, Cost
 from paceline_backend.policies.base import Feedback, Floats, Ints, Models, usable
-from paceline_backend.policies.predict.regression import fit_ranks
+from paceline_backend.policies.predict.regression import SHARES, fit_ranks
+from paceline_backend.policies.values import LEAST
 
 # Parameters of presets that use this predictor.
 WindowSteps = Annotated[
@@ -25,10 +27,15 @@ CostModel = Annotated[
     ),
 ]
 
+Bools = npt.NDArray[np.bool_]
+
 _RANKS = 16  # ranks whose rows decide which cost all ranks have
 _CURVES = 2.0 ** np.arange(-3, 7)  # κ to try, in units of 1 ÷ the typical long size
 _FINER = (2.0 ** (0.5 ** np.arange(1, 6))).tolist()  # factors to try around the best κ
 _MARGIN = 12.0  # log-likelihood that a cost must gain over the sum; κ > 0 needs as much again
+_FEW, _NOISY = 8, 0.1  # rows that tell the noise; from so much noise on rows are fitted again
+_JUMP = 0.9  # a residual counts as at most so much more than the one before
+_CLEARLY = 3.0  # log-likelihood that the wide prior of c and b must gain
 _EXACT = 0.003  # smaller residuals count like this one
 
 
@@ -60,14 +67,76 @@ class LinearPredictor:
         cost = Cost(padded=True) if self.cost == "padded" else SUM
         if self.cost == "auto":
             cost = _choose(rows, self.window)
-        fits, _ = _fit(rows, cost, self.window)
+        fits = _fit_shares(rows, cost, self.window)
         if not len(rows) or (fits[:, 0] <= 0).any():
             return Models.unknown(world)
         a, c, b = fits.T.copy()
         return Models(a, c, b, cost=cost)
 
 
-def _fit(rows: Feedback, cost: Cost, window: int) -> tuple[Floats, Floats]:
+def _fit_shares(rows: Feedback, cost: Cost, window: int) -> Floats:
+    """(a, c, b) of each rank, [W, 3], with whichever prior of c and b suits the rank.
+
+    While speeds drift and plans balance them, a rank's time stays the same though its load changes.
+    That looks like a large b. From one step to the next a speed hardly drifts: there the wide prior
+    must explain the times clearly better than the narrow prior.
+    """
+    wide, narrow = (_fit(rows, cost, window, share)[0] for share in SHARES)
+    load, samples = cost.load(rows.features), rows.samples
+    valid = usable(samples, load, rows.compute_s)
+    valid &= np.cumsum(valid[::-1], axis=0)[::-1] <= window
+    pairs = valid[1:] & valid[:-1]
+    count = pairs.sum(axis=0)
+
+    def jumps(fits: Floats) -> Floats:
+        """How much each residual differs from the one before, [S - 1, W]; NaN: there is none."""
+        a, c, b = fits.T
+        forecast = a * load + c * samples + b
+        fine = valid & (forecast > 0)
+        ratio = np.divide(rows.compute_s, forecast, out=np.ones_like(forecast), where=fine)
+        off = np.log(np.maximum(ratio, LEAST))
+        return np.where(pairs, np.minimum(np.abs(np.diff(off, axis=0)), _JUMP), np.nan)
+
+    def error(jump: Floats) -> Floats:
+        return np.asarray(np.nansum(jump**2, axis=0) + count * _EXACT**2)
+
+    by_wide, by_narrow = jumps(wide), jumps(narrow)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        gain = 0.5 * count * np.log(error(by_narrow) / error(by_wide))
+    is_wide = gain > _CLEARLY
+    fits = np.where(is_wide[:, None], wide, narrow)
+    return _again_where_noisy(
+        rows, cost, window, fits, is_wide, np.where(is_wide, by_wide, by_narrow)
+    )
+
+
+def _again_where_noisy(
+    rows: Feedback, cost: Cost, window: int, fits: Floats, is_wide: Bools, jumps: Floats
+) -> Floats:
+    """The fits; those of noisy ranks made again, with the noise known from the beginning.
+
+    In so much noise, rows that are off by chance would pass for changes of speed. Of differences of
+    two normal values, the median is 0.954 of one value's standard deviation.
+    """
+    enough = (~np.isnan(jumps)).sum(axis=0) >= _FEW
+    noise = np.zeros(len(fits))
+    if enough.any():
+        noise[enough] = np.nanmedian(jumps[:, enough], axis=0) / 0.954
+    noise[noise < _NOISY] = 0.0
+    for share, mine in zip(SHARES, (is_wide, ~is_wide), strict=True):
+        if (noisy := mine & (noise > 0)).any():
+            again = _fit(rows, cost, window, share, noise)[0]
+            fits = np.where(noisy[:, None], again, fits)
+    return fits
+
+
+def _fit(
+    rows: Feedback,
+    cost: Cost,
+    window: int,
+    share: float = SHARES[0],
+    noise: Floats | None = None,
+) -> tuple[Floats, Floats]:
     """(a, c, b) of each rank, [W, 3], and its loss, rows and prior's −log-likelihood, [W, 3].
 
     a is 0 for a rank without rows.
@@ -76,7 +145,8 @@ def _fit(rows: Feedback, cost: Cost, window: int) -> tuple[Floats, Floats]:
     fits, losses = np.zeros((world, 3)), np.zeros((world, 3))
     load = np.ascontiguousarray(cost.load(rows.features), np.float64)
     samples, compute_s = np.ascontiguousarray(rows.samples), np.ascontiguousarray(rows.compute_s)
-    fit_ranks(load, samples, compute_s, window, fits, losses)
+    noise = np.zeros(world) if noise is None else noise
+    fit_ranks(load, samples, compute_s, window, share, noise, fits, losses)
     return fits, losses
 
 

@@ -14,10 +14,19 @@ from paceline_backend.policies.values import LEAST
 _CHANGED = math.log(1.15)  # two larger residuals of the same sign in a row mean another speed
 _WILD = 3.0  # while the noise is large, the threshold is this many of its standard deviations
 _NOISE, _BELIEF = 0.05, 4.0  # prior standard deviation of the noise, with the weight of 4 rows
-_SHARE = 0.25  # prior standard deviation of c·n and b, as shares of a step's time
+# Prior standard deviations of c·n and b, as shares of a step's time. The second suits ranks whose
+# speeds drift while a plan balances them: their times are the same whatever their loads, which
+# looks like a large b.
+SHARES = (0.25, 0.03)
 _LEAST = 1e-3  # load must explain this share of the time
-_FAST = 0.2  # weight of the newest residual in the moving mean that shows a drift
-_DRIFT = 2.0  # standard deviations of this mean from which on a drift is significant
+# Filters that follow a speed which drifts: the weight of the newest residual in the level, and in
+# its slope. The first one says that the speed stays.
+_GAINS = np.array(
+    [(0.0, 0.0), (0.05, 0.0), (0.1, 0.0), (0.2, 0.0), (0.4, 0.0), (0.7, 0.0), (0.3, 0.03)]
+)
+_STAYS = 20.0  # prior odds that a speed stays, against each of the other filters
+_FORGETS = 0.97  # what a filter's errors weigh a step later
+_LITTLE, _NOISE_ROWS = 0.01, 2.0  # prior standard deviation of the noise of the best filter
 _RARE = 8.0  # −log-likelihood of a change of speed, and of an outlier
 _ROUND = 1e-10  # differences below this share of their terms are rounding errors
 _CAP = 0.3  # a row counts with at most this residual when costs are compared
@@ -28,9 +37,19 @@ _ROWS, _BETA, _USUAL = 9, 10, 13  # positions in a fit's array: see `_fit_rows`
 
 @compiled
 def fit_ranks(
-    load: Floats, samples: Ints, compute_s: Floats, window: int, fits: Floats, losses: Floats
+    load: Floats,
+    samples: Ints,
+    compute_s: Floats,
+    window: int,
+    share: float,
+    noise: Floats,
+    fits: Floats,
+    losses: Floats,
 ) -> None:
-    """Fits each rank's rows of [S, W] arrays; fills `fits` and `losses`, [W, 3]."""
+    """Fits each rank's rows of [S, W] arrays; fills `fits` and `losses`, [W, 3].
+
+    `share` is one of `SHARES`. `noise` is each rank's standard deviation at least, [W].
+    """
     steps, world = load.shape
     rows, now, before, trial = np.zeros((window, 3)), np.zeros(16), np.zeros(16), np.zeros(16)
     for rank in range(world):
@@ -48,61 +67,104 @@ def fit_ranks(
         for k in range(first, window):
             rows[k, 0] /= mean_u
             rows[k, 1] /= mean_v
-        losses[rank, 0], losses[rank, 1] = _fit_rows(rows[first:], now, before, trial)
+        losses[rank, 0], losses[rank, 1] = _fit_rows(
+            rows[first:], share, noise[rank], now, before, trial
+        )
         a, c, b = now[_BETA], now[_BETA + 1], now[_BETA + 2]
-        losses[rank, 2] = 0.5 * (c**2 + b**2) / (a + c + b) ** 2 / _SHARE**2
+        losses[rank, 2] = 0.5 * (c**2 + b**2) / (a + c + b) ** 2 / share**2
         fits[rank, 0], fits[rank, 1], fits[rank, 2] = a / mean_u, c / mean_v, b
 
 
 @compiled
-def _fit_rows(rows: Floats, now: Floats, before: Floats, trial: Floats) -> tuple[float, int]:
+def _fit_rows(
+    rows: Floats, share: float, noise: float, now: Floats, before: Floats, trial: Floats
+) -> tuple[float, int]:
     """Fits one rank's rows, [F, 3] of (u, v, time_s); returns the loss and its number of rows.
 
     u and v are load and samples ÷ their means. The result is in `now`. `before` holds the fit
     before the last change of speed, and `trial` is room for `_reshaped`. A fit is an array of 16
-    numbers: 9 of the normal equations, their number of rows at `_ROWS`, (a, c, b) at `_BETA`, and
+    numbers: 9 of the normal equations, the rows' Σ (time / about_s)² at `_ROWS`,
+    (a, c, b) at `_BETA`, and
     the prior's (a, c, b) at `_USUAL`.
+
+    A speed that drifts is followed by several filters of the residuals (`_GAINS`). Their forecasts
+    are averaged by how likely their errors so far make them. Each row is learnt as if it had been
+    measured at the speed from which the drift began.
     """
     for fit in (now, before, trial):
         fit.fill(0.0)
     now[_BETA] = rows[0, 2] / rows[0, 0]
-    squares, seen, recent, drift, held, held_off = 0.0, 0, 0.0, 0.0, -1, 0.0
+    squares, seen, drift, held, held_off = 0.0, 0, 0.0, -1, 0.0
     loss, judged = 0.0, 0
+    filters = np.zeros((len(_GAINS), 3))
     for k in range(len(rows)):
-        variance = (_NOISE**2 * _BELIEF + squares) / (_BELIEF + seen)
-        off = _off(now, rows[k]) - drift
+        variance = max((_NOISE**2 * _BELIEF + squares) / (_BELIEF + seen), noise**2)
+        rows[k, 2] *= math.exp(-drift)
+        off = _off(now, rows[k])
         if seen >= _BLIND:
             loss += min(off * off, _CAP**2)
             judged += 1
         if abs(off) <= max(_CHANGED, _WILD * math.sqrt(variance)):
             squares += off * off
-            _learn(now, rows[k])
-            _solve(now, variance)
+            later = _follow(filters, off + drift, variance, seen)
+            rows[k, 2] *= math.exp(drift - later)
+            drift = later
+            _learn(now, rows[k], rows[k, 2] if seen == 0 else _forecast(now, rows[k]))
+            _solve(now, variance, share)
         else:  # the first step is often slow, so a second row that differs replaces the first
             changed = seen == 1 or (held == k - 1 and off * held_off > 0)
-            if _reshaped(rows, held, k, changed, variance, now, before, trial):
+            if _reshaped(rows, held, k, changed, variance, share, now, before, trial):
                 _copy(trial, now)
                 squares += _off(now, rows[k]) ** 2
             elif changed:
                 _copy(now, before)
                 _multiply(now[_BETA:_USUAL], math.exp(off + drift))
+                rows[k, 2] *= math.exp(drift)
                 now[:_BETA].fill(0.0)
                 _copy(now[_BETA:_USUAL], now[_USUAL:])
-                _learn(now, rows[k])
-                _solve(now, variance)
+                _learn(now, rows[k], rows[k, 2])
+                _solve(now, variance, share)
+                filters[:, :2] = 0.0
+                drift = 0.0
             else:
                 held, held_off = k, off
                 continue
-            held, recent, drift = -1, 0.0, 0.0
+            held = -1
         seen += 1
-        recent += _FAST * (_off(now, rows[k]) - recent)
-        drift = _significant(recent, variance)
-        if drift != 0:  # move the fit to the new speed step by step
-            recent -= _FAST * drift
-            _slow_down(now, math.exp(_FAST * drift))
-            drift -= _FAST * drift
     _multiply(now[_BETA:_USUAL], math.exp(drift))
     return loss, judged
+
+
+@compiled
+def _follow(filters: Floats, off: float, variance: float, seen: int) -> float:
+    """Shows the filters a residual; returns what they expect of the next one.
+
+    Args:
+        filters: level, slope and sum of squared errors of each, changed in place.
+        off: the residual, without any drift taken from it.
+        variance: of the noise, at which errors are cut off.
+        seen: residuals so far.
+    """
+    least = math.inf
+    for k in range(len(filters)):
+        level, slope, errors = filters[k]
+        error = off - level - slope
+        errors = _FORGETS * errors + min(error * error, _WILD**2 * variance)
+        level += slope + _GAINS[k, 0] * error
+        slope += _GAINS[k, 1] * error
+        filters[k, 0], filters[k, 1], filters[k, 2] = level, slope, errors
+        least = min(least, errors)
+    # The best filter's errors are noise.
+    count = (1 - _FORGETS ** (seen + 1)) / (1 - _FORGETS)
+    noise = max((least + _NOISE_ROWS * _LITTLE**2) / (count + _NOISE_ROWS), _LITTLE**2)
+    total, mean = 0.0, 0.0
+    for k in range(len(filters)):
+        weight = math.exp((least - filters[k, 2]) / (2 * noise))
+        if k == 0:
+            weight *= _STAYS
+        total += weight
+        mean += weight * (filters[k, 0] + filters[k, 1])
+    return mean / total
 
 
 @compiled
@@ -112,6 +174,7 @@ def _reshaped(
     at: int,
     changed: bool,
     variance: float,
+    share: float,
     now: Floats,
     before: Floats,
     trial: Floats,
@@ -123,14 +186,17 @@ def _reshaped(
     after the last change of speed had one speed after all. Second: the rows since that change and
     the two surprising rows have one speed, against a change of speed or two outliers.
     """
-    likely = _unlikely(now, variance)
+    likely = _unlikely(now, variance, share)
     if before[_ROWS] > 0:
         _copy(before, trial)
         for k in range(_BETA):
             trial[k] += now[k]
-        _learn(trial, rows[at])
-        _solve(trial, variance)
-        if _unlikely(trial, variance) < _unlikely(before, variance) + likely + 2 * _RARE:
+        _learn(trial, rows[at], rows[at, 2])
+        _solve(trial, variance, share)
+        if (
+            _unlikely(trial, variance, share)
+            < _unlikely(before, variance, share) + likely + 2 * _RARE
+        ):
             before.fill(0.0)
             return True
     if held < 0:
@@ -139,62 +205,55 @@ def _reshaped(
     if changed:
         odd = min(odd, 0.5 * (_off(now, rows[held]) - _off(now, rows[at])) ** 2 / variance)
     _copy(now, trial)
-    _learn(trial, rows[held])
-    _learn(trial, rows[at])
-    _solve(trial, variance)
-    return _unlikely(trial, variance) < likely + _RARE + odd
+    _learn(trial, rows[held], rows[held, 2])
+    _learn(trial, rows[at], rows[at, 2])
+    _solve(trial, variance, share)
+    return _unlikely(trial, variance, share) < likely + _RARE + odd
 
 
 @compiled
-def _unlikely(fit: Floats, variance: float) -> float:
+def _unlikely(fit: Floats, variance: float, share: float) -> float:
     """−log-likelihood of a fit's rows, plus that of its c and b under the prior."""
     a, c, b = fit[_BETA], fit[_BETA + 1], fit[_BETA + 2]
     rest = a * (a * fit[0] + 2 * (c * fit[1] + b * fit[2] - fit[6])) + fit[_ROWS]
     rest += c * (c * fit[3] + 2 * (b * fit[4] - fit[7])) + b * (b * fit[5] - 2 * fit[8])
     drawn = ((c - fit[_USUAL + 1]) ** 2 + (b - fit[_USUAL + 2]) ** 2) / (a + c + b) ** 2
-    unlikely: float = 0.5 * (max(rest, 0.0) / variance + drawn / _SHARE**2)
+    unlikely: float = 0.5 * (max(rest, 0.0) / variance + drawn / share**2)
     return unlikely
 
 
 @compiled
 def _off(fit: Floats, row: Floats) -> float:
     """The residual of a row."""
-    a, c, b = fit[_BETA], fit[_BETA + 1], fit[_BETA + 2]
-    return math.log(row[2] / (a * row[0] + c * row[1] + b))
+    return math.log(row[2] / _forecast(fit, row))
 
 
 @compiled
-def _significant(mean: float, variance: float) -> float:
-    """A mean of residuals, shrunk towards 0 by the part that noise explains (garrote)."""
-    noise = _DRIFT**2 * variance * _FAST / (2 - _FAST)
-    return mean * (1 - noise / mean**2) if mean**2 > noise else 0.0
+def _forecast(fit: Floats, row: Floats) -> float:
+    """What a row should have taken."""
+    forecast: float = fit[_BETA] * row[0] + fit[_BETA + 1] * row[1] + fit[_BETA + 2]
+    return forecast
 
 
 @compiled
-def _learn(fit: Floats, row: Floats) -> None:
-    """Adds a row to the normal equations of Σ (forecast / time − 1)².
+def _learn(fit: Floats, row: Floats, about_s: float) -> None:
+    """Adds a row to the normal equations of Σ ((forecast − time) / about_s)².
 
-    The array holds aa, ac, ab, cc, cb, bb, then a, c, b of the right side.
+    The array holds aa, ac, ab, cc, cb, bb, then a, c, b of the right side, and Σ (time / about_s)².
+    `about_s` is the time that was expected: noise is in proportion to it. Divided by the time
+    itself, rows that were fast by chance would weigh the most.
     """
-    x, y, z = row[0] / row[2], row[1] / row[2], 1 / row[2]
+    x, y, z, time = row[0] / about_s, row[1] / about_s, 1 / about_s, row[2] / about_s
     fit[0] += x * x
     fit[1] += x * y
     fit[2] += x * z
     fit[3] += y * y
     fit[4] += y * z
     fit[5] += z * z
-    fit[6] += x
-    fit[7] += y
-    fit[8] += z
-    fit[_ROWS] += 1
-
-
-@compiled
-def _slow_down(fit: Floats, factor: float) -> None:
-    """Changes the fit as if each row had taken `factor` times as long."""
-    _multiply(fit[:6], 1 / factor**2)
-    _multiply(fit[6:_ROWS], 1 / factor)
-    _multiply(fit[_BETA:], factor)
+    fit[6] += x * time
+    fit[7] += y * time
+    fit[8] += z * time
+    fit[_ROWS] += time * time
 
 
 @compiled
@@ -211,12 +270,12 @@ def _copy(source: Floats, target: Floats) -> None:
 
 
 @compiled
-def _solve(fit: Floats, variance: float) -> None:
+def _solve(fit: Floats, variance: float, share: float) -> None:
     """Least squares with c, b ≥ 0 and a ridge towards the prior's values at `_USUAL`."""
     aa, ac, ab = fit[0], fit[1], fit[2]
     if aa <= 0:  # too small for a float: keep the fit
         return
-    ridge = variance / _SHARE**2 / (fit[_BETA] + fit[_BETA + 1] + fit[_BETA + 2]) ** 2
+    ridge = variance / share**2 / (fit[_BETA] + fit[_BETA + 1] + fit[_BETA + 2]) ** 2
     # Eliminate a, which has no prior.
     cc, cb, bb = fit[3] + ridge, fit[4] - ac * ab / aa, fit[5] + ridge
     left_c, left_b = cc - ac * ac / aa, bb - ab * ab / aa
