@@ -20,7 +20,7 @@ def test_why_ranks_wait(page: Page, web: httpx.Client, store: Store, bus_url: st
     training.train(30)
     open_run(page, web, "r")
     words = page.locator("#attribution-words")
-    expect(words).to_contain_text("Rank 3 computes 2.8× slower than the median at equal load")
+    expect(words).to_contain_text("Ranks 2 and 3 compute 1.")
     chart = "document.getElementById('chart-attribution').data"
     names, last = page.evaluate(f"[{chart}.map(t => t.name), {chart}[0].x.at(-1)]")
     causes = ["sizes of samples", "slow nodes", "passing slowness", "data loading"]
@@ -34,7 +34,7 @@ def test_why_ranks_wait(page: Page, web: httpx.Client, store: Store, bus_url: st
     expect(why.last).to_have_text("slow node, 2.8×")
     # From the keyboard, too: the explanation shows, and Tab goes on.
     why.last.focus()
-    expect(page.get_by_role("tooltip")).to_contain_text("Rank 3 computes 2.8× slower")
+    expect(page.get_by_role("tooltip")).to_contain_text("Ranks 2 and 3 compute 1.")
     page.keyboard.press("Tab")
     expect(why.last).not_to_be_focused()
     training.train(10)

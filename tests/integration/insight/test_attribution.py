@@ -31,11 +31,14 @@ def client(store: Store, bus_url: str) -> Iterator[httpx.Client]:
 
 
 def write(store: Store, steps: range, slow: float = 2.0, world: int = 4) -> None:
-    rows = [
-        record(step, rank, load=40.0, compute_s=0.1 * (slow if rank == 3 else 1.0))
-        for step in steps
-        for rank in range(world)
-    ]
+    step_s = 0.1 * slow + 0.02
+    rows = []
+    for step in steps:
+        for rank in range(world):
+            compute_s = 0.1 * (slow if rank == 3 else 1.0)
+            times = {"compute_s": compute_s, "sync_s": step_s - compute_s, "step_s": step_s}
+            ended_at = 1_000.0 + (step + 1) * (step_s + 0.001)  # the loader takes 1 ms
+            rows.append(record(step, rank, load=40.0, ended_at=ended_at, **times))
     telemetry.write(store, [("r", hello(world)), ("r", StepBatch(rows))])
 
 

@@ -99,6 +99,12 @@ def test_many_slow_ranks_are_one_group() -> None:
     assert words(verdict).startswith("All 32 ranks of b compute 1.49 × slower.")
 
 
+def test_ranks_that_are_differently_slow_are_told_with_a_range() -> None:
+    verdict = judge(observed(speed=[1, 1, 1, 1, 1.5, 3.0]))
+    only(verdict, "node", 4, 5)
+    assert words(verdict).startswith("Ranks 4 and 5 compute 1.49 to 3 × slower.")
+
+
 def test_the_network_is_a_cause() -> None:
     verdict = judge(observed(reduce_s=0.4))
     only(verdict, "network")
@@ -206,7 +212,7 @@ def test_ranks_without_samples_and_lost_records() -> None:
     ("ranks", "text"),
     [
         ([3], "Rank 3"),
-        ([1, 2], "Ranks 1, 2"),
+        ([1, 2], "Ranks 1 and 2"),
         ([2, 3, 4], "Ranks 2–4"),
         ([0, 2, 3, 4, 6], "Ranks 0, 2–4 and 6"),
         (list(range(8)), "Every rank"),

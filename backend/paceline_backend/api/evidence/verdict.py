@@ -63,7 +63,9 @@ class RunVerdict(BaseModel):
     wall_s: float = Field(description="their wall time", examples=[158.0])
     waste: float = Field(description="share of the ranks' time spent waiting", examples=[0.4])
     noise: float = Field(description="relative standard deviation of a usual step", examples=[0.02])
-    causes: list[Cause] = Field(description="those that count, the costliest first")
+    causes: list[Cause] = Field(
+        description="those that count: what goes on, by cost, then what has passed"
+    )
     words: str = Field(examples=["Rank 3 computes 2.7 × slower since step 1,204."])
 
 

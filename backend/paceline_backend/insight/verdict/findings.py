@@ -44,7 +44,8 @@ class Finding:
         effect: what it does to the times.
         since: when it began; None: before the range.
         until: its last step; None: it goes on.
-        factor: time with it ÷ without it, of the culprits in its steps; None: of no use.
+        factor: time with it ÷ without it, the median over the culprits; None: of no use.
+        factors: the same of the culprit that is slowed down least, and of that which is most.
         period: distance at which it comes back, in steps; None: it does not.
         trend: its factor when it began to grow and now; None: it does not grow.
         times: how often it happened; 1 for what lasts.
@@ -57,6 +58,7 @@ class Finding:
     since: int | None = None
     until: int | None = None
     factor: float | None = None
+    factors: tuple[float, float] | None = None
     period: int | None = None
     trend: tuple[float, float] | None = None
     times: int = 1
@@ -113,7 +115,8 @@ class Account:
     def counting(self, least: float) -> list[Finding]:
         """Those that would cost at least this share of the wall time alone; each with its cost.
 
-        The costliest come first. What does not count stays in the times.
+        What goes on comes first, then what has passed, each by its cost. What does not count stays
+        in the times.
         """
         account = self
         while account.findings:
@@ -127,7 +130,10 @@ class Account:
             replace(finding, cost_s=max(self.times.wall_s - account.without([at]).wall_s, 0.0))
             for at, finding in enumerate(account.findings)
         ]
-        order = sorted(range(len(made)), key=lambda at: (-made[at].cost_s, -alone[at]))
+        order = sorted(
+            range(len(made)),
+            key=lambda at: (made[at].until is not None, -made[at].cost_s, -alone[at]),
+        )
         # Where a plan makes up for slow ranks, batches of the same cost would make steps longer.
         answers = {at for at in order if made[at].kind == "data" and not made[at].cost_s}
         return [made[at] for at in order if at not in answers]

@@ -26,7 +26,7 @@ class Verdict:
         wall_s: their wall time.
         waste: share of the ranks' time that they spend waiting for slower ranks.
         noise: relative standard deviation of a usual step.
-        causes: the costliest first; steps are indices into `seen.step`.
+        causes: what goes on first, the costliest of it first; steps are indices into `seen.step`.
         seen: what it rests on.
     """
 

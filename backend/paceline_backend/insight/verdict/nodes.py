@@ -56,8 +56,9 @@ def slow_node(verdict: Verdict) -> SlowNode | None:
     if verdict.steps < FEWEST_STEPS or len(set(placement)) < 2:
         return None
     named = [cause for cause in verdict.causes if cause.kind == "node"]
-    # Without a lasting slowness, a passing one that costs the most.
-    named = named or [cause for cause in verdict.causes[:1] if cause.kind in _PASSING]
+    # Without a lasting slowness, the costliest cause if it may pass and has not yet.
+    first = [cause for cause in verdict.causes[:1] if cause.until is None]
+    named = named or [cause for cause in first if cause.kind in _PASSING]
     slow = sorted({rank for cause in named for rank in cause.ranks})
     names = {placement[rank] for rank in slow}
     if len(names) != 1:

@@ -378,6 +378,7 @@ def _finding(model: Model, group: Sequence[_Slow]) -> Finding:
         if any(each.until is None for each in group)
         else max(each.until for each in group if each.until is not None),
         factor=float(np.median([each.factor for each in group])),
+        factors=(min(each.factor for each in group), max(each.factor for each in group)),
         period=first.period,
         trend=first.trend,
         times=first.times,

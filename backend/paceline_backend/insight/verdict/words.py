@@ -10,6 +10,7 @@ from paceline_backend.insight.verdict.judge import FEW, Verdict
 _SAME = 1.05  # a rank that is faster by less is as fast as the others
 _MOST_PIECES = 4  # ranges of ranks in a sentence
 _MOST_NODES = 3
+_ALIKE = 1.2  # factors that differ by less are told as their median
 _MOST_CAUSES = 3  # in the words about a run
 
 _TO_DO = {
@@ -94,10 +95,10 @@ def named(ranks: Sequence[int], world: int, nodes: Sequence[str] = ()) -> str:
             pieces[-1] = [pieces[-1][0], rank]
         else:
             pieces.append([rank])
-    shown = [
-        f"{piece[0]}–{piece[-1]}" if piece[-1] > piece[0] + 1 else ", ".join(map(str, piece))
-        for piece in pieces[:_MOST_PIECES]
-    ]
+    shown: list[str] = []
+    for piece in pieces[:_MOST_PIECES]:
+        is_range = piece[-1] > piece[0] + 1
+        shown += [f"{piece[0]}–{piece[-1]}"] if is_range else map(str, piece)
     left = len(ranks) - sum(piece[-1] - piece[0] + 1 for piece in pieces[:_MOST_PIECES])
     if left:
         shown.append(f"{left} others")
@@ -117,7 +118,7 @@ def _node(verdict: Verdict, cause: Finding) -> str:
             f"time then, {_times(now)} now."
         )
     else:
-        text = f"{who} {verb} {_times(cause.factor)} slower{_since(verdict, cause)}."
+        text = f"{who} {verb} {_slower(cause)} slower{_since(verdict, cause)}."
     if cause.hidden:
         text += " The plan gives less to do there, so nobody waits; the others do that work."
     return text
@@ -125,7 +126,7 @@ def _node(verdict: Verdict, cause: Finding) -> str:
 
 def _transient(verdict: Verdict, cause: Finding) -> str:
     who, single = _named(verdict, cause), _is_one(verdict, cause)
-    was, slower = "was" if single else "were", f"{_times(cause.factor)} slower"
+    was, slower = "was" if single else "were", f"{_slower(cause)} slower"
     if cause.times > 1:
         last = "now too" if cause.until is None else f"last in step {_step(verdict, cause.until)}"
         return f"{who} {was} {slower} {cause.times} times{_since(verdict, cause)}, {last}."
@@ -141,7 +142,7 @@ def _periodic(verdict: Verdict, cause: Finding) -> str:
     who, single = _named(verdict, cause), _is_one(verdict, cause)
     over = "" if cause.until is None else f", last in step {_step(verdict, cause.until)}"
     return (
-        f"{who} {'is' if single else 'are'} {_times(cause.factor)} slower every {cause.period} "
+        f"{who} {'is' if single else 'are'} {_slower(cause)} slower every {cause.period} "
         f"steps{_since(verdict, cause)}{over}."
     )
 
@@ -215,9 +216,16 @@ def _is_one(verdict: Verdict, cause: Finding) -> bool:
     return len(cause.ranks) == 1 or len(cause.ranks) == verdict.seen.compute_s.shape[1]
 
 
-def _times(factor: float | None) -> str:
-    if factor is None:
-        return "?"
+def _slower(cause: Finding) -> str:
+    """By how much the culprits are slower; a range if they differ."""
+    assert cause.factors is not None
+    least, most = cause.factors
+    if most < _ALIKE * least:
+        return _times(cause.factor or most)
+    return f"{_times(least)[:-2]} to {_times(most)}"
+
+
+def _times(factor: float) -> str:
     return f"{factor:.2f} ×" if factor < 1.95 else f"{factor:.2g} ×"
 
 
