@@ -56,10 +56,12 @@ class LinearPredictor:
         cost: "sum": Λ' = Λ. "padded": Λ' = n · max λ. "auto": one of these, plain or quadratic in
             length, whichever forecasts all ranks' steps best; the sum unless another is clearly
             better.
+        shrink: draw ranks together that noise may have made different.
     """
 
     window: int = 64
     cost: str = "sum"
+    shrink: bool = True
 
     def fit(self, feedback: Feedback, world: int) -> Models:
         """See `Predictor.fit`. Known as soon as each rank has one usable row."""
@@ -67,15 +69,18 @@ class LinearPredictor:
         cost = Cost(padded=True) if self.cost == "padded" else SUM
         if self.cost == "auto":
             cost = _choose(rows, self.window)
-        fits = _fit_shares(rows, cost, self.window)
+        fits, errors = _fit_shares(rows, cost, self.window)
+        fits = _shrunk(fits, errors, rows, cost) if self.shrink else fits
         if not len(rows) or (fits[:, 0] <= 0).any():
             return Models.unknown(world)
         a, c, b = fits.T.copy()
         return Models(a, c, b, cost=cost)
 
 
-def _fit_shares(rows: Feedback, cost: Cost, window: int) -> Floats:
+def _fit_shares(rows: Feedback, cost: Cost, window: int) -> tuple[Floats, Floats]:
     """(a, c, b) of each rank, [W, 3], with whichever prior of c and b suits the rank.
+
+    The second result is by how much noise alone lets each rank's time be off, relative, [W].
 
     While speeds drift and plans balance them, a rank's time stays the same though its load changes.
     That looks like a large b. From one step to the next a speed hardly drifts: there the wide prior
@@ -105,24 +110,67 @@ def _fit_shares(rows: Feedback, cost: Cost, window: int) -> Floats:
         gain = 0.5 * count * np.log(error(by_narrow) / error(by_wide))
     is_wide = gain > _CLEARLY
     fits = np.where(is_wide[:, None], wide, narrow)
-    return _again_where_noisy(
-        rows, cost, window, fits, is_wide, np.where(is_wide, by_wide, by_narrow)
+    noise = _noise(np.where(is_wide, by_wide, by_narrow))
+    fits = _again_where_noisy(rows, cost, window, fits, is_wide, noise)
+    return fits, noise / np.sqrt(np.maximum(count, 1))
+
+
+def _noise(jumps: Floats) -> Floats:
+    """σ of each rank's times, [W]; 0: unknown.
+
+    Of differences of two normal values, the median is 0.954 of one value's standard deviation.
+    """
+    enough = (~np.isnan(jumps)).sum(axis=0) >= _FEW
+    noise = np.zeros(jumps.shape[1])
+    if enough.any():
+        noise[enough] = np.nanmedian(jumps[:, enough], axis=0) / 0.954
+    return noise
+
+
+def _shrunk(fits: Floats, errors: Floats, rows: Feedback, cost: Cost) -> Floats:
+    """The fits, where ranks that may well be equally fast are drawn to their common mean.
+
+    Ranks weigh by how likely noise alone makes them as different as they seem. Without noise
+    nothing changes.
+
+    Args:
+        fits: of each rank, [W, 3].
+        errors: by how much noise lets each be off, relative, [W].
+        rows: what the fits rest on.
+        cost: of a batch.
+    """
+    known = (fits[:, 0] > 0) & (errors > 0)
+    if known.sum() < 2:
+        return fits
+    valid = usable(rows.samples, rows.load, rows.compute_s)
+    batch = np.array(
+        [float(np.mean(cost.load(rows.features)[valid])), float(np.mean(rows.samples[valid])), 1.0]
     )
+    level = np.log(fits[known] @ batch)
+    order = np.argsort(level)
+    level, variance = level[order], errors[known][order] ** 2
+    made = np.empty_like(level)
+    for at in range(len(level)):  # sorted: what is far away weighs nothing
+        near = slice(
+            np.searchsorted(level, level[at] - 5 * np.sqrt(2 * variance[at])),
+            np.searchsorted(level, level[at] + 5 * np.sqrt(2 * variance[at]), "right"),
+        )
+        both = variance[near] + variance[at]
+        weight = np.exp(-0.5 * (level[near] - level[at]) ** 2 / both)
+        made[at] = np.average(level[near], weights=weight)
+    shift = np.zeros(len(fits))
+    shift[np.flatnonzero(known)[order]] = made - level
+    return np.asarray(fits * np.exp(shift)[:, None])
 
 
 def _again_where_noisy(
-    rows: Feedback, cost: Cost, window: int, fits: Floats, is_wide: Bools, jumps: Floats
+    rows: Feedback, cost: Cost, window: int, fits: Floats, is_wide: Bools, noise: Floats
 ) -> Floats:
     """The fits; those of noisy ranks made again, with the noise known from the beginning.
 
-    In so much noise, rows that are off by chance would pass for changes of speed. Of differences of
-    two normal values, the median is 0.954 of one value's standard deviation.
+    In so much noise, rows that are off by chance would pass for changes of speed.
     """
-    enough = (~np.isnan(jumps)).sum(axis=0) >= _FEW
-    noise = np.zeros(len(fits))
-    if enough.any():
-        noise[enough] = np.nanmedian(jumps[:, enough], axis=0) / 0.954
-    noise[noise < _NOISY] = 0.0
+    noise = np.where(noise < _NOISY, 0.0, noise)
     for share, mine in zip(SHARES, (is_wide, ~is_wide), strict=True):
         if (noisy := mine & (noise > 0)).any():
             again = _fit(rows, cost, window, share, noise)[0]

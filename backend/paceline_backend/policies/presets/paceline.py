@@ -30,8 +30,6 @@ from paceline_backend.policies.solve.order import remaining_in_order
 from paceline_backend.policies.solve.padded import compose_padded
 from paceline_backend.policies.solve.workers import Workers, most_of
 
-_ALIKE = 1.005  # workers with times within this factor count as equally fast
-
 
 @dataclass(frozen=True)
 class PacelineScheduler:
@@ -58,9 +56,6 @@ class PacelineScheduler:
             return order
         effective = models.cost.sizes(problem.sizes[order[:used]])
         batch = problem.global_batch
-        models = _alike(
-            models, float(effective.mean()) * batch / problem.world, batch / problem.world
-        )
         workers = Workers.of(models, most_of(problem.limits, batch, problem.world))
         composer = compose_padded if models.cost.padded else compose
         composed = composer(effective, workers, batch, problem.rng())
@@ -69,9 +64,6 @@ class PacelineScheduler:
     def schedule(self, problem: Problem, models: Models) -> Batches:
         """See `Scheduler.schedule`."""
         world, start, counts, samples = problem.world, 0, [], []
-        sizes = models.cost.sizes(problem.sizes[problem.order[: sum(problem.batch_sizes())]])
-        share = problem.global_batch / world
-        models = _alike(models, share * float(sizes.mean()) if len(sizes) else 0.0, share)
         for count in problem.batch_sizes():
             batch = problem.order[start : start + count]
             start += count
@@ -85,34 +77,6 @@ class PacelineScheduler:
         if not counts:
             return Batches(np.empty((0, world), np.int64), np.empty(0, np.int64))
         return Batches(np.array(counts, np.int64), np.concatenate(samples))
-
-
-def _alike(models: Models, load: float, samples: float) -> Models:
-    """The models, with nearly equal workers replaced by their mean.
-
-    Small differences are noise or come from loads that are too alike. Without this, the same one of
-    several equal workers would always get the extra sample.
-
-    Args:
-        models: of the workers.
-        load: of an equal share; workers are compared at this load, at half and at twice of it.
-        samples: of an equal share.
-    """
-    shares = np.outer([0.5, 1.0, 2.0], [load, samples])  # [3, 2]
-    time_s = shares @ np.array([models.a, models.c]) + models.b  # [3, W]
-    left = np.argsort(time_s[1], kind="stable")
-    a, c, b = models.a.copy(), models.c.copy(), models.b.copy()
-    while len(left):
-        first = time_s[:, left[:1]]
-        end = int(np.searchsorted(time_s[1, left], first[1, 0] * _ALIKE, "right"))
-        some = left[:end]
-        near = np.maximum(time_s[:, some], first) <= _ALIKE * np.minimum(time_s[:, some], first)
-        like = near.all(axis=0)
-        like[:1] = True
-        for values in (a, c, b):
-            values[some[like]] = values[some[like]].mean()
-        left = np.concatenate([some[~like], left[max(end, 1) :]])
-    return replace(models, a=a, c=c, b=b)
 
 
 def _equal(count: int, problem: Problem) -> Ints | None:

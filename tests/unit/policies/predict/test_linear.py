@@ -403,12 +403,36 @@ def test_padding_is_still_believed_in_once_batches_are_grouped_by_size() -> None
     assert LinearPredictor(cost="auto").fit(rows, world=8).cost.padded
 
 
+def test_ranks_that_noise_made_different_are_drawn_together() -> None:
+    """Of eight ranks two are twice as slow: the others come nearer to each other, these do not."""
+    rng = np.random.default_rng(7)
+    load = rng.uniform(300, 500, (64, 8))
+    speed = np.where(np.arange(8) < 6, 1.0, 2.0)
+    time_s = 1e-4 * load * speed * (1 + 0.05 * rng.standard_normal(load.shape))
+    step, rank = np.divmod(np.arange(load.size), 8)
+    rows = Feedback(
+        step,
+        rank,
+        np.full(load.size, 8),
+        load.ravel(),
+        time_s.ravel(),
+        load.ravel() ** 2 / 8,
+        load.ravel() / 8,
+    )
+    apart, drawn = (
+        (fit.a * 400 + fit.c * 8 + fit.b) / (0.04 * speed)
+        for fit in (LinearPredictor(shrink=shrink).fit(rows, 8) for shrink in (False, True))
+    )
+    assert np.ptp(drawn[:6]) < 0.5 * np.ptp(apart[:6])
+    assert np.abs(drawn - 1).max() < 0.01
+
+
 def test_ranks_are_independent_of_each_other() -> None:
     """Each is fitted as if it were alone, whatever rows the others lack."""
     rows = cluster(0.02).feedback(0, 64)
     idle = (rows.rank == 2) & (rows.step % 3 > 0)
     rows = replace(rows, samples=np.where(idle, 0, rows.samples))
-    together = LinearPredictor().fit(rows, world=8)
+    together = LinearPredictor(shrink=False).fit(rows, world=8)
     for rank in range(8):
         mine = replace(rows.of(rank), rank=np.zeros(len(rows.of(rank)), np.int64))
         alone = LinearPredictor().fit(mine, world=1)

@@ -224,21 +224,6 @@ def test_padding_is_noticed_and_steps_are_composed_for_it(mode: str) -> None:
     assert ran[-1].plan.cost.padded
 
 
-@pytest.mark.parametrize("free", [False, True])
-def test_workers_that_can_hardly_be_told_apart_count_as_equal(free: bool) -> None:
-    sizes = np.round(np.random.default_rng(3).normal(45, 4, 8 * 4 * 16))
-    work = problem(sizes, world=8, batch=32)
-    plans = []
-    for a in (np.ones(8), 1 + 2.0**-10 * (-1) ** np.arange(8)):
-        models = Models(a, np.zeros(8), np.full(8, 2.0))
-        scheduler = PacelineScheduler(free)
-        plans.append(
-            scheduler.schedule(replace(work, order=scheduler.compose(work, models)), models)
-        )
-    assert (plans[0].counts == plans[1].counts).all()
-    assert (plans[0].samples == plans[1].samples).all()
-
-
 @pytest.mark.parametrize(("world", "local"), [(8, 4), (32, 4), (8, 16)])
 def test_composed_steps_of_whole_numbers_come_out_even(world: int, local: int) -> None:
     """All workers get the same, but for what the epoch's total leaves over."""
