@@ -19,7 +19,8 @@ def minmax(times: Times, total: int, limits: Ints) -> Ints:
 
     The result is exact: for times that do not decrease, giving each sample to the worker that then
     ends first is optimal. Bisection on the makespan gives all samples but a few at once, so that
-    about W · log²(total) steps suffice. Of equally good choices, the lowest ranks get the samples.
+    about W · log²(total) steps suffice. Of equally good choices, the one is taken in which the
+    worker that ends first ends as late as possible; then the lowest ranks get the samples.
 
     Args:
         times: each worker's time for its number of samples; must not decrease with this number.
@@ -37,19 +38,48 @@ def minmax(times: Times, total: int, limits: Ints) -> Ints:
         )
     counts = _fill(times, total, limits)
     filled = counts.copy()
-    ahead = [times(np.minimum(filled + 1, limits))]  # all workers' times with 1, 2, … more samples
-    heap = [(float(ahead[0][j]), j) for j in np.flatnonzero(counts < limits).tolist()]
+    # All workers' times with 0, 1, 2, … more samples.
+    ahead = [times(np.minimum(filled + more, limits)) for more in (0, 1)]
+    heap = [
+        (float(ahead[1][j]), float(ahead[0][j]), j)
+        for j in np.flatnonzero(counts < limits).tolist()
+    ]
     heapq.heapify(heap)
     for _ in range(total - int(counts.sum())):
-        j = heap[0][1]
+        j = heap[0][2]
         counts[j] += 1
         if counts[j] < limits[j]:
             more = int(counts[j] - filled[j])
-            if more == len(ahead):
+            if more + 1 == len(ahead):
                 ahead.append(times(np.minimum(filled + more + 1, limits)))
-            heapq.heapreplace(heap, (float(ahead[more][j]), j))
+            heapq.heapreplace(heap, (float(ahead[more + 1][j]), float(ahead[more][j]), j))
         else:
             heapq.heappop(heap)
+    return _levelled(times, counts, limits)
+
+
+def _levelled(times: Times, counts: Ints, limits: Ints) -> Ints:
+    """Counts with the same makespan, in which the worker that ends first ends as late as possible.
+
+    That worker takes a sample from the one that then still ends last of all, as long as both end
+    later than the first one did.
+    """
+    if not len(counts):
+        return counts
+    makespan = float(times(counts).max())
+    for _ in range(2 * len(counts)):
+        now, fewer = times(counts), times(np.maximum(counts - 1, 0))
+        first = int(now.argmin())
+        fewer = np.where(counts > 0, fewer, -1.0)
+        fewer[first] = -1.0
+        donor = int(fewer.argmax())
+        more = counts.copy()
+        more[[first, donor]] += (1, -1)
+        if counts[first] >= limits[first] or fewer[donor] <= now[first]:
+            break
+        if not now[first] < times(more)[first] <= makespan:
+            break
+        counts = more
     return counts
 
 
