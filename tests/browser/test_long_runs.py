@@ -49,7 +49,7 @@ def test_history_beyond_the_pages_memory(
     wait_for_chart(page, "se", 2499)
     assert layout_of(page, "se")["range"] == [2199.5, 2499.5]
     # A switch long ago still tells its effect.
-    expect(page.locator("#switch-status")).to_contain_text("means of 20 and 20 steps")
+    expect(page.locator("#switch-status")).to_contain_text("time for the same load")
     page.select_option("#chart-window", "all")
     expect(page.locator("#chart-note")).to_contain_text("each point stands for 3 steps")
     first = page.evaluate("document.getElementById('chart-se').data[0].x[0]")

@@ -440,6 +440,32 @@ class Switch(BaseModel):
     effective_at: float | None = Field(examples=[1767225700.8])
 
 
+class ExpectedEffect(BaseModel):
+    """What the newest forecast before a switch said of it; `low` and `high` bound 95 %."""
+
+    saving: float = Field(examples=[0.55])
+    low: float = Field(examples=[0.52])
+    high: float = Field(examples=[0.58])
+
+
+class Effect(BaseModel):
+    """What a switch changed: time for the same load, without steps in which a policy learns."""
+
+    version: int = Field(examples=[1])
+    policy: str = Field(examples=["chronica"])
+    first_step: int = Field(description="first step planned by it", examples=[64])
+    before_steps: int = Field(description="that count", examples=[44])
+    after_steps: int = Field(description="that count", examples=[100])
+    known: bool = Field(description="the interval excludes zero")
+    saving: float | None = Field(
+        description="1 − time per load after ÷ before; null: too few steps", examples=[0.56]
+    )
+    low: float | None = Field(description="`low` and `high` bound 95 %", examples=[0.53])
+    high: float | None = Field(examples=[0.58])
+    forecast: ExpectedEffect | None = Field(description="null: there was none")
+    words: str = Field(examples=["Steps take 56 % less time for the same load (53 to 58 %)."])
+
+
 class Health(BaseModel):
     """The process answers."""
 

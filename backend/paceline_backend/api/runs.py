@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from http import HTTPStatus
 from pathlib import PurePath
 from typing import Annotated, Any
@@ -17,6 +18,7 @@ from paceline_backend.api.audit import CHANGE_REFUSALS, Expected, etag, requeste
 from paceline_backend.api.errors import RUN_REFUSALS, ProblemError, documented
 from paceline_backend.api.identity import identity_of
 from paceline_backend.api.rules import OPERATOR, VIEWER, allow
+from paceline_backend.insight import effects
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store, attempts, nodes, switches
 from paceline_backend.store import runs as runs_store
@@ -268,6 +270,19 @@ def switch_policy(request: Request, run: str, expected: Expected, body: models.P
     store, bus = store_of(request), settings_of(request).bus
     by = requester_of(request, body.by, body.why)
     return requests.switch(store, bus, run, body.policy, body.parameters, by, expected=expected)
+
+
+@router.get(
+    "/runs/{run}/effects",
+    response_model=list[models.Effect],
+    responses=RUN_REFUSALS,
+    dependencies=[Depends(VIEWER)],
+)
+def list_effects(request: Request, run: str) -> Any:
+    """What each switch that has taken effect changed, oldest first."""
+    with store_of(request).read() as connection:
+        made = effects.of_run(connection, run)
+    return [{**dataclasses.asdict(effect), "words": effect.words} for effect in made]
 
 
 @router.get(

@@ -197,16 +197,27 @@ def newest(
     return Records(world, _table(rows, 2 + len(columns)))
 
 
-def step_table(connection: sa.Connection, run: int, metrics: Sequence[str]) -> Floats:
-    """All complete steps, ascending: step, load, and some of `reads.METRICS`; NaN: unknown.
+def step_table(
+    connection: sa.Connection,
+    run: int,
+    metrics: Sequence[str],
+    span: Range = (None, None),
+) -> Floats:
+    """Complete steps, ascending: step, load, and some of `reads.METRICS`; NaN: unknown.
 
     Args:
         connection: to read from.
         run: key of the run.
         metrics: names of the values; the result is [steps, 2 + metrics].
+        span: first and last step; None: no bound.
     """
     columns = [METRICS[name] for name in metrics]
     query = sa.select(steps.c.step, steps.c.load_sum, *columns).where(steps.c.run == run)
+    first, last = span
+    if first is not None:
+        query = query.where(steps.c.step >= first)
+    if last is not None:
+        query = query.where(steps.c.step <= last)
     rows = connection.execute(query.order_by(steps.c.step)).all()
     values = np.array([tuple(row) for row in rows], dtype=np.float64)
     return values.reshape(len(rows), 2 + len(metrics))  # also of no rows

@@ -220,7 +220,7 @@ export class PolicyPanel {
     // A simulated run's own clock says nothing about how long an operator waited.
     const after = simulated(this.run) ? "" : ` (after ${seconds(Math.max(0, Number(change.effective_at) - change.requested_at))})`;
     const effect = this.effects.words(change);
-    return `${asked} → took effect at step ${change.effective_step}${after}.${effect ? ` ${effect}.` : ""}`;
+    return `${asked} → took effect at step ${change.effective_step}${after}.${effect ? ` ${effect}` : ""}`;
   }
 }
 

@@ -54,7 +54,7 @@ class RunPage {
     /** @type {[number, number] | null} */
     this.zoom = null; // [from, to] that the user chose
     this.data = new RunData();
-    this.effects = new Effects(id, this.data);
+    this.effects = new Effects();
     this.painter = new Painter(() => this.#draw());
     this.history = new History(this.path, () => this.painter.request());
     this.charts = new Charts({
@@ -177,7 +177,6 @@ class RunPage {
   #start(answer) {
     this.data.clear();
     this.data.begins = answer.begins ?? 0;
-    this.effects.clear();
     this.history.clear();
     this.data.addSteps(answer.steps);
     this.data.addTable(answer.worker_steps);
@@ -252,6 +251,11 @@ class RunPage {
     if (!answer || this.closed) return;
     this.attribution.update(answer, this.colours);
     this.workers.explain(answer.workers);
+    const effects = await this.#news("effects");
+    if (!effects || this.closed) return;
+    this.effects.update(effects);
+    this.policy.draw();
+    this.painter.request();
   }
 
   /** Requests the rounds of the steps shown; in a live window, also those of incomplete steps. */

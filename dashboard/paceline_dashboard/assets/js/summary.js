@@ -1,7 +1,8 @@
 // The run page's header, key figures and facts.
 import { byId, make, show, text } from "./dom.js";
-import { SIDE } from "./effect.js";
 import { factor, integer, mean, moment, number, percent, plural, ratio, seconds } from "./format.js";
+
+const RECENT = 20; // steps that the tiles cover
 
 export const ENDED = ["finished", "failed", "stopped"];
 const MOST_NAMED = 16; // with more workers, only the range is shown
@@ -62,7 +63,7 @@ function emulation(emulated) {
  * @param {import("./effect.js").Effects} effects
  */
 export function drawKpis(data, effects) {
-  const recent = data.rowsBetween(data.latest - SIDE + 1, data.latest);
+  const recent = data.rowsBetween(data.latest - RECENT + 1, data.latest);
   const of = (/** @type {string} */ name) => mean(recent.map((row) => row[name]));
   const over = recent.length ? `mean of ${plural(recent.length, "step")}` : "no step yet";
   tile("kpi-step-time", seconds(of("step_s")), over);
@@ -71,10 +72,10 @@ export function drawKpis(data, effects) {
   tile("kpi-dif", number(of("dif")), over);
   tile("kpi-ett-error", percent(of("ett_error")), of("ett_error") === null && recent.length ? "no estimate yet" : over);
   const change = data.switches.filter((known) => known.version > 0 && known.effective_step !== null).at(-1);
-  const before = change ? mean((effects.around(change)?.before ?? []).map((row) => row.step_s)) : null;
-  const since = recent.filter((row) => row.step >= (change?.effective_step ?? Infinity)).map((row) => row.step_s);
-  const gain = before !== null && since.length ? before / Number(mean(since)) : null;
-  tile("kpi-speedup", factor(gain), change ? `${change.policy}, since step ${integer(change.effective_step)}` : "no switch yet");
+  const effect = change ? effects.of(change) : undefined;
+  const gain = effect?.known ? 1 / (1 - effect.saving) : null;
+  const since = change ? `${change.policy}, since step ${integer(change.effective_step)}` : "no switch yet";
+  tile("kpi-speedup", factor(gain), change && !effect?.known ? `${since}: not known yet` : since);
 }
 
 /**

@@ -1,0 +1,162 @@
+"""What switches of policies changed: time for the same load, before and after.
+
+One answer serves REST, page and command line. Steps in which a policy still learns are left out,
+and the difference counts as known once its 95 % interval excludes zero.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from paceline_backend.insight.report import WARMUP_STEPS
+from paceline_backend.insight.whatif.answer import Forecast, kept
+from paceline_backend.policies.base import Floats
+from paceline_backend.store import Connection, forecasts, records, runs, switches
+from paceline_backend.store.switches import Switch
+
+MOST_STEPS = 200  # on either side
+FEWEST_STEPS = 8  # on either side
+_BLOCK = 4  # steps whose errors may depend on each other
+_T = 2.1  # standard errors that bound 95 %, with about 20 blocks
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What the newest forecast before a switch said; `low` and `high` bound 95 %."""
+
+    saving: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a switch changed.
+
+    Args:
+        version: of the policy.
+        policy: its name.
+        first_step: the first one that it planned.
+        before_steps: steps before it that count,
+        after_steps: and after it.
+        known: whether the interval excludes zero.
+        saving: 1 − time per load after ÷ before; None: too few steps.
+        low: of its 95 % interval,
+        high: and its upper end.
+        forecast: None: there was none.
+    """
+
+    version: int
+    policy: str
+    first_step: int
+    before_steps: int
+    after_steps: int
+    known: bool
+    saving: float | None
+    low: float | None
+    high: float | None
+    forecast: Expected | None
+
+    @property
+    def words(self) -> str:
+        """A sentence or two."""
+        said = ""
+        if self.forecast is not None:
+            half = 50 * (self.forecast.high - self.forecast.low)
+            said = f" The forecast said {_change(self.forecast.saving)} ± {max(half, 1):.0f}."
+        if self.saving is None or self.low is None or self.high is None:
+            left = FEWEST_STEPS - min(self.before_steps, self.after_steps)
+            return f"Its effect is not known yet: {left} more steps are needed.{said}"
+        if not self.known:
+            between = f"between {_change(self.low)} and {_change(self.high)}"
+            steps = f"after {self.after_steps:,} steps"
+            return f"Its effect is not known yet: {between} for the same load, {steps}.{said}"
+        bounds = sorted((abs(self.low), abs(self.high)))
+        range_ = f"{100 * bounds[0]:.0f} to {100 * bounds[1]:.0f} %"
+        return f"Steps take {_change(self.saving)} for the same load ({range_}).{said}"
+
+
+def effects_of(connection: Connection, run: int) -> list[Effect]:
+    """The effect of each switch that has taken effect, oldest first.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+    """
+    changes = [
+        change
+        for change in switches.history(connection, run)
+        if change.version and change.effective_step is not None
+    ]
+    made = kept(forecasts.bodies(connection, run)) if changes else []
+    firsts = [change.effective_step or 0 for change in changes]
+    effects = []
+    for change, before, first, end in zip(
+        changes, [0, *firsts], firsts, [*firsts[1:], None], strict=False
+    ):
+        settled = first + WARMUP_STEPS
+        last = settled + MOST_STEPS if end is None else min(end, settled + MOST_STEPS)
+        old = _steps(connection, run, max(before + WARMUP_STEPS, first - MOST_STEPS), first)
+        new = _steps(connection, run, settled, last)
+        effects.append(_effect(change, old, new, _expected(made, change)))
+    return effects
+
+
+def of_run(connection: Connection, run_id: str) -> list[Effect]:
+    """`effects_of` of a run's public id.
+
+    Raises:
+        UnknownRunError: no such run.
+    """
+    return effects_of(connection, runs.key_of(connection, run_id))
+
+
+def _steps(connection: Connection, run: int, first: int, end: int) -> Floats:
+    """Step, load and time of the steps from `first` to `end`, which does not count."""
+    table = records.step_table(connection, run, ["step_s"], (first, end - 1))
+    return np.asarray(table[(table[:, 1] > 0) & (table[:, 2] > 0)])
+
+
+def _effect(change: Switch, old: Floats, new: Floats, forecast: Expected | None) -> Effect:
+    assert change.effective_step is not None
+    counts = (len(old), len(new))
+    where = (change.version, change.policy, change.effective_step, *counts)
+    if min(counts) < FEWEST_STEPS:
+        return Effect(*where, False, None, None, None, forecast)
+    (before, before_error), (after, after_error) = _rate(old), _rate(new)
+    ratio, error = after / before, math.hypot(before_error, after_error)
+    low, high = (1 - ratio * math.exp(sign * _T * error) for sign in (1, -1))
+    return Effect(*where, low > 0 or high < 0, 1 - ratio, low, high, forecast)
+
+
+def _rate(rows: Floats) -> tuple[float, float]:
+    """Time per load, and its relative standard error, from sums over blocks of steps."""
+    load, time = rows[:, 1], rows[:, 2]
+    rate = float(time.sum() / load.sum())
+    off = time - rate * load
+    blocks = np.add.reduceat(off, np.arange(0, len(off), _BLOCK))
+    count = len(blocks)
+    variance = float((blocks**2).sum()) * count / max(count - 1, 1)
+    return rate, math.sqrt(variance) / float(time.sum())
+
+
+def _expected(made: Sequence[Forecast], change: Switch) -> Expected | None:
+    """What the newest forecast before a switch said of its policy."""
+    assert change.effective_step is not None
+    for forecast in reversed(made):
+        if forecast.step is None or forecast.step >= change.effective_step:
+            continue
+        for preset in forecast.forecasts:
+            if preset.policy == change.policy and preset.parameters == change.parameters:
+                return Expected(preset.saving, preset.saving_low, preset.saving_high)
+        return None
+    return None
+
+
+def _change(saving: float) -> str:
+    percent = f"{100 * abs(saving):.0f} %"
+    return f"{percent} {'less' if saving >= 0 else 'more'} time"
