@@ -78,7 +78,7 @@ def _between(step: Ints, given: dict[str, Floats]) -> Floats:
     """Seconds after each step in which no rank loads, computes or reduces, [K].
 
     A rank's next step begins when its batch is there. Nobody knows what is after the last step, and
-    between two attempts.
+    between two attempts: there it counts as usual.
     """
     out = np.zeros(len(step))
     if len(step) < 2 or not given["ended_at"].shape[1]:
@@ -89,5 +89,7 @@ def _between(step: Ints, given: dict[str, Floats]) -> Floats:
     known = ~np.isnan(idle_s) & (np.diff(given["attempt"], axis=0) == 0)
     known &= (np.diff(step) == 1)[:, None]
     least = np.where(known, idle_s, np.inf).min(axis=1)
-    out[:-1] = np.where(np.isfinite(least), np.maximum(least, 0.0), 0.0)
+    there = np.isfinite(least)
+    out[:] = np.median(np.maximum(least[there], 0.0)) if there.any() else 0.0
+    out[:-1][there] = np.maximum(least[there], 0.0)
     return out

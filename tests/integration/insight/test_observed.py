@@ -1,0 +1,123 @@
+"""What a verdict rests on, read from the database; and the verdict on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from paceline.commands.verdict import lines
+from paceline.wire import Fallback, StepBatch
+from paceline.wire.synchronisation import Averaging, AveragingRules
+from paceline_backend.insight.verdict import Observed, judge, read_observed
+from paceline_backend.store import Store, runs, telemetry
+from support.records import add_run, adopted, hello, record
+from support.web import serving
+
+STEP_S, COMPUTE_S = 0.25, 0.2
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
+        yield opened
+
+
+def written(
+    store: Store, pauses_s: dict[int, float], steps: range = range(40), attempt: int = 0
+) -> None:
+    """Steps of two ranks, 0.2 s of computing and 0.02 s of reduction; pauses come after a step."""
+    at, rows = 1_000.0 + 1_000 * attempt, []
+    for step in steps:
+        pause_s = pauses_s.get(step, 0.0)
+        at += STEP_S + pause_s
+        rows += [
+            record(
+                step,
+                rank,
+                attempt,
+                seq=step - steps.start,
+                segment=step // 8,
+                load=40.0,
+                data_s=0.01,
+                compute_s=COMPUTE_S,
+                sync_s=0.02,
+                step_s=STEP_S + pause_s,
+                ended_at=at,
+            )
+            for rank in (0, 1)
+        ]
+    telemetry.write(store, [("r", StepBatch(rows))])
+
+
+def seen(store: Store, span: tuple[int | None, int | None] = (None, None)) -> Observed:
+    with store.read() as connection:
+        return read_observed(connection, runs.key_of(connection, "r"), span)
+
+
+def test_what_is_between_steps(store: Store) -> None:
+    add_run(store, "r", nproc=2)
+    telemetry.write(store, [("r", hello())])
+    written(store, {9: 1.0, 19: 1.0, 29: 1.0})
+    read = seen(store)
+    # 0.25 s less data, computing and reduction, and the checkpoints. After the last step: as usual.
+    expected = np.where(np.isin(np.arange(40), (9, 19, 29)), 1.02, 0.02)
+    assert read.between_s[:-1] == pytest.approx(expected[:-1])
+    assert read.between_s[-1] == pytest.approx(0.02)
+    assert np.flatnonzero(read.first).tolist() == [0, 8, 16, 24, 32]
+    assert not read.apart.any()
+    [cause] = judge(read).causes
+    assert (cause.kind, cause.period, cause.times) == ("between", 10, 3)
+
+
+def test_a_restart_is_no_time_between_steps(store: Store) -> None:
+    add_run(store, "r", nproc=2)
+    telemetry.write(store, [("r", hello()), ("r", adopted(0, 0, counts=[[4, 4]] * 20))])
+    written(store, {}, range(20))
+    again = hello(attempt=1, step=20)
+    first = adopted(0, 20, attempt=1, counts=[[4, 4]] * 20)
+    telemetry.write(store, [("r", again), ("r", first)])
+    written(store, {}, range(20, 40), attempt=1)
+    read = seen(store)
+    assert len(read.step) == 40
+    assert read.between_s[19] == pytest.approx(0.02)
+    assert judge(read).causes == []
+
+
+def test_steps_of_relaxed_segments_are_apart_unless_they_fell_back(store: Store) -> None:
+    add_run(store, "r", nproc=2)
+    relaxed = Averaging(AveragingRules(every=8))
+    said: list[Any] = [
+        hello(),
+        adopted(0, 0, counts=[[4, 4]] * 10),
+        adopted(1, 10, counts=[[4, 4]] * 10, synchroniser=relaxed),
+        adopted(2, 20, counts=[[4, 4]] * 10, synchroniser=relaxed),
+        adopted(3, 30, counts=[[4, 4]] * 10),
+        Fallback(0, 2, "it has two optimisers"),
+    ]
+    telemetry.write(store, [("r", message) for message in said])
+    written(store, {})
+    assert np.flatnonzero(seen(store).apart).tolist() == list(range(10, 20))
+
+
+def test_a_range(store: Store) -> None:
+    add_run(store, "r", nproc=2)
+    telemetry.write(store, [("r", hello())])
+    written(store, {})
+    assert seen(store, (5, 20)).step.tolist() == list(range(5, 21))
+    assert not len(seen(store, (50, 60)).step)
+
+
+def test_the_command_line_tells_what_to_do(store: Store, bus_url: str) -> None:
+    add_run(store, "r", nproc=2)
+    telemetry.write(store, [("r", hello())])
+    written(store, {9: 1.0, 19: 1.0, 29: 1.0})
+    with serving(store, bus_url) as client:
+        answer: dict[str, Any] = client.get("/api/v1/runs/r/verdict").raise_for_status().json()
+    printed = lines(answer)
+    assert printed[0].startswith("No rank computes between steps every 10 steps since step 9.")
+    assert printed[1].startswith("  What to do: look at checkpoints, evaluation")
+    assert lines({"causes": [], "words": "No straggler."}) == ["No straggler."]
