@@ -207,12 +207,10 @@ interface PresetForecast {
   words: string;
 }
 
-type Cause = "data" | "node" | "transient" | "input";
-
 interface WorkerCause {
   rank: number;
-  cause: Cause | "none";
-  factor: number;
+  cause: string; // a kind of docs/verdicts.md, or "none"
+  factor: number | null;
   words: string;
   caused: number;
 }

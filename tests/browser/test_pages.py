@@ -174,7 +174,7 @@ def test_switch_by_clicking(page: Page, web: httpx.Client, store: Store, bus_url
     training.adopt(1, "chronica")
     training.train(24)
     expect(status).to_contain_text("took effect at step 30 (after ")
-    expect(status).to_contain_text("Its effect is not known yet: 4 more steps are needed.")
+    expect(status).to_contain_text("Its effect is not known yet: it needs 20 steps to learn")
     training.train(16)
     expect(status).to_contain_text("less time for the same load")
     expect(page.locator("#run-policy")).to_have_text("chronica")

@@ -463,6 +463,7 @@ class Effect(BaseModel):
     low: float | None = Field(description="`low` and `high` bound 95 %", examples=[0.53])
     high: float | None = Field(examples=[0.58])
     forecast: ExpectedEffect | None = Field(description="null: there was none")
+    replaced: bool = Field(description="another policy has followed")
     words: str = Field(examples=["Steps take 56 % less time for the same load (53 to 58 %)."])
 
 

@@ -48,6 +48,7 @@ class Effect:
         low: of its 95 % interval,
         high: and its upper end.
         forecast: None: there was none.
+        replaced: another policy has followed.
     """
 
     version: int
@@ -60,6 +61,7 @@ class Effect:
     low: float | None
     high: float | None
     forecast: Expected | None
+    replaced: bool
 
     @property
     def words(self) -> str:
@@ -69,8 +71,14 @@ class Effect:
             half = 50 * (self.forecast.high - self.forecast.low)
             said = f" The forecast said {_change(self.forecast.saving)} ± {max(half, 1):.0f}."
         if self.saving is None or self.low is None or self.high is None:
-            left = FEWEST_STEPS - min(self.before_steps, self.after_steps)
-            return f"Its effect is not known yet: {left} more steps are needed.{said}"
+            if self.before_steps < FEWEST_STEPS:
+                few = f"only {self.before_steps} steps before it count"
+                return f"Its effect cannot be known: {few}, {FEWEST_STEPS} are needed.{said}"
+            if self.replaced:
+                few = f"only {self.after_steps} of its steps count"
+                return f"Its effect cannot be known: {few}, {FEWEST_STEPS} are needed.{said}"
+            text = f"it needs {WARMUP_STEPS} steps to learn and {FEWEST_STEPS} more"
+            return f"Its effect is not known yet: {text}.{said}"
         if not self.known:
             between = f"between {_change(self.low)} and {_change(self.high)}"
             steps = f"after {self.after_steps:,} steps"
@@ -102,7 +110,7 @@ def effects_of(connection: Connection, run: int) -> list[Effect]:
         last = settled + MOST_STEPS if end is None else min(end, settled + MOST_STEPS)
         old = _steps(connection, run, max(before + WARMUP_STEPS, first - MOST_STEPS), first)
         new = _steps(connection, run, settled, last)
-        effects.append(_effect(change, old, new, _expected(made, change)))
+        effects.append(_effect(change, old, new, _expected(made, change), end is not None))
     return effects
 
 
@@ -121,16 +129,18 @@ def _steps(connection: Connection, run: int, first: int, end: int) -> Floats:
     return np.asarray(table[(table[:, 1] > 0) & (table[:, 2] > 0)])
 
 
-def _effect(change: Switch, old: Floats, new: Floats, forecast: Expected | None) -> Effect:
+def _effect(
+    change: Switch, old: Floats, new: Floats, forecast: Expected | None, replaced: bool
+) -> Effect:
     assert change.effective_step is not None
     counts = (len(old), len(new))
     where = (change.version, change.policy, change.effective_step, *counts)
     if min(counts) < FEWEST_STEPS:
-        return Effect(*where, False, None, None, None, forecast)
+        return Effect(*where, False, None, None, None, forecast, replaced)
     (before, before_error), (after, after_error) = _rate(old), _rate(new)
     ratio, error = after / before, math.hypot(before_error, after_error)
     low, high = (1 - ratio * math.exp(sign * _T * error) for sign in (1, -1))
-    return Effect(*where, low > 0 or high < 0, 1 - ratio, low, high, forecast)
+    return Effect(*where, low > 0 or high < 0, 1 - ratio, low, high, forecast, replaced)
 
 
 def _rate(rows: Floats) -> tuple[float, float]:

@@ -148,8 +148,8 @@ def relaxed(connection: sa.Connection, run: int, hello: Hello, since: int) -> li
     ]
 
 
-def apart(connection: sa.Connection, run: int, first: int, last: int) -> list[tuple[int, int]]:
-    """Steps in which ranks did not wait for each other, as half-open ranges.
+def apart(connection: sa.Connection, run: int, first: int, last: int) -> list[tuple[int, int, int]]:
+    """Attempts' steps in which ranks did not wait for each other: attempt and half-open range.
 
     Args:
         connection: to read from.
@@ -159,14 +159,14 @@ def apart(connection: sa.Connection, run: int, first: int, last: int) -> list[tu
     """
     c = segments.c
     end = c.first_step + c.steps
-    query = sa.select(c.first_step, end).where(
+    query = sa.select(c.attempt, c.first_step, end).where(
         c.run == run,
         c.synchroniser != ALLREDUCE.name,
         c.fallback == sa.literal_column("''"),
         c.first_step <= last,
         end > first,
     )
-    return [(begin, stop) for begin, stop in connection.execute(query)]
+    return [(attempt, begin, stop) for attempt, begin, stop in connection.execute(query)]
 
 
 def newest_fallback(connection: sa.Connection, run: int, attempt: int, step: int) -> str:

@@ -98,7 +98,20 @@ def test_few_steps_tell_nothing(store: Store, client: httpx.Client) -> None:
     switch(store, key, 2, None, "lbb")  # asked for, and has planned nothing yet
     [effect] = client.get("/api/v1/runs/r/effects").json()
     assert (effect["known"], effect["saving"], effect["after_steps"]) == (False, None, 5)
-    assert effect["words"] == "Its effect is not known yet: 3 more steps are needed."
+    assert effect["words"] == (
+        "Its effect is not known yet: it needs 20 steps to learn and 8 more."
+    )
+
+
+def test_what_will_never_be_known_is_said(store: Store) -> None:
+    key = trained(store, noisy((24, 0.4), (60, 0.2), (60, 0.3)))
+    switch(store, key, 1, 24, "paceline")
+    switch(store, key, 2, 50, "lbb")
+    with store.read() as connection:
+        first, _ = effects.effects_of(connection, key)
+    assert first.words == (
+        "Its effect cannot be known: only 4 steps before it count, 8 are needed."
+    )
 
 
 def test_each_switch_is_compared_with_the_policy_before_it(store: Store) -> None:

@@ -46,7 +46,7 @@ class AttributedWorker(BaseModel):
     rank: int = Field(examples=[3])
     on_node: str | None = Field(description="that it is on; null: unknown", examples=["n2"])
     cause: str = Field(
-        description="the costliest cause that the verdict names for it, or none",
+        description="the first cause of the verdict that names it, or none",
         examples=["node"],
     )
     factor: float | None = Field(
@@ -90,8 +90,10 @@ class RunAttribution(BaseModel):
     sp_s: float = Field(description="the same, s a step", examples=[0.11])
     waste: float = Field(description="share of the ranks' time spent waiting", examples=[0.4])
     shares: Shares
-    cause: str = Field(description="the verdict's costliest, or none", examples=["node"])
-    ranks: list[int] = Field(description="the culprits, worst first", examples=[[3]])
+    cause: str = Field(
+        description="the kind of the verdict's first cause, or none", examples=["node"]
+    )
+    ranks: list[int] = Field(description="its culprits, ascending", examples=[[3]])
     node: str | None = Field(
         description="on which all slow ranks are; null: there are none, they are on several nodes, "
         "or there is only one",

@@ -63,6 +63,7 @@ class RunVerdict(BaseModel):
     wall_s: float = Field(description="their wall time", examples=[158.0])
     waste: float = Field(description="share of the ranks' time spent waiting", examples=[0.4])
     noise: float = Field(description="relative standard deviation of a usual step", examples=[0.02])
+    cost_s: float = Field(description="what all causes cost together", examples=[41.0])
     causes: list[Cause] = Field(
         description="those that count: what goes on, by cost, then what has passed"
     )
@@ -89,6 +90,7 @@ def answer(verdict: Verdict) -> dict[str, Any]:
         "wall_s": verdict.wall_s,
         "waste": verdict.waste,
         "noise": verdict.noise,
+        "cost_s": verdict.cost_s,
         "causes": [_cause(verdict, cause) for cause in verdict.causes],
         "words": verdicts.words(verdict),
     }

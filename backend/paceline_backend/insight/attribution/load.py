@@ -9,7 +9,7 @@ from paceline_backend.store import Connection, records
 from paceline_backend.store.attempts import Placement
 from paceline_backend.store.reads import Range
 
-STEPS = 100  # A verdict rests on so many steps unless a range is given.
+STEPS = 100  # An attribution rests on so many steps unless a range is given.
 MOST_ROWS = 200_000  # At most so many rows are read: of a longer range, the newest steps.
 
 _COLUMNS = ("samples", "load", "squares", "longest", "data_s", "compute_s")

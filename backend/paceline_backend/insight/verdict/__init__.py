@@ -14,7 +14,7 @@ have taken without them. `slow_node` names the node on which all slow ranks sit,
 """
 
 from paceline_backend.insight.verdict.findings import Finding
-from paceline_backend.insight.verdict.judge import FEW, KINDS, Verdict, judge
+from paceline_backend.insight.verdict.judge import FEW, Verdict, judge
 from paceline_backend.insight.verdict.load import read_observed
 from paceline_backend.insight.verdict.nodes import FEWEST_STEPS, SlowNode, slow_node, throttled
 from paceline_backend.insight.verdict.observed import Observed
@@ -30,7 +30,6 @@ from paceline_backend.insight.verdict.words import (
 __all__ = [
     "FEW",
     "FEWEST_STEPS",
-    "KINDS",
     "Finding",
     "Observed",
     "SlowNode",

@@ -21,7 +21,9 @@ LEAST_SHORT = float(np.log(1.1))  # so much must spans of fewer than `_SHORT` st
 _SHORT = 5
 _SIGMA = 1.4826  # σ of a normal distribution ÷ its median absolute deviation
 _GAP = 2  # steps at the usual level that do not end a span
+_SHORTEST_TREND = 15  # steps
 _STAIRS = 3  # ascending levels that may be a trend
+_UNSURE = 200.0  # steps: what a cut costs more, in σ², for few steps
 _FOLDED = 6.0  # σ from which the mean of one phase of a period stands out
 _MOST_OFF = 3.5  # σ that a step counts when periods are sought: one pause is no period
 _JITTER = 2  # steps: each time may be one too early or late
@@ -42,6 +44,8 @@ def noise_of(series: Floats, known: Bools, least: float) -> Floats:
     own = np.full(series.shape[1], least)
     if some.any():
         own[some] = _SIGMA / np.sqrt(2) * np.nanmedian(off[:, some], axis=0)
+    if len(series) < LASTING and some.any():  # too few steps to tell each rank's
+        return np.full(series.shape[1], max(_SIGMA / np.sqrt(2) * float(np.nanmedian(off)), least))
     pooled = float(np.sort(own)[(len(own) - 1) // 2])
     return np.asarray(np.maximum(np.clip(own, pooled, 2 * pooled), least))
 
@@ -68,7 +72,8 @@ def levels(series: Floats, known: Bools, noise: Floats) -> list[list[tuple[int, 
     sums = np.concatenate([zero, scaled.cumsum(axis=0)])
     squares = np.concatenate([zero, (scaled**2).cumsum(axis=0)])
     counts = np.concatenate([zero, known.cumsum(axis=0)])
-    price = max(18.0, 2 * np.log(count * world) + 8.0)
+    # In few steps the noise itself is hardly known.
+    price = max(18.0, 2 * np.log(count * world) + 8.0) + _UNSURE / count
     best = np.empty((count + 1, world))
     best[0] = -price
     came = np.zeros((count + 1, world), np.int64)
@@ -385,51 +390,58 @@ def trend_of(series: Floats, known: Bools, base: Sequence[Piece], noise: float) 
     for piece in base:
         level[piece.begin : piece.end] = piece.level
     by_steps = _huber(values - level[steps], noise) + 9.0 * (len(base) - 1)
-    best: tuple[float, Trend] | None = None
-    for fine in (False, True):
-        begins, ends = _grid(count, None if best is None else best[1], fine)
-        for begin in begins:
-            for end in ends:
-                if end - begin < 15:
-                    continue
-                trend = _line(values, steps, begin, end)
-                if trend is None:
-                    continue
-                error = _huber(values - np.log(trend.factors(count)[steps]), noise) + 18.0
-                if best is None or error < best[0]:
-                    best = (error, trend)
-    if best is None or best[0] > by_steps:
-        return None
-    to_the_end = _line(values, steps, best[1].begin, count)
-    if to_the_end is not None:  # Who still grows is the simpler answer where both fit.
-        error = _huber(values - np.log(to_the_end.factors(count)[steps]), noise) + 18.0
-        if error <= best[0] + 4.0:
-            best = (error, to_the_end)
-    return best[1] if best[1].last > best[1].first * 1.05 else None
-
-
-def _grid(count: int, near: Trend | None, fine: bool) -> tuple[list[int], list[int]]:
-    if not fine or near is None:
-        every = max(count // 24, 1)
-        return list(range(0, count, every)), [*range(every, count, every), count]
     every = max(count // 24, 1)
-    some = max(every // 6, 1)
-    begins = range(max(near.begin - every, 0), min(near.begin + every, count), some)
-    ends = range(max(near.end - every, 1), min(near.end + every, count) + 1, some)
-    return list(begins), list(ends)
-
-
-def _line(values: Floats, steps: Ints, begin: int, end: int) -> Trend | None:
-    """Least squares of factors, relative to each step's own, so that noise weighs the same."""
-    share = np.clip((steps - begin) / (end - begin), 0, 1)
-    factors = np.exp(values)
-    weight = 1 / factors
-    design = np.stack([weight * (1 - share), weight * share], axis=1)
-    gram = design.T @ design
-    if np.linalg.det(gram) < 1e-9:
+    coarse = _best_line(values, steps, range(0, count, every), [*range(every, count, every), count])
+    if coarse is None:
         return None
-    first, last = np.linalg.solve(gram, design.sum(axis=0)).tolist()
-    return Trend(begin, end, first, last) if first > 0 and last > 0 else None
+    some = max(every // 6, 1)
+    begin, end = coarse.begin, coarse.end
+    begins = range(max(begin - every, 0), min(begin + every, count), some)
+    ends = range(max(end - every, 1), min(end + every, count) + 1, some)
+    fine = _best_line(values, steps, begins, ends) or coarse
+
+    def error(trend: Trend) -> float:
+        return _huber(values - np.log(trend.factors(count)[steps]), noise) + 18.0
+
+    to_the_end = _best_line(values, steps, [fine.begin], [count])
+    # Who still grows is the simpler answer where both fit.
+    if to_the_end is not None and error(to_the_end) <= error(fine) + 4.0:
+        fine = to_the_end
+    return fine if error(fine) <= by_steps and fine.last > 1.05 * fine.first else None
+
+
+def _best_line(
+    values: Floats, steps: Ints, begins: Sequence[int], ends: Sequence[int]
+) -> Trend | None:
+    """The line between a begin and an end that fits best; None: none fits.
+
+    Least squares of factors, relative to each step's own, so that noise weighs the same.
+
+    Args:
+        values: logarithms of factors, [n].
+        steps: where they are, [n].
+        begins: steps at which the line may begin,
+        ends: and at which it may end.
+    """
+    pairs = np.array([(b, e) for b in begins for e in ends if e - b >= _SHORTEST_TREND])
+    if not len(pairs):
+        return None
+    begin, end = pairs[:, :1], pairs[:, 1:]
+    share = np.clip((steps - begin) / (end - begin), 0, 1)  # [pairs, n]
+    weight = np.exp(-values)
+    first, second = weight * (1 - share), weight * share
+    aa, ab, bb = (first**2).sum(1), (first * second).sum(1), (second**2).sum(1)
+    x, y = first.sum(1), second.sum(1)
+    det = aa * bb - ab**2
+    fine = det > 1e-9
+    det = np.where(fine, det, 1.0)
+    low, high = (x * bb - y * ab) / det, (y * aa - x * ab) / det
+    off = np.minimum((first * low[:, None] + second * high[:, None] - 1) ** 2, 0.25)
+    fine &= (low > 0) & (high > 0)
+    if not fine.any():
+        return None
+    at = int(np.where(fine, off.sum(1), np.inf).argmin())
+    return Trend(int(pairs[at, 0]), int(pairs[at, 1]), float(low[at]), float(high[at]))
 
 
 def _huber(off: Floats, noise: float) -> float:

@@ -10,6 +10,7 @@ import numpy as np
 from paceline_backend.insight.verdict.observed import Times
 from paceline_backend.policies.base import Floats, Ints
 
+_FAR = 0.2  # of the least cost: so small findings are left out all at once
 PARTS = ("compute_s", "data_s", "reduce_s", "between_s")
 
 
@@ -39,7 +40,7 @@ class Finding:
     """Something that may have cost time. Steps are indices into the range.
 
     Args:
-        kind: see `KINDS`.
+        kind: node, transient, periodic, input, data, network, between or planning.
         ranks: the culprits; empty: no rank is named.
         effect: what it does to the times.
         since: when it began; None: before the range.
@@ -106,34 +107,33 @@ class Account:
         parts = (compute, np.maximum(data, 0.0), np.maximum(reduce, 0.0), np.maximum(between, 0.0))
         return replace(times, **dict(zip(PARTS, parts, strict=True)))
 
-    def alone_s(self, at: int) -> float:
-        """What one finding would cost if it were the only one."""
-        others = set(range(len(self.findings))) - {at}
-        everything = range(len(self.findings))
-        return self.without(others).wall_s - self.without(everything).wall_s
+    def alone_s(self) -> Floats:
+        """What each finding would cost if it were the only one."""
+        everything = set(range(len(self.findings)))
+        least_s = self.without(everything).wall_s
+        return np.array([self.without(everything - {at}).wall_s for at in everything]) - least_s
 
     def counting(self, least: float) -> list[Finding]:
         """Those that would cost at least this share of the wall time alone; each with its cost.
 
-        What goes on comes first, then what has passed, each by its cost. What does not count stays
-        in the times.
+        What goes on comes first, then what has passed, each by what it would cost alone. What does
+        not count stays in the times.
         """
-        account = self
-        while account.findings:
-            alone = [account.alone_s(at) for at in range(len(account.findings))]
-            worst = int(np.argmin(alone))
-            if alone[worst] >= least * self.times.wall_s:
-                break
-            kept = [finding for at, finding in enumerate(account.findings) if at != worst]
+        least_s = least * self.times.wall_s
+        account, alone = self, self.alone_s()
+        while len(alone) and alone.min() < least_s:
+            # Many small ones at once, then one by one: each that goes stays in the others' times.
+            gone = alone < _FAR * least_s
+            if not gone.any():
+                gone = np.arange(len(alone)) == alone.argmin()
+            kept = [finding for finding, out in zip(account.findings, gone, strict=True) if not out]
             account = Account(self.times, kept)
+            alone = account.alone_s()
         made = [
             replace(finding, cost_s=max(self.times.wall_s - account.without([at]).wall_s, 0.0))
             for at, finding in enumerate(account.findings)
         ]
-        order = sorted(
-            range(len(made)),
-            key=lambda at: (made[at].until is not None, -made[at].cost_s, -alone[at]),
-        )
+        order = sorted(range(len(made)), key=lambda at: (made[at].until is not None, -alone[at]))
         # Where a plan makes up for slow ranks, batches of the same cost would make steps longer.
         answers = {at for at in order if made[at].kind == "data" and not made[at].cost_s}
         return [made[at] for at in order if at not in answers]

@@ -12,9 +12,10 @@ from paceline_backend.insight.verdict.observed import Observed, Times, mean_of
 from paceline_backend.insight.verdict.slowness import findings_of, model_of
 from paceline_backend.insight.verdict.waits import between_of, input_of, network_of, planning_of
 
-KINDS = ("node", "transient", "periodic", "input", "data", "network", "between", "planning")
 FEW = 4  # with fewer steps nothing can be told
-LEAST = 0.0125  # share of the wall time that a cause must cost alone
+# Share of the wall time that a cause must cost alone: between 0.5 %, below which nothing is named,
+# and 2 %, from which on everything is.
+LEAST = 0.0125
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class Verdict:
         wall_s: their wall time.
         waste: share of the ranks' time that they spend waiting for slower ranks.
         noise: relative standard deviation of a usual step.
-        causes: what goes on first, the costliest of it first; steps are indices into `seen.step`.
+        cost_s: what all causes cost together.
+        causes: what goes on first; steps are indices into `seen.step`.
         seen: what it rests on.
     """
 
@@ -34,6 +36,7 @@ class Verdict:
     wall_s: float
     waste: float
     noise: float
+    cost_s: float
     causes: list[Finding]
     seen: Observed
 
@@ -44,7 +47,7 @@ def judge(seen: Observed) -> Verdict:
     took_part = seen.took_part
     count = len(seen.step)
     if count < FEW:
-        return Verdict(count, 0.0, 0.0, 0.0, [], seen)
+        return Verdict(count, 0.0, 0.0, 0.0, 0.0, [], seen)
     times = Times.of(seen, took_part)
     unit_s = float(np.median(times.steps_s))
     planning = planning_of(seen, times, took_part, unit_s)
@@ -61,11 +64,14 @@ def judge(seen: Observed) -> Verdict:
     ready = times.compute_s + times.data_s
     longest = ready.max(axis=1)
     waste = np.where(seen.apart, 0.0, 1 - mean_of(ready, took_part, axis=1) / longest)
+    causes = Account(times, findings).counting(LEAST)
+    without_s = Account(times, causes).without(range(len(causes))).wall_s
     return Verdict(
         count,
         times.wall_s,
         float(np.average(waste, weights=longest)),
         float(np.median(model.noise)),
-        Account(times, findings).counting(LEAST),
+        max(times.wall_s - without_s, 0.0),
+        causes,
         seen,
     )

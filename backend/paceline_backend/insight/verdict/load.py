@@ -11,6 +11,7 @@ from paceline_backend.store.attempts import Placement
 from paceline_backend.store.reads import Range
 
 STEPS = 500  # A verdict rests on so many steps unless a range is given.
+_MOST_PAIRS = 5e7  # pairs of steps, times ranks: so much takes a second or two
 MOST_ROWS = 100_000  # At most so many rows are read: of a longer range, the newest steps.
 
 _COLUMNS = ("samples", "load", "squares", "longest", "data_s", "compute_s", "sync_s")
@@ -36,6 +37,10 @@ def read_observed(
     table = read.table
     if placement is not None:
         table = table[table[:, 0] >= placement.since]
+    # The time for a verdict grows with the square of the steps.
+    width = max(len(np.unique(table[:, 1])), 1)
+    newest = np.unique(table[:, 0])[-int(np.sqrt(_MOST_PAIRS / width)) :]
+    table = table[table[:, 0] >= newest.min(initial=np.inf)]
     ranks = table[:, 1].astype(np.int64)
     steps, at = np.unique(table[:, 0], return_inverse=True)
     # An earlier attempt may have had more ranks.
@@ -45,11 +50,12 @@ def read_observed(
     columns[:, at, ranks] = table[:, 2:].T
     given = dict(zip(_COLUMNS + _MORE, columns, strict=True))
     step = steps.astype(np.int64)
-    apart = np.zeros(len(step), bool)
+    apart, attempt = np.zeros(len(step), bool), _first_known(given["attempt"])
     if len(step):
-        for first, end in segments.apart(connection, run, int(step[0]), int(step[-1])):
-            apart |= (step >= first) & (step < end)
+        for number, first, end in segments.apart(connection, run, int(step[0]), int(step[-1])):
+            apart |= (attempt == number) & (step >= first) & (step < end)
     segment = _first_known(given["segment"])
+    nodes = () if placement is None else tuple(placement.nodes)
     return Observed(
         step=step,
         samples=given["samples"],
@@ -62,7 +68,7 @@ def read_observed(
         between_s=_between(step, given),
         first=np.diff(segment, prepend=np.nan) != 0,
         apart=apart,
-        nodes=() if placement is None else tuple(placement.nodes),
+        nodes=nodes if len(nodes) == world else (),
     )
 
 

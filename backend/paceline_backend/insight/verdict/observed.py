@@ -48,6 +48,8 @@ class Observed:
         for name in _OF_RANKS:
             if getattr(self, name).shape != shape:
                 raise ValueError(f"{name}: {getattr(self, name).shape}; compute_s has {shape}")
+        if len(self.nodes) not in (0, shape[-1]):
+            raise ValueError(f"nodes: {len(self.nodes)}; give one of each of {shape[-1]} ranks")
         for name in ("step", "between_s", "first", "apart"):
             if len(shape) != 2 or getattr(self, name).shape != shape[:1]:
                 raise ValueError(f"{name}: {getattr(self, name).shape}; give [K] for {shape}")
@@ -55,7 +57,8 @@ class Observed:
     @property
     def took_part(self) -> Bools:
         """Which ranks had a batch and reported its time, [K, W]."""
-        return np.asarray(usable(self.samples, self.load, self.compute_s), bool)
+        finite = np.isfinite(self.compute_s) & np.isfinite(self.load)
+        return np.asarray(usable(self.samples, self.load, self.compute_s), bool) & finite
 
     def of(self, steps: Bools) -> Observed:
         """The rows of the steps that are True in `steps`, [K]."""
@@ -87,12 +90,16 @@ class Times:
         waits = np.where(took_part, seen.sync_s, np.inf).min(axis=1)
         mean = np.where(took_part, np.nan_to_num(seen.sync_s), 0.0).sum(axis=1)
         waits = np.where(seen.apart, mean / took_part.shape[1], waits)
-        # Where a rank's record is lost, the others may have waited for that rank.
-        lost = np.isnan(seen.compute_s).any(axis=1) | ~np.isfinite(waits)
+        # Where a rank's record is lost, the others may have waited for it. A rank that has no
+        # record before or after is not there: there were fewer ranks.
+        known = ~np.isnan(seen.compute_s)
+        there = np.maximum.accumulate(known, axis=0)
+        there &= np.maximum.accumulate(known[::-1], axis=0)[::-1]
+        lost = (there & ~known).any(axis=1) | ~np.isfinite(waits)
         waits[lost] = np.median(waits[~lost]) if not lost.all() else 0.0
         return Times(
             np.where(took_part, seen.compute_s, 0.0),
-            np.where(took_part, np.nan_to_num(seen.data_s), 0.0),
+            np.where(took_part & np.isfinite(seen.data_s), seen.data_s, 0.0),
             np.maximum(waits, 0.0),
             np.maximum(np.nan_to_num(seen.between_s), 0.0),
             seen.apart,

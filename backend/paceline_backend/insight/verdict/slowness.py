@@ -33,7 +33,7 @@ _OVERLAP = 0.5  # share of the slow steps that ranks with one cause have in comm
 _PAUSE = 5  # steps: what is shorter is a pause, which takes as long at any speed
 _OF_PERIOD = 0.7  # share of a period's times that happened, and of spans that are of it
 _CUT = 0.3  # share of the slowness that a smaller batch makes up for, from which on it is hidden
-_MOSTLY = 0.9  # share of the ranks from which on it is all of them
+_SURE = 5.0  # standard errors by which a lasting slowness must be above the usual time
 
 
 @dataclass(frozen=True)
@@ -146,14 +146,15 @@ def _of_rank(model: Model, rank: int) -> list[_Slow]:
     made: list[_Slow] = []
     spans = list(course.spans)
     begin = _lasting_from(course.base, usual)
+    unsure = begin if begin is not None and not _is_sure(model, rank, begin) else None
+    begin = None if unsure is not None else begin
     passed = [piece for piece in course.base if piece.level - usual > LEAST]
-    if begin is not None:
-        if count - begin >= LASTING or begin == 0:
-            made += _lasting(model, rank, begin)
-            passed = [piece for piece in passed if piece.end <= begin]
-        spans += _runs(passed)
-    else:
-        spans += _runs(passed)
+    if unsure is not None:
+        passed = [piece for piece in passed if piece.end <= unsure]
+    if begin is not None and (count - begin >= LASTING or begin == 0):
+        made += _lasting(model, rank, begin)
+        passed = [piece for piece in passed if piece.end <= begin]
+    spans += _runs(passed)
     spans = sorted(spans, key=lambda span: span.begin)
     if spans:
         level = course.level(count)
@@ -187,6 +188,15 @@ def _lasting_from(base: Sequence[Piece], usual: float) -> int | None:
     return begin
 
 
+def _is_sure(model: Model, rank: int, begin: int) -> bool:
+    """Whether a lasting slowness is more than noise makes of so few steps."""
+    steps = model.took_part[begin:, rank]
+    above = (model.off[begin:, rank] - model.usual[rank])[steps]
+    return bool(len(above)) and float(np.median(above)) > _SURE * float(
+        model.noise[rank]
+    ) / np.sqrt(len(above))
+
+
 def _runs(pieces: Sequence[Piece]) -> list[Span]:
     spans: list[Span] = []
     for piece in pieces:
@@ -206,7 +216,7 @@ def _lasting(model: Model, rank: int, begin: int) -> list[_Slow]:
             free[span.begin : span.end] = False
     trend = trend_of(off, free, _shifted(course.base, usual), float(model.noise[rank]))
     steps = np.arange(count) >= begin
-    if trend is not None and trend.last > trend.first:
+    if trend is not None:
         if trend.first < np.exp(LEAST):
             trend = replace(trend, first=1.0)
         factors = trend.factors(count)
@@ -222,7 +232,7 @@ def _lasting(model: Model, rank: int, begin: int) -> list[_Slow]:
                 slower,
                 float(factors[-1]),
                 np.zeros(count, bool),
-                trend=(float(factors[max(trend.begin, 0)]), float(factors[-1])),
+                trend=(float(factors[trend.begin]), float(factors[-1])),
             )
         ]
     slower = np.where(steps, np.exp(course.level(count) - usual), 1.0)
@@ -410,8 +420,3 @@ def _dealt(model: Model, ranks: Sequence[int], slower: Floats) -> Effect | None:
     full = np.ones_like(model.off)
     full[slow] = np.where(model.took_part, made * part, 1.0)[slow]
     return Effect(np.arange(world), slower=full)
-
-
-def is_everyone(ranks: Sequence[int], world: int) -> bool:
-    """Whether ranks count as all of them."""
-    return len(ranks) >= _MOSTLY * world

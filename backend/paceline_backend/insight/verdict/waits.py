@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -17,7 +17,7 @@ from paceline_backend.insight.verdict.courses import (
 )
 from paceline_backend.insight.verdict.findings import Effect, Finding
 from paceline_backend.insight.verdict.observed import Bools, Observed, Times
-from paceline_backend.insight.verdict.slowness import is_everyone, lowest_level
+from paceline_backend.insight.verdict.slowness import lowest_level
 from paceline_backend.policies.base import Floats
 
 _LEAST_NOISE = 0.002  # of a step's time
@@ -29,6 +29,7 @@ _FEWEST_PLANS = 3  # segments whose first step waits
 _MOST_OF = 0.75  # of the steps in which all ranks wait are first ones, and of these so many wait
 _OVERLAP = 0.4  # share of the steps that ranks which wait together have in common
 _LASTING_OVERLAP = 0.7  # the same where one waits for good
+_MOSTLY = 0.9  # share of the ranks from which on it is all of them
 _MOST_IN_TURN = 0.35  # of the ranks: more of them that wait at different times are "in turn"
 
 
@@ -192,14 +193,16 @@ def input_of(times: Times, took_part: Bools, unit_s: float) -> list[Finding]:
         )
         lowest.append(lowest_level(course.base, count))
     typical = float(np.sort(lowest)[(world - 1) // 2])
-    made: list[Finding] = []
-    if typical * unit_s >= _ALWAYS_INPUT * float(np.median(times.steps_s)):
-        everyone = np.arange(world)
-        made.append(Finding("input", tuple(range(world)), Effect(everyone, data_s=times.data_s)))
     each = [
         _excess(values[:, rank], pieces[rank], float(noise[rank]), unit_s, typical * unit_s)
         for rank in range(world)
     ]
+    usual_s = times.data_s - np.stack([excess.more_s for excess in each], axis=1)
+    calm_s = replace(times, data_s=usual_s).steps_s
+    made: list[Finding] = []
+    if typical * unit_s >= _ALWAYS_INPUT * float(np.median(calm_s)):
+        everyone = np.arange(world)
+        made.append(Finding("input", tuple(range(world)), Effect(everyone, data_s=usual_s)))
     return made + _inputs(each, count)
 
 
@@ -234,6 +237,11 @@ def _together(first: Excess, second: Excess) -> bool:
     if first.lasting is not None and second.lasting is not None:
         return abs(first.lasting - second.lasting) <= 5 or both >= _LASTING_OVERLAP
     return both >= (_OVERLAP if first.lasting is second.lasting else _LASTING_OVERLAP)
+
+
+def is_everyone(ranks: Sequence[int], world: int) -> bool:
+    """Whether ranks count as all of them."""
+    return len(ranks) >= _MOSTLY * world
 
 
 def _input(each: Sequence[Excess], ranks: Sequence[int], count: int, named: bool = True) -> Finding:

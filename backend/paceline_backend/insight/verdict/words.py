@@ -7,9 +7,11 @@ from collections.abc import Sequence
 from paceline_backend.insight.verdict.findings import Finding
 from paceline_backend.insight.verdict.judge import FEW, Verdict
 
+_NOTHING = 0.005  # share of the wall time below which a cost is none
 _SAME = 1.05  # a rank that is faster by less is as fast as the others
 _MOST_PIECES = 4  # ranges of ranks in a sentence
 _MOST_NODES = 3
+_ALWAYS = " in all steps"
 _ALIKE = 1.2  # factors that differ by less are told as their median
 _MOST_CAUSES = 3  # in the words about a run
 
@@ -29,25 +31,28 @@ _TO_DO = {
 def words(verdict: Verdict) -> str:
     """The verdict over all ranks."""
     if verdict.steps < FEW:
+        if verdict.seen.compute_s.shape[1] < 2:
+            return "A verdict compares ranks; there are no two ranks that have told of a step."
         return (
             f"{verdict.steps} steps with at least two ranks are too few to tell; {FEW} are needed."
         )
     if not verdict.causes:
+        if verdict.seen.apart.all():
+            return f"No straggler: in these {verdict.steps:,} steps ranks do not wait."
         waits = f"{100 * verdict.waste:.1f} % of the ranks' time waits"
-        return f"No straggler: in these {verdict.steps:,} steps {waits}, which is noise."
-    return " ".join(cause_words(verdict, cause) for cause in verdict.causes[:_MOST_CAUSES])
+        return f"No straggler: in these {verdict.steps:,} steps {waits}."
+    sentences = [cause_words(verdict, cause) for cause in verdict.causes[:_MOST_CAUSES]]
+    if len(verdict.causes) > 1:
+        sentences.append(f"Together they cost {_cost(verdict, verdict.cost_s)}.")
+    return " ".join(sentences)
 
 
 def cause_words(verdict: Verdict, cause: Finding) -> str:
     """What one cause is, since when, and what it costs."""
-    share = cause.cost_s / verdict.wall_s if verdict.wall_s else 0.0
     text = _WHAT[cause.kind](verdict, cause)
-    if share < 0.005:
-        return f"{text} That costs nothing now: something else holds these steps up as long."
-    steps = f"{verdict.steps:,} steps"
-    return (
-        f"{text} That costs {100 * share:.0f} % of the wall time: {_time(cause.cost_s)} in {steps}."
-    )
+    if cause.cost_s < _NOTHING * verdict.wall_s:
+        return f"{text} By itself that costs nothing: others hold the same steps up as long."
+    return f"{text} That costs {_cost(verdict, cause.cost_s)}."
 
 
 def rank_words(verdict: Verdict, rank: int, factor: float | None) -> str:
@@ -63,13 +68,15 @@ def rank_words(verdict: Verdict, rank: int, factor: float | None) -> str:
         return cause_words(verdict, cause)
     if factor is None:
         return f"Rank {rank} had samples in too few steps to tell its speed."
+    if factor > _SAME:
+        return f"Rank {rank} computes {_times(factor)} slower, which hardly costs time."
     if factor < 1 / _SAME:
         return f"Rank {rank} computes {1 / factor:.2g}× faster than the median."
     return f"Rank {rank} is as fast as the others."
 
 
 def cause_of(verdict: Verdict, rank: int) -> Finding | None:
-    """The costliest cause that names a rank; None: there is none."""
+    """The first cause that names a rank; None: there is none."""
     return next((cause for cause in verdict.causes if rank in cause.ranks), None)
 
 
@@ -170,7 +177,10 @@ def _network(verdict: Verdict, cause: Finding) -> str:
 
 
 def _between(verdict: Verdict, cause: Finding) -> str:
-    return f"No rank computes between steps{_course(verdict, cause)}."
+    course = _course(verdict, cause)
+    if course == _ALWAYS:
+        return "In all steps time passes between steps in which no rank computes."
+    return f"No rank computes between steps{course}."
 
 
 def _planning(verdict: Verdict, cause: Finding) -> str:
@@ -200,7 +210,7 @@ def _course(verdict: Verdict, cause: Finding) -> str:
         first = verdict.seen.step[cause.since or 0]
         return f" in steps {first:,}–{_step(verdict, cause.until)} only"
     else:
-        return since or " in all steps"
+        return since or _ALWAYS
     return text if cause.until is None else f"{text}, last in step {_step(verdict, cause.until)}"
 
 
@@ -226,7 +236,14 @@ def _slower(cause: Finding) -> str:
 
 
 def _times(factor: float) -> str:
-    return f"{factor:.2f} ×" if factor < 1.95 else f"{factor:.2g} ×"
+    if factor < 1.95:
+        return f"{factor:.2f} ×"
+    return f"{factor:.2g} ×" if factor < 10 else f"{factor:,.0f} ×"
+
+
+def _cost(verdict: Verdict, seconds: float) -> str:
+    share = f"{100 * seconds / verdict.wall_s:.0f} % of the wall time"
+    return f"{share}: {_time(seconds)} in {verdict.steps:,} steps"
 
 
 def _listed(items: Sequence[str]) -> str:

@@ -242,9 +242,6 @@ def _grouped(samples: Ints, load: Floats, squares: Floats) -> bool:
     return bool(mean.var() > within.mean())
 
 
-# Array expressions would take seconds to compile.
-
-
 @dataclass(frozen=True)
 class PerSamplePredictor:
     """CHRONICA's runtime prophet as printed (Alg. 1): OLS of T on Λ, ETT(sample) = a·λ + b.

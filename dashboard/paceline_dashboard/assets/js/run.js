@@ -125,6 +125,7 @@ class RunPage {
       poll(() => this.#bearing(() => this.#look()), POLL_S),
       poll(() => this.#bearing(() => this.#compare()), many ? MANY_S : POLL_S),
       poll(() => this.#bearing(() => this.#explain()), many ? MANY_S : WHY_S),
+      poll(() => this.#bearing(() => this.#judge()), many ? MANY_S : WHY_S),
       poll(() => performance.now() > this.meetAfter && this.#bearing(() => this.#meet()), POLL_S),
       poll(() => this.#bearing(() => this.auto.refresh(this.run)), WHY_S),
     );
@@ -251,6 +252,9 @@ class RunPage {
     if (!answer || this.closed) return;
     this.attribution.update(answer, this.colours);
     this.workers.explain(answer.workers);
+  }
+
+  async #judge() {
     const effects = await this.#news("effects");
     if (!effects || this.closed) return;
     this.effects.update(effects);

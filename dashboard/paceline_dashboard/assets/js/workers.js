@@ -3,14 +3,24 @@ import { whenThere } from "./dom.js";
 
 const PAGE = 25; // as in run_page.py
 
-/** @type {Record<WorkerCause["cause"], (worker: WorkerCause) => string>} */
+/** @type {Record<string, string>} */
 const WHY = {
-  data: () => "large samples",
-  node: (worker) => `slow node, ${worker.factor.toFixed(1)}×`,
-  transient: () => "passing slowness",
-  input: () => "data loading",
-  none: () => "",
+  data: "large samples",
+  node: "slow node",
+  transient: "passing slowness",
+  periodic: "regular pauses",
+  input: "data loading",
+  none: "",
 };
+
+/**
+ * A cause in a few words; of a newer server's kinds, their names.
+ * @param {WorkerCause} worker
+ */
+export function why({ cause, factor }) {
+  const words = WHY[cause] ?? cause;
+  return cause === "node" && factor !== null ? `${words}, ${factor.toFixed(1)}×` : words;
+}
 
 export class WorkersTable {
   constructor() {
@@ -59,8 +69,8 @@ export class WorkersTable {
     }
     const rows = this.workers.map((worker) => {
       const cause = this.causes.get(worker.rank);
-      const why = cause && { why: WHY[cause.cause](cause), words: cause.words, caused: cause.caused };
-      return { ...worker, id: String(worker.rank), ...why };
+      const known = cause && { why: why(cause), words: cause.words, caused: cause.caused };
+      return { ...worker, id: String(worker.rank), ...known };
     });
     this.grid.setGridOption("rowData", rows);
   }
