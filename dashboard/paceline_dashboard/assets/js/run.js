@@ -258,8 +258,7 @@ class RunPage {
     const effects = await this.#news("effects");
     if (!effects || this.closed) return;
     this.effects.update(effects);
-    this.policy.draw();
-    this.painter.request();
+    if (this.data.latest >= 0) this.painter.request(); // else nothing is shown yet
   }
 
   /** Requests the rounds of the steps shown; in a live window, also those of incomplete steps. */
