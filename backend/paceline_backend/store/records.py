@@ -34,6 +34,25 @@ class Records:
     world: int | None
     table: Floats  # [rows, 2 + columns]: step, rank, and the columns that were asked for
 
+    def since(self, step: int) -> Records:
+        """Those of a step and later ones."""
+        return Records(self.world, self.table[self.table[:, 0] >= step])
+
+    def by_step(self, world: int | None = None) -> tuple[Floats, Floats]:
+        """The steps, [K], and the columns, [columns, K, W]; NaN where there is no row.
+
+        Args:
+            world: ranks at least; None: those of the latest attempt. An earlier one may have had
+                more.
+        """
+        ranks = self.table[:, 1].astype(np.int64)
+        steps, at = np.unique(self.table[:, 0], return_inverse=True)
+        known = (self.world or 0) if world is None else world
+        width = max(known, int(ranks.max(initial=-1)) + 1)
+        columns = np.full((self.table.shape[1] - 2, len(steps), width), np.nan)
+        columns[:, at, ranks] = self.table[:, 2:].T
+        return steps, columns
+
 
 def _known(connection: sa.Connection, run: int, hello: Hello) -> sa.ColumnElement[bool]:
     """The condition for rows of an attempt, and for whole steps of as many ranks before it.

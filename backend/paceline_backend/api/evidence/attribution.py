@@ -119,15 +119,15 @@ def get_attribution(
     with store_of(request).read() as connection:
         key = runs.key_of(connection, run)
         placement = attempts.placement(connection, key, to)
-        result = attribute(read_rows(connection, key, (first, to), placement))
+        rows = read_rows(connection, key, (first, to), placement)
         seen = verdicts.read_observed(connection, key, (first, to), placement)
-        verdict = verdicts.judge(seen)
-        nodes = None if placement is None else placement.nodes
-        slow, forecast = slow_node(verdict), None
-        if slow is not None and placement is not None:
-            since = placement.since
-            forecast = replacements.forecast_of(connection, key, slow.node, since)
-        gpus = [] if slow is None else states_of_gpus(connection, slow.node)
+    result, verdict = attribute(rows), verdicts.judge(seen)  # takes a while: without a connection
+    nodes = None if placement is None else placement.nodes
+    slow, forecast, gpus = slow_node(verdict), None, []
+    if slow is not None and placement is not None:
+        with store_of(request).read() as connection:
+            forecast = replacements.forecast_of(connection, key, slow.node, placement.since)
+            gpus = states_of_gpus(connection, slow.node)
     return _answer(result, verdict, points, nodes, slow, gpus) | {"saving": forecast}
 
 

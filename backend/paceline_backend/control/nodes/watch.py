@@ -116,7 +116,8 @@ class Watch:
             placement = attempts.placement(connection, run.key)
             if placement is None or placement.attempt != run.attempt:
                 return None  # its ranks have just been placed
-            made = judge(read_observed(connection, run.key, (None, None), placement))
+            seen = read_observed(connection, run.key, (None, None), placement)
+        made = judge(seen)
         if made.steps < FEWEST_STEPS:
             return None
         named = slow_node(made)

@@ -31,14 +31,7 @@ def read_rows(
     read = records.newest_complete(
         connection, run, _COLUMNS, span, count=STEPS, most_rows=MOST_ROWS
     )
-    table = read.table
     if placement is not None:
-        table = table[table[:, 0] >= placement.since]
-    ranks = table[:, 1].astype(np.int64)
-    steps, at = np.unique(table[:, 0], return_inverse=True)
-    # An earlier attempt may have had more ranks.
-    known = (read.world or 0) if placement is None else len(placement.nodes)
-    world = max(known, int(ranks.max(initial=-1)) + 1)
-    columns = np.full((len(_COLUMNS), len(steps), world), np.nan)
-    columns[:, at, ranks] = table[:, 2:].T
+        read = read.since(placement.since)
+    steps, columns = read.by_step(None if placement is None else len(placement.nodes))
     return Rows(steps.astype(np.int64), **dict(zip(_COLUMNS, columns, strict=True)))

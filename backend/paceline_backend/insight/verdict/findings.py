@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -11,7 +11,7 @@ from paceline_backend.insight.verdict.observed import Times
 from paceline_backend.policies.base import Floats, Ints
 
 _FAR = 0.2  # of the least cost: so small findings are left out all at once
-PARTS = ("compute_s", "data_s", "reduce_s", "between_s")
+_PARTS = ("compute_s", "data_s", "reduce_s", "between_s")
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,7 @@ class Finding:
         trend: its factor when it began to grow and now; None: it does not grow.
         times: how often it happened; 1 for what lasts.
         hidden: whether the plan makes up for it, so that nobody waits.
+        cost_s: what it costs beside the others; known once they count.
     """
 
     kind: str
@@ -64,7 +65,7 @@ class Finding:
     trend: tuple[float, float] | None = None
     times: int = 1
     hidden: bool = False
-    cost_s: float = field(default=0.0)
+    cost_s: float = 0.0
 
 
 class Account:
@@ -105,7 +106,7 @@ class Account:
                 between -= effect.between_s
         compute = np.maximum(compute, 0.0) + pauses
         parts = (compute, np.maximum(data, 0.0), np.maximum(reduce, 0.0), np.maximum(between, 0.0))
-        return replace(times, **dict(zip(PARTS, parts, strict=True)))
+        return replace(times, **dict(zip(_PARTS, parts, strict=True)))
 
     def alone_s(self) -> Floats:
         """What each finding would cost if it were the only one."""

@@ -34,20 +34,14 @@ def read_observed(
     read = records.newest_complete(
         connection, run, _COLUMNS + _MORE, span, count=STEPS, most_rows=MOST_ROWS
     )
-    table = read.table
     if placement is not None:
-        table = table[table[:, 0] >= placement.since]
+        read = read.since(placement.since)
     # The time for a verdict grows with the square of the steps.
-    width = max(len(np.unique(table[:, 1])), 1)
-    newest = np.unique(table[:, 0])[-int(np.sqrt(_MOST_PAIRS / width)) :]
-    table = table[table[:, 0] >= newest.min(initial=np.inf)]
-    ranks = table[:, 1].astype(np.int64)
-    steps, at = np.unique(table[:, 0], return_inverse=True)
-    # An earlier attempt may have had more ranks.
-    known = (read.world or 0) if placement is None else len(placement.nodes)
-    world = max(known, int(ranks.max(initial=-1)) + 1)
-    columns = np.full((len(_COLUMNS) + len(_MORE), len(steps), world), np.nan)
-    columns[:, at, ranks] = table[:, 2:].T
+    width = max(len(np.unique(read.table[:, 1])), 1)
+    newest = np.unique(read.table[:, 0])[-int(np.sqrt(_MOST_PAIRS / width)) :]
+    read = read.since(int(newest.min(initial=0)))
+    steps, columns = read.by_step(None if placement is None else len(placement.nodes))
+    world = columns.shape[2]
     given = dict(zip(_COLUMNS + _MORE, columns, strict=True))
     step = steps.astype(np.int64)
     apart, attempt = np.zeros(len(step), bool), _first_known(given["attempt"])

@@ -85,9 +85,7 @@ def _usual(courses: Sequence[Course], count: int) -> Floats:
     It is the rank's lowest level if that is not above the typical rank's, which is the lower median
     over the ranks.
     """
-    lowest = []
-    for course in courses:
-        lowest.append(lowest_level(course.base, count))
+    lowest = [lowest_level(course.base, count) for course in courses]
     typical = float(np.sort(lowest)[(len(lowest) - 1) // 2])
     return np.asarray(np.minimum(np.array(lowest), typical))
 
@@ -323,8 +321,7 @@ def _weak_periods(model: Model, slow: Sequence[_Slow]) -> list[_Slow]:
         spans = occurrences(off[:, rank], known, spans, *what)
         if len(spans) < 3 or not _is_strict(spans, model.courses[rank].spans, what[0]):
             continue
-        weak = _passing(model.off[:, rank], base[:, rank], known, spans, rank, what[0])
-        made += weak
+        made += _passing(model.off[:, rank], base[:, rank], known, spans, rank, what[0])
     return made
 
 

@@ -50,19 +50,18 @@ class Excess:
     usual_s: float
 
 
-def excess_of(series_s: Floats, unit_s: float, usual_s: float | None = None) -> Excess:
+def excess_of(series_s: Floats, unit_s: float) -> Excess:
     """Compares a wait with what it usually is: its lowest level of a quarter of the steps.
 
     Args:
         series_s: [K].
         unit_s: what counts as one: the time of a usual step.
-        usual_s: the usual wait; None: find it.
     """
     values = (series_s / unit_s)[:, None]
     known = np.ones_like(values, bool)
     noise = noise_of(values, known, _LEAST_NOISE)
     [pieces] = levels(values, known, noise)
-    return _excess(values[:, 0], pieces, float(noise[0]), unit_s, usual_s)
+    return _excess(values[:, 0], pieces, float(noise[0]), unit_s, None)
 
 
 def _excess(
@@ -92,10 +91,9 @@ def _excess(
     longer = np.zeros(count, bool)
     for span in spans:
         longer[span.begin : span.end] = True
-    base = np.full(count, usual)
     if lasting is not None:
         longer[lasting:] = True
-    more = np.where(longer, np.maximum(values - base, 0.0), 0.0)
+    more = np.where(longer, np.maximum(values - usual, 0.0), 0.0)
     return Excess(more * unit_s, spans, lasting, usual * unit_s)
 
 

@@ -84,8 +84,7 @@ def _fit_rows(
     u and v are load and samples ÷ their means. The result is in `now`. `before` holds the fit
     before the last change of speed, and `trial` is room for `_reshaped`. A fit is an array of 16
     numbers: 9 of the normal equations, the rows' Σ (time / about_s)² at `_ROWS`,
-    (a, c, b) at `_BETA`, and
-    the prior's (a, c, b) at `_USUAL`.
+    (a, c, b) at `_BETA`, and the prior's (a, c, b) at `_USUAL`.
 
     A speed that drifts is followed by several filters of the residuals (`_GAINS`). Their forecasts
     are averaged by how likely their errors so far make them. Each row is learnt as if it had been
