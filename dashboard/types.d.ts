@@ -205,6 +205,9 @@ interface PresetForecast {
   saving_low: number;
   saving_high: number;
   words: string;
+  changes: "nothing" | "batches" | "training";
+  label: string;
+  in_force: boolean;
 }
 
 interface WorkerCause {

@@ -63,6 +63,8 @@ def preset(policy: str, saving: float, half: float, **parameters: Any) -> dict[s
         "saving_low": saving - half,
         "saving_high": saving + half,
         "words": f"{policy} would save {100 * saving:.0f} % ± {100 * half:.0f} of the time",
+        "label": policy,
+        "in_force": policy == "bsp",
     }
 
 

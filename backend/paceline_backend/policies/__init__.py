@@ -37,7 +37,7 @@ from paceline_backend.policies.base import (
     plan,
 )
 from paceline_backend.policies.parameters import PolicyParameterError, properties
-from paceline_backend.policies.registry import UnknownPolicyError, get, make, names
+from paceline_backend.policies.registry import UnknownPolicyError, get, make, names, same
 
 moved.install()
 
@@ -68,6 +68,7 @@ __all__ = [
     "names",
     "plan",
     "properties",
+    "same",
     "warm_up",
 ]
 

@@ -217,7 +217,7 @@ class Preset(Generic[P]):
 
     `make` gets an instance of the class `parameters`, checked. With `combines`, the presets that
     change how gradients meet can take their batches from this preset: its name is a value of their
-    parameter ``batches``.
+    parameter ``batches``. Forecasts try the defaults and each of `variants`.
     """
 
     name: str
@@ -226,6 +226,7 @@ class Preset(Generic[P]):
     make: Callable[[P], Policy]
     parameters: type[P] = Parameters  # type: ignore[assignment]  # by default, none
     combines: bool = False  # its policy decides batches, and leaves how gradients meet to others
+    variants: tuple[Mapping[str, Any], ...] = ()  # parameters that are often better than defaults
 
     def __post_init__(self) -> None:
         mappings.adapt(self)  # if `parameters` is a mapping, as in the release before

@@ -46,6 +46,12 @@ def get(name: str) -> Preset[Any]:
         raise UnknownPolicyError(name) from None
 
 
+def same(name: str, first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
+    """Whether parameters of a preset are the same; those that are not given have their defaults."""
+    kind = get(name).parameters
+    return bool(convert(name, kind, first) == convert(name, kind, second))
+
+
 def make(
     name: str, parameters: Mapping[str, Any] | None = None, world: int | None = None
 ) -> Policy:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import multiprocessing
 import time
@@ -86,12 +87,50 @@ def test_it_is_what_the_switch_then_gives(sizes: Any, emulation: Emulation) -> N
     assert best.words.startswith(f"{best.policy} would save {100 * best.saving:.0f} % ±")
 
 
+def test_the_best_variant_of_a_preset_stands_beside_its_defaults() -> None:
+    """Batches that are composed save where the longest sample of a batch holds all ranks up."""
+    sizes = np.where(np.arange(4_000) % 16 == 0, 4_000.0, 100.0)
+    training = Training(sizes, devices([1e-5] * 4, noise=0.02), global_batch=16)
+    training.train(100)
+    answer = of_state("run", training.state(), budget_s=0.0)
+    named = [preset.label for preset in answer.forecasts]
+    assert len(set(named)) == len(named)
+    exact, free = answer.of("paceline"), answer.of("paceline", {"mode": "free"})
+    assert exact is not None and free is not None
+    assert free.saving > exact.saving + 0.01
+    assert (free.changes, free.label) == ("batches", "paceline (mode free)")
+    assert free.words.startswith("paceline (mode free) would save")
+    assert free.words.endswith("with other samples in a batch")
+    for preset in answer.forecasts:
+        defaults = answer.of(preset.policy)
+        assert defaults is not None
+        assert not preset.parameters or preset.step_time_s < 0.99 * defaults.step_time_s
+    began = training.step
+    then = copy.deepcopy(training)
+    then.simulation.switch(policies.make("paceline", {"mode": "free"}))
+    then.train(began + 220)
+    assert free.step_time_s == pytest.approx(then.time(began + 20, began + 220), rel=0.03)
+
+
+def test_a_variant_that_is_in_force_is_not_forecast_again() -> None:
+    training = Training(drawn(2_000, 1.0), devices())
+    training.simulation.switch(policies.make("paceline", {"mode": "free"}))
+    training.policy, training.parameters = "paceline", {"mode": "free", "window": 64}
+    training.train(60)
+    answer = of_state("run", training.state(), budget_s=0.0)
+    ours = [preset for preset in answer.forecasts if preset.policy == "paceline"]
+    assert [(preset.in_force, preset.parameters) for preset in ours if preset.in_force] == [
+        (True, {"mode": "free", "window": 64})
+    ]
+    assert len(ours) == 2
+
+
 def test_parameters_of_the_policy_in_force_are_the_runs_own() -> None:
     training = Training(drawn(3_000, 1.0), devices(noise=0.02))
     training.train(80)
     training.parameters = {"window": 8}
     answer = of(training, "chronica")
-    bsp, chronica = answer.of("bsp"), answer.of("chronica")
+    bsp, chronica = answer.of("bsp", {"window": 8}), answer.of("chronica")
     assert bsp is not None
     assert chronica is not None
     assert (bsp.parameters, chronica.parameters) == ({"window": 8}, {})
@@ -382,7 +421,7 @@ def test_when_a_kept_forecast_holds(store: Store) -> None:
 def test_a_forecast_of_some_presets_answers_nobody_who_asks_for_all(store: Store) -> None:
     run, training = trained(store)
     some = of(training)
-    every = of(training, *policies.names())
+    every = of_state("run", training.state(), budget_s=0.0)
     assert (some.all_presets, every.all_presets) == (False, True)
     with store.write() as connection:
         key = runs.key_of(connection, run)

@@ -29,7 +29,7 @@ class PresetForecast(BaseModel):
     """What a preset would take; `low` and `high` bound 95 %."""
 
     policy: str = Field(examples=["chronica"])
-    parameters: dict[str, Any] = Field(description="{}: defaults", examples=[{}])
+    parameters: dict[str, Any] = Field(description="{}: its defaults", examples=[{}])
     step_time_s: float = Field(description="mean, at a mean batch's load", examples=[0.25])
     low_s: float = Field(examples=[0.24])
     high_s: float = Field(examples=[0.26])
@@ -38,6 +38,13 @@ class PresetForecast(BaseModel):
     saving_high: float = Field(examples=[0.41])
     words: str = Field(examples=["chronica would save 38 % ± 2 of the time"])
     relaxed: bool = Field(description="ranks do not wait for all: another training")
+    changes: Literal["nothing", "batches", "training"] = Field(
+        description="in the training: nothing, which samples share a batch, or when gradients meet"
+    )
+    label: str = Field(
+        description="the preset, with its parameters", examples=["paceline (mode free)"]
+    )
+    in_force: bool = Field(description="this is the policy in force")
 
 
 class Saving(BaseModel):

@@ -8,10 +8,18 @@ from typing import Any, Literal
 
 import msgspec
 
+from paceline_backend.policies import Changes
+
 log = logging.getLogger(__name__)
 
 STEPS = 64  # newest complete steps that a forecast rests on
 FEWEST = 16  # steps that a forecast needs at least
+
+_PRICES: Mapping[Changes, str] = {
+    "nothing": "",
+    "batches": ", with other samples in a batch",
+    "training": ", but change the training: the time to the same loss is not forecast",
+}
 
 Decided = Literal["stay", "wait", "recommend", "switch", "back"]
 
@@ -29,6 +37,9 @@ class PresetForecast(msgspec.Struct, frozen=True):
     saving_high: float
     words: str
     relaxed: bool = False  # ranks do not wait for all others, so the training changes
+    changes: Changes = "nothing"  # in the training
+    label: str = ""  # the preset, and the parameters that differ from its defaults
+    in_force: bool = False
 
 
 class NodeForecast(msgspec.Struct, frozen=True):
@@ -49,7 +60,7 @@ class NodeForecast(msgspec.Struct, frozen=True):
 class LeftOut(msgspec.Struct, frozen=True):
     """A preset without a forecast, and why."""
 
-    policy: str
+    policy: str  # label
     reason: str
 
 
@@ -95,9 +106,14 @@ class Forecast(msgspec.Struct, frozen=True):
     slow_node: NodeForecast | None = None  # None: no node is named slow
     all_presets: bool = True  # False: some presets only, as for a slow node
 
-    def of(self, policy: str) -> PresetForecast | None:
-        """The forecast of the preset with this name; None: there is none."""
-        return next((preset for preset in self.forecasts if preset.policy == policy), None)
+    def of(
+        self, policy: str, parameters: Mapping[str, Any] | None = None
+    ) -> PresetForecast | None:
+        """The forecast of the preset with these parameters (none: its defaults), or None."""
+        for preset in self.forecasts:
+            if (preset.policy, preset.parameters) == (policy, parameters or {}):
+                return preset
+        return None
 
 
 def kept(bodies: Iterable[Mapping[str, Any]]) -> list[Forecast]:
@@ -111,12 +127,26 @@ def kept(bodies: Iterable[Mapping[str, Any]]) -> list[Forecast]:
     return forecasts
 
 
-def words(policy: str, saving: float, low: float, high: float, *, relaxed: bool = False) -> str:
-    """The sentence about a preset's saving, in percent of the time."""
+def label(policy: str, parameters: Mapping[str, Any]) -> str:
+    """How an option is called: the preset, with its parameters if they are given."""
+    given = ", ".join(
+        f"{name} {'…' if isinstance(value, list | tuple) else value}"
+        for name, value in parameters.items()
+    )
+    return f"{policy} ({given})" if given else policy
+
+
+def words(
+    option: str, saving: float, low: float, high: float, *, changes: Changes = "nothing"
+) -> str:
+    """The sentence about an option's saving, in percent of the time.
+
+    Nothing is forecast of the loss. For an option that changes the training, the sentence says so.
+    """
     half = max(1, round(50 * (high - low)))
-    price = ", but change the training" if relaxed else ""
+    price = _PRICES[changes]
     if low <= 0 <= high:
-        return f"{policy} would make no clear difference ({100 * saving:+.0f} % ± {half}){price}"
+        return f"{option} would make no clear difference ({100 * saving:+.0f} % ± {half}){price}"
     if saving > 0:
-        return f"{policy} would save {100 * saving:.0f} % ± {half} of the time{price}"
-    return f"{policy} would take {-100 * saving:.0f} % ± {half} more time{price}"
+        return f"{option} would save {100 * saving:.0f} % ± {half} of the time{price}"
+    return f"{option} would take {-100 * saving:.0f} % ± {half} more time{price}"

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
-from paceline_backend.insight.whatif.answer import Decision, Forecast, PresetForecast
+from paceline_backend.insight.whatif.answer import Decision, Forecast, PresetForecast, label
 from paceline_backend.store.switches import Switch
 
 BY = "auto"  # who requests its switches
@@ -55,16 +55,19 @@ def decide(
     if last.version > 0 and forecast.step < last.effective_step + HOLD_STEPS:
         return Decision("wait", f"less than {HOLD_STEPS} steps since the switch to {last.policy}")
     barred = _barred(forecast, earlier, switches)
-    in_force = forecast.current.policy
-    barred.add(in_force)
-    others = (preset for preset in forecast.forecasts if preset.policy not in barred)
+    barred.add(label(forecast.current.policy, forecast.current.parameters))
+    others = (
+        preset
+        for preset in forecast.forecasts
+        if label(preset.policy, preset.parameters) not in barred
+    )
     best = next((preset for preset in others if relaxed or not preset.relaxed), None)
     if best is None:
         return Decision("stay", "there is no other preset to switch to")
     if best.saving_low <= MARGIN:
         why = f"{best.words}: not clearly more than {MARGIN:.0%}"
         return _with(best, "stay", why)
-    if not _promised_before(best.policy, forecast, earlier):
+    if not _promised_before(best, forecast, earlier):
         return _with(best, "wait", f"{best.words}, if the next forecast says so too")
     return _with(best, mode, best.words)
 
@@ -81,7 +84,7 @@ def _with(best: PresetForecast, decided: Literal["stay", "wait"] | Mode, why: st
     )
 
 
-def _promised_before(policy: str, forecast: Forecast, earlier: Sequence[Forecast]) -> bool:
+def _promised_before(best: PresetForecast, forecast: Forecast, earlier: Sequence[Forecast]) -> bool:
     """Whether all forecasts back to `AUTO_STEPS` before promise a saving above `MARGIN`, too.
 
     They must be made under the same policy and at the same speeds. Forecasts may lie closer
@@ -90,7 +93,7 @@ def _promised_before(policy: str, forecast: Forecast, earlier: Sequence[Forecast
     """
     assert forecast.step is not None
     for before in reversed(earlier):
-        promised = before.of(policy)
+        promised = before.of(best.policy, best.parameters)
         if (
             before.current.version != forecast.current.version
             or promised is None
@@ -117,7 +120,7 @@ def _verdict(
         return None
     if any(kept.current.version == last.version and _judged(kept) for kept in earlier):
         return None
-    promised = made.of(last.policy)
+    promised = made.of(last.policy, last.parameters)
     if promised is None or made.current.step_time_s is None or not same_conditions(made, forecast):
         return None
     measured = forecast.current.measured_s
@@ -141,13 +144,13 @@ def _judged(forecast: Forecast) -> bool:
 def _barred(
     forecast: Forecast, earlier: Sequence[Forecast], switches: Sequence[Switch]
 ) -> set[str]:
-    """Policies left by a switch of `auto`, or chosen by `auto` and then left by a user."""
+    """Labels of what a switch of `auto` left, or what `auto` chose and then a user left."""
     barred = set()
     for switch, following in pairwise(switches):
         if BY in (switch.by, following.by):
             made = _newest(earlier, switch.version)
             if made is None or same_conditions(made, forecast):
-                barred.add(switch.policy)
+                barred.add(label(switch.policy, switch.parameters))
     return barred
 
 

@@ -60,7 +60,7 @@ def _print(body: dict[str, Any], as_json: bool) -> int:
     table = Table("policy", "step time, s", "95 %", "", box=box.SIMPLE)
     for preset in body["forecasts"]:
         span = f"{preset['low_s']:.3g} to {preset['high_s']:.3g}"
-        table.add_row(preset["policy"], f"{preset['step_time_s']:.3g}", span, preset["words"])
+        table.add_row(preset["label"], f"{preset['step_time_s']:.3g}", span, preset["words"])
     for preset in body["left_out"]:
         table.add_row(preset["policy"], "", "", preset["reason"])
     Console(highlight=False, markup=False).print(table)

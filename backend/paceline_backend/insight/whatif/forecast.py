@@ -22,6 +22,7 @@ from paceline_backend.insight.whatif.answer import (
     LeftOut,
     NodeForecast,
     PresetForecast,
+    label,
     words,
 )
 from paceline_backend.insight.whatif.measured import Measured, State, read, same_speeds, steady_time
@@ -61,7 +62,8 @@ def forecast(
     Args:
         store: the database.
         run_id: the run's public id.
-        presets: names; None: all. The policy in force is always included, with its parameters.
+        presets: names, each with its defaults; None: all, with their variants. The policy in force
+            is always included, with its parameters.
         steps: how many of the newest complete steps of the latest attempt to rest on.
         replicates: simulations of each preset, at most.
         budget_s: CPU seconds after which no replicate is added.
@@ -74,18 +76,17 @@ def forecast(
     """
     if steps < FEWEST:
         raise ValueError(f"steps: {steps}; give {FEWEST} or more")
-    wanted = list(policies.names() if presets is None else presets)
-    for name in wanted:
+    for name in presets or []:
         policies.get(name)
     with store.read() as connection:
         state = read(connection, runs.key_of(connection, run_id), steps, _CELLS)
-    return of_state(run_id, state, wanted, replicates=replicates, budget_s=budget_s)
+    return of_state(run_id, state, presets, replicates=replicates, budget_s=budget_s)
 
 
 def of_state(
     run_id: str,
     state: State,
-    wanted: Sequence[str],
+    presets: Sequence[str] | None = None,
     *,
     replicates: int = REPLICATES,
     budget_s: float = BUDGET_S,
@@ -101,15 +102,16 @@ def of_state(
     except ValueError as error:
         why = f"the policy in force cannot be made here: {error}"
         return Forecast(run_id, made_at, current, reason=why)
-    simulated, left_out = simulate(basis, in_force, wanted, replicates, budget_s)
-    if state.policy not in simulated:
-        why = f"the policy in force cannot be simulated: {left_out[state.policy]}"
+    simulated, left_out = simulate(basis, in_force, presets, replicates, budget_s)
+    name = label(state.policy, state.parameters)
+    if name not in simulated:
+        why = f"the policy in force cannot be simulated: {left_out[name]}"
         return Forecast(run_id, made_at, current, reason=why)
     made = _answer(run_id, made_at, state, basis, simulated, left_out)
     return msgspec.structs.replace(
         made,
         slow_node=_of_slow_node(made, basis, in_force, simulated),
-        all_presets=set(policies.names()) <= {*wanted, state.policy},
+        all_presets=presets is None,
     )
 
 
@@ -117,17 +119,18 @@ def _of_slow_node(
     made: Forecast, basis: Basis, in_force: Policy, simulated: Mapping[str, Simulated]
 ) -> NodeForecast | None:
     """The forecast for the case that the node that is slow were not."""
-    base = simulated[basis.state.policy]
+    name = label(basis.state.policy, basis.state.parameters)
+    base = simulated[name]
     slow = slow_nodes.named(basis)
     if slow is None or made.fit_error is None or made.current.step_time_s is None:
         return None
     faster = slow_nodes.as_fast_as_the_others(basis, slow)
     again, _ = simulate(faster, in_force, [], len(base.means), math.inf)
-    if basis.state.policy not in again:
+    if name not in again:
         return None
-    scale = made.current.step_time_s / float(np.mean(base.means))
-    of = again[basis.state.policy]
-    preset = _preset(slow.node, of, base, scale, made.fit_error, in_force=False)
+    scale = made.current.step_time_s / base.mean
+    again[name].in_force = False
+    preset = _preset(slow.node, again[name], base, scale, made.fit_error)
     return slow_nodes.answer(slow, preset)
 
 
@@ -238,11 +241,11 @@ def _answer(
     load = float(sizes.sum()) / (full + (rest > 0))  # of a mean step
     if hello.drop_last:
         load = float(sizes.mean()) * hello.global_batch
-    base = simulated[state.policy]
+    base = simulated[label(state.policy, state.parameters)]
     fit_error = abs(1 / basis.bias - 1)
     forecasts = [
-        _preset(name, preset, base, load * basis.bias, fit_error, in_force=preset is base)
-        for name, preset in simulated.items()
+        _preset(name, option, base, load * basis.bias, fit_error)
+        for name, option in simulated.items()
     ]
     assert state.measured is not None
     assert state.steady is not None
@@ -254,7 +257,7 @@ def _answer(
             state.policy,
             state.parameters,
             state.version,
-            step_time_s=float(np.mean(base.means)) * load * basis.bias,
+            step_time_s=base.mean * load * basis.bias,
             measured_s=None if steady is None else steady * load,
             measured_steps=count,
         ),
@@ -270,38 +273,34 @@ def _answer(
 
 
 def _preset(
-    name: str,
-    simulated: Simulated,
-    base: Simulated,
-    scale: float,
-    fit_error: float,
-    *,
-    in_force: bool,
+    name: str, of: Simulated, base: Simulated, scale: float, fit_error: float
 ) -> PresetForecast:
-    """A preset's forecast beside the policy in force (`base`).
+    """An option's forecast beside the policy in force (`base`).
 
     Draws of both use the same steps and errors, so their ratio has little noise.
     """
-    mean, of_base = float(np.mean(simulated.means)), float(np.mean(base.means))
-    low, high = _interval(np.concatenate(simulated.draws) * scale, mean * scale, fit_error)
-    relative = mean / of_base
-    drawn = np.concatenate(simulated.draws) / np.concatenate(base.draws)
-    least, most = (relative, relative) if in_force else _interval(drawn, relative, fit_error)
+    low, high = _interval(np.concatenate(of.draws) * scale, of.mean * scale, fit_error)
+    relative = of.mean / base.mean
+    drawn = np.concatenate(of.draws) / np.concatenate(base.draws)
+    least, most = (relative, relative) if of.in_force else _interval(drawn, relative, fit_error)
     saving, saving_low, saving_high = 1 - relative, 1 - most, 1 - least
     sentence = f"{name} is in force"
-    if not in_force:
-        sentence = words(name, saving, saving_low, saving_high, relaxed=simulated.relaxed)
+    if not of.in_force:
+        sentence = words(name, saving, saving_low, saving_high, changes=of.changes)
     return PresetForecast(
-        name,
-        dict(simulated.parameters),
-        mean * scale,
+        of.preset,
+        dict(of.parameters),
+        of.mean * scale,
         low,
         high,
         saving,
         saving_low,
         saving_high,
         sentence,
-        simulated.relaxed,
+        of.changes == "training",
+        of.changes,
+        name,
+        of.in_force,
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import NormalDist
 from typing import Any
@@ -334,18 +335,37 @@ def _with_segments(connection: Connection, run: int, hello: Hello, measured: Mea
             continue
         # This synchroniser has no model: only the steps after its segment can be used.
         kept, measured = [], measured.since(int(np.searchsorted(measured.step, relaxed.end)))
-    candidates = [relaxed_span(measured.step, segment) for segment in kept]
+    return with_spans(
+        measured,
+        kept,
+        lambda seqs: rounds.newest_reduced_s(connection, run, hello.attempt, seqs, _ROUNDS),
+    )
+
+
+def with_spans(
+    measured: Measured,
+    relaxed: Sequence[Segment],
+    reduced_s: Callable[[list[int]], Sequence[float]],
+) -> Measured:
+    """`measured` with the spans of its relaxed segments.
+
+    Args:
+        measured: the newest steps.
+        relaxed: segments with a relaxed synchroniser, in order.
+        reduced_s: seconds that the newest rounds took, by the numbers of their segments.
+    """
+    candidates = [relaxed_span(measured.step, segment) for segment in relaxed]
     spans = tuple(span for span in candidates if span.end > span.first)
     if not spans:
         return measured
     # "averaging" is left out: its records include the time that a rank waits for others.
     names = [span.synchroniser.name for span in spans if span.synchroniser.name != "averaging"]
     seqs = [span.seq for span in spans if span.synchroniser.name in names[-1:]]
-    reported = rounds.newest_reduced_s(connection, run, hello.attempt, seqs, _ROUNDS)
+    reported = reduced_s(seqs)
     # A pairwise record holds the time of the answer only: double it.
     ways = 2 if names[-1:] == ["pairwise"] else 1
     reported_round_s = ways * float(np.median(reported)) if reported else None
-    measured = measured.of_segments(kept)
+    measured = measured.of_segments(list(relaxed))
     return replace(measured, relaxed_spans=spans, reported_round_s=reported_round_s)
 
 

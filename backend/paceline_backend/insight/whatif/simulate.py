@@ -13,9 +13,10 @@ import numpy as np
 from paceline.wire import ALLREDUCE
 from paceline_backend import policies
 from paceline_backend.insight.report import WARMUP_STEPS
+from paceline_backend.insight.whatif.answer import label
 from paceline_backend.insight.whatif.measured import Measured, State
 from paceline_backend.insight.whatif.resampled import Resampled, blocks, resampled
-from paceline_backend.policies import Models, Policy
+from paceline_backend.policies import Changes, Models, Policy
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator import Simulation, TrainedSegment
 
@@ -24,6 +25,7 @@ _SIMULATED = 100  # most steps of each simulation that count
 _SAMPLES = 400_000  # most samples of these steps
 _FEWEST_SIMULATED = 24  # steps that count at least, even with more samples
 DRAWS = 64  # bootstrap draws of a simulation's steps, for the interval
+_BETTER = 0.01  # a variant is kept if it takes less time than its preset's defaults by more
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,28 @@ class Basis:
 
 @dataclass
 class Simulated:
-    """A preset's simulated seconds per unit of load."""
+    """What an option's simulations took, in seconds per unit of load.
 
+    An option is a preset with parameters: the policy in force, a preset's defaults, or a variant.
+    """
+
+    preset: str
     parameters: Mapping[str, Any]
-    relaxed: bool
+    policy: Policy
+    in_force: bool = False
+    variant: bool = False
     draws: list[Floats] = field(default_factory=list)  # [DRAWS] of each replicate, by bootstrap
     means: list[float] = field(default_factory=list)  # of each replicate
+
+    @property
+    def changes(self) -> Changes:
+        """What the option changes in the training."""
+        return self.policy.changes
+
+    @property
+    def mean(self) -> float:
+        """Over all replicates."""
+        return float(np.mean(self.means))
 
     def add(self, trained: list[TrainedSegment], count: int, replicate: int) -> None:
         """Adds a replicate: `count` steps after the warm-up."""
@@ -57,41 +75,44 @@ class Simulated:
 
 
 def simulate(
-    basis: Basis, in_force: Policy, wanted: Sequence[str], replicates: int, budget_s: float
+    basis: Basis,
+    in_force: Policy,
+    presets: Sequence[str] | None,
+    replicates: int,
+    budget_s: float,
 ) -> tuple[dict[str, Simulated], dict[str, str]]:
-    """Simulates the policy in force and the wanted presets, each on the same devices.
+    """Simulates the policy in force and other presets, each on the same devices.
+
+    The first replicate has all variants. The best of a preset's variants stays, if it takes less
+    time than the defaults.
 
     Args:
         basis: the inputs.
         in_force: the policy in force.
-        wanted: names of presets.
+        presets: names, each with its defaults; None: all, with their variants.
         replicates: simulations of each preset, at most.
         budget_s: CPU seconds after which no replicate is added.
 
     Returns:
-        The simulations by preset, the policy in force first; the presets that are left out, each
-        with the reason.
+        The simulations by label, the policy in force first; what is left out, by label, with the
+        reason.
     """
     state = basis.state
     assert state.history is not None
-    made, left_out = _made(state, in_force, wanted)
+    simulated, left_out = _options(state, in_force, presets)
     if basis.measured.fallback:
-        _fall_back(made, left_out, state.policy, basis.measured.fallback)
-    simulated = {
-        name: Simulated(state.parameters if name == state.policy else {}, policy.relaxed)
-        for name, policy in made.items()
-    }
+        _fall_back(simulated, left_out, basis.measured.fallback)
     count = _SAMPLES // state.history.hello.global_batch
     count = max(_FEWEST_SIMULATED, min(_SIMULATED, count))
     spent_s = 0.0  # on presets that are not left out
     for replicate in range(replicates):
         devices = _devices(basis, count, replicate)
-        for name in list(simulated):
-            version = state.version + (name != state.policy)
+        for name, option in list(simulated.items()):
+            version = state.version + (not option.in_force)
             began = time.process_time()
             try:
-                trained = _train(state, devices, made[name], version, count)
-                simulated[name].add(trained, count, replicate)
+                trained = _train(state, devices, option.policy, version, count)
+                option.add(trained, count, replicate)
                 spent_s += time.process_time() - began
             except _NotSimulatedError as error:
                 left_out[name] = str(error)
@@ -99,34 +120,56 @@ def simulate(
             except Exception as error:  # a third party's policy fails: leave out this policy only
                 left_out[name] = f"{type(error).__name__}: {error}"
                 del simulated[name]
+        if replicate == 0:
+            simulated = _without_worse_variants(simulated)
         if spent_s > budget_s * (replicate + 1) / (replicate + 2):
             break
     return simulated, left_out
 
 
-def _made(
-    state: State, in_force: Policy, wanted: Sequence[str]
-) -> tuple[dict[str, Policy], dict[str, str]]:
-    """The policies to simulate, by name; the presets that cannot be made, with the reason."""
-    made = {state.policy: in_force}
+def _options(
+    state: State, in_force: Policy, presets: Sequence[str] | None
+) -> tuple[dict[str, Simulated], dict[str, str]]:
+    """The options to simulate, by label; the presets that cannot be made, with the reason."""
+    first = Simulated(state.policy, state.parameters, in_force, in_force=True)
+    options = {label(first.preset, first.parameters): first}
     left_out: dict[str, str] = {}
-    for name in wanted:
-        if name != state.policy:
+    for name in policies.names() if presets is None else presets:
+        variants = policies.get(name).variants if presets is None else ()
+        for parameters in ({}, *variants):
             try:
-                made[name] = policies.make(name, {})
+                if name == state.policy and policies.same(name, parameters, state.parameters):
+                    continue
+                policy = policies.make(name, parameters)
             except Exception as error:  # a third party's preset must not end the forecast
-                left_out[name] = f"{type(error).__name__}: {error}"
-    return made, left_out
+                left_out[label(name, parameters)] = f"{type(error).__name__}: {error}"
+                continue
+            option = Simulated(name, parameters, policy, variant=bool(parameters))
+            options[label(name, parameters)] = option
+    return options, left_out
 
 
-def _fall_back(made: dict[str, Policy], left_out: dict[str, str], in_force: str, why: str) -> None:
+def _fall_back(options: dict[str, Simulated], left_out: dict[str, str], why: str) -> None:
     """Takes relaxed synchronisers away: ranks would all-reduce gradients in spite of them."""
-    for name, policy in list(made.items()):
-        if policy.relaxed and name == in_force:
-            made[name] = replace(policy, synchroniser=ALLREDUCE)
-        elif policy.relaxed:
+    for name, option in list(options.items()):
+        if option.policy.relaxed and option.in_force:
+            option.policy = replace(option.policy, synchroniser=ALLREDUCE)
+        elif option.policy.relaxed:
             left_out[name] = f"gradients would be all-reduced, because {why}"
-            del made[name]
+            del options[name]
+
+
+def _without_worse_variants(options: dict[str, Simulated]) -> dict[str, Simulated]:
+    """Leaves out variants that save nothing beside their preset's defaults or its best variant."""
+
+    def stays(option: Simulated) -> bool:
+        alike = [other for other in options.values() if other.preset == option.preset]
+        defaults = [other.mean for other in alike if not (other.variant or other.in_force)]
+        variants = [other.mean for other in alike if other.variant]
+        better = option.mean < (1 - _BETTER) * min(defaults, default=np.inf)
+        return not option.variant or (better and option.mean == min(variants))
+
+    return {name: option for name, option in options.items() if stays(option)}
 
 
 def _devices(basis: Basis, count: int, replicate: int) -> Resampled:

@@ -18,7 +18,7 @@ from msgspec import Meta
 
 from paceline.wire.synchronisation import ALLREDUCE, Partial, PartialRules, Synchronisation
 from paceline_backend.policies.base import Choice, Feedback, Floats, Policy, Preset
-from paceline_backend.policies.presets.relaxed import RelaxedParameters, Staleness
+from paceline_backend.policies.presets.relaxed import ON_PACELINE, RelaxedParameters, Staleness
 from paceline_backend.policies.registry import make as policy_of
 
 BLOCKS = 8  # blocks of neighbouring steps for the jackknife: slowdowns last for several steps
@@ -301,4 +301,5 @@ preset = Preset(
     source="Paceline; the partial all-reduce is RNA's",
     make=make,
     parameters=AdaptiveParameters,
+    variants=ON_PACELINE,
 )

@@ -126,4 +126,5 @@ preset = Preset(
     make=make,
     combines=True,
     parameters=counts.CountsParameters,
+    variants=counts.LEVELLED,
 )

@@ -219,4 +219,5 @@ preset = Preset(
     make=make,
     combines=True,
     parameters=DynamicBatchingParameters,
+    variants=counts.LEVELLED,
 )

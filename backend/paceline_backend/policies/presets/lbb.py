@@ -282,4 +282,5 @@ preset = Preset(
     make=make,
     combines=True,
     parameters=LbbParameters,
+    variants=counts.LEVELLED,
 )

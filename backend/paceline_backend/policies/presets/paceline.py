@@ -138,4 +138,5 @@ preset = Preset(
     make=make,
     combines=True,
     parameters=PacelineParameters,
+    variants=({"mode": "free"},),
 )

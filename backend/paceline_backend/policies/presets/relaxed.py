@@ -35,6 +35,10 @@ class RelaxedParameters(Parameters, frozen=True, kw_only=True):
     batches: BatchesOf = "bsp"
 
 
+# Ranks that do not wait for each other still meet at an epoch's end, or are mixed: batches that fit
+# the ranks help there, too.
+ON_PACELINE = ({"batches": "paceline"},)
+
 R = TypeVar("R", bound=RelaxedParameters)
 
 
@@ -48,7 +52,7 @@ def _preset(
     def make(values: R) -> Policy:
         return replace(policy_of(values.batches), name=name, synchroniser=synchroniser(values))
 
-    return Preset(name, summary, source, make, parameters)
+    return Preset(name, summary, source, make, parameters, variants=ON_PACELINE)
 
 
 ad_psgd = _preset(

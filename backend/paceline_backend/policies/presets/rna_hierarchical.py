@@ -26,7 +26,7 @@ from paceline.wire.synchronisation import (
 )
 from paceline_backend.policies.base import Choice, Chooser, Feedback, Floats, Policy, Preset
 from paceline_backend.policies.predict.groups import groups, of_nodes, step_times
-from paceline_backend.policies.presets.relaxed import RelaxedParameters, Staleness
+from paceline_backend.policies.presets.relaxed import ON_PACELINE, RelaxedParameters, Staleness
 from paceline_backend.policies.registry import make as policy_of
 
 _PARTS = 4  # parts of the newest steps, which must all give the same groups
@@ -180,4 +180,5 @@ preset = Preset(
     "clusters (RNA)",
     make=make,
     parameters=RnaHierarchicalParameters,
+    variants=ON_PACELINE,
 )

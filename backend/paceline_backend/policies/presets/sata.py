@@ -143,4 +143,5 @@ preset = Preset(
     make=make,
     combines=True,
     parameters=SataParameters,
+    variants=counts.LEVELLED,
 )

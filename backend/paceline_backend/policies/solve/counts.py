@@ -44,6 +44,9 @@ class CountsParameters(Parameters, frozen=True, kw_only=True):
     window: WindowSteps = 64
 
 
+LEVELLED = ({"which": "levelled"},)  # the variants of every preset of counts
+
+
 def spread(shares: Floats, total: float, low: Ints, high: Ints) -> Floats:
     """Divides a total in proportion to shares, within bounds, [W].
 

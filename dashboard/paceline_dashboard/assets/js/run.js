@@ -99,7 +99,7 @@ class RunPage {
     this.policy = new PolicyPanel(this.id, this.data, this.effects, changed);
     /** @type {OpenSwitchDialog} */
     const openDialog = (policy, parameters) => this.policy.openDialog(policy, parameters);
-    this.whatif = new WhatIf(this.path, openDialog);
+    this.whatif = new WhatIf(this.path, this.data, openDialog);
     this.auto = new Auto(this.path, openDialog, changed);
     this.#controls();
     this.colours = theme(this.palette);

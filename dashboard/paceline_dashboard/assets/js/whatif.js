@@ -9,10 +9,12 @@ const LONGEST_MS = 120_000; // the server simulates: seconds, more on a busy mac
 export class WhatIf {
   /**
    * @param {string} path
+   * @param {import("./data.js").RunData} data
    * @param {OpenSwitchDialog} openDialog
    */
-  constructor(path, openDialog) {
+  constructor(path, data, openDialog) {
     this.path = `${path}/whatif`;
+    this.data = data;
     this.openDialog = openDialog;
     /** @type {any} */
     this.run = null;
@@ -27,7 +29,7 @@ export class WhatIf {
    */
   update(run) {
     this.run = run;
-    for (const button of byId("whatif-forecasts").querySelectorAll("button")) button.disabled = this.#blocked(button.value);
+    for (const button of byId("whatif-forecasts").querySelectorAll("button")) button.disabled = ENDED.includes(run.state) || this.#inForce(button.value);
     show("whatif-old", this.answer !== null && this.answer.current.version !== run.version);
   }
 
@@ -54,7 +56,7 @@ export class WhatIf {
     text("whatif-ask", "Ask again");
     text("whatif-words", reason ?? `${current.policy} takes ${seconds(current.step_time_s)} a step.`);
     /** @type {PresetForecast[]} */
-    const others = forecasts.filter((/** @type {PresetForecast} */ preset) => preset.policy !== current.policy);
+    const others = forecasts.filter((/** @type {PresetForecast} */ preset) => !preset.in_force);
     const least = Math.min(0, ...others.map((preset) => preset.saving_low));
     const most = Math.max(0.01, ...others.map((preset) => preset.saving_high));
     byId("whatif-forecasts").replaceChildren(...others.map((preset) => this.#row(preset, least, most)));
@@ -89,14 +91,19 @@ export class WhatIf {
       part("saving-zero", 0, 0),
       part("saving-whisker", preset.saving_low, preset.saving_high),
     );
-    const button = make("button", { type: "button", value: preset.policy, "aria-label": `Switch to ${preset.policy}…` }, "Switch to it…");
+    const button = make("button", { type: "button", value: preset.label, "aria-label": `Switch to ${preset.label}…` }, "Switch to it…");
     button.addEventListener("click", () => this.openDialog(preset.policy, preset.parameters));
     const words = make("span", { className: "saving-words", title: `${seconds(preset.step_time_s)} a step` }, preset.words);
     return make("li", {}, words, bar, button);
   }
 
-  /** @param {string} policy */
-  #blocked(policy) {
-    return ENDED.includes(this.run.state) || policy === this.run.policy;
-  }
-}
+  /**
+   * Whether somebody has switched to this option since.
+   * @param {string} label
+   */
+  #inForce(label) {
+    const preset = this.answer.forecasts.find((/** @type {PresetForecast} */ each) => each.label === label);
+    const last = this.data.switches.at(-1);
+    const parameters = last?.parameters ?? {};
+    return preset.policy === this.run.policy && Object.entries(preset.parameters).every(([name, value]) => parameters[name] === value);
+  }}
