@@ -109,7 +109,7 @@ def test_the_best_variant_of_a_preset_stands_beside_its_defaults() -> None:
     then = copy.deepcopy(training)
     then.simulation.switch(policies.make("paceline", {"mode": "free"}))
     then.train(began + 220)
-    assert free.step_time_s == pytest.approx(then.time(began + 20, began + 220), rel=0.03)
+    assert free.step_time_s == pytest.approx(then.time(began + 20, began + 220), rel=0.05)
 
 
 def test_a_variant_that_is_in_force_is_not_forecast_again() -> None:

@@ -107,3 +107,4 @@ export class WhatIf {
     const parameters = last?.parameters ?? {};
     return preset.policy === this.run.policy && Object.entries(preset.parameters).every(([name, value]) => parameters[name] === value);
   }}
+
