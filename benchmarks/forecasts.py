@@ -24,6 +24,7 @@ from virtual import measured, module_at
 
 from paceline_backend import policies
 from paceline_backend.insight.report import WARMUP_STEPS
+from paceline_backend.insight.whatif.answer import STEPS
 from paceline_backend.insight.whatif.forecast import of_state
 from paceline_backend.insight.whatif.measured import State
 from paceline_backend.simulator import Scenario, Simulation
@@ -32,7 +33,7 @@ SEED = 1_000_000
 CASES = Path(__file__).with_name("strangers") / "forecasts.py"
 AFTER = 200  # steps that are measured after a switch and its warm-up
 OPTIONS = 8  # forecasts that are checked in each scenario
-KEPT = 64  # steps that a forecast rests on
+KEPT = STEPS  # steps that a forecast rests on
 
 
 def case(asked: tuple[str, str, int]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from paceline.core.emulation import Emulation
 from paceline.wire import ALLREDUCE, Adopted, Hello, RoundBatch, StepBatch, StepRecord
 from paceline_backend import policies
 from paceline_backend.insight.report import WARMUP_STEPS
+from paceline_backend.insight.whatif.answer import STEPS
 from paceline_backend.insight.whatif.measured import Measured, RelaxedSpan, State, relaxed_span
 from paceline_backend.simulator import Simulation, TrainedSegment
 from paceline_backend.simulator.broadcast import rounds
@@ -79,7 +80,7 @@ class Training:
         mean = sizes.sum() / -(-len(sizes) // self.hello.global_batch)
         return float(step_s.sum() / load.sum() * mean)
 
-    def state(self, steps: int = 64) -> State:
+    def state(self, steps: int = STEPS) -> State:
         """What `read` would give."""
         ran = self.ran[-steps:]
         step = np.concatenate(

@@ -12,7 +12,7 @@ from paceline_backend.policies import Changes
 
 log = logging.getLogger(__name__)
 
-STEPS = 64  # newest complete steps that a forecast rests on
+STEPS = 256  # newest complete steps that a forecast rests on
 FEWEST = 16  # steps that a forecast needs at least
 
 _PRICES: Mapping[Changes, str] = {
@@ -106,9 +106,7 @@ class Forecast(msgspec.Struct, frozen=True):
     slow_node: NodeForecast | None = None  # None: no node is named slow
     all_presets: bool = True  # False: some presets only, as for a slow node
 
-    def of(
-        self, policy: str, parameters: Mapping[str, Any] | None = None
-    ) -> PresetForecast | None:
+    def of(self, policy: str, parameters: Mapping[str, Any] | None = None) -> PresetForecast | None:
         """The forecast of the preset with these parameters (none: its defaults), or None."""
         for preset in self.forecasts:
             if (preset.policy, preset.parameters) == (policy, parameters or {}):

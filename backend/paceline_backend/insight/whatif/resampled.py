@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,12 +15,10 @@ from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.simulator.sync import Costs
 
 BLOCK = 8  # steps that are drawn together, because slowdowns last for several steps
-_PRIOR = 0.12  # prior weight of c and b, as in `policies.predict.linear`
-_LEAST = 1e-3  # load explains at least this share of the time
 
 
 class Resampled(Emulation, frozen=True, kw_only=True):
-    """Ranks whose step k takes the modelled time multiplied by the error of row ``rows[k]``.
+    """Ranks whose step takes the modelled time multiplied by the error of a measured step.
 
     A row is a measured step with all its ranks. A slowdown of several ranks at once, or of one rank
     for a while, is thus repeated as it was.
@@ -32,7 +29,6 @@ class Resampled(Emulation, frozen=True, kw_only=True):
     remainder_s: Floats  # [S]
     rest_s: Floats  # [W]
     round_s: float
-    rows: Ints  # [steps]
     first_step: int
 
     def compute_s(self, step: int, batch: Features, threads: Any = 1) -> Floats:
@@ -53,35 +49,30 @@ class Resampled(Emulation, frozen=True, kw_only=True):
         return Costs(self.round_s, own_s=self.rest_s)
 
     def _row(self, step: int) -> int:
-        return int(self.rows[(step - self.first_step) % len(self.rows)])
+        return (step - self.first_step) % len(self.ratio)
 
 
-def resampled(
-    models: Models, measured: Measured, ratio: Floats, steps: int, first_step: int, salt: int
-) -> Resampled:
-    """One way in which the run might go on: a block bootstrap of steps and of models' errors.
+def resampled(models: Models, measured: Measured, ratio: Floats, first_step: int) -> Resampled:
+    """The measured steps again, round and round, in their order.
+
+    What comes at regular distances, or lasts, thus stays as it is.
 
     Args:
-        models: fitted.
+        models: of the ranks' costs.
         measured: S steps.
         ratio: measured ÷ modelled compute time, [S, W].
-        steps: how many to draw.
-        first_step: number of the first drawn step in the run.
-        salt: another salt gives another draw.
+        first_step: number of the first simulated step in the run.
     """
-    rng = np.random.default_rng([salt, first_step])
-    rows = blocks(rng, len(measured), steps)
     return Resampled(
         a_s=[],
         b_s=[],
         cost=models.cost,
         data_s=_mean(measured.data_s, measured.single, usual=0.0).tolist(),
-        models=perturbed(models, measured, ratio, blocks(rng, len(measured), len(measured))),
+        models=models,
         ratio=ratio,
         remainder_s=measured.remainder_s,
         rest_s=measured.rest_s,
         round_s=measured.round_s,
-        rows=rows,
         first_step=first_step,
     )
 
@@ -107,39 +98,6 @@ def filled(ratio: Floats) -> Floats:
     never = np.isnan(ratio).all(axis=0)
     ratio = np.where(never, 1.0, ratio)
     return np.asarray(np.where(np.isnan(ratio), np.nanmedian(ratio, axis=0), ratio))
-
-
-def perturbed(
-    models: Models, measured: Measured, ratio: Floats, rows: npt.NDArray[np.int64]
-) -> Models:
-    """The models as they would have come out if the errors had fallen on other steps.
-
-    This is a residual bootstrap: the same least squares of relative errors as in
-    `policies.predict.linear`, applied to the errors alone. That predictor leaves out single large
-    errors; here they are cut.
-    """
-    modelled = np.maximum(models.ett(measured.features), 1e-300)  # [S, W]
-    known = measured.single
-    error = ratio - np.median(ratio, axis=0)
-    most = 4 * np.median(np.abs(error), axis=0)
-    error = np.clip(error, -most, most)[rows]
-    load = models.cost.load(measured.features)
-    typical = _mean(modelled, known)
-    scale = np.stack([_mean(load, known), _mean(measured.features.samples, known)], 1)
-    columns = [load / scale[:, 0], measured.features.samples / scale[:, 1], np.ones_like(load)]
-    design = np.stack(columns, 2) * (known * typical / modelled)[:, :, None]  # [S, W, 3]
-    gram = np.einsum("swi,swj->wij", design, design)
-    # A rank with one or two rows is uncertain: add one row without error.
-    gram += np.diag([1.0, 1.0 + _PRIOR**2, 1.0 + _PRIOR**2])
-    shift = np.linalg.solve(gram, np.einsum("swi,sw->wi", design, error)[:, :, None])[:, :, 0]
-    shift *= typical[:, None]
-    a = models.a + shift[:, 0] / scale[:, 0]
-    return replace(
-        models,
-        a=np.maximum(a, _LEAST * typical / scale[:, 0]),
-        c=np.maximum(models.c + shift[:, 1] / scale[:, 1], 0.0),
-        b=np.maximum(models.b + shift[:, 2], 0.0),
-    )
 
 
 def _mean(values: Any, known: npt.NDArray[np.bool_], usual: float = 1.0) -> Floats:

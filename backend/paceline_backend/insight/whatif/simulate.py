@@ -16,6 +16,7 @@ from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import label
 from paceline_backend.insight.whatif.measured import Measured, State
 from paceline_backend.insight.whatif.resampled import Resampled, blocks, resampled
+from paceline_backend.insight.whatif.shapes import Shape
 from paceline_backend.policies import Changes, Models, Policy
 from paceline_backend.policies.base import Floats
 from paceline_backend.simulator import Simulation, TrainedSegment
@@ -23,7 +24,7 @@ from paceline_backend.simulator import Simulation, TrainedSegment
 LONGEST_S = 10.0  # CPU time after which a preset is left out because its planning is too slow
 _SIMULATED = 100  # most steps of each simulation that count
 _SAMPLES = 400_000  # most samples of these steps
-_FEWEST_SIMULATED = 24  # steps that count at least, even with more samples
+_EARLY = 24  # steps that count under other models, and at least
 DRAWS = 64  # bootstrap draws of a simulation's steps, for the interval
 _BETTER = 0.01  # a variant is kept if it takes less time than its preset's defaults by more
 
@@ -34,9 +35,14 @@ class Basis:
 
     state: State
     measured: Measured
-    models: Models
+    shape: Shape
     ratio: Floats  # [S, W] measured ÷ modelled compute time
     bias: float  # measured ÷ modelled step time on the same batches
+
+    @property
+    def models(self) -> Models:
+        """Of the best fit."""
+        return self.shape.models()
 
 
 @dataclass
@@ -51,27 +57,35 @@ class Simulated:
     policy: Policy
     in_force: bool = False
     variant: bool = False
-    draws: list[Floats] = field(default_factory=list)  # [DRAWS] of each replicate, by bootstrap
-    means: list[float] = field(default_factory=list)  # of each replicate
+    draws: Floats = field(default_factory=lambda: np.empty(0))  # [DRAWS] bootstrapped means
+    mean: float = 0.0  # of the counted steps
+    early: float = 0.0  # mean of the first `_EARLY` of them
+    shifts: list[float] = field(default_factory=list)  # log of early means, by other models
 
     @property
     def changes(self) -> Changes:
         """What the option changes in the training."""
         return self.policy.changes
 
-    @property
-    def mean(self) -> float:
-        """Over all replicates."""
-        return float(np.mean(self.means))
+    def add(self, trained: list[TrainedSegment], count: int) -> None:
+        """Adds the simulation with the fitted models: `count` steps after the warm-up."""
+        step_s, load = _counted(trained, count)
+        drawn = blocks(np.random.default_rng(1), count, count, DRAWS)
+        self.draws = step_s[drawn].sum(axis=1) / load[drawn].sum(axis=1)
+        self.mean = float(step_s.sum() / load.sum())
+        self.early = float(step_s[:_EARLY].sum() / load[:_EARLY].sum())
 
-    def add(self, trained: list[TrainedSegment], count: int, replicate: int) -> None:
-        """Adds a replicate: `count` steps after the warm-up."""
-        counted = slice(WARMUP_STEPS, WARMUP_STEPS + count)
-        step_s = np.concatenate([segment.evened_s for segment in trained])[counted]
-        load = np.concatenate([segment.evened_load for segment in trained])[counted]
-        drawn = blocks(np.random.default_rng([1, replicate]), count, count, DRAWS)
-        self.draws.append(step_s[drawn].sum(axis=1) / load[drawn].sum(axis=1))
-        self.means.append(float(step_s.sum() / load.sum()))
+    def add_shift(self, trained: list[TrainedSegment]) -> None:
+        """Adds a simulation with other models: `_EARLY` steps after the warm-up."""
+        step_s, load = _counted(trained, _EARLY)
+        self.shifts.append(float(np.log(step_s.sum() / load.sum() / self.early)))
+
+
+def _counted(trained: list[TrainedSegment], count: int) -> tuple[Floats, Floats]:
+    """Time and load of each of `count` steps after the warm-up."""
+    counted = slice(WARMUP_STEPS, WARMUP_STEPS + count)
+    step_s = np.concatenate([segment.evened_s for segment in trained])[counted]
+    return step_s, np.concatenate([segment.evened_load for segment in trained])[counted]
 
 
 def simulate(
@@ -83,15 +97,16 @@ def simulate(
 ) -> tuple[dict[str, Simulated], dict[str, str]]:
     """Simulates the policy in force and other presets, each on the same devices.
 
-    The first replicate has all variants. The best of a preset's variants stays, if it takes less
-    time than the defaults.
+    The first simulation of each has the fitted models, and there are all variants. The best of a
+    preset's variants stays, if it takes less time than the defaults. Pairs of shorter simulations
+    follow, with models that the measured steps allow just as well.
 
     Args:
         basis: the inputs.
         in_force: the policy in force.
         presets: names, each with its defaults; None: all, with their variants.
         replicates: simulations of each preset, at most.
-        budget_s: CPU seconds after which no replicate is added.
+        budget_s: CPU seconds after which no pair is added to the first.
 
     Returns:
         The simulations by label, the policy in force first; what is left out, by label, with the
@@ -102,28 +117,28 @@ def simulate(
     simulated, left_out = _options(state, in_force, presets)
     if basis.measured.fallback:
         _fall_back(simulated, left_out, basis.measured.fallback)
-    count = _SAMPLES // state.history.hello.global_batch
-    count = max(_FEWEST_SIMULATED, min(_SIMULATED, count))
-    spent_s = 0.0  # on presets that are not left out
-    for replicate in range(replicates):
-        devices = _devices(basis, count, replicate)
+    most = _SAMPLES // state.history.hello.global_batch
+    most = max(_EARLY, min(_SIMULATED, most))
+    began = time.process_time()
+    for replicate in range(replicates - (replicates + 1) % 2):
+        if replicate in range(3, replicates, 2) and time.process_time() - began > budget_s:
+            break
+        count = most if replicate == 0 else _EARLY
+        devices = _devices(basis, replicate)
         for name, option in list(simulated.items()):
             version = state.version + (not option.in_force)
-            began = time.process_time()
             try:
                 trained = _train(state, devices, option.policy, version, count)
-                option.add(trained, count, replicate)
-                spent_s += time.process_time() - began
             except _NotSimulatedError as error:
                 left_out[name] = str(error)
                 del simulated[name]
             except Exception as error:  # a third party's policy fails: leave out this policy only
                 left_out[name] = f"{type(error).__name__}: {error}"
                 del simulated[name]
+            else:
+                option.add_shift(trained) if replicate else option.add(trained, count)
         if replicate == 0:
             simulated = _without_worse_variants(simulated)
-        if spent_s > budget_s * (replicate + 1) / (replicate + 2):
-            break
     return simulated, left_out
 
 
@@ -172,11 +187,11 @@ def _without_worse_variants(options: dict[str, Simulated]) -> dict[str, Simulate
     return {name: option for name, option in options.items() if stays(option)}
 
 
-def _devices(basis: Basis, count: int, replicate: int) -> Resampled:
-    """The devices of a replicate, the same for all presets."""
+def _devices(basis: Basis, replicate: int) -> Resampled:
+    """The devices of a replicate, the same for all presets; replicate 0 has the fitted models."""
     assert basis.state.history is not None
-    steps, first_step = WARMUP_STEPS + count, basis.state.history.step
-    return resampled(basis.models, basis.measured, basis.ratio, steps, first_step, replicate)
+    first_step = basis.state.history.step
+    return resampled(basis.shape.models(replicate), basis.measured, basis.ratio, first_step)
 
 
 def _train(

@@ -48,11 +48,10 @@ def as_fast_as_the_others(basis: Basis, slow: SlowNode) -> Basis:
     The policy begins without feedback: it has measured nothing of the node that comes instead.
     """
     assert slow.factor is not None
-    divisor = np.ones(basis.models.world)
-    divisor[slow.ranks] = slow.factor
-    models = basis.models
-    faster = replace(models, a=models.a / divisor, c=models.c / divisor, b=models.b / divisor)
-    return replace(basis, models=faster, state=replace(basis.state, window=None))
+    faster = np.ones(basis.models.world)
+    faster[slow.ranks] = slow.factor
+    shape = replace(basis.shape, faster=faster)
+    return replace(basis, shape=shape, state=replace(basis.state, window=None))
 
 
 def answer(slow: SlowNode, preset: PresetForecast) -> NodeForecast:
