@@ -66,8 +66,8 @@ def test_costs_come_out_of_all_ranks_steps(costs: dict[str, float]) -> None:
 
 def test_what_no_step_tells_is_uncertain() -> None:
     """Counts that stay the same do not tell the cost of a sample from that of a step."""
-    blind = steps(fixed_s=0.03, counts=(7, 7))
-    seeing = steps(fixed_s=0.03)
+    blind = steps(scaled=400.0, counts=(7, 7))
+    seeing = steps(scaled=400.0)
 
     def spread(measured: Measured) -> float:
         fitted = shape(own(measured), measured)

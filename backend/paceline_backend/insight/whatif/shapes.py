@@ -84,26 +84,26 @@ def shape(models: Models, measured: Measured) -> Shape:
     typical = float(np.mean(load[known]))
     per = np.array([typical / float(np.mean(samples[known])), typical, 0.0])
     second = float(np.median(compute_s[known]))
-    noise = max(
-        _spread(np.log(_ratio(models.ett(measured.features)[:, ranks], compute_s)), known), _EXACT
-    )
+    by_rank = np.log(_ratio(models.ett(measured.features)[:, ranks], compute_s))
+    own_noise = noise = max(_spread(by_rank, known), _EXACT)
 
     def residuals(share: Floats, same: bool) -> Floats:
         """Errors ÷ noise, cut, and how unlikely the shares are by the prior."""
-        at = _at(share, per, second, same)
-        off = _off(at, load, samples, compute_s, known)
-        cut = _WILD * noise
-        return np.concatenate([np.clip(off[known], -cut, cut) / noise, share / _PRIOR])
+        off = _off(_at(share, per, second, same), load, samples, compute_s, known)[known]
+        return np.concatenate([np.clip(off / noise, -_WILD, _WILD), share / _PRIOR])
 
-    fits = [
-        least_squares(residuals, [0.05, 0.05], bounds=(0.0, 0.95), args=(same,))
-        for same in (False, True)
-    ]
-    same = fits[1].cost < fits[0].cost
-    best = fits[int(same)]
-    at = _at(best.x, per, second, same)
-    off = _off(at, load, samples, compute_s, known)
-    if _spread(off, known) > _WORSE * noise:
+    share = np.array([0.05, 0.05])
+    for _ in range(2):  # the first fit tells the noise
+        fits = [
+            least_squares(residuals, share, bounds=(0.0, 0.95), args=(same,))
+            for same in (False, True)
+        ]
+        same = fits[1].cost < fits[0].cost
+        best = fits[int(same)]
+        at = _at(best.x, per, second, same)
+        noise = max(_spread(_off(at, load, samples, compute_s, known), known), _EXACT)
+        share = np.clip(best.x, 0.01, 0.9)
+    if noise > _WORSE * own_noise:
         return Shape(models, measured, at)
     slopes = np.asarray(best.jac)
     values, vectors = np.linalg.eigh(np.linalg.inv(slopes.T @ slopes))
