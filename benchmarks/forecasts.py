@@ -36,20 +36,25 @@ OPTIONS = 8  # forecasts that are checked in each scenario
 KEPT = STEPS  # steps that a forecast rests on
 
 
-def case(asked: tuple[str, str, int]) -> dict[str, Any]:
-    """One scenario: its forecasts, and what some of the forecast presets then took."""
-    path, name, seed = asked
-    made = module_at(Path(path)).KINDS[name](np.random.default_rng(seed), seed)
-    row: dict[str, Any] = {"kind": name, "seed": seed, "world": made["scenario"]["workers"]}
-    body = copy.deepcopy(made["scenario"])
+def simulation_of(scenario: dict[str, Any], steps: int) -> Simulation:
+    """The simulation of a scenario for so many steps; sizes given one by one go through a file."""
+    body = copy.deepcopy(scenario) | {"steps": steps}
     body.pop("epochs", None)
-    body["steps"] = made["at"] + WARMUP_STEPS + AFTER + 4096
     with tempfile.TemporaryDirectory() as folder:
         values = body["sizes"].pop("values", None)
         if values is not None:
             np.save(Path(folder) / "sizes.npy", np.asarray(values, float))
             body["sizes"] = {"file": str(Path(folder) / "sizes.npy")}
-        simulation = Simulation.of(Scenario.of(body))
+        return Simulation.of(Scenario.of(body))
+
+
+def case(asked: tuple[str, str, int]) -> dict[str, Any]:
+    """One scenario: its forecasts, and what some of the forecast presets then took."""
+    path, name, seed = asked
+    made = module_at(Path(path)).KINDS[name](np.random.default_rng(seed), seed)
+    row: dict[str, Any] = {"kind": name, "seed": seed, "world": made["scenario"]["workers"]}
+    body = made["scenario"]
+    simulation = simulation_of(body, made["at"] + WARMUP_STEPS + AFTER + 4096)
     policy, parameters = body.get("policy", "bsp"), body.get("parameters", {})
     ran = []
     while simulation.step < made["at"]:

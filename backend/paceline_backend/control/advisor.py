@@ -83,7 +83,7 @@ class Advisor:
             logger.exception("run %s: no advice", run.id)
 
     def _look(self, run: Watched, forecaster: Forecaster, stop: threading.Event) -> None:
-        future = forecaster.submit(run.id, STEPS)
+        future = forecaster.submit(run.id, STEPS, relaxed=run.relaxed)
         while not concurrent.futures.wait([future], _POLL_S).done:
             if stop.is_set():
                 return

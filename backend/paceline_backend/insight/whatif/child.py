@@ -36,18 +36,20 @@ class Forecaster:
         self._alive: Connection | None = None  # the child ends when this is closed
 
     def submit(
-        self, run: str, steps: int, presets: Sequence[str] | None = None
+        self, run: str, steps: int, presets: Sequence[str] | None = None, *, relaxed: bool = True
     ) -> Future[Forecast]:
         """`whatif.forecast.forecast` of a run; the future raises the errors of that function."""
         with self._lock:
             if self._pool is not None:
                 with contextlib.suppress(BrokenProcessPool):  # the child was killed: start another
-                    return self._pool.submit(_forecast, self._database, run, steps, presets)
+                    return self._pool.submit(
+                        _forecast, self._database, run, steps, presets, relaxed
+                    )
                 self._end()
             spawn = multiprocessing.get_context("spawn")
             ends, self._alive = spawn.Pipe(duplex=False)
             self._pool = ProcessPoolExecutor(1, spawn, _begin, (ends,))
-            made = self._pool.submit(_forecast, self._database, run, steps, presets)
+            made = self._pool.submit(_forecast, self._database, run, steps, presets, relaxed)
             ends.close()  # the child has its own
             return made
 
@@ -84,10 +86,12 @@ def _end_with(parent: Connection) -> None:
     os._exit(0)
 
 
-def _forecast(database: str, run: str, steps: int, presets: Sequence[str] | None) -> Forecast:
+def _forecast(
+    database: str, run: str, steps: int, presets: Sequence[str] | None, relaxed: bool
+) -> Forecast:
     from paceline_backend.insight.whatif.forecast import forecast
 
-    return forecast(_store(database), run, steps=steps, presets=presets)
+    return forecast(_store(database), run, steps=steps, presets=presets, relaxed=relaxed)
 
 
 @functools.cache

@@ -52,6 +52,7 @@ def forecast(
     run_id: str,
     *,
     presets: Sequence[str] | None = None,
+    relaxed: bool = True,
     steps: int = STEPS,
     replicates: int = REPLICATES,
     budget_s: float = BUDGET_S,
@@ -70,6 +71,7 @@ def forecast(
         run_id: the run's public id.
         presets: names, each with its defaults; None: all, with their variants. The policy in force
             is always included, with its parameters.
+        relaxed: also presets that change the training.
         steps: how many of the newest complete steps of the latest attempt to rest on.
         replicates: simulations of each preset, at most.
         budget_s: CPU seconds after which no pair of simulations is added.
@@ -86,7 +88,9 @@ def forecast(
         policies.get(name)
     with store.read() as connection:
         state = read(connection, runs.key_of(connection, run_id), steps, _CELLS)
-    return of_state(run_id, state, presets, replicates=replicates, budget_s=budget_s)
+    return of_state(
+        run_id, state, presets, relaxed=relaxed, replicates=replicates, budget_s=budget_s
+    )
 
 
 def of_state(
@@ -94,6 +98,7 @@ def of_state(
     state: State,
     presets: Sequence[str] | None = None,
     *,
+    relaxed: bool = True,
     replicates: int = REPLICATES,
     budget_s: float = BUDGET_S,
 ) -> Forecast:
@@ -108,7 +113,7 @@ def of_state(
     except ValueError as error:
         why = f"the policy in force cannot be made here: {error}"
         return Forecast(run_id, made_at, current, reason=why)
-    simulated, left_out = simulate(basis, in_force, presets, replicates, budget_s)
+    simulated, left_out = simulate(basis, in_force, presets, replicates, budget_s, relaxed=relaxed)
     name = label(state.policy, state.parameters)
     if name not in simulated:
         why = f"the policy in force cannot be simulated: {left_out[name]}"
@@ -117,7 +122,7 @@ def of_state(
     return msgspec.structs.replace(
         made,
         slow_node=_of_slow_node(made, basis, in_force, simulated),
-        all_presets=presets is None,
+        all_presets=presets is None and relaxed,
     )
 
 

@@ -94,6 +94,8 @@ def simulate(
     presets: Sequence[str] | None,
     replicates: int,
     budget_s: float,
+    *,
+    relaxed: bool = True,
 ) -> tuple[dict[str, Simulated], dict[str, str]]:
     """Simulates the policy in force and other presets, each on the same devices.
 
@@ -107,6 +109,7 @@ def simulate(
         presets: names, each with its defaults; None: all, with their variants.
         replicates: simulations of each preset, at most.
         budget_s: CPU seconds after which no pair is added to the first.
+        relaxed: also presets that change the training.
 
     Returns:
         The simulations by label, the policy in force first; what is left out, by label, with the
@@ -114,7 +117,7 @@ def simulate(
     """
     state = basis.state
     assert state.history is not None
-    simulated, left_out = _options(state, in_force, presets)
+    simulated, left_out = _options(state, in_force, presets, relaxed=relaxed)
     if basis.measured.fallback:
         _fall_back(simulated, left_out, basis.measured.fallback)
     most = _SAMPLES // state.history.hello.global_batch
@@ -143,7 +146,7 @@ def simulate(
 
 
 def _options(
-    state: State, in_force: Policy, presets: Sequence[str] | None
+    state: State, in_force: Policy, presets: Sequence[str] | None, *, relaxed: bool
 ) -> tuple[dict[str, Simulated], dict[str, str]]:
     """The options to simulate, by label; the presets that cannot be made, with the reason."""
     first = Simulated(state.policy, state.parameters, in_force, in_force=True)
@@ -159,8 +162,9 @@ def _options(
             except Exception as error:  # a third party's preset must not end the forecast
                 left_out[label(name, parameters)] = f"{type(error).__name__}: {error}"
                 continue
-            option = Simulated(name, parameters, policy, variant=bool(parameters))
-            options[label(name, parameters)] = option
+            if relaxed or not policy.relaxed:
+                option = Simulated(name, parameters, policy, variant=bool(parameters))
+                options[label(name, parameters)] = option
     return options, left_out
 
 

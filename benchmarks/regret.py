@@ -1,0 +1,192 @@
+"""What `auto` loses beside the best policy in hindsight, in virtual time.
+
+Each scenario trains under `auto`, from bsp on, as a controller and an advisor would run it: a
+forecast every 100 steps from the newest steps, and the pure decision of `insight.whatif.auto`. Then
+the same devices with the same noise train under each preset that leaves the training unchanged,
+with its defaults and its variants, from start to end. The scenarios are those of `forecasts.py`.
+"""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from forecasts import CASES, simulation_of
+from harness import Check, finish, parser
+from virtual import measured, module_at
+
+from paceline_backend import policies
+from paceline_backend.insight.report import WARMUP_STEPS
+from paceline_backend.insight.whatif.answer import STEPS, Forecast, label
+from paceline_backend.insight.whatif.auto import AUTO_STEPS, BY, decide
+from paceline_backend.insight.whatif.forecast import of_state
+from paceline_backend.insight.whatif.measured import State
+from paceline_backend.simulator import Simulation, TrainedSegment
+from paceline_backend.store.switches import Switch
+
+SEED = 7_000_000
+FIRST = 200  # steps before this one are start-up, and printed apart
+
+
+def case(asked: tuple[str, str, int, int]) -> dict[str, Any]:
+    """One scenario: `auto` beside each preset."""
+    path, name, seed, steps = asked
+    made = module_at(Path(path)).KINDS[name](np.random.default_rng(seed), seed)
+    made["scenario"] |= {"policy": "bsp", "parameters": {}}
+    first = simulation_of(made["scenario"], steps)
+    began = time.process_time()
+    switched, times = under_auto(copy.deepcopy(first), steps)
+    row: dict[str, Any] = {
+        "kind": name,
+        "seed": seed,
+        "world": first.hello.world,
+        "switches": switched,
+        "took_s": time.process_time() - began,
+    }
+    fixed = {}
+    for policy, parameters in options():
+        simulation = copy.deepcopy(first)
+        simulation.policy = policies.make(policy, parameters)
+        fixed[label(policy, parameters)] = spent(trained(simulation, steps))
+    for part, span in (("start", slice(0, FIRST)), ("then", slice(FIRST, steps))):
+        taken = {name: float(of[span].sum()) for name, of in fixed.items()}
+        best = min(taken, key=taken.__getitem__)
+        mine = float(times[span].sum())
+        row[part] = {
+            "best": best,
+            "ratio": mine / taken[best],
+            "to_bsp": mine / taken["bsp"],
+        }
+    return row
+
+
+def options() -> list[tuple[str, dict[str, Any]]]:
+    """The presets that leave the training unchanged, with their variants."""
+    every = [
+        (name, dict(parameters))
+        for name in policies.names()
+        for parameters in ({}, *policies.get(name).variants)
+    ]
+    return [
+        (name, parameters)
+        for name, parameters in every
+        if policies.make(name, parameters).changes == "nothing"
+        and not policies.make(name, parameters).threads
+    ]
+
+
+def trained(simulation: Simulation, steps: int) -> list[TrainedSegment]:
+    """Trains up to a step."""
+    ran = []
+    while simulation.step < steps and not simulation.finished:
+        ran.append(simulation.advance())
+    return ran
+
+
+def spent(ran: list[TrainedSegment]) -> Any:
+    """Seconds of each step, [steps]. Global batches are the same under all these presets."""
+    return np.concatenate([r.evened_s for r in ran])
+
+
+def under_auto(simulation: Simulation, steps: int) -> tuple[list[str], Any]:
+    """Trains with `auto` in force; returns its switches, and the time of each step."""
+    ran: list[TrainedSegment] = []
+    asked = [Switch(0, "bsp", "api", 0, {})]
+    earlier: list[Forecast] = []
+    look = AUTO_STEPS
+    while simulation.step < steps and not simulation.finished:
+        if asked[-1].effective_step is None:
+            asked[-1] = Switch(
+                asked[-1].version, asked[-1].policy, BY, simulation.step, asked[-1].parameters
+            )
+        ran.append(simulation.advance())
+        if simulation.step < look:
+            continue
+        look = simulation.step + AUTO_STEPS
+        newest, count = [], 0
+        for segment in reversed(ran):
+            newest.append(segment)
+            count += len(segment.step_s)
+            if count >= STEPS:
+                break
+        of = measured(newest[::-1], STEPS)
+        now = asked[-1]
+        assert now.effective_step is not None
+        state = State(
+            now.version,
+            now.policy,
+            now.parameters,
+            simulation.history,
+            simulation.window,
+            of,
+            of.step >= now.effective_step + WARMUP_STEPS,
+        )
+        made = of_state("run", state, relaxed=False, replicates=3)
+        if made.step is None:
+            continue
+        decision = decide(made, earlier, asked, "switch")
+        earlier.append(Forecast(**{**_fields(made), "decision": decision}))
+        if decision.decided in ("switch", "back"):
+            assert decision.policy is not None
+            simulation.switch(policies.make(decision.policy, decision.parameters))
+            asked.append(
+                Switch(now.version + 1, decision.policy, BY, None, dict(decision.parameters))
+            )
+    named = [f"{label(s.policy, s.parameters)} at {s.effective_step}" for s in asked[1:]]
+    return named, spent(ran)
+
+
+def _fields(forecast: Forecast) -> dict[str, Any]:
+    return {name: getattr(forecast, name) for name in forecast.__struct_fields__}
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    asking = parser(__doc__)
+    asking.add_argument("--seed", type=int, default=SEED, help="seed of the first scenario")
+    asking.add_argument("--cases", type=Path, default=CASES, help="file with the scenarios")
+    asking.add_argument("--scenarios", type=int, default=40)
+    asking.add_argument("--steps", type=int, default=5_000)
+    asking.add_argument("--most", type=int, default=32, help="largest number of ranks")
+    asking.add_argument("--jobs", type=int, default=2, help="processes")
+    options = asking.parse_args()
+    scenarios, steps = (4, 1_000) if options.quick else (options.scenarios, options.steps)
+    module = module_at(options.cases)
+    asked: list[tuple[str, str, int, int]] = []
+    names, turn = list(module.KINDS), 0
+    while len(asked) < scenarios:
+        name, seed = names[turn % len(names)], options.seed + turn
+        made = module.KINDS[name](np.random.default_rng(seed), seed)["scenario"]
+        if made["workers"] <= options.most:
+            asked.append((str(options.cases), name, seed, steps))
+        turn += 1
+    rows = []
+    with multiprocessing.get_context("spawn").Pool(options.jobs) as pool:
+        for row in pool.imap(case, asked):
+            rows.append(row)
+            print(_line(row), file=sys.stderr, flush=True)
+    then = [row["then"]["ratio"] for row in rows]
+    checks = [
+        Check("to the best in hindsight, mean", float(np.mean(then)), 1.03, "<="),
+        Check("to the best in hindsight, worst", float(np.max(then)), 1.10, "<="),
+        Check("to bsp, worst", max(row["then"]["to_bsp"] for row in rows), 1.01, "<="),
+    ]
+    config = {"seed": options.seed, "steps": steps, "first": FIRST}
+    finish(options, config, {"rows": rows}, checks, "\n".join(map(_line, rows)))
+
+
+def _line(row: dict[str, Any]) -> str:
+    then, start = row["then"], row["start"]
+    return (
+        f"{row['kind'][:60]:60} {row['world']:3} start {start['ratio']:.3f} then "
+        f"{then['ratio']:.3f} of {then['best']}, {then['to_bsp']:.3f} of bsp; {row['switches']}"
+    )
+
+
+if __name__ == "__main__":
+    main()
