@@ -44,6 +44,19 @@ class CountsParameters(Parameters, frozen=True, kw_only=True):
     window: WindowSteps = 64
 
 
+# What the counts rest on, a parameter of presets that act on the ranks' times.
+Times = Annotated[
+    Literal["typical", "measured"],
+    Meta(
+        description="Which times of the ranks count. typical: what each rank takes for a batch of "
+        "typical samples, by the predictor. measured: what its steps took, whatever their samples, "
+        "as in the paper."
+    ),
+]
+
+_DRAWN = 4096  # sizes that stand for all, where the longest of a batch is what matters
+
+
 def spread(shares: Floats, total: float, low: Ints, high: Ints) -> Floats:
     """Divides a total in proportion to shares, within bounds, [W].
 
@@ -119,6 +132,28 @@ def bounds(problem: Problem, least: int = 0, most: Ints | None = None) -> tuple[
         high = np.minimum(high, most)
     low = np.minimum(least, high)
     return low if low.sum() <= batch else np.zeros_like(high), high
+
+
+def typical_s(models: Models, counts: Ints, sizes: Floats) -> Floats:
+    """Expected time of each worker for as many samples drawn at random, [W] s; 0 without samples.
+
+    Unlike measured times, these do not depend on which samples a worker happened to get.
+
+    Args:
+        models: known ones.
+        counts: samples of each worker, [W].
+        sizes: λ of the data set's samples, [N].
+    """
+    effective = np.asarray(models.cost.sizes(sizes), np.float64)
+    load = counts * float(effective.mean())
+    if models.cost.padded:
+        drawn = np.sort(effective[:: -(-len(effective) // _DRAWN)])
+        below = np.arange(len(drawn) + 1) / len(drawn)
+        different, place = np.unique(counts, return_inverse=True)
+        # P(the longest of n is the k-th) = (k / N)^n − ((k − 1) / N)^n
+        longest = np.array([np.diff(below ** float(n)) @ drawn for n in different])
+        load = counts * longest[place]
+    return np.where(counts > 0, models.a * load + models.c * counts + models.b, 0.0)
 
 
 class Counted(msgspec.Struct):
