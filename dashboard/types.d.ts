@@ -205,6 +205,8 @@ interface PresetForecast {
   saving_low: number;
   saving_high: number;
   words: string;
+  warnings: string[]; // what to know before a switch, those of harm first
+  harmful: boolean; // plain DDP is faster
 }
 
 interface WorkerCause {

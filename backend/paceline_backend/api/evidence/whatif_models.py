@@ -38,6 +38,10 @@ class PresetForecast(BaseModel):
     saving_high: float = Field(examples=[0.41])
     words: str = Field(examples=["chronica would save 38 % ± 2 of the time"])
     relaxed: bool = Field(description="ranks do not wait for all: another training")
+    warnings: list[str] = Field(
+        description="what to know before a switch to it, those of harm first", examples=[[]]
+    )
+    harmful: bool = Field(description="plain DDP is faster: `auto` never chooses it")
 
 
 class Saving(BaseModel):

@@ -29,6 +29,8 @@ class PresetForecast(msgspec.Struct, frozen=True):
     saving_high: float
     words: str
     relaxed: bool = False  # ranks do not wait for all others, so the training changes
+    warnings: list[str] = []  # what to know before a switch; `insight.fitness`
+    harmful: bool = False  # of the warnings, the first says that plain DDP is faster
 
 
 class NodeForecast(msgspec.Struct, frozen=True):

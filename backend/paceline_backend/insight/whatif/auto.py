@@ -30,11 +30,11 @@ def decide(
     """Stays, recommends or switches, or goes back.
 
     A preset is chosen when the lower bound of its saving is above `MARGIN` in this forecast and in
-    all earlier ones back to `AUTO_STEPS` before. After a switch by `auto`, the measured time is
-    compared with the forecast. If the policy takes longer than the interval allowed and saves less
-    than `MARGIN`, `auto` goes back to the policy before. `auto` does not choose again a policy that
-    it left, nor one that it chose and a user then left, until a rank's speed has changed.
-    Otherwise it could switch back and forth.
+    all earlier ones back to `AUTO_STEPS` before. A preset with a warning of harm is never chosen.
+    After a switch by `auto`, the measured time is compared with the forecast. If the policy takes
+    longer than the interval allowed and saves less than `MARGIN`, `auto` goes back to the policy
+    before. `auto` does not choose again a policy that it left, nor one that it chose and a user
+    then left, until a rank's speed has changed. Otherwise it could switch back and forth.
 
     Args:
         forecast: the newest, made under the newest of `switches`.
@@ -57,7 +57,11 @@ def decide(
     barred = _barred(forecast, earlier, switches)
     in_force = forecast.current.policy
     barred.add(in_force)
-    others = (preset for preset in forecast.forecasts if preset.policy not in barred)
+    others = (
+        preset
+        for preset in forecast.forecasts
+        if preset.policy not in barred and not preset.harmful
+    )
     best = next((preset for preset in others if relaxed or not preset.relaxed), None)
     if best is None:
         return Decision("stay", "there is no other preset to switch to")

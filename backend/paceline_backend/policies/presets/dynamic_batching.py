@@ -277,7 +277,10 @@ def make(parameters: DynamicBatchingParameters) -> Policy:
         forget_steps=parameters.forget_steps,
         times=parameters.times,
     )
-    return counts.policy("dynamic-batching", allocator, parameters)
+    # The moving average has the noise of a mean over so many steps.
+    smoothed = max(parameters.every_steps, round(2 / parameters.smoothing - 1))
+    steps = smoothed if parameters.times == "measured" else 0
+    return counts.policy("dynamic-batching", allocator, parameters, steps=steps)
 
 
 preset = Preset(

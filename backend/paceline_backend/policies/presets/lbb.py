@@ -27,6 +27,7 @@ from paceline_backend.policies.predict.table import StepTable
 from paceline_backend.policies.solve import counts
 from paceline_backend.policies.solve.minmax import minmax
 
+_SEEN = 2  # steps between two decisions, as a rule
 _BEGIN = 8  # steps of the policy before, on which the first counts rest
 
 
@@ -297,7 +298,8 @@ def make(parameters: LbbParameters) -> Policy:
         retry_steps=parameters.retry_steps,
         times=parameters.times,
     )
-    return counts.policy("lbb", allocator, parameters)
+    steps = _SEEN if parameters.times == "measured" else 0
+    return counts.policy("lbb", allocator, parameters, steps=steps)
 
 
 preset = Preset(

@@ -15,6 +15,7 @@ from msgspec import Meta
 from paceline.core.cost import Cost
 from paceline.core.dealing import dealt
 from paceline_backend.policies.base import (
+    Accounts,
     Allocation,
     Allocator,
     Batches,
@@ -240,11 +241,38 @@ def scheduler(parameters: CountsParameters) -> CountedScheduler:
     return CountedScheduler(levelled=parameters.which == "levelled")
 
 
-def policy(name: str, allocator: Allocator, parameters: CountsParameters) -> Policy:
+def accounts(
+    parameters: CountsParameters, steps: int = 0, capacity: tuple[float, ...] | None = None
+) -> Accounts:
+    """What a preset of counts takes into account; see `policy`."""
+    return Accounts(
+        cost="fitted" if parameters.which == "levelled" else None,
+        speeds=capacity is None,
+        capacity=capacity or (),
+        counts=True,
+        steps=steps,
+    )
+
+
+def policy(
+    name: str,
+    allocator: Allocator,
+    parameters: CountsParameters,
+    *,
+    steps: int = 0,
+    capacity: tuple[float, ...] | None = None,
+) -> Policy:
     """The policy of an allocator, with these parameters.
 
     The policy's predictor is for the displayed ETT, for levelling, and for allocators that need
     models.
+
+    Args:
+        name: of the preset.
+        allocator: chooses the counts.
+        parameters: of the preset.
+        steps: see `Accounts`.
+        capacity: see `Accounts`; None: the counts follow measured speeds.
     """
     return Policy(
         name=name,
@@ -253,4 +281,5 @@ def policy(name: str, allocator: Allocator, parameters: CountsParameters) -> Pol
         shuffler=KeepPlacement(),
         plain_batches=True,
         allocator=allocator,
+        accounts=accounts(parameters, steps, capacity),
     )
