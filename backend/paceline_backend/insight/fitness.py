@@ -140,9 +140,15 @@ class Fitness:
 
     def _blind(self, policy: Policy) -> list[Caution]:
         """What keeps a policy from balancing, though it does no harm."""
-        accounts, words = policy.accounts, []
+        accounts, of, words = policy.accounts, self._conditions, []
+        single = of.global_batch < 2 * of.models.world
+        if accounts.cost == "sum" and single and not of.models.cost.padded:
+            words.append(
+                f"{policy.name} gives some ranks several samples, and adds up their sizes: ranks "
+                "have had one sample each, so it is not known whether batches are padded"
+            )
         if not accounts.counts:
-            return []
+            return [Caution(each) for each in words]
         if accounts.speeds and self._coarseness > _COARSE:
             words.append(
                 f"{policy.name} can hardly balance these ranks: each has about "
