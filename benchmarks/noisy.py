@@ -1,9 +1,9 @@
 """Paceline and its peers where ranks' times are noisy: lengths × costs × speeds, at 8 and 64 ranks.
 
-Policies learn speeds and cost from steps whose times have 3 % noise; peers learn nothing. The figure
-is the time of two epochs' batches without noise, over the fluid limit. Free mode is compared with
-all peers, exact mode with those that keep the global batches of plain DDP. The goal: fastest, or
-within 0.1 %.
+Policies learn speeds and cost from steps whose times have 3 % noise. Peers learn nothing. The
+figure is the time of two epochs' batches without noise, over the fluid limit. Free mode is compared
+with all peers, exact mode with those that keep the global batches of plain DDP. The goal: fastest,
+or within 0.1 %.
 """
 
 from __future__ import annotations
