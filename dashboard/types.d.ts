@@ -208,6 +208,8 @@ interface PresetForecast {
   changes: "nothing" | "batches" | "training";
   label: string;
   in_force: boolean;
+  warnings: string[]; // what to know before a switch, those of harm first
+  harmful: boolean; // plain DDP is faster
 }
 
 interface WorkerCause {

@@ -182,6 +182,8 @@ def switch(
     for preset in known:
         if preset["name"] == policy and "changes_with" in preset:  # servers of 0.1.0 lack it
             typer.echo(_CHANGES[_changes(preset, given_parameters)])
+    for warning in answer.get("warnings", []):  # servers of 0.1.0 lack it
+        typer.echo(f"warning: {warning}", err=True)
 
 
 @app.command()

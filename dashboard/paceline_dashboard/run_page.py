@@ -178,6 +178,7 @@ def _switch_dialog() -> html.Dialog:
         _why("switch-why"),
         html.P(id="switch-when"),
         html.P(id="switch-changes", className="small", role="status"),
+        html.Ul(id="switch-warnings", className="small warnings", role="status", hidden=True),
         html.P(id="switch-problem", className="problem", role="alert", hidden=True),
         confirm=html.Button(
             "Switch policy", id="switch-confirm", type="button", className="primary"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from http import HTTPStatus
 from pathlib import PurePath
 from typing import Annotated, Any
 
+import msgspec
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from paceline.core.version import __version__
@@ -19,12 +21,14 @@ from paceline_backend.api.errors import RUN_REFUSALS, ProblemError, documented
 from paceline_backend.api.identity import identity_of
 from paceline_backend.api.rules import OPERATOR, VIEWER, allow
 from paceline_backend.insight import effects
+from paceline_backend.insight.whatif import cautions
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store, attempts, nodes, switches
 from paceline_backend.store import runs as runs_store
 from paceline_backend.store.new_runs import NewRun
 
 router = APIRouter()
+logger = logging.getLogger(__name__)
 
 _MALFORMED = HTTPStatus.BAD_REQUEST
 _CONFLICT = HTTPStatus.CONFLICT
@@ -261,15 +265,51 @@ def list_attempts(request: Request, run: str) -> Any:
 @router.post(
     "/runs/{run}/policy",
     status_code=HTTPStatus.ACCEPTED,
-    response_model=models.Switch,
+    response_model=models.RequestedSwitch,
     responses={**RUN_REFUSALS, **CHANGE_REFUSALS, **documented(_MALFORMED, _CONFLICT)},
     dependencies=[Depends(OPERATOR)],
 )
 def switch_policy(request: Request, run: str, expected: Expected, body: models.PolicySwitch) -> Any:
-    """Requests another policy; it plans from the next segment on."""
+    """Requests another policy; it plans from the next segment on. Warnings refuse nothing."""
     store, bus = store_of(request), settings_of(request).bus
     by = requester_of(request, body.by, body.why)
-    return requests.switch(store, bus, run, body.policy, body.parameters, by, expected=expected)
+    made = requests.switch(store, bus, run, body.policy, body.parameters, by, expected=expected)
+    assert made is not None
+    return {**made, "warnings": _warnings(store, run, body.policy, body.parameters)}
+
+
+@router.get(
+    "/runs/{run}/policy/warnings",
+    responses={**RUN_REFUSALS, **documented(_INVALID)},
+    dependencies=[Depends(VIEWER)],
+)
+def switch_warnings(
+    request: Request,
+    run: str,
+    policy: Annotated[str, Query(max_length=200, description="name of a preset")],
+    parameters: Annotated[
+        str, Query(max_length=100_000, description="of the preset, as a JSON object")
+    ] = "{}",
+) -> models.SwitchWarnings:
+    """What to know before a switch to this policy. The first answer may take seconds."""
+    try:
+        given = msgspec.json.decode(parameters, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        message = f"give a JSON object: {error}"
+        raise requests.InvalidRequestError("parameters", message) from error
+    store = store_of(request)
+    known = runs_store.get(store, run)
+    requests.check_policy(policy, given, known["world"] or known["nproc"] * known["nodes_max"])
+    return models.SwitchWarnings(warnings=_warnings(store, run, policy, given))
+
+
+def _warnings(store: Store, run: str, policy: str, parameters: dict[str, Any]) -> list[str]:
+    """Warnings before a switch; empty if they cannot be made, because they refuse nothing."""
+    try:
+        return cautions.of_run(store, run, policy, parameters)
+    except Exception:  # a third party's preset, or records that no model fits
+        logger.warning("run %s: no warnings of %s", run, policy, exc_info=True)
+        return []
 
 
 @router.get(

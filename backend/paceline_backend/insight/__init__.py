@@ -2,6 +2,7 @@
 
     attribution   `attribute(rows)`: splits the waiting into causes and names the ranks behind them
     whatif        `forecast(store, run)`: the step time under each preset, and what `auto` does
+    fitness       `Fitness(conditions).cautions(preset, {})`: what a preset ignores, before a switch
     report        `run_report(store, run)`: figures per preset, beside the fluid limit
     replay        `replay(store, run)`: computes all plans again and compares them
 

@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from paceline_backend.policies.parameters import BatchesOf, Parameters, PerRank
 from paceline_backend.policies.parts import (
+    Accounts,
     Allocation,
     Allocator,
     Changes,
@@ -49,6 +50,7 @@ from paceline_backend.policies.values import (
 )
 
 __all__ = [
+    "Accounts",
     "Allocation",
     "Allocator",
     "Batches",

@@ -149,6 +149,25 @@ class StepsChooser(Chooser, Protocol):
 
 
 @dataclass(frozen=True)
+class Accounts:
+    """What a policy takes into account when it divides a global batch among the ranks.
+
+    `insight.fitness` compares it with what a run has measured, and warns before a switch. By
+    default a policy takes nothing into account, as plain DDP does, and only the changes of the
+    training are said.
+    """
+
+    # How the policy adds up the sizes of a batch. None: sizes decide nothing. "sum": their sum.
+    # "padded": samples times the longest. "fitted": as the run's batches were found to cost.
+    cost: Literal["sum", "padded", "fitted"] | None = None
+    speeds: bool = False  # the ranks' measured speeds
+    capacity: tuple[float, ...] = ()  # [W] speeds that were given by hand instead
+    counts: bool = False  # how many samples a rank gets is decided before which ones
+    # Counts rest on the times of so many steps, whatever samples ranks had in them. 0: they do not.
+    steps: int = 0
+
+
+@dataclass(frozen=True)
 class Policy:
     """One part of each kind, under the name of a preset."""
 
@@ -162,6 +181,7 @@ class Policy:
     recomposes: bool = False  # `compose` is called again when the ranks' speeds have changed
     plain_batches: bool = False  # each global batch holds the same samples as under plain DDP
     threads: bool = False  # the policy sets CPU threads, whose effect telemetry does not show
+    accounts: Accounts = Accounts()
 
     @property
     def relaxed(self) -> bool:

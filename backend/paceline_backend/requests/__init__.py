@@ -23,7 +23,7 @@ from paceline_backend.requests.checking import check_node
 from paceline_backend.requests.cordons import cordon, uncordon
 from paceline_backend.requests.elsewhere import Elsewhere
 from paceline_backend.requests.enlisting import enlist
-from paceline_backend.requests.errors import ConflictError, InvalidRequestError
+from paceline_backend.requests.errors import ConflictError, InvalidRequestError, check_policy
 from paceline_backend.requests.hung import end_hung
 from paceline_backend.requests.joining import join, leave
 from paceline_backend.requests.launch import launch
@@ -38,6 +38,7 @@ __all__ = [
     "InvalidRequestError",
     "adopt",
     "check_node",
+    "check_policy",
     "cordon",
     "end_hung",
     "enlist",

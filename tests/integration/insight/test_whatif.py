@@ -18,11 +18,12 @@ import psutil
 import pytest
 import sqlalchemy as sa
 
+from paceline.core.cost import Cost
 from paceline.core.emulation import Emulation, Slowdown
 from paceline.wire.synchronisation import Partial, PartialRules
 from paceline_backend import policies
 from paceline_backend.api.evidence.whatif import _kept
-from paceline_backend.insight.whatif import simulate
+from paceline_backend.insight.whatif import cautions, simulate
 from paceline_backend.insight.whatif.answer import STEPS, Forecast
 from paceline_backend.insight.whatif.command import from_database
 from paceline_backend.insight.whatif.forecast import forecast, of_state
@@ -463,3 +464,66 @@ def test_auto_over_rest(store: Store, bus_url: str) -> None:
             runs.end(connection, run, "stopped", "test")
         assert client.put(path, json={"mode": "off"}, headers=ANY).status_code == 409
         assert np.isclose(made["requested_at"], client.get(path).json()["requested_at"], atol=60)
+
+
+def test_warnings_before_a_switch(
+    store: Store, bus_url: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Padded batches with some long samples: CHRONICA adds up sizes, and takes twice as long."""
+    sizes = np.where(np.random.default_rng(0).random(2_000) < 0.1, 1000.0, 50.0)
+    training = Training(
+        sizes, devices([1e-5] * 4, noise=0.02, cost=Cost(padded=True)), global_batch=64
+    )
+    training.train(80)
+    run, young = new_run(store), new_run(store)
+    training.store(store, run)
+
+    answer = forecast(store, run, presets=("bsp", "chronica", "paceline"))
+    harmful = {preset.policy: preset.harmful for preset in answer.forecasts}
+    assert harmful == {"bsp": False, "chronica": True, "paceline": False}
+    chronica = answer.of("chronica")
+    assert chronica is not None
+    assert "batches are padded" in chronica.warnings[0]
+    assert forecast(store, run, presets=["chronica"]).of("bsp") is not None  # in force
+
+    assert from_database(f"sqlite:///{tmp_path / 'paceline.db'}", run, as_json=False) == 0
+    assert "warning: chronica would take about" in capsys.readouterr().out
+
+    with serving(store, bus_url) as client:
+
+        def ask(policy: str, of: str = run, **more: Any) -> httpx.Response:
+            path = f"/api/v1/runs/{of}/policy/warnings"
+            return client.get(path, params={"policy": policy, **more})
+
+        said = ask("chronica").json()["warnings"]
+        assert "would take about" in said[0]
+        assert "batches are padded" in said[0]
+        assert ask("paceline").json() == {"warnings": []}
+        free = ask("paceline", parameters='{"mode": "free"}').json()["warnings"]
+        assert [words for words in free if "share a global batch" in words] == free
+        assert ask("chronica", of=young).json()["warnings"] == said[1:]
+        for wrong in ("[]", "{", '{"nope": 1}'):
+            refused = ask("chronica", parameters=wrong)
+            assert refused.status_code == 422
+            assert refused.json()["errors"][0]["field"].startswith("parameters")
+        assert ask("nopreset").status_code == 422
+        assert ask("bsp", of="nobody").status_code == 404
+
+        body = {"policy": "chronica"}
+        made = client.post(f"/api/v1/runs/{run}/policy", json=body, headers=ANY)
+        assert made.status_code == 202
+        assert made.json()["warnings"] == said
+        assert made.json()["version"] == 1
+
+
+def test_a_switch_goes_ahead_without_warnings(
+    store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def failing(*_: Any) -> list[str]:
+        raise RuntimeError("no model fits")
+
+    monkeypatch.setattr(cautions, "of_run", failing)
+    run = new_run(store)
+    with serving(store, bus_url) as client:
+        made = client.post(f"/api/v1/runs/{run}/policy", json={"policy": "rna"}, headers=ANY)
+    assert (made.status_code, made.json()["warnings"]) == (202, [])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from paceline_backend.insight.whatif.answer import Current, Decision, Forecast, PresetForecast
@@ -164,3 +165,20 @@ def test_never_back_and_forth() -> None:
     assert decide(newest, [*earlier, previous], overruled, "switch").policy is None, (
         "somebody left it"
     )
+
+
+def test_does_not_choose_a_preset_with_a_warning_of_harm() -> None:
+    """It would save time, but plain DDP saves more: the policy in force is worse than both."""
+
+    def warned(forecast: Forecast) -> Forecast:
+        presets = [
+            msgspec.structs.replace(each, harmful=each.policy == "chronica")
+            for each in forecast.forecasts
+        ]
+        return msgspec.structs.replace(forecast, forecasts=presets)
+
+    savings = {"chronica": 0.4, "lbb": 0.3}
+    first, second = made(100, savings, decided="wait"), made(200, savings)
+    assert decide(second, [first], [START], "switch").policy == "chronica"
+    chosen = decide(warned(second), [warned(first)], [START], "switch")
+    assert (chosen.decided, chosen.policy) == ("switch", "lbb")

@@ -45,6 +45,10 @@ class PresetForecast(BaseModel):
         description="the preset, with its parameters", examples=["paceline (mode free)"]
     )
     in_force: bool = Field(description="this is the policy in force")
+    warnings: list[str] = Field(
+        description="what to know before a switch to it, those of harm first", examples=[[]]
+    )
+    harmful: bool = Field(description="plain DDP is faster: `auto` never chooses it")
 
 
 class Saving(BaseModel):

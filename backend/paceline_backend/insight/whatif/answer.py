@@ -40,6 +40,8 @@ class PresetForecast(msgspec.Struct, frozen=True):
     changes: Changes = "nothing"  # in the training
     label: str = ""  # the preset, and the parameters that differ from its defaults
     in_force: bool = False
+    warnings: list[str] = []  # what to know before a switch; `insight.fitness`
+    harmful: bool = False  # of the warnings, the first says that plain DDP is faster
 
 
 class NodeForecast(msgspec.Struct, frozen=True):

@@ -30,11 +30,11 @@ def decide(
     """Stays, recommends or switches, or goes back.
 
     A preset is chosen when the lower bound of its saving is above `MARGIN` in this forecast and in
-    all earlier ones back to `AUTO_STEPS` before. After a switch by `auto`, the measured time is
-    compared with the forecast. If the policy takes longer than the interval allowed and saves less
-    than `MARGIN`, `auto` goes back to the policy before. `auto` does not choose again a policy that
-    it left, nor one that it chose and a user then left, until a rank's speed has changed.
-    Otherwise it could switch back and forth.
+    all earlier ones back to `AUTO_STEPS` before. A preset with a warning of harm is never chosen.
+    After a switch by `auto`, the measured time is compared with the forecast. If the policy takes
+    longer than the interval allowed and saves less than `MARGIN`, `auto` goes back to the policy
+    before. `auto` does not choose again a policy that it left, nor one that it chose and a user
+    then left, until a rank's speed has changed. Otherwise it could switch back and forth.
 
     Args:
         forecast: the newest, made under the newest of `switches`.
@@ -59,7 +59,7 @@ def decide(
     others = (
         preset
         for preset in forecast.forecasts
-        if label(preset.policy, preset.parameters) not in barred
+        if label(preset.policy, preset.parameters) not in barred and not preset.harmful
     )
     best = next((preset for preset in others if relaxed or not preset.relaxed), None)
     if best is None:

@@ -25,6 +25,7 @@ from paceline_backend.insight.whatif.answer import (
     label,
     words,
 )
+from paceline_backend.insight.whatif.cautions import with_cautions
 from paceline_backend.insight.whatif.measured import Measured, State, read, same_speeds, steady_time
 from paceline_backend.insight.whatif.resampled import filled, ratios
 from paceline_backend.insight.whatif.shapes import shape
@@ -119,6 +120,7 @@ def of_state(
         why = f"the policy in force cannot be simulated: {left_out[name]}"
         return Forecast(run_id, made_at, current, reason=why)
     made = _answer(run_id, made_at, state, basis, simulated, left_out)
+    made = with_cautions(made, state, basis.models)
     return msgspec.structs.replace(
         made,
         slow_node=_of_slow_node(made, basis, in_force, simulated),

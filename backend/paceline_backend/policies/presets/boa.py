@@ -116,6 +116,7 @@ def make(parameters: counts.CountsParameters) -> Policy:
         shuffler=KeepPlacement(),
         plain_batches=True,
         allocator=MinMaxAllocator(),
+        accounts=counts.accounts(parameters, steps=parameters.window),
     )
 
 

@@ -16,6 +16,7 @@ import numpy as np
 from msgspec import Meta
 
 from paceline_backend.policies.base import (
+    Accounts,
     Batches,
     Floats,
     Ints,
@@ -206,6 +207,7 @@ def make(parameters: ChronicaParameters) -> Policy:
         predictor=predictor,
         scheduler=PaperScheduler() if paper else LevelledScheduler(),
         shuffler=ChronicaShuffler(paper),
+        accounts=Accounts(cost="sum", speeds=True),
     )
 
 

@@ -5,7 +5,9 @@ Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching, 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 import numpy as np
@@ -21,11 +23,14 @@ from paceline_backend.policies.base import (
     Policy,
     Preset,
     Problem,
+    usable,
 )
 from paceline_backend.policies.parameters import PerRank
 from paceline_backend.policies.predict.table import StepTable
 from paceline_backend.policies.presets.static_batching import CAPACITY, counts_of
 from paceline_backend.policies.solve import counts
+
+Expected = Callable[[Ints], Floats]  # samples of each worker → its time, [W] s
 
 
 class _Memory(counts.Counted):
@@ -37,6 +42,7 @@ class _Memory(counts.Counted):
     rate: list[float]  # [W] samples per second before the last change; 0: unknown
     most: list[int]  # [W] the learned upper bounds
     learned: list[int]  # [W] the steps in which `most` was learned
+    since: int  # the first step of `counts`
 
 
 @dataclass(frozen=True)
@@ -48,6 +54,10 @@ class DynamicAllocator:
     samples and then takes longer per sample, by more than the dead band, its former count becomes
     its upper bound.
 
+    The paper's samples have equal sizes, so that a rank's time shows its speed. Where sizes differ,
+    a moving average of few steps shows mostly which samples a rank got. By default, μ_k therefore
+    is what worker k takes for typical samples (`counts.typical_s`).
+
     Args:
         capacity: of each rank, for the first counts; empty: equal counts.
         dead_band: least relative change of some worker's batch; smaller changes are not made.
@@ -56,6 +66,7 @@ class DynamicAllocator:
         b_min: least samples of each worker.
         b_max: most samples of each worker; 0: no bound.
         forget_steps: steps for which a learned bound holds; 0: for ever.
+        times: "typical", or "measured" as in the paper; `smoothing` is of measured times.
     """
 
     capacity: tuple[float, ...] = ()
@@ -65,13 +76,21 @@ class DynamicAllocator:
     b_min: int = 1
     b_max: int = 0
     forget_steps: int = 1000
+    times: counts.Times = "typical"
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
         """See `Allocator.allocate`."""
         memory = counts.recall(problem, _Memory) or self._begin(problem)
         memory = self._follow(memory, StepTable.of(feedback, problem.world, memory.next))
+        expected: Expected | None = None
+        slowed = _slowed(memory)
+        if self.times == "typical" and models.known:
+            expected = partial(counts.typical_s, models, sizes=problem.sizes)
+            memory = replace(memory, mean_s=expected(np.array(memory.counts)).tolist())
+            slowed = _slower_than_expected(memory, models, feedback)
         if memory.steps >= self.every_steps:
-            memory = self._adjust(self._judge(memory, problem), problem)
+            memory = self._judge(memory, problem, slowed)
+            memory = self._adjust(memory, problem, expected)
         return counts.allocation(memory)
 
     def _begin(self, problem: Problem) -> _Memory:
@@ -87,6 +106,7 @@ class DynamicAllocator:
             rate=[0.0] * world,
             most=[problem.global_batch] * world,
             learned=[0] * world,
+            since=problem.first_step,
         )
 
     def _follow(self, memory: _Memory, rows: StepTable) -> _Memory:
@@ -100,38 +120,55 @@ class DynamicAllocator:
         following = int(rows.step[-1]) + 1 if len(rows) else memory.next
         return replace(memory, mean_s=mean.tolist(), steps=memory.steps + len(rows), next=following)
 
-    def _judge(self, memory: _Memory, problem: Problem) -> _Memory:
-        """The memory with the upper bounds that the last change showed."""
+    def _judge(self, memory: _Memory, problem: Problem, slowed: Floats) -> _Memory:
+        """The memory with the upper bounds that the last change showed.
+
+        Args:
+            memory: with the averages since the change.
+            problem: of the next segment.
+            slowed: time of a sample after the change over that before it, [W]; NaN: unknown.
+        """
         most, learned = np.array(memory.most), np.array(memory.learned)
         if self.forget_steps:
             most[problem.first_step - learned >= self.forget_steps] = problem.global_batch
         if memory.before:
-            rate, before = _rate(memory), np.array(memory.before)
-            worse = (rate > 0) & (rate < np.array(memory.rate) * (1 - self.dead_band))
-            worse &= np.array(memory.counts) > before
+            before = np.array(memory.before)
+            worse = (slowed * (1 - self.dead_band) > 1) & (np.array(memory.counts) > before)
             most[worse], learned[worse] = before[worse], problem.first_step
         return replace(memory, before=[], most=most.tolist(), learned=learned.tolist())
 
-    def _adjust(self, memory: _Memory, problem: Problem) -> _Memory:
-        """The memory with new counts and new averages, if the counts change enough."""
+    def _adjust(self, memory: _Memory, problem: Problem, expected: Expected | None) -> _Memory:
+        """The memory with new counts and new averages, if the counts change enough.
+
+        If times are expected, a change must promise a shorter step. Half of the change is tried,
+        too: where a padded batch grows, its time grows faster than its samples, and the whole
+        change would go back and forth for ever.
+        """
         most = np.minimum(memory.most, self.b_max or problem.global_batch)
         low, high = counts.bounds(problem, self.b_min, most)
         wanted = proportional(np.array(memory.counts), np.array(memory.mean_s))
         target = counts.spread(wanted, problem.global_batch, low, high)
-        chosen, old = counts.rounded(target).tolist(), np.array(memory.target)
+        current, old = np.array(memory.counts), np.array(memory.target)
         # Compare before rounding: otherwise noise would move a sample back and forth.
-        small = (np.abs(target - old) <= self.dead_band * old).all()
-        if small or chosen == memory.counts:
+        if (np.abs(target - old) <= self.dead_band * old).all():
+            return memory
+        if expected is not None and not _shortens(expected, current, counts.rounded(target)):
+            target = (target + current) / 2
+            if not _shortens(expected, current, counts.rounded(target)):
+                return memory
+        chosen = counts.rounded(target)
+        if (chosen == current).all():
             return memory
         return replace(
             memory,
-            counts=chosen,
+            counts=chosen.tolist(),
             target=target.tolist(),
             next=max(memory.next, problem.first_step),
             steps=0,
             mean_s=[0.0] * problem.world,
             before=memory.counts,
             rate=_rate(memory).tolist(),
+            since=problem.first_step,
         )
 
 
@@ -148,6 +185,36 @@ def proportional(current: Ints, mean_s: Floats) -> Floats:
     if known.any():
         wanted[known] *= mean_s[known].mean() / mean_s[known]
     return wanted
+
+
+def _shortens(expected: Expected, current: Ints, chosen: Ints) -> bool:
+    """Whether a step of the chosen counts should take less than one of the current counts."""
+    return bool(expected(chosen).max() < expected(current).max())
+
+
+def _slowed(memory: _Memory) -> Floats:
+    """Time of a sample since the last change over that before it, by the averages, [W]."""
+    rate, before = _rate(memory), np.array(memory.rate or [0.0] * len(memory.counts))
+    known = (rate > 0) & (before > 0)
+    return np.where(known, before / np.where(known, rate, 1.0), np.nan)
+
+
+def _slower_than_expected(memory: _Memory, models: Models, feedback: Feedback) -> Floats:
+    """By how much a rank's time over the expected one has grown with the last change, [W].
+
+    What other samples or more padding explain does not count.
+    """
+    rows = feedback.by_step(models.world)
+    expected_s = models.ett(rows.features)
+    says = usable(rows.samples, rows.load, rows.compute_s) & (expected_s > 0)
+    ratio = np.where(says, rows.compute_s / np.where(says, expected_s, 1.0), np.nan)
+    after = rows.step[:, 0] >= memory.since
+    medians = []
+    for part in (ratio[~after], ratio[after]):
+        known = ~np.isnan(part).all(axis=0)
+        medians.append(np.full(models.world, np.nan))
+        medians[-1][known] = np.nanmedian(part[:, known], axis=0)
+    return np.asarray(medians[1] / medians[0])
 
 
 def _rate(memory: _Memory) -> Floats:
@@ -173,7 +240,7 @@ class DynamicBatchingParameters(counts.CountsParameters, frozen=True):
         Meta(
             ge=0.01,
             le=1,
-            description="Weight of the newest step in the moving average of the times.",
+            description="Weight of the newest step in the moving average of measured times.",
         ),
     ] = 0.3
     every_steps: Annotated[
@@ -195,6 +262,7 @@ class DynamicBatchingParameters(counts.CountsParameters, frozen=True):
             "down with larger batches; 0: for good.",
         ),
     ] = 1000
+    times: counts.Times = "typical"
 
 
 def make(parameters: DynamicBatchingParameters) -> Policy:
@@ -207,8 +275,12 @@ def make(parameters: DynamicBatchingParameters) -> Policy:
         b_min=parameters.b_min,
         b_max=parameters.b_max,
         forget_steps=parameters.forget_steps,
+        times=parameters.times,
     )
-    return counts.policy("dynamic-batching", allocator, parameters)
+    # The moving average has the noise of a mean over so many steps.
+    smoothed = max(parameters.every_steps, round(2 / parameters.smoothing - 1))
+    steps = smoothed if parameters.times == "measured" else 0
+    return counts.policy("dynamic-batching", allocator, parameters, steps=steps)
 
 
 preset = Preset(

@@ -27,6 +27,7 @@ from paceline_backend.policies.predict.table import StepTable
 from paceline_backend.policies.solve import counts
 from paceline_backend.policies.solve.minmax import minmax
 
+_SEEN = 2  # steps between two decisions, as a rule
 _BEGIN = 8  # steps of the policy before, on which the first counts rest
 
 
@@ -96,6 +97,10 @@ class LbbAllocator:
     model. After `retry_steps` steps it gets `step` samples of the worker that has most, so that its
     time becomes known and tuning goes on.
 
+    The paper's samples have equal sizes, so that a rank's time shows its speed. Where sizes differ,
+    the times of single steps show mostly which samples a rank got. By default, a rank's time
+    therefore is what it takes for typical samples (`counts.typical_s`).
+
     Args:
         fine_threshold: FT.
         rapid_threshold: RT.
@@ -103,6 +108,7 @@ class LbbAllocator:
             global batch; here both are `step`.
         window_steps: steps after a rapid tuning in which there is no further one.
         retry_steps: steps after which a worker that was left out gets samples again.
+        times: "typical", or "measured" as in the paper.
     """
 
     fine_threshold: float = 0.05
@@ -110,6 +116,7 @@ class LbbAllocator:
     step: int = 1
     window_steps: int = 8
     retry_steps: int = 200
+    times: counts.Times = "typical"
 
     def allocate(self, problem: Problem, models: Models, feedback: Feedback) -> Allocation:
         """See `Allocator.allocate`."""
@@ -119,7 +126,10 @@ class LbbAllocator:
         rows = StepTable.of(feedback, problem.world, memory.next)
         fixed = models.b if cubic is None else cubic.terms[:, 0]
         if len(rows):
-            line = rough_models(rows, fixed, np.array(memory.slope))
+            if self.times == "typical" and models.known:
+                line = typical_models(models, fixed, np.array(memory.counts), problem.sizes)
+            else:
+                line = rough_models(rows, fixed, np.array(memory.slope))
             memory = replace(memory, slope=line.slope.tolist(), next=int(rows.step[-1]) + 1)
             memory = self._tune(memory, problem, line, rows)
         return counts.allocation(self._retry(memory, problem))
@@ -222,6 +232,21 @@ def rough_models(rows: StepTable, fixed: Floats, before: Floats) -> Line:
     return Line(np.where(slope > 0, slope, typical), fixed)
 
 
+def typical_models(models: Models, fixed: Floats, current: Ints, sizes: Floats) -> Line:
+    """The same line, where CT_i is the expected time of CB_i typical samples.
+
+    Args:
+        models: known ones.
+        fixed: as for `rough_models`, [W].
+        current: the counts in force, CB, [W]; a worker without samples is taken at an equal share.
+        sizes: λ of the data set's samples, [N].
+    """
+    samples = np.where(current > 0, current, max(1, int(current.sum()) // len(current)))
+    time_s = counts.typical_s(models, samples, sizes)
+    fixed = np.where(fixed >= time_s, 0.0, fixed)
+    return Line((time_s - fixed) / samples, fixed)
+
+
 class LbbParameters(counts.CountsParameters, frozen=True):
     """What `lbb` takes."""
 
@@ -260,6 +285,7 @@ class LbbParameters(counts.CountsParameters, frozen=True):
             description="Steps after which a rank that was left out is tried again.",
         ),
     ] = 200
+    times: counts.Times = "typical"
 
 
 def make(parameters: LbbParameters) -> Policy:
@@ -270,8 +296,10 @@ def make(parameters: LbbParameters) -> Policy:
         step=parameters.step,
         window_steps=parameters.window_steps,
         retry_steps=parameters.retry_steps,
+        times=parameters.times,
     )
-    return counts.policy("lbb", allocator, parameters)
+    steps = _SEEN if parameters.times == "measured" else 0
+    return counts.policy("lbb", allocator, parameters, steps=steps)
 
 
 preset = Preset(

@@ -14,6 +14,7 @@ from msgspec import Meta
 
 from paceline.core.cost import SUM, Cost
 from paceline_backend.policies.base import (
+    Accounts,
     Batches,
     Ints,
     KeepPlacement,
@@ -111,6 +112,7 @@ def make(parameters: PacelineParameters) -> Policy:
         shuffler=KeepPlacement(),
         recomposes=free,
         plain_batches=not free,
+        accounts=Accounts("fitted" if parameters.cost == "auto" else parameters.cost, speeds=True),
     )
 
 

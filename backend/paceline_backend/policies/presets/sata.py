@@ -23,6 +23,8 @@ from paceline_backend.policies.base import (
 from paceline_backend.policies.predict.table import StepTable
 from paceline_backend.policies.solve import counts
 
+_EPOCH = 64  # steps of an epoch, as a rule, whose times decide the shares
+
 
 class _Memory(counts.Counted):
     weights: list[float]  # [W] w, their sum is 1
@@ -132,7 +134,8 @@ class SataParameters(counts.CountsParameters, frozen=True):
 def make(parameters: SataParameters) -> Policy:
     """The policy."""
     allocator = SataAllocator(parameters.tolerance, parameters.every_steps)
-    return counts.policy("sata", allocator, parameters)
+    steps = parameters.every_steps or _EPOCH
+    return counts.policy("sata", allocator, parameters, steps=steps)
 
 
 preset = Preset(

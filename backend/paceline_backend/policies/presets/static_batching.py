@@ -66,7 +66,8 @@ class StaticBatchingParameters(counts.CountsParameters, frozen=True):
 def make(parameters: StaticBatchingParameters) -> Policy:
     """The policy."""
     allocator = StaticAllocator(parameters.capacity)
-    return counts.policy("static-batching", allocator, parameters)
+    capacity = parameters.capacity
+    return counts.policy("static-batching", allocator, parameters, capacity=capacity)
 
 
 preset = Preset(

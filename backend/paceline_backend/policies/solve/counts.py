@@ -15,6 +15,7 @@ from msgspec import Meta
 from paceline.core.cost import Cost
 from paceline.core.dealing import dealt
 from paceline_backend.policies.base import (
+    Accounts,
     Allocation,
     Allocator,
     Batches,
@@ -45,6 +46,18 @@ class CountsParameters(Parameters, frozen=True, kw_only=True):
 
 
 LEVELLED = ({"which": "levelled"},)  # the variants of every preset of counts
+
+# What the counts rest on, a parameter of presets that act on the ranks' times.
+Times = Annotated[
+    Literal["typical", "measured"],
+    Meta(
+        description="Which times of the ranks count. typical: what each rank takes for a batch of "
+        "typical samples, by the predictor. measured: what its steps took, whatever their samples, "
+        "as in the paper."
+    ),
+]
+
+_DRAWN = 4096  # sizes that stand for all, where the longest of a batch is what matters
 
 
 def spread(shares: Floats, total: float, low: Ints, high: Ints) -> Floats:
@@ -122,6 +135,28 @@ def bounds(problem: Problem, least: int = 0, most: Ints | None = None) -> tuple[
         high = np.minimum(high, most)
     low = np.minimum(least, high)
     return low if low.sum() <= batch else np.zeros_like(high), high
+
+
+def typical_s(models: Models, counts: Ints, sizes: Floats) -> Floats:
+    """Expected time of each worker for as many samples drawn at random, [W] s; 0 without samples.
+
+    Unlike measured times, these do not depend on which samples a worker happened to get.
+
+    Args:
+        models: known ones.
+        counts: samples of each worker, [W].
+        sizes: λ of the data set's samples, [N].
+    """
+    effective = np.asarray(models.cost.sizes(sizes), np.float64)
+    load = counts * float(effective.mean())
+    if models.cost.padded:
+        drawn = np.sort(effective[:: -(-len(effective) // _DRAWN)])
+        below = np.arange(len(drawn) + 1) / len(drawn)
+        different, place = np.unique(counts, return_inverse=True)
+        # P(the longest of n is the k-th) = (k / N)^n − ((k − 1) / N)^n
+        longest = np.array([np.diff(below ** float(n)) @ drawn for n in different])
+        load = counts * longest[place]
+    return np.where(counts > 0, models.a * load + models.c * counts + models.b, 0.0)
 
 
 class Counted(msgspec.Struct):
@@ -208,11 +243,38 @@ def scheduler(parameters: CountsParameters) -> CountedScheduler:
     return CountedScheduler(levelled=parameters.which == "levelled")
 
 
-def policy(name: str, allocator: Allocator, parameters: CountsParameters) -> Policy:
+def accounts(
+    parameters: CountsParameters, steps: int = 0, capacity: tuple[float, ...] | None = None
+) -> Accounts:
+    """What a preset of counts takes into account; see `policy`."""
+    return Accounts(
+        cost="fitted" if parameters.which == "levelled" else None,
+        speeds=capacity is None,
+        capacity=capacity or (),
+        counts=True,
+        steps=steps,
+    )
+
+
+def policy(
+    name: str,
+    allocator: Allocator,
+    parameters: CountsParameters,
+    *,
+    steps: int = 0,
+    capacity: tuple[float, ...] | None = None,
+) -> Policy:
     """The policy of an allocator, with these parameters.
 
     The policy's predictor is for the displayed ETT, for levelling, and for allocators that need
     models.
+
+    Args:
+        name: of the preset.
+        allocator: chooses the counts.
+        parameters: of the preset.
+        steps: see `Accounts`.
+        capacity: see `Accounts`; None: the counts follow measured speeds.
     """
     return Policy(
         name=name,
@@ -221,4 +283,5 @@ def policy(name: str, allocator: Allocator, parameters: CountsParameters) -> Pol
         shuffler=KeepPlacement(),
         plain_batches=True,
         allocator=allocator,
+        accounts=accounts(parameters, steps, capacity),
     )

@@ -23,6 +23,7 @@ const CHANGES = {
 };
 /** @type {string[]} */
 const SEVERITY = Object.keys(CHANGES);
+const WARNINGS_MS = 20_000; // a trial takes a part of a second, the first one seconds
 const AT_PARAMETER = /^parameters\.(\w+): (.*)$/s; // the server's message about a wrong parameter
 
 export class PolicyPanel {
@@ -37,6 +38,7 @@ export class PolicyPanel {
     this.data = data;
     this.effects = effects;
     this.changed = changed;
+    this.asked = 0; // how often warnings were asked for: only the newest answer counts
     this.seen = 0; // revision of the run that the dialog was opened with
     /** @type {any} */
     this.run = null; // the run's newest state
@@ -44,7 +46,10 @@ export class PolicyPanel {
     this.presets = [];
     byId("switch-open").addEventListener("click", () => this.openDialog());
     byId("policy-presets").addEventListener("change", () => this.#chosen({}));
-    byId("policy-parameters").addEventListener("change", () => this.#tellChanges());
+    byId("policy-parameters").addEventListener("change", () => {
+      this.#tellChanges();
+      this.#tellWarnings();
+    });
     byId("policy-parameters").addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
       if (event.key !== "Enter") return;
       event.preventDefault(); // otherwise Enter would press the form's first button, Cancel
@@ -143,6 +148,7 @@ export class PolicyPanel {
     text("switch-confirm", again ? `Restart ${preset.name} with these parameters` : `Switch to ${preset.name}`);
     text("switch-when", this.#when());
     this.#tellChanges();
+    this.#tellWarnings();
     problem("switch-problem", "");
   }
 
@@ -153,6 +159,24 @@ export class PolicyPanel {
     text("switch-changes", CHANGES[changesOf(preset, Object.fromEntries(choices))]);
   }
 
+  /** What to know before this switch, by what the run has measured. Without an answer nothing is shown. */
+  async #tellWarnings() {
+    const asked = ++this.asked;
+    fill("switch-warnings", []);
+    show("switch-warnings", false);
+    try {
+      const parameters = JSON.stringify(this.#values());
+      const path = `runs/${encodeURIComponent(this.id)}/policy/warnings`;
+      const { warnings } = await get(path, { policy: this.#preset.name, parameters }, WARNINGS_MS);
+      if (asked !== this.asked || !byId("switch-warnings")) return;
+      fill("switch-warnings", warnings);
+      show("switch-warnings", warnings.length > 0);
+    } catch (error) {
+      // A value that is not legal yet, or a server of an earlier release: the confirmation says what is wrong.
+      if (!(error instanceof FieldError) && error.status === undefined) throw error;
+    }
+  }
+
   #when() {
     if (!simulated(this.run) && !this.run.controller?.alive) return "No controller plans this run now: the switch waits until one does.";
     const recent = this.data.rowsBetween(this.data.latest - 19, this.data.latest);
@@ -161,11 +185,16 @@ export class PolicyPanel {
     return `It takes effect when the running plan segment ends: within about ${steps} steps${step === null ? "" : ` (${seconds(steps * step)})`}.`;
   }
 
+  /** The chosen preset's parameters; throws FieldError if a value is not legal. @returns {Record<string, any>} */
+  #values() {
+    const schemas = Object.entries(this.#preset.parameters);
+    return Object.fromEntries(schemas.map(([name, schema]) => [name, valueOf(name, schema, this.#world)]));
+  }
+
   /** The chosen preset's parameters, or null if a value is not legal; its field shows the message. */
   #parameters() {
     try {
-      const schemas = Object.entries(this.#preset.parameters);
-      return Object.fromEntries(schemas.map(([name, schema]) => [name, valueOf(name, schema, this.#world)]));
+      return this.#values();
     } catch (error) {
       if (!(error instanceof FieldError)) throw error;
       blame(error.field, error.message);

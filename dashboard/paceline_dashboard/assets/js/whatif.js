@@ -94,7 +94,8 @@ export class WhatIf {
     const button = make("button", { type: "button", value: preset.label, "aria-label": `Switch to ${preset.label}…` }, "Switch to it…");
     button.addEventListener("click", () => this.openDialog(preset.policy, preset.parameters));
     const words = make("span", { className: "saving-words", title: `${seconds(preset.step_time_s)} a step` }, preset.words);
-    return make("li", {}, words, bar, button);
+    const warning = preset.harmful ? [make("span", { className: "saving-warning" }, preset.warnings[0])] : [];
+    return make("li", {}, words, bar, button, ...warning);
   }
 
   /**

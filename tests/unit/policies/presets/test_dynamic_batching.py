@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
 import pytest
 
+from paceline.core.cost import Cost
 from paceline.core.emulation import Emulation, Slowdown
 from paceline_backend import policies
 from paceline_backend.policies.base import Feedback, Floats, Models
@@ -38,13 +40,14 @@ class Loop:
         self.training = Cluster(np.ones(batch), np.ones(world), np.zeros(world), batch)
         self.allocator = allocator
         self.memory: dict[str, Any] = {}
+        self.models = Models.unknown(world)
         self.counts = self({})
 
     def __call__(self, feedback: Feedback | dict[str, Any]) -> list[int]:
         problem = self.training.problem(1, shuffle=False)
         object.__setattr__(problem, "memory", self.memory)
         rows = feedback if isinstance(feedback, Feedback) else Feedback.empty()
-        made = self.allocator.allocate(problem, Models.unknown(problem.world), rows)
+        made = self.allocator.allocate(problem, self.models, rows)
         self.memory, self.counts = dict(made.memory), made.counts.tolist()
         return self.counts
 
@@ -168,3 +171,41 @@ def test_follows_a_change_of_speed_and_a_cost_per_step() -> None:
     assert ran.effect(52, 60) < 0.03
     assert ran.effect(60, 63) > 1
     assert ran.effect(-10, -1) < 0.2  # one of the slow rank's few samples is 8 % of its step
+
+
+def test_typical_samples_decide_and_not_those_that_a_rank_happened_to_get() -> None:
+    """Rank 0 got samples twice as long in the last step; measured, it would lose some."""
+    models = Models(np.ones(2), np.zeros(2), np.zeros(2))
+    for times, expected in (("typical", [50, 50]), ("measured", [33, 67])):
+        loop = Loop(2, 100, DynamicAllocator(every_steps=1, times=times))
+        loop.models = models
+        assert loop.trained([[100.0, 50.0]]) == expected
+
+
+@pytest.mark.parametrize(("slower", "bounded"), [(1.0, False), (1.2, True)])
+def test_bounds_are_learned_from_what_models_do_not_explain(slower: float, bounded: bool) -> None:
+    """Rank 1 gives samples to rank 0, which then takes longer for each than expected, or not."""
+    loop = Loop(2, 100, DynamicAllocator(every_steps=1))
+    loop.models = Models(np.array([1.0, 3.0]), np.zeros(2), np.zeros(2))
+    before = feedback_of([[50.0, 150.0]], [50, 50])
+    loop.training.step = 1
+    assert loop(before) == [75, 25]
+    after = feedback_of([[75.0 * slower, 75.0]], [75, 25], first=1)
+    both = Feedback(
+        *(
+            np.concatenate([getattr(part, field.name) for part in (before, after)])
+            for field in fields(Feedback)
+        )
+    )
+    loop.training.step = 2
+    loop(both)
+    assert loop.memory["most"] == ([50, 100] if bounded else [100, 100])
+
+
+def test_steps_back_and_forth_are_halved() -> None:
+    """Padded batches: the whole change would give the long batches to the others."""
+    sizes = np.random.default_rng(0).lognormal(4, 0.8, 1024)
+    devices = Emulation(a_s=[1e-3] * 4, b_s=[5e-3] * 4, cost=Cost(0.02, padded=True), noise=0.03)
+    ran = simulate(policies.make("dynamic-batching"), devices, sizes, 16, 300)
+    assert ran.counts[-1].tolist() == [4, 4, 4, 4]
+    assert len(ran.changes()) < 10

@@ -52,13 +52,13 @@ class Loop:
         self.training = Cluster(np.ones(batch), np.ones(world), np.zeros(world), batch)
         self.allocator, self.line, self.fields = allocator, line, fields
         self.memory: dict[str, Any] = {}
+        self.models = replace(Models.unknown(world), b=line.fixed)
         self.counts = self.call(Feedback.empty())
 
     def call(self, feedback: Feedback) -> list[int]:
         problem = self.training.problem(1, shuffle=False)
         problem = replace(problem, memory=self.memory, **self.fields)
-        models = replace(Models.unknown(problem.world), b=self.line.fixed)
-        made = self.allocator.allocate(problem, models, feedback)
+        made = self.allocator.allocate(problem, self.models, feedback)
         self.memory, self.counts = dict(made.memory), made.counts.tolist()
         assert sum(self.counts) == problem.global_batch
         return self.counts
@@ -240,3 +240,13 @@ def test_follows_disturbances() -> None:
         160,
     )
     assert ran.step_s.sum() < 0.95 * still.step_s.sum()
+
+
+def test_typical_samples_decide_and_not_those_that_a_rank_happened_to_get() -> None:
+    """Rank 0 got samples twice as long in the last step; measured, it would lose some."""
+    models = Models(np.ones(2), np.zeros(2), np.zeros(2))
+    for times, expected in (("typical", [50, 50]), ("measured", [33, 67])):
+        loop = Loop(LbbAllocator(times=times), line(1.0, 1.0), 100)
+        loop.models = models
+        loop.training.step = 1
+        assert loop.call(feedback_of([np.array([100.0, 50.0])], [50, 50])) == expected

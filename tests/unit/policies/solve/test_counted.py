@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from paceline.core.cost import Cost
 from paceline.core.emulation import Emulation
 from paceline_backend import policies
 from paceline_backend.policies import PolicyParameterError, plan
-from paceline_backend.policies.base import Feedback, Floats, Ints, Problem
+from paceline_backend.policies.base import Feedback, Floats, Ints, Models, Problem
 from paceline_backend.policies.solve import counts as counted
 from support.cluster import Cluster, plaid_like
 from support.simulated import simulate
@@ -195,3 +196,34 @@ def test_a_list_for_each_rank_is_checked() -> None:
             make("static-batching", {"capacity": wrong})
     with pytest.raises(PolicyParameterError, match=r"capacity: 3 values given.*has 2 ranks"):
         make("static-batching", {"capacity": [1, 2, 3]}, 2)
+
+
+@given(
+    arrays(np.float64, st.integers(1, 30), elements=st.floats(1, 100)),
+    st.lists(st.integers(0, 9), min_size=1, max_size=5),
+)
+def test_typical_times_are_those_of_batches_drawn_at_random(
+    sizes: Floats, counts: list[int]
+) -> None:
+    """Summed: linear in the samples. Padded: between the mean and the longest size."""
+    n, world = np.array(counts), len(counts)
+    models = Models(np.arange(1.0, world + 1), np.full(world, 0.5), np.full(world, 2.0))
+    plain = models.a * n * sizes.mean() + 0.5 * n + 2.0
+    summed = counted.typical_s(models, n, sizes)
+    assert summed == pytest.approx(np.where(n > 0, plain, 0.0))
+    padded = counted.typical_s(replace(models, cost=Cost(padded=True)), n, sizes)
+    assert (padded >= summed - 1e-6).all()
+    longest = models.a * n * sizes.max() + 0.5 * n + 2.0
+    assert (padded <= np.where(n > 0, longest, 0.0) + 1e-6).all()
+    assert padded[n == 1] == pytest.approx(summed[n == 1])
+
+
+def test_padded_typical_times_against_drawn_batches() -> None:
+    rng = np.random.default_rng(0)
+    sizes = rng.lognormal(4, 0.5, 20_000)
+    models = Models(np.ones(2), np.zeros(2), np.zeros(2), cost=Cost(0.01, padded=True))
+    longest = rng.choice(sizes, (100_000, 8)).max(axis=1)
+    drawn = 8 * float((longest + 0.01 * longest**2).mean())
+    assert counted.typical_s(models, np.array([8, 0]), sizes) == pytest.approx(
+        [drawn, 0.0], rel=0.02
+    )

@@ -1,0 +1,295 @@
+"""Whether a preset suits a run: what it ignores of what was measured, said before a switch.
+
+    cautions = Fitness(conditions).cautions("chronica", {})
+    [caution.words for caution in cautions if caution.harm]
+
+Trials say whether the preset takes longer than plain DDP: a small copy of the run, on the models
+that were fitted to its steps, trains for a few epochs of 32 steps under both. What the policy
+declares to take into account (`policies.base.Accounts`) then says why. Trials take a part of a
+second, far less than a forecast. A forecast's own figures can stand in for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from paceline.core.cost import features
+from paceline.core.dealing import dealt
+from paceline.core.emulation import Emulation
+from paceline.wire import Hello
+from paceline_backend import policies
+from paceline_backend.policies import Models, Policy
+from paceline_backend.policies.base import Accounts, Floats, Ints
+from paceline_backend.policies.solve import counts as counted
+from paceline_backend.simulator import Simulation
+
+HARM = 1.02  # a policy that takes more than this × plain DDP's time in trials is warned of
+_TRIALS = 2
+_STEPS, _EPOCHS = 32, 4  # of a trial; in the first epoch policies learn
+_RANKS, _SAMPLES = 32, 512  # at most, of a trial
+_COARSE = 1.1  # counts whose rounding costs more than this are too coarse to balance
+_DECIDES = 1.25  # sizes that make a rank's batch longer by this decide a step
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What a run has measured.
+
+    Args:
+        models: of the ranks, fitted and known; their cost says whether batches are padded and
+            whether a sample's cost grows faster than its length.
+        sizes: λ of the data set's samples, [N].
+        global_batch: samples of a step.
+        other_s: what a step takes besides the slowest rank's computing, s.
+        noise: relative standard deviation of a rank's time beside its model.
+        seed: of the trial.
+    """
+
+    models: Models
+    sizes: Floats
+    global_batch: int
+    other_s: float = 0.0
+    noise: float = 0.02
+    seed: int = 0
+
+
+@dataclass(frozen=True)
+class Caution:
+    """What to know before a switch.
+
+    Args:
+        words: one sentence.
+        harm: the policy takes longer than plain DDP does.
+    """
+
+    words: str
+    harm: bool = False
+
+
+class Fitness:
+    """The warnings of any preset under the same conditions."""
+
+    def __init__(self, conditions: Conditions) -> None:
+        self._conditions = conditions
+
+    def cautions(
+        self, preset: str, parameters: Mapping[str, Any], ratio: float | None = None
+    ) -> list[Caution]:
+        """Warnings of a preset with these parameters, those of harm first; empty: none.
+
+        Args:
+            preset: its name.
+            parameters: those that are not given have their defaults.
+            ratio: the preset's time over plain DDP's, if it is known from a forecast; None: a trial
+                says it.
+
+        Raises:
+            UnknownPolicyError: no such preset.
+            PolicyParameterError: a parameter is unknown, or its value is not legal.
+        """
+        policy = policies.make(preset, parameters, self._conditions.models.world)
+        return [*self._harm(policy, ratio), *self._blind(policy), *changes(policy)]
+
+    def ratio(self, policy: Policy) -> float:
+        """Time of the trials under a policy, over that under plain DDP, for the same samples."""
+        return sum(trial.time_s(policy) for trial in self._trials) / self._plain_s
+
+    @cached_property
+    def _trials(self) -> list[_Trial]:
+        return [_Trial.of(self._conditions, salt) for salt in range(_TRIALS)]
+
+    @cached_property
+    def _plain_s(self) -> float:
+        return sum(trial.time_s(policies.make("bsp")) for trial in self._trials)
+
+    def _harm(self, policy: Policy, ratio: float | None) -> list[Caution]:
+        accounts, name = policy.accounts, policy.name
+        ratio = self.ratio(policy) if ratio is None else ratio
+        if ratio <= HARM:
+            return []
+        times = f"{ratio:.1f} times as long as" if ratio >= 1.5 else f"{ratio - 1:.0%} longer than"
+        causes = "; ".join(self._causes(accounts, relaxed=policy.relaxed))
+        return [Caution(f"{name} would take about {times} plain DDP (bsp): {causes}", harm=True)]
+
+    def _causes(self, accounts: Accounts, *, relaxed: bool) -> list[str]:
+        """What the policy ignores; the first cause weighs most."""
+        cost, causes = self._conditions.models.cost, []
+        if accounts.cost == "sum" and cost.padded:
+            causes.append("it adds up sizes, but batches are padded to their longest sample")
+        if accounts.cost == "padded" and not cost.padded:
+            causes.append("it takes batches for padded, but they cost the sum of their sizes")
+        if accounts.cost in ("sum", "padded") and cost.kappa > 0:
+            causes.append("it ignores that a sample's cost grows faster than its length")
+        if accounts.cost == "fitted" and accounts.counts and cost.padded:
+            causes.append("it cannot level padded batches at fixed counts")
+        if accounts.capacity:
+            causes.append("its capacity does not match the speeds that were measured")
+        if accounts.steps:
+            causes.append(
+                f"it takes ranks that got long samples for slow ranks: batches of "
+                f"{self._samples_per_rank} vary by {self._spread:.0%}"
+            )
+        if relaxed and not causes:
+            return ["its exchanges take more time than ranks save by waiting less"]
+        return causes or ["its batches suit these sizes and ranks less than equal counts do"]
+
+    def _blind(self, policy: Policy) -> list[Caution]:
+        """What keeps a policy from balancing, though it does no harm."""
+        accounts, of, words = policy.accounts, self._conditions, []
+        single = of.global_batch < 2 * of.models.world
+        if accounts.cost == "sum" and single and not of.models.cost.padded:
+            words.append(
+                f"{policy.name} gives some ranks several samples, and adds up their sizes: ranks "
+                "have had one sample each, so it is not known whether batches are padded"
+            )
+        if not accounts.counts:
+            return [Caution(each) for each in words]
+        if accounts.speeds and self._coarseness > _COARSE:
+            words.append(
+                f"{policy.name} can hardly balance these ranks: each has about "
+                f"{self._samples_per_rank} samples, and the best whole counts take "
+                f"{self._coarseness - 1:.0%} longer than samples that could be divided"
+            )
+        if accounts.cost is None and self._longest > _DECIDES:
+            words.append(
+                f"{policy.name} does not look at sizes, and sizes decide a step: with equal counts "
+                f"the longest batch of a step costs {self._longest - 1:.0%} more than the mean"
+            )
+        return [Caution(each) for each in words]
+
+    @property
+    def _samples_per_rank(self) -> str:
+        return f"{self._conditions.global_batch / self._conditions.models.world:.3g}"
+
+    @cached_property
+    def _loads(self) -> Floats:
+        """Effective load of each rank's batch in steps with equal counts, [steps, W]."""
+        of, trial = self._conditions, self._trials[0]
+        rng, equal = np.random.default_rng(of.seed), _equal(trial.batch, trial.models.world)
+        drawn = rng.permuted(np.tile(trial.sizes, (2, 1)), axis=1).reshape(-1, trial.batch)
+        counts = np.tile(equal, (len(drawn), 1))
+        return np.asarray(of.models.cost.load(features(drawn[:, dealt(equal)].ravel(), counts)))
+
+    @cached_property
+    def _spread(self) -> float:
+        """Standard deviation of a rank's load with equal counts, over the mean."""
+        return float(self._loads.std() / max(float(self._loads.mean()), 1e-300))
+
+    @cached_property
+    def _longest(self) -> float:
+        """Mean of the largest load of a step with equal counts, over the mean load."""
+        return float(self._loads.max(axis=1).mean() / max(float(self._loads.mean()), 1e-300))
+
+    @cached_property
+    def _coarseness(self) -> float:
+        """Time of typical samples with the best whole counts, over that of divisible samples."""
+        of = self._conditions
+        shares = self._speeds
+        target = of.global_batch * shares / shares.sum()
+        whole, divisible = (
+            counted.typical_s(of.models, counts, of.sizes).max()
+            for counts in (counted.rounded(target), target)
+        )
+        return float(whole / divisible) if divisible > 0 else 1.0
+
+    @cached_property
+    def _speeds(self) -> Floats:
+        """Samples a second of each rank for an equal share, [W]."""
+        of = self._conditions
+        share = np.full(of.models.world, max(1, of.global_batch // of.models.world))
+        return np.asarray(share / counted.typical_s(of.models, share, of.sizes))
+
+
+@dataclass(frozen=True)
+class _Trial:
+    """A small copy of a run, in which policies train for a while. All have the same devices.
+
+    Of many ranks some are taken, from the fastest to the slowest, with as many samples each.
+    """
+
+    models: Models
+    sizes: Floats  # of an epoch's samples: `_STEPS` steps
+    batch: int  # samples of a step
+    other_s: float
+    noise: float
+    seed: int
+
+    @staticmethod
+    def of(conditions: Conditions, salt: int) -> _Trial:
+        """The trial under such conditions; another salt takes other samples."""
+        models, world = conditions.models, conditions.models.world
+        per_rank = max(1, conditions.global_batch // world)
+        ranks = min(world, _RANKS, max(2, _SAMPLES // per_rank))
+        order = np.argsort(models.a, kind="stable")
+        some = np.sort(order[np.linspace(0, world - 1, ranks).round().astype(np.int64)])
+        models = replace(models, a=models.a[some], c=models.c[some], b=models.b[some])
+        batch = max(ranks, round(conditions.global_batch * ranks / world))
+        rng = np.random.default_rng([conditions.seed, salt])
+        enough = len(conditions.sizes) >= _STEPS * batch
+        sizes = rng.choice(conditions.sizes, _STEPS * batch, replace=not enough)
+        return _Trial(
+            models, sizes, batch, conditions.other_s, conditions.noise, conditions.seed + salt
+        )
+
+    def time_s(self, policy: Policy) -> float:
+        """Seconds of the epochs after the first, in which policies learn."""
+        world = self.models.world
+        hello = Hello(
+            attempt=0,
+            world=world,
+            global_batch=self.batch,
+            seed=self.seed,
+            sizes=self.sizes.astype("<f8").tobytes(),
+            loss_mean="samples",
+            drop_last=False,
+            epochs=_EPOCHS,
+            lookahead=2,
+            started_at=0.0,
+            paceline="",
+            torch="",
+            device="",
+            uneven_steps=True,
+        )
+        devices = Emulation(
+            a_s=self.models.a.tolist(),
+            b_s=(self.models.b + self.other_s).tolist(),
+            c_s=self.models.c.tolist(),
+            cost=self.models.cost,
+            noise=self.noise,
+            seed=self.seed,
+        )
+        simulation, total_s = Simulation(hello, devices, policy), 0.0
+        while not simulation.finished:
+            trained = simulation.advance()
+            if trained.segment.epoch:
+                total_s += float(trained.evened_s.sum())
+        return total_s
+
+
+def changes(policy: Policy) -> list[Caution]:
+    """What a policy changes in the training."""
+    if policy.changes == "training":
+        return [
+            Caution(
+                f"{policy.name} changes the training: gradients may be old or dropped, and "
+                "replicas may differ"
+            )
+        ]
+    if policy.changes == "batches":
+        return [
+            Caution(
+                f"{policy.name} composes batches: other samples share a global batch than under "
+                "plain DDP"
+            )
+        ]
+    return []
+
+
+def _equal(samples: int, world: int) -> Ints:
+    """Samples of each rank under plain DDP, [W]."""
+    return np.asarray(-((np.arange(world) - samples) // world), np.int64)
