@@ -146,9 +146,8 @@ def note(store: Store, run: int, *, ended: bool) -> None:
         made = effects_of(connection, run)
         rows = kept_effects.of_run(connection, run)
         placement = attempts.placement(connection, run)
-    where = (None, None)
-    if placement is not None:
-        where = (len(set(placement.nodes)), len(placement.nodes))
+    names = [] if placement is None else placement.nodes
+    where = (len(set(names)) or None, len(names) or None)
     with store.write() as connection:
         for effect in made:
             final = (rows.get(effect.version) or {}).get("complete", False)

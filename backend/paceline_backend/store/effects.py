@@ -135,13 +135,13 @@ def outcomes(
         ~sa.exists().where(runs.c.id == c.run),
     )
     query = sa.select(effects).where(over, c.saving.is_not(None), c.forecast_saving.is_not(None))
-    bounds = (
-        (which.since, c.at >= which.since),
-        (which.until, c.at < which.until),
-        (which.policy, c.policy == which.policy),
-        (which.nodes, c.nodes == which.nodes),
-    )
-    query = query.where(*(bound for value, bound in bounds if value is not None))
+    if which.since is not None:
+        query = query.where(c.at >= which.since)
+    if which.until is not None:
+        query = query.where(c.at < which.until)
+    for column, value in ((c.policy, which.policy), (c.nodes, which.nodes)):
+        if value is not None:
+            query = query.where(column == value)
     if not which.simulated:
         query = query.where(c.backend != "simulated")
     if cursor is not None:

@@ -77,9 +77,10 @@ export function moment(value) {
 /**
  * @param {number} count
  * @param {string} noun
+ * @param {string} many the noun of several
  */
-export function plural(count, noun) {
-  return `${integer(count)} ${noun}${count === 1 ? "" : "s"}`;
+export function plural(count, noun, many = `${noun}s`) {
+  return `${integer(count)} ${count === 1 ? noun : many}`;
 }
 
 /** @param {(number | null | undefined)[]} values */
