@@ -44,7 +44,8 @@ export function ratio(value) {
 export function percent(value) {
   if (!known(value)) return "–";
   const shown = value * 100;
-  return `${shown.toFixed(Math.abs(shown) < 10 ? 1 : 0)} %`;
+  const digits = shown.toFixed(Math.abs(shown) < 10 ? 1 : 0);
+  return `${digits === "-0.0" ? "0.0" : digits} %`;
 }
 
 /** @param {number | null | undefined} value */
