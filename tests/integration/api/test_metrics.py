@@ -115,8 +115,8 @@ def test_what_causes_cost_is_that_of_the_verdict(client: httpx.Client, store: St
     causes = client.get("/api/v1/runs/slow/verdict").json()["causes"]
     [cause] = [cause for cause in causes if cause["kind"] == "node"]
     seen = samples(client)
-    assert seen["paceline_run_cause_share", "slownode"] == pytest.approx(cause["share"])
-    assert seen["paceline_run_cause_ranks", "slownode"] == 1
+    assert seen["paceline_run_cause_share", "nodeslow"] == pytest.approx(cause["share"])
+    assert seen["paceline_run_cause_ranks", "nodeslow"] == 1
 
 
 def test_verdicts_are_made_for_few_runs_at_a_time(
