@@ -220,12 +220,37 @@ interface WorkerCause {
   caused: number;
 }
 
+/** A switch, as `GET forecasts/scores` has it in `items`. */
+interface Outcome {
+  run: string;
+  version: number;
+  policy: string;
+  at: number;
+  nodes: number | null;
+  ranks: number | null;
+  forecast: { saving: number; low: number; high: number };
+  saving: number;
+  low: number;
+  high: number;
+  error: number;
+  inside: boolean;
+}
+
+/** How right forecasts were; null where there are none. */
+interface Score {
+  count: number;
+  inside: number | null;
+  median_error: number | null;
+  p90_error: number | null;
+  bias: number | null;
+}
+
 /** Opens the switch dialog for a preset and parameters. */
 type OpenSwitchDialog = (policy: string, parameters: Record<string, any>) => void;
 
 /** What the page is, from `page_data` in components.py. */
 interface PageData {
-  page: "runs" | "run" | "missing";
+  page: "runs" | "run" | "forecasts" | "missing";
   run: string;
   palette: string[];
   plotly: string;

@@ -23,7 +23,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from paceline_backend.api.rules import VIEWER
-from paceline_dashboard import layout, run_page
+from paceline_dashboard import forecasts_page, layout, run_page
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -96,6 +96,8 @@ def _route(dashboard: dash.Dash) -> None:
         match pathname.strip("/").split("/"):
             case [""]:
                 return layout.runs_page()
+            case ["forecasts"]:
+                return forecasts_page.forecasts_page(PLOTLY)
             case ["runs", run]:
                 return run_page.run_page(run, PLOTLY)
         return layout.missing_page(pathname)

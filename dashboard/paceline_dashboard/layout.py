@@ -64,7 +64,8 @@ def runs_page() -> list[Any]:
             children=[
                 html.H1("Runs"),
                 html.Span(id="runs-count", className="muted", role="status"),
-                html.Label("State", htmlFor="state-filter", className="push"),
+                dcc.Link("Forecasts against outcomes", href="/forecasts", className="push"),
+                html.Label("State", htmlFor="state-filter"),
                 html.Select(
                     [option("", "all"), *(option(state, state) for state in RUN_STATES)],
                     id="state-filter",

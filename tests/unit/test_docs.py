@@ -24,7 +24,7 @@ from paceline_backend.api.admin import dead
 from paceline_backend.api.audit import models as audit_models
 from paceline_backend.api.audit import routes as audit
 from paceline_backend.api.engines import routes as engines
-from paceline_backend.api.evidence import attribution, hang, verdict, whatif
+from paceline_backend.api.evidence import attribution, hang, scores, verdict, whatif
 from paceline_backend.api.logs import models as log_models
 from paceline_backend.api.logs import routes as logs
 from paceline_backend.server import tracing
@@ -191,7 +191,8 @@ def test_rest_has_every_field() -> None:
 def test_rest_has_every_call() -> None:
     text = (ROOT / "docs/rest.md").read_text()
     documented = {re.sub(r"\{\w+\}", "{}", path) for path in _PATH.findall(text)}
-    reads = (telemetry.router, attribution.router, hang.router, verdict.router, whatif.router)
+    reads = (telemetry.router, attribution.router, hang.router, verdict.router)
+    reads += (scores.router, whatif.router)
     others = (audit.router, dead.router, logs.router, engines.router)
     for router in (runs.router, run_nodes.router, *reads, *others):
         for route in router.routes:

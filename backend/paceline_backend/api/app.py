@@ -20,7 +20,7 @@ from paceline_backend.api.audit import routes as audit
 from paceline_backend.api.auth import CREDENTIALS, Credentials, Guard, ProxyIdentity
 from paceline_backend.api.engines import routes as engines
 from paceline_backend.api.errors import ProblemError, documented
-from paceline_backend.api.evidence import attribution, hang, stacks, verdict, whatif
+from paceline_backend.api.evidence import attribution, hang, scores, stacks, verdict, whatif
 from paceline_backend.api.headers import SecurityHeaders
 from paceline_backend.api.identity import Scope
 from paceline_backend.api.limits import BodyLimit
@@ -87,7 +87,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     # Pages first: Dash registers a catch-all for what nobody else answers.
     for entry in entry_points(group="paceline.web"):
         entry.load()(app)
-    evidence = (attribution, hang, stacks, verdict, whatif)
+    evidence = (attribution, hang, scores, stacks, verdict, whatif)
     reads = (telemetry.router, *(module.router for module in evidence))
     others = (audit.router, nodes.router, events.router, logs.router, tokens.router, dead.router)
     for router in (runs.router, run_nodes.router, engines.router, *reads, *others):

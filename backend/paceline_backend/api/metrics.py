@@ -46,6 +46,11 @@ _OF_RUNS = (
     ("dropped_samples", "samples_dropped", "Samples whose gradients came too late to be applied"),
     ("lost_records", "records_lost", "Records lost to a full spool"),
 )
+# Per run and kind of cause: name, field of `Cost`, help.
+_OF_CAUSES = (
+    ("cause_share", "share", "Share of the wall time that causes of a kind that go on cost"),
+    ("cause_ranks", "culprits", "Ranks that causes of a kind that go on name"),
+)
 
 
 class _ControlPlane(Collector):
@@ -100,6 +105,12 @@ class _ControlPlane(Collector):
             for run in active:
                 if (value := getattr(run, field)) is not None:
                     family.add_metric([run.run], float(value))
+            yield family
+        for name, field, words in _OF_CAUSES:
+            family = GaugeMetricFamily(f"paceline_run_{name}", words, labels=["run", "kind"])
+            for run in active:
+                for cost in run.costs:
+                    family.add_metric([run.run, cost.kind], float(getattr(cost, field)))
             yield family
 
     def _bus(self) -> Iterator[Metric]:

@@ -480,6 +480,7 @@ class Effect(BaseModel):
     high: float | None = Field(examples=[0.58])
     forecast: ExpectedEffect | None = Field(description="null: there was none")
     replaced: bool = Field(description="another policy has followed")
+    complete: bool = Field(description="no later step counts")
     words: str = Field(examples=["Steps take 56 % less time for the same load (53 to 58 %)."])
 
 

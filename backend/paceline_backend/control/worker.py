@@ -15,6 +15,7 @@ from paceline.core.outage import Outage
 from paceline.wire.bus import connect
 from paceline_backend.control import ControllerManager, floods, upkeep
 from paceline_backend.control.advisor import Advisor
+from paceline_backend.control.effects import Effects
 from paceline_backend.control.engines.engines import Engines
 from paceline_backend.control.hangs import HangWatch
 from paceline_backend.control.ingest_process import GARBAGE, IngestProcess
@@ -64,6 +65,7 @@ def run(settings: Settings, owner: str) -> int:
             "controllers": controllers.run,
             "users": Keeper(store, settings.bus).run,
             "auto": Advisor(store, settings.bus, owner).run,
+            "effects": Effects(store, owner).run,
             "heartbeat": lambda event: _beat(settings.bus, sign, event),
             "engines": Engines(store, settings.bus, owner).run,
             "meetings": Meetings(store, settings.bus).run,

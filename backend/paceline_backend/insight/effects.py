@@ -1,21 +1,24 @@
 """What switches of policies changed: time for the same load, before and after.
 
 One answer serves REST, page and command line. Steps in which a policy still learns are left out,
-and the difference counts as known once its 95 % interval excludes zero.
+and the difference counts as known once its 95 % interval excludes zero. The worker keeps effects
+(`note`). An effect to which no later step can add is read from there, also when its steps are gone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import Forecast, kept
 from paceline_backend.policies.base import Floats
-from paceline_backend.store import Connection, forecasts, records, runs, switches
+from paceline_backend.store import Connection, Store, attempts, forecasts, records, runs, switches
+from paceline_backend.store import effects as kept_effects
 from paceline_backend.store.switches import Switch
 
 MOST_STEPS = 200  # on either side
@@ -49,6 +52,7 @@ class Effect:
         high: and its upper end.
         forecast: None: there was none.
         replaced: another policy has followed.
+        complete: no later step counts: 200 do, or another policy has followed.
     """
 
     version: int
@@ -62,6 +66,7 @@ class Effect:
     high: float | None
     forecast: Expected | None
     replaced: bool
+    complete: bool
 
     @property
     def words(self) -> str:
@@ -100,18 +105,70 @@ def effects_of(connection: Connection, run: int) -> list[Effect]:
         for change in switches.history(connection, run)
         if change.version and change.effective_step is not None
     ]
-    made = kept(forecasts.bodies(connection, run)) if changes else []
+    if not changes:
+        return []
+    made = kept(forecasts.bodies(connection, run))
+    rows = kept_effects.of_run(connection, run)
+    newest = forecasts.newest_step(connection, run)
     firsts = [change.effective_step or 0 for change in changes]
     effects = []
     for change, before, first, end in zip(
         changes, [0, *firsts], firsts, [*firsts[1:], None], strict=False
     ):
+        row = rows.get(change.version)
+        earlier = None if row is None or row["first_step"] != first else _from_row(row)
+        if earlier is not None and earlier.complete:
+            effects.append(earlier)
+            continue
         settled = first + WARMUP_STEPS
         last = settled + MOST_STEPS if end is None else min(end, settled + MOST_STEPS)
         old = _steps(connection, run, max(before + WARMUP_STEPS, first - MOST_STEPS), first)
         new = _steps(connection, run, settled, last)
-        effects.append(_effect(change, old, new, _expected(made, change), end is not None))
+        forecast = _expected(made, change)
+        if forecast is None and earlier is not None:
+            forecast = earlier.forecast  # runs keep their newest forecasts only
+        complete = newest >= last - 1
+        effect = _effect(change, old, new, forecast, end is not None, complete)
+        gone = earlier is not None and earlier.after_steps > effect.after_steps
+        effects.append(earlier if earlier is not None and gone else effect)
     return effects
+
+
+def note(store: Store, run: int, *, ended: bool) -> None:
+    """Keeps the effects of a run's switches that are known, complete, or final as the run is over.
+
+    Args:
+        store: the database.
+        run: key of the run.
+        ended: whether it is over.
+    """
+    with store.read() as connection:
+        made = effects_of(connection, run)
+        rows = kept_effects.of_run(connection, run)
+        placement = attempts.placement(connection, run)
+    names = [] if placement is None else placement.nodes
+    where = (len(set(names)) or None, len(names) or None)
+    with store.write() as connection:
+        for effect in made:
+            final = (rows.get(effect.version) or {}).get("complete", False)
+            if not final and (effect.known or effect.complete or ended):
+                kept_effects.keep(connection, run, _to_row(effect, *where))
+
+
+def _to_row(effect: Effect, nodes: int | None, ranks: int | None) -> dict[str, Any]:
+    """Columns of the table `effects`."""
+    row = {**asdict(effect), "nodes": nodes, "ranks": ranks}
+    forecast = row.pop("forecast") or {}
+    return row | {f"forecast_{name}": forecast.get(name) for name in Expected.__annotations__}
+
+
+def _from_row(row: Mapping[str, Any]) -> Effect:
+    values = {name: row[name] for name in Effect.__annotations__ if name != "forecast"}
+    names = Expected.__annotations__
+    forecast = None
+    if row["forecast_saving"] is not None:
+        forecast = Expected(**{name: row[f"forecast_{name}"] for name in names})
+    return Effect(**values, forecast=forecast)
 
 
 def of_run(connection: Connection, run_id: str) -> list[Effect]:
@@ -130,17 +187,23 @@ def _steps(connection: Connection, run: int, first: int, end: int) -> Floats:
 
 
 def _effect(
-    change: Switch, old: Floats, new: Floats, forecast: Expected | None, replaced: bool
+    change: Switch,
+    old: Floats,
+    new: Floats,
+    forecast: Expected | None,
+    replaced: bool,
+    complete: bool,
 ) -> Effect:
     assert change.effective_step is not None
     counts = (len(old), len(new))
     where = (change.version, change.policy, change.effective_step, *counts)
+    end = (forecast, replaced, complete)
     if min(counts) < FEWEST_STEPS:
-        return Effect(*where, False, None, None, None, forecast, replaced)
+        return Effect(*where, False, None, None, None, *end)
     (before, before_error), (after, after_error) = _rate(old), _rate(new)
     ratio, error = after / before, math.hypot(before_error, after_error)
     low, high = (1 - ratio * math.exp(sign * _T * error) for sign in (1, -1))
-    return Effect(*where, low > 0 or high < 0, 1 - ratio, low, high, forecast, replaced)
+    return Effect(*where, low > 0 or high < 0, 1 - ratio, low, high, *end)
 
 
 def _rate(rows: Floats) -> tuple[float, float]:

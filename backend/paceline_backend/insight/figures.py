@@ -13,14 +13,26 @@ from dataclasses import dataclass
 from typing import Any
 
 from paceline_backend.insight import workers
-from paceline_backend.store import Connection, Store, coverage, reads
+from paceline_backend.insight.verdict import Verdict, judge, read_observed
+from paceline_backend.store import Connection, Store, attempts, coverage, reads
 from paceline_backend.store import runs as runs_store
 
 MOST_RUNS = 100  # the newest active ones: each has about a dozen series in the monitoring
 STEPS = 50  # means are of the last so many complete steps
 _SEGMENTS = 8  # that planning times are a mean of
 _COVERAGE_S = 60.0  # coverage reads the whole run, and so is remembered for a while
+_VERDICT_S = 60.0  # a verdict reads up to 100,000 rows, and so is remembered for a while
+_VERDICTS = 3  # that are made for one answer; other runs' are made for the next ones
 _COVERAGES = 3  # that are computed for one answer; other runs' are computed for the next ones
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What the causes of one kind cost a run, of its newest steps."""
+
+    kind: str
+    share: float  # of the wall time, the sum over the causes of the kind
+    culprits: int  # ranks that they name
 
 
 @dataclass(frozen=True)
@@ -39,6 +51,7 @@ class RunFigures:
     plan_s: float | None  # that controllers took to plan a segment
     coverage_exact: bool | None  # each sample of each epoch was used once so far
     samples_dropped: int | None
+    costs: tuple[Cost, ...]  # by kind of cause, as the newest remembered verdict has them
 
 
 class Figures:
@@ -54,6 +67,7 @@ class Figures:
         self._clock = clock
         self._lock = threading.Lock()
         self._coverage: dict[str, tuple[float, dict[str, Any]]] = {}  # run → when read, and what
+        self._costs: dict[str, tuple[float, tuple[Cost, ...]]] = {}  # run → when made, and what
 
     def active(self) -> list[RunFigures]:
         """The newest active runs.
@@ -63,20 +77,37 @@ class Figures:
         """
         rows, _ = runs_store.page(self._store, states=("starting", "running"), limit=MOST_RUNS)
         names = [row["id"] for row in rows]
-        with self._lock, self._store.read() as connection:
-            self._refresh(connection, names)
-            return [self._figures(connection, row) for row in rows]
+        with self._lock:
+            self._judge(names)
+            with self._store.read() as connection:
+                self._refresh(connection, names)
+                return [self._figures(connection, row) for row in rows]
 
     def _refresh(self, connection: Connection, names: Sequence[str]) -> None:
         """Computes the coverage of some runs again: those whose figures are oldest."""
-        now = self._clock()
-        known = {run: seen for run, seen in self._coverage.items() if run in set(names)}
-        due = [run for run in names if run not in known or now - known[run][0] >= _COVERAGE_S]
-        due.sort(key=lambda run: known[run][0] if run in known else float("-inf"))
-        for run in due[:_COVERAGES]:
+        for run in self._due(self._coverage, names, _COVERAGE_S)[:_COVERAGES]:
             key = runs_store.key_of(connection, run)
-            known[run] = (now, coverage.coverage(connection, key))
-        self._coverage = known
+            self._coverage[run] = (self._clock(), coverage.coverage(connection, key))
+
+    def _judge(self, names: Sequence[str]) -> None:
+        """Makes the verdicts about some runs again; judges without a connection."""
+        for run in self._due(self._costs, names, _VERDICT_S)[:_VERDICTS]:
+            with self._store.read() as connection:
+                key = runs_store.key_of(connection, run)
+                placement = attempts.placement(connection, key)
+                seen = read_observed(connection, key, (None, None), placement)
+            self._costs[run] = (self._clock(), costs(judge(seen)))
+
+    def _due(
+        self, known: dict[str, tuple[float, Any]], names: Sequence[str], every_s: float
+    ) -> list[str]:
+        """Of these runs, those that were not read for so long, the oldest first; forgets others."""
+        for run in set(known) - set(names):
+            del known[run]
+        at = {run: known[run][0] if run in known else float("-inf") for run in names}
+        return sorted(
+            (run for run in names if at[run] <= self._clock() - every_s), key=lambda run: at[run]
+        )
 
     def _figures(self, connection: Connection, row: dict[str, Any]) -> RunFigures:
         key = runs_store.key_of(connection, row["id"])
@@ -100,7 +131,20 @@ class Figures:
             plan_s=_mean([each["plan_s"] for each in segments if each["source"] == "controller"]),
             coverage_exact=covered["exact"] if covered.get("epochs") else None,
             samples_dropped=covered.get("dropped"),
+            costs=self._costs.get(row["id"], (0.0, ()))[1],
         )
+
+
+def costs(verdict: Verdict) -> tuple[Cost, ...]:
+    """What causes that go on cost, by kind in order; what has passed does not count."""
+    going = [cause for cause in verdict.causes if cause.until is None]
+    made = []
+    for kind in sorted({cause.kind for cause in going}):
+        alike = [cause for cause in going if cause.kind == kind]
+        culprits = {rank for cause in alike for rank in cause.ranks}
+        share = sum(cause.cost_s for cause in alike) / verdict.wall_s
+        made.append(Cost(kind, share, len(culprits)))
+    return tuple(made)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

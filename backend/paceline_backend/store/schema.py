@@ -432,6 +432,36 @@ forecasts = Table(
     Column("body", JSON, nullable=False),
 )
 
+# What switches changed, as far as it is known. Rows outlast the runs that they are about, so that
+# forecasts can be scored over all runs: `run` is a public id, and no key.
+effects = Table(
+    "effects",
+    metadata,
+    Column("key", BigKey, primary_key=True),
+    Column("run", Text, nullable=False),
+    Column("version", Integer, nullable=False),
+    Column("policy", Text, nullable=False),
+    Column("backend", Text, nullable=False),
+    Column("nodes", Integer),  # that ranks were on; NULL: unknown
+    Column("ranks", Integer),
+    Column("at", Double, nullable=False),  # of the switch
+    Column("noted_at", Double, nullable=False),
+    Column("first_step", BigInteger, nullable=False),
+    Column("before_steps", Integer, nullable=False),
+    Column("after_steps", Integer, nullable=False),
+    Column("complete", Boolean, nullable=False),  # no later step counts
+    Column("known", Boolean, nullable=False),
+    Column("saving", Double),
+    Column("low", Double),
+    Column("high", Double),
+    Column("forecast_saving", Double),
+    Column("forecast_low", Double),
+    Column("forecast_high", Double),
+    Column("replaced", Boolean, nullable=False),
+    Index("uq_effects_run", "run", "version", unique=True),
+    Index("ix_effects_at", "at"),
+)
+
 # What a simulated run simulates.
 scenarios = Table(
     "scenarios",

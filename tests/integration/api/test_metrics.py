@@ -103,6 +103,40 @@ def test_coverage_is_read_for_few_runs_at_a_time(store: Store) -> None:
     assert known() == 5
 
 
+def test_what_causes_cost_is_that_of_the_verdict(client: httpx.Client, store: Store) -> None:
+    """Rank 1 computes 3 × slower: one kind, one culprit."""
+    add_run(store, "slow", state="running", nproc=3)
+    rows = [
+        record(step, rank, compute_s=0.3 if rank == 1 else 0.1, step_s=0.31)
+        for step in range(60)
+        for rank in range(3)
+    ]
+    telemetry.write(store, [("slow", hello(world=3)), ("slow", StepBatch(rows))])
+    causes = client.get("/api/v1/runs/slow/verdict").json()["causes"]
+    [cause] = [cause for cause in causes if cause["kind"] == "node"]
+    seen = samples(client)
+    assert seen["paceline_run_cause_share", "nodeslow"] == pytest.approx(cause["share"])
+    assert seen["paceline_run_cause_ranks", "nodeslow"] == 1
+
+
+def test_verdicts_are_made_for_few_runs_at_a_time(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(5):
+        add_run(store, f"r{number}", state="running")
+    made: list[None] = []
+    real = figures.judge
+    monkeypatch.setattr(figures, "judge", lambda seen: (made.append(None), real(seen))[1])
+    now = 0.0
+    reading = figures.Figures(store, lambda: now)
+    for expected in (3, 5, 5):
+        reading.active()
+        assert len(made) == expected
+    now = 60.0
+    reading.active()
+    assert len(made) == 8
+
+
 def test_leases_and_the_bus(client: httpx.Client, bus_url: str) -> None:
     with redis.Redis.from_url(bus_url) as bus:
         beat(bus, Beat("w", 1, 1, 0, 0, None, leases_taken=3, leases_lost=1))
@@ -166,6 +200,7 @@ def test_labels_of_alerts_are_those_of_their_metrics() -> None:
     for rule in rules():
         used = set(re.findall(r"\$labels\.(\w+)", json.dumps(rule["annotations"])))
         known = {"run"} if "paceline_run_" in rule["expr"] else {"part"}
+        known |= {"kind"} if "paceline_run_cause_" in rule["expr"] else set()
         assert used <= known, rule["alert"]
         assert rule["labels"]["severity"] in ("critical", "warning", "info")
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,10 +15,15 @@ import pytest
 import sqlalchemy as sa
 
 from paceline.wire import StepBatch
+from paceline_backend.control.effects import Effects
 from paceline_backend.insight import effects
 from paceline_backend.insight.whatif.answer import Current, Forecast, PresetForecast
 from paceline_backend.store import Store, forecasts, telemetry
-from paceline_backend.store.schema import switches
+from paceline_backend.store.effects import SETTLE_S
+from paceline_backend.store.schema import effects as kept
+from paceline_backend.store.schema import forecasts as forecasts_table
+from paceline_backend.store.schema import leases, runs, switches, worker_steps
+from paceline_backend.store.schema import steps as steps_table
 from support.records import add_run, hello, record
 from support.web import serving
 
@@ -150,3 +157,106 @@ def test_a_run_without_switches_has_no_effects(store: Store, client: httpx.Clien
     trained(store, noisy((40, 0.4)))
     assert client.get("/api/v1/runs/r/effects").json() == []
     assert client.get("/api/v1/runs/s/effects").status_code == 404
+
+
+@pytest.fixture
+def either(database_url: str) -> Iterator[Store]:
+    """The database in both kinds."""
+    with Store.open(database_url) as opened:
+        yield opened
+
+
+def said(store: Store, key: int, saving: float, *, at: float = 50.0) -> None:
+    """A forecast from step 50: `paceline` saves so much, ± 3 %."""
+    bounds = (saving - 0.03, saving + 0.03)
+    preset = PresetForecast("paceline", {}, 0.2, 0.19, 0.21, saving, *bounds, "…", False)
+    made = Forecast("r", at, Current("bsp", {}, 0), step=50, forecasts=[preset])
+    with store.write() as connection:
+        forecasts.add(connection, key, msgspec.to_builtins(made))
+
+
+def rows(store: Store) -> list[dict[str, Any]]:
+    with store.read() as connection:
+        return [dict(row) for row in connection.execute(sa.select(kept)).mappings()]
+
+
+def look(store: Store) -> None:
+    Effects(store, "worker").look(threading.Event())
+
+
+def begin(store: Store, key: int, **values: Any) -> None:
+    with store.write() as connection:
+        connection.execute(sa.update(runs).where(runs.c.key == key).values(**values))
+
+
+def test_an_effect_is_kept_once_it_is_known(either: Store) -> None:
+    """It survives its steps and its run, with the forecast that stood beside it."""
+    key = trained(either, noisy((60, 0.4), (20, 0.8), (60, 0.2)))
+    begin(either, key, state="running")
+    switch(either, key, 1, 60, "paceline")
+    said(either, key, 0.5)
+    look(either)
+    [row] = rows(either)
+    assert (row["run"], row["version"], row["policy"], row["known"]) == ("r", 1, "paceline", True)
+    assert not row["complete"]  # up to 200 steps count
+    assert row["saving"] == pytest.approx(0.5, abs=0.02)
+    assert row["forecast_saving"] == 0.5
+    with either.write() as connection:
+        for table in (steps_table, worker_steps, forecasts_table):
+            connection.execute(sa.delete(table).where(table.c.run == key))
+    with either.read() as connection:
+        [effect] = effects.effects_of(connection, key)
+    assert effect.saving == row["saving"]
+    assert effect.forecast is not None
+    with either.write() as connection:
+        connection.execute(sa.delete(runs).where(runs.c.key == key))
+    assert rows(either) == [row]
+
+
+def test_what_is_not_known_is_kept_at_the_end_only(either: Store) -> None:
+    key = trained(either, noisy((60, 0.4), (60, 0.4)))
+    begin(either, key, state="running")
+    switch(either, key, 1, 60, "paceline")
+    look(either)
+    assert rows(either) == []
+    begin(either, key, state="finished", ended_at=time.time())
+    look(either)
+    [row] = rows(either)
+    assert (row["known"], row["complete"], row["after_steps"]) == (False, False, 40)
+    look(either)
+    assert rows(either) == [row]  # nothing is due until the last telemetry has arrived
+    begin(either, key, ended_at=time.time() - SETTLE_S)
+    with either.write() as connection:
+        connection.execute(sa.update(kept).values(noted_at=time.time() - SETTLE_S - 1))
+    look(either)
+    [again] = rows(either)
+    assert again["noted_at"] > row["noted_at"] - SETTLE_S
+    look(either)
+    assert rows(either) == [again]
+
+
+def test_a_complete_effect_is_not_computed_again(store: Store) -> None:
+    key = trained(store, noisy((60, 0.4), (60, 0.2), (60, 0.3)))
+    begin(store, key, state="running")
+    switch(store, key, 1, 60, "paceline")
+    switch(store, key, 2, 120, "lbb")
+    look(store)
+    first, second = sorted(rows(store), key=lambda row: int(row["version"]))
+    assert (first["complete"], second["complete"]) == (True, False)
+    with store.write() as connection:
+        connection.execute(sa.delete(worker_steps))
+        connection.execute(sa.delete(steps_table))
+    with store.read() as connection:
+        [complete, _] = effects.effects_of(connection, key)
+    assert complete.saving == first["saving"]
+
+
+def test_another_workers_runs_are_left_alone(store: Store) -> None:
+    key = trained(store, noisy((60, 0.4), (60, 0.2)))
+    begin(store, key, state="running")
+    switch(store, key, 1, 60, "paceline")
+    with store.write() as connection:
+        row = {"run": key, "owner": "another", "expires_at": time.time() + 600}
+        connection.execute(sa.insert(leases).values(row))
+    look(store)
+    assert rows(store) == []

@@ -44,7 +44,8 @@ export function ratio(value) {
 export function percent(value) {
   if (!known(value)) return "–";
   const shown = value * 100;
-  return `${shown.toFixed(Math.abs(shown) < 10 ? 1 : 0)} %`;
+  const digits = shown.toFixed(Math.abs(shown) < 10 ? 1 : 0);
+  return `${digits === "-0.0" ? "0.0" : digits} %`;
 }
 
 /** @param {number | null | undefined} value */
@@ -77,9 +78,10 @@ export function moment(value) {
 /**
  * @param {number} count
  * @param {string} noun
+ * @param {string} many the noun of several
  */
-export function plural(count, noun) {
-  return `${integer(count)} ${noun}${count === 1 ? "" : "s"}`;
+export function plural(count, noun, many = `${noun}s`) {
+  return `${integer(count)} ${count === 1 ? noun : many}`;
 }
 
 /** @param {(number | null | undefined)[]} values */

@@ -1,5 +1,6 @@
 // Opens the module of the page that Dash shows, and closes the module of the page before.
 import { connection, crumbs } from "./dom.js";
+import { openForecasts } from "./forecasts.js";
 import { openRun } from "./run.js";
 import { openRuns } from "./runs.js";
 
@@ -12,5 +13,6 @@ export function open(page) {
   close = () => {};
   if (page.page === "run") close = openRun(page);
   else if (page.page === "runs") close = openRuns();
+  else if (page.page === "forecasts") close = openForecasts(page);
   else connection("live");
 }

@@ -1,11 +1,11 @@
 // The page of one run: gives its parts data and draws them.
-import { ApiError, change, get } from "./api.js";
+import { change, get } from "./api.js";
 import { AttributionChart } from "./attribution.js";
 import { Auto } from "./auto.js";
 import { Changes, overtakenWords } from "./changes.js";
 import { Charts, MOST_LINES } from "./charts.js";
 import { MOST_STEPS, RunData } from "./data.js";
-import { byId, connection, crumbs, make, poll, problem, show, text, whenThere } from "./dom.js";
+import { byId, connection, crumbs, poll, problem, show, text, whenThere } from "./dom.js";
 import { Effects } from "./effect.js";
 import { HeatMap } from "./heatmap.js";
 import { History } from "./history.js";
@@ -14,6 +14,7 @@ import { Painter } from "./painter.js";
 import { PolicyPanel } from "./policy.js";
 import { Rounds } from "./rounds.js";
 import { drawFacts, drawHeader, drawKpis, ENDED } from "./summary.js";
+import { plotly } from "./plotly.js";
 import { onTheme, theme } from "./theme.js";
 import { WhatIf } from "./whatif.js";
 import { WorkersTable } from "./workers.js";
@@ -383,22 +384,4 @@ function note(view, zoom) {
   if (view.bucket > 1) parts.push(`each point stands for ${view.bucket} steps; extremes kept`);
   parts.push(zoom ? "double-click a chart to go back" : "drag across a chart to zoom");
   return parts.join(" · ");
-}
-
-/**
- * Loads Plotly when the first run is opened: the list of runs does not need its 4.5 MB.
- * @param {string} source
- * @returns {Promise<void>}
- */
-function plotly(source) {
-  if (window.Plotly) return Promise.resolve();
-  return new Promise((resolve, reject) => {
-    const script = make("script", { src: source });
-    script.onload = () => resolve();
-    script.onerror = () => {
-      script.remove();
-      reject(new ApiError(0, `Cannot load ${source}.`));
-    };
-    document.head.append(script);
-  });
 }

@@ -1,0 +1,75 @@
+"""Keeps what switches changed, once it is known, and at the run's end."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from paceline.core.outage import Outage
+from paceline_backend.insight import effects
+from paceline_backend.store import Store, StoreError, forecasts
+from paceline_backend.store import effects as kept
+from paceline_backend.store.effects import Due
+
+log = logging.getLogger(__name__)
+
+LOOK_STEPS = 20  # between two looks at an active run, at least
+
+_EVERY_S = 5.0
+_MOST_ENDED = 20  # ended runs in one look, as after an upgrade of a database with many
+
+
+class Effects:
+    """Looks at runs whose switches have no final effect yet. For one thread.
+
+    A look reads at most 400 steps of a switch, in one short transaction. Plans, ingest and other
+    parts do not wait for it.
+
+    Args:
+        store: the database.
+        owner: this worker; runs that another one plans are that one's.
+    """
+
+    def __init__(self, store: Store, owner: str) -> None:
+        self._store = store
+        self._owner = owner
+        self._looked: dict[int, int] = {}  # active run → its newest step at the last look
+
+    def run(self, stop: threading.Event) -> None:
+        """Works until `stop` is set. Waits out a database that is away."""
+        outage = Outage(log, "effects are kept later", "effects are kept again")
+        while not stop.wait(_EVERY_S):
+            try:
+                self.look(stop)
+                outage.over()
+            except StoreError as error:
+                outage.failed(error)
+
+    def look(self, stop: threading.Event) -> None:
+        """Keeps the effects of all runs that are due.
+
+        Raises:
+            StoreError: the database did not answer.
+        """
+        with self._store.read() as connection:
+            due = kept.due(connection, self._owner, _MOST_ENDED)
+            newest = {run.key: forecasts.newest_step(connection, run.key) for run in due}
+        active = {run.key for run in due if not run.ended}
+        self._looked = {key: step for key, step in self._looked.items() if key in active}
+        for run in due:
+            if stop.is_set():
+                return
+            # Fewer steps than before: another attempt.
+            before, step = self._looked.get(run.key, -LOOK_STEPS), newest[run.key]
+            if run.ended or not before <= step < before + LOOK_STEPS:
+                if not run.ended:
+                    self._looked[run.key] = step
+                self._guarded(run)
+
+    def _guarded(self, run: Due) -> None:
+        try:
+            effects.note(self._store, run.key, ended=run.ended)
+        except StoreError:
+            raise
+        except Exception:  # an effect is not worth a worker, which plans runs
+            log.exception("run %s: no effects", run.id)

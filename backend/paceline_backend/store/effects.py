@@ -1,0 +1,151 @@
+"""What switches changed: rows that outlast their runs' steps, and the runs themselves."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from paceline.wire import ENDED, State
+from paceline_backend.store.database import now
+from paceline_backend.store.runs import cursor_at, key_at
+from paceline_backend.store.schema import effects, leases, runs, switches
+
+SETTLE_S = 60.0  # after a run's end: its last telemetry has arrived by then
+
+
+@dataclass(frozen=True)
+class Due:
+    """A run with a switch whose effect is not finally kept."""
+
+    key: int
+    id: str
+    ended: bool
+
+
+@dataclass(frozen=True)
+class Filter:
+    """Which outcomes of forecasts count.
+
+    Args:
+        since: switches at this Unix time or later; None: any.
+        until: and before this one; None: any.
+        policy: the preset that was switched to; None: any.
+        nodes: how many nodes the ranks were on; None: any.
+        simulated: whether simulated runs count, which the forecasts' own simulator makes.
+    """
+
+    since: float | None = None
+    until: float | None = None
+    policy: str | None = None
+    nodes: int | None = None
+    simulated: bool = False
+
+
+def due(connection: sa.Connection, owner: str, limit: int) -> list[Due]:
+    """Runs whose effects should be looked at, but those that another worker plans.
+
+    Args:
+        connection: to read from.
+        owner: this worker.
+        limit: most ended runs; active ones all count.
+    """
+    c, at = runs.c, now(connection)
+    mine = sa.or_(leases.c.owner.is_(None), leases.c.owner == owner, leases.c.expires_at <= at)
+    kept = sa.and_(effects.c.run == c.id, effects.c.version == switches.c.version)
+    settled = c.ended_at + SETTLE_S
+    again = sa.and_(effects.c.noted_at < settled, settled <= time.time())
+    ended = sa.or_(effects.c.key.is_(None), sa.and_(~effects.c.complete, again))
+    active = sa.or_(effects.c.key.is_(None), ~effects.c.complete)
+    joined = (
+        sa.select(c.key, c.id, c.state)
+        .join(switches, switches.c.run == c.key)
+        .outerjoin(effects, kept)
+        .outerjoin(leases, leases.c.run == c.key)
+        .where(switches.c.version > 0, switches.c.effective_step.is_not(None), mine)
+        .where(c.pruned_at.is_(None))
+        .distinct()
+        .order_by(c.key)
+    )
+    rows = [
+        *connection.execute(joined.where(c.state == State.RUNNING, active)),
+        *connection.execute(joined.where(c.state.in_(ENDED), ended).limit(limit)),
+    ]
+    return [Due(row.key, row.id, row.state in ENDED) for row in rows]
+
+
+def keep(connection: sa.Connection, run: int, values: Mapping[str, Any]) -> None:
+    """Keeps the effect of a switch; a later look replaces an earlier one.
+
+    Args:
+        connection: to write with.
+        run: key of the run.
+        values: columns of `effects`, without those about the run and the time.
+    """
+    c = effects.c
+    query = sa.select(runs.c.id, runs.c.backend, switches.c.effective_at, switches.c.requested_at)
+    query = query.join(switches, switches.c.run == runs.c.key)
+    query = query.where(runs.c.key == run, switches.c.version == values["version"])
+    about = connection.execute(query).one_or_none()
+    if about is None:
+        return  # the run was deleted meanwhile
+    at = about.requested_at if about.effective_at is None else about.effective_at
+    row = {**values, "run": about.id, "backend": about.backend, "at": at, "noted_at": time.time()}
+    mine = (c.run == about.id, c.version == values["version"])
+    if not connection.execute(sa.update(effects).where(*mine).values(row)).rowcount:
+        connection.execute(sa.insert(effects).values(row))
+
+
+def of_run(connection: sa.Connection, run: int) -> dict[int, dict[str, Any]]:
+    """The rows of a run, by its key: by version of the policy."""
+    public = sa.select(runs.c.id).where(runs.c.key == run).scalar_subquery()
+    query = sa.select(effects).where(effects.c.run == public)
+    return {row["version"]: dict(row) for row in connection.execute(query).mappings()}
+
+
+def outcomes(
+    connection: sa.Connection, which: Filter, limit: int, cursor: str | None = None
+) -> tuple[list[dict[str, Any]], str | None]:
+    """Switches with a forecast and a final effect, newest first, and the next page's cursor.
+
+    Effects that are not complete are left out. To count them as soon as they are known would
+    prefer outcomes that chance has made large.
+
+    Args:
+        connection: to read from.
+        which: of them.
+        limit: most rows.
+        cursor: that an earlier page gave.
+
+    Raises:
+        CursorError: `cursor` is not one that an earlier page gave.
+    """
+    c = effects.c
+    over = sa.or_(
+        c.complete,
+        sa.exists().where(
+            runs.c.id == c.run,
+            runs.c.state.in_(ENDED),
+            c.noted_at >= runs.c.ended_at + SETTLE_S,
+        ),
+        # The run was deleted, and so had ended.
+        ~sa.exists().where(runs.c.id == c.run),
+    )
+    query = sa.select(effects).where(over, c.saving.is_not(None), c.forecast_saving.is_not(None))
+    if which.since is not None:
+        query = query.where(c.at >= which.since)
+    if which.until is not None:
+        query = query.where(c.at < which.until)
+    for column, value in ((c.policy, which.policy), (c.nodes, which.nodes)):
+        if value is not None:
+            query = query.where(column == value)
+    if not which.simulated:
+        query = query.where(c.backend != "simulated")
+    if cursor is not None:
+        query = query.where(c.key < key_at(cursor, "an earlier page"))
+    rows = connection.execute(query.order_by(c.key.desc()).limit(limit + 1)).mappings().all()
+    following = cursor_at(rows[limit - 1]["key"]) if len(rows) > limit else None
+    return [dict(row) for row in rows[:limit]], following
