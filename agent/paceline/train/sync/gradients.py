@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cache
 from typing import Any
 
@@ -216,6 +217,39 @@ def spread(vector: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
             start = end
 
 
+class Mean:
+    """The weighted mean of tensors over ranks, taken in the background from when this is made.
+
+    Args:
+        tensors: floating-point, alike on all ranks. They are copied.
+        weight: of this rank.
+        group: of ranks. Nothing else uses it until `wait` is over.
+        counts: a few numbers to be summed over ranks.
+    """
+
+    def __init__(
+        self,
+        tensors: Sequence[torch.Tensor],
+        weight: float,
+        group: Any,
+        counts: Sequence[float] = (),
+    ) -> None:
+        flat = joined(tensors)
+        self._length = len(flat)
+        self._vector = torch.cat([flat * weight, torch.tensor([weight, *counts])])
+        self._work = dist.all_reduce(self._vector, group=group, async_op=True)
+
+    def wait(self, timeout: timedelta) -> tuple[torch.Tensor | None, list[float]]:
+        """The mean as a vector, and the sums of `counts`; None: all weights are 0.
+
+        Raises:
+            RuntimeError: a rank left, or it took longer than `timeout`.
+        """
+        assert self._work is not None
+        self._work.wait(timeout)
+        return _mean(self._vector, self._length)
+
+
 def averaged(
     tensors: Sequence[torch.Tensor],
     weight: float,
@@ -238,7 +272,12 @@ def averaged(
     flat = joined(tensors)
     vector = torch.cat([flat * weight, torch.tensor([weight, *counts])])
     dist.all_reduce(vector, group=group)
-    if total := float(vector[len(flat)]):
-        mean = vector[: len(flat)] / total
+    mean, sums = _mean(vector, len(flat))
+    if mean is not None:
         spread(mean if then is None else then(mean), tensors)
-    return [float(total) for total in vector[len(flat) + 1 :].tolist()]
+    return sums
+
+
+def _mean(vector: torch.Tensor, length: int) -> tuple[torch.Tensor | None, list[float]]:
+    total = float(vector[length])
+    return vector[:length] / total if total else None, vector[length + 1 :].tolist()
