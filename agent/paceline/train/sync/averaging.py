@@ -14,8 +14,10 @@ from torch import nn
 from paceline.core.means import part_due, parted
 from paceline.train.parts import Step
 from paceline.train.sync.base import OnRound, Ranks, Round, no_gradient
+from paceline.train.sync.calls import RoundCalls
 from paceline.train.sync.gradients import Mean, averaged, joined, spread
 from paceline.train.sync.outer import Outer
+from paceline.train.sync.peers import Courier
 from paceline.wire.synchronisation import AveragingRules, OuterRules
 
 
@@ -38,6 +40,7 @@ class Averaging:
         parameters: that are trained, in the same order on all ranks.
         rules: when there is a mean, of which parts, and what becomes of it.
         outer: the session's outer optimiser.
+        prefix: of keys in the store, new each time; for means that are on their way.
         on_round: called with each mean.
     """
 
@@ -49,6 +52,7 @@ class Averaging:
         parameters: list[nn.Parameter],
         rules: AveragingRules,
         outer: Outer,
+        prefix: str,
         on_round: OnRound | None = None,
     ) -> None:
         self._ranks, self._parameters, self._rules = ranks, parameters, rules
@@ -63,6 +67,11 @@ class Averaging:
         self._stepped: Step | None = None  # the newest body in which the optimiser stepped
         self._means = 0  # how many there were
         self._flight: _Flight | None = None  # the mean that is on its way
+        self._flights = 0  # how many there were
+        # A reduction that lacks a rank cannot be ended, also not by a rank that leaves. So it
+        # begins when all ranks have called it ready.
+        self._calls = RoundCalls(ranks, f"{prefix}/means")
+        self._mail = Courier(ranks.timeout.total_seconds()) if rules.overlap else None
 
     def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.stepping`."""
@@ -91,26 +100,47 @@ class Averaging:
         """See `Synchroniser.meet`. Afterwards the optimisers' states are equal, too."""
         if self._flight is not None:
             self._land(self._flight)
+        if self._mail is not None:
+            self._mail.close()
         self._mean(range(len(self._parts)), None)
+        if self._flights and self._ranks.rank == 0:
+            self._calls.forget(self._flights - 1)
         alike(optimiser, self._parameters, self._ranks)
 
     def abort(self, reason: str) -> None:
         """See `Synchroniser.abort`."""
+        if self._mail is not None:
+            self._calls.abort(self._flights - (self._flight is not None), reason)
+            self._mail.close(timeout_s=1.0)
         dist.destroy_process_group(self._ranks.group)  # so the others' collectives fail
 
     def _take_off(self, part: int, step: int) -> None:
         """Begins the mean of a part, which is on its way after a step."""
         tensors, work = [p.data for p in self._parts[part]], self._work[part]
-        if tensors:
-            mean = Mean(tensors, work, self._ranks.group, [float(work > 0)])
-            self._flight = _Flight(part, mean, work, step + self._rules.overlap)
-            self._work[part] = 0.0
+        if not tensors or self._mail is None:
+            return
+        mean = Mean(tensors, work, [float(work > 0)])
+        self._flight = _Flight(part, mean, work, step + self._rules.overlap)
+        self._mail.begin(partial(self._carry, mean, self._flights))
+        self._flights += 1
+        self._work[part] = 0.0
+
+    def _carry(self, mean: Mean, number: int) -> None:
+        """Takes a mean once all ranks have given to it; in another thread."""
+        if self._calls.count_ready(number) == self._ranks.world:
+            self._calls.call(number)
+        self._calls.wait(number)
+        mean.reduce(self._ranks.group)
+        if number and self._ranks.rank == 0:
+            self._calls.forget(number - 1)  # all have been through with it before this one
 
     def _land(self, flight: _Flight) -> None:
         """Waits for the mean that is on its way, and brings into force what becomes of it."""
-        self._flight = None
+        assert self._mail is not None
         began = time.perf_counter()
-        mean, (gave,) = flight.mean.wait(self._ranks.timeout)
+        self._mail.wait()
+        self._flight = None
+        mean, (gave,) = flight.mean.value, flight.mean.sums
         waited_s = time.perf_counter() - began
         tensors, keep = [p.data for p in self._parts[flight.part]], self._rules.keep
         if mean is not None:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import timedelta
 from functools import cache
 from typing import Any
 
@@ -218,36 +217,35 @@ def spread(vector: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
 
 
 class Mean:
-    """The weighted mean of tensors over ranks, taken in the background from when this is made.
+    """The weighted mean of tensors over ranks, of what they are when this is made.
 
     Args:
         tensors: floating-point, alike on all ranks. They are copied.
         weight: of this rank.
-        group: of ranks. Nothing else uses it until `wait` is over.
         counts: a few numbers to be summed over ranks.
     """
 
     def __init__(
-        self,
-        tensors: Sequence[torch.Tensor],
-        weight: float,
-        group: Any,
-        counts: Sequence[float] = (),
+        self, tensors: Sequence[torch.Tensor], weight: float, counts: Sequence[float] = ()
     ) -> None:
         flat = joined(tensors)
         self._length = len(flat)
         self._vector = torch.cat([flat * weight, torch.tensor([weight, *counts])])
-        self._work = dist.all_reduce(self._vector, group=group, async_op=True)
 
-    def wait(self, timeout: timedelta) -> tuple[torch.Tensor | None, list[float]]:
-        """The mean as a vector, and the sums of `counts`; None: all weights are 0.
+    def reduce(self, group: Any) -> None:
+        """Takes the mean over a group of ranks, all of which call it. Waits for them."""
+        dist.all_reduce(self._vector, group=group)
 
-        Raises:
-            RuntimeError: a rank left, or it took longer than `timeout`.
-        """
-        assert self._work is not None
-        self._work.wait(timeout)
-        return _mean(self._vector, self._length)
+    @property
+    def value(self) -> torch.Tensor | None:
+        """The mean as a vector; None: all weights are 0."""
+        total = float(self._vector[self._length])
+        return self._vector[: self._length] / total if total else None
+
+    @property
+    def sums(self) -> list[float]:
+        """The sums of `counts`."""
+        return list(map(float, self._vector[self._length + 1 :].tolist()))
 
 
 def averaged(
@@ -269,15 +267,8 @@ def averaged(
     Returns:
         the sums of `counts`.
     """
-    flat = joined(tensors)
-    vector = torch.cat([flat * weight, torch.tensor([weight, *counts])])
-    dist.all_reduce(vector, group=group)
-    mean, sums = _mean(vector, len(flat))
-    if mean is not None:
-        spread(mean if then is None else then(mean), tensors)
-    return sums
-
-
-def _mean(vector: torch.Tensor, length: int) -> tuple[torch.Tensor | None, list[float]]:
-    total = float(vector[length])
-    return vector[:length] / total if total else None, vector[length + 1 :].tolist()
+    mean = Mean(tensors, weight, counts)
+    mean.reduce(group)
+    if (value := mean.value) is not None:
+        spread(value if then is None else then(value), tensors)
+    return mean.sums

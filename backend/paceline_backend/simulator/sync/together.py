@@ -65,7 +65,7 @@ class Averaging:
                 now = self._land(now, k, work.costs, worked, wait_s, communication_s, rounds)
             part = part_due(step, self._every, self._parts)
             if self._overlap and part is not None:
-                begins_at = float(now.max())
+                begins_at = float(now.max()) + work.costs.call_s  # all know that all have given
                 ends_at = begins_at + work.costs.round_s / self._parts
                 gave = worked[part].copy()
                 self._flight = _Flight(part, step + self._overlap, begins_at, ends_at, gave)
@@ -131,7 +131,7 @@ class _Flight:
 
     part: int
     due: int  # after this step it comes into force
-    begins_at: float  # the last rank has given its part
+    begins_at: float  # all ranks know that the last of them has given
     ends_at: float
     gave: Floats  # [W] samples since the part's previous mean
 
