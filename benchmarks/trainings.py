@@ -37,7 +37,6 @@ import paceline
 from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
 from paceline.train.plan.leader import Leader
-from paceline.train.sync import uneven
 from paceline.train.sync.averaging import Averaging
 from paceline.train.sync.base import Synchroniser
 from paceline.train.sync.hierarchical import Hierarchical
@@ -52,6 +51,8 @@ logging.getLogger("paceline.train.device").setLevel(logging.ERROR)
 WARM = 8  # first steps, which do not count; half of them are all-reduced
 RATE = 0.1  # so low that stale gradients do no harm; momentum is 0.5
 EVERY = 8  # steps between two means of PyTorch's local SGD
+MEET_S = 20.0  # ranks wait so long at most for all to be at the begin of the counted part
+_HERE = "benchmark/here"  # key of the ranks' store
 
 
 @dataclass(frozen=True)
@@ -154,6 +155,7 @@ class Watch:
         self.relaxed: Callable[[], Synchroniser | None] = lambda: None  # synchroniser in force
         # What tells the session that a rank waits in the loop's body.
         self.waiting: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
+        self.store: dist.Store | None = None  # in which ranks count who is at the begin
         self._trained = Trained()
         self._steps: list[_Seen] = []
         self._optimiser = torch.optim.SGD(network.parameters(), 0.0, momentum=0.5)
@@ -181,8 +183,8 @@ class Watch:
         if first and self._meets and not leaves:
             # Each rank begins a batch of its own here. Waiting must not count as its work: else
             # ranks that come early would leave their batches to the others.
-            with uneven.own(), self.waiting():
-                dist.barrier()
+            with self.waiting():
+                self._meet()
         now = time.perf_counter()
         if first:
             self._trained.began, self._trained.began_at = now, time.time()
@@ -192,6 +194,20 @@ class Watch:
         yield
         self._steps.append(replace(seen, ended=time.perf_counter()))
         self._trained.steps += 1
+
+    def _meet(self) -> None:
+        """Waits until all ranks are at the begin of the counted part, or for `MEET_S`.
+
+        No barrier: a rank that was held up for longer than the others need for a segment leaves
+        all its batches of that segment to them. It comes to its next batch in the next segment,
+        which rank 0 plans only once it is through with this one.
+        """
+        assert self.store is not None
+        until = time.monotonic() + MEET_S
+        here = self.store.add(_HERE, 1)
+        while here < dist.get_world_size() and time.monotonic() < until:
+            time.sleep(0.001)
+            here = self.store.add(_HERE, 0)
 
     def group_met(self, relaxed: Hierarchical) -> None:
         """Notes that this rank's group has met between two steps, and now waits for others."""
@@ -333,6 +349,7 @@ def _by_paceline(work: Work, task: Task, data: Epoch, network: nn.Module, watch:
         session = paceline.Session(data, global_batch=batch, seed=work.seed, uneven_steps=True)
         watch.relaxed = lambda: session._loop.gate.relaxed
         watch.waiting = lambda: session._loop.running().waiting()
+        watch.store = session._loop.meeting.store
         model = session.wrap(network)
         optimiser = watch.optimiser
         for *inputs, classes in session.loader(collate_fn=task.collate):

@@ -15,6 +15,9 @@ import numpy as np
 import pytest
 
 from paceline.core.emulation import Emulation
+from paceline.wire.synchronisation import Pairwise
+from support import held_up
+from support.ranks import Ranks
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
@@ -265,3 +268,18 @@ def test_synchronisers_counts_each_gradient(
     assert all(0.1 < ratio < 10 for ratio in ratios.values())
     # Both trained with the same batches.
     assert rows["bsp"]["loss"] == pytest.approx(rows["torch DDP"]["loss"], rel=1e-3)
+
+
+def test_a_training_ends_though_a_rank_leaves_all_its_batches_where_counting_begins(
+    program: Any,
+) -> None:
+    """The others waited for that rank in a barrier, and it waited for the plan of rank 0."""
+    trainings = program("trainings")
+    pool = Ranks(3)
+    devices = json.dumps({"a_s": [0.0] * 3, "b_s": [0.005] * 3})
+    work = trainings.Work("digits", "paceline", 0, 32, synchroniser=Pairwise(), segment=16)
+    try:
+        ranks = pool.run(held_up.train, work, 0.5, env={"PACELINE_EMULATE": devices})
+    finally:
+        pool.stop()
+    assert sum(rank.steps for rank in ranks) == 3 * 32

@@ -22,7 +22,7 @@ from paceline.train.sync.base import Round, Synchroniser
 from paceline.train.sync.outer import Outer
 from paceline.train.sync.peers import Peers
 from paceline.train.sync.rounds import Rounds
-from paceline.wire.synchronisation import Synchronisation
+from paceline.wire.synchronisation import Synchronisation, convert
 from support.rounds import ranks
 from support.waiting import DEADLINE_S
 
@@ -211,6 +211,47 @@ def by_noise(
     return train(
         what, steps, lambda rank, step, _: noise(seed, rank, step), slow_s, weights=weights
     )
+
+
+def by_starts(what: Synchronisation, steps: int) -> dict[str, Any]:
+    """`train` where ranks move in the third and fourth of each four steps of the run."""
+
+    def gradient(rank: int, step: int, _: torch.Tensor) -> torch.Tensor:
+        return noise(9, rank, step) * float((FIRST + step) % 4 in (2, 3))
+
+    return train(what, steps, gradient)
+
+
+def leave_on_the_way(leaver: int) -> str:
+    """A rank leaves while a mean is on its way that rank 1 lacks; what the others are told."""
+    what = convert("averaging", {"every": 2, "overlap": 2, "outer": {"rate": 0.7, "momentum": 0.9}})
+    with ranks() as of:
+        parameters = [nn.Parameter(torch.zeros(2))]
+        optimiser = torch.optim.SGD(parameters, 1.0)
+        synchroniser = make(what, of, "leave", parameters, optimiser, 1, Outer())
+        message = ""
+
+        def end(number: int) -> None:
+            plan = Step(0, FIRST + number, 0, [0], 1.0, 1.0, 1.0, 0.25, None, 0)
+            synchroniser.end_step(plan)
+
+        end(0)
+        if of.rank != 1:
+            end(1)
+        dist.barrier()
+        if of.rank == leaver:
+            synchroniser.abort("has left")
+            of.close()
+        dist.barrier()
+        if of.rank != leaver:
+            try:
+                for number in range(1 if of.rank == 1 else 2, 4):
+                    end(number)
+            except PacelineError as error:
+                message = str(error)
+            synchroniser.abort("has failed")
+            of.close()
+        return message
 
 
 def by_ranks(what: Synchronisation, steps: int, weights: Sequence[float]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import math
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
@@ -178,9 +179,12 @@ class Group:
         self._over_at = math.inf
 
     def all_reduce(self, vector: torch.Tensor) -> None:
+        self.begin(vector).wait()
+
+    def begin(self, vector: torch.Tensor) -> Reduction:
+        """A reduction in the background."""
         given, deadline = self._given, self._scheduler.now + self._timeout_s
         given.append(vector)
-        over: list[float] = []
         if len(given) == self._world:
             self._given = []
             total = torch.stack(given).sum(0)
@@ -188,11 +192,24 @@ class Group:
                 each.copy_(total)
             self._over_at = self._scheduler.now + self._round_s
             given.append(torch.tensor(0.0))  # all are there
-            over.append(self._over_at)
-        scheduled = self._scheduler
-        scheduled.wait(lambda: self._over_at if len(given) > self._world else deadline, REDUCED)
-        if len(given) <= self._world:
-            raise RuntimeError("gloo: timed out")
+
+        def wait() -> None:
+            scheduled = self._scheduler
+            scheduled.wait(lambda: self._over_at if len(given) > self._world else deadline, REDUCED)
+            if len(given) <= self._world:
+                raise RuntimeError("gloo: timed out")
+
+        return Reduction(wait)
+
+
+@dataclass
+class Reduction:
+    """A reduction under way, as `dist.Work`."""
+
+    over: Callable[[], None]  # waits until it is over
+
+    def wait(self, timeout: object = None) -> None:
+        self.over()
 
 
 class _Condition:

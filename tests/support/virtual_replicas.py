@@ -146,6 +146,10 @@ def _ranks(
             group: Any = _Endpoint(of.group, of.rank)  # type: ignore[arg-type]
             return replace(of, groups={"": group})
 
+        def all_reduce(vector: torch.Tensor, group: _Endpoint, async_op: bool = False) -> Any:
+            reduction = group.group.begin(vector)
+            return reduction if async_op else reduction.wait()
+
         def isend(vector: torch.Tensor, group: _Endpoint, tag: int, group_dst: int) -> _Transfer:
             return mail.send(vector, (group.rank, group_dst, tag))
 
@@ -153,7 +157,7 @@ def _ranks(
             return mail.receive(vector, (group_src, group.rank, tag))
 
         collectives = SimpleNamespace(
-            all_reduce=lambda vector, group: group.group.all_reduce(vector),
+            all_reduce=all_reduce,
             all_gather_object=lambda gathered, mine, group: together.gather(gathered, mine, group),
             isend=isend,
             irecv=irecv,

@@ -15,6 +15,9 @@ protocol::
         ...                                                # `shares[other].give()`, then train it
     ...                                                    # `share.stop()`
 
+A rank that trains nothing does not learn what its batches take now. One that was held up once would
+leave all its batches for good. So after a while it trains one again (`is_due`).
+
 Two rules make sure that each batch finds a rank. A rank that leaves looks at the shares again
 afterwards: unless another rank is still at work, it trains its batches itself (`share.resume()`).
 A rank that stops looks again, too: if a rank has left batches, it goes on taking over.
@@ -39,6 +42,7 @@ from paceline.wire.synchronisation import (
 
 FASTEST = 1.5  # of the fastest other rank's batches: a rank that needs no longer always goes on
 NEWEST = 0.5  # weight of the newest batch in `Pace`
+RESTS = 20.0  # times as long as one of its batches: a rank that has trained none tries again
 _HALF = 0.5  # of a batch under way is still to be trained, on average
 
 
@@ -169,6 +173,18 @@ def finish_s(left: float, ranks: int, per_s: float) -> float:
         per_s: batches that these ranks train in a second, together.
     """
     return (left + _HALF * ranks) / per_s
+
+
+def is_due(rests_s: float, batch_s: float) -> bool:
+    """Whether a rank trains a batch to learn its pace, though the others would be through sooner.
+
+    The others wait for one batch of the rank, so they lose at most one in `RESTS` of their time.
+
+    Args:
+        rests_s: how long the rank has trained no batch.
+        batch_s: what its batches took last.
+    """
+    return rests_s >= RESTS * batch_s
 
 
 def is_looked_after(shares: Sequence[Share], rank: int) -> bool:

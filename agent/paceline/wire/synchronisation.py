@@ -45,10 +45,15 @@ class AveragingRules(_Rules, frozen=True, kw_only=True):
     every: Positive | None  # steps between two means; None: only at an epoch's end
     outer: OuterRules | None = None  # None: the mean itself is what ranks go on with
     parts: Positive = 1  # of the parameters, each of which has its means at steps of its own
+    overlap: Natural = 0  # steps that ranks make while a mean is on its way
+    keep: Annotated[float, Meta(ge=0, lt=1)] = 0.0  # share of a rank's own replica, with overlap
 
     def __post_init__(self) -> None:
         if self.parts > (self.every or 1):
             raise ValueError(f"parts: {self.parts}; give {self.every or 1} or less, as `every`")
+        most = 0 if self.every is None else self.every // self.parts
+        if self.overlap > most:  # else two means would be on their way at once
+            raise ValueError(f"overlap: {self.overlap}; give {most} or less, as `every` / `parts`")
 
 
 class RoundRules(_Rules, frozen=True, kw_only=True):

@@ -125,6 +125,84 @@ def test_where_ranks_meet_between_outer_steps_they_have_the_mean(ranks: Ranks) -
         assert answer["after"] == pytest.approx([2.4] * 5)
 
 
+def streamed(
+    seed: int, steps: int, every: int, parts: int, overlap: int, keep: float
+) -> tuple[list[list[float]], list[float]]:
+    """Streaming DiLoCo by its definition, on four replicas that step by noise with rate 1.
+
+    Returns:
+        the replicas before they all meet, and what they are then.
+    """
+    rate, momentum, of_part = 0.7, 0.9, [slice(0, 2), slice(2, 5)] if parts == 2 else [slice(0, 5)]
+    replicas, anchor, velocity = torch.zeros(WORLD, 5), torch.zeros(5), torch.zeros(5)
+    work, on_its_way = torch.zeros(parts, WORLD), {}
+
+    def land(part: int) -> None:
+        at, (mean, gave) = of_part[part], on_its_way.pop(part)[1:]
+        change = anchor[at] - mean
+        velocity[at] = momentum * velocity[at] + change
+        anchor[at] -= rate * (change + momentum * velocity[at])
+        replicas[:, at] = keep * replicas[:, at] + (1 - keep) * anchor[at]
+        work[part] += keep * gave
+
+    for step in range(steps):
+        replicas -= torch.stack([peers.noise(seed, rank, step) for rank in range(WORLD)])
+        work += 1 / WORLD
+        for part in [part for part, flight in on_its_way.items() if flight[0] == step]:
+            land(part)
+        for part in range(parts):
+            if (peers.FIRST + step + 1) % every == part * every // parts:
+                weights = work[part] / work[part].sum()
+                mean = (weights[:, None] * replicas[:, of_part[part]]).sum(0)
+                on_its_way[part] = (step + overlap, mean, work[part].clone())
+                work[part] = 0
+    before: list[list[float]] = replicas.tolist()
+    for part in list(on_its_way):
+        land(part)
+    for part in range(parts):
+        if not (total := work[part].sum()):
+            continue  # replicas are equal already
+        weights = work[part] / total
+        replicas[:, of_part[part]] = (weights[:, None] * replicas[:, of_part[part]]).sum(0)
+    after: list[float] = replicas[0].tolist()
+    return before, after
+
+
+@pytest.mark.parametrize("keep", [0.0, 0.5])
+@pytest.mark.parametrize(
+    ("every", "parts", "overlap"), [(4, 1, 1), (4, 1, 4), (4, 2, 2), (5, 2, 1)]
+)
+@pytest.mark.parametrize("steps", [19, 20])
+def test_a_mean_on_its_way_comes_into_force_some_steps_later(
+    ranks: Ranks, steps: int, every: int, parts: int, overlap: int, keep: float
+) -> None:
+    outer = {"rate": 0.7, "momentum": 0.9}
+    rules = {"every": every, "parts": parts, "overlap": overlap, "keep": keep, "outer": outer}
+    answers = ranks.run(peers.by_noise, convert("averaging", rules), steps, 5, 0.001)
+    before, after = streamed(5, steps, every, parts, overlap, keep)
+    for answer, alone in zip(answers, before, strict=True):
+        assert answer["before"] == pytest.approx(alone, abs=1e-4)
+        assert answer["after"] == answers[0]["after"] == pytest.approx(after, abs=1e-4)
+
+
+def test_a_mean_on_its_way_is_the_mean_that_ranks_wait_for(ranks: Ranks) -> None:
+    """Bit by bit, where ranks do not move while it is on its way."""
+    rules = {"every": 4, "outer": {"rate": 0.7, "momentum": 0.9}}
+    waited, behind = (
+        ranks.run(peers.by_starts, convert("averaging", rules | overlap), 14)
+        for overlap in ({}, {"overlap": 2})
+    )
+    assert [answer["after"] for answer in behind] == [answer["after"] for answer in waited]
+    assert [answer["before"] for answer in behind] == [answer["before"] for answer in waited]
+
+
+@pytest.mark.parametrize("leaver", [1, 0], ids=["before it gives", "after it gave"])
+def test_a_rank_that_leaves_ends_a_mean_on_its_way(ranks: Ranks, leaver: int) -> None:
+    answers = ranks.run(peers.leave_on_the_way, leaver)
+    assert answers.pop(leaver) == ""
+    assert set(answers) == {f"rank {leaver} has left"}
+
+
 def test_a_push_may_end_later_than_what_it_pulled_is_in_use(ranks: Ranks) -> None:
     answers = ranks.run(peers.by_late_givers, hierarchical([[0, 1], [2, 3]], 1), 20)
     assert all(answer["after"] == answers[0]["after"] for answer in answers)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from paceline.core.means import part_due
 from paceline.core.pairs import Partners
+from paceline.wire.synchronisation import convert
 from paceline_backend.simulator import sync
 from paceline_backend.simulator.sync.base import Timeline
 from support import scenarios
@@ -46,6 +50,23 @@ def ends_of(timeline: Timeline) -> list[list[float]]:
     took_s = timeline.work_s + timeline.wait_s + timeline.communication_s
     ends: list[list[float]] = np.cumsum(took_s, axis=0).T.tolist()
     return ends
+
+
+@settings(max_examples=2 * EXAMPLES)
+@given(scenarios.scenarios("averaging", ties=False), st.integers(1, 4), st.data())
+def test_means_on_their_way_hold_ranks_up_as_the_simulator_says(
+    given: Scenario, every: int, data: st.DataObject
+) -> None:
+    overlap = data.draw(st.integers(1, every))
+    rules = {"every": every, "overlap": overlap, "outer": {"rate": 0.7, "momentum": 0.9}}
+    given = replace(given, what=convert("averaging", rules | {"keep": 0.5}))
+    ran, timeline = of_ranks(given), of_simulator(given)
+    for real, model in zip(ran.ended_at, ends_of(timeline), strict=True):
+        assert real == pytest.approx(model), "with the meeting at the epoch's end"
+    assert len(ran.rounds[0]) == len(timeline.rounds)
+    for (real, ended), simulated in zip(ran.rounds[0][:-1], timeline.rounds[:-1], strict=True):
+        assert (real.number, real.contributors) == (simulated.number, simulated.contributors)
+        assert (real.reduced_s, ended) == pytest.approx((simulated.reduced_s, simulated.ended_at))
 
 
 @settings(max_examples=2 * EXAMPLES)

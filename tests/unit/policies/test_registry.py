@@ -301,3 +301,14 @@ def test_only_fields_of_the_type_batches_of_name_presets(register: Callable[...,
     assert (taken[0].batches, taken[0].base) == ("b.csv", "sata")
     with pytest.raises(PolicyParameterError, match=r"parameters\.base: 'rna' .*one of 'paceline'"):
         policies.make("takes", {"base": "rna"})
+
+
+def test_diloco_keeps_its_rules_without_overlap_and_bounds_it_by_the_parts() -> None:
+    plain, mixed = policies.make("diloco"), policies.make("diloco", {"mix": 0.9})
+    assert plain.synchroniser == mixed.synchroniser
+    assert b"overlap" not in msgspec.json.encode(plain.synchroniser)
+    given = {"every": 10, "parts": 4, "overlap": 99}
+    rules = policies.make("diloco", given).synchroniser.parameters  # type: ignore[union-attr]
+    assert (rules.overlap, rules.keep) == (2, 0.5)  # type: ignore[union-attr]
+    with pytest.raises(ValueError, match="overlap: 3; give 2 or less"):
+        synchronisation.AveragingRules(every=10, parts=4, overlap=3)

@@ -175,6 +175,24 @@ def test_ranks_train_as_much_as_their_speeds_allow() -> None:
     assert not any(step.last for step in taken)
 
 
+def test_a_rank_that_was_held_up_once_trains_again_after_a_while() -> None:
+    clock, store = [0.0], HashStore()
+    pools = [Pool(store, rank, 2, [], lambda: clock[0]) for rank in range(2)]
+    pools[0].worked(1.0)
+    pools[1].worked(100.0)
+    begun = []
+    for segment, at in enumerate([0.0, 100.0, 1999.0, 2000.0, 2001.0]):
+        clock[0] = at
+        parts = parts_of([[2] * 8] * 2, RNA, segment, 8 * segment)
+        put(store, parts)
+        first, late = (next(part.steps()) for part in parts)
+        assert pools[0].begins(first, may_leave=True)
+        begun.append(pools[1].begins(late, may_leave=True))
+        if begun[-1]:
+            pools[1].worked(1.0)
+    assert begun == [False, False, False, True, True], "the pace of before is forgotten"
+
+
 @given(st.lists(st.sampled_from([1.0, 1.1, 2.0, 3.5, 7.0]), min_size=2, max_size=6))
 def test_nobody_waits_for_long_at_the_end(speeds: list[float]) -> None:
     ranks = train(HashStore(), parts_of([[1] * 32] * len(speeds), RNA), speeds, [])

@@ -41,7 +41,7 @@ def make(
     of_first = on_round if ranks.rank == 0 else None
     match what:
         case synchronisation.Averaging(rules):
-            return Averaging(ranks, parameters, rules, outer, of_first)
+            return Averaging(ranks, parameters, rules, outer, prefix, of_first)
         case synchronisation.Pairwise():
             return Pairwise(ranks, prefix, parameters, seed, on_round)
         case synchronisation.Hierarchical(rules):

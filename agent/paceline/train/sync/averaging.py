@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -13,8 +14,10 @@ from torch import nn
 from paceline.core.means import part_due, parted
 from paceline.train.parts import Step
 from paceline.train.sync.base import OnRound, Ranks, Round, no_gradient
-from paceline.train.sync.gradients import averaged
+from paceline.train.sync.calls import RoundCalls
+from paceline.train.sync.gradients import Mean, averaged, joined, spread
 from paceline.train.sync.outer import Outer
+from paceline.train.sync.peers import Courier
 from paceline.wire.synchronisation import AveragingRules, OuterRules
 
 
@@ -25,11 +28,19 @@ class Averaging:
     outer optimiser, parameters become what its step makes of the mean. Where all ranks meet between
     two such steps, the mean is all: the next step has the whole change since the one before.
 
+    With an overlap a mean is on its way while ranks step on. What has become of it comes into force
+    so many steps later: θ ← α·θ + (1 − α)·merged, where α is `rules.keep` (Douillard et al.,
+    Streaming DiLoCo with overlapping communication, 2025, Sec. 2.2 and 2.3). Then a rank's replica
+    still weighs with α of the work that it had when the mean was begun. Where all ranks meet, a
+    mean that is on its way comes into force first. So no mean outlives a meeting or is in a
+    checkpoint.
+
     Args:
         ranks: that take part.
         parameters: that are trained, in the same order on all ranks.
         rules: when there is a mean, of which parts, and what becomes of it.
         outer: the session's outer optimiser.
+        prefix: of keys in the store, new each time; for means that are on their way.
         on_round: called with each mean.
     """
 
@@ -41,6 +52,7 @@ class Averaging:
         parameters: list[nn.Parameter],
         rules: AveragingRules,
         outer: Outer,
+        prefix: str,
         on_round: OnRound | None = None,
     ) -> None:
         self._ranks, self._parameters, self._rules = ranks, parameters, rules
@@ -54,6 +66,12 @@ class Averaging:
         self._samples = 0  # of earlier steps, whose gradients are still in .grad
         self._stepped: Step | None = None  # the newest body in which the optimiser stepped
         self._means = 0  # how many there were
+        self._flight: _Flight | None = None  # the mean that is on its way
+        self._flights = 0  # how many there were
+        # A reduction that lacks a rank cannot be ended, also not by a rank that leaves. So it
+        # begins when all ranks have called it ready.
+        self._calls = RoundCalls(ranks, f"{prefix}/means")
+        self._mail = Courier(ranks.timeout.total_seconds()) if rules.overlap else None
 
     def stepping(self, step: Step, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.stepping`."""
@@ -68,18 +86,72 @@ class Averaging:
 
     def end_step(self, step: Step) -> None:
         """See `Synchroniser.end_step`."""
+        if self._flight is not None and step.step >= self._flight.due:
+            self._land(self._flight)
         part = part_due(step.step, self._rules.every, self._rules.parts)
-        if part is not None:
+        if part is None:
+            return
+        if self._rules.overlap:
+            self._take_off(part, step.step)
+        else:
             self._mean([part], self._rules.outer)
 
     def meet(self, optimiser: torch.optim.Optimizer) -> None:
         """See `Synchroniser.meet`. Afterwards the optimisers' states are equal, too."""
+        if self._flight is not None:
+            self._land(self._flight)
+        if self._mail is not None:
+            self._mail.close()
         self._mean(range(len(self._parts)), None)
+        if self._flights and self._ranks.rank == 0:
+            self._calls.forget(self._flights - 1)
         alike(optimiser, self._parameters, self._ranks)
 
     def abort(self, reason: str) -> None:
         """See `Synchroniser.abort`."""
+        if self._mail is not None:
+            self._calls.abort(self._flights - (self._flight is not None), reason)
+            self._mail.close(timeout_s=1.0)
         dist.destroy_process_group(self._ranks.group)  # so the others' collectives fail
+
+    def _take_off(self, part: int, step: int) -> None:
+        """Begins the mean of a part, which is on its way after a step."""
+        tensors, work = [p.data for p in self._parts[part]], self._work[part]
+        if not tensors or self._mail is None:
+            return
+        mean = Mean(tensors, work, [float(work > 0)])
+        self._flight = _Flight(part, mean, work, step + self._rules.overlap)
+        self._mail.begin(partial(self._carry, mean, self._flights))
+        self._flights += 1
+        self._work[part] = 0.0
+
+    def _carry(self, mean: Mean, number: int) -> None:
+        """Takes a mean once all ranks have given to it; in another thread."""
+        if self._calls.count_ready(number) == self._ranks.world:
+            self._calls.call(number)
+        self._calls.wait(number)
+        mean.reduce(self._ranks.group)
+        if number and self._ranks.rank == 0:
+            self._calls.forget(number - 1)  # all have been through with it before this one
+
+    def _land(self, flight: _Flight) -> None:
+        """Waits for the mean that is on its way, and brings into force what becomes of it."""
+        assert self._mail is not None
+        began = time.perf_counter()
+        self._mail.wait()
+        self._flight = None
+        mean, (gave,) = flight.mean.value, flight.mean.sums
+        waited_s = time.perf_counter() - began
+        tensors, keep = [p.data for p in self._parts[flight.part]], self._rules.keep
+        if mean is not None:
+            outer, part = self._rules.outer, flight.part
+            merged = mean if outer is None else self._outer.step(outer, part, mean)
+            if keep:
+                merged = torch.lerp(merged, joined(tensors), keep)
+            spread(merged, tensors)
+        self._work[flight.part] += keep * flight.work
+        # Of the reduction, what ranks waited for it: the rest was behind their steps.
+        self._tell(round(gave), waited_s, sum(t.numel() * t.element_size() for t in tensors))
 
     def _mean(self, parts: Sequence[int], rules: OuterRules | None) -> None:
         """Parts of the parameters become their mean, or what an outer optimiser makes of it."""
@@ -94,10 +166,23 @@ class Averaging:
             self._work[part] = 0.0
             givers = max(givers, round(gave))
             size += sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+        self._tell(givers, time.perf_counter() - began, size)
+
+    def _tell(self, givers: int, took_s: float, size: int) -> None:
+        """Reports a mean: of how many ranks, how long this rank was in it, and its bytes."""
         number, self._means = self._means, self._means + 1
         if self._on_round is not None:
-            took_s = time.perf_counter() - began
             self._on_round(Round(number, self._ranks.world, givers, [givers], 0, 0.0, took_s, size))
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A part's mean on its way."""
+
+    part: int
+    mean: Mean
+    work: float  # this rank's weight in it
+    due: int  # after this step it comes into force
 
 
 def alike(optimiser: torch.optim.Optimizer, parameters: list[nn.Parameter], ranks: Ranks) -> None:

@@ -216,6 +216,38 @@ def spread(vector: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
             start = end
 
 
+class Mean:
+    """The weighted mean of tensors over ranks, of what they are when this is made.
+
+    Args:
+        tensors: floating-point, alike on all ranks. They are copied.
+        weight: of this rank.
+        counts: a few numbers to be summed over ranks.
+    """
+
+    def __init__(
+        self, tensors: Sequence[torch.Tensor], weight: float, counts: Sequence[float] = ()
+    ) -> None:
+        flat = joined(tensors)
+        self._length = len(flat)
+        self._vector = torch.cat([flat * weight, torch.tensor([weight, *counts])])
+
+    def reduce(self, group: Any) -> None:
+        """Takes the mean over a group of ranks, all of which call it. Waits for them."""
+        dist.all_reduce(self._vector, group=group)
+
+    @property
+    def value(self) -> torch.Tensor | None:
+        """The mean as a vector; None: all weights are 0."""
+        total = float(self._vector[self._length])
+        return self._vector[: self._length] / total if total else None
+
+    @property
+    def sums(self) -> list[float]:
+        """The sums of `counts`."""
+        return list(map(float, self._vector[self._length + 1 :].tolist()))
+
+
 def averaged(
     tensors: Sequence[torch.Tensor],
     weight: float,
@@ -235,10 +267,8 @@ def averaged(
     Returns:
         the sums of `counts`.
     """
-    flat = joined(tensors)
-    vector = torch.cat([flat * weight, torch.tensor([weight, *counts])])
-    dist.all_reduce(vector, group=group)
-    if total := float(vector[len(flat)]):
-        mean = vector[: len(flat)] / total
-        spread(mean if then is None else then(mean), tensors)
-    return [float(total) for total in vector[len(flat) + 1 :].tolist()]
+    mean = Mean(tensors, weight, counts)
+    mean.reduce(group)
+    if (value := mean.value) is not None:
+        spread(value if then is None else then(value), tensors)
+    return mean.sums

@@ -51,7 +51,7 @@ class Pairwise(Averaging):
         seed: int,
         on_round: OnRound | None = None,
     ) -> None:
-        super().__init__(ranks, parameters, AveragingRules(every=None), Outer())
+        super().__init__(ranks, parameters, AveragingRules(every=None), Outer(), prefix)
         self._on_mean = on_round
         self._partners = pairs.Partners(ranks.rank, ranks.world, seed)
         self._asks = ranks.rank in pairs.asking(ranks.world)

@@ -78,13 +78,22 @@ class Pool:
         rank: which of them.
         world: how many there are.
         limits: the most samples that fit into each rank's memory, [W]; empty: any number.
+        clock: monotonic time in s.
     """
 
-    def __init__(self, store: Store, rank: int, world: int, limits: Sequence[int]) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        world: int,
+        limits: Sequence[int],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._store, self._rank, self._world = store, rank, world
         self._limit = limits[rank] if limits else None
         self._least_limit = min(limits) if limits else None
         self._pace = Pace()
+        self._clock, self._worked_at = clock, clock()
         self._paces = [0.0] * world  # that ranks told last, also in earlier spans
         self._look_s = 0.0  # what looking at all shares took last
         self._segment, self._span = -1, 0
@@ -121,6 +130,7 @@ class Pool:
     def worked(self, seconds: float) -> None:
         """A batch took this rank so long, without waiting for others."""
         self._pace.add(seconds)
+        self._worked_at = self._clock()
 
     def takes_over(self, step: Step) -> Step | None:
         """The next batch of another rank that this rank trains in this span, which is its own now.
@@ -176,6 +186,9 @@ class Pool:
         """Leaves the rest of this rank's queue to the others, where that is sooner done."""
         if self._mine is not None and self._mine.share.stance is Stance.LEAVES:
             return True
+        if pool.is_due(self._clock() - self._worked_at, self._pace.batch_s):
+            self._pace = Pace()
+            return False
         if self._look_s > _LOOK_COST * self._pace.batch_s:
             return False
         shares = self._shares(self._look())

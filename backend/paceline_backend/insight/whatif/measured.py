@@ -215,8 +215,9 @@ class Measured:
         means = np.zeros(len(self), bool)
         for span in self.relaxed_spans:
             synchroniser = span.synchroniser
-            every = synchroniser.parameters.every if isinstance(synchroniser, Averaging) else None
-            if every:
+            rules = synchroniser.parameters if isinstance(synchroniser, Averaging) else None
+            every = rules.every if rules is not None else None
+            if every and rules is not None and not rules.overlap:  # ranks wait after these steps
                 rows = slice(span.first, span.end)
                 means[rows] = (self.step[rows] + 1) % every == 0
         if means.any() and self.single[~means].any():

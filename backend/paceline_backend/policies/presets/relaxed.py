@@ -107,6 +107,38 @@ class DilocoParameters(RelaxedParameters, frozen=True):
             " less is sent at a time. More than every are as many as every.",
         ),
     ] = 1
+    overlap: Annotated[
+        int,
+        Meta(
+            ge=0,
+            le=10_000,
+            description="τ: steps that ranks make while a part is on its way. More than"
+            " every / parts are as many as that. 0: ranks wait for each exchange.",
+        ),
+    ] = 0
+    mix: Annotated[
+        float,
+        Meta(
+            ge=0,
+            lt=1,
+            description="α: share of its own parameters that a rank keeps when what was on its way"
+            " has come. Without overlap it keeps none.",
+        ),
+    ] = 0.5
+
+
+def _streaming(values: DilocoParameters) -> Synchronisation:
+    parts = min(values.parts, values.every)
+    overlap = min(values.overlap, values.every // parts)
+    return Averaging(
+        AveragingRules(
+            every=values.every,
+            outer=OuterRules(rate=values.rate, momentum=values.momentum),
+            parts=parts,
+            overlap=overlap,
+            keep=values.mix if overlap else 0.0,
+        )
+    )
 
 
 # The paper's outer learning rate and momentum. Its H is 500, of runs far longer than most.
@@ -114,14 +146,8 @@ diloco = _preset(
     "diloco",
     "As local-sgd; an outer optimiser with momentum steps along what the mean has changed.",
     "Douillard et al., DiLoCo: Distributed low-communication training of language models; "
-    "parts: Streaming DiLoCo",
-    lambda values: Averaging(
-        AveragingRules(
-            every=values.every,
-            outer=OuterRules(rate=values.rate, momentum=values.momentum),
-            parts=min(values.parts, values.every),
-        )
-    ),
+    "parts, overlap and mix: Streaming DiLoCo",
+    _streaming,
     DilocoParameters,
 )
 

@@ -55,7 +55,7 @@ def make(what: synchronisation.Synchronisation, world: int, seed: int) -> Synchr
         case synchronisation.AllReduce():
             return AllReduce()
         case synchronisation.Averaging(rules):
-            return Averaging(rules.every, rules.parts)
+            return Averaging(rules.every, rules.parts, rules.overlap, rules.keep)
         case synchronisation.Pairwise():
             return Pairwise(world, seed)
         case synchronisation.Partial(rules):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from paceline.core.means import part_due
@@ -31,12 +33,18 @@ class Averaging:
         every: steps between two means (H of local SGD), counted over the run; None: replicas
             become their mean only at an epoch's end.
         parts: of the parameters, which have their means in turn.
+        overlap: steps that ranks make while a mean is on its way. Where ranks share batches, it
+            comes into force with the span in which these steps end.
+        keep: share of its own parameters that a rank keeps then.
     """
 
     goes_on = True
 
-    def __init__(self, every: int | None, parts: int = 1) -> None:
-        self._every, self._parts = every, parts
+    def __init__(
+        self, every: int | None, parts: int = 1, overlap: int = 0, keep: float = 0
+    ) -> None:
+        self._every, self._parts, self._overlap, self._keep = every, parts, overlap, keep
+        self._flight: _Flight | None = None  # the mean that is on its way
         self._worked: Floats | None = None  # [P, W] samples since each part's previous mean
         self._means = 0
 
@@ -52,19 +60,30 @@ class Averaging:
             worked = worked + samples
             step = work.first_step + (k if work.planned is None else work.planned - 1)
             k = k if work.planned is None else steps - 1
+            ends = k == steps - 1 and work.epoch_end
+            if self._flight is not None and step >= self._flight.due:
+                now = self._land(now, k, work.costs, worked, wait_s, communication_s, rounds)
             part = part_due(step, self._every, self._parts)
+            if self._overlap and part is not None:
+                begins_at = float(now.max()) + work.costs.call_s  # all know that all have given
+                ends_at = begins_at + work.costs.round_s / self._parts
+                gave = worked[part].copy()
+                self._flight = _Flight(part, step + self._overlap, begins_at, ends_at, gave)
+                worked[part], part = 0, None
+            if self._flight is not None and ends:
+                now = self._land(now, k, work.costs, worked, wait_s, communication_s, rounds)
             means = 0.0 if part is None else 1 / self._parts  # a part has a part of the bytes
             due = [] if part is None else [part]
-            if k == steps - 1 and work.epoch_end:
+            if ends:
                 means += 2  # of replicas, and of their optimisers' states
                 due = list(range(self._parts))
             if not means:
                 continue
-            wait_s[k] = now.max() - now
-            communication_s[k] = means * work.costs.round_s
-            now = now + wait_s[k] + communication_s[k]
-            # Rank 0 reports the round with its own wait and reduction.
-            took_s = float(wait_s[k, 0] + communication_s[k, 0])
+            waits_s, round_s = now.max() - now, means * work.costs.round_s
+            wait_s[k] += waits_s
+            communication_s[k] += round_s
+            now = now + waits_s + round_s
+            took_s = float(waits_s[0] + round_s)  # rank 0 reports, with its own wait
             givers = int((worked[due] > 0).sum(axis=1).max())
             size, ended_at = work.costs.bytes * len(due) // self._parts, float(now[0])
             rounds.append(Round(self._means, k, givers, [givers], 0, 0.0, took_s, size, ended_at))
@@ -75,7 +94,46 @@ class Averaging:
 
     def meet(self, starts: Floats, costs: Costs) -> float:
         """See `Synchroniser.meet`: two means, as at an epoch's end."""
-        return float(starts.max()) + 2 * costs.round_s
+        begins_at, flight, self._flight = float(starts.max()), self._flight, None
+        if flight is not None:
+            begins_at = max(begins_at, flight.ends_at)
+        return begins_at + 2 * costs.round_s
+
+    def _land(
+        self,
+        now: Floats,
+        k: int,
+        costs: Costs,
+        worked: Floats,
+        wait_s: Floats,
+        communication_s: Floats,
+        rounds: list[Round],
+    ) -> Floats:
+        """Ranks wait after step `k` for what is left of the mean that is on its way; then, [W]."""
+        flight, self._flight = self._flight, None
+        assert flight is not None
+        waits_s = np.maximum(flight.begins_at - now, 0)
+        left_s = np.maximum(flight.ends_at - (now + waits_s), 0)
+        wait_s[k] += waits_s
+        communication_s[k] += left_s
+        now = now + waits_s + left_s
+        took_s, givers = float(waits_s[0] + left_s[0]), int((flight.gave > 0).sum())
+        worked[flight.part] += self._keep * flight.gave
+        size, ended_at = costs.bytes // self._parts, float(now[0])
+        rounds.append(Round(self._means, k, givers, [givers], 0, 0.0, took_s, size, ended_at))
+        self._means += 1
+        return now
+
+
+@dataclass(frozen=True)
+class _Flight:
+    """A part's mean on its way."""
+
+    part: int
+    due: int  # after this step it comes into force
+    begins_at: float  # all ranks know that the last of them has given
+    ends_at: float
+    gave: Floats  # [W] samples since the part's previous mean
 
 
 def _between_means(work: Work) -> list[tuple[Floats, Ints]]:
