@@ -103,7 +103,7 @@ def plan(
         problem.reaches_epoch_end,
         msgspec.to_builtins(memory),  # plain values, as the bus returns them
         threads,
-        models.cost,
+        models.cautious.cost,
         choice.synchroniser,
         choice.why,
         across,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -104,11 +104,28 @@ class Models:
     b: Floats  # [W] s per step
     known: bool = True
     cost: Cost = SUM
+    # Models of other costs that may be right, too, each with its probability.
+    rivals: tuple[tuple[float, Models], ...] = ()
 
     @property
     def world(self) -> int:
         """W."""
         return len(self.a)
+
+    def weighed(self) -> list[tuple[float, Models]]:
+        """These models and their rivals, each with its probability and without rivals."""
+        rest = 1.0 - sum(chance for chance, _ in self.rivals)
+        return [(rest, replace(self, rivals=())), *self.rivals]
+
+    @property
+    def cautious(self) -> Models:
+        """Those of these models and their rivals for which steps are best composed.
+
+        If batches may be padded, these are models of padded batches: samples of about one size suit
+        each other under any cost.
+        """
+        padded = [entry for entry in self.weighed() if entry[1].cost.padded]
+        return max(padded, key=lambda entry: entry[0])[1] if padded else replace(self, rivals=())
 
     def ett(self, of: Features) -> Floats:
         """Expected compute time of each worker's step, [..., W] s; 0 where it has no samples."""

@@ -37,7 +37,7 @@ from support.records import hello
 )
 def test_steps_of_a_segment(step_s: float | None, steps: int, surprised: int) -> None:
     assert segment_steps(step_s) == steps
-    assert segment_steps(step_s, surprised=True) == surprised
+    assert segment_steps(step_s, hasty=True) == surprised
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_a_segment_lasts_until_the_next_is_planned(
     step_s: float, plan_s: float, steps: int, surprised: int
 ) -> None:
     assert segment_steps(step_s, plan_s=plan_s) == steps
-    assert segment_steps(step_s, surprised=True, plan_s=plan_s) == surprised
+    assert segment_steps(step_s, hasty=True, plan_s=plan_s) == surprised
 
 
 @pytest.mark.parametrize("policy", ["bsp", "chronica"])

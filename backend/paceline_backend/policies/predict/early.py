@@ -1,0 +1,112 @@
+"""Which costs of a batch are plausible while a run is young: weighed, from a few steps' records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.cost import SUM, Cost
+from paceline_backend.policies.base import Feedback, Floats, usable
+
+Bools = npt.NDArray[np.bool_]
+
+YOUNG = 24  # rows of a rank; from so many on, forecasts of the rows decide (`linear`)
+_PLAUSIBLE = 0.02  # a cost with a smaller probability is not considered
+_CURVES = np.exp2(np.arange(-2.0, 7.0))  # κ to weigh, in units of 1 ÷ the typical long size
+# The share of a mean batch's cost that a step takes besides, with its prior probability.
+_FIXED = ((0.0, 0.4), (0.05, 0.3), (0.2, 0.2), (0.7, 0.1))
+# Standard deviations of the logarithms: of the noise, and of the ranks' speeds. All combinations
+# have the same prior probability.
+_NOISES = np.array([0.003, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0])
+_SPREADS = np.array([0.003, 0.05, 0.2, 0.6])
+_NOISE, _SPREAD = (grid.ravel()[:, None] for grid in np.meshgrid(_NOISES, _SPREADS))
+_ALIKE = 0.5  # what a log-likelihood weighs: rows are not as independent as the model says
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """A cost that the rows do not rule out."""
+
+    cost: Cost
+    probability: float
+    noise: float  # standard deviation of a row's time under this cost, relative
+
+
+def plausible(rows: Feedback) -> list[Weighed]:
+    """The costs that few rows do not rule out, the most probable first.
+
+    A row's time is the cost of its batch, times the rank's speed, times noise. Ranks' speeds vary
+    around a common mean. The time of the oldest step may be off by a factor that all ranks share.
+    Of the sum, the quadratic sum, the padded size and its square at most one cost each is given.
+
+    Args:
+        rows: of some ranks, [S, W] arrays; each rank has a usable row.
+    """
+    valid = usable(rows.samples, rows.load, rows.compute_s)
+    if (rows.longest[valid] <= 0).any():  # recorded before longest and squares
+        return [Weighed(SUM, 1.0, 0.0)]
+    time = np.log(np.where(valid, rows.compute_s, 1.0))
+    typical = float(rows.squares[valid].sum() / rows.load[valid].sum())
+    groups: list[tuple[bool, Floats, Floats]] = []  # padded; κ; weights and noise of each κ
+    for padded in (False, True):
+        groups.append((padded, np.zeros(1), _weights(rows, valid, time, padded, np.zeros(1))))
+        curves = np.asarray(_CURVES / typical, np.float64)
+        groups.append((padded, curves, _weights(rows, valid, time, padded, curves)))
+    most = max(float(of[:, 0].max()) for _, _, of in groups)
+    made = []
+    for padded, curves, of in groups:
+        weights = np.exp(of[:, 0] - most) / len(curves)
+        total = float(weights.sum())
+        kappa = 0.0
+        if len(curves) > 1 and total > 0:
+            kappa = float(np.exp(np.average(np.log(curves), weights=weights)))
+        noise = float(of[int(of[:, 0].argmax()), 1])
+        made.append(Weighed(Cost(kappa, padded), total, noise))
+    total = sum(each.probability for each in made)
+    made = [Weighed(w.cost, w.probability / total, w.noise) for w in made]
+    made.sort(key=lambda weighed: -weighed.probability)
+    return [weighed for weighed in made if weighed.probability >= _PLAUSIBLE]
+
+
+def _weights(rows: Feedback, valid: Bools, time: Floats, padded: bool, curves: Floats) -> Floats:
+    """The tempered log-likelihood of each κ and the noise that suits it best, [κ, 2]."""
+    made = np.empty((len(curves), 2))
+    for k, kappa in enumerate(curves.tolist()):
+        load = np.where(valid, Cost(kappa, padded).load(rows.features), np.nan)
+        mean = float(np.nanmean(load))
+        tried = np.concatenate(
+            [
+                _likely(time - np.log(load + share * mean), valid) + np.log(prior) / _ALIKE
+                for share, prior in _FIXED
+            ]
+        )
+        best = int(tried.argmax())
+        made[k, 0] = _ALIKE * float(tried[best])
+        made[k, 0] += float(np.log(np.exp(_ALIKE * (tried - tried[best])).sum()))
+        made[k, 1] = _NOISE[best % len(_NOISE), 0]
+    return made
+
+
+def _likely(off: Floats, valid: Bools) -> Floats:
+    """Log-likelihoods of residuals for each pair of `_NOISE` and `_SPREAD`; all means are alike.
+
+    Args:
+        off: logarithm of time ÷ cost, [S, W]; NaN where not valid.
+        valid: which rows count, [S, W].
+    """
+    if len(off) > 1 and valid[0].any() and valid[1:].any():
+        off = off.copy()
+        off[0] += np.nanmean(off[1:]) - np.nanmean(off[0])
+    count = valid.sum(axis=0)
+    off, count = off[:, count > 0], count[count > 0]
+    mean = np.nanmean(off, axis=0)
+    within = float(np.nansum((off - mean) ** 2))
+    variance = _NOISE**2 / count + _SPREAD**2  # of the ranks' means, [pairs, W]
+    weight = 1 / variance
+    middle = (weight * mean).sum(axis=1) / weight.sum(axis=1)
+    likely = (count - 1).sum() * np.log(_NOISE[:, 0] ** 2) + within / _NOISE[:, 0] ** 2
+    likely += np.log(variance).sum(axis=1) + np.log(weight.sum(axis=1))
+    likely += (weight * (mean - middle[:, None]) ** 2).sum(axis=1)
+    return np.asarray(-0.5 * likely)
