@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +18,7 @@ YOUNG = 24  # rows of a rank; from so many on, forecasts of the rows decide (`li
 _PLAUSIBLE = 0.02  # a cost with a smaller probability is not considered
 _CURVES = np.exp2(np.arange(-2.0, 7.0))  # κ to weigh, in units of 1 ÷ the typical long size
 # The share of a mean batch's cost that a step takes besides, with its prior probability.
-_FIXED = ((0.0, 0.4), (0.05, 0.3), (0.2, 0.2), (0.7, 0.1))
+_FIXED = ((0.0, 0.4), (0.05, 0.3), (0.2, 0.15), (0.7, 0.1), (2.0, 0.05))
 # Standard deviations of the logarithms: of the noise, and of the ranks' speeds. All combinations
 # have the same prior probability.
 _NOISES = np.array([0.003, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0])
@@ -32,6 +34,7 @@ class Weighed:
     cost: Cost
     probability: float
     noise: float  # standard deviation of a row's time under this cost, relative
+    by_count: bool = False  # all samples cost the same, whatever their sizes
 
 
 def plausible(rows: Feedback) -> list[Weighed]:
@@ -39,7 +42,7 @@ def plausible(rows: Feedback) -> list[Weighed]:
 
     A row's time is the cost of its batch, times the rank's speed, times noise. Ranks' speeds vary
     around a common mean. The time of the oldest step may be off by a factor that all ranks share.
-    Of the sum, the quadratic sum, the padded size and its square at most one cost each is given.
+    At most one cost each is given by count, linear and quadratic in the sizes, padded and not.
 
     Args:
         rows: of some ranks, [S, W] arrays; each rank has a usable row.
@@ -49,44 +52,60 @@ def plausible(rows: Feedback) -> list[Weighed]:
         return [Weighed(SUM, 1.0, 0.0)]
     time = np.log(np.where(valid, rows.compute_s, 1.0))
     typical = float(rows.squares[valid].sum() / rows.load[valid].sum())
-    groups: list[tuple[bool, Floats, Floats]] = []  # padded; κ; weights and noise of each κ
+    made = [_weighed(time, valid, [rows.samples], by_count=True)]
     for padded in (False, True):
-        groups.append((padded, np.zeros(1), _weights(rows, valid, time, padded, np.zeros(1))))
-        curves = np.asarray(_CURVES / typical, np.float64)
-        groups.append((padded, curves, _weights(rows, valid, time, padded, curves)))
-    most = max(float(of[:, 0].max()) for _, _, of in groups)
-    made = []
-    for padded, curves, of in groups:
-        weights = np.exp(of[:, 0] - most) / len(curves)
-        total = float(weights.sum())
-        kappa = 0.0
-        if len(curves) > 1 and total > 0:
-            kappa = float(np.exp(np.average(np.log(curves), weights=weights)))
-        noise = float(of[int(of[:, 0].argmax()), 1])
-        made.append(Weighed(Cost(kappa, padded), total, noise))
-    total = sum(each.probability for each in made)
-    made = [Weighed(w.cost, w.probability / total, w.noise) for w in made]
+        for curves in ([0.0], (_CURVES / typical).tolist()):
+            costs = [Cost(kappa, padded) for kappa in curves]
+            made.append(_weighed(time, valid, [cost.load(rows.features) for cost in costs], costs))
+    most = max(weighed.probability for weighed in made)
+    chances = np.exp([weighed.probability - most for weighed in made])
+    chances /= chances.sum()
+    made = [replace(w, probability=float(p)) for w, p in zip(made, chances, strict=True)]
     made.sort(key=lambda weighed: -weighed.probability)
     return [weighed for weighed in made if weighed.probability >= _PLAUSIBLE]
 
 
-def _weights(rows: Feedback, valid: Bools, time: Floats, padded: bool, curves: Floats) -> Floats:
-    """The tempered log-likelihood of each κ and the noise that suits it best, [κ, 2]."""
-    made = np.empty((len(curves), 2))
-    for k, kappa in enumerate(curves.tolist()):
-        load = np.where(valid, Cost(kappa, padded).load(rows.features), np.nan)
-        mean = float(np.nanmean(load))
-        tried = np.concatenate(
-            [
-                _likely(time - np.log(load + share * mean), valid) + np.log(prior) / _ALIKE
-                for share, prior in _FIXED
-            ]
-        )
-        best = int(tried.argmax())
-        made[k, 0] = _ALIKE * float(tried[best])
-        made[k, 0] += float(np.log(np.exp(_ALIKE * (tried - tried[best])).sum()))
-        made[k, 1] = _NOISE[best % len(_NOISE), 0]
-    return made
+def _weighed(
+    time: Floats,
+    valid: Bools,
+    loads: list[Any],
+    costs: Sequence[Cost] = (SUM,),
+    *,
+    by_count: bool = False,
+) -> Weighed:
+    """The mean of some costs, with the logarithm of their likelihood for a probability.
+
+    Args:
+        time: logarithms of the rows' times, [S, W].
+        valid: which rows count, [S, W].
+        loads: of the rows' batches under each cost, each [S, W].
+        costs: that differ in κ only.
+        by_count: see `Weighed`.
+    """
+    of = np.array([_likelihood(time, valid, load) for load in loads])
+    best = int(of[:, 0].argmax())
+    weights = np.exp(of[:, 0] - of[best, 0])
+    cost = costs[best]
+    if len(costs) > 1:
+        kappa = np.exp(np.average(np.log([each.kappa for each in costs]), weights=weights))
+        cost = Cost(float(kappa), cost.padded)
+    likely = float(of[best, 0] + np.log(weights.mean()))
+    return Weighed(cost, likely, float(of[best, 1]), by_count)
+
+
+def _likelihood(time: Floats, valid: Bools, load: Any) -> tuple[float, float]:
+    """The tempered log-likelihood of a cost, and the noise that suits it best."""
+    load = np.where(valid, load, np.nan)
+    mean = float(np.nanmean(load))
+    tried = np.concatenate(
+        [
+            _ALIKE * _likely(time - np.log(load + share * mean), valid) + np.log(prior)
+            for share, prior in _FIXED
+        ]
+    )
+    best = int(tried.argmax())
+    likely = float(tried[best] + np.log(np.exp(tried - tried[best]).sum()))
+    return likely, float(_NOISE[best % len(_NOISE), 0])
 
 
 def _likely(off: Floats, valid: Bools) -> Floats:

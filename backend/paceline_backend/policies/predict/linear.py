@@ -12,7 +12,7 @@ from msgspec import Meta
 
 from paceline.core.cost import SUM, Cost
 from paceline_backend.policies.base import Feedback, Floats, Ints, Models, usable
-from paceline_backend.policies.predict.early import YOUNG, plausible
+from paceline_backend.policies.predict.early import YOUNG, Weighed, plausible
 from paceline_backend.policies.predict.regression import SHARES, fit_ranks
 from paceline_backend.policies.values import LEAST
 
@@ -37,6 +37,7 @@ _MARGIN = 12.0  # log-likelihood that a cost must gain over the sum; κ > 0 need
 _FEW, _NOISY = 8, 0.1  # rows that tell the noise; from so much noise on rows are fitted again
 _JUMP = 0.9  # a residual counts as at most so much more than the one before
 _CLEARLY = 3.0  # log-likelihood that the wide prior of c and b must gain
+_LITTLE = 1e-6  # what sizes add to a sample's cost where only samples count
 _EXACT = 0.003  # smaller residuals count like this one
 
 
@@ -78,11 +79,16 @@ class LinearPredictor:
             return replace(Models.unknown(world), rivals=((0.5, rival),))
         if np.median(valid.sum(axis=0)) >= min(YOUNG, self.window):
             return self._models(rows, _choose(some, self.window))
-        best, *rest = (
-            (each.probability, self._models(rows, each.cost, each.noise))
-            for each in plausible(some)
-        )
+        best, *rest = ((each.probability, self._weighed(rows, each)) for each in plausible(some))
         return replace(best[1], rivals=tuple(rest)) if best[1].known else best[1]
+
+    def _weighed(self, rows: Feedback, of: Weighed) -> Models:
+        """The models under a cost that may be right."""
+        if not of.by_count:
+            return self._models(rows, of.cost, of.noise)
+        counted = self._models(replace(rows, load=rows.samples.astype(float)), SUM, of.noise)
+        c = counted.a + counted.c
+        return replace(counted, a=_LITTLE * c * float(rows.samples.sum() / rows.load.sum()), c=c)
 
     def _models(self, rows: Feedback, cost: Cost, noise: float = 0.0) -> Models:
         """The models under a cost.
@@ -107,6 +113,7 @@ def _fit_shares(
     """(a, c, b) of each rank, [W, 3], with whichever prior of c and b suits the rank.
 
     The second result is by how much noise alone lets each rank's time be off, relative, [W].
+    `unknown` is the noise of ranks whose rows are too few to tell it.
 
     While speeds drift and plans balance them, a rank's time stays the same though its load changes.
     That looks like a large b. From one step to the next a speed hardly drifts: there the wide prior
@@ -138,8 +145,9 @@ def _fit_shares(
     fits = np.where(is_wide[:, None], wide, narrow)
     noise = _noise(np.where(is_wide, by_wide, by_narrow))
     fits = _again_where_noisy(rows, cost, window, fits, is_wide, noise)
-    noise = np.where(noise > 0, noise, unknown)
-    return fits, noise / np.sqrt(np.maximum(valid.sum(axis=0), 1))
+    errors = noise / np.sqrt(np.maximum(count, 1))
+    young = unknown / np.sqrt(np.maximum(valid.sum(axis=0), 1))
+    return fits, np.where(noise > 0, errors, young)
 
 
 def _noise(jumps: Floats) -> Floats:
