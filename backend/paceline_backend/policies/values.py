@@ -106,6 +106,8 @@ class Models:
     cost: Cost = SUM
     # Models of other costs that may be right, too, each with its probability.
     rivals: tuple[tuple[float, Models], ...] = ()
+    # How many times as long each rank takes in each planned step, [S, W]; None: always as long.
+    factors: Floats | None = None
 
     @property
     def world(self) -> int:
@@ -116,6 +118,18 @@ class Models:
         """These models and their rivals, each with its probability and without rivals."""
         rest = 1.0 - sum(chance for chance, _ in self.rivals)
         return [(rest, replace(self, rivals=())), *self.rivals]
+
+    def at(self, step: int) -> Models:
+        """The models in a planned step, numbered from 0, of which a rank may be slower."""
+        if self.factors is None or (self.factors[step] == 1).all():
+            return self
+        of = self.factors[step]
+        rivals = tuple((chance, rival._slower(of)) for chance, rival in self.rivals)
+        return replace(self._slower(of), rivals=rivals)
+
+    def _slower(self, factor: Floats) -> Models:
+        """The models if ranks take so many times as long, [W]."""
+        return replace(self, a=self.a * factor, c=self.c * factor, b=self.b * factor, factors=None)
 
     @property
     def cautious(self) -> Models:

@@ -66,13 +66,13 @@ class PacelineScheduler:
     def schedule(self, problem: Problem, models: Models) -> Batches:
         """See `Scheduler.schedule`."""
         world, start, counts, samples = problem.world, 0, [], []
-        for count in problem.batch_sizes():
+        for step, count in enumerate(problem.batch_sizes()):
             batch = problem.order[start : start + count]
             start += count
             equal = None if models.known else _equal(count, problem)
             sizes, limits = problem.sizes[batch], problem.limits
             if equal is None:
-                ranks = partition_hedged(sizes, models, limits, laid_out=self.free)
+                ranks = partition_hedged(sizes, models.at(step), limits, laid_out=self.free)
             else:
                 ranks = partition(sizes, models, equal, limits)
             by_rank, of_rank = grouped(ranks, world)
@@ -114,6 +114,7 @@ def make(parameters: PacelineParameters) -> Policy:
         scheduler=PacelineScheduler(free),
         shuffler=KeepPlacement(),
         recomposes=free,
+        foretells=True,
         plain_batches=not free,
     )
 
