@@ -11,11 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import numpy as np
 from harness import Check, finish, parser
 
 from paceline_backend.policies.base import Feedback, Floats, Models
+from paceline_backend.policies.predict import pauses
 from paceline_backend.policies.predict.linear import LinearPredictor
 
 WORLD, STEPS, WARM = 8, 375, 32
@@ -72,26 +75,36 @@ PATTERNS = (
     Pattern("walk, segments of 10 steps", _walk, 0.05, 0, every=10),
 )
 
-Forecaster = Callable[[Floats, Floats], Floats]  # loads and times so far [S, W] → s a unit, [W]
+# Loads and times so far [S, W], and how many steps are next → s a unit, [W] or [next, W].
+Forecaster = Callable[[Floats, Floats, int], Floats]
 
 
-def of_predictor(loads: Floats, times: Floats) -> Floats:
-    """The product's predictor, on the steps that controllers give it."""
-    steps = len(times)
-    first = max(steps - 64, 0)
-    step, rank = np.divmod(np.arange(first * WORLD, steps * WORLD), WORLD)
-    load = loads[first:].ravel()
-    rows = np.maximum(np.round(load / 8), 1).astype(np.int64)
-    feedback = Feedback(step, rank, rows, load, times[first:].ravel(), load * 8, load / rows)
-    models: Models = LinearPredictor(cost="sum").fit(feedback, WORLD)
-    share = UNITS / WORLD
-    return np.asarray((models.a * share + models.c * share / 8 + models.b) / share)
+def of_predictor() -> Forecaster:
+    """The product's predictor, on the steps that controllers give it, with its regular pauses."""
+    memory: dict[str, Any] = {}
+
+    def of(loads: Floats, times: Floats, following: int) -> Floats:
+        nonlocal memory
+        steps = len(times)
+        first = max(steps - 64, 0)
+        step, rank = np.divmod(np.arange(first * WORLD, steps * WORLD), WORLD)
+        load = loads[first:].ravel()
+        rows = np.maximum(np.round(load / 8), 1).astype(np.int64)
+        feedback = Feedback(step, rank, rows, load, times[first:].ravel(), load * 8, load / rows)
+        models: Models = LinearPredictor(cost="sum").fit(feedback, WORLD)
+        memory = pauses.noticed(memory, feedback, models)
+        slower = pauses.factors(memory, steps, following, WORLD)
+        share = UNITS / WORLD
+        rate = np.asarray((models.a * share + models.c * share / 8 + models.b) / share)
+        return rate if slower is None else rate * slower
+
+    return of
 
 
 def average(gain: float) -> Forecaster:
     """A moving average of the time per unit."""
 
-    def of(loads: Floats, times: Floats) -> Floats:
+    def of(loads: Floats, times: Floats, following: int) -> Floats:
         rates = times / loads
         weights = gain * (1 - gain) ** np.arange(len(rates))[::-1]
         return np.asarray((weights[:, None] * rates).sum(axis=0) / weights.sum())
@@ -107,10 +120,12 @@ def over_oracle(pattern: Pattern, forecast: Forecaster, seed: int) -> float:
     noise = np.maximum(1 + pattern.noise * rng.standard_normal((STEPS, WORLD)), 0.1)
     loads, times = np.empty((STEPS, WORLD)), np.empty((STEPS, WORLD))
     best = np.empty(STEPS)
-    rate = np.full(WORLD, 1.0)
+    rates = np.ones((pattern.every, WORLD))
     for step in range(STEPS):
         if step and step % pattern.every == 0:
-            rate = forecast(loads[:step], times[:step])
+            expected = forecast(loads[:step], times[:step], pattern.every)
+            rates = np.broadcast_to(expected, (pattern.every, WORLD))
+        rate = rates[step % pattern.every]
         loads[step] = UNITS / rate / (1 / rate).sum()
         times[step] = loads[step] * factors[step] * noise[step]
         share = UNITS / factors[step] / (1 / factors[step]).sum()
@@ -120,10 +135,11 @@ def over_oracle(pattern: Pattern, forecast: Forecaster, seed: int) -> float:
 
 def measured(pattern: Pattern, seeds: Sequence[int]) -> dict[str, float]:
     """Mean over seeds, of the predictor and of the moving averages."""
-    others = {f"average {gain}": average(gain) for gain in AVERAGES}
+    contenders: dict[str, Callable[[], Forecaster]] = {"predictor": of_predictor}
+    contenders |= {f"average {gain}": partial(average, gain) for gain in AVERAGES}
     return {
-        name: float(np.mean([over_oracle(pattern, forecast, seed) for seed in seeds]))
-        for name, forecast in {"predictor": of_predictor, **others}.items()
+        name: float(np.mean([over_oracle(pattern, make(), seed) for seed in seeds]))
+        for name, make in contenders.items()
     }
 
 

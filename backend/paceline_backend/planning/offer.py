@@ -25,6 +25,7 @@ FASTEST_STEPS = 64  # the most steps of any segment
 RELAXED_S, LEAST_RELAXED = 4.0, 16  # seconds, and least steps, under a relaxed synchroniser
 OWN_BATCHES = 6  # of the slowest rank in a segment, where ranks share batches: it may wait for one
 FIRST_STEPS = 2  # while the time of a step is unknown
+YOUNG = 12  # complete steps; while there are fewer, each plan knows much more than the one before
 SURPRISE = math.log(1.25)  # log of measured time / ETT: above it, a rank may have changed its speed
 NOTICED = 3  # a changed speed surprises so many segments at most; after more, the model is bad
 
@@ -53,7 +54,8 @@ def offer(
     shuffle = history.must_shuffle(version)
     feedback = single_batches(window.feedback(), history.newest)
     history.recall(window.ranges())
-    surprised = _surprised(history, feedback)
+    young = len(feedback) < YOUNG * history.hello.world
+    hasty = young or _surprised(history, feedback)
     step_s = window.step_s(history.newest)
     hello = history.hello
     choice = policy.choose(
@@ -67,9 +69,7 @@ def offer(
     relaxed = choice.synchroniser != ALLREDUCE
     shared = hello.uneven_steps and hello.world > 1 and is_pooled(choice.synchroniser)
     slowest = slowest_steps(feedback, hello.world) if shared else 0.0
-    steps = segment_steps(
-        step_s, surprised=surprised, plan_s=plan_s, relaxed=relaxed, slowest=slowest
-    )
+    steps = segment_steps(step_s, hasty=hasty, plan_s=plan_s, relaxed=relaxed, slowest=slowest)
     problem = history.problem(steps, version, shuffle=shuffle)
     plan = policies.plan(policy, problem, feedback, shuffle=shuffle, choice=choice)
     if policy.recomposes and not shuffle and history.outdated(plan):
@@ -105,7 +105,7 @@ def offer(
 def segment_steps(
     step_s: float | None,
     *,
-    surprised: bool = False,
+    hasty: bool = False,
     plan_s: float = 0.0,
     relaxed: bool = False,
     slowest: float = 0.0,
@@ -114,8 +114,8 @@ def segment_steps(
 
     Args:
         step_s: what each lasts; None: not known yet.
-        surprised: the newest step was not as expected. Then the next plan should wait for as few
-            steps as planning can keep up with.
+        hasty: the newest step was not as expected, or few steps are known. Then the next plan
+            should wait for as few steps as planning can keep up with.
         plan_s: what planning takes.
         relaxed: all ranks meet at a segment's end only, and go their own ways the longer it is.
         slowest: steps that ranks train together while the slowest rank trains a batch, where they
@@ -129,7 +129,7 @@ def segment_steps(
         return max(LEAST_RELAXED, min(FASTEST_STEPS, wanted))
     least_s = max(LEAST_S, PLANNING * plan_s)
     most = max(MOST_STEPS, min(FASTEST_STEPS, round(least_s / step_s)))
-    return max(1, min(most, round((least_s if surprised else max(SEGMENT_S, least_s)) / step_s)))
+    return max(1, min(most, round((least_s if hasty else max(SEGMENT_S, least_s)) / step_s)))
 
 
 def slowest_steps(feedback: Feedback, world: int) -> float:

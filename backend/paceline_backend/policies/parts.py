@@ -15,7 +15,8 @@ from paceline_backend.policies.values import Batches, Feedback, Ints, Models, Pr
 # "batches": other samples share a global batch. "training": gradients also meet at other times.
 Changes = Literal["nothing", "batches", "training"]
 
-CHOOSER = "synchroniser"  # key of the chooser's memory; all other keys are the allocator's
+# Keys of the memories of the chooser and of regular pauses; all other keys are the allocator's.
+CHOOSER, PAUSES = "synchroniser", "pauses"
 
 
 class Predictor(Protocol):
@@ -180,6 +181,7 @@ class Policy:
     balances: bool = True  # False: ranks get equal counts, also while the leader coasts
     recomposes: bool = False  # `compose` is called again when the ranks' speeds have changed
     plain_batches: bool = False  # each global batch holds the same samples as under plain DDP
+    foretells: bool = False  # regular pauses of ranks are foretold: see `Models.at`
     threads: bool = False  # the policy sets CPU threads, whose effect telemetry does not show
     accounts: Accounts = Accounts()
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from paceline.core.cost import SUM, Cost, features
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
-from paceline_backend.policies.parts import CHOOSER, Choice, Policy
+from paceline_backend.policies.parts import CHOOSER, PAUSES, Choice, Policy
+from paceline_backend.policies.predict import pauses
 from paceline_backend.policies.values import Batches, Feedback, Ints, Models, Problem
 
 
@@ -59,6 +60,13 @@ def plan(
             it; None: `Policy.choose` is called here.
     """
     models = policy.predictor.fit(feedback, problem.world)
+    memory: dict[str, Any] = {}
+    if policy.foretells:
+        memory[PAUSES] = pauses.noticed(problem.memory.get(PAUSES, {}), feedback, models)
+        slower = pauses.factors(
+            memory[PAUSES], problem.first_step, len(problem.batch_sizes()), problem.world
+        )
+        models = replace(models, factors=slower)
     moved = across = 0
     if shuffle:
         placement = policy.shuffler.shuffle(problem, models)
@@ -75,10 +83,11 @@ def plan(
             first_step=problem.first_step,
             uneven_steps=problem.uneven_steps,
         )
-    memory: dict[str, Any] = {}
     threads: list[int] = []
     if policy.allocator is not None:
-        own = {name: value for name, value in problem.memory.items() if name != CHOOSER}
+        own = {
+            name: value for name, value in problem.memory.items() if name not in (CHOOSER, PAUSES)
+        }
         allocation = policy.allocator.allocate(replace(problem, memory=own), models, feedback)
         memory.update(allocation.memory)
         threads = list(allocation.threads)
@@ -92,7 +101,8 @@ def plan(
     across += problem.across(holders, ranks)
     ett: list[list[float]] = []
     if models.known:
-        ett = models.ett(features(problem.sizes[batches.samples], batches.counts)).tolist()
+        ett_s = models.ett(features(problem.sizes[batches.samples], batches.counts))
+        ett = (ett_s if models.factors is None else ett_s * models.factors).tolist()
     return Plan(
         batches,
         ett,
@@ -103,7 +113,7 @@ def plan(
         problem.reaches_epoch_end,
         msgspec.to_builtins(memory),  # plain values, as the bus returns them
         threads,
-        models.cost,
+        models.cautious.cost,
         choice.synchroniser,
         choice.why,
         across,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
@@ -104,11 +104,42 @@ class Models:
     b: Floats  # [W] s per step
     known: bool = True
     cost: Cost = SUM
+    # Models of other costs that may be right, too, each with its probability.
+    rivals: tuple[tuple[float, Models], ...] = ()
+    # How many times as long each rank takes in each planned step, [S, W]; None: always as long.
+    factors: Floats | None = None
 
     @property
     def world(self) -> int:
         """W."""
         return len(self.a)
+
+    def weighed(self) -> list[tuple[float, Models]]:
+        """These models and their rivals, each with its probability and without rivals."""
+        rest = 1.0 - sum(chance for chance, _ in self.rivals)
+        return [(rest, replace(self, rivals=())), *self.rivals]
+
+    def at(self, step: int) -> Models:
+        """The models in a planned step, numbered from 0, of which a rank may be slower."""
+        if self.factors is None or (self.factors[step] == 1).all():
+            return self
+        of = self.factors[step]
+        rivals = tuple((chance, rival._slower(of)) for chance, rival in self.rivals)
+        return replace(self._slower(of), rivals=rivals)
+
+    def _slower(self, factor: Floats) -> Models:
+        """The models if ranks take so many times as long, [W]."""
+        return replace(self, a=self.a * factor, c=self.c * factor, b=self.b * factor, factors=None)
+
+    @property
+    def cautious(self) -> Models:
+        """Those of these models and their rivals for which steps are best composed.
+
+        If batches may be padded, these are models of padded batches: samples of about one size suit
+        each other under any cost.
+        """
+        padded = [entry for entry in self.weighed() if entry[1].cost.padded]
+        return max(padded, key=lambda entry: entry[0])[1] if padded else replace(self, rivals=())
 
     def ett(self, of: Features) -> Floats:
         """Expected compute time of each worker's step, [..., W] s; 0 where it has no samples."""

@@ -15,6 +15,7 @@ from paceline_backend.planning.offer import (
     LEAST_RELAXED,
     MOST_STEPS,
     SURPRISE,
+    YOUNG,
     segment_steps,
     slowest_steps,
 )
@@ -24,7 +25,7 @@ from support.records import hello
 
 
 @pytest.mark.parametrize(
-    ("step_s", "steps", "surprised"),
+    ("step_s", "steps", "hasty"),
     [
         (None, FIRST_STEPS, FIRST_STEPS),
         (5.0, 1, 1),
@@ -35,13 +36,13 @@ from support.records import hello
         (0.0, FASTEST_STEPS, FASTEST_STEPS),
     ],
 )
-def test_steps_of_a_segment(step_s: float | None, steps: int, surprised: int) -> None:
+def test_steps_of_a_segment(step_s: float | None, steps: int, hasty: int) -> None:
     assert segment_steps(step_s) == steps
-    assert segment_steps(step_s, surprised=True) == surprised
+    assert segment_steps(step_s, hasty=True) == hasty
 
 
 @pytest.mark.parametrize(
-    ("step_s", "plan_s", "steps", "surprised"),
+    ("step_s", "plan_s", "steps", "hasty"),
     [
         (0.1, 0.05, MOST_STEPS, 2),
         (0.1, 0.5, 15, 15),
@@ -50,10 +51,10 @@ def test_steps_of_a_segment(step_s: float | None, steps: int, surprised: int) ->
     ],
 )
 def test_a_segment_lasts_until_the_next_is_planned(
-    step_s: float, plan_s: float, steps: int, surprised: int
+    step_s: float, plan_s: float, steps: int, hasty: int
 ) -> None:
     assert segment_steps(step_s, plan_s=plan_s) == steps
-    assert segment_steps(step_s, surprised=True, plan_s=plan_s) == surprised
+    assert segment_steps(step_s, hasty=True, plan_s=plan_s) == hasty
 
 
 @pytest.mark.parametrize("policy", ["bsp", "chronica"])
@@ -156,3 +157,12 @@ def test_predictors_get_single_batches() -> None:
     assert raw.step_s.max() > 2 * kept.step_s.max()
     # Rows of unknown segments stay as they are.
     assert single_batches(raw, []) is raw
+
+
+def test_segments_of_a_young_run_are_short() -> None:
+    sizes = np.ones(64 * 100)
+    start = hello(world=4, global_batch=64, sizes=sizes.astype("<f8").tobytes(), epochs=None)
+    devices = Emulation(a_s=[0.25 / 16] * 4, b_s=[0.0] * 4)
+    run = Simulation(start, devices, policies.make("paceline"))
+    steps = [run.advance().segment.steps for _ in range(YOUNG + 4)]
+    assert steps == [FIRST_STEPS, *[1] * (YOUNG - 1), *[MOST_STEPS] * 4]

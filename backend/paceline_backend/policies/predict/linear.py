@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Annotated, Literal
 
 import numpy as np
@@ -12,6 +12,7 @@ from msgspec import Meta
 
 from paceline.core.cost import SUM, Cost
 from paceline_backend.policies.base import Feedback, Floats, Ints, Models, usable
+from paceline_backend.policies.predict.early import YOUNG, Weighed, plausible
 from paceline_backend.policies.predict.regression import SHARES, fit_ranks
 from paceline_backend.policies.values import LEAST
 
@@ -36,6 +37,7 @@ _MARGIN = 12.0  # log-likelihood that a cost must gain over the sum; κ > 0 need
 _FEW, _NOISY = 8, 0.1  # rows that tell the noise; from so much noise on rows are fitted again
 _JUMP = 0.9  # a residual counts as at most so much more than the one before
 _CLEARLY = 3.0  # log-likelihood that the wide prior of c and b must gain
+_LITTLE = 1e-6  # what sizes add to a sample's cost where only samples count
 _EXACT = 0.003  # smaller residuals count like this one
 
 
@@ -66,10 +68,38 @@ class LinearPredictor:
     def fit(self, feedback: Feedback, world: int) -> Models:
         """See `Predictor.fit`. Known as soon as each rank has one usable row."""
         rows = feedback.by_step(world)
-        cost = Cost(padded=True) if self.cost == "padded" else SUM
-        if self.cost == "auto":
-            cost = _choose(rows, self.window)
-        fits, errors = _fit_shares(rows, cost, self.window)
+        if self.cost == "padded":
+            return self._models(rows, Cost(padded=True))
+        if self.cost == "sum":
+            return self._models(rows, SUM)
+        some = _some(rows)
+        valid = usable(some.samples, some.load, some.compute_s)
+        if not valid.any(axis=0).all():
+            rival = replace(Models.unknown(world), cost=Cost(padded=True))
+            return replace(Models.unknown(world), rivals=((0.5, rival),))
+        if np.median(valid.sum(axis=0)) >= min(YOUNG, self.window):
+            return self._models(rows, _choose(some, self.window))
+        best, *rest = ((each.probability, self._weighed(rows, each)) for each in plausible(some))
+        return replace(best[1], rivals=tuple(rest)) if best[1].known else best[1]
+
+    def _weighed(self, rows: Feedback, of: Weighed) -> Models:
+        """The models under a cost that may be right."""
+        if not of.by_count:
+            return self._models(rows, of.cost, of.noise)
+        counted = self._models(replace(rows, load=rows.samples.astype(float)), SUM, of.noise)
+        c = counted.a + counted.c
+        return replace(counted, a=_LITTLE * c * float(rows.samples.sum() / rows.load.sum()), c=c)
+
+    def _models(self, rows: Feedback, cost: Cost, noise: float = 0.0) -> Models:
+        """The models under a cost.
+
+        Args:
+            rows: [S, W] arrays.
+            cost: of a batch.
+            noise: standard deviation of a row's time where a rank has too few rows to tell it.
+        """
+        world = rows.load.shape[1]
+        fits, errors = _fit_shares(rows, cost, self.window, noise)
         fits = _shrunk(fits, errors, rows, cost) if self.shrink else fits
         if not len(rows) or (fits[:, 0] <= 0).any():
             return Models.unknown(world)
@@ -77,10 +107,13 @@ class LinearPredictor:
         return Models(a, c, b, cost=cost)
 
 
-def _fit_shares(rows: Feedback, cost: Cost, window: int) -> tuple[Floats, Floats]:
+def _fit_shares(
+    rows: Feedback, cost: Cost, window: int, unknown: float = 0.0
+) -> tuple[Floats, Floats]:
     """(a, c, b) of each rank, [W, 3], with whichever prior of c and b suits the rank.
 
     The second result is by how much noise alone lets each rank's time be off, relative, [W].
+    `unknown` is the noise of ranks whose rows are too few to tell it.
 
     While speeds drift and plans balance them, a rank's time stays the same though its load changes.
     That looks like a large b. From one step to the next a speed hardly drifts: there the wide prior
@@ -112,7 +145,9 @@ def _fit_shares(rows: Feedback, cost: Cost, window: int) -> tuple[Floats, Floats
     fits = np.where(is_wide[:, None], wide, narrow)
     noise = _noise(np.where(is_wide, by_wide, by_narrow))
     fits = _again_where_noisy(rows, cost, window, fits, is_wide, noise)
-    return fits, noise / np.sqrt(np.maximum(count, 1))
+    errors = noise / np.sqrt(np.maximum(count, 1))
+    young = unknown / np.sqrt(np.maximum(valid.sum(axis=0), 1))
+    return fits, np.where(noise > 0, errors, young)
 
 
 def _noise(jumps: Floats) -> Floats:
@@ -198,10 +233,14 @@ def _fit(
     return fits, losses
 
 
+def _some(rows: Feedback) -> Feedback:
+    """The rows of the ranks that decide which cost all ranks have."""
+    some = np.unique(np.linspace(0, rows.load.shape[1] - 1, _RANKS).astype(np.int64))
+    return Feedback(*(getattr(rows, field.name)[:, some] for field in fields(rows)))
+
+
 def _choose(rows: Feedback, window: int) -> Cost:
     """The cost of a batch that would have forecast the steps so far best."""
-    some = np.unique(np.linspace(0, rows.load.shape[1] - 1, _RANKS).astype(np.int64))
-    rows = Feedback(*(getattr(rows, field.name)[:, some] for field in fields(rows)))
     valid = usable(rows.samples, rows.load, rows.compute_s)
     if not valid.any() or (rows.longest[valid] <= 0).any():  # recorded before longest and squares
         return SUM

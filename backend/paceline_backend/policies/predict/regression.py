@@ -22,7 +22,10 @@ _LEAST = 1e-3  # load must explain this share of the time
 # Filters that follow a speed which drifts: the weight of the newest residual in the level, and in
 # its slope. The first one says that the speed stays.
 _GAINS = np.array(
-    [(0.0, 0.0), (0.05, 0.0), (0.1, 0.0), (0.2, 0.0), (0.4, 0.0), (0.7, 0.0), (0.3, 0.03)]
+    [
+        *((0.0, 0.0), (0.05, 0.0), (0.1, 0.0), (0.2, 0.0), (0.4, 0.0), (0.7, 0.0)),
+        *((0.2, 0.015), (0.3, 0.05)),
+    ]
 )
 _STAYS = 20.0  # prior odds that a speed stays, against each of the other filters
 _FORGETS = 0.97  # what a filter's errors weigh a step later

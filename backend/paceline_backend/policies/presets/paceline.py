@@ -27,6 +27,7 @@ from paceline_backend.policies.parameters import Parameters
 from paceline_backend.policies.predict.linear import CostModel, LinearPredictor, WindowSteps
 from paceline_backend.policies.solve.balance import FEW_RANKS, grouped, partition
 from paceline_backend.policies.solve.compose import compose
+from paceline_backend.policies.solve.hedged import partition_hedged
 from paceline_backend.policies.solve.order import remaining_in_order
 from paceline_backend.policies.solve.padded import compose_padded
 from paceline_backend.policies.solve.workers import Workers, most_of
@@ -55,6 +56,7 @@ class PacelineScheduler:
         used = samples - samples % problem.global_batch if problem.drop_last else samples
         if not used:
             return order
+        models = models.cautious
         effective = models.cost.sizes(problem.sizes[order[:used]])
         batch = problem.global_batch
         workers = Workers.of(models, most_of(problem.limits, batch, problem.world))
@@ -65,13 +67,15 @@ class PacelineScheduler:
     def schedule(self, problem: Problem, models: Models) -> Batches:
         """See `Scheduler.schedule`."""
         world, start, counts, samples = problem.world, 0, [], []
-        for count in problem.batch_sizes():
+        for step, count in enumerate(problem.batch_sizes()):
             batch = problem.order[start : start + count]
             start += count
             equal = None if models.known else _equal(count, problem)
-            ranks = partition(
-                problem.sizes[batch], models, equal, problem.limits, laid_out=self.free
-            )
+            sizes, limits = problem.sizes[batch], problem.limits
+            if equal is None:
+                ranks = partition_hedged(sizes, models.at(step), limits, laid_out=self.free)
+            else:
+                ranks = partition(sizes, models, equal, limits)
             by_rank, of_rank = grouped(ranks, world)
             counts.append(of_rank)
             samples.append(batch[by_rank])
@@ -111,6 +115,7 @@ def make(parameters: PacelineParameters) -> Policy:
         scheduler=PacelineScheduler(free),
         shuffler=KeepPlacement(),
         recomposes=free,
+        foretells=True,
         plain_batches=not free,
         accounts=Accounts("fitted" if parameters.cost == "auto" else parameters.cost, speeds=True),
     )
@@ -128,9 +133,10 @@ def warm_up() -> None:
                 work = Problem(
                     np.arange(1.0, 4 * world + 1), samples, none, none, 0, 0, 2, 2 * world, world, 0
                 )
-                models = replace(models, cost=cost)
-                work = replace(work, order=scheduler.compose(work, models))
-                scheduler.schedule(work, models)
+                sure = replace(models, cost=cost)
+                for of in (sure, replace(sure, rivals=((0.5, sure),))):
+                    work = replace(work, order=scheduler.compose(work, of))
+                    scheduler.schedule(work, of)
 
 
 preset = Preset(

@@ -211,17 +211,21 @@ def test_parameters_are_those_of_the_schema(mode: str) -> None:
     assert made.recomposes is (mode == "free")
 
 
+@pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("mode", ["exact", "free"])
-def test_padding_is_noticed_and_steps_are_composed_for_it(mode: str) -> None:
+def test_padding_is_noticed_and_steps_are_composed_for_it(mode: str, padded: bool) -> None:
+    """While it is unknown, steps are composed as if batches were padded."""
     sizes = np.random.default_rng(8).gamma(0.5, 90, 32 * 60) + 1
-    devices = Emulation(a_s=[1e-3] * 4 + [2e-3] * 4, b_s=[0.0] * 8, cost=Cost(padded=True))
+    devices = Emulation(a_s=[1e-3] * 4 + [2e-3] * 4, b_s=[0.0] * 8, cost=Cost(padded=padded))
     simulation = Simulation(
         training(sizes, 8, 32), devices, policies.make("paceline", {"mode": mode})
     )
     ran = [simulation.advance() for _ in range(16)]
     composed = [part.plan.cost.padded for part in ran if part.segment.shuffled]
-    assert composed[-1] is (mode == "free")
-    assert ran[-1].plan.cost.padded
+    assert composed[0]
+    assert (len(composed) > 1) is (mode == "free")
+    assert composed[-1] is (padded or mode == "exact")
+    assert ran[-1].plan.cost.padded is padded
 
 
 @pytest.mark.parametrize(("world", "local"), [(8, 4), (32, 4), (8, 16)])
@@ -281,3 +285,25 @@ def test_there_is_nothing_to_compose_where_the_last_step_is_dropped() -> None:
     work = replace(problem(np.ones(3), world=2, batch=4), drop_last=True)
     made = plan(policies.make("paceline", {"mode": "free"}), work, Feedback.empty(), shuffle=True)
     assert made.batches.counts.shape == (0, 2)
+
+
+@pytest.mark.parametrize("mode", ["exact", "free"])
+@pytest.mark.parametrize("padded", [False, True])
+def test_batches_are_balanced_after_four_steps(mode: str, padded: bool) -> None:
+    """As well as if the cost had been given, to within a tenth."""
+    rng = np.random.default_rng(3)
+    sizes = 100 * rng.lognormal(0, 1, 64 * 100)
+    devices = Emulation(
+        a_s=[1e-4, 1e-4, 2e-4, 1e-4], b_s=[0.0] * 4, cost=Cost(padded=padded), noise=0.03
+    )
+    rates = []
+    for cost in ("auto", "padded" if padded else "sum"):
+        policy = policies.make("paceline", {"mode": mode, "cost": cost})
+        simulation = Simulation(training(sizes, 4, 64), devices, policy, steps=16)
+        ran = []
+        while not simulation.finished:
+            ran.append(simulation.advance())
+        seconds = np.concatenate([part.step_s for part in ran])[4:]
+        load = np.concatenate([part.features.load.sum(axis=1) for part in ran])[4:]
+        rates.append(seconds.sum() / load.sum())
+    assert rates[0] < 1.1 * rates[1]

@@ -1,0 +1,131 @@
+"""Which costs of a batch are plausible while a run is young: weighed, from a few steps' records."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.cost import SUM, Cost
+from paceline_backend.policies.base import Feedback, Floats, usable
+
+Bools = npt.NDArray[np.bool_]
+
+YOUNG = 24  # rows of a rank; from so many on, forecasts of the rows decide (`linear`)
+_PLAUSIBLE = 0.02  # a cost with a smaller probability is not considered
+_CURVES = np.exp2(np.arange(-2.0, 7.0))  # κ to weigh, in units of 1 ÷ the typical long size
+# The share of a mean batch's cost that a step takes besides, with its prior probability.
+_FIXED = ((0.0, 0.4), (0.05, 0.3), (0.2, 0.15), (0.7, 0.1), (2.0, 0.05))
+# Standard deviations of the logarithms: of the noise, and of the ranks' speeds. All combinations
+# have the same prior probability.
+_NOISES = np.array([0.003, 0.01, 0.03, 0.06, 0.12, 0.25, 0.5, 1.0])
+_SPREADS = np.array([0.003, 0.05, 0.2, 0.6])
+_NOISE, _SPREAD = (grid.ravel()[:, None] for grid in np.meshgrid(_NOISES, _SPREADS))
+_ALIKE = 0.5  # what a log-likelihood weighs: rows are not as independent as the model says
+
+
+@dataclass(frozen=True)
+class Weighed:
+    """A cost that the rows do not rule out."""
+
+    cost: Cost
+    probability: float
+    noise: float  # standard deviation of a row's time under this cost, relative
+    by_count: bool = False  # all samples cost the same, whatever their sizes
+
+
+def plausible(rows: Feedback) -> list[Weighed]:
+    """The costs that few rows do not rule out, the most probable first.
+
+    A row's time is the cost of its batch, times the rank's speed, times noise. Ranks' speeds vary
+    around a common mean. The time of the oldest step may be off by a factor that all ranks share.
+    At most one cost each is given by count, linear and quadratic in the sizes, padded and not.
+
+    Args:
+        rows: of some ranks, [S, W] arrays; each rank has a usable row.
+    """
+    valid = usable(rows.samples, rows.load, rows.compute_s)
+    if (rows.longest[valid] <= 0).any():  # recorded before longest and squares
+        return [Weighed(SUM, 1.0, 0.0)]
+    time = np.log(np.where(valid, rows.compute_s, 1.0))
+    typical = float(rows.squares[valid].sum() / rows.load[valid].sum())
+    made = [_weighed(time, valid, [rows.samples], by_count=True)]
+    for padded in (False, True):
+        for curves in ([0.0], (_CURVES / typical).tolist()):
+            costs = [Cost(kappa, padded) for kappa in curves]
+            made.append(_weighed(time, valid, [cost.load(rows.features) for cost in costs], costs))
+    most = max(weighed.probability for weighed in made)
+    chances = np.exp([weighed.probability - most for weighed in made])
+    chances /= chances.sum()
+    made = [replace(w, probability=float(p)) for w, p in zip(made, chances, strict=True)]
+    made.sort(key=lambda weighed: -weighed.probability)
+    return [weighed for weighed in made if weighed.probability >= _PLAUSIBLE]
+
+
+def _weighed(
+    time: Floats,
+    valid: Bools,
+    loads: list[Any],
+    costs: Sequence[Cost] = (SUM,),
+    *,
+    by_count: bool = False,
+) -> Weighed:
+    """The mean of some costs, with the logarithm of their likelihood for a probability.
+
+    Args:
+        time: logarithms of the rows' times, [S, W].
+        valid: which rows count, [S, W].
+        loads: of the rows' batches under each cost, each [S, W].
+        costs: that differ in κ only.
+        by_count: see `Weighed`.
+    """
+    of = np.array([_likelihood(time, valid, load) for load in loads])
+    best = int(of[:, 0].argmax())
+    weights = np.exp(of[:, 0] - of[best, 0])
+    cost = costs[best]
+    if len(costs) > 1:
+        kappa = np.exp(np.average(np.log([each.kappa for each in costs]), weights=weights))
+        cost = Cost(float(kappa), cost.padded)
+    likely = float(of[best, 0] + np.log(weights.mean()))
+    return Weighed(cost, likely, float(of[best, 1]), by_count)
+
+
+def _likelihood(time: Floats, valid: Bools, load: Any) -> tuple[float, float]:
+    """The tempered log-likelihood of a cost, and the noise that suits it best."""
+    load = np.where(valid, load, np.nan)
+    mean = float(np.nanmean(load))
+    tried = np.concatenate(
+        [
+            _ALIKE * _likely(time - np.log(load + share * mean), valid) + np.log(prior)
+            for share, prior in _FIXED
+        ]
+    )
+    best = int(tried.argmax())
+    likely = float(tried[best] + np.log(np.exp(tried - tried[best]).sum()))
+    return likely, float(_NOISE[best % len(_NOISE), 0])
+
+
+def _likely(off: Floats, valid: Bools) -> Floats:
+    """Log-likelihoods of residuals for each pair of `_NOISE` and `_SPREAD`; all means are alike.
+
+    Args:
+        off: logarithm of time ÷ cost, [S, W]; NaN where not valid.
+        valid: which rows count, [S, W].
+    """
+    if len(off) > 1 and valid[0].any() and valid[1:].any():
+        off = off.copy()
+        off[0] += np.nanmean(off[1:]) - np.nanmean(off[0])
+    count = valid.sum(axis=0)
+    off, count = off[:, count > 0], count[count > 0]
+    mean = np.nanmean(off, axis=0)
+    within = float(np.nansum((off - mean) ** 2))
+    variance = _NOISE**2 / count + _SPREAD**2  # of the ranks' means, [pairs, W]
+    weight = 1 / variance
+    middle = (weight * mean).sum(axis=1) / weight.sum(axis=1)
+    likely = (count - 1).sum() * np.log(_NOISE[:, 0] ** 2) + within / _NOISE[:, 0] ** 2
+    likely += np.log(variance).sum(axis=1) + np.log(weight.sum(axis=1))
+    likely += (weight * (mean - middle[:, None]) ** 2).sum(axis=1)
+    return np.asarray(-0.5 * likely)

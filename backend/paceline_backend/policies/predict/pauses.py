@@ -1,0 +1,96 @@
+"""Regular pauses: single steps in which a rank is slow, always the same number of steps apart.
+
+A rank's last pauses may be further apart than the feedback reaches back. So they travel in the
+plan's memory, as the allocator's memory does. After three pauses the next one is foretold. If it
+does not come, the rank's pauses are forgotten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from paceline_backend.policies.values import Feedback, Floats, Models, usable
+
+_SLOW = 2.0  # a step of a pause takes at least so many times as long as expected
+_ENOUGH = 3  # pauses that show a period
+_OFF = 1  # steps by which two distances of one period may differ
+_APART = 8  # Pauses that are closer together are often at equal distances by chance.
+
+Pauses = list[list[float]]  # a rank's last ones: [step, how many times as long it took; 0: unknown]
+
+
+def noticed(memory: Mapping[str, Any], feedback: Feedback, models: Models) -> dict[str, Any]:
+    """The memory after the newest feedback.
+
+    A slow step is a pause if the rank's step before it and the step after it were not slow. The
+    newest step is not judged yet. If a rank has no samples where a pause was due, the pause counts
+    as come, but not twice in a row.
+
+    Args:
+        memory: of the last plan; empty at first.
+        feedback: of the newest steps.
+        models: fitted to this feedback.
+
+    Returns:
+        ``judged``: the last step that was looked at. ``ranks``: the `Pauses` of each rank that has
+        paused, by its number as text.
+    """
+    rows = feedback.by_step(models.world)
+    if not models.known or len(rows.step) < 3:
+        return dict(memory)
+    steps, judged = rows.step[:, 0], int(memory.get("judged", -1))
+    ranks: dict[str, Pauses] = {rank: [*of] for rank, of in memory.get("ranks", {}).items()}
+    ett_s = models.ett(rows.features)
+    known = usable(rows.samples, rows.load, rows.compute_s) & (ett_s > 0)
+    times = np.where(known, rows.compute_s, 1.0) / np.where(known, ett_s, 1.0)
+    slow = times > _SLOW
+    new = (steps[1:-1] > judged) & (steps[2:] - steps[:-2] == 2)
+    pause = slow[1:-1] & ~slow[:-2] & ~slow[2:] & new[:, None]
+    for at, rank in zip(*(axis.tolist() for axis in np.nonzero(pause)), strict=True):
+        of = ranks.setdefault(str(rank), [])
+        of.append([int(steps[at + 1]), float(times[at + 1, rank])])
+        del of[:-_ENOUGH]
+    judged = max(judged, int(steps[-2]))
+    for name, of in list(ranks.items()):
+        due = _due(of)
+        if due and judged > max(due) + _OFF:
+            empty = rows.samples[np.isin(steps, due), int(name)] == 0
+            if of[-1][1] > 0 and empty.any():
+                ranks[name] = [*of[1:], [due[0], 0.0]]
+            else:
+                del ranks[name]
+    return {"judged": judged, "ranks": ranks}
+
+
+def factors(memory: Mapping[str, Any], first_step: int, steps: int, world: int) -> Floats | None:
+    """How many times as long as otherwise each rank takes in the steps of a plan, [steps, W].
+
+    Args:
+        memory: of `noticed`.
+        first_step: of the plan.
+        steps: of the plan.
+        world: W.
+
+    Returns:
+        None: no pause is due.
+    """
+    made = np.ones((steps, world))
+    for rank, pauses in memory.get("ranks", {}).items():
+        for step in _due(pauses):
+            if 0 <= step - first_step < steps:
+                known = [times for _, times in pauses if times > 0]
+                made[step - first_step, int(rank)] = float(np.median(known))
+    return made if (made > 1).any() else None
+
+
+def _due(pauses: Sequence[Sequence[float]]) -> list[int]:
+    """The steps in which a rank's next pause may come; empty: its pauses are not regular."""
+    at = [int(step) for step, _ in pauses]
+    distances = [later - earlier for earlier, later in pairwise(at)]
+    if len(at) < _ENOUGH or min(distances) < _APART or max(distances) - min(distances) > _OFF:
+        return []
+    return sorted({at[-1] + distance for distance in distances})

@@ -1,0 +1,117 @@
+"""Divides a global batch while it is not decided how sizes add up to the cost of a batch.
+
+Each cost that may be right has its own best partition. One more is tried: the batch sorted by size
+and cut into runs, which suits padded batches, at places where no cost that may be right is far
+above its best. Of all these the partition with the least expected time is taken, where each cost's
+time counts relative to its best.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.cost import features
+from paceline_backend.policies.base import Floats, Ints, Models
+from paceline_backend.policies.jit import compiled
+from paceline_backend.policies.solve.balance import grouped, partition
+from paceline_backend.policies.solve.workers import descending, most_of
+
+Bools = npt.NDArray[np.bool_]
+
+_HALVINGS = 10  # of the search for the best cut
+
+
+def partition_hedged(
+    sizes: Floats, models: Models, limits: Ints | None = None, *, laid_out: bool = False
+) -> Ints:
+    """The rank of each sample of a global batch, [n], where `models` may have rivals.
+
+    Args:
+        sizes: λ of the samples, [n].
+        models: of the workers, with their rivals.
+        limits: see `balance.partition`.
+        laid_out: see `balance.partition`.
+    """
+    if not models.rivals or not len(sizes):
+        return partition(sizes, models, None, limits, laid_out=laid_out)
+    chances, given = zip(*models.weighed(), strict=True)
+    tried = [partition(sizes, each, None, limits, laid_out=laid_out) for each in given]
+    slowest_s = [[_slowest(sizes, each, ranks) for each in given] for ranks in tried]
+    best_s = np.maximum(np.array(slowest_s).min(axis=0), 1e-300)
+    order = descending(sizes)
+    effective = np.array([each.cost.sizes(sizes[order]) for each in given], np.float64)
+    rates = np.array([(each.a, each.c, each.b) for each in given]) / best_s[:, None, None]
+    padded = np.array([each.cost.padded for each in given])
+    most = most_of(limits, len(sizes), models.world)
+    by_speed = np.argsort(models.a * effective[0].mean() + models.c, kind="stable")
+    for turn in (by_speed, by_speed[::-1].copy()):
+        counts = _cut(effective, rates, padded, most, turn)
+        if counts.sum() == len(sizes):
+            ranks = np.empty(len(sizes), np.int64)
+            ranks[order] = np.repeat(turn, counts)
+            tried.append(ranks)
+            slowest_s.append([_slowest(sizes, each, ranks) for each in given])
+    over = np.array(slowest_s) / best_s
+    return tried[int((over @ np.array(chances)).argmin())]
+
+
+def _slowest(sizes: Floats, models: Models, ranks: Ints) -> float:
+    """The time of the slowest rank, s."""
+    order, counts = grouped(ranks, models.world)
+    return float(models.ett(features(sizes[order], counts)).max())
+
+
+@compiled
+def _cut(sizes: Floats, rates: Floats, padded: Bools, most: Ints, turn: Ints) -> Ints:
+    """How many samples each rank in `turn` gets; fewer than all if no cut was found.
+
+    Args:
+        sizes: f(λ) under each cost, samples in descending order, [costs, n].
+        rates: (a, c, b) of each rank under each cost, ÷ the cost's best time, [costs, 3, W].
+        padded: whether each cost is that of padded batches, [costs].
+        most: samples of each rank, [W].
+        turn: the ranks, in the order of their runs.
+    """
+    low, high = 1.0, 2.0
+    best = np.zeros(len(turn), np.int64)
+    while high < 64.0:
+        best = _filled(sizes, rates, padded, most, turn, high)
+        if best.sum() == sizes.shape[1]:
+            break
+        low, high = high, 2 * high
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2
+        counts = _filled(sizes, rates, padded, most, turn, middle)
+        if counts.sum() == sizes.shape[1]:
+            best, high = counts, middle
+        else:
+            low = middle
+    return best
+
+
+@compiled
+def _filled(
+    sizes: Floats, rates: Floats, padded: Bools, most: Ints, turn: Ints, until: float
+) -> Ints:
+    """How many of the samples, in order, each rank in `turn` finishes by `until` under any cost."""
+    counts = np.zeros(len(turn), np.int64)
+    load = np.zeros(len(sizes))
+    at = 0
+    for k in range(len(turn)):
+        j, first = turn[k], at
+        load[:] = 0.0
+        while at < sizes.shape[1] and counts[k] < most[j]:
+            fits, number = True, counts[k] + 1
+            for h in range(len(sizes)):
+                new = sizes[h, first] * number if padded[h] else load[h] + sizes[h, at]
+                done = rates[h, 0, j] * new + rates[h, 1, j] * number + rates[h, 2, j]
+                if done > until:
+                    fits = False
+            if not fits:
+                break
+            for h in range(len(sizes)):
+                load[h] += sizes[h, at]
+            counts[k] += 1
+            at += 1
+    return counts

@@ -1,0 +1,139 @@
+"""Costs that a young run's records do not rule out."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.cost import SUM, Cost, Features, features
+from paceline_backend.policies import Feedback, Models
+from paceline_backend.policies.predict.early import YOUNG, plausible
+from paceline_backend.policies.predict.linear import LinearPredictor
+
+WORLD, LOCAL = 4, 16
+
+
+def rows(
+    cost: Cost,
+    steps: int,
+    *,
+    seed: int = 0,
+    noise: float = 0.03,
+    by_count: bool = False,
+    spread: float = 1.0,
+) -> Feedback:
+    """Steps of ranks of which one is twice as slow; the first step takes twice as long."""
+    rng = np.random.default_rng(seed)
+    sizes = 100 * rng.lognormal(0, spread, steps * WORLD * LOCAL)
+    of = features(sizes, np.full((steps, WORLD), LOCAL))
+    load = np.array(of.samples, float) if by_count else cost.load(of)
+    time_s = load * np.array([1.0, 2.0, 1.0, 1.0]) * np.exp(noise * rng.normal(size=load.shape))
+    time_s[0] *= 2
+    step, rank = np.divmod(np.arange(steps * WORLD), WORLD)
+    return Feedback(
+        step,
+        rank,
+        of.samples.ravel(),
+        of.load.ravel(),
+        time_s.ravel(),
+        of.squares.ravel(),
+        of.longest.ravel(),
+    )
+
+
+COSTS = [SUM, Cost(0.01), Cost(padded=True), Cost(0.01, padded=True)]
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("cost", COSTS)
+def test_four_steps_tell_the_cost(cost: Cost, seed: int) -> None:
+    best = plausible(rows(cost, 4, seed=seed).by_step(WORLD))[0]
+    assert best.probability > 0.7
+    assert not best.by_count
+    assert (best.cost.padded, best.cost.kappa > 0) == (cost.padded, cost.kappa > 0)
+    if cost.kappa:
+        assert best.cost.kappa == pytest.approx(cost.kappa, rel=0.7)
+
+
+def test_four_steps_tell_that_only_samples_count() -> None:
+    feedback = rows(SUM, 4, by_count=True)
+    assert plausible(feedback.by_step(WORLD))[0].by_count
+    models = LinearPredictor(cost="auto").fit(feedback, WORLD)
+    sizes = np.array([1.0, 1000.0])
+    small, large = models.ett(
+        Features(
+            np.array([8, 8])[:, None],
+            *(
+                np.repeat(value[:, None], WORLD, axis=1)
+                for value in (8 * sizes, 8 * sizes**2, sizes)
+            ),
+        )
+    )
+    assert large == pytest.approx(small, rel=0.01)
+
+
+def test_equal_sizes_tell_nothing() -> None:
+    chances = [each.probability for each in plausible(rows(SUM, 4, spread=0.0).by_step(WORLD))]
+    assert len(chances) == 5
+    assert max(chances) < 0.5
+
+
+@given(st.integers(0, 50), st.integers(1, 6), st.floats(0.0, 0.5), st.sampled_from(COSTS))
+def test_probabilities_descend_and_their_sum_is_at_most_1(
+    seed: int, steps: int, noise: float, cost: Cost
+) -> None:
+    made = plausible(rows(cost, steps, seed=seed, noise=noise).by_step(WORLD))
+    chances = [each.probability for each in made]
+    assert chances == sorted(chances, reverse=True)
+    assert 0.9 <= sum(chances) <= 1 + 1e-9
+
+
+def test_a_run_without_records_may_be_padded() -> None:
+    models = LinearPredictor(cost="auto").fit(Feedback.empty(), WORLD)
+    assert not models.known
+    assert models.cautious.cost.padded
+
+
+def test_a_given_cost_has_no_rivals() -> None:
+    for cost in ("sum", "padded"):
+        assert not LinearPredictor(cost=cost).fit(rows(SUM, 1), WORLD).rivals
+
+
+def test_an_old_run_has_no_rivals() -> None:
+    feedback = rows(SUM, YOUNG, spread=0.05, noise=0.2)
+    young = feedback.step < 4
+    early = Feedback(
+        *(
+            getattr(feedback, name)[young]
+            for name in ("step", "rank", "samples", "load", "compute_s", "squares", "longest")
+        )
+    )
+    assert LinearPredictor(cost="auto").fit(early, WORLD).rivals
+    assert not LinearPredictor(cost="auto").fit(feedback, WORLD).rivals
+
+
+def test_records_without_the_longest_sample_are_of_the_sum() -> None:
+    feedback = rows(Cost(padded=True), 4)
+    old = Feedback(
+        feedback.step,
+        feedback.rank,
+        feedback.samples,
+        feedback.load,
+        feedback.compute_s,
+        np.zeros(len(feedback)),
+        np.zeros(len(feedback)),
+    )
+    models = LinearPredictor(cost="auto").fit(old, WORLD)
+    assert models.cost == SUM
+    assert not models.rivals
+
+
+def test_models_are_cautious_about_padding() -> None:
+    ones = np.ones(2)
+    padded = Models(ones, ones, ones, cost=Cost(padded=True))
+    either = Models(ones, ones, ones, rivals=((0.1, padded),))
+    assert either.cautious is padded
+    assert [chance for chance, _ in either.weighed()] == pytest.approx([0.9, 0.1])
+    assert Models(ones, ones, ones).cautious.cost == SUM
