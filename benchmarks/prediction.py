@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 from harness import Check, finish, parser
 
+from paceline_backend.policies import pauses
 from paceline_backend.policies.base import Feedback, Floats, Models
-from paceline_backend.policies.predict import pauses
 from paceline_backend.policies.predict.linear import LinearPredictor
 
 WORLD, STEPS, WARM = 8, 375, 32

@@ -11,8 +11,8 @@ import numpy as np
 
 from paceline.core.cost import SUM, Cost, features
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
+from paceline_backend.policies import pauses
 from paceline_backend.policies.parts import CHOOSER, PAUSES, Choice, Policy
-from paceline_backend.policies.predict import pauses
 from paceline_backend.policies.values import Batches, Feedback, Ints, Models, Problem
 
 

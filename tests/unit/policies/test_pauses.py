@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from paceline.core.emulation import Emulation, Slowdown
 from paceline_backend import policies
 from paceline_backend.policies import Feedback, Models
-from paceline_backend.policies.predict.pauses import factors, noticed
+from paceline_backend.policies.pauses import factors, noticed
 from paceline_backend.simulator import Simulation
 from support.records import hello
 
