@@ -55,7 +55,6 @@ HARMFUL: list[tuple[str, dict[str, Any], Fitness, str]] = [
     ),
     ("chronica", {}, fitness("bimodal", cost=Cost(0.05, padded=True)), "grows faster"),
     ("lbb", {"times": "measured"}, fitness("lognormal"), "ranks that got long samples"),
-    ("dynamic-batching", {"times": "measured"}, fitness("lognormal"), "ranks that got long"),
     (
         "static-batching",
         {"capacity": [3.0, 1.0] * 2},
