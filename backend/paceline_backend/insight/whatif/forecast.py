@@ -42,7 +42,7 @@ BUDGET_S = 4.0  # CPU time after which no further pair of simulations is begun
 
 # How much the parts of an interval count: what was drawn by bootstrap, what other models gave, the
 # models' error, and what nothing measured tells. Chosen such that 95 % of outcomes lie inside, on
-# the scenarios of benchmarks/strangers/forecasts_tuned.py.
+# simulated runs of 20 makes.
 _WEIGHTS = np.array([1.5, 2.0, 1.5, 0.005])
 _COLD = 3  # an attempt's first steps, in which much is done only once
 _CELLS = 200_000  # most records (steps × ranks) that are read
