@@ -9,9 +9,7 @@ A verdict is right if it names exactly the kinds of cause that there are, with e
 
 from __future__ import annotations
 
-import importlib.util
 import json
-import sys
 import tempfile
 import time
 from collections import defaultdict
@@ -21,6 +19,7 @@ from typing import Any
 
 import numpy as np
 from harness import Check, finish, parser
+from virtual import module_at
 
 from paceline_backend.demo import emulation, example
 from paceline_backend.insight.verdict import Finding, Observed, Verdict, judge
@@ -30,16 +29,6 @@ SEED = 1_000_000
 CASES = Path(__file__).with_name("strangers") / "verdicts.py"
 NEAR = 10  # steps by which a told onset may be off
 SIGMAS = 2.0  # onsets of smaller steps are not counted
-
-
-def cases_of(path: Path) -> Any:
-    """The module with the scenarios."""
-    spec = importlib.util.spec_from_file_location("scenarios_of_verdicts", path)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def observed(case: Any) -> Observed:
@@ -179,7 +168,7 @@ def main() -> None:
     asking.add_argument("--each", type=int, default=24, help="scenarios of each kind")
     asking.add_argument("--misses", type=int, default=20, help="misses to print")
     options = asking.parse_args()
-    module = cases_of(options.cases)
+    module = module_at(options.cases)
     each = 3 if options.quick else options.each
     rows: dict[bool, list[dict[str, Any]]] = {True: [], False: []}
     for sick, kinds in ((True, module.KINDS), (False, module.HEALTHY)):

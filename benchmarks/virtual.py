@@ -45,10 +45,11 @@ class Trained:
 
 
 def module_at(path: Path) -> Any:
-    """The module in this file, such as one with scenarios."""
-    if path.stem in sys.modules:
-        return sys.modules[path.stem]
-    spec = importlib.util.spec_from_file_location(path.stem, path)
+    """The module in a file with scenarios."""
+    name = f"scenarios of {path.resolve()}"  # a benchmark may have the name of the file
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

@@ -24,7 +24,7 @@ def benchmark() -> Any:
 @pytest.mark.parametrize("sick", [True, False])
 def test_scripted_scenarios(name: str, sick: bool, benchmark: ModuleType) -> None:
     """Of each kind of scenario one is judged; one in fifty may be wrong."""
-    module = benchmark.cases_of(BENCHMARKS / "strangers" / f"{name}.py")
+    module = benchmark.module_at(BENCHMARKS / "strangers" / f"{name}.py")
     kinds = module.KINDS if sick else module.HEALTHY
     judged = [
         benchmark.judged(make(np.random.default_rng([1, at]), at))
@@ -60,6 +60,6 @@ MISSES = [
     ],
 )
 def test_misses(kind: str, seed: int, benchmark: ModuleType) -> None:
-    module = benchmark.cases_of(BENCHMARKS / "strangers" / "verdicts.py")
+    module = benchmark.module_at(BENCHMARKS / "strangers" / "verdicts.py")
     row = benchmark.judged(module.KINDS[kind](np.random.default_rng(seed), seed))
     assert row["right"], (row["told"], row["true"])

@@ -30,7 +30,7 @@ class Averaging:
 
     With an overlap a mean is on its way while ranks step on. What has become of it comes into force
     so many steps later: θ ← α·θ + (1 − α)·merged, where α is `rules.keep` (Douillard et al.,
-    Streaming DiLoCo with overlapping communication, 2025, Sec. 2.2 and 2.3). Then a rank's replica
+    Streaming DiLoCo with overlapping communication, 2025). Then a rank's replica
     still weighs with α of the work that it had when the mean was begun. Where all ranks meet, a
     mean that is on its way comes into force first. So no mean outlives a meeting or is in a
     checkpoint.

@@ -123,8 +123,10 @@ def simulate(
     most = _SAMPLES // state.history.hello.global_batch
     most = max(_EARLY, min(_SIMULATED, most))
     began = time.process_time()
-    for replicate in range(replicates - (replicates + 1) % 2):
-        if replicate in range(3, replicates, 2) and time.process_time() - began > budget_s:
+    pairs = (replicates - 1) // 2
+    for replicate in range(1 + 2 * pairs):
+        begins_pair = replicate > 1 and replicate % 2 == 1
+        if begins_pair and time.process_time() - began > budget_s:
             break
         count = most if replicate == 0 else _EARLY
         devices = _devices(basis, replicate)
@@ -135,11 +137,15 @@ def simulate(
             except _NotSimulatedError as error:
                 left_out[name] = str(error)
                 del simulated[name]
+                continue
             except Exception as error:  # a third party's policy fails: leave out this policy only
                 left_out[name] = f"{type(error).__name__}: {error}"
                 del simulated[name]
+                continue
+            if replicate:
+                option.add_shift(trained)
             else:
-                option.add_shift(trained) if replicate else option.add(trained, count)
+                option.add(trained, count)
         if replicate == 0:
             simulated = _without_worse_variants(simulated)
     return simulated, left_out
