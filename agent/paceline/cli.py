@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import sys
+from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points, version
@@ -36,6 +38,7 @@ from paceline.commands.printing import print_json, print_table
 from paceline.commands.run import run
 from paceline.core.errors import InputError, PacelineError
 from paceline.core.version import __version__
+from paceline.node.client import Client
 
 app = typer.Typer(
     name="paceline",
@@ -174,6 +177,7 @@ def switch(
         run_id = client.run(run_id)
         # Asked before: what fails afterwards must not look as if the run was not switched.
         known = [] if as_json else client.call("GET", "/policies")
+        warnings = [] if as_json else _warnings(client, run_id, policy, given_parameters)
         answer = client.change("POST", run_id, "policy", body)
     if as_json:
         print_json(answer)
@@ -182,8 +186,18 @@ def switch(
     for preset in known:
         if preset["name"] == policy and "changes_with" in preset:  # servers of 0.1.0 lack it
             typer.echo(_CHANGES[_changes(preset, given_parameters)])
-    for warning in answer.get("warnings", []):  # servers of 0.1.0 lack it
+    for warning in warnings:
         typer.echo(f"warning: {warning}", err=True)
+
+
+def _warnings(client: Client, run: str, policy: str, parameters: Mapping[str, Any]) -> list[str]:
+    """What to know before a switch; none of a server of 0.1.0, or of a switch that it refuses."""
+    params = {"policy": policy, "parameters": json.dumps(parameters)}
+    try:
+        answer = client.call("GET", f"/runs/{run}/policy/warnings", params=params)
+    except PacelineError:
+        return []
+    return list(answer["warnings"])
 
 
 @app.command()

@@ -8,7 +8,8 @@ from typing import Any
 import httpx
 from playwright.sync_api import Page, expect
 
-from paceline_backend.store import Store, forecasts, runs
+from paceline_backend.store import Store, runs
+from paceline_backend.store.outcomes import forecasts
 
 
 def open_run(page: Page, web: httpx.Client, run: str) -> None:

@@ -440,16 +440,6 @@ class Switch(BaseModel):
     effective_at: float | None = Field(examples=[1767225700.8])
 
 
-class RequestedSwitch(Switch):
-    """The answer to a switch: what was requested, and what to know of it."""
-
-    warnings: list[str] = Field(
-        description="what the policy ignores of what was measured, and what it changes; those of "
-        "harm first",
-        examples=[["chronica composes batches: other samples share a global batch"]],
-    )
-
-
 class SwitchWarnings(BaseModel):
     """What to know before a switch."""
 

@@ -23,7 +23,7 @@ from paceline_backend.api.rules import OPERATOR, VIEWER, allow
 from paceline_backend.insight import effects
 from paceline_backend.insight.whatif import cautions
 from paceline_backend.server.settings import Settings
-from paceline_backend.store import Store, attempts, nodes, switches
+from paceline_backend.store import Store, StoreError, attempts, nodes, switches
 from paceline_backend.store import runs as runs_store
 from paceline_backend.store.new_runs import NewRun
 
@@ -265,17 +265,15 @@ def list_attempts(request: Request, run: str) -> Any:
 @router.post(
     "/runs/{run}/policy",
     status_code=HTTPStatus.ACCEPTED,
-    response_model=models.RequestedSwitch,
+    response_model=models.Switch,
     responses={**RUN_REFUSALS, **CHANGE_REFUSALS, **documented(_MALFORMED, _CONFLICT)},
     dependencies=[Depends(OPERATOR)],
 )
 def switch_policy(request: Request, run: str, expected: Expected, body: models.PolicySwitch) -> Any:
-    """Requests another policy; it plans from the next segment on. Warnings refuse nothing."""
+    """Requests another policy; it plans from the next segment on."""
     store, bus = store_of(request), settings_of(request).bus
     by = requester_of(request, body.by, body.why)
-    made = requests.switch(store, bus, run, body.policy, body.parameters, by, expected=expected)
-    assert made is not None
-    return {**made, "warnings": _warnings(store, run, body.policy, body.parameters)}
+    return requests.switch(store, bus, run, body.policy, body.parameters, by, expected=expected)
 
 
 @router.get(
@@ -288,7 +286,7 @@ def switch_warnings(
     run: str,
     policy: Annotated[str, Query(max_length=200, description="name of a preset")],
     parameters: Annotated[
-        str, Query(max_length=100_000, description="of the preset, as a JSON object")
+        str, Query(max_length=4_000, description="of the preset, as a JSON object")
     ] = "{}",
 ) -> models.SwitchWarnings:
     """What to know before a switch to this policy. The first answer may take seconds."""
@@ -300,16 +298,13 @@ def switch_warnings(
     store = store_of(request)
     known = runs_store.get(store, run)
     requests.check_policy(policy, given, known["world"] or known["nproc"] * known["nodes_max"])
-    return models.SwitchWarnings(warnings=_warnings(store, run, policy, given))
-
-
-def _warnings(store: Store, run: str, policy: str, parameters: dict[str, Any]) -> list[str]:
-    """Warnings before a switch; empty if they cannot be made, because they refuse nothing."""
     try:
-        return cautions.of_run(store, run, policy, parameters)
+        return models.SwitchWarnings(warnings=cautions.of_run(store, run, policy, given))
+    except StoreError:
+        raise
     except Exception:  # a third party's preset, or records that no model fits
         logger.warning("run %s: no warnings of %s", run, policy, exc_info=True)
-        return []
+        return models.SwitchWarnings(warnings=[])
 
 
 @router.get(

@@ -14,8 +14,8 @@ import redis
 from paceline.core.outage import Outage
 from paceline.wire.bus import connect
 from paceline_backend.control import ControllerManager, floods, upkeep
-from paceline_backend.control.advisor import Advisor
-from paceline_backend.control.effects import Effects
+from paceline_backend.control.advice.advisor import Advisor
+from paceline_backend.control.advice.effects import Effects
 from paceline_backend.control.engines.engines import Engines
 from paceline_backend.control.hangs import HangWatch
 from paceline_backend.control.ingest_process import GARBAGE, IngestProcess

@@ -6,7 +6,7 @@
     report        `run_report(store, run)`: figures per preset, beside the fluid limit
     replay        `replay(store, run)`: computes all plans again and compares them
 
-The API, the advisor (`control.advisor`) and the command line call these. All of them only read::
+The API, the advisor (`control.advice`) and the command line call these. All of them only read::
 
     with Store(database) as store:
         print(run_report(store, "9f2c…")["presets"]["paceline"]["speedup"])

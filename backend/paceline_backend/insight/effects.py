@@ -17,8 +17,9 @@ import numpy as np
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import Forecast, kept
 from paceline_backend.policies.base import Floats
-from paceline_backend.store import Connection, Store, attempts, forecasts, records, runs, switches
-from paceline_backend.store import effects as kept_effects
+from paceline_backend.store import Connection, Store, attempts, records, runs, switches
+from paceline_backend.store.outcomes import effects as kept_effects
+from paceline_backend.store.outcomes import forecasts
 from paceline_backend.store.switches import Switch
 
 MOST_STEPS = 200  # on either side

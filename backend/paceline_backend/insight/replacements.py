@@ -9,8 +9,9 @@ from typing import Any
 from paceline.wire import ENDED
 from paceline_backend.insight.report import WARMUP_STEPS
 from paceline_backend.insight.whatif.answer import NodeForecast, kept
-from paceline_backend.store import Connection, attempts, audit, forecasts, jobs, runs
+from paceline_backend.store import Connection, attempts, audit, jobs, runs
 from paceline_backend.store.nodes import run_nodes
+from paceline_backend.store.outcomes import forecasts
 
 STEPS = 100  # whose mean time is told
 _FORECASTS = 5  # newest ones that are looked at

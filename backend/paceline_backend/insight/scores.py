@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from paceline_backend.insight.effects import Expected
-from paceline_backend.store import Connection, effects
-from paceline_backend.store.effects import Filter
+from paceline_backend.store import Connection
+from paceline_backend.store.outcomes import effects
+from paceline_backend.store.outcomes.effects import Filter
 
 MOST = 10_000  # outcomes that a score rests on, the newest ones
 
@@ -79,7 +80,7 @@ class Score:
 def outcomes(
     connection: Connection, which: Filter, limit: int, cursor: str | None = None
 ) -> tuple[list[Outcome], str | None]:
-    """`store.effects.outcomes`, as values."""
+    """`store.outcomes.effects.outcomes`, as values."""
     rows, following = effects.outcomes(connection, which, limit, cursor)
     names = Expected.__annotations__
     made = []

@@ -12,10 +12,11 @@ import sqlalchemy as sa
 
 from paceline.core.emulation import Emulation
 from paceline.wire import SwitchRequested, decode, live
-from paceline_backend.control.advisor import Advisor
+from paceline_backend.control.advice.advisor import Advisor
 from paceline_backend.insight.whatif.auto import AUTO_STEPS
-from paceline_backend.store import Store, audit, forecasts, runs, schema
+from paceline_backend.store import Store, audit, runs, schema
 from paceline_backend.store import switches as switches_store
+from paceline_backend.store.outcomes import forecasts
 from support.forecasts import Training, drawn
 from support.leading import new_run, working
 from support.waiting import until

@@ -13,9 +13,10 @@ from paceline.core.emulation import Emulation
 from paceline.wire import State
 from paceline_backend.control.nodes.watch import Watch
 from paceline_backend.insight import replacements
-from paceline_backend.store import Store, audit, forecasts, nodes, runs, schema
+from paceline_backend.store import Store, audit, nodes, runs, schema
 from paceline_backend.store.nodes import run_nodes, slowness
 from paceline_backend.store.nodes.slowness import Watched
+from paceline_backend.store.outcomes import forecasts
 from support.forecasts import Training, drawn
 from support.groups import answer, launch, report
 from support.leading import working

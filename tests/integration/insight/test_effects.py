@@ -15,11 +15,12 @@ import pytest
 import sqlalchemy as sa
 
 from paceline.wire import StepBatch
-from paceline_backend.control.effects import Effects
+from paceline_backend.control.advice.effects import Effects
 from paceline_backend.insight import effects
 from paceline_backend.insight.whatif.answer import Current, Forecast, PresetForecast
-from paceline_backend.store import Store, forecasts, telemetry
-from paceline_backend.store.effects import SETTLE_S
+from paceline_backend.store import Store, telemetry
+from paceline_backend.store.outcomes import forecasts
+from paceline_backend.store.outcomes.effects import SETTLE_S
 from paceline_backend.store.schema import effects as kept
 from paceline_backend.store.schema import forecasts as forecasts_table
 from paceline_backend.store.schema import leases, runs, switches, worker_steps

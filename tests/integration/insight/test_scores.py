@@ -11,7 +11,7 @@ import pytest
 import sqlalchemy as sa
 
 from paceline_backend.store import Store
-from paceline_backend.store.effects import SETTLE_S
+from paceline_backend.store.outcomes.effects import SETTLE_S
 from paceline_backend.store.schema import runs
 from support.outcomes import keep_outcome
 from support.records import add_run

@@ -15,7 +15,7 @@ from paceline_backend.api.models import ExpectedEffect
 from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.runs import store_of
 from paceline_backend.insight import scores
-from paceline_backend.store.effects import Filter
+from paceline_backend.store.outcomes.effects import Filter
 from paceline_backend.store.runs import CursorError
 
 router = APIRouter(

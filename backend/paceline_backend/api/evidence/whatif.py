@@ -21,7 +21,8 @@ from paceline_backend.api.runs import store_of
 from paceline_backend.insight.whatif.answer import FEWEST, STEPS, Forecast, kept
 from paceline_backend.insight.whatif.child import Forecaster
 from paceline_backend.server.settings import Settings
-from paceline_backend.store import Store, audit, forecasts, runs
+from paceline_backend.store import Store, audit, runs
+from paceline_backend.store.outcomes import forecasts
 
 _FRESH_STEPS = 100  # a forecast holds for so many steps,
 _FRESH_S = 60.0  # or for so long

@@ -18,17 +18,11 @@ from paceline_backend.insight.whatif.answer import STEPS
 from paceline_backend.insight.whatif.auto import AUTO_STEPS, MARGIN
 from paceline_backend.insight.whatif.child import Forecaster
 from paceline_backend.requests import ConflictError, InvalidRequestError, spares
-from paceline_backend.store import (
-    Store,
-    StoreError,
-    StoreUnavailableError,
-    attempts,
-    forecasts,
-    nodes,
-)
+from paceline_backend.store import Store, StoreError, StoreUnavailableError, attempts, nodes
 from paceline_backend.store.audit import CONTROL_PLANE, Requester
 from paceline_backend.store.nodes import slowness
 from paceline_backend.store.nodes.slowness import Slow, Watched
+from paceline_backend.store.outcomes import forecasts
 
 log = logging.getLogger(__name__)
 

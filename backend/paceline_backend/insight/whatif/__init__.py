@@ -8,7 +8,7 @@
     auto        `decide(forecast, …)`: stay, wait, recommend, switch or go back; a pure function
     child       `Forecaster`: makes forecasts in a process of low priority
 
-`control.advisor`, the route `/runs/{id}/whatif` and ``paceline whatif`` call these::
+`control.advice.advisor`, the route `/runs/{id}/whatif` and ``paceline whatif`` call these::
 
     with Forecaster(database) as forecaster:
         best = forecaster.submit(run, steps=64).result().forecasts[0]

@@ -3,7 +3,7 @@ import { get } from "./api.js";
 import { CONFIG } from "./charts.js";
 import { byId, connection, crumbs, make, poll, problem, show, text, whenThere } from "./dom.js";
 import { integer, moment, percent, plural } from "./format.js";
-import { plotly } from "./plotly.js";
+import { plotly } from "./loading.js";
 import { onTheme, theme } from "./theme.js";
 
 const PERIOD_S = 10;

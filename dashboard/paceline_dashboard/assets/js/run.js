@@ -14,7 +14,7 @@ import { Painter } from "./painter.js";
 import { PolicyPanel } from "./policy.js";
 import { Rounds } from "./rounds.js";
 import { drawFacts, drawHeader, drawKpis, ENDED } from "./summary.js";
-import { plotly } from "./plotly.js";
+import { plotly } from "./loading.js";
 import { onTheme, theme } from "./theme.js";
 import { WhatIf } from "./whatif.js";
 import { WorkersTable } from "./workers.js";

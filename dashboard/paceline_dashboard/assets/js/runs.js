@@ -48,18 +48,23 @@ class RunsPage {
     this.end();
   }
 
+  /** Whether another page is there: its elements come a little before this one is closed. */
+  get #gone() {
+    return this.closed || !byId("runs-grid");
+  }
+
   async #refresh() {
     try {
       const state = byId("state-filter").value;
       const [answer, nodes] = await Promise.all([this.#runs(state), get("nodes")]);
-      if (this.closed) return;
+      if (this.#gone) return;
       connection("live");
       problem("runs-problem", "");
       this.#show(answer, state);
       drawNodes(nodes);
       // Show the list first: figures take one more request per active run.
       await Promise.all(answer.runs.map((run) => this.#figure(run)));
-      if (!this.closed) this.#show(answer, state);
+      if (!this.#gone) this.#show(answer, state);
     } catch (error) {
       if (error.status === undefined) throw error;
       if (this.closed) return;

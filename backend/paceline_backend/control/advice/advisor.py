@@ -17,9 +17,10 @@ from paceline_backend.insight.whatif.answer import STEPS, Decision, Forecast, ke
 from paceline_backend.insight.whatif.auto import AUTO_STEPS, BY, Mode, decide
 from paceline_backend.insight.whatif.child import Forecaster
 from paceline_backend.requests import switch
-from paceline_backend.store import Connection, Store, StoreUnavailableError, forecasts, switches
+from paceline_backend.store import Connection, Store, StoreUnavailableError, switches
 from paceline_backend.store.audit import Requester
-from paceline_backend.store.forecasts import Watched
+from paceline_backend.store.outcomes import forecasts
+from paceline_backend.store.outcomes.forecasts import Watched
 
 logger = logging.getLogger(__name__)
 

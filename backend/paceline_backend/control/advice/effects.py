@@ -7,9 +7,10 @@ import threading
 
 from paceline.core.outage import Outage
 from paceline_backend.insight import effects
-from paceline_backend.store import Store, StoreError, forecasts
-from paceline_backend.store import effects as kept
-from paceline_backend.store.effects import Due
+from paceline_backend.store import Store, StoreError
+from paceline_backend.store.outcomes import effects as kept
+from paceline_backend.store.outcomes import forecasts
+from paceline_backend.store.outcomes.effects import Due
 
 log = logging.getLogger(__name__)
 
