@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points, version
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import SplitResult, urlsplit
 
 import typer
@@ -38,7 +38,9 @@ from paceline.commands.printing import print_json, print_table
 from paceline.commands.run import run
 from paceline.core.errors import InputError, PacelineError
 from paceline.core.version import __version__
-from paceline.node.client import Client
+
+if TYPE_CHECKING:  # `--help` stays light
+    from paceline.node.client import Client
 
 app = typer.Typer(
     name="paceline",
