@@ -1,4 +1,4 @@
-.PHONY: help setup-demo setup-dev setup-bench kubernetes demo demo-report check unit test pytest test-fast test-long test-engines run-against coverage bench bench-real gpu-check format clean
+.PHONY: help setup-demo setup-dev setup-bench kubernetes demo demo-report check unit test pytest test-fast test-long test-engines run-against coverage bench bench-real gpu-check screenshots format clean
 .DEFAULT_GOAL := help
 
 help: ## what there is
@@ -33,7 +33,7 @@ test-fast: ## lint, types and unit tests side by side: no server, no process, un
 	@$(MAKE) --no-print-directory --jobs 2 check unit
 
 # Four files at once, each with servers of its own: many tests wait for processes, not for the CPU.
-FILES = --numprocesses 4 --dist loadfile --no-loadscope-reorder
+FILES = --numprocesses 4 --dist loadfile --no-loadscope-reorder --durations 40 --durations-min 8
 
 test: setup-dev ## every test: real Redis protocol, SQLite, Postgres, TorchElastic, Chromium; lint and types
 	@$(MAKE) --no-print-directory --jobs 2 check pytest
@@ -75,6 +75,9 @@ bench-real: setup-demo ## plain DDP and paceline on real speech, nothing emulate
 gpu-check: ## what needs a GPU: times, gradients, synchronisers, copies (ARGS=--quick, PYTHON=python3)
 	PYTHONPATH="agent:backend:dashboard$${PYTHONPATH:+:$$PYTHONPATH}" \
 	$(or $(PYTHON),$(wildcard .venv/bin/python),python3) benchmarks/gpu_check.py $(ARGS)
+
+screenshots: setup-dev ## pictures of the dashboard's pages into docs/images: look at them before you commit
+	.venv/bin/python scripts/screenshots.py $(ARGS)
 
 format: setup-dev ## format the code
 	.venv/bin/ruff check --fix .

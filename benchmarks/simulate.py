@@ -30,12 +30,10 @@ ANSWER_S = 5.0  # time of each answer to the page
 # What the run's page asks, and what people ask besides.
 OF_PAGE = {
     "run": "",
-    "snapshot": "/snapshot?last=2000&worker_last=50",
+    "newest steps": "/view?last=511",
     "workers": "/workers?last=50",
     "attribution": "/attribution",
-    "whole run: steps": "/steps?points=1000",
-    "whole run: worker-steps": "/worker-steps?points=58",
-    "whole run: coasts": "/coasts?points=1000",
+    "whole run": "/view",
 }
 OF_PEOPLE = {
     "segments": "/segments",

@@ -22,6 +22,8 @@ interface WorkerColumns {
   compute_s: Column[];
   ett_s: Column[];
   share: Column[];
+  compute_s_min?: Column[];
+  compute_s_max?: Column[];
 }
 
 /** One step of all ranks: arrays by rank, NaN where nothing is known. */
@@ -29,7 +31,70 @@ interface Cell {
   compute_s: Float32Array;
   ett_s: Float32Array;
   share: Float32Array;
-  quantiles?: Record<string, number | null>;
+  compute_s_min?: Float32Array; // where a column holds several steps
+  compute_s_max?: Float32Array;
+}
+
+/** Quantiles over the rows of a heat map: of the time of computing (s), and of the share of the load. */
+type BandName = "compute_p10" | "compute_p50" | "compute_p90" | "share_min" | "share_p50" | "share_p90" | "share_max";
+type Bands = Record<BandName, Column>;
+
+/** Times of computing of all ranks. A cell is the greatest of its ranks and steps, in s; NaN: unknown. */
+interface Heat {
+  world: number;
+  together: number; // ranks in a row: row k begins with rank k · together
+  rows: number; // at most 256
+  bucket: number; // steps in a column
+  step: number[]; // the first of each column, ascending; at most 512 from the server
+  values: Float32Array; // rows × columns, row by row: values[row * step.length + column]
+  bands: Bands;
+}
+
+/** One column of a heat map. */
+type HeatColumn = { values: Float32Array } & Record<BandName, number | null>;
+
+/** `heat` of `GET view`. */
+interface HeatAnswer extends Bands {
+  world: number;
+  together: number;
+  rows: number;
+  bucket: number;
+  step: number[];
+  low: number;
+  high: number;
+  cells: string;
+}
+
+/** What hears an event stream; `id` is a position to go on from. */
+interface Listener {
+  open: () => void;
+  message: (data: string, id: string) => void;
+  error: () => void;
+}
+
+/** What tabs of a browser tell each other about a stream: `ask` and `since` by one that joins, `to` in answer to it. */
+interface Told {
+  ask?: string;
+  since?: string;
+  to?: string;
+  events?: { data: string; id: string }[];
+  open?: boolean;
+  error?: boolean;
+  data?: string;
+  id?: string;
+}
+
+/** `GET view`. */
+interface ViewAnswer {
+  since: string;
+  run: Run;
+  begins: number | null;
+  steps: StepColumns;
+  worker_steps: WorkerColumns;
+  heat: HeatAnswer;
+  coasts: [number, number][];
+  switches: Switch[];
+  segments: Segment[];
 }
 
 type CellName = "compute_s" | "ett_s" | "share";
@@ -55,6 +120,7 @@ interface Switch {
   parameters: Record<string, any>;
   requested_at: number;
   requested_by: string;
+  why: string;
   effective_step: number | null;
   effective_at: number | null;
 }
@@ -85,9 +151,10 @@ interface View {
   step: number[];
   metrics: Record<string, any>;
   cellStep: number[];
-  cells: Cell[];
-  ranks: number[];
+  cells: Cell[]; // lines of single ranks: empty with more than 16 ranks
+  ranks: number[]; // those with lines
   world: number;
+  heat: Heat | null;
   coasts: Span[];
 }
 
@@ -99,6 +166,14 @@ interface Colours {
   panel: string;
   mark: string;
   coast: string;
+  bad: string;
+  badText: string;
+  badBand: string;
+  grey: string;
+  greyBand: string;
+  ok: string;
+  grid: string;
+  heat: [number[], number[], number[]]; // red, green and blue of half the median, the median and twice
   ranks: string[];
 }
 
@@ -106,10 +181,13 @@ interface Colours {
 interface ChartOptions {
   shapes: object[];
   annotations: object[];
-  tick: string;
-  suffix?: string;
-  top?: number;
+  names: { words: string; y: number | null; color: string }[]; // at the right end of lines
+  unit: "seconds" | "percent" | "factor" | "integer" | "bytes" | "plain"; // of the y axis
+  zero: boolean; // whether it begins at 0
+  top?: number; // where it ends
   legend?: boolean;
+  size: [number, number]; // px
+  extent: [number, number] | null; // least and greatest value; null: nothing to show
 }
 
 interface ExtraChart {
@@ -121,12 +199,13 @@ interface ExtraChart {
 interface Run {
   id: string;
   name: string;
-  state: "pending" | "starting" | "running" | "finished" | "failed" | "stopped";
+  state: "pending" | "queued" | "starting" | "running" | "finished" | "failed" | "stopped";
   backend: string;
   node: string | null;
   script: string;
   args: string[];
   nproc: number;
+  nodes_max?: number;
   policy: string;
   version: number;
   started_at: number | null;
@@ -145,6 +224,7 @@ interface Run {
   epoch: number | null;
   step: number | null;
   controller: { owner: string; alive: boolean } | null;
+  tags: string[];
   revision: number;
 }
 
@@ -212,12 +292,93 @@ interface PresetForecast {
   harmful: boolean; // plain DDP is faster
 }
 
+/** What a run may be switched to: a preset with all its parameters. */
+interface Option {
+  label: string;
+  policy: string;
+  parameters: Record<string, any>;
+  changes: Changes;
+  summary: string;
+  forecast: PresetForecast | null;
+  left: string | null; // why there is no forecast
+  inForce: boolean;
+  recommended: boolean;
+}
+
+/** `GET whatif`. */
+interface WhatIfAnswer {
+  made_at: number;
+  step: number | null;
+  first_step: number | null;
+  steps: number;
+  current: { policy: string; parameters: Record<string, any>; version: number; step_time_s: number | null; measured_s: number | null };
+  fit_error: number | null;
+  reason: string | null;
+  forecasts: PresetForecast[];
+  recommended: string | null; // label of a forecast
+  left_out: { policy: string; reason: string }[];
+  slow_node: { node: string; saving: number; saving_low: number; saving_high: number } | null;
+}
+
+/** What a switch changed, from `GET effects`. */
+interface Effect {
+  version: number;
+  policy: string;
+  known: boolean;
+  saving: number | null;
+  low: number | null;
+  high: number | null;
+  forecast: { saving: number; low: number; high: number } | null;
+  words: string;
+}
+
+/** `GET me`. */
+interface Me {
+  name: string;
+  scope: string;
+  shared: boolean;
+}
+
 interface WorkerCause {
   rank: number;
   cause: string; // a kind of docs/verdicts.md, or "none"
   factor: number | null;
   words: string;
   caused: number;
+  on_node: string | null;
+}
+
+/** A cause of lost time, as `GET verdict` has it. */
+interface Cause {
+  kind: string;
+  ranks: number[];
+  who: string;
+  nodes: string[];
+  since: number | null;
+  until: number | null;
+  factor: number | null;
+  hidden: boolean;
+  share: number;
+  words: string;
+  what: string;
+  to_do: string;
+}
+
+/** An answer of `GET verdict`. */
+interface Verdict {
+  from: number | null;
+  to: number | null;
+  steps: number;
+  causes: Cause[];
+  words: string;
+  level: "unknown" | "healthy" | "watch" | "held-up";
+  what: string;
+  was: string;
+  lost_now: number;
+  waste_now: number;
+  step_time_s: number | null;
+  limit_s: number | null;
+  price: { amount: number; currency: string } | null;
 }
 
 /** A switch, as `GET forecasts/scores` has it in `items`. */
@@ -245,15 +406,60 @@ interface Score {
   bias: number | null;
 }
 
-/** Opens the switch dialog for a preset and parameters. */
-type OpenSwitchDialog = (policy: string, parameters: Record<string, any>) => void;
+/** What was chosen on the page that compares runs. */
+interface CompareState {
+  sides: string[];
+  align: "step" | "sample" | "time";
+  smooth: number; // steps
+}
+
+/** A run, or some of its steps. */
+interface ComparedSide {
+  side: string;
+  run: string;
+  name: string;
+  policy: string;
+  version: number;
+  from: number | null;
+  to: number | null;
+  steps: number;
+  trained: [number, number][];
+}
+
+/** A difference with its 95 % interval. */
+interface Change95 {
+  value: number;
+  low: number;
+  high: number;
+  ratio: number | null;
+  known: boolean;
+  better: boolean | null;
+}
+
+/** As `GET compare` answers. */
+interface Comparison {
+  sides: ComparedSide[];
+  differences: { figure: string; unit: string; values: (number | null)[]; changes: (Change95 | null)[] }[];
+  words: string[];
+}
+
+/** What is drawn of a side. */
+interface ComparedLines {
+  label: string;
+  columns: StepColumns;
+  trained: [number, number][]; // steps and the samples trained before them
+  times: Map<number, number | null>; // rank → median seconds of computing
+}
+
+/** Opens the switch dialog for a preset and parameters; without a preset, for the recommended one. */
+type OpenSwitchDialog = (policy?: string, parameters?: Record<string, any>) => void;
 
 /** What the page is, from `page_data` in components.py. */
 interface PageData {
-  page: "runs" | "run" | "forecasts" | "missing";
+  page: "runs" | "run" | "rank" | "forecasts" | "compare" | "alerts" | "fleet" | "launch" | "missing";
   run: string;
+  rank: string;
   palette: string[];
-  plotly: string;
 }
 
 // Libraries that Dash loads as classic scripts.

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Runs pytest. Up to three tests that fail beside others run once more, alone and one by one: a
+# Runs pytest. Up to eight tests that fail beside others run once more, alone and one by one: a
 # machine with two cores starves a test now and then. The end names each that passed only then.
 set -u
 cd "$(dirname "$0")/.."
-most=3
+most=8
 .venv/bin/pytest "$@"
 code=$?
 [ "$code" = 1 ] || exit "$code"

@@ -107,7 +107,16 @@ def _postgres() -> Iterator[Postgres]:
 
 @pytest.fixture(params=["sqlite", "postgres"])
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A fresh, empty database: every test that takes this runs over both kinds."""
+    """A fresh database without rows: every test that takes this runs over both kinds."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path / 'paceline.db'}"
+    server: Postgres = request.getfixturevalue("_postgres")
+    return server.database(tables=True)
+
+
+@pytest.fixture(params=["sqlite", "postgres"])
+def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A fresh database without tables, of both kinds."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'paceline.db'}"
     server: Postgres = request.getfixturevalue("_postgres")

@@ -6,10 +6,11 @@ from paceline.core.errors import PacelineError
 from paceline.core.version import __version__
 
 if TYPE_CHECKING:
+    from paceline.client import connect
     from paceline.train.parts import Batch
     from paceline.train.session import Session
 
-__all__ = ["Batch", "PacelineError", "Session", "__version__"]
+__all__ = ["Batch", "PacelineError", "Session", "__version__", "connect"]
 
 
 def __getattr__(name: str) -> Any:
@@ -22,4 +23,8 @@ def __getattr__(name: str) -> Any:
         from paceline.train.session import Session
 
         return Session
+    if name == "connect":
+        from paceline.client import connect
+
+        return connect
     raise AttributeError(f"module 'paceline' has no attribute {name!r}")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
-from collections.abc import Mapping
 from contextlib import ExitStack
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points, version
@@ -14,13 +12,12 @@ from urllib.parse import SplitResult, urlsplit
 
 import typer
 
-from paceline.commands import linking
+from paceline.commands import linking, runs
 from paceline.commands.options import (
     Data,
     Env,
     Json,
     Node,
-    Parameters,
     RunId,
     Server,
     Token,
@@ -36,11 +33,12 @@ from paceline.commands.options import (
 )
 from paceline.commands.printing import print_json, print_table
 from paceline.commands.run import run
+from paceline.commands.switching import switch, switches
 from paceline.core.errors import InputError, PacelineError
 from paceline.core.version import __version__
 
 if TYPE_CHECKING:  # `--help` stays light
-    from paceline.node.client import Client
+    pass
 
 app = typer.Typer(
     name="paceline",
@@ -53,6 +51,9 @@ app = typer.Typer(
 _log = logging.getLogger(__name__)
 
 app.command(context_settings={"allow_interspersed_args": False})(run)
+for _command in (switch, switches):
+    app.command()(_command)
+runs.register(app)
 
 
 @app.command()
@@ -96,27 +97,6 @@ def agent(
 
 
 @app.command()
-def runs(
-    state: Annotated[str | None, typer.Option(help="Only runs in this state.")] = None,
-    policy: Annotated[str | None, typer.Option(help="Only runs under this policy.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=500)] = 20,
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
-    as_json: Json = False,
-) -> None:
-    """Lists the newest runs."""
-    query = {"state": state, "policy": policy, "limit": limit}
-    with connected(server, token, token_file) as client:
-        page = client.call("GET", "/runs", params={k: v for k, v in query.items() if v is not None})
-    if as_json:
-        print_json(page)
-    else:
-        columns = ("id", "name", "state", "policy", "nproc", "epoch", "step", "message")
-        print_table(columns, page["items"])
-
-
-@app.command()
 def policies(
     server: Server = None, token: Token = None, token_file: TokenFile = None, as_json: Json = False
 ) -> None:
@@ -143,63 +123,6 @@ def backends(
     for backend in known:
         backend["takes"] = " ".join(backend["options"].get("properties", {}))
     print_table(("name", "reachable", "version", "problem", "takes"), known)
-
-
-_CHANGES = {  # what a preset changes in the training, in words
-    "nothing": "What is trained stays as under plain DDP.",
-    "batches": "Other samples than under plain DDP will meet in a global batch.",
-    "training": "THIS CHANGES THE TRAINING: not all ranks' gradients meet in each step any more.",
-}
-
-
-def _changes(preset: dict[str, Any], parameters: dict[str, Any]) -> str:
-    """What a preset changes with these parameters."""
-    known = ("nothing", "batches", "training")
-    of: list[str | None] = [
-        preset["changes_with"].get(name, {}).get(str(v)) for name, v in parameters.items()
-    ]
-    return max([*filter(None, of)] or [str(preset["changes"])], key=known.index)
-
-
-@app.command()
-def switch(
-    run_id: RunId,
-    policy: Annotated[str, typer.Argument(metavar="POLICY")],
-    param: Parameters = None,
-    why: Why = "",
-    server: Server = None,
-    token: Token = None,
-    token_file: TokenFile = None,
-    as_json: Json = False,
-) -> None:
-    """Switches a run to another policy while it trains."""
-    given_parameters = parameters_of(param)
-    body = {"policy": policy, "parameters": given_parameters, "by": "cli", **reason(why)}
-    with connected(server, token, token_file) as client:
-        run_id = client.run(run_id)
-        # Asked before: what fails afterwards must not look as if the run was not switched.
-        known = [] if as_json else client.call("GET", "/policies")
-        warnings = [] if as_json else _warnings(client, run_id, policy, given_parameters)
-        answer = client.change("POST", run_id, "policy", body)
-    if as_json:
-        print_json(answer)
-        return
-    typer.echo(f"run {run_id} goes on with {policy} from its next segment")
-    for preset in known:
-        if preset["name"] == policy and "changes_with" in preset:  # servers of 0.1.0 lack it
-            typer.echo(_CHANGES[_changes(preset, given_parameters)])
-    for warning in warnings:
-        typer.echo(f"warning: {warning}", err=True)
-
-
-def _warnings(client: Client, run: str, policy: str, parameters: Mapping[str, Any]) -> list[str]:
-    """What to know before a switch; none of a server of 0.1.0, or of a switch that it refuses."""
-    params = {"policy": policy, "parameters": json.dumps(parameters)}
-    try:
-        answer = client.call("GET", f"/runs/{run}/policy/warnings", params=params)
-    except PacelineError:
-        return []
-    return list(answer["warnings"])
 
 
 @app.command()
@@ -355,7 +278,8 @@ def main() -> None:
     from paceline.node import private
 
     private.files()
-    own = {command.name or command.callback.__name__ for command in app.registered_commands}  # type: ignore[union-attr]
+    own = {group.name for group in app.registered_groups}
+    own |= {command.name or command.callback.__name__ for command in app.registered_commands}  # type: ignore[union-attr]
     if len(sys.argv) < 2 or sys.argv[1] not in own or configuration.path() is not None:
         for entry in entry_points(group="paceline.commands"):
             _add_plugin(entry)

@@ -16,6 +16,8 @@ from rich.table import Table
 
 from paceline.core.errors import InputError, PacelineError
 from paceline.node.starting import foreground
+from paceline.node.starting.progress import Watch
+from paceline.node.starting.screen import Screen, shown
 from paceline.wire import ENDED
 from paceline_backend.commands import browser
 from paceline_backend.server.stack import Stack
@@ -68,9 +70,9 @@ def follow(
     run: str,
     *,
     until: Callable[[Mapping[str, Any]], bool],
-    show: Callable[[Mapping[str, Any]], None],
+    screen: Screen,
 ) -> dict[str, Any]:
-    """Polls a run until a condition holds or it has ended.
+    """Polls a run until a condition holds or it has ended; its progress appears on a screen.
 
     Raises:
         PacelineError: the run failed, or server or agent ended.
@@ -84,39 +86,12 @@ def follow(
         except PacelineError:  # the server's web process is being restarted; training goes on
             time.sleep(0.5)
             continue
-        show(now)
+        screen.tick()
         if now["state"] == "failed":
             raise PacelineError(f"the run failed: {now['message']}")
         if now["state"] in ENDED or until(now):
             return now
         time.sleep(0.25)
-
-
-class Progress:
-    """One line that is rewritten on a terminal, a line every few seconds elsewhere; on stderr."""
-
-    def __init__(self) -> None:
-        self._said = 0.0
-        self._tty = err.is_terminal
-
-    def __call__(self, run: Mapping[str, Any]) -> None:
-        """Says where a run stands."""
-        step = run["step"]
-        if step is None:
-            line = f"{run['state']} …"
-        else:
-            line = f"epoch {run['epoch']}  step {step}  policy {run['policy']}"
-        if self._tty:
-            err.file.write(f"\r\x1b[K{line}")
-            err.file.flush()
-        elif time.monotonic() - self._said > 5:
-            self._said = time.monotonic()
-            err.print(line)
-
-    def end(self) -> None:
-        """Leaves the line as it stands."""
-        if self._tty:
-            err.print()
 
 
 def report(
@@ -125,11 +100,10 @@ def report(
     """Trains under the first policy, switches to the second in mid-run; the figures of both."""
     result = (stack.data / "result.json").resolve()
     run = start_run(stack, slowdowns, epochs, policies[0], result)["id"]
-    progress = Progress()
-    follow(stack, run, until=lambda now: (now["step"] or 0) >= switch_at, show=progress)
-    stack.api("POST", f"/runs/{run}/policy", {"policy": policies[1], "by": "demo"})
-    ended = follow(stack, run, until=lambda _: False, show=progress)
-    progress.end()
+    with stack.client() as client, shown(Watch(client, run)) as screen:
+        follow(stack, run, until=lambda now: (now["step"] or 0) >= switch_at, screen=screen)
+        stack.api("POST", f"/runs/{run}/policy", {"policy": policies[1], "by": "demo"})
+        ended = follow(stack, run, until=lambda _: False, screen=screen)
     if ended["state"] != "finished":
         raise PacelineError(f"the run was {ended['state']} before its end: {ended['message']}")
     figures: dict[str, Any] = stack.api("GET", f"/runs/{run}/report")
@@ -302,9 +276,8 @@ def _watch(stack: Stack, slowdowns: list[float], epochs: int) -> None:
         f"The ranks' device speeds are emulated: time per point × {factors}. "
         "Switch the policy to chronica in the browser."
     )
-    progress = Progress()
-    follow(stack, run["id"], until=lambda _: False, show=progress)
-    progress.end()
+    with stack.client() as client, shown(Watch(client, run["id"])) as screen:
+        follow(stack, run["id"], until=lambda _: False, screen=screen)
     err.print("the run has ended; the dashboard stays until Ctrl-C")
     _wait_for_end(stack)
 

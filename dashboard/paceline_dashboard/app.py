@@ -23,7 +23,17 @@ from fastapi import FastAPI, Request, Response
 from fastapi.responses import PlainTextResponse
 
 from paceline_backend.api.rules import VIEWER
-from paceline_dashboard import forecasts_page, layout, run_page
+from paceline_dashboard import (
+    alerts_page,
+    compare_page,
+    fleet_page,
+    forecasts_page,
+    launch_page,
+    layout,
+    rank_page,
+    run_page,
+)
+from paceline_dashboard.files import KeptFiles
 
 ASSETS = Path(__file__).parent / "assets"
 
@@ -31,7 +41,7 @@ _INDEX = Path(__file__).with_name("index.html").read_text(encoding="utf-8")
 
 
 # The fingerprint in the URL lets browsers cache the 4.5 MB for ever.
-PLOTLY = "/_dash-component-suites/" + build_fingerprint(
+PLOTLY = "_dash-component-suites/" + build_fingerprint(
     "plotly/package_data/plotly.min.js", plotly.__version__, "0"
 )
 
@@ -60,17 +70,24 @@ def mount(app: FastAPI) -> None:
     Args:
         app: the control plane's application.
     """
+    settings = getattr(app.state, "settings", None)
+    prefix = settings.path_prefix if settings is not None else ""
+    modules = _modules(prefix)
+    imports = json.dumps({"imports": modules})
     dashboard = dash.Dash(
         __name__,
         server=app,
         title="Paceline",
         update_title=None,
         compress=True,
+        requests_pathname_prefix=f"{prefix}/",
+        routes_pathname_prefix="/",
         assets_folder=str(ASSETS),
         assets_path_ignore=["js"],  # modules: bridge.js imports them
-        index_string=_index(),
+        index_string=_index(prefix, imports, list(modules.values())),
         suppress_callback_exceptions=True,  # pages come and go
     )
+    app.add_middleware(KeptFiles)  # around the compression
     dashboard.backend.websocket_capability = False  # otherwise every page opens a WebSocket
     dashboard.layout = layout.shell()
     _route(dashboard)
@@ -82,7 +99,7 @@ def mount(app: FastAPI) -> None:
     for unknown in (DependencyException, InvalidResourceError):
         app.add_exception_handler(unknown, _not_found)
     # Inline scripts: Dash's start of its renderer, and our import map, which must be inline.
-    inline = [*dashboard.csp_hashes(), _csp_hash(_import_map())]
+    inline = [*dashboard.csp_hashes(), _csp_hash(imports)]
     app.state.script_hashes = [*getattr(app.state, "script_hashes", []), *inline]
 
 
@@ -93,13 +110,23 @@ async def _not_found(_request: Request, _error: Exception) -> Response:
 def _route(dashboard: dash.Dash) -> None:
     @dashboard.callback(Output("page", "children"), Input("url", "pathname"))  # type: ignore[untyped-decorator]
     async def page(pathname: str) -> Any:
-        match pathname.strip("/").split("/"):
+        match (dashboard.strip_relative_path(pathname) or "").split("/"):
             case [""]:
                 return layout.runs_page()
             case ["forecasts"]:
-                return forecasts_page.forecasts_page(PLOTLY)
+                return forecasts_page.forecasts_page()
+            case ["compare"]:
+                return compare_page.compare_page()
+            case ["alerts"]:
+                return alerts_page.alerts_page()
+            case ["fleet"]:
+                return fleet_page.fleet_page()
+            case ["launch"]:
+                return launch_page.launch_page()
             case ["runs", run]:
-                return run_page.run_page(run, PLOTLY)
+                return run_page.run_page(run)
+            case ["runs", run, "ranks", rank] if rank.isdecimal():
+                return rank_page.rank_page(run, rank)
         return layout.missing_page(pathname)
 
     dashboard.clientside_callback(
@@ -109,23 +136,29 @@ def _route(dashboard: dash.Dash) -> None:
     )
 
 
-def _index() -> str:
-    """The HTML around every page."""
-    return _INDEX.replace("__IMPORTS__", _import_map())
+def _index(prefix: str, imports: str, modules: list[str]) -> str:
+    """The HTML around every page. It names all modules, so that none waits for another's import."""
+    preloads = "\n".join(f'<link rel="modulepreload" href="{module}">' for module in modules)
+    return (
+        _INDEX.replace("__IMPORTS__", imports)
+        .replace("__MODULES__", preloads)
+        .replace("__PLOTLY__", f"{prefix}/{PLOTLY}")
+        .replace("__PREFIX__", prefix)
+    )
 
 
 def _csp_hash(script: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"
 
 
-def _import_map() -> str:
-    """Adds a version to each module's URL.
+def _modules(prefix: str) -> dict[str, str]:
+    """The URL with a version of each module, by the URL that other modules import.
 
     Without the versions a browser may combine modules of two releases from its cache.
     """
-    imports = {}
+    versions = {}
     for module in sorted((ASSETS / "js").glob("*.js")):
-        url = f"/assets/js/{module.name}"
+        url = f"{prefix}/assets/js/{module.name}"
         digest = hashlib.sha256(module.read_bytes()).hexdigest()[:12]
-        imports[url] = f"{url}?v={digest}"
-    return json.dumps({"imports": imports})
+        versions[url] = f"{url}?v={digest}"
+    return versions

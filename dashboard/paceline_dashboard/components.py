@@ -4,10 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import dash
 import dash_ag_grid as dag
 import dash_mantine_components as dmc
 from dash import dcc, html
 from plotly.colors import qualitative
+
+
+def here(path: str) -> str:
+    """The address of a page of ours, such as `/forecasts`, where a proxy may have a path prefix."""
+    address: str = dash.get_relative_path(path)
+    return address
 
 
 def page_data(page: str, **values: object) -> dcc.Store:
@@ -41,6 +48,41 @@ def kpi(element: str, label: str, meaning: str) -> html.Div:
     )
 
 
+def tile(element: str, label: str, meaning: str, spark: str, beside: Any) -> html.Div:
+    """A large figure with a small chart.
+
+    `element` shows the value, ``{element}-bold`` and ``{element}-note`` a line below it. The page's
+    module draws into `spark`. `beside` stands at the right of the label.
+    """
+    return html.Div(
+        id=f"{element}-tile",
+        className="tile panel",
+        children=[
+            html.Div(
+                [html.Span([label, tip(label, meaning)]), html.Span(beside)], className="tile-label"
+            ),
+            html.Div("–", id=element, className="tile-value"),
+            html.Div(id=spark, className="tile-spark"),
+            html.Div(
+                [html.B(id=f"{element}-bold"), html.Span("loading…", id=f"{element}-note")],
+                className="tile-note",
+            ),
+        ],
+    )
+
+
+def quality(element: str, label: str, meaning: str, **options: Any) -> html.Div:
+    """A figure in the row below the tiles; ``{element}-note`` is a word about it."""
+    return html.Div(
+        [
+            html.Span([label, tip(label, meaning)], className="muted"),
+            html.B("–", id=element),
+            html.Span(id=f"{element}-note", className="muted"),
+        ],
+        **options,
+    )
+
+
 def chart(
     element: str, title: str, meaning: str, *, wide: bool = False, tall: bool = False
 ) -> html.Figure:
@@ -49,16 +91,37 @@ def chart(
     return html.Figure(
         className=f"panel chart{sizes}",
         children=[
-            html.Figcaption([title, tip(title, meaning)]),
+            html.Figcaption([title, tip(title, meaning), save_menu(element, title)]),
             html.Div(id=element, className="plot", role="img", **{"aria-label": title}),
         ],
     )
 
 
-def panel(title: str, *children: Any, labelled: str) -> html.Section:
-    """A titled box."""
+def save_menu(element: str, title: str, forms: tuple[str, ...] = ("png", "svg", "csv")) -> Any:
+    """A menu that saves what `element` shows as pictures or numbers; assets/js/exports.js does."""
+    data = {"data-chart": element}
+    buttons = [
+        html.Button(form.upper(), type="button", **data, **{"data-save": form}) for form in forms
+    ]
+    label = {"aria-label": f"Save {title}", "title": "Save as a picture or as numbers"}
+    return html.Details(
+        [html.Summary("Save", **label), html.Div(buttons, className="save-forms")],
+        className="save",
+    )
+
+
+def loading() -> html.P:
+    """Stands where the page's module shows what it has asked for."""
+    return html.P("Loading…", className="muted loading")
+
+
+def panel(title: str, *children: Any, labelled: str, beside: list[Any] | None = None) -> Any:
+    """A titled box; `beside` stands in the title's line."""
+    head: Any = html.H2(title, id=labelled)
+    if beside:
+        head = html.Div([head, *beside], className="bar card-head")
     return html.Section(
-        [html.H2(title, id=labelled), *children],
+        [head, *children],
         className="panel",
         **{"aria-labelledby": labelled},
     )
@@ -99,6 +162,19 @@ def field(label: str, control: Any, element: str) -> html.Div:
 def option(value: str, label: str) -> html.Option:
     """One choice of a native select."""
     return html.Option(label, value=value)
+
+
+def choices(element: str, label: str, chosen: str, values: dict[str, str]) -> html.Div:
+    """Buttons side by side of which one is pressed; `values`: value → words."""
+    buttons = [
+        html.Button(
+            words,
+            type="button",
+            **{"data-value": value, "aria-pressed": str(value == chosen).lower()},
+        )
+        for value, words in values.items()
+    ]
+    return html.Div(buttons, id=element, className="choices", role="group", **{"aria-label": label})
 
 
 def dialog(element: str, *children: Any, confirm: html.Button) -> html.Dialog:

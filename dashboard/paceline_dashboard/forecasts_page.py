@@ -9,14 +9,10 @@ from dash import html
 from paceline_dashboard.components import chart, kpi, option, page_data, panel
 
 
-def forecasts_page(plotly_url: str) -> list[Any]:
-    """How right forecasts were.
-
-    Args:
-        plotly_url: where the browser finds Plotly.
-    """
+def forecasts_page() -> list[Any]:
+    """How right forecasts were."""
     return [
-        page_data("forecasts", plotly=plotly_url),
+        page_data("forecasts"),
         html.Div(
             className="bar",
             children=[

@@ -1,4 +1,4 @@
-"""The key figures and charts of a run's page."""
+"""The charts of a run's page."""
 
 from __future__ import annotations
 
@@ -6,25 +6,7 @@ from typing import Any
 
 from dash import html
 
-from paceline_dashboard.components import chart, kpi, option, tip
-
-
-def key_figures() -> list[html.Div]:
-    """The row of key figures above the charts."""
-    return [
-        kpi("kpi-step-time", "Step time", "From a step's start to the next one's, mean over the "
-            "workers and the last 20 steps."),
-        kpi("kpi-se", "SE", "Straggler effect: (max T − min T) / mean T of the workers' compute "
-            "times T in one step. 0 is perfect balance."),
-        kpi("kpi-waste", "Waste", "Straggler waste: the share of the workers' time that they spend "
-            "waiting for the slowest, Σ(max T − T) / (M · max T)."),
-        kpi("kpi-dif", "Step DIF", "Data imbalance factor: sample standard deviation of the "
-            "workers' loads (sums of sample sizes) in one step, in the data set's size unit."),
-        kpi("kpi-ett-error", "ETT error", "How far the estimated training time (ETT) of a worker's "
-            "step is from the measured compute time, mean of |ETT − T| / T."),
-        kpi("kpi-speedup", "Speed-up", "Step time of the 20 steps before the last policy switch "
-            "÷ that of the last 20 steps since. Above 1× is faster."),
-    ]  # fmt: skip
+from paceline_dashboard.components import chart, choices, option, save_menu, tip
 
 
 def charts() -> list[Any]:
@@ -43,6 +25,9 @@ def charts() -> list[Any]:
                 html.Label("Show", htmlFor="chart-window"),
                 html.Select(window, id="chart-window"),
                 html.Button("Back to live", id="chart-live", type="button", hidden=True),
+                choices("chart-smoothing", "Smoothing", "50",
+                        {"1": "raw", "50": "50 steps", "200": "200 steps"}),
+                choices("chart-axis", "Axis", "steps", {"steps": "steps", "clock": "clock"}),
                 html.Span(id="chart-note", className="muted small"),
                 html.Span(
                     className="key",
@@ -55,24 +40,8 @@ def charts() -> list[Any]:
                 ),
             ],
         ),
-        chart("chart-compute", "Compute time and ETT per worker", "Solid: compute time T, forward "
-              "+ backward without waiting or communication. Dashed: ETT, the estimated training "
-              "time that the plan expected.", wide=True, tall=True),
-        html.Figure(
-            id="heatmap-card",
-            className="panel chart wide",
-            hidden=True,
-            children=[
-                html.Figcaption([
-                    "Compute time, worker × step",
-                    tip("heatmap", "Each row is a worker (or the slowest of neighbouring ones), "
-                        "each column a step. Brighter is slower."),
-                    html.Span(id="heatmap-scale", className="muted push"),
-                ]),
-                html.Canvas(id="heatmap", className="heatmap"),
-                html.Div(id="heatmap-readout", className="muted readout"),
-            ],
-        ),
+        _compute(),
+        _heatmap(),
         chart("chart-se", "SE", "Straggler effect: (max T − min T) / mean T."),
         chart("chart-waste", "Waste", "Share of the workers' time spent waiting for the slowest."),
         chart("chart-dif", "Step DIF", "Sample standard deviation of the workers' loads in one "
@@ -82,6 +51,68 @@ def charts() -> list[Any]:
               "step's load (sum of its samples' sizes) a worker got.", wide=True),
         _rounds(),
     ]  # fmt: skip
+
+
+def _compute() -> html.Figure:
+    """Times of all workers: the one that is waited for in colour, the others grey."""
+    meaning = (
+        "Compute time T: forward + backward without waiting or communication. The worker that "
+        "others wait for is coloured; click a line or give a rank to pin another one. Point at a "
+        "step for the raw times. Dashed: ETT, the estimated training time that the plan expected."
+    )
+    return html.Figure(
+        className="panel chart wide tall",
+        children=[
+            html.Figcaption([
+                "Compute time per worker",
+                tip("Compute time per worker", meaning),
+                html.Span(id="chart-pinned", className="badge", hidden=True),
+                html.Button("Unpin", id="chart-unpin", type="button", className="quiet",
+                            hidden=True),
+                html.Span(id="chart-compute-key", className="muted small push"),
+                html.Label("Rank", htmlFor="chart-rank", className="muted small"),
+                html.Span(id="chart-rank-place"),
+                save_menu("chart-compute", "Compute time per worker"),
+            ]),
+            html.Div(id="chart-compute", className="plot", role="img",
+                     **{"aria-label": "Compute time per worker"}),
+        ],
+    )  # fmt: skip
+
+
+def _heatmap() -> html.Figure:
+    """Every worker at every step, below the chart that has the same axis."""
+    meaning = (
+        "A row is a worker, a column a step. Colour is the time of computing ÷ the median of all "
+        "workers in this step: orange is slower, blue is faster, grey is like the others. Where "
+        "ranks or steps share a cell, the slowest shows."
+    )
+    scale = ["time ÷ median", html.Span("0.5"), html.I(className="heat-scale"), html.Span("2×")]
+    orders = {"rank": "by rank", "node": "by node", "cause": "by cause"}
+    return html.Figure(
+        id="heatmap-card",
+        className="panel chart wide",
+        children=[
+            html.Figcaption([
+                "Every worker, every step",
+                tip("heat map", meaning),
+                html.Span(scale, id="heatmap-scale", className="muted small push heat-key"),
+                choices("heatmap-order", "Order of rows", "rank", orders),
+                save_menu("heatmap", "Every worker, every step", ("png", "csv")),
+            ]),
+            html.Div(
+                className="heat-body",
+                children=[
+                    html.Canvas(id="heatmap", className="heatmap", tabIndex="0", role="button",
+                                **{"aria-label": "Every worker, every step"}),
+                    html.Div(id="heatmap-labels", **{"aria-hidden": "true"}),
+                    html.Div(id="heatmap-cursor", hidden=True),
+                    html.P(id="heatmap-empty", className="muted small"),
+                ],
+            ),
+            html.Div(id="heatmap-readout", className="muted readout", role="status"),
+        ],
+    )  # fmt: skip
 
 
 def _rounds() -> html.Div:

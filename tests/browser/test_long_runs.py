@@ -7,7 +7,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from paceline_backend.store import Store
-from support.pages import layout_of, open_run, wait_for_chart
+from support.pages import heat_colour, layout_of, open_run, wait_for_chart, wait_for_range
 from support.training import Training
 from support.waiting import until
 
@@ -24,7 +24,7 @@ def asked(page: Page) -> list[str]:
 
 
 def ranges(requests: list[str]) -> list[str]:
-    return [r for r in requests if r.startswith(("steps?", "worker-steps?", "snapshot"))]
+    return [r for r in requests if r.startswith("view?")]
 
 
 def test_a_long_run_opens_with_its_newest_steps_alone(
@@ -34,7 +34,7 @@ def test_a_long_run_opens_with_its_newest_steps_alone(
     requests = asked(page)
     open_run(page, web, "r")
     wait_for_chart(page, "se", 2099)
-    assert ranges(requests) == ["snapshot?last=2000&worker_last=2000"]
+    assert ranges(requests) == ["view?last=511"]
     assert layout_of(page, "se")["range"] == [1799.5, 2099.5]
 
 
@@ -47,16 +47,24 @@ def test_history_beyond_the_pages_memory(
     training.train(2460)
     open_run(page, web, "r")
     wait_for_chart(page, "se", 2499)
-    assert layout_of(page, "se")["range"] == [2199.5, 2499.5]
+    wait_for_range(page, "se", 2199.5, 2499.5)
     # A switch long ago still tells its effect.
     expect(page.locator("#switch-status")).to_contain_text("time for the same load")
     page.select_option("#chart-window", "all")
     expect(page.locator("#chart-note")).to_contain_text("each point stands for 3 steps")
-    first = page.evaluate("document.getElementById('chart-se').data[0].x[0]")
-    assert first == 0
+    # The middle of steps 0 to 2.
+    page.wait_for_function("() => document.getElementById('chart-se').data[0].x[0] === 1")
     page.click("#chart-live")
-    wait_for_chart(page, "se", 2499)
+    for chart in (
+        "compute",
+        "se",
+        "waste",
+        "loss",
+        "share",
+    ):  # none is drawn anew while one is used
+        wait_for_range(page, chart, 2199.5, 2499.5)
     # Zooming one chart zooms all of them.
+    page.locator("#chart-se").scroll_into_view_if_needed()
     box = page.locator("#chart-se .nsewdrag").bounding_box()
     assert box is not None
     page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 40)
@@ -72,7 +80,7 @@ def test_history_beyond_the_pages_memory(
     expect(page.locator("#chart-waste .hoverlayer .legend")).to_be_visible()
 
 
-def test_history_is_asked_for_again_only_when_it_has_a_point_more(
+def test_history_is_asked_for_once_and_the_stream_brings_what_follows(
     page: Page, web: httpx.Client, store: Store, bus_url: str
 ) -> None:
     training = Training(store, bus_url, "r", [1.0, 2.0])
@@ -82,22 +90,17 @@ def test_history_is_asked_for_again_only_when_it_has_a_point_more(
     requests = asked(page)
     page.select_option("#chart-window", "all")
     expect(page.locator("#chart-note")).to_contain_text("each point stands for 3 steps")
-    wait_for_chart(page, "se", 2499 + 1.5)
-    training.train(2)
-    page.wait_for_timeout(5000)  # two rounds of what the page polls
-    whole = "steps?from=0&to=2499&points=1000"
-    assert ranges(requests) == [whole, f"worker-{whole}"]
-    training.train(2)
-    grown = "steps?from=0&to=2503&points=1000"
-    until(lambda: page.wait_for_timeout(100) or len(ranges(requests)) > 3, "another history")
-    assert ranges(requests)[2:] == [grown, f"worker-{grown}"]
+    wait_for_chart(page, "se", 2499 + 1)
+    training.train(4)
+    wait_for_chart(page, "se", 2502 + 1)
+    assert ranges(requests) == ["view?from=0&to=2499"]
     # What lies behind does not change any more.
     page.evaluate("Plotly.relayout('chart-se', {'xaxis.range[0]': 10, 'xaxis.range[1]': 210})")
     wait_for_chart(page, "se", 210)
-    training.train(10)
-    page.wait_for_timeout(5000)
-    old = "steps?from=10&to=210&points=1000"
-    assert ranges(requests)[4:] == [old, f"worker-{old}"]
+    training.train(500)
+    page.click("#chart-live")
+    wait_for_chart(page, "se", 3003)
+    assert ranges(requests)[1:] == ["view?from=10&to=210"]
 
 
 def test_history_is_shown_when_a_server_in_trouble_is_well_again(
@@ -107,8 +110,8 @@ def test_history_is_shown_when_a_server_in_trouble_is_well_again(
     training.train(2500)
     open_run(page, web, "r")
     wait_for_chart(page, "se", 2499)
-    page.route("**/steps?*", lambda route: route.fulfill(status=503, body="busy"))
-    with page.expect_response("**/steps?*"):
+    page.route("**/view?from*", lambda route: route.fulfill(status=503, body="busy"))
+    with page.expect_response("**/view?from*"):
         page.select_option("#chart-window", "all")
     page.unroute_all()
 
@@ -119,7 +122,7 @@ def test_history_is_shown_when_a_server_in_trouble_is_well_again(
     until(shown, "the whole history")
 
 
-def test_the_heat_map_stays_small_while_history_is_on_its_way(
+def test_charts_begin_with_what_is_here_while_history_is_on_its_way(
     page: Page, web: httpx.Client, store: Store, bus_url: str
 ) -> None:
     training = Training(store, bus_url, "r", [1.0] * 17)
@@ -128,15 +131,18 @@ def test_the_heat_map_stays_small_while_history_is_on_its_way(
     training.train(30)
     open_run(page, web, "r")
     wait_for_chart(page, "compute", 1_000_029)
-    page.route("**/worker-steps?*", lambda route: route.abort())
+    page.route("**/view?from*", lambda route: route.abort())
     page.select_option("#chart-window", "all")
+    expect(page.locator("#chart-note")).to_contain_text("earlier steps are loading")
+    wait_for_range(page, "se", 999_999.5, 1_000_029.5)
+    assert heat_colour(page, 0, 0.0)[3] == 255
+    page.unroute_all()
+    training.train(2)
     page.wait_for_function("() => document.getElementById('chart-se').layout.xaxis.range[0] < 0")
-    width, height, last = page.evaluate(
-        """(canvas => [canvas.width, canvas.height,
-          canvas.getContext('2d').getImageData(canvas.width - 1, 0, 1, 1).data[3]]
-        )(document.getElementById('heatmap'))"""
-    )
-    assert (width <= 2500, height, last) == (True, 17, 255)
+    expect(page.locator("#chart-note")).not_to_contain_text("loading")
+    assert page.evaluate("document.getElementById('heatmap').width") <= 2500
+    until(lambda: heat_colour(page, 0, 1.0)[3] == 255, "the newest step in the heat map")
+    assert heat_colour(page, 0, 0.5)[3] == 0  # no step has run there
 
 
 def test_old_outages_of_the_controller_are_marked(
@@ -151,7 +157,7 @@ def test_old_outages_of_the_controller_are_marked(
     assert layout_of(page, "se")["shapes"] == []
     page.select_option("#chart-window", "all")
     expect(page.locator("#chart-note")).to_contain_text("each point stands for")
-    wait_for_chart(page, "se", 4998 + 3)
+    wait_for_chart(page, "se", 4998 + 2.5)
     assert layout_of(page, "se")["shapes"] == [["rect", 99.5, 499.5]]
     page.evaluate("Plotly.relayout('chart-se', {'xaxis.range[0]': 200, 'xaxis.range[1]': 600})")
     wait_for_chart(page, "se", 600)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterator
 
@@ -13,12 +14,12 @@ from starlette.requests import HTTPConnection
 from paceline.wire import control
 from paceline.wire.bus import connect
 from paceline_backend.api.audit import precondition
-from paceline_backend.api.identity import Identity
+from paceline_backend.api.identity import Identity, identity_of
 from paceline_backend.store import Store, switches
 from support.pages import confirm_switch, open_run, open_switch_dialog, wait_for_chart
 from support.training import Training
 from support.waiting import until
-from support.web import ANY
+from support.web import ANY, SIGNED_IN
 
 pytestmark = pytest.mark.browser
 
@@ -66,18 +67,19 @@ def test_the_second_of_two_switches_is_told_and_keeps_what_it_chose(
 ) -> None:
     open_switch_dialog(bob, "chronica")
     bob.fill("#policy-parameter-window", "32")
-    bob.get_by_label("Why?").first.fill("rank 3 is slow")
+    bob.get_by_label("Reason").fill("rank 3 is slow")
     open_switch_dialog(ada, "sata")
     confirm_switch(ada)
     expect(ada.locator("#switch-dialog")).to_be_hidden()
-    # Bob's page shows ada's switch by now, but his dialog is of before.
-    expect(bob.locator("#changes li")).to_have_count(1)
+    # Bob's open dialog says so by now, and still means what it was opened for.
+    notice = bob.locator("#switch-notice")
+    expect(notice).to_have_text(re.compile(r"^ada switched to sata \d+ s ago\."))
+    expect(bob.locator("#switch-in-force")).to_contain_text("sata is to follow")
     confirm_switch(bob)
     who, at = newest(web)
     assert who == "ada"
-    problem = bob.locator("#switch-problem")
-    expect(problem).to_contain_text(f"ada switched the policy at {at}, since this was shown.")
-    expect(problem).to_contain_text("Your switch was not made.")
+    expect(notice).to_contain_text(f"ada switched the policy at {at}, since this was shown.")
+    expect(notice).to_contain_text("Your switch was not made.")
     assert [row["policy"] for row in switches.rows(store, "r")] == ["sata"]
     expect(bob.locator("#policy-preset-chronica")).to_be_checked()
     expect(bob.locator("#policy-parameter-window")).to_have_value("32")
@@ -91,6 +93,47 @@ def test_the_second_of_two_switches_is_told_and_keeps_what_it_chose(
         "bob switched the policy to chronica (dashboard): rank 3 is slow"
     )
     expect(lines.last).to_contain_text("ada switched the policy to sata (dashboard)")
+
+
+def test_who_looks_again_switches_knowingly(ada: Page, bob: Page, store: Store) -> None:
+    open_switch_dialog(bob, "chronica")
+    bob.fill("#policy-parameter-window", "32")
+    open_switch_dialog(ada, "sata")
+    confirm_switch(ada)
+    look = bob.get_by_role("button", name="Look again")
+    look.click()
+    expect(look).to_be_hidden()
+    expect(bob.locator(".preset", has_text="requested")).to_contain_text("sata")
+    expect(bob.locator("#policy-parameter-window")).to_have_value("32")
+    confirm_switch(bob)
+    expect(bob.locator("#switch-dialog")).to_be_hidden()
+    assert [row["policy"] for row in switches.rows(store, "r")] == ["sata", "chronica"]
+
+
+def test_two_browsers_with_one_shared_token_know_each_other(
+    page: Page, web: httpx.Client, store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(precondition, "identity_of", identity_of)
+    browser = page.context.browser
+    assert browser is not None
+    with browser.new_context(extra_http_headers=SIGNED_IN) as context:
+        other = context.new_page()
+        for tab, who in ((page, "ada"), (other, "bob")):
+            open_run(tab, web, "r")
+            wait_for_chart(tab, "se", 9)
+            open_switch_dialog(tab, "sata" if who == "ada" else "chronica")
+            tab.locator("#switch-operator").fill(who)
+        confirm_switch(page)
+        expect(other.locator("#switch-notice")).to_contain_text("ada switched to sata")
+        confirm_switch(other)
+        expect(other.locator("#switch-notice")).to_contain_text("Your switch was not made.")
+        confirm_switch(other)
+        expect(other.locator("#switch-dialog")).to_be_hidden()
+        expect(page.locator("#switch-status")).to_contain_text("by bob")
+    assert [(row["policy"], row["requested_by"]) for row in switches.rows(store, "r")] == [
+        ("sata", "ada"),
+        ("chronica", "bob"),
+    ]
 
 
 def test_the_second_to_stop_is_told(bob: Page, web: httpx.Client, bus_url: str) -> None:

@@ -13,6 +13,7 @@ from paceline.wire.bus import connect
 from paceline_backend.store import Store, nodes, runs, switches, telemetry
 from support.pages import (
     confirm_switch,
+    heat_colour,
     layout_of,
     open_run,
     open_switch_dialog,
@@ -74,6 +75,35 @@ def test_from_the_list_to_a_run_with_all_charts(
     expect(page.locator("#runs-grid .ag-row")).to_have_count(2)
 
 
+def test_the_list_is_narrowed_down_and_its_address_says_how(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    for run in ("first", "second", "third"):
+        Training(store, bus_url, run, name=f"{run} try").end()
+    web.put("/api/v1/runs/second/tags/nightly").raise_for_status()
+    page.goto(str(web.base_url))
+    rows = page.locator("#runs-grid .ag-center-cols-container .ag-row")
+    expect(rows).to_have_count(3)
+    expect(rows.filter(has_text="second")).to_contain_text("nightly")
+    page.get_by_label("Search").fill("THIRD")
+    expect(rows).to_have_count(1)
+    expect(rows).to_contain_text("third try")
+    page.get_by_label("Tag").select_option("nightly")
+    expect(rows).to_have_count(0)
+    expect(page.locator("#runs-grid")).to_contain_text("No run matches")
+    page.get_by_label("Search").fill("")
+    expect(rows).to_contain_text("second try")
+    page.get_by_label("Order").select_option("-waste")
+    page.wait_for_function("() => location.search === '?tag=nightly&sort=-waste'")
+    page.reload()
+    expect(rows).to_have_count(1)
+    expect(page.get_by_label("Tag")).to_have_value("nightly")
+    expect(page.get_by_label("Order")).to_have_value("-waste")
+    page.get_by_role("button", name="Show all").click()
+    expect(rows).to_have_count(3)
+    page.wait_for_function("() => location.search === ''")
+
+
 def test_new_steps_appear_by_themselves(
     page: Page, web: httpx.Client, store: Store, bus_url: str
 ) -> None:
@@ -112,7 +142,7 @@ def test_switches_coasting_and_gaps_are_marked_on_every_chart(
         assert layout["range"] == [-0.5, 79.5]
     # No line bridges the gap.
     line = page.evaluate(
-        "(({x, y}) => y[x.indexOf(36)])(document.getElementById('chart-se').data[0])"
+        "(({x, y}) => y[x.indexOf(39.5)])(document.getElementById('chart-se').data.at(-1))"
     )
     assert line is None
     expect(page.locator("#kpi-speedup-note")).to_have_text("chronica, since step 50")
@@ -129,11 +159,14 @@ def test_a_failed_run_shows_the_end_of_its_log(
     wait_for_chart(page, "se", 9)
     log = page.locator("#run-log")
     expect(log).to_be_hidden()
+    expect(page.locator("#verdict-title")).to_contain_text("Ranks 2 and 3", ignore_case=True)
     lines = ["Traceback (most recent call last):", '  File "train.py", line 7, in <module>']
     lines.append("ValueError: <b>no</b> such column")
     summary = "rank 1 exited with code 1; log: /srv/runs/r/1.log"
     training.end("failed", message="\n".join([summary, *lines]), exit_code=1)
-    expect(page.locator("#run-problem")).to_have_text(f"The run failed: {summary}")
+    title = page.locator("#verdict-title")
+    expect(title).to_have_text("Failed at step 9: rank 1 exited with code 1")
+    assert "/srv" not in page.locator("#run-body").inner_text()
     expect(log).to_be_visible()
     assert log.evaluate("pre => pre.textContent") == "\n".join(lines)
     assert log.evaluate("pre => getComputedStyle(pre).whiteSpace").startswith("pre")
@@ -146,7 +179,8 @@ def test_a_message_of_one_line_needs_no_log(
     training.train(10)
     training.end("failed", message="the agent was killed")
     page.goto(str(web.base_url.join("/runs/r")))
-    expect(page.locator("#run-problem")).to_have_text("The run failed: the agent was killed")
+    title = page.locator("#verdict-title")
+    expect(title).to_have_text("Failed at step 9: the agent was killed")
     expect(page.locator("#run-log")).to_be_hidden()
 
 
@@ -230,36 +264,37 @@ def test_stop_asks_first(page: Page, web: httpx.Client, store: Store, bus_url: s
     assert isinstance(decode(fields)[1], StopTraining)
 
 
-def test_many_workers_become_quantiles_and_a_heat_map(
+def test_many_workers_become_a_band(
     page: Page, web: httpx.Client, store: Store, bus_url: str
 ) -> None:
     Training(store, bus_url, "r", [1.0] * 39 + [3.0]).train(20)
     open_run(page, web, "r")
     wait_for_chart(page, "compute", 19)
-    names = page.evaluate("document.getElementById('chart-compute').data.map(t => t.name)")
-    assert names == [f"{level} of 40 workers" for level in ("max", "p90", "p50")]
-    expect(page.locator("#heatmap")).to_be_visible()
-    size = page.evaluate(
-        "(({width, height}) => [width, height])(document.getElementById('heatmap'))"
+    expect(page.locator("#chart-pinned")).to_have_text("rank 39 is waited for")
+    page.wait_for_function(
+        "() => document.getElementById('chart-compute').data.at(-1).name === 'rank 39'"
     )
-    assert size == [20, 40]
-    # The slow rank's row is brighter than the one above it.
-    bright = page.evaluate(
-        """() => {
-          const pixels = document.getElementById('heatmap').getContext('2d');
-          return [38, 39].map(row => pixels.getImageData(10, row, 1, 1).data[0]);
-        }"""
+    names = page.evaluate(
+        "document.getElementById('chart-compute').data.map(t => t.name).filter(Boolean)"
     )
-    assert bright[1] > bright[0] + 100
+    assert names == ["median", "slowest", "rank 39"]
+    # The slow rank's row is orange, the one above it is grey.
+    above, slow = heat_colour(page, 38, 0.5), heat_colour(page, 39, 0.5)
+    assert slow[0] - slow[2] > 100
+    assert abs(above[0] - above[2]) < 40
     expect(page.locator("#workers-grid .ag-center-cols-container .ag-row")).to_have_count(25)
     expect(page.locator("#workers-grid .ag-paging-panel")).to_contain_text("1 to 25 of 40")
 
 
 def test_unknown_run_and_unknown_page(page: Page, web: httpx.Client) -> None:
     page.goto(str(web.base_url.join("/runs/nothing")))
-    expect(page.locator("#run-problem")).to_contain_text("no run nothing")
+    expect(page.get_by_role("heading", name="No such run")).to_be_visible()
+    expect(page.locator("#run-missing").get_by_role("link", name="All runs")).to_be_visible()
+    expect(page.locator("#run-body")).to_be_hidden()
+    expect(page.locator("#connection-status")).to_have_text("no such run")
     page.goto(str(web.base_url.join("/elsewhere")))
     expect(page.get_by_role("heading", name="No such page")).to_be_visible()
+    expect(page.locator("#connection-status")).to_have_text("live")
 
 
 def test_narrow_and_dark(page: Page, web: httpx.Client, store: Store, bus_url: str) -> None:

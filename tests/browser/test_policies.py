@@ -28,6 +28,7 @@ def opened(page: Page, web: httpx.Client, store: Store, bus_url: str) -> Trainin
     """The page of a run of 40 steps under bsp."""
     training = Training(store, bus_url, "r")
     training.train(40)
+    keep_forecast(store, "r", decided=False)
     open_run(page, web, "r")
     wait_for_chart(page, "se", 39)
     return training
@@ -38,14 +39,16 @@ def test_the_dialog_lists_every_preset_with_all_its_parameters(
 ) -> None:
     opened(page, web, store, bus_url)
     open_switch_dialog(page)
-    expect(page.locator("#policy-presets .preset")).to_have_count(len(policies.names()))
+    variants = 1  # the forecast has one of chronica
+    expect(page.locator("#policy-presets .preset")).to_have_count(len(policies.names()) + variants)
     expect(page.locator(".preset", has_text="in force")).to_contain_text("bsp")
     for name in policies.names():
         known = policies.get(name)
         page.check(f"#policy-preset-{name}")
         card = page.locator(".preset", has=page.locator(f"#policy-preset-{name}"))
         expect(card).to_contain_text(known.summary)
-        expect(card).to_contain_text(known.source)
+        expect(page.locator("#switch-summary")).to_contain_text(known.summary)
+        expect(page.locator("#switch-summary")).to_contain_text(known.source)
         for parameter, schema in policies.properties(known.parameters).items():
             control = page.locator(f"#policy-parameter-{parameter}")
             value = schema["default"]
@@ -69,22 +72,197 @@ def test_the_dialog_says_what_a_switch_changes_in_the_training(
 ) -> None:
     opened(page, web, store, bus_url)
     open_switch_dialog(page)
-    text = page.locator("#switch-changes")
-    unchanged, recomposed, changed = "stays the same", "composed differently", "but it changes"
+    text, tag = page.locator("#switch-changes"), page.locator("#switch-tag")
+    accept = page.locator("#switch-accept")
+    unchanged, recomposed, changed = (
+        "that plain DDP would give it",
+        "Other samples meet",
+        "replicas",
+    )
     for name in policies.names():
         page.check(f"#policy-preset-{name}")
-        words = {"nothing": unchanged, "batches": recomposed, "training": changed}[
-            policies.make(name).changes
-        ]
+        changes = policies.make(name).changes
+        expect(page.locator(f".group.{changes} #policy-preset-{name}")).to_be_checked()
+        words = {"nothing": unchanged, "batches": recomposed, "training": changed}[changes]
         expect(text).to_contain_text(words)
+        expect(accept).to_be_visible(visible=changes == "training")
+        if changes == "training":
+            for reassurance in ("global batch", "any time", "stays the same", "leaves no trace"):
+                expect(page.locator("#switch-dialog .switch-detail")).not_to_contain_text(
+                    reassurance
+                )
+            expect(text).to_contain_text("A switch back does not undo it")
     page.check("#policy-preset-paceline")
     mode = page.locator("#policy-parameter-mode")
-    for value, words in [("free", recomposed), ("exact", unchanged), ("free", recomposed)]:
+    for value, words, group in [
+        ("free", recomposed, "other batches"),
+        ("exact", unchanged, "training identical"),
+        ("free", recomposed, "other batches"),
+    ]:
         mode.select_option(label=value)
         expect(text).to_contain_text(words)
+        expect(tag).to_have_text(group)
     page.check("#policy-preset-rna")
     page.select_option("#policy-parameter-batches", label="paceline")
     expect(text).to_contain_text(changed)
+
+
+def test_a_changed_training_wants_a_tick(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    opened(page, web, store, bus_url)
+    open_switch_dialog(page, "rna")
+    accept = page.locator("#switch-accept")
+    expect(accept).not_to_be_checked()
+    page.click("#switch-confirm")
+    expect(page.locator("#switch-problem")).to_have_text(
+        "rna changes the training: tick the box first."
+    )
+    expect(accept).to_be_focused()
+    assert switches.rows(store, "r") == []
+    page.keyboard.press("Space")
+    expect(accept).to_be_checked()
+    expect(page.locator("#switch-problem")).to_be_hidden()
+    page.keyboard.press("Enter")
+    expect(page.locator("#switch-dialog")).to_be_hidden()
+    assert [row["policy"] for row in switches.rows(store, "r")] == ["rna"]
+    open_switch_dialog(page, "ad-psgd")
+    expect(accept).not_to_be_checked()  # each time anew
+
+
+def test_options_are_in_groups_with_their_forecasts(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    opened(page, web, store, bus_url)
+    open_switch_dialog(page)
+    expect(page.locator("#switch-forecast")).to_contain_text("from 40 steps up to step 39")
+    heads = page.locator("#policy-presets .group-head h3")
+    expect(heads).to_have_text(
+        ["Training identical", "Batches composed differently", "Training changed"]
+    )
+    first = page.locator(".group.batches .preset").first
+    expect(first).to_contain_text("chronica (window 32)")
+    expect(first).to_contain_text("recommended")
+    expect(first.locator(".option-figure")).to_have_text("−50 % ± 10")
+    boa = page.locator(".preset", has=page.locator("#policy-preset-boa"))
+    expect(boa.locator(".option-figure")).to_have_text("+25 % ± 5")
+    expect(page.locator("#switch-left-out")).to_contain_text("ep4ddl: threads are not recorded")
+    page.check("#policy-preset-chronica-window-32")
+    expect(page.locator("#policy-parameter-window")).to_have_value("32")
+    expect(page.locator("#switch-figures")).to_contain_text("−50 % ± 10")
+    page.fill("#policy-parameter-window", "16")
+    page.locator("#policy-parameter-window").blur()
+    expect(page.locator("#switch-figures")).to_have_text("No forecast for these parameters.")
+    page.keyboard.press("Escape")
+    open_switch_dialog(page)
+    expect(page.locator("#policy-preset-chronica-window-32")).to_be_checked()
+
+
+def test_the_keyboard_alone_switches(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    opened(page, web, store, bus_url)
+    dialog = page.locator("#switch-dialog")
+    expect(page.locator("#switch-open")).to_be_enabled()
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to content")).to_be_focused()
+    page.keyboard.press("Enter")
+    for _ in range(100):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.id") == "switch-open":
+            break
+    page.keyboard.press("Enter")
+    expect(dialog).to_be_visible()
+    expect(page.locator("#switch-forecast")).to_contain_text("bars bound 95 %")
+    expect(page.locator("#policy-preset-bsp")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    assert switches.rows(store, "r") == []
+    page.keyboard.press("Enter")
+    expect(page.locator("#policy-preset-chronica-window-32")).to_be_focused()  # recommended
+    page.keyboard.press("ArrowDown")
+    chosen = page.locator("#policy-presets input:checked")
+    expect(chosen).to_be_focused()
+    name = chosen.input_value()
+    assert name != "chronica (window 32)"
+    page.keyboard.press("Enter")
+    expect(dialog).to_be_hidden()
+    [made] = switches.rows(store, "r")
+    assert made["policy"] == name
+
+
+@pytest.mark.parametrize(("width", "height"), [(1280, 720), (390, 844), (390, 480)])
+def test_the_buttons_are_always_in_sight(
+    page: Page, web: httpx.Client, store: Store, bus_url: str, width: int, height: int
+) -> None:
+    opened(page, web, store, bus_url)
+    page.set_viewport_size({"width": width, "height": height})
+    open_switch_dialog(page, "rna")
+    for element in ("switch-accept", "switch-cancel", "switch-confirm"):
+        expect(page.locator(f"#{element}")).to_be_in_viewport(ratio=1)
+    page.locator("#switch-changes").scroll_into_view_if_needed()
+    for element in ("switch-cancel", "switch-confirm"):
+        expect(page.locator(f"#{element}")).to_be_in_viewport(ratio=1)
+    assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_who_and_why_are_kept_and_shown(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    training = opened(page, web, store, bus_url)
+    open_switch_dialog(page, "sata")
+    page.locator("#switch-operator").fill("ada")
+    page.get_by_label("Reason").fill("sizes differ")
+    page.keyboard.press("Enter")
+    expect(page.locator("#switch-dialog")).to_be_hidden()
+    [made] = switches.rows(store, "r")
+    assert (made["requested_by"], made["why"]) == ("ada", "sizes differ")
+    status = page.locator("#switch-status")
+    expect(status).to_contain_text("by ada: “sizes differ”")
+    training.adopt(1, "sata")
+    training.train(4)
+    open_switch_dialog(page, "boa")
+    expect(page.locator("#switch-operator")).to_have_value("ada")
+    expect(page.get_by_label("Reason")).to_have_value("")
+    confirm_switch(page)
+    training.adopt(2, "boa")
+    training.train(4)
+    expect(page.locator("#switch-history li")).to_contain_text(["by ada: “sizes differ”"])
+    expect(page.locator("#changes li").last).to_contain_text("ada switched the policy to sata")
+
+
+def test_a_switch_is_reverted(page: Page, web: httpx.Client, store: Store, bus_url: str) -> None:
+    training = opened(page, web, store, bus_url)
+    revert = page.locator("#switch-revert")
+    expect(revert).to_be_hidden()
+    training.switch("chronica")
+    training.train(4)
+    training.switch("sata")
+    training.train(4)
+    revert.click()
+    expect(page.locator("#policy-preset-chronica")).to_be_checked()
+    expect(page.get_by_label("Reason")).to_have_value("back from sata")
+    page.keyboard.press("Enter")
+    expect(page.locator("#switch-dialog")).to_be_hidden()
+    assert [row["policy"] for row in switches.rows(store, "r")] == ["chronica", "sata", "chronica"]
+
+
+def test_an_effect_stands_beside_its_forecast(
+    page: Page, web: httpx.Client, store: Store, bus_url: str
+) -> None:
+    training = opened(page, web, store, bus_url)
+    training.switch("boa")
+    training.train(24)
+    forecast = page.locator("#switch-effect .forecast .effect-figure")
+    effect = page.locator("#switch-effect .effect:not(.forecast) .effect-figure")
+    expect(forecast).to_have_text("+25 % ± 5")
+    expect(effect).to_have_text("not yet known")
+    training.train(60)
+    expect(effect).to_have_text(re.compile(r"^(not yet known|[+−]\d+ % ± \d+)$"))
+    [known] = web.get("/api/v1/runs/r/effects").json()
+    expect(page.locator("#switch-status")).to_contain_text(known["words"])
+    shown = "not yet known" if not known["known"] else f"{abs(100 * known['saving']):.0f} % ±"
+    expect(effect).to_contain_text(shown)
 
 
 def test_illegal_values_are_refused_at_their_field(
@@ -171,25 +349,26 @@ def test_what_others_would_save_and_switching_to_one(
     keep_forecast(store, "r")
     expect(page.locator("#whatif-forecasts li")).to_have_count(0)
     page.click("#whatif-ask")
+    best = page.locator("#whatif-recommended")
+    expect(best).to_contain_text("chronica (window 32)")
+    expect(best).to_contain_text("−50 % ± 10")
+    expect(best).to_contain_text("Batches composed differently.")
     rows = page.locator("#whatif-forecasts li")
-    expect(rows).to_have_count(2)  # the one in force is no other
-    expect(rows.first).to_contain_text("chronica would save 50 % ± 10 of the time")
+    expect(rows).to_have_count(1)  # neither the one in force nor the recommended one
+    expect(rows).to_contain_text("boa")
+    expect(rows).to_contain_text("+25 % ± 5")
     expect(page.locator("#whatif-words")).to_have_text("bsp takes 400 ms a step.")
-    expect(page.locator("#whatif-note")).to_contain_text("ep4ddl: threads are not recorded")
-    # From -30 % to 60 %: zero is at a third, the bars end at 50 % and -25 %.
-    edges = page.evaluate(
-        """() => [...document.querySelectorAll('.saving')].map((track) => {
-          const whole = track.getBoundingClientRect();
-          return ['.saving-bar', '.saving-whisker'].flatMap((name) => {
-            const {left, right} = track.querySelector(name).getBoundingClientRect();
-            return [left, right].map((x) => (x - whole.left) / whole.width * 0.9 - 0.3);
-          });
+    expect(page.get_by_role("button", name="would save -25 %")).to_be_visible()
+    # Of the time per step: shorter is left of the dots, longer is right of them.
+    sides = page.evaluate(
+        """() => [...document.querySelectorAll('.panel .interval')].map((line) => {
+          const at = (name) => line.querySelector(name).getBoundingClientRect().left;
+          return Math.sign(at('.interval-dot') - at('.interval-zero'));
         })"""
     )
-    assert edges[0] == pytest.approx([0.0, 0.5, 0.4, 0.6], abs=0.01)
-    assert edges[1] == pytest.approx([-0.25, 0.0, -0.3, -0.2], abs=0.01)
-    page.get_by_role("button", name="Switch to chronica…").first.click()
-    expect(page.locator("#policy-preset-chronica")).to_be_checked()
+    assert sides == [-1, 1]
+    page.click("#whatif-look")
+    expect(page.locator("#policy-preset-chronica-window-32")).to_be_checked()
     expect(page.locator("#policy-parameter-window")).to_have_value("32")
     confirm_switch(page)
     expect(page.locator("#switch-dialog")).to_be_hidden()

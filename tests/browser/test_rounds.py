@@ -96,7 +96,8 @@ def test_other_synchronisers_that_a_policy_chose_are_marked(
     training.train(60)
     open_run(page, web, "r")
     wait_for_chart(page, "contributors", 79)
-    assert layout_of(page, "se")["shapes"] == [["line", 19.5, 19.5]]  # a policy's first: one mark
+    # A policy's first: one mark.
+    until(lambda: layout_of(page, "se")["shapes"] == [["line", 19.5, 19.5]], "one mark")
     for groups, words in ([[[0], [1]], "2 groups by what a step takes"], [[[0, 1]], "others"]):
         training.synchroniser = convert("hierarchical", HIERARCHICAL | {"groups": groups})
         training.why = f"{words}: a sentence that is longer than a line where one points at it"

@@ -47,7 +47,9 @@ def test_report(tmp_path: Path) -> None:
     assert figures["emulated"]["slowdowns"] == [1, 1, 1.5, 3]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_signal_leaves_no_process(tmp_path: Path, number: int) -> None:
     with (tmp_path / "log").open("wb") as log:
         where = ["--port", "0", "--data", str(tmp_path / "data")]
@@ -85,6 +87,7 @@ def test_port_of_another_server(tmp_path: Path) -> None:
     assert "choose another with --port" in done.stderr.decode()
 
 
+@pytest.mark.long
 def test_says_so_when_its_server_ends(tmp_path: Path) -> None:
     where = ["--port", "0", "--data", str(tmp_path)]
     demo = subprocess.Popen(

@@ -87,6 +87,7 @@ def test_a_killed_run_is_resumed(stack: Stack, tmp_path: Path) -> None:
     check(stack, tmp_path, epochs=3, every=3, kills=[4, 16])
 
 
+@pytest.mark.long
 @pytest.mark.timeout(1200)
 def test_a_run_of_the_terminal_goes_on_there(stack: Stack, tmp_path: Path) -> None:
     data = ("--server", stack.url, "--data", str(tmp_path / "mine"))

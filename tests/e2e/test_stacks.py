@@ -119,6 +119,7 @@ def test_ranks_that_hang_tell_where(stack: Stack, tmp_path: Path) -> None:
     assert (said.returncode, "has ended" in err) == (2, True)
 
 
+@pytest.mark.long
 def test_a_suspended_rank_says_so(stack: Stack, tmp_path: Path) -> None:
     run = start(stack, tmp_path, SCRIPT)
     by_rank = ranks(psutil.Process(os.getpid()).children(recursive=True))

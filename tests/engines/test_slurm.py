@@ -228,6 +228,7 @@ def test_a_run_is_asked_for_in_a_terminal(harness: SlurmHarness) -> None:
     assert "PACELINE_DATA" in str(harness.cluster.api("GET", "/runs")["items"][0])
 
 
+@pytest.mark.long
 def test_a_job_of_ones_own_is_a_run(harness: SlurmHarness) -> None:
     """Nobody asked the control plane for the run, and it submits nothing."""
     cluster = harness.cluster

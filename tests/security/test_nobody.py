@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from support.strangers import Field, as_nobody, stores
-from support.waiting import TRAINING_S, until
+from support.waiting import DEADLINE_S, TRAINING_S, until
 
 pytestmark = [
     pytest.mark.ranks,
@@ -123,7 +123,9 @@ def test_the_command_line_finds_no_token(field: Field) -> None:
 def paths(field: Field) -> list[tuple[str, str]]:
     """Every call of the OpenAPI document, as (method, path)."""
     document = httpx.get(
-        f"{field.stack.url}/openapi.json", headers={"Authorization": f"Bearer {field.token}"}
+        f"{field.stack.url}/openapi.json",
+        headers={"Authorization": f"Bearer {field.token}"},
+        timeout=DEADLINE_S,
     ).json()
     filled = {"{run}": field.theirs, "{node}": "here", "{token}": "1", "{entry}": "1-1"}
     calls = []
@@ -148,7 +150,7 @@ def test_http_is_closed(field: Field) -> None:
         for method in ("GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH")
     ]
     said = []
-    with httpx.Client(base_url=field.stack.url) as client:
+    with httpx.Client(base_url=field.stack.url, timeout=DEADLINE_S) as client:
         for method, path in calls:
             for accept in ("application/json", "text/html"):
                 answer = client.request(method, path, headers={"accept": accept}, json=None)
@@ -160,7 +162,7 @@ def test_http_is_closed(field: Field) -> None:
 
 def test_open_paths_tell_nothing(field: Field) -> None:
     for path in OPEN:
-        text = httpx.get(field.stack.url + path).text
+        text = httpx.get(field.stack.url + path, timeout=DEADLINE_S).text
         assert [name for name, secret in field.secrets.items() if secret in text] == []
         assert field.mine not in text
         assert str(field.folder) not in text

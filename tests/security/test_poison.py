@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from paceline import wire
+from support.marks import some_long
 from support.poison import NESTED, TELEMETRY, Raw, changed, fields, in_round, in_segment
 from support.records import a_round, adopted, hello, record
 from support.strangers import Field
@@ -204,7 +205,7 @@ def check(field: Field, client: httpx.Client, routes: list[str], run: str) -> No
     assert faults(client, OTHERS, field.theirs) == []
 
 
-@pytest.mark.parametrize("name", ODD)
+@pytest.mark.parametrize("name", some_long(ODD))
 def test_odd_telemetry(field: Field, client: httpx.Client, routes: list[str], name: str) -> None:
     run, url = a_run(field)
     report(url, run, good(run))

@@ -40,8 +40,18 @@ OPERATORS = {
     ("POST", "/api/v1/login-links"),
     ("GET", "/api/v1/dead"),
     ("GET", "/api/v1/dead/{entry}"),
+    ("PUT", "/api/v1/runs/{run}/tags/{tag}"),
+    ("DELETE", "/api/v1/runs/{run}/tags/{tag}"),
+    ("PUT", "/api/v1/runs/{run}/note"),
+    ("POST", "/api/v1/alerts/{alert}/acknowledge"),
 }
 ADMINS = {
+    ("PUT", "/api/v1/alerts/rules/{rule}"),
+    ("DELETE", "/api/v1/alerts/rules/{rule}"),
+    ("GET", "/api/v1/alerts/webhooks"),
+    ("POST", "/api/v1/alerts/webhooks"),
+    ("DELETE", "/api/v1/alerts/webhooks/{webhook}"),
+    ("POST", "/api/v1/alerts/webhooks/{webhook}/test"),
     ("GET", "/api/v1/tokens"),
     ("POST", "/api/v1/tokens"),
     ("DELETE", "/api/v1/tokens/{token}"),
@@ -49,6 +59,7 @@ ADMINS = {
     ("POST", "/api/v1/dead/{entry}/retry"),
 }
 AGENTS = {
+    ("GET", "/api/v1/me"),
     ("GET", "/api/v1/version"),
     ("POST", "/api/v1/nodes/{node}/session"),
     ("POST", "/api/v1/runs/{run}/nodes/{node}/join"),

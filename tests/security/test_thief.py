@@ -338,7 +338,7 @@ def test_rest_takes_none_of_it_for_a_token(field: Field, name: str) -> None:
     url = urlsplit(field.stolen["PACELINE_BUS"])
     token = {**field.stolen, "password": url.password, "user": url.username}[name]
     run = f"/api/v1/runs/{field.mine}"
-    with httpx.Client(base_url=field.stack.url, trust_env=False) as client:
+    with httpx.Client(base_url=field.stack.url, trust_env=False, timeout=DEADLINE_S) as client:
         for headers in ({}, {"Authorization": f"Bearer {token}"}, {"Cookie": f"paceline={token}"}):
             for method, path in [
                 ("GET", run),

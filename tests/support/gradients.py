@@ -117,7 +117,11 @@ def weight(parts: list[list[Sample]], rank: int, loss_mean: str) -> float:
 
 def running(parts: list[list[Sample]], rank: int, loss_mean: str = "samples") -> RunningStep:
     """The step in which each rank gets its part."""
-    count = len(parts[rank])
+    return running_with(len(parts[rank]), weight(parts, rank, loss_mean))
+
+
+def running_with(count: int, weight: float) -> RunningStep:
+    """A step in which this rank has so many samples, with a weight of its mean gradient."""
     plan = Step(
         epoch=0,
         step=0,
@@ -126,7 +130,7 @@ def running(parts: list[list[Sample]], rank: int, loss_mean: str = "samples") ->
         load=0.0,
         squares=0.0,
         longest=0.0,
-        weight=weight(parts, rank, loss_mean),
+        weight=weight,
         ett_s=None,
         threads=0,
     )

@@ -19,10 +19,42 @@ def open_run(page: Page, web: httpx.Client, run: str) -> None:
 
 
 def wait_for_chart(page: Page, chart: str, step: int) -> None:
-    """Until the chart's first line ends at a step."""
+    """Until a line of the chart ends at a step."""
     page.wait_for_function(
-        "([id, step]) => document.getElementById(id)?.data?.[0]?.x?.at(-1) === step",
+        "([id, step]) => document.getElementById(id)?.data?.some(t => t.x?.at(-1) === step)",
         arg=[f"chart-{chart}", step],
+    )
+
+
+def heat_colour(page: Page, row: int, part: float) -> list[int]:
+    """Red, green, blue and opacity of a cell of the heat map.
+
+    Args:
+        page: a run's.
+        row: from the top; rows stand in one group.
+        part: of the width, from the left.
+    """
+    page.wait_for_function("() => Number(document.getElementById('heatmap')?.dataset.rows) > 0")
+    colour: list[int] = page.evaluate(
+        """([row, part]) => {
+          const canvas = document.getElementById('heatmap');
+          const high = canvas.height / Number(canvas.dataset.rows);
+          const [x, y] = [part * (canvas.width - 1), (row + 0.4) * high];
+          return [...canvas.getContext('2d').getImageData(x, y, 1, 1).data];
+        }""",
+        [row, part],
+    )
+    return colour
+
+
+def wait_for_range(page: Page, chart: str, first: float, last: float) -> None:
+    """Waits until a chart's axis goes from one step to another: charts are drawn one by one."""
+    page.wait_for_function(
+        """([id, range]) => {
+          const now = document.getElementById(id)?.layout?.xaxis?.range;
+          return JSON.stringify(now) === JSON.stringify(range);
+        }""",
+        arg=[f"chart-{chart}", [first, last]],
     )
 
 
@@ -34,7 +66,9 @@ def open_switch_dialog(page: Page, policy: str | None = None) -> None:
 
 
 def confirm_switch(page: Page) -> None:
-    """Requests the switch that the open dialog describes."""
+    """Requests the switch that the open dialog describes; says yes to a changed training."""
+    if page.locator("#switch-accept").is_visible():
+        page.check("#switch-accept")
     page.click("#switch-confirm")
 
 
@@ -69,8 +103,8 @@ def preset(policy: str, saving: float, half: float, **parameters: Any) -> dict[s
     }
 
 
-def keep_forecast(store: Store, run: str) -> None:
-    """A forecast as `GET whatif` and `auto` leave it."""
+def keep_forecast(store: Store, run: str, *, decided: bool = True) -> None:
+    """A forecast as `GET whatif` leaves it; `decided`: with a decision, as `auto` leaves it."""
     with store.read() as connection:
         version = forecasts.version(connection, runs.key_of(connection, run))
     current = {"policy": "bsp", "parameters": {}, "version": version, "step_time_s": 0.4}
@@ -97,7 +131,7 @@ def keep_forecast(store: Store, run: str) -> None:
             preset("boa", -0.25, 0.05),
         ],
         "left_out": [{"policy": "ep4ddl", "reason": "threads are not recorded"}],
-        "decision": decision,
+        "decision": decision if decided else None,
     }
     with store.write() as connection:
         forecasts.add(connection, runs.key_of(connection, run), body)

@@ -30,7 +30,7 @@ def _bin_dir() -> Path:
 
 
 class Postgres:
-    """One cluster; `database()` makes a fresh, empty database in it.
+    """One cluster; `database()` makes a fresh database in it.
 
     Args:
         fsync: wait for the disk, as a server with data to keep does.
@@ -56,6 +56,7 @@ class Postgres:
                 break
         self._process: subprocess.Popen[bytes] | None = None
         self._count = 0
+        self._template: str | None = None  # name of a database with tables, once there is one
 
     def start(self) -> Postgres:
         data = self.directory / "data"
@@ -124,14 +125,25 @@ class Postgres:
     def _dsn(self, database: str) -> str:
         return f"host=127.0.0.1 port={self.port} user=paceline dbname={database}"
 
-    def database(self) -> str:
-        """A SQLAlchemy URL of a new, empty database."""
+    def database(self, *, tables: bool = False) -> str:
+        """A SQLAlchemy URL of a new, empty database; `tables`: with this release's tables."""
+        if not tables:
+            return self._create("template1")
+        if self._template is None:
+            from paceline_backend.store import Store
+
+            url = self._create("template1")
+            Store.open(url).close()
+            self._template = url.rpartition("/")[2]
+        return self._create(self._template)
+
+    def _create(self, template: str) -> str:
         import psycopg
 
         self._count += 1
         name = f"test_{self._count}"
         with psycopg.connect(self._dsn("postgres"), autocommit=True) as connection:
-            connection.execute(f"CREATE DATABASE {name}")
+            connection.execute(f"CREATE DATABASE {name} TEMPLATE {template}")
         return f"postgresql+psycopg://paceline@127.0.0.1:{self.port}/{name}"
 
     def stop(self) -> None:

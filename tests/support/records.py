@@ -34,6 +34,22 @@ def add_run(store: Store, run: str, nproc: int = 2, **columns: Any) -> int:
         return int(key[0])
 
 
+def add_first_policy(store: Store, run: str, policy: str = "bsp") -> None:
+    """The policy at a run's start, as `POST /runs` writes it; `add_run` leaves it out."""
+    with store.write() as connection:
+        key = connection.execute(sa.select(schema.runs.c.key).where(schema.runs.c.id == run))
+        connection.execute(
+            sa.insert(schema.switches).values(
+                run=key.scalar_one(),
+                version=0,
+                policy=policy,
+                parameters={},
+                requested_at=1.0,
+                requested_by="test",
+            )
+        )
+
+
 def hello(world: int = 2, attempt: int = 0, **fields: Any) -> Hello:
     values: dict[str, Any] = {
         "attempt": attempt,

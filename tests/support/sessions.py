@@ -512,15 +512,6 @@ def two_sessions(counts: tuple[int, int]) -> list[list[int]]:
     return seen
 
 
-def local_batchnorm() -> bool:
-    """Trains with BatchNorm of each rank's own."""
-    with session(24, {"global_batch": 12}) as run:
-        model = run.wrap(nn.Sequential(nn.Linear(WIDTH, 4), nn.BatchNorm1d(4)), batchnorm="local")
-        for _, x, _ in run.loader():
-            model(x).sum().backward()
-    return bool(torch.isfinite(parameters(model)).all())
-
-
 def hook_and_join() -> list[str]:
     """What WeightedDDP says to another hook and to join()."""
     with session(4, {"global_batch": 4}) as run:

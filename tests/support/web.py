@@ -13,7 +13,8 @@ from fastapi import FastAPI
 
 from paceline.node import tokens
 from paceline_backend.api.app import create_app
-from paceline_backend.server.settings import MAX_BODY_BYTES, MAX_STREAMS, Proxies, Settings
+from paceline_backend.server.origins import Origins
+from paceline_backend.server.settings import MAX_BODY_BYTES, MAX_STREAMS, Price, Proxies, Settings
 from paceline_backend.server.supervisor import listen
 from paceline_backend.store import Store
 from support.waiting import DEADLINE_S, until
@@ -40,6 +41,9 @@ def serving(
     max_body_bytes: int = MAX_BODY_BYTES,
     proxies: Proxies | None = None,
     max_streams: int = MAX_STREAMS,
+    path_prefix: str = "",
+    webhook_origins: Origins | None = None,
+    hour_price: Price | None = None,
 ) -> Iterator[httpx.Client]:
     """A client of the application over this store and bus; base URL is the server's root.
 
@@ -52,6 +56,9 @@ def serving(
         max_body_bytes: of a request.
         proxies: whom to trust.
         max_streams: of a client.
+        path_prefix: below which a proxy serves it.
+        webhook_origins: where webhooks may be; None: nowhere.
+        hour_price: of a worker.
     """
     database = store.url.render_as_string(hide_password=False)
     settings = Settings(
@@ -61,6 +68,9 @@ def serving(
         token=token or ADMIN,
         max_body_bytes=max_body_bytes,
         max_streams=max_streams,
+        path_prefix=path_prefix,
+        webhook_origins=webhook_origins or Origins(),
+        hour_price=hour_price,
         proxies=proxies or Proxies(),
     )
     app = create_app(store, settings)

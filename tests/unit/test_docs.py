@@ -21,10 +21,17 @@ from paceline import cli
 from paceline_backend import policies
 from paceline_backend.api import models, report_models, run_nodes, runs, telemetry
 from paceline_backend.api.admin import dead
+from paceline_backend.api.alerts import models as alert_models
+from paceline_backend.api.alerts import routes as alerts
+from paceline_backend.api.alerts import webhooks
 from paceline_backend.api.audit import models as audit_models
 from paceline_backend.api.audit import routes as audit
 from paceline_backend.api.engines import routes as engines
 from paceline_backend.api.evidence import attribution, hang, scores, verdict, whatif
+from paceline_backend.api.fleet import models as fleet_models
+from paceline_backend.api.fleet import routes as fleet
+from paceline_backend.api.history import aggregates, compare, details, export, labels, listing
+from paceline_backend.api.history import models as history_models
 from paceline_backend.api.logs import models as log_models
 from paceline_backend.api.logs import routes as logs
 from paceline_backend.server import tracing
@@ -146,7 +153,7 @@ def _commands() -> set[str]:
     app = typer.Typer()
     for entry in entry_points(group="paceline.commands"):
         entry.load()(app)
-    groups = {str(group.name) for group in app.registered_groups}
+    groups = {str(g.name) for g in (*app.registered_groups, *cli.app.registered_groups)}
     return groups | {
         str(command.name or getattr(command.callback, "__name__", ""))
         for command in (*cli.app.registered_commands, *app.registered_commands)
@@ -172,6 +179,9 @@ def _fields() -> Iterator[tuple[str, str]]:
         audit_models,
         dead,
         log_models,
+        history_models,
+        alert_models,
+        fleet_models,
     )
     for module in documents:
         for made in vars(module).values():
@@ -188,12 +198,17 @@ def test_rest_has_every_field() -> None:
         assert name in words or stem in words, f"docs/rest.md: {name} of {model} is missing"
 
 
+HISTORY = (aggregates, compare, details, export, labels, listing)
+
+
 def test_rest_has_every_call() -> None:
     text = (ROOT / "docs/rest.md").read_text()
     documented = {re.sub(r"\{\w+\}", "{}", path) for path in _PATH.findall(text)}
     reads = (telemetry.router, attribution.router, hang.router, verdict.router)
     reads += (scores.router, whatif.router)
+    reads += tuple(module.router for module in HISTORY)
     others = (audit.router, dead.router, logs.router, engines.router)
+    others += (alerts.router, webhooks.router, fleet.router)
     for router in (runs.router, run_nodes.router, *reads, *others):
         for route in router.routes:
             assert isinstance(route, APIRoute)

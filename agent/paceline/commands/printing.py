@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import Any
 
 import typer
 
+_IDS = ("id", "run", "runs", "spare_of")  # columns with ids of runs or nodes
 _PIPED = 1_000  # characters of a line, at most
 
 
@@ -26,8 +27,8 @@ def print_table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
 
     table = Table(box=box.SIMPLE)
     for column in columns:
-        # Ids are for copying: show them whole, also in a narrow terminal.
-        least = max((len(str(row[column])) for row in rows), default=0) if column == "id" else None
+        # Ids are for copying: show each whole, also in a narrow terminal.
+        least = _longest_word(row[column] for row in rows) if column in _IDS else None
         table.add_column(column, min_width=least, no_wrap=column == "id", overflow="fold")
     for row in rows:
         texts = ("" if row[c] is None else str(row[c]) for c in columns)
@@ -36,6 +37,11 @@ def print_table(columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = _PIPED  # a program or a pager reads it: no cell is cut
     console.print(table)
+
+
+def _longest_word(cells: Iterable[Any]) -> int:
+    words = (word for cell in cells if cell is not None for word in str(cell).split())
+    return max(map(len, words), default=0)
 
 
 def plain(words: str) -> str:

@@ -6,9 +6,14 @@ from typing import Annotated, Any
 
 import typer
 
-from paceline.commands.options import Json, RunId, Server, Token, TokenFile, connected
+from paceline.commands.options import Json, Server, Token, TokenFile, connected
 from paceline.commands.printing import plain, print_json
 
+OptionalRun = Annotated[
+    str | None,
+    typer.Argument(help="A run's id, or a beginning that no other run's id has."),
+]
+Fleet = Annotated[bool, typer.Option("--fleet", help="All runs that train.")]
 First = Annotated[
     int | None,
     typer.Option("--from", min=0, help="First step.", show_default="500 steps before the last"),
@@ -22,7 +27,8 @@ def register(app: typer.Typer) -> None:
 
 
 def verdict(
-    run_id: RunId,
+    run_id: OptionalRun = None,
+    fleet: Fleet = False,
     first: First = None,
     last: Last = None,
     server: Server = None,
@@ -30,7 +36,20 @@ def verdict(
     token_file: TokenFile = None,
     as_json: Json = False,
 ) -> None:
-    """Tells who holds a run up, why, since when, what it costs, and what to do."""
+    """Tells who holds a run up, why, since when, what it costs, and what to do.
+
+    With --fleet it tells the same of all runs that train, the costliest first.
+    """
+    if fleet == (run_id is not None):
+        raise typer.BadParameter("give a run, or --fleet for all that train", param_hint="RUN_ID")
+    if run_id is None:
+        with connected(server, token, token_file) as client:
+            answer = client.call("GET", "/verdict")
+        if as_json:
+            print_json(answer)
+        else:
+            typer.echo("\n".join(fleet_lines(answer)))
+        return
     span = {"from": first, "to": last}
     params = {name: step for name, step in span.items() if step is not None}
     with connected(server, token, token_file) as client:
@@ -49,3 +68,26 @@ def lines(answer: dict[str, Any]) -> list[str]:
     for cause in answer["causes"]:
         made += [plain(cause["words"]), f"  What to do: {plain(cause['to_do'])}."]
     return made
+
+
+def fleet_lines(answer: dict[str, Any]) -> list[str]:
+    """The verdict over all runs for people: runs, what they wait for, and slow nodes."""
+    made = [plain(answer["words"])]
+    if not answer["runs"]:
+        return made
+    made.append(f"They have waited {answer['waited_hours']:.2f} worker-hours so far.")
+    for run in answer["runs"]:
+        cost = f"{run['lost_workers']:.2f} of {run['workers']} workers lost"
+        waited = f"{run['waited_hours']:.2f} worker-hours waited"
+        what = plain(run["what"]) or "no verdict yet"
+        name = plain(run["name"])
+        made.append(f"{run['run']}  {name}  {run['level']}: {what} ({cost}, {waited})")
+    for node in answer["nodes"]:
+        runs = "; ".join(f"ranks {_listed(run['ranks'])} of {run['run']}" for run in node["runs"])
+        made.append(f"node {plain(node['node'])}: {node['lost_workers']:.2f} workers lost, {runs}")
+    return made
+
+
+def _listed(ranks: list[int]) -> str:
+    shown = ", ".join(map(str, ranks[:8]))
+    return f"{shown} and {len(ranks) - 8} more" if len(ranks) > 8 else shown

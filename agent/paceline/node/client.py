@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import ssl
 from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -61,6 +62,10 @@ class Client:
             not in ("127.0.0.1", "::1", "localhost"),  # no proxy reaches our loopback
         )
 
+    def twin(self, timeout_s: float | None = None) -> Client:
+        """Another connection to the same server, such as for another thread."""
+        return Client(self.server, self._token, timeout_s)
+
     def call(
         self,
         method: str,
@@ -85,43 +90,73 @@ class Client:
             PacelineError: the server wants a token, or failed.
         """
         headers = self._headers() | ({} if if_match is None else {"If-Match": if_match})
-        try:
+        with self._translated():
             answer = self._http.request(
                 method, f"/api/v1{path}", json=body, params=params, headers=headers
             )
+        self._refuse_errors(answer)
+        try:
+            return answer.json()
+        except ValueError as error:
+            raise ServerUnreachable(
+                f"what answers at {self.server} is no Paceline server"
+            ) from error
+
+    def download(self, path: str, params: Mapping[str, Any] | None = None) -> Iterator[bytes]:
+        """The parts of an answer that may be long, or no JSON, as they come.
+
+        Args:
+            path: below ``/api/v1``.
+            params: of the query.
+
+        Raises:
+            PacelineError: as `call`.
+        """
+        request = self._http.build_request(
+            "GET", f"/api/v1{path}", params=params, headers=self._headers()
+        )
+        with self._translated(), closing(self._http.send(request, stream=True)) as answer:
+            if answer.is_error:
+                answer.read()
+            self._refuse_errors(answer)
+            yield from answer.iter_bytes()
+
+    @contextmanager
+    def _translated(self) -> Iterator[None]:
+        """What no answer of a server stands behind."""
+        try:
+            yield
         except (httpx.TransportError, httpx.UnsupportedProtocol) as error:
             raise ServerUnreachable(
                 f"no server answers at {self.server} ({error}); --server or PACELINE_SERVER gives "
                 "another address"
             ) from error
+
+    def _refuse_errors(self, answer: httpx.Response) -> None:
+        """Raises what an answer says is wrong; see `call`."""
+        if not answer.is_error:
+            return
         kind = answer.headers.get("content-type", "").partition(";")[0]
-        if answer.is_error and kind != "application/problem+json":  # our server's errors all are
+        if kind != "application/problem+json":  # our server's errors all are
             raise ServerUnreachable(
                 f"what answers at {self.server} is no Paceline server "
                 f"({answer.status_code} {answer.reason_phrase})"
             )
+        reason = _reason(_json(answer))
         if answer.status_code == httpx.codes.UNAUTHORIZED:
             raise PacelineError(
                 f"the server {self.server} wants a token: give --token-file or PACELINE_TOKEN"
-                f" ({_reason(_json(answer))})"
+                f" ({reason})"
             )
-        try:
-            content = answer.json()
-        except ValueError as error:
-            raise ServerUnreachable(
-                f"what answers at {self.server} is no Paceline server"
-            ) from error
         if answer.status_code == httpx.codes.NOT_FOUND:
-            raise UnknownAddressError(_reason(content))
+            raise UnknownAddressError(reason)
         if answer.is_client_error:
-            raise InputError(_reason(content))
+            raise InputError(reason)
         if answer.status_code == httpx.codes.SERVICE_UNAVAILABLE:
-            raise ServerUnreachable(f"the server {self.server} cannot work now: {_reason(content)}")
+            raise ServerUnreachable(f"the server {self.server} cannot work now: {reason}")
         if answer.status_code == httpx.codes.GATEWAY_TIMEOUT:  # a node does not answer the server
-            raise PacelineError(_reason(content))
-        if answer.is_error:
-            raise PacelineError(f"the server failed: {_reason(content)}")
-        return content
+            raise PacelineError(reason)
+        raise PacelineError(f"the server failed: {reason}")
 
     def _headers(self) -> dict[str, str]:
         # Looked up for each call: the server may start later, or again.
@@ -135,8 +170,9 @@ class Client:
         what: str,
         body: Mapping[str, Any],
         newer: Mapping[str, Any] = MappingProxyType({}),
+        revision: int | None = None,
     ) -> Any:
-        """The JSON answer of a call that changes a run as it is now.
+        """The JSON answer of a call that changes a run as it is now, or as it was seen.
 
         Args:
             method: of HTTP.
@@ -144,16 +180,27 @@ class Client:
             what: the path below the run, such as ``policy``.
             body: JSON.
             newer: further parts of the body, which release 0.1.0 of the server would refuse.
+            revision: that the change is meant for; None: the present one.
 
         Raises:
-            InputError: somebody else has changed the run at the same moment; or as `call`.
+            InputError: somebody else has changed the run meanwhile; or as `call`.
             PacelineError: as `call`.
         """
-        revision = self.call("GET", f"/runs/{run}").get("revision")
+        if revision is None:
+            revision = self.revision(run)
         if revision is None:  # release 0.1.0 of the server has no revisions
             return self.call(method, f"/runs/{run}/{what}", body, if_match="*")
         whole = {**body, **newer}
         return self.call(method, f"/runs/{run}/{what}", whole, if_match=f'"{revision}"')
+
+    def revision(self, run: str) -> int | None:
+        """The present revision of a run, by its whole id; None: the server is of release 0.1.0.
+
+        Raises:
+            PacelineError: as `call`.
+        """
+        known: int | None = self.call("GET", f"/runs/{run}").get("revision")
+        return known
 
     def version(self) -> dict[str, Any]:
         """``{version, protocol, id, bus}`` of a server that speaks our protocol version.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -12,17 +13,32 @@ from paceline.node import rundir
 _log = logging.getLogger(__name__)
 
 
+Writer = Callable[[IO[bytes]], Callable[[bytes], None]]
+
+
+def copying(stream: IO[bytes]) -> Callable[[bytes], None]:
+    """A function that writes to a stream at once."""
+
+    def copy(data: bytes) -> None:
+        stream.write(data)
+        stream.flush()
+
+    return copy
+
+
 class Output:
     """Copies rank 0's output to this process's, attempt after attempt, where rank 0 is here.
 
     Args:
         directory: of the run.
+        writer: gives for a standard stream of this process what writes to it; None: `copying`.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, writer: Writer | None = None) -> None:
+        writer = writer or copying
         self._copies = [
-            _Copy(directory, "stdout", sys.stdout.buffer),
-            _Copy(directory, "stderr", sys.stderr.buffer),
+            _Copy(directory, "stdout", writer(sys.stdout.buffer)),
+            _Copy(directory, "stderr", writer(sys.stderr.buffer)),
         ]
 
     def pump(self, attempt: int) -> None:
@@ -34,10 +50,10 @@ class Output:
 class _Copy:
     """Copies one output stream of rank 0, attempt after attempt."""
 
-    def __init__(self, directory: Path, stream: str, to: IO[bytes]) -> None:
+    def __init__(self, directory: Path, stream: str, write: Callable[[bytes], None]) -> None:
         self._directory = directory
         self._stream = stream
-        self._to = to
+        self._write = write
         self._attempt = -1
         self._file: IO[bytes] | None = None
         self._broken = False
@@ -58,8 +74,7 @@ class _Copy:
         if self._file is None or self._broken or not (new := self._file.read()):
             return
         try:
-            self._to.write(new)
-            self._to.flush()
+            self._write(new)
         except OSError as error:  # a full disk, or a reader that has gone: training goes on
             self._broken = True
             _log.warning("what rank 0 prints is not shown any more, and is in its log: %s", error)

@@ -43,14 +43,34 @@ class CurrentStep:
     def __init__(self, world: int, *, accumulates: bool = False) -> None:
         self.world = world
         self.accumulates = accumulates
-        self.running: RunningStep | None = None  # None outside the loop over the loader
+        self._running: RunningStep | None = None
+        self.filler = False  # this rank's batch is one; compiled models read it
         self.weighs = True  # False: gradients stay the means of each rank's own batch
-        self.reduces = False  # in the call of DDP's reduction
+        self.reduces = False  # in the call of a collective that is not the script's
         # Weighed gradients of the step's micro-batches so far, by the parameter's id. They are not
         # in ``.grad``, which scripts set to zero before or after each step of their optimiser.
         self.kept: dict[int, torch.Tensor] = {}
         self.through: set[int] = set()  # parameters whose optimiser has stepped in this turn
         self.parameters: Callable[[], Iterable[nn.Parameter]] = list  # of the wrapped models
+
+    @property
+    def running(self) -> RunningStep | None:
+        """The step that this rank is in; None outside the loop over the loader."""
+        return self._running
+
+    @running.setter
+    def running(self, running: RunningStep | None) -> None:
+        self._running = running
+        self.filler = running is not None and running.step.samples == 0
+
+    @contextlib.contextmanager
+    def own_collective(self) -> Iterator[None]:
+        """Around a collective of Paceline's own in the loop's body."""
+        before, self.reduces = self.reduces, True
+        try:
+            yield
+        finally:
+            self.reduces = before
 
     def weighed(self, gradient: torch.Tensor) -> torch.Tensor:
         """A local gradient times this rank's weight, relative to the weight of an equal part."""
@@ -108,9 +128,8 @@ def _mean(
     running, last = current.running, bucket.is_last()
     if last and running is not None:
         running.gradients_ready()
-    current.reduces = True
-    work = dist.all_reduce(bucket.buffer().div_(current.world), async_op=True)
-    current.reduces = False
+    with current.own_collective():
+        work = dist.all_reduce(bucket.buffer().div_(current.world), async_op=True)
     assert work is not None
 
     def reduced(future: Future[list[torch.Tensor]]) -> torch.Tensor:

@@ -18,8 +18,10 @@ from paceline.train.device import Device
 from paceline.train.environment import Environment
 from paceline.train.leaving import end_process
 from paceline.train.meeting import Meeting
+from paceline.train.norms.agreement import RunningStatistics
 from paceline.train.parts import Step, left_key
 from paceline.train.profile import Limits, Profile
+from paceline.train.sync.discovery import exception_ends_loop
 from paceline.train.sync.gate import SyncGate
 from paceline.train.sync.pool import Pool, ends_span
 from paceline.train.sync.stealing import Stealing
@@ -67,6 +69,7 @@ class Loop:
         self.epochs: int | None = None  # that the script trains, where the session knows
         self.current = CurrentStep(meeting.world, accumulates=limits.micro_batches)
         self.gate = SyncGate(self.current, meeting.store, meeting.rank, terms.seed)
+        self.statistics = RunningStatistics(self.current, self.gate.models)
         self._uneven_steps = uneven_steps
         self._lookahead = 0  # steps that the loader fetches before training reaches them
         self._refusing = (
@@ -359,6 +362,7 @@ class Loop:
             else:
                 self.gate.body_done(closing)
         running.body_done()
+        self.statistics.trained(running.step)
         # Where the script left the loop, it may not have come to its schedule's step.
         if not closing and not running.step.more:
             self._schedules.turn_over(running.step)
@@ -373,6 +377,9 @@ class Loop:
         """
         with self._failing_later(not ran_out):
             self.gate.end(ran_out)
+            # Else all ranks left after the same step.
+            if self._failure is None and (ran_out or not exception_ends_loop()):
+                self.statistics.agree()
         if ran_out:
             if self._ended is not None:
                 self._save(self._ended)
@@ -395,6 +402,7 @@ class Loop:
             return
         self._finish_step()
         if self.saver is not None:
+            self.statistics.agree()
             self.saver.save_last(self.position(), self.gate.stepped, self._reported())
         self.close()
         assert self._environment.reform is not None
@@ -423,6 +431,7 @@ class Loop:
             if self.saver.due(step, self.gate.stepped):
                 self._ended = None
                 self._finish_step()  # saving is no part of it
+                self.statistics.agree()
                 self.saver.save(self.position(), self._reported())
         finally:
             self._saving = False

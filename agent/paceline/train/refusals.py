@@ -10,6 +10,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.parallel import DistributedDataParallel
 
 from paceline.train.ddp import SingleProcess
+from paceline.train.norms import layers as norms
 
 _OPTIONS = {
     "process_group": "gradients are weighted over all ranks: leave it out",
@@ -26,8 +27,8 @@ def refuse_model(model: nn.Module, batchnorm: str | None, options: dict[str, Any
     Raises:
         ValueError: the message names the layer or the option, and what to do instead.
     """
-    if batchnorm not in (None, "local"):
-        raise ValueError(f"batchnorm={batchnorm!r}: give 'local', or leave it out")
+    if batchnorm not in (None, "sync", "local"):
+        raise ValueError(f"batchnorm={batchnorm!r}: give 'sync' or 'local', or leave it out")
     for name, layer in model.named_modules():
         why = _wrapper(layer) or _layer(layer, batchnorm)
         if why is not None:
@@ -68,25 +69,21 @@ def _wrapper(layer: nn.Module) -> str | None:
 
 
 def _layer(layer: nn.Module, batchnorm: str | None) -> str | None:
-    if isinstance(layer, nn.SyncBatchNorm):
-        return (
-            "is a SyncBatchNorm: its backward pass mixes the ranks' gradients before they are "
-            "weighted, so uneven batches would train wrongly; use GroupNorm or LayerNorm, or "
-            "BatchNorm with wrap(model, batchnorm='local')"
-        )
-    if isinstance(layer, _BatchNorm) and batchnorm is None:
+    if (why := norms.refusal(layer, batchnorm)) is not None:
+        return why
+    if batchnorm is None and isinstance(layer, _BatchNorm) and not norms.is_shared(layer):
         return (
             f"is a {type(layer).__name__}: its statistics are of the local batch, whose size "
-            "Paceline changes, so training differs from one process; use GroupNorm or LayerNorm, "
-            "or accept that with wrap(model, batchnorm='local')"
+            "Paceline changes, so training differs from one process; let all ranks share them with "
+            "wrap(model, batchnorm='sync'), or accept that with wrap(model, batchnorm='local')"
         )
     if isinstance(layer, nn.Embedding | nn.EmbeddingBag) and layer.sparse:
         return "has sparse gradients, which Paceline does not weigh: use sparse=False"
     return None
 
 
-def refuse_accumulation(options: dict[str, Any]) -> None:
-    """Refuses options of DistributedDataParallel with which micro-batches would train wrongly.
+def refuse_accumulation(model: nn.Module, batchnorm: str | None, options: dict[str, Any]) -> None:
+    """Refuses layers, and options of DistributedDataParallel, that micro-batches train wrongly.
 
     Raises:
         ValueError: the message says what to do instead.
@@ -96,6 +93,12 @@ def refuse_accumulation(options: dict[str, Any]) -> None:
         "find_unused_parameters": "gradients of parameters that the last micro-batch does not use "
         "would not be reduced",
     }
+    if norms.shares_statistics(model, batchnorm):
+        raise ValueError(
+            "wrap(batchnorm='sync'), or a SyncBatchNorm, and Session(micro_batches=True) do not go "
+            "together: the global batch is never there at once; give batchnorm='local', or leave "
+            "micro_batches out"
+        )
     for name, why in reasons.items():
         if options.get(name):
             raise ValueError(

@@ -25,6 +25,7 @@ from paceline.train.environment import Environment
 from paceline.train.loader import Loader
 from paceline.train.loop import Loop
 from paceline.train.meeting import meet
+from paceline.train.norms.layers import adapt
 from paceline.train.parts import Batch
 from paceline.train.profile import Profile, limits_of, listed_limits, profile_ranks
 from paceline.train.refusals import refuse_accumulation, refuse_model
@@ -185,7 +186,9 @@ class Session:
         Args:
             model: plain, on its device, in no wrapper of another framework. Wrap each model that
                 is trained.
-            batchnorm: "local" accepts BatchNorm layers whose statistics are each rank's own.
+            batchnorm: what its BatchNorm layers normalise by. "sync": the whole global batch, as
+                one process would. "local": each rank's own batch. SyncBatchNorm layers are "sync".
+                The layers are changed in place.
             **options: of DistributedDataParallel.
 
         Raises:
@@ -194,7 +197,8 @@ class Session:
         """
         refuse_model(model, batchnorm, options)
         if self._loop.limits.micro_batches:
-            refuse_accumulation(options)
+            refuse_accumulation(model, batchnorm, options)
+        adapt(model, batchnorm or "local", self._loop.current)
         parameter = next(model.parameters(), None)
         if parameter is not None:
             self._loop.device.use(parameter.device)
@@ -249,7 +253,10 @@ class Session:
         batch = loop.terms.global_batch
         most = batch if most is None else whole("most", most, 1)
         models, hold = loop.gate.models, partial(loop.device.trial, self.step + 1)
-        profiles = profile_ranks(loop.meeting, models, loop.device.finish, hold, run_batch, most)
+        with loop.statistics.kept():
+            profiles = profile_ranks(
+                loop.meeting, models, loop.device.finish, hold, run_batch, most
+            )
         micro_batches = loop.limits.micro_batches
         loop.limits = limits_of(self._given_limits, profiles, batch, self.world, micro_batches)
         loop.profiles = profiles

@@ -89,10 +89,13 @@ class RunningStep:
         self._loss: torch.Tensor | float | None = None
         self._started = time.perf_counter()
         self._stamps = [self._clock.stamp()]
+        self._computes = True  # since the newest stamp, whether or not gradients follow
+        self._held = False  # the emulated device was waited for
         self._kept: Any = None  # stamp of gradients that no reduction has followed yet
         self._done: Any = None
         self._waited_s = 0.0
         self._waits = False
+        self._met_s = 0.0  # in collectives of the passes
         self._exchanged_s = 0.0  # in the body, with a relaxed synchroniser
         self.worked_s = 0.0  # of loading and of the body, without waiting; known once that is done
 
@@ -133,18 +136,34 @@ class RunningStep:
         finally:
             self._exchanged_s += time.perf_counter() - began
 
+    @contextmanager
+    def meeting(self) -> Iterator[None]:
+        """Around a collective in the forward or the backward pass, which waits for other ranks."""
+        if len(self._stamps) % 2 == 0:  # during a reduction, whose time counts as waiting already
+            yield
+            return
+        began = time.perf_counter()
+        self._stamps.append(self._clock.stamp())
+        self._kept = None  # what was computed until then is counted
+        try:
+            yield
+        finally:
+            self._stamps.append(self._clock.stamp())
+            self._computes = True
+            self._met_s += time.perf_counter() - began
+
     def gradients_ready(self) -> None:
         """The last gradient of this rank is computed; the reduction begins."""
         self._hold()
         self._stamps.append(self._clock.stamp())
-        self._kept = None
+        self._kept, self._computes = None, False
 
     def gradients_offered(self) -> None:
         """The gradients kept so far go to a relaxed synchroniser."""
         kept = self._kept if self._hold_s is None else None
         self._hold()
         self._stamps.append(self._clock.stamp() if kept is None else kept)
-        self._kept = None
+        self._kept, self._computes = None, False
 
     def reduced(self) -> None:
         """The reduction or exchange of the gradients has ended."""
@@ -162,7 +181,7 @@ class RunningStep:
 
     def body_done(self) -> None:
         """The loop's body has ended."""
-        if len(self._stamps) == 1 and self._hold_s is not None:  # nothing was reduced
+        if not self._held and self._hold_s is not None:  # nothing was reduced
             self._hold()
             self._kept = None
         self._done = self._clock.stamp()
@@ -170,7 +189,7 @@ class RunningStep:
         if isinstance(self._clock, CpuClock):
             # On a GPU the host waits for the device there, and that is what a batch takes.
             self.worked_s -= self._exchanged_s
-        if len(self._stamps) == 1 or self._kept is not None:
+        if self._computes or self._kept is not None:
             self._stamps.append(self._done if self._kept is None else self._kept)
 
     def over(self) -> None:
@@ -198,5 +217,7 @@ class RunningStep:
         return times[0], times[1] + self._waited_s, loss
 
     def _hold(self) -> None:
+        self._held = True
         if self._hold_s is not None:
-            time.sleep(max(0.0, self._started + self._hold_s - time.perf_counter()))
+            until = self._started + self._hold_s + self._met_s
+            time.sleep(max(0.0, until - time.perf_counter()))

@@ -16,22 +16,37 @@ from paceline.core.version import __version__
 from paceline.wire.bus import connect
 from paceline_backend.api import errors, health, metrics, run_nodes, runs, telemetry, tokens
 from paceline_backend.api.admin import dead
+from paceline_backend.api.alerts import routes as alerts
+from paceline_backend.api.alerts import webhooks
 from paceline_backend.api.audit import routes as audit
 from paceline_backend.api.auth import CREDENTIALS, Credentials, Guard, ProxyIdentity
 from paceline_backend.api.engines import routes as engines
 from paceline_backend.api.errors import ProblemError, documented
-from paceline_backend.api.evidence import attribution, hang, scores, stacks, verdict, whatif
+from paceline_backend.api.evidence import (
+    attribution,
+    hang,
+    scores,
+    stacks,
+    timeline,
+    verdict,
+    whatif,
+)
+from paceline_backend.api.fleet import routes as fleet
 from paceline_backend.api.headers import SecurityHeaders
+from paceline_backend.api.history import aggregates, compare, details, export, labels, listing
 from paceline_backend.api.identity import Scope
 from paceline_backend.api.limits import BodyLimit
-from paceline_backend.api.live import events
+from paceline_backend.api.live import events, view
 from paceline_backend.api.live.clients import Streams
 from paceline_backend.api.live.reader import Reader
 from paceline_backend.api.live.rights import Rights
 from paceline_backend.api.logs import routes as logs
 from paceline_backend.api.logs.reading import Logs
 from paceline_backend.api.nodes import routes as nodes
+from paceline_backend.api.prefix import PathPrefix
 from paceline_backend.api.rules import VIEWER, Allow, Rules
+from paceline_backend.api.sharing import routes as sharing
+from paceline_backend.api.switching import routes as switching
 from paceline_backend.insight.figures import Figures
 from paceline_backend.requests.asking import Asker
 from paceline_backend.server import tracing
@@ -87,10 +102,15 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     # Pages first: Dash registers a catch-all for what nobody else answers.
     for entry in entry_points(group="paceline.web"):
         entry.load()(app)
-    evidence = (attribution, hang, scores, stacks, verdict, whatif)
-    reads = (telemetry.router, *(module.router for module in evidence))
-    others = (audit.router, nodes.router, events.router, logs.router, tokens.router, dead.router)
-    for router in (runs.router, run_nodes.router, engines.router, *reads, *others):
+    evidence = (attribution, hang, scores, stacks, timeline, verdict, whatif)
+    live = (events.router, view.router)
+    reads = (telemetry.router, sharing.router, *live, *(module.router for module in evidence))
+    others = (audit.router, nodes.router, logs.router, tokens.router, dead.router)
+    history = (aggregates, compare, details, export, labels, listing)
+    reads = (*reads, *(module.router for module in history))
+    of_runs = (runs.router, switching.router, run_nodes.router, engines.router)
+    of_alerts = (alerts.router, webhooks.router, fleet.router)
+    for router in (*of_runs, *reads, *of_alerts, *others):
         app.include_router(router, prefix="/api/v1", responses=_REFUSALS, dependencies=CREDENTIALS)
     app.include_router(health.router, responses=documented(HTTPStatus.REQUEST_ENTITY_TOO_LARGE))
     app.include_router(metrics.router, responses=_REFUSALS, dependencies=CREDENTIALS)
@@ -107,6 +127,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     app.add_middleware(BodyLimit, limit=settings.max_body_bytes)
     app.add_middleware(SecurityHeaders)
     app.add_middleware(ProxyIdentity, proxies=settings.proxies)
+    app.add_middleware(PathPrefix, prefix=settings.path_prefix)
     return app
 
 

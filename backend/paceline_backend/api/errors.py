@@ -133,7 +133,7 @@ def install(app: FastAPI) -> None:
     @app.exception_handler(RevisionError)
     async def changed_since(_: Request, error: RevisionError) -> JSONResponse:
         change = error.change or {}
-        members = {name: change.get(name) for name in ("who", "at", "action")}
+        members = {"who": error.who, **{name: change.get(name) for name in ("at", "action")}}
         return problem_response(
             HTTPStatus.PRECONDITION_FAILED, str(error), revision=error.revision, **members
         )

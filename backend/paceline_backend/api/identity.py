@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from starlette.requests import HTTPConnection
 
 from paceline_backend.store.access.tokens import Scope
+from paceline_backend.store.audit import RESERVED
 
 __all__ = ["Identity", "Scope", "identity_of"]
 
@@ -21,6 +22,11 @@ class Identity:
     token: str = ""  # id of the token that it brought; "": none
     node: str | None = None  # the only one that an agent's token is for
     run: str | None = None  # the only one whose nodes an agent's token is for
+
+    @property
+    def shared(self) -> bool:
+        """Whether this is a token of the server itself, which several people may hold."""
+        return self.name in RESERVED
 
 
 def identity_of(request: HTTPConnection) -> Identity:

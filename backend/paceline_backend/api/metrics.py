@@ -42,6 +42,8 @@ _OF_RUNS = (
     ("slowest_rank", "slowest_rank", "The rank that was the last to compute in most steps"),
     ("slowest_share", "slowest_share", "The share of steps in which that rank was the last"),
     ("plan_seconds", "plan_s", "Mean time to plan a segment, over the last planned ones"),
+    ("coasting", "coasting", "Share of the newest segments that the leader planned itself"),
+    ("hung_seconds", "hung_s", "So long ranks wait for ranks that do nothing; 0: they do not"),
     ("coverage_exact", "coverage_exact", "1: each sample of an epoch was used once so far"),
     ("dropped_samples", "samples_dropped", "Samples whose gradients came too late to be applied"),
     ("lost_records", "records_lost", "Records lost to a full spool"),
@@ -50,6 +52,7 @@ _OF_RUNS = (
 _OF_CAUSES = (
     ("cause_share", "share", "Share of the wall time that causes of a kind that go on cost"),
     ("cause_ranks", "culprits", "Ranks that causes of a kind that go on name"),
+    ("cause_factor", "factor", "So many times slower are ranks that these causes name"),
 )
 
 
@@ -94,6 +97,9 @@ class _ControlPlane(Collector):
             family.add_metric([state], states.get(state, 0))
         yield family
         yield GaugeMetricFamily("paceline_nodes_alive", "Nodes whose agent answers", alive)
+        if (free := self.store.free_share()) is not None:
+            words = "Free share of the file system with the database"
+            yield GaugeMetricFamily("paceline_disk_free_share", words, free)
         yield GaugeMetricFamily("paceline_controllers", "Runs under a live lease", controllers)
         yield from self._runs()
 
@@ -110,7 +116,8 @@ class _ControlPlane(Collector):
             family = GaugeMetricFamily(f"paceline_run_{name}", words, labels=["run", "kind"])
             for run in active:
                 for cost in run.costs:
-                    family.add_metric([run.run, cost.kind], float(getattr(cost, field)))
+                    if (value := getattr(cost, field)) is not None:
+                        family.add_metric([run.run, cost.kind], float(value))
             yield family
 
     def _bus(self) -> Iterator[Metric]:

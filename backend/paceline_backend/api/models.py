@@ -9,6 +9,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 from paceline.wire import problems
 from paceline_backend import backends
 from paceline_backend.policies import Changes
+from paceline_backend.store.audit import RESERVED
 
 
 def _text(value: str) -> str:
@@ -17,6 +18,12 @@ def _text(value: str) -> str:
     if reason := problems.of_text(value, "it"):
         raise ValueError(reason)
     return value
+
+
+def _operator(name: str) -> str:
+    if name in RESERVED:
+        raise ValueError(f"{name!r} is what the server itself is called: give your own name")
+    return _text(name)
 
 
 def _variable(name: str) -> str:
@@ -52,6 +59,7 @@ _MOST_TEXT = 131_072
 Text = Annotated[str, AfterValidator(_text)]
 Name = Annotated[str, StringConstraints(min_length=1, max_length=200), AfterValidator(_text)]
 Why = Annotated[str, StringConstraints(max_length=500), AfterValidator(_text)]
+Operator = Annotated[str, StringConstraints(max_length=200), AfterValidator(_operator)]
 Location = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_text)]  # PATH_MAX
 PolicyName = Annotated[str, StringConstraints(max_length=200), AfterValidator(_text)]
 NodeName = Annotated[str, StringConstraints(max_length=255), AfterValidator(_text)]
@@ -66,12 +74,18 @@ class In(BaseModel):
 
 
 class Change(In):
-    """What a change of a run says about itself. Who asks is known from the request."""
+    """What a change says about itself. Who asks is known from the request."""
 
     by: Name = Field(
         default="api", description="the program that asks, for the audit log", examples=["api"]
     )
     why: Why = Field(default="", description="for the audit log", examples=[""])
+    operator: Operator = Field(
+        default="",
+        description="the name of who asks, where several people share the token "
+        "(`shared` of `GET /me`); of no effect elsewhere",
+        examples=[""],
+    )
 
 
 class Version(BaseModel):
@@ -296,6 +310,16 @@ class BackendJobs(BaseModel):
     )
 
 
+class RunFigures(BaseModel):
+    """Over all complete steps of a run; of a run that trains, some seconds old."""
+
+    steps: int = Field(examples=[12_000])
+    wall_s: float = Field(description="sum of their times", examples=[3_600.0])
+    step_s: float | None = Field(description="mean", examples=[0.3])
+    se: float | None = Field(description="mean", examples=[0.1])
+    waste: float | None = Field(description="mean", examples=[0.06])
+
+
 class Run(BaseModel):
     """A run. What only its leader knows is null until it has said hello."""
 
@@ -360,10 +384,13 @@ class Run(BaseModel):
     backend_jobs: BackendJobs | None = Field(
         description="of a run on an engine; null of another", examples=[None]
     )
+    tags: list[str] = Field(description="short words to find it by", examples=[["nightly"]])
+    note: str = Field(description="what people wrote about it", examples=[""])
+    figures: RunFigures | None = Field(description="null: no step was summed up yet")
 
 
 class RunPage(BaseModel):
-    """Runs, newest first."""
+    """Runs in the order that was asked for."""
 
     items: list[Run]
     next_cursor: str | None = Field(description="null: the last page", examples=["MTIz"])
@@ -421,13 +448,6 @@ class Attempt(BaseModel):
     again: int = Field(description="steps that it trains again: `step` … `reached` − 1")
 
 
-class PolicySwitch(Change):
-    """The policy to switch to."""
-
-    policy: PolicyName = Field(examples=["chronica"])
-    parameters: dict[str, Any] = Field(default={}, examples=[{}])
-
-
 class Switch(BaseModel):
     """A request for a policy, and since when it plans. Version 0 is the policy at the start."""
 
@@ -435,43 +455,24 @@ class Switch(BaseModel):
     policy: str = Field(examples=["chronica"])
     parameters: dict[str, Any] = Field(examples=[{}])
     requested_at: float = Field(examples=[1767225700.0])
-    requested_by: str = Field(examples=["api"])
+    requested_by: str = Field(
+        description="a token's name, or the name that its holder gave, or `auto`", examples=["ada"]
+    )
+    why: str = Field(description="the reason that was given", examples=["rank 3 is slow"])
     effective_step: int | None = Field(description="first step planned by it", examples=[64])
     effective_at: float | None = Field(examples=[1767225700.8])
 
 
-class SwitchWarnings(BaseModel):
-    """What to know before a switch."""
+class Me(BaseModel):
+    """Who asks."""
 
-    warnings: list[str] = Field(description="those of harm first; empty: none", examples=[[]])
-
-
-class ExpectedEffect(BaseModel):
-    """What the newest forecast before a switch said of it; `low` and `high` bound 95 %."""
-
-    saving: float = Field(examples=[0.55])
-    low: float = Field(examples=[0.52])
-    high: float = Field(examples=[0.58])
-
-
-class Effect(BaseModel):
-    """What a switch changed: time for the same load, without steps in which a policy learns."""
-
-    version: int = Field(examples=[1])
-    policy: str = Field(examples=["chronica"])
-    first_step: int = Field(description="first step planned by it", examples=[64])
-    before_steps: int = Field(description="that count", examples=[44])
-    after_steps: int = Field(description="that count", examples=[100])
-    known: bool = Field(description="the interval excludes zero")
-    saving: float | None = Field(
-        description="1 − time per load after ÷ before; null: too few steps", examples=[0.56]
+    name: str = Field(description="as the audit log names it", examples=["ada"])
+    scope: Literal["viewer", "operator", "agent", "admin"] = Field(
+        description="what it may do", examples=["operator"]
     )
-    low: float | None = Field(description="`low` and `high` bound 95 %", examples=[0.53])
-    high: float | None = Field(examples=[0.58])
-    forecast: ExpectedEffect | None = Field(description="null: there was none")
-    replaced: bool = Field(description="another policy has followed")
-    complete: bool = Field(description="no later step counts")
-    words: str = Field(examples=["Steps take 56 % less time for the same load (53 to 58 %)."])
+    shared: bool = Field(
+        description="it is nobody's own token, so a change may say in `operator` who asks"
+    )
 
 
 class Health(BaseModel):

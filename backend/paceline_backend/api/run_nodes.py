@@ -121,7 +121,7 @@ def list_run_nodes(request: Request, run: str) -> Any:
 def add_run_nodes(request: Request, run: str, expected: Expected, body: Join) -> Any:
     """Launches a run on further nodes, up to `nodes_max`; they join when they are ready."""
     store, bus = store_of(request), settings_of(request).bus
-    by = requester_of(request, body.by, body.why)
+    by = requester_of(request, body.by, body.why, body.operator)
     requests.join(store, bus, run, body.nodes, body.env, by, expected=expected)
     return list_run_nodes(request, run)
 
@@ -163,7 +163,7 @@ def replace_run_node(
     body = body or Replace()
     store, bus = store_of(request), settings_of(request).bus
     requests.replace(
-        *(store, bus, run, node, requester_of(request, body.by, body.why)),
+        *(store, bus, run, node, requester_of(request, body.by, body.why, body.operator)),
         other=body.node,
         cordon=body.cordon,
         env=body.env,

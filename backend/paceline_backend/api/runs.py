@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import dataclasses
-import logging
 from http import HTTPStatus
 from pathlib import PurePath
-from typing import Annotated, Any
+from typing import Any
 
-import msgspec
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Request, Response
 
 from paceline.core.version import __version__
 from paceline.wire import PROTOCOL_VERSION
@@ -20,15 +17,12 @@ from paceline_backend.api.audit import CHANGE_REFUSALS, Expected, etag, requeste
 from paceline_backend.api.errors import RUN_REFUSALS, ProblemError, documented
 from paceline_backend.api.identity import identity_of
 from paceline_backend.api.rules import OPERATOR, VIEWER, allow
-from paceline_backend.insight import effects
-from paceline_backend.insight.whatif import cautions
 from paceline_backend.server.settings import Settings
-from paceline_backend.store import Store, StoreError, attempts, nodes, switches
+from paceline_backend.store import Store, attempts, nodes
 from paceline_backend.store import runs as runs_store
 from paceline_backend.store.new_runs import NewRun
 
 router = APIRouter()
-logger = logging.getLogger(__name__)
 
 _MALFORMED = HTTPStatus.BAD_REQUEST
 _CONFLICT = HTTPStatus.CONFLICT
@@ -46,6 +40,11 @@ def settings_of(request: Request) -> Settings:
     """The application's settings."""
     settings: Settings = request.app.state.settings
     return settings
+
+
+def own_url(request: Request) -> str:
+    """Where ranks reach this server, as the requester did: with the path prefix of a proxy."""
+    return str(request.base_url).rstrip("/") + settings_of(request).path_prefix
 
 
 @router.get("/version", dependencies=[Depends(allow("viewer", "agent"))])
@@ -67,6 +66,13 @@ def _bus(request: Request, url: str) -> str:
     """The URL of the bus for who asks: our own bus is where its caller has found us."""
     host = request.url.hostname
     return at_host(url, host) if settings_of(request).trust_network and host else url
+
+
+@router.get("/me", dependencies=[Depends(allow("viewer", "agent"))])
+def me(request: Request) -> models.Me:
+    """Who asks, and what it may do."""
+    identity = identity_of(request)
+    return models.Me(name=identity.name, scope=identity.scope, shared=identity.shared)
 
 
 @router.get("/policies", dependencies=[Depends(VIEWER)])
@@ -147,45 +153,11 @@ def create_run(request: Request, body: models.RunCreate) -> Any:
     new = NewRun(
         name=body.name or PurePath(body.script).stem or body.script,
         **body.model_dump(exclude={"name", "launch"}),
-        server=str(request.base_url).rstrip("/"),
+        server=own_url(request),
     )
     by = requester_of(request)
     run = requests.launch(store, settings_of(request).bus, new, by, start=body.launch)
     return runs_store.get(store, run)
-
-
-@router.get(
-    "/runs",
-    response_model=models.RunPage,
-    responses=documented(_INVALID, _AWAY),
-    dependencies=[Depends(VIEWER)],
-)
-def list_runs(
-    request: Request,
-    state: Annotated[list[models.State], Query(description="any of these")] = [],  # noqa: B006
-    policy: Annotated[str | None, Query(max_length=200, description="exactly")] = None,
-    name: Annotated[str | None, Query(max_length=200, description="a part of it")] = None,
-    since: Annotated[float | None, Query(description="created at this Unix time or later")] = None,
-    limit: Annotated[int, Query(ge=1, le=500)] = 50,
-    cursor: Annotated[
-        str | None, Query(max_length=100, description="`next_cursor` of the page before")
-    ] = None,
-) -> Any:
-    """Runs, newest first."""
-    try:
-        items, following = runs_store.page(
-            store_of(request),
-            states=state,
-            policy=policy,
-            name=name,
-            since=since,
-            limit=limit,
-            cursor=cursor,
-        )
-    except runs_store.CursorError as error:
-        errors = [{"field": "cursor", "message": str(error)}]
-        raise ProblemError(_INVALID, str(error), errors=errors) from error
-    return {"items": items, "next_cursor": following}
 
 
 @router.get("/runs/{run}/scenario", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
@@ -218,7 +190,7 @@ def stop_run(
     """Stops a run at its next segment; with `force`, or before it trains, its processes now."""
     body = body or models.Stop()
     store, bus = store_of(request), settings_of(request).bus
-    by = requester_of(request, body.by, body.why)
+    by = requester_of(request, body.by, body.why, body.operator)
     why = "stopped over the API"
     requests.stop(store, bus, run, why, by, force=body.force, expected=expected)
     return runs_store.get(store, run)
@@ -240,10 +212,10 @@ def resume_run(
     """
     body = body or models.Resume()
     store, bus = store_of(request), settings_of(request).bus
-    by = requester_of(request, body.by, body.why)
+    by = requester_of(request, body.by, body.why, body.operator)
     to = requests.Elsewhere(
         *(body.backend, body.backend_options, body.nodes_min, body.nodes_max, body.nproc),
-        server=str(request.base_url).rstrip("/"),
+        server=own_url(request),
     )
     asked = (body.env, body.max_restarts, by)
     requests.resume(store, bus, run, *asked, start=body.launch, to=to, expected=expected)
@@ -260,72 +232,3 @@ def list_attempts(request: Request, run: str) -> Any:
     """Where each attempt began, and which steps it trains again."""
     with store_of(request).read() as connection:
         return attempts.starts(connection, runs_store.key_of(connection, run))
-
-
-@router.post(
-    "/runs/{run}/policy",
-    status_code=HTTPStatus.ACCEPTED,
-    response_model=models.Switch,
-    responses={**RUN_REFUSALS, **CHANGE_REFUSALS, **documented(_MALFORMED, _CONFLICT)},
-    dependencies=[Depends(OPERATOR)],
-)
-def switch_policy(request: Request, run: str, expected: Expected, body: models.PolicySwitch) -> Any:
-    """Requests another policy; it plans from the next segment on."""
-    store, bus = store_of(request), settings_of(request).bus
-    by = requester_of(request, body.by, body.why)
-    return requests.switch(store, bus, run, body.policy, body.parameters, by, expected=expected)
-
-
-@router.get(
-    "/runs/{run}/policy/warnings",
-    responses={**RUN_REFUSALS, **documented(_INVALID)},
-    dependencies=[Depends(VIEWER)],
-)
-def switch_warnings(
-    request: Request,
-    run: str,
-    policy: Annotated[str, Query(max_length=200, description="name of a preset")],
-    parameters: Annotated[
-        str, Query(max_length=4_000, description="of the preset, as a JSON object")
-    ] = "{}",
-) -> models.SwitchWarnings:
-    """What to know before a switch to this policy. The first answer may take seconds."""
-    try:
-        given = msgspec.json.decode(parameters, type=dict[str, Any])
-    except (msgspec.DecodeError, RecursionError) as error:
-        message = f"give a JSON object: {error}"
-        raise requests.InvalidRequestError("parameters", message) from error
-    store = store_of(request)
-    known = runs_store.get(store, run)
-    requests.check_policy(policy, given, known["world"] or known["nproc"] * known["nodes_max"])
-    try:
-        return models.SwitchWarnings(warnings=cautions.of_run(store, run, policy, given))
-    except StoreError:
-        raise
-    except Exception:  # a third party's preset, or records that no model fits
-        logger.warning("run %s: no warnings of %s", run, policy, exc_info=True)
-        return models.SwitchWarnings(warnings=[])
-
-
-@router.get(
-    "/runs/{run}/effects",
-    response_model=list[models.Effect],
-    responses=RUN_REFUSALS,
-    dependencies=[Depends(VIEWER)],
-)
-def list_effects(request: Request, run: str) -> Any:
-    """What each switch that has taken effect changed, oldest first."""
-    with store_of(request).read() as connection:
-        made = effects.of_run(connection, run)
-    return [{**dataclasses.asdict(effect), "words": effect.words} for effect in made]
-
-
-@router.get(
-    "/runs/{run}/switches",
-    response_model=list[models.Switch],
-    responses=RUN_REFUSALS,
-    dependencies=[Depends(VIEWER)],
-)
-def list_switches(request: Request, run: str) -> Any:
-    """Every policy that was asked for, and since when it plans."""
-    return switches.rows(store_of(request), run)

@@ -10,6 +10,20 @@ from paceline_backend.api.models import Run, Switch
 from paceline_backend.store.rollups.metrics import METRICS
 
 Column = list[float | None]
+# Columns of a rank's step that are there when somebody asks for them.
+MoreColumn = Literal[
+    "data_s",
+    "sync_s",
+    "step_s",
+    "loss",
+    "memory_bytes",
+    "squares",
+    "longest",
+    "ended_at",
+    "epoch",
+    "segment",
+    "attempt",
+]
 
 
 class Worker(BaseModel):
@@ -78,8 +92,57 @@ class WorkerStepColumns(_Span):
     samples: list[Column]
     load: list[Column]
     share: list[Column]
+    data_s: list[Column] | None = Field(default=None, description="waiting for the data loader")
+    sync_s: list[Column] | None = Field(default=None, description="wait and communication")
+    step_s: list[Column] | None = Field(
+        default=None, description="from its start to the next one's"
+    )
+    loss: list[Column] | None = None
+    memory_bytes: list[Column] | None = Field(default=None, description="peak")
+    squares: list[Column] | None = Field(default=None, description="Σλ² of the local batch")
+    longest: list[Column] | None = Field(default=None, description="max λ of it")
+    ended_at: list[Column] | None = Field(default=None, description="Unix time")
+    epoch: list[Column] | None = None
+    segment: list[Column] | None = Field(default=None, description="`seq` of the plan")
+    attempt: list[Column] | None = None
     compute_s_min: list[Column] | None = None
     compute_s_max: list[Column] | None = None
+
+
+class Lines(_Span):
+    """Of at most 16 ranks: ``column[rank][step]``; no ranks where there are more."""
+
+    ranks: list[int] = Field(examples=[[0, 1]])
+    compute_s: list[Column] = Field(examples=[[[0.19, 0.2], [0.2, 0.19]]])
+    ett_s: list[Column]
+    share: list[Column]
+    compute_s_min: list[Column]
+    compute_s_max: list[Column]
+
+
+class Heat(_Span):
+    """Times of computing of all ranks: rows of ranks, columns of steps, each cell the greatest.
+
+    The columns ``compute_…`` and ``share_…`` are quantiles over the rows of means.
+    """
+
+    world: int = Field(description="ranks of the run", examples=[1024])
+    together: int = Field(description="ranks in a row: 1 up to 256 ranks", examples=[4])
+    rows: int = Field(description="row k begins with rank k · together", examples=[256])
+    low: float = Field(description="s, the least of all cells", examples=[0.1])
+    high: float = Field(description="s, the greatest", examples=[0.9])
+    cells: str = Field(
+        description="base64 of one byte for each cell, row by row; 0: unknown, else code k stands "
+        "for low · (high / low) ** ((k - 1) / 254)",
+        examples=["Af8AAQ=="],
+    )
+    compute_p10: Column
+    compute_p50: Column
+    compute_p90: Column
+    share_min: Column
+    share_p50: Column
+    share_p90: Column
+    share_max: Column
 
 
 class Coast(RootModel[tuple[int, int]]):
@@ -131,3 +194,17 @@ class Snapshot(BaseModel):
     worker_steps: WorkerStepColumns
     switches: list[Switch]
     segments: list[SegmentInfo]
+
+
+class View(BaseModel):
+    """What charts need of a range of steps; `events?since=` goes on from it."""
+
+    since: str = Field(examples=["1767225700800-0"])
+    run: Run
+    begins: int | None = Field(description="its first complete step", examples=[0])
+    steps: StepColumns
+    worker_steps: Lines
+    heat: Heat
+    coasts: list[Coast] = Field(description="spans that no controller planned")
+    switches: list[Switch]
+    segments: list[SegmentInfo] = Field(description="the newest 200, in order")

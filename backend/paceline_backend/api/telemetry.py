@@ -14,10 +14,12 @@ from paceline_backend.api.errors import RUN_REFUSALS
 from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.runs import store_of
 from paceline_backend.insight import workers
-from paceline_backend.insight.report import WARMUP_STEPS, round_words, run_report
+from paceline_backend.insight.report import round_words
 from paceline_backend.policies import Predictor
+from paceline_backend.requests import InvalidRequestError
 from paceline_backend.store import choices, coverage, reads, rounds, switches
 from paceline_backend.store import runs as runs_store
+from paceline_backend.store.details.moments import steps_between
 
 log = logging.getLogger(__name__)
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
@@ -29,6 +31,28 @@ From = Annotated[
 ]
 To = Annotated[int | None, Query(ge=0, le=_BIGGEST, description="last step, included")]
 Points = Annotated[int, Query(ge=2, le=5000, description="thin out above so many steps")]
+Since = Annotated[
+    float | None, Query(allow_inf_nan=False, description="steps that ended at this Unix time on")
+]
+Until = Annotated[
+    float | None, Query(allow_inf_nan=False, description="steps that ended before this Unix time")
+]
+Ranks = Annotated[
+    str | None,
+    Query(
+        # Not more than a database takes in a list.
+        max_length=50_000,
+        pattern=r"^\d{1,9}(,\d{1,9})*$",
+        description="only these",
+        examples=["0,3"],
+    ),
+]
+_MOST_ROWS = 2_000_000  # that are read for columns of which there are no roll-ups
+
+
+def ranks_of(given: str | None) -> list[int] | None:
+    """Ranks as numbers; None: all."""
+    return None if given is None else [int(rank) for rank in given.split(",")]
 
 
 @router.get("/workers", response_model=list[step_models.Worker])
@@ -57,12 +81,19 @@ def _predictor(switch: Mapping[str, Any]) -> Predictor | None:
 
 @router.get("/steps", response_model=step_models.StepColumns, response_model_exclude_unset=True)
 def list_steps(
-    request: Request, run: str, first: From = None, to: To = None, points: Points = 1000
+    request: Request,
+    run: str,
+    first: From = None,
+    to: To = None,
+    points: Points = 1000,
+    since: Since = None,
+    until: Until = None,
 ) -> Any:
     """Complete steps as columns."""
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
-        return reads.step_columns(connection, key, (first, to), points)
+        span = steps_between(connection, key, since, until, (first, to))
+        return reads.step_columns(connection, key, span, points)
 
 
 @router.get(
@@ -74,30 +105,44 @@ def list_worker_steps(
     first: From = None,
     to: To = None,
     points: Points = 1000,
-    ranks: Annotated[
-        str | None,
-        Query(
-            # Not more than a database takes in a list.
-            max_length=50_000,
-            pattern=r"^\d{1,9}(,\d{1,9})*$",
-            description="only these",
-            examples=["0,3"],
-        ),
-    ] = None,
+    ranks: Ranks = None,
+    since: Since = None,
+    until: Until = None,
+    columns: Annotated[
+        list[step_models.MoreColumn],
+        Query(max_length=20, description="further columns", examples=[["data_s", "loss"]]),
+    ] = [],  # noqa: B006
 ) -> Any:
     """Each rank's steps as columns.
 
     Of more than 1,024 ranks each k-th and fewer points, unless some ranks are named.
     """
-    only = None if ranks is None else [int(rank) for rank in ranks.split(",")]
+    only = ranks_of(ranks)
     store = store_of(request)
     world = runs_store.get(store, run)["world"]
+    more = tuple(dict.fromkeys(columns))
     with store.read() as connection:
         key = runs_store.key_of(connection, run)
+        span = steps_between(connection, key, since, until, (first, to))
+        if more:
+            _refuse_long(reads.reported_bounds(connection, key, span), world)
         every = reads.shown_every(world)
         if only is None:
             points = reads.shown_steps(world, points)
-        return reads.worker_step_columns(connection, key, (first, to), points, only, every)
+        return reads.worker_step_columns(connection, key, span, points, only, every, more)
+
+
+def _refuse_long(span: reads.Range, world: int | None) -> None:
+    """Refuses a range that would take too long to read row by row."""
+    first, last = span
+    if first is None or last is None or (last - first + 1) * (world or 1) <= _MOST_ROWS:
+        return
+    most = max(1, _MOST_ROWS // (world or 1))
+    message = (
+        f"of these columns at most {most:,} steps are read at once: narrow the range with `from` "
+        "and `to`, or take GET export?table=worker-steps"
+    )
+    raise InvalidRequestError("columns", message)
 
 
 @router.get("/segments", response_model=list[step_models.SegmentInfo])
@@ -161,15 +206,3 @@ def get_coverage(request: Request, run: str) -> Any:
     """Whether each epoch used each sample once, and how many gradients were dropped."""
     with store_of(request).read() as connection:
         return coverage.coverage(connection, runs_store.key_of(connection, run))
-
-
-@router.get("/report", response_model=report_models.Report)
-def get_report(
-    request: Request,
-    run: str,
-    warmup: Annotated[
-        int, Query(ge=0, le=100_000, description="steps left out after each policy's start")
-    ] = WARMUP_STEPS,
-) -> Any:
-    """What each preset of the run achieved."""
-    return run_report(store_of(request), run, warmup)

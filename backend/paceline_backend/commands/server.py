@@ -13,7 +13,8 @@ from paceline.core import logs
 from paceline.core.errors import PacelineError
 from paceline_backend.commands import parts
 from paceline_backend.commands.options import DATA, Data, Database
-from paceline_backend.server.settings import MAX_BODY_BYTES, MAX_STREAMS, Proxies, Settings
+from paceline_backend.server.origins import Origins
+from paceline_backend.server.settings import MAX_BODY_BYTES, MAX_STREAMS, Price, Proxies, Settings
 
 _ENVIRONMENT = 3  # exit code, docs/internals.md
 
@@ -90,9 +91,33 @@ ProxyRole = Annotated[
         help="viewer, operator or admin, for users that proxies name; others are viewers.",
     ),
 ]
+WebhookTo = Annotated[
+    str | None,
+    typer.Option(
+        envvar="PACELINE_WEBHOOK_TO",
+        metavar="https://HOST,…",
+        help="Origins that alerts may be sent to by webhook; default: none.",
+    ),
+]
+HourPrice = Annotated[
+    str | None,
+    typer.Option(
+        envvar="PACELINE_HOUR_PRICE",
+        metavar="'2.50 EUR'",
+        help="Of an hour of a worker: costs are told in money, too.",
+    ),
+]
 MaxStreams = Annotated[
     int,
     typer.Option(envvar="PACELINE_MAX_STREAMS", min=1, help="Event streams of one client."),
+]
+PathPrefix = Annotated[
+    str,
+    typer.Option(
+        envvar="PACELINE_PATH_PREFIX",
+        metavar="/PATH",
+        help="Path below which a reverse proxy serves this server.",
+    ),
 ]
 KeepDays = Annotated[
     float | None,
@@ -144,6 +169,9 @@ def server(
     trust_proxy_header: TrustProxyHeader = None,
     proxy_role: ProxyRole = None,
     max_streams: MaxStreams = MAX_STREAMS,
+    path_prefix: PathPrefix = "",
+    webhook_to: WebhookTo = None,
+    hour_price: HourPrice = None,
     keep_days: KeepDays = None,
     keep_runs: KeepRuns = None,
     keep_bytes: KeepBytes = None,
@@ -165,6 +193,9 @@ def server(
             makes_token=only is None,
             max_body_bytes=max_body_bytes,
             max_streams=max_streams,
+            path_prefix=path_prefix,
+            hour_price=Price.of(hour_price),
+            webhook_origins=Origins.of(webhook_to),
             # A part alone has a bus that somebody gave, unless its parent started it.
             trust_network=trust_network and (only is None or fd is not None),
             tls_cert=tls_cert,

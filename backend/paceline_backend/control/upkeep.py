@@ -1,4 +1,4 @@
-"""The worker's care for the database: roll-ups that are due, and pruning."""
+"""The worker's care for the database: roll-ups and sums by day that are due, and pruning."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from itertools import chain, islice
 
 from paceline.core.outage import Outage
 from paceline_backend.store import Store, StoreError
+from paceline_backend.store.history import days
 from paceline_backend.store.rollups import fill
 from paceline_backend.store.upkeep.prune import Keep, prune
 
@@ -17,6 +18,7 @@ log = logging.getLogger(__name__)
 
 _EVERY_S = 5.0  # roll-ups
 _PRUNE_EVERY_S = 60.0
+_MOST_SUMMED = 50  # runs in one look
 _PAUSE_S = 0.05  # between two transactions: ingest takes its turns
 
 
@@ -30,6 +32,7 @@ def run(store: Store, keep: Keep, stop: threading.Event) -> None:
             while time.monotonic() < prune_at and (run := fill.fill(store, run or 0)) is not None:
                 if stop.wait(_PAUSE_S):
                     return
+            sum_up(store, stop)
             if time.monotonic() >= prune_at:
                 _prune(store, keep, stop)
                 prune_at = time.monotonic() + _PRUNE_EVERY_S
@@ -45,3 +48,17 @@ def _prune(store: Store, keep: Keep, stop: threading.Event) -> None:
     by_bytes = islice(prune(store, keep, stop.wait), 1)
     for gone in chain(prune(store, replace(keep, bytes=None), stop.wait), by_bytes):
         log.warning("run %s is over and was deleted: it is beyond what is kept", gone)
+
+
+def sum_up(store: Store, stop: threading.Event) -> None:
+    """Sums up the steps of runs that have new ones, by day; `stop` ends it early.
+
+    Raises:
+        StoreError: the database did not answer.
+    """
+    with store.read() as connection:
+        due = days.due(connection, _MOST_SUMMED)
+    for run in due:
+        days.sum_up(store, run)
+        if stop.wait(_PAUSE_S):
+            return

@@ -16,7 +16,10 @@ from paceline.wire.bus import connect
 from paceline_backend.control import ControllerManager, floods, upkeep
 from paceline_backend.control.advice.advisor import Advisor
 from paceline_backend.control.advice.effects import Effects
+from paceline_backend.control.alerts.sender import Sender
+from paceline_backend.control.alerts.watch import AlertWatch
 from paceline_backend.control.engines.engines import Engines
+from paceline_backend.control.fleet.watch import FleetWatch
 from paceline_backend.control.hangs import HangWatch
 from paceline_backend.control.ingest_process import GARBAGE, IngestProcess
 from paceline_backend.control.keeper import Keeper
@@ -72,6 +75,9 @@ def run(settings: Settings, owner: str) -> int:
             "hangs": HangWatch(store, settings.bus, owner).run,
             "replacements": Replacements(store, settings.bus).run,
             "slow nodes": Watch(store, settings.bus, owner).run,
+            "fleet": FleetWatch(store, owner).run,
+            "alerts": AlertWatch(store, owner).run,
+            "webhooks": Sender(store, settings.webhook_origins).run,
             "sweep": Sweep(store, settings.bus).run,
             "trimming": Trimmer(store, settings.bus).run,
             "floods": lambda event: floods.watch(store, settings.bus, event),

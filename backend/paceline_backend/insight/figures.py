@@ -8,21 +8,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from paceline_backend.insight import workers
-from paceline_backend.insight.verdict import Verdict, judge, read_observed
-from paceline_backend.store import Connection, Store, attempts, coverage, reads
+from paceline_backend.insight import hangs, workers
+from paceline_backend.store import Connection, Store, coverage, reads
 from paceline_backend.store import runs as runs_store
+from paceline_backend.store.fleet import verdicts
+from paceline_backend.store.history import RunFilter
 
 MOST_RUNS = 100  # the newest active ones: each has about a dozen series in the monitoring
+_ACTIVE = RunFilter(states=("starting", "running"))
 STEPS = 50  # means are of the last so many complete steps
 _SEGMENTS = 8  # that planning times are a mean of
 _COVERAGE_S = 60.0  # coverage reads the whole run, and so is remembered for a while
-_VERDICT_S = 60.0  # a verdict reads up to 100,000 rows, and so is remembered for a while
-_VERDICTS = 3  # that are made for one answer; other runs' are made for the next ones
 _COVERAGES = 3  # that are computed for one answer; other runs' are computed for the next ones
 
 
@@ -33,6 +33,7 @@ class Cost:
     kind: str
     share: float  # of the wall time, the sum over the causes of the kind
     culprits: int  # ranks that they name
+    factor: float | None  # the greatest of these ranks; None: no rank is slower
 
 
 @dataclass(frozen=True)
@@ -49,9 +50,11 @@ class RunFigures:
     slowest_rank: int | None  # most often the last to finish a step's computing
     slowest_share: float | None  # of the steps it was the last in
     plan_s: float | None  # that controllers took to plan a segment
+    coasting: float | None  # share of the newest segments that the leader planned itself
+    hung_s: float  # so long ranks wait for ranks that do nothing; 0: they do not
     coverage_exact: bool | None  # each sample of each epoch was used once so far
     samples_dropped: int | None
-    costs: tuple[Cost, ...]  # by kind of cause, as the newest remembered verdict has them
+    costs: tuple[Cost, ...]  # by kind of cause, as the newest kept verdict has them
 
 
 class Figures:
@@ -67,7 +70,6 @@ class Figures:
         self._clock = clock
         self._lock = threading.Lock()
         self._coverage: dict[str, tuple[float, dict[str, Any]]] = {}  # run → when read, and what
-        self._costs: dict[str, tuple[float, tuple[Cost, ...]]] = {}  # run → when made, and what
 
     def active(self) -> list[RunFigures]:
         """The newest active runs.
@@ -75,41 +77,25 @@ class Figures:
         Raises:
             StoreError: the database did not answer.
         """
-        rows, _ = runs_store.page(self._store, states=("starting", "running"), limit=MOST_RUNS)
+        rows, _ = runs_store.page(self._store, _ACTIVE, limit=MOST_RUNS)
         names = [row["id"] for row in rows]
-        with self._lock:
-            self._judge(names)
-            with self._store.read() as connection:
-                self._refresh(connection, names)
-                return [self._figures(connection, row) for row in rows]
+        with self._lock, self._store.read() as connection:
+            self._refresh(connection, names)
+            judged = verdicts.newest(connection, names)
+            return [self._figures(connection, row, judged.get(row["id"])) for row in rows]
 
     def _refresh(self, connection: Connection, names: Sequence[str]) -> None:
         """Computes the coverage of some runs again: those whose figures are oldest."""
-        for run in self._due(self._coverage, names, _COVERAGE_S)[:_COVERAGES]:
-            key = runs_store.key_of(connection, run)
-            self._coverage[run] = (self._clock(), coverage.coverage(connection, key))
-
-    def _judge(self, names: Sequence[str]) -> None:
-        """Makes the verdicts about some runs again; judges without a connection."""
-        for run in self._due(self._costs, names, _VERDICT_S)[:_VERDICTS]:
-            with self._store.read() as connection:
-                key = runs_store.key_of(connection, run)
-                placement = attempts.placement(connection, key)
-                seen = read_observed(connection, key, (None, None), placement)
-            self._costs[run] = (self._clock(), costs(judge(seen)))
-
-    def _due(
-        self, known: dict[str, tuple[float, Any]], names: Sequence[str], every_s: float
-    ) -> list[str]:
-        """Of these runs, those that were not read for so long, the oldest first; forgets others."""
-        for run in set(known) - set(names):
-            del known[run]
+        known = self._coverage = {run: read for run, read in self._coverage.items() if run in names}
         at = {run: known[run][0] if run in known else float("-inf") for run in names}
-        return sorted(
-            (run for run in names if at[run] <= self._clock() - every_s), key=lambda run: at[run]
-        )
+        due = (run for run in names if at[run] <= self._clock() - _COVERAGE_S)
+        for run in sorted(due, key=lambda run: at[run])[:_COVERAGES]:
+            key = runs_store.key_of(connection, run)
+            known[run] = (self._clock(), coverage.coverage(connection, key))
 
-    def _figures(self, connection: Connection, row: dict[str, Any]) -> RunFigures:
+    def _figures(
+        self, connection: Connection, row: dict[str, Any], judged: verdicts.Kept | None
+    ) -> RunFigures:
         key = runs_store.key_of(connection, row["id"])
         last = row["step"]
         span = (0, -1) if last is None else (max(0, last - STEPS + 1), last)
@@ -117,6 +103,7 @@ class Figures:
         ranks = workers.summary(connection, key, STEPS, None)
         slowest = max(ranks, key=lambda rank: rank["slowest_share"], default=None)
         segments = reads.segment_rows(connection, key, (None, None), _SEGMENTS)
+        hang = hangs.look(connection, key)
         covered = self._coverage.get(row["id"], (0.0, {}))[1]
         return RunFigures(
             run=row["id"],
@@ -129,21 +116,28 @@ class Figures:
             slowest_rank=slowest["rank"] if slowest else None,
             slowest_share=slowest["slowest_share"] if slowest else None,
             plan_s=_mean([each["plan_s"] for each in segments if each["source"] == "controller"]),
+            coasting=_mean([float(each["source"] == "coast") for each in segments]),
+            hung_s=hang.since_s if hang.hung else 0.0,
             coverage_exact=covered["exact"] if covered.get("epochs") else None,
             samples_dropped=covered.get("dropped"),
-            costs=self._costs.get(row["id"], (0.0, ()))[1],
+            costs=costs(judged.body) if judged else (),
         )
 
 
-def costs(verdict: Verdict) -> tuple[Cost, ...]:
-    """What causes that go on cost, by kind in order; what has passed does not count."""
-    going = [cause for cause in verdict.causes if cause.until is None]
+def costs(facts: Mapping[str, Any]) -> tuple[Cost, ...]:
+    """What causes that go on cost, by kind in order; what has passed does not count.
+
+    Args:
+        facts: a verdict as `insight.verdict.facts_of` gives it.
+    """
+    going = [cause for cause in facts["causes"] if cause["until"] is None]
     made = []
-    for kind in sorted({cause.kind for cause in going}):
-        alike = [cause for cause in going if cause.kind == kind]
-        culprits = {rank for cause in alike for rank in cause.ranks}
-        share = sum(cause.cost_s for cause in alike) / verdict.wall_s
-        made.append(Cost(kind, share, len(culprits)))
+    for kind in sorted({cause["kind"] for cause in going}):
+        alike = [cause for cause in going if cause["kind"] == kind]
+        culprits = {rank for cause in alike for rank in cause["ranks"]}
+        factors = [cause["factor"] for cause in alike if cause["factor"] is not None]
+        share = sum(cause["share"] for cause in alike)
+        made.append(Cost(kind, share, len(culprits), max(factors, default=None)))
     return tuple(made)
 
 

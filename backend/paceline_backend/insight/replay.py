@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -144,7 +146,7 @@ class _Replayer:
             "synchroniser": plan.synchroniser,
             "why": plan.why,
         }
-        different = [name for name in _COMPARED if again[name] != getattr(segment, name)]
+        different = [name for name in _COMPARED if not _same(again[name], getattr(segment, name))]
         if different:
             self._note(
                 f"segment {segment.seq} (steps from {segment.first_step}, {segment.policy}): "
@@ -157,6 +159,22 @@ class _Replayer:
 
     def _note(self, difference: str) -> None:
         self.first_difference = self.first_difference or difference
+
+
+def _same(value: Any, recorded: Any) -> bool:
+    """Whether two values are equal; numbers with fractions to nine digits.
+
+    Processors of different makes round the last bits of a fit differently.
+    """
+    if isinstance(value, float) and isinstance(recorded, float):
+        return math.isclose(value, recorded, rel_tol=1e-9)
+    if isinstance(value, Mapping) and isinstance(recorded, Mapping):
+        return value.keys() == recorded.keys() and all(
+            _same(each, recorded[name]) for name, each in value.items()
+        )
+    if isinstance(value, list | tuple) and isinstance(recorded, list | tuple):
+        return len(value) == len(recorded) and all(map(_same, value, recorded))
+    return bool(value == recorded)
 
 
 class _Rows:

@@ -38,7 +38,7 @@ def switch(
             is requested; what it wrote is kept.
 
     Returns:
-        The new row of `switches`; None if `unless` said so.
+        The new row of `switches`, with the run's new `revision`; None if `unless` said so.
 
     Raises:
         UnknownRunError: no such run.
@@ -55,8 +55,11 @@ def switch(
             if unless is not None and unless(connection):
                 return None
             details = {"policy": policy, "parameters": dict(parameters), "from": known["policy"]}
-            record_change(connection, run, by, "run.policy", expected=expected, details=details)
-            made = switches.add(connection, run, policy, parameters, by.name)
+            revision = record_change(
+                connection, run, by, "run.policy", expected=expected, details=details
+            )
+            row = switches.add(connection, run, policy, parameters, by.known_as, by.why)
+        made = {**row, "revision": revision}
         message = SwitchRequested(made["version"], policy, made["requested_at"])
         publish(bus, live(run), message, run, maxlen=LIVE_LENGTH)
     return made

@@ -24,6 +24,10 @@ class Keys:
         """The key of a run: for MACs of what its leader is told."""
         return self._derived(b"run-key", run)
 
+    def of_webhook(self, webhook: str) -> bytes:
+        """The secret of a webhook: for the signatures of what it is told."""
+        return self._derived(b"webhook-key", webhook)
+
     def node_password(self, node: str) -> str:
         """The password of a node's user of the bus."""
         return self._derived(b"node-bus", node).hex()

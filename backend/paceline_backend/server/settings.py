@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ipaddress
+import math
+import re
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,6 +12,7 @@ from pathlib import Path
 
 from paceline.core.errors import PacelineError
 from paceline.wire.bus import is_loopback
+from paceline_backend.server.origins import Origins
 
 PROXY_ROLES = ("viewer", "operator", "admin")
 MAX_STREAMS = 100  # pages of an operator: each has one event stream
@@ -81,6 +84,39 @@ def _parts(text: str | None) -> list[str]:
 
 
 @dataclass(frozen=True)
+class Price:
+    """What an hour of a worker costs."""
+
+    amount: float
+    currency: str
+
+    @property
+    def text(self) -> str:
+        """As `--hour-price` takes it."""
+        return f"{self.amount!r} {self.currency}"
+
+    @classmethod
+    def of(cls, text: str | None) -> Price | None:
+        """As the command line and the environment say it: `2.50 EUR`.
+
+        Raises:
+            PacelineError: it is no amount with a currency.
+        """
+        if not text:
+            return None
+        amount, _, currency = text.strip().partition(" ")
+        try:
+            value = float(amount)
+        except ValueError:
+            value = math.nan
+        if not 0 <= value < 1e6 or not currency.strip().isalpha():
+            raise PacelineError(
+                f"--hour-price {text}: give an amount and a currency, as `2.50 EUR`"
+            )
+        return cls(value, currency.strip())
+
+
+@dataclass(frozen=True)
 class Settings:
     """Where to listen, and which database and bus to use.
 
@@ -106,6 +142,9 @@ class Settings:
     # The embedded bus listens on `host`, and nodes find it where they have found this server.
     trust_network: bool = False
     max_streams: int = MAX_STREAMS  # event streams of a client; further ones are refused
+    path_prefix: str = ""  # below which a reverse proxy serves this server, such as `/paceline`
+    webhook_origins: Origins = field(default_factory=Origins)  # where webhooks may be
+    hour_price: Price | None = None  # of a worker; None: costs are told in hours only
     # What stays of runs that are over; None: no limit.
     keep_days: float | None = None
     keep_runs: int | None = None
@@ -122,6 +161,11 @@ class Settings:
                 raise PacelineError(
                     f"--tls-cert {self.tls_cert}, --tls-key {self.tls_key}: {reason}"
                 ) from error
+        if not re.fullmatch(r"(/[A-Za-z0-9._~-]+)*", self.path_prefix):
+            raise PacelineError(
+                f"--path-prefix {self.path_prefix}: give a path such as /paceline, "
+                "without a slash at its end"
+            )
         given = [token for token in (self.token, self.agent_token, self.viewer_token) if token]
         if len(set(given)) < len(given):
             raise PacelineError(

@@ -105,6 +105,11 @@ class Stack:
         if_match = None if method == "GET" else "*"
         return self._client.call(method, path, body, if_match=if_match)
 
+    def client(self) -> Client:
+        """A connection of its own to the server, such as for another thread."""
+        assert self._client is not None
+        return self._client.twin()
+
     def login_link(self) -> str:
         """A link that lets one browser in, within ten minutes."""
         return self.url + str(self.api("POST", "/login-links")["path"])

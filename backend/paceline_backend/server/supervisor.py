@@ -234,7 +234,10 @@ class Supervisor:
             "PACELINE_TLS_CERT": str(settings.tls_cert or ""),
             "PACELINE_TLS_KEY": str(settings.tls_key or ""),
             "PACELINE_MAX_STREAMS": str(settings.max_streams),
+            "PACELINE_PATH_PREFIX": settings.path_prefix,
             "PACELINE_TRUST_NETWORK": "1" if settings.trust_network else "0",
+            "PACELINE_WEBHOOK_TO": settings.webhook_origins.text,
+            "PACELINE_HOUR_PRICE": settings.hour_price.text if settings.hour_price else "",
             **settings.proxies.options(),
             **settings.limits,
         }

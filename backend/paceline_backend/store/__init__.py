@@ -14,6 +14,7 @@ Called by every other package of the control plane but `policies` and `simulator
         print(switches.latest(connection, key).policy)
 """
 
+from paceline_backend.store.alerts import tables as _alerts  # noqa: F401  part of the schema
 from paceline_backend.store.database import (
     Connection,
     Store,
@@ -21,6 +22,7 @@ from paceline_backend.store.database import (
     StoreRefusedError,
     StoreUnavailableError,
 )
+from paceline_backend.store.fleet import tables as _fleet  # noqa: F401  part of the schema
 from paceline_backend.store.rollups import tables as _tables  # noqa: F401  part of the schema
 
 __all__ = ["Connection", "Store", "StoreError", "StoreRefusedError", "StoreUnavailableError"]

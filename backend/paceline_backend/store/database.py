@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sqlite3
 import time
 from collections.abc import Iterator, Sequence
@@ -127,6 +128,16 @@ class Store:
             writer = writer.execution_options(**{_WAIT_S: wait_s})
         with self._translated(), writer.begin() as connection:
             yield connection
+
+    def free_share(self) -> float | None:
+        """Free share of the file system with the database; None: it is another machine's."""
+        if not self.is_sqlite:
+            return None
+        try:
+            usage = shutil.disk_usage(Path(str(self.url.database)).parent)
+        except OSError:
+            return None
+        return usage.free / usage.total
 
     def close(self) -> None:
         """Closes all connections."""

@@ -9,12 +9,12 @@ from typing import Any
 import sqlalchemy as sa
 
 from paceline_backend.store.rollups import reading as rollups
-from paceline_backend.store.rollups.metrics import CELLS, METRICS, named, of_same_step
+from paceline_backend.store.rollups.metrics import CELLS, METRICS, MORE_CELLS, named, of_same_step
 from paceline_backend.store.rollups.tables import BLOCK
 from paceline_backend.store.schema import segments, steps, worker_steps
 from paceline_backend.store.segments import SHOWN
 
-_joined = worker_steps.outerjoin(steps, of_same_step)
+joined = worker_steps.outerjoin(steps, of_same_step)
 
 _SHOWN_RANKS = 1_024  # of a larger world every k-th rank is shown: nobody can tell more apart
 _SHOWN_CELLS = 250_000  # ranks × steps of a large world in one answer
@@ -64,6 +64,7 @@ def worker_step_columns(
     points: int,
     ranks: Sequence[int] | None = None,
     every: int = 1,
+    more: Sequence[str] = (),
 ) -> dict[str, Any]:
     """What each rank did, as ``name[rank][step]`` (None: no record), thinned out as `step_columns`.
 
@@ -74,19 +75,21 @@ def worker_step_columns(
         points: at most so many steps or buckets.
         ranks: only these.
         every: only each so many-th of them; `shown_every`.
+        more: further columns, of `MORE_CELLS`. No roll-up has them: each row is read.
     """
     first, last = bounds(connection, worker_steps, run, span)
     bucket = rollups.bucket_of(bucket_of(first, last, points), first, last, points)
-    names = [*CELLS] if bucket == 1 else [*CELLS, "compute_s_min", "compute_s_max"]
-    covered = rollups.cover(connection, run, first, last) if bucket >= BLOCK else None
+    names = [*CELLS, *more] if bucket == 1 else [*CELLS, *more, "compute_s_min", "compute_s_max"]
+    rolled = bucket >= BLOCK and not more
+    covered = rollups.cover(connection, run, first, last) if rolled else None
     rows: Sequence[Any]
     if covered is not None:
         rows = rollups.rank_buckets(connection, covered, bucket, ranks, every)
     else:
         where = [worker_steps.c.run == run, *within(worker_steps.c.step, span)]
         where += rollups.chosen(worker_steps.c.rank, ranks, every)
-        rows = sorted(connection.execute(_cells(where, bucket)).all(), key=itemgetter(0, 1))
-    shown, at, table = _grids(names, rows)
+        rows = sorted(connection.execute(_cells(where, bucket, more)).all(), key=itemgetter(0, 1))
+    shown, at, table = grids(names, rows)
     return {
         "from": first,
         "to": last,
@@ -97,8 +100,8 @@ def worker_step_columns(
     }
 
 
-def _grids(
-    names: Sequence[str], rows: Sequence[sa.Row[Any]]
+def grids(
+    names: Sequence[str], rows: Sequence[Any]
 ) -> tuple[list[int], list[int], dict[str, list[list[Any]]]]:
     """Ranks, steps, and ``name[rank][step]`` of rows in the order of rank and step, their first."""
     width = 2 + len(names)
@@ -116,17 +119,20 @@ def _grids(
     return ranks, at, table
 
 
-def _cells(where: list[sa.ColumnElement[bool]], bucket: int) -> sa.Select[Any]:
+def _cells(
+    where: list[sa.ColumnElement[bool]], bucket: int, more: Sequence[str] = ()
+) -> sa.Select[Any]:
     """Ranks' steps, or buckets of them, from the rows of the steps themselves."""
     w = worker_steps.c
+    cells = [*CELLS.values(), *(MORE_CELLS[name] for name in more)]
     if bucket == 1:
-        columns: list[Any] = [w.rank, w.step, *CELLS.values()]
-        return sa.select(*columns).select_from(_joined).where(*where)
+        columns: list[Any] = [w.rank, w.step, *cells]
+        return sa.select(*columns).select_from(joined).where(*where)
     cell = w.step // bucket
     columns = [w.rank, cell * bucket]
-    columns += [sa.func.avg(sa.cast(value, sa.Double)) for value in CELLS.values()]
+    columns += [sa.func.avg(sa.cast(value, sa.Double)) for value in cells]
     columns += [sa.func.min(w.compute_s), sa.func.max(w.compute_s)]
-    query = sa.select(*columns).select_from(_joined)
+    query = sa.select(*columns).select_from(joined)
     return query.where(*where).group_by(cell, w.rank)
 
 
@@ -168,7 +174,7 @@ def new_steps(
     complete = [row for row in complete if known.get(row.step) != row.ended_at]
     cells = connection.execute(
         sa.select(worker_steps.c.rank, worker_steps.c.step, *CELLS.values())
-        .select_from(_joined)
+        .select_from(joined)
         .where(
             worker_steps.c.run == run,
             worker_steps.c.step.in_([row.step for row in complete]),
@@ -235,6 +241,16 @@ def within(column: sa.ColumnElement[Any], span: Range) -> list[sa.ColumnElement[
 def first_step(connection: sa.Connection, run: int) -> int | None:
     """The first complete step: later than 0 where the run was resumed. None: there is none yet."""
     return bounds(connection, steps, run, (None, None))[0]
+
+
+def complete_bounds(connection: sa.Connection, run: int, span: Range) -> Range:
+    """The first and last complete step in a range."""
+    return bounds(connection, steps, run, span)
+
+
+def reported_bounds(connection: sa.Connection, run: int, span: Range) -> Range:
+    """The first and last step in a range that some rank reported."""
+    return bounds(connection, worker_steps, run, span)
 
 
 def bounds(connection: sa.Connection, table: sa.Table, run: int, span: Range) -> Range:

@@ -17,7 +17,7 @@ import sqlalchemy as sa
 
 from paceline.wire import Hello
 from paceline_backend.store import attempts
-from paceline_backend.store.reads import Range, bounds
+from paceline_backend.store.reads import Range, bounds, within
 from paceline_backend.store.rollups import reading as rollups
 from paceline_backend.store.rollups.metrics import METRICS
 from paceline_backend.store.rollups.tables import rank_rollups
@@ -156,6 +156,37 @@ def since(
     return _table(connection.execute(query.order_by(c.step, c.rank)).all(), 2 + len(columns))
 
 
+def reported(connection: sa.Connection, run: int, span: Range) -> tuple[int, int]:
+    """The first and last step of a range of which a rank has told; (0, -1): there is none.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        span: first and last step; None: no bound.
+    """
+    first, last = bounds(connection, worker_steps, run, span)
+    return (0, -1) if first is None or last is None else (first, last)
+
+
+def between(
+    connection: sa.Connection, run: int, columns: Sequence[str], first: int, last: int
+) -> Floats:
+    """All rows of a range of steps, of whichever attempt, by step and rank: [rows, 2 + columns].
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        columns: names of the values; step and rank stand before them.
+        first: step,
+        last: and the last one.
+    """
+    c = worker_steps.c
+    query = sa.select(c.step, c.rank, *(c[name] for name in columns)).where(
+        c.run == run, c.step.between(first, last)
+    )
+    return _table(connection.execute(query.order_by(c.step, c.rank)).all(), 2 + len(columns))
+
+
 def newest_complete(
     connection: sa.Connection,
     run: int,
@@ -240,6 +271,31 @@ def step_table(
     rows = connection.execute(query.order_by(steps.c.step)).all()
     values = np.array([tuple(row) for row in rows], dtype=np.float64)
     return values.reshape(len(rows), 2 + len(metrics))  # also of no rows
+
+
+def newest_steps(
+    connection: sa.Connection, run: int, names: Sequence[str], span: Range, most: int
+) -> Floats:
+    """The newest complete steps of a range, as `step_table`; ascending.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        names: of `reads.METRICS`, or `samples`.
+        span: first and last step; None: no bound.
+        most: steps.
+    """
+    columns = [METRICS[name] if name in METRICS else steps.c[name] for name in names]
+    query = sa.select(steps.c.step, steps.c.load_sum, *columns).where(steps.c.run == run)
+    query = query.where(*within(steps.c.step, span)).order_by(steps.c.step.desc()).limit(most)
+    return _table(connection.execute(query).all()[::-1], 2 + len(names))
+
+
+def samples_before(connection: sa.Connection, run: int, step: int) -> int:
+    """How many samples the complete steps before one had, altogether."""
+    total = sa.func.coalesce(sa.func.sum(steps.c.samples), 0)
+    query = sa.select(total).where(steps.c.run == run, steps.c.step < step)
+    return int(connection.execute(query).scalar_one())
 
 
 def sums(

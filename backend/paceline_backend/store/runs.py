@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import base64
+import json
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -16,12 +17,13 @@ from paceline.core.errors import PacelineError
 from paceline.wire import ENDED, Hello, State
 from paceline_backend.store import attempts, blobs
 from paceline_backend.store.database import Store, now
+from paceline_backend.store.history import Order, RunFilter, days, labels
 from paceline_backend.store.nodes import run_nodes
 from paceline_backend.store.schema import leases, runs, scenarios
 
 _PRIVATE = (
     *("hello", "env", "seen_at", "lost", "attempts", "pruned_at", "signed", "rendezvous"),
-    "hang_ended",
+    *("hang_ended", "summed_at"),
 )
 _PUBLIC = [column for column in runs.c if column.name not in _PRIVATE]
 _MOST_REGROUPINGS = 1_000  # of a launch on several nodes: each node that joins or leaves makes one
@@ -45,7 +47,6 @@ class HelloFacts:
     """What the API tells of a Hello."""
 
     epochs: int | None
-    device: str
     emulated: dict[str, Any] | None
     dif: float  # of the data set: sample standard deviation of the sizes
 
@@ -120,6 +121,11 @@ def key_of(connection: sa.Connection, run: str) -> int:
     if key is None:
         raise UnknownRunError(f"no run {run}")
     return int(key)
+
+
+def name_of(connection: sa.Connection, key: int) -> str:
+    """What people call a run, by its key."""
+    return str(connection.execute(sa.select(runs.c.name).where(runs.c.key == key)).scalar_one())
 
 
 def launched(connection: sa.Connection, run: str) -> Launched:
@@ -206,37 +212,64 @@ def get(store: Store, run: str) -> dict[str, Any]:
 
 def page(
     store: Store,
+    which: RunFilter = RunFilter(),  # noqa: B008  nobody changes a filter
     *,
-    states: Sequence[str] = (),
-    policy: str | None = None,
-    name: str | None = None,
-    since: float | None = None,
+    sort: str = "-created_at",
     limit: int = 50,
     cursor: str | None = None,
 ) -> tuple[list[dict[str, Any]], str | None]:
-    """Runs, newest first, and the cursor of the next page (None: this was the last).
+    """Runs in an order, and the cursor of the next page (None: this was the last).
 
-    A page goes on below the last run of the one before: runs created meanwhile shift nothing.
+    A page goes on after the last run of the one before: runs created meanwhile shift nothing.
+
+    Args:
+        store: the database.
+        which: runs.
+        sort: a name of `SORTS`; with ``-`` before it, the greatest first.
+        limit: most runs.
+        cursor: that an earlier page with the same `sort` gave.
 
     Raises:
         CursorError: `cursor` is not one that an earlier page gave.
     """
-    query = sa.select(*_PUBLIC).where(_KEPT).order_by(runs.c.key.desc()).limit(limit + 1)
-    if states:
-        query = query.where(runs.c.state.in_(states))
-    if policy is not None:
-        query = query.where(runs.c.policy == policy)
-    if name is not None:
-        query = query.where(runs.c.name.icontains(name, autoescape=True))
-    if since is not None:
-        query = query.where(runs.c.created_at >= since)
+    order = Order.of(sort)
+    value = order.value.label("sorted_by")
+    query = sa.select(*_PUBLIC, value).where(_KEPT, *which.conditions(store.engine.dialect.name))
     if cursor is not None:
-        query = query.where(runs.c.key < key_at(cursor))
+        query = query.where(order.after(*_place_of(cursor, sort)))
+    query = query.order_by(*order.columns()).limit(limit + 1)
     with store.read() as connection:
         rows = _select(store, connection, query, keep_key=True)
-    keys = [row.pop("key") for row in rows]
-    more = len(rows) > limit
-    return rows[:limit], cursor_at(keys[limit - 1]) if more else None
+    places = [(row.pop("sorted_by"), row.pop("key")) for row in rows]
+    following = _cursor_of(*places[limit - 1], sort) if len(rows) > limit else None
+    return rows[:limit], following
+
+
+def _cursor_of(value: Any, key: int, sort: str) -> str:
+    if Order.of(sort).newest_first:
+        return cursor_at(key)
+    place = json.dumps([sort, value, key]).encode()
+    return base64.urlsafe_b64encode(place).decode().rstrip("=")
+
+
+def _place_of(cursor: str, sort: str) -> tuple[Any, int]:
+    """Value and key of the run after which a page goes on."""
+    if Order.of(sort).newest_first:
+        return None, key_at(cursor)
+    try:
+        given, value, key = json.loads(base64.urlsafe_b64decode(cursor + "=" * (-len(cursor) % 4)))
+    except (ValueError, TypeError, RecursionError):
+        given, value, key = None, None, -1
+    of_text = Order.of(sort).by in ("name", "policy", "state")
+    kinds: tuple[type, ...] = (str,) if of_text else (int, float)
+    fits = value is None or (isinstance(value, kinds) and not isinstance(value, bool))
+    if given != sort or not fits or not isinstance(key, int) or not 0 <= key < 2**63:
+        raise CursorError(
+            "cursor: not one that GET /runs gave for this `sort`; leave it out to start anew"
+        )
+    if isinstance(value, int) and abs(value) >= 2**63:
+        raise CursorError("cursor: not one that GET /runs gave; leave it out to start anew")
+    return value, key
 
 
 def active(connection: sa.Connection, backends: Collection[str]) -> dict[int, str]:
@@ -298,15 +331,16 @@ def _select(
 ) -> list[dict[str, Any]]:
     """Runs with what other tables say about them."""
     rows = [_plain(row) for row in connection.execute(query)]
+    keys = [run["key"] for run in rows]
     at = now(connection)
     owners = {
         row.run: {"owner": row.owner, "alive": row.expires_at > at}
-        for row in connection.execute(
-            sa.select(leases).where(leases.c.run.in_([run["key"] for run in rows]))
-        )
+        for row in connection.execute(sa.select(leases).where(leases.c.run.in_(keys)))
     }
+    tags, figures = labels.tags(connection, keys), days.figures(connection, keys)
     for run in rows:
         key, attempt = run["key"], run["attempt"]
+        run["tags"], run["figures"] = tags[key], figures.get(key)
         facts = None if attempt is None else _facts(store, key, attempt)
         for name in HelloFacts.__dataclass_fields__:
             run[name] = getattr(facts, name, None)
@@ -328,7 +362,7 @@ def _facts(store: Store, key: int, attempt: int) -> HelloFacts | None:
         return None
     sizes = message.sizes_array()
     dif = float(sizes.std(ddof=1)) if len(sizes) > 1 else 0.0
-    return HelloFacts(message.epochs, message.device, message.emulated, dif)
+    return HelloFacts(message.epochs, message.emulated, dif)
 
 
 def _plain(row: sa.Row[Any]) -> dict[str, Any]:

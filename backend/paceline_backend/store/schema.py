@@ -158,7 +158,38 @@ runs = Table(
     Column("hang_ended", Integer),  # the attempt whose ranks the control plane ended last
     # So many times slower than the median a node may be that is taken without being named; 0: any.
     Column("join_check", Double, nullable=False, server_default="1.5"),
+    Column("device", Text),  # from the leader's Hello
+    Column("note", Text, nullable=False, server_default=""),  # what people wrote about it
+    Column("summed_at", Double),  # when its `run_days` were last summed up, by this side's clock
     Index("ix_runs_state", "state"),
+)
+
+# Short words by which people find runs again.
+run_tags = Table(
+    "run_tags",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("tag", Text, primary_key=True),
+    Index("ix_run_tags_tag", "tag"),
+    sqlite_with_rowid=False,
+)
+
+# Sums over the complete steps of a run, one row per day in which steps ended. The worker writes
+# them: lists of runs and history are read from here, not from millions of steps.
+run_days = Table(
+    "run_days",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("day", Integer, primary_key=True, autoincrement=False),  # days since 1970-01-01, UTC
+    Column("steps", BigInteger, nullable=False),
+    Column("step_s_sum", Double, nullable=False),
+    Column("waited_s_sum", Double, nullable=False),  # of a step: its ranks' mean wait for slower
+    Column("se_sum", Double, nullable=False),
+    Column("se_count", BigInteger, nullable=False),  # steps that have an SE,
+    Column("waste_sum", Double, nullable=False),
+    Column("waste_count", BigInteger, nullable=False),  # and a waste
+    Index("ix_run_days_day", "day"),
+    sqlite_with_rowid=False,
 )
 
 # One row per node that the control plane launched a run of several nodes on.
@@ -286,6 +317,7 @@ switches = Table(
     Column("requested_by", Text, nullable=False),
     Column("effective_step", BigInteger),  # first step planned by it
     Column("effective_at", Double),
+    Column("why", Text, nullable=False, server_default=""),  # the reason that was given
 )
 
 # One row per rank and step; the primary key is the range that every query reads.

@@ -36,7 +36,12 @@ _COLUMNS = (
 
 
 def add(
-    connection: sa.Connection, run: str, policy: str, parameters: Mapping[str, Any], by: str
+    connection: sa.Connection,
+    run: str,
+    policy: str,
+    parameters: Mapping[str, Any],
+    by: str,
+    why: str = "",
 ) -> dict[str, Any]:
     """Requests another policy; the new row of `switches`.
 
@@ -46,6 +51,7 @@ def add(
         policy: its name.
         parameters: of the policy.
         by: who asks.
+        why: the reason that was given.
 
     Raises:
         UnknownRunError: no such run.
@@ -67,6 +73,7 @@ def add(
         "parameters": dict(parameters),
         "requested_at": time.time(),
         "requested_by": by,
+        "why": why,
     }
     connection.execute(sa.insert(switches).values(run=row.key, **values))
     return {**values, "effective_step": None, "effective_at": None}
@@ -78,11 +85,20 @@ def rows(store: Store, run: str) -> list[dict[str, Any]]:
     Raises:
         UnknownRunError: no such run.
     """
-    columns = [column for column in switches.c if column.name != "run"]
     with store.read() as connection:
-        query = sa.select(*columns).where(switches.c.run == key_of(connection, run))
-        in_order = connection.execute(query.order_by(switches.c.version))
-        return [{str(name): value for name, value in row._mapping.items()} for row in in_order]
+        return rows_of(connection, run)
+
+
+def rows_of(connection: sa.Connection, run: str) -> list[dict[str, Any]]:
+    """`rows`, read with a connection that is open.
+
+    Raises:
+        UnknownRunError: no such run.
+    """
+    columns = [column for column in switches.c if column.name != "run"]
+    query = sa.select(*columns).where(switches.c.run == key_of(connection, run))
+    in_order = connection.execute(query.order_by(switches.c.version))
+    return [{str(name): value for name, value in row._mapping.items()} for row in in_order]
 
 
 def latest(connection: sa.Connection, run: int) -> Switch:

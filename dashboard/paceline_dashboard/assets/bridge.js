@@ -4,6 +4,9 @@
   /** @type {(name: string) => Promise<any>} */
   const load = (name) => import(new URL(`js/${name}.js`, assets).href);
 
+  // Most pages have charts. Plotly's megabytes come and are compiled while Dash asks for the layout. If that fails, the page says so.
+  if (/\/(runs\/|compare|forecasts)/.test(location.pathname)) load("loading").then(({ plotly }) => plotly()).catch(() => {});
+
   window.dash_clientside = window.dash_clientside || {};
   window.dash_clientside.paceline = {
     // Called whenever Dash shows a page's layout.
@@ -55,20 +58,27 @@
       event.preventDefault(); // stay in the application: the next page needs no reload
       window.dash_clientside.set_props("url", { pathname: href });
     };
-    return element("a", { href, onClick: follow }, data.name || data.id);
+    const link = element("a", { href, onClick: follow, className: "run-link" }, data.name || data.id);
+    if (data.backend === "simulated") return element("span", null, link, badge("simulated", "Workers, their times and the clock are simulated"));
+    return data.emulated ? element("span", null, link, badge("emulated", "Device speeds are emulated")) : link;
   };
+  /** @type {(words: string, title: string) => any} */
+  const badge = (words, title) => element("span", { className: "badge warn", title }, words);
+  components.RunTags = (/** @type {GridCell} */ { value }) =>
+    element("span", null, ...(value ?? []).map((/** @type {string} */ tag) => element("span", { className: "badge tag", key: tag }, tag)));
   components.RunState = (/** @type {GridCell} */ { value }) => element("span", { className: `state ${value}` }, value);
-  components.RunDevice = (/** @type {GridCell} */ { data }) =>
+  components.RunVerdict = (/** @type {GridCell} */ { data }) =>
     element(
       "span",
-      null,
-      data.device || "–",
-      data.backend === "simulated"
-        ? element("span", { className: "badge warn", title: "Workers, their times and the clock are simulated" }, "simulated")
-        : data.emulated
-          ? element("span", { className: "badge warn", title: "Device speeds are emulated" }, "emulated")
-          : null,
+      { className: `run-verdict ${data.tone}`, title: data.verdict },
+      element("span", { className: "run-verdict-icon", "aria-hidden": "true" }, data.icon),
+      data.verdict,
     );
+  components.RunProgress = (/** @type {GridCell} */ { data }) => {
+    if (data.progress === null) return element("span", null, "–");
+    const width = `${Math.round(100 * data.progress)}%`;
+    return element("span", { className: data.ended ? "progress ended" : "progress", title: `${width} of all steps` }, element("i", { style: { width } }));
+  };
   components.WorkerWhy = (/** @type {GridCell} */ { data }) => {
     if (!data.words) return element("span", null, "–");
     const { Tooltip } = window.dash_mantine_components;

@@ -398,6 +398,31 @@ def test_telemetry_columns(client: httpx.Client, store: Store) -> None:
     assert client.get(f"{V1}/runs/r/report").json()["coasted"] == 2
 
 
+def test_a_view_is_compressed_for_whom_it_may_be(client: httpx.Client, store: Store) -> None:
+    add_run(store, "r")
+    records = [record(step, rank) for step in range(30) for rank in range(2)]
+    telemetry.write(store, [("r", hello()), ("r", StepBatch(records))])
+    answer = client.get(f"{V1}/runs/r/view", params={"points": 6, "columns": 6})
+    assert answer.headers["Content-Encoding"] == "gzip"
+    plain = client.get(
+        f"{V1}/runs/r/view",
+        params={"points": 6, "columns": 6},
+        headers={"Accept-Encoding": "identity"},
+    )
+    assert "Content-Encoding" not in plain.headers
+    assert plain.json() == answer.json()
+    view = answer.json()
+    steps = client.get(f"{V1}/runs/r/steps", params={"points": 6}).json()
+    assert view["steps"]["step"] == steps["step"]
+    assert view["steps"]["sp_max"] == pytest.approx(steps["sp_max"], rel=1e-4)
+    assert (view["heat"]["bucket"], view["heat"]["rows"], view["since"]) == (6, 2, "0-0")
+    assert [len(column) for column in view["worker_steps"]["compute_s_max"]] == [5, 5]
+    newest = client.get(f"{V1}/runs/r/view", params={"last": 5}).json()
+    assert newest["steps"]["step"] == newest["heat"]["step"] == [*range(25, 30)]
+    part = client.get(f"{V1}/runs/r/view", params={"from": 3, "to": 5}).json()
+    assert part["worker_steps"]["step"] == [3, 4, 5]
+
+
 def test_snapshot_before_the_first_step(client: httpx.Client, store: Store) -> None:
     add_run(store, "r")
     telemetry.write(store, [("r", hello()), ("r", adopted(0, 0))])

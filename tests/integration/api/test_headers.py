@@ -38,7 +38,7 @@ def assert_protected(answer: httpx.Response, status: int) -> None:
     [
         ("/", 200),
         ("/runs/none", 200),
-        ("/assets/paceline.css", 200),
+        ("/assets/css/tokens.css", 200),
         ("/docs", 200),
         ("/openapi.json", 200),
         ("/login", 200),

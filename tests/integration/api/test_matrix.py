@@ -32,6 +32,9 @@ OPERATOR = {
     ("POST", "/api/v1/runs/{run}/session"),
     ("POST", "/api/v1/runs/{run}/nodes"),
     ("DELETE", "/api/v1/runs/{run}/nodes/{node}"),
+    ("PUT", "/api/v1/runs/{run}/tags/{tag}"),
+    ("DELETE", "/api/v1/runs/{run}/tags/{tag}"),
+    ("PUT", "/api/v1/runs/{run}/note"),
     ("GET", "/api/v1/runs/{run}/stacks"),
     ("GET", "/api/v1/runs/{run}/logs"),
     ("GET", "/api/v1/runs/{run}/logs/{rank}"),
@@ -42,6 +45,7 @@ OPERATOR = {
     ("POST", "/api/v1/nodes/{node}/check"),
     ("DELETE", "/api/v1/nodes/{node}/cordon"),
     ("POST", "/api/v1/login-links"),
+    ("POST", "/api/v1/alerts/{alert}/acknowledge"),
     ("GET", "/api/v1/audit"),
     ("GET", "/api/v1/dead"),
     ("GET", "/api/v1/dead/{entry}"),
@@ -50,10 +54,16 @@ ADMIN = {
     ("GET", "/api/v1/tokens"),
     ("POST", "/api/v1/tokens"),
     ("DELETE", "/api/v1/tokens/{token}"),
+    ("PUT", "/api/v1/alerts/rules/{rule}"),
+    ("DELETE", "/api/v1/alerts/rules/{rule}"),
+    ("GET", "/api/v1/alerts/webhooks"),
+    ("POST", "/api/v1/alerts/webhooks"),
+    ("DELETE", "/api/v1/alerts/webhooks/{webhook}"),
+    ("POST", "/api/v1/alerts/webhooks/{webhook}/test"),
     ("POST", "/api/v1/dead/{entry}/retry"),
     ("DELETE", "/api/v1/dead/{entry}"),
 }
-AGENT = {("GET", "/api/v1/version")}
+AGENT = {("GET", "/api/v1/version"), ("GET", "/api/v1/me")}
 ONLY_AGENT = {
     ("POST", "/api/v1/nodes/{node}/session"),
     ("POST", "/api/v1/runs/{run}/nodes/{node}/join"),
@@ -109,7 +119,7 @@ def token(store: Store, asker: Asker) -> dict[str, str]:
 
 def url_of(path: str) -> str:
     """An address that the route has: of a run that is not there, and a file that is not."""
-    for name in ("run", "node", "token", "package_name"):
+    for name in ("run", "node", "token", "package_name", "alert", "rule", "webhook"):
         path = path.replace(f"{{{name}}}", "none")
     for name in ("path:path", "fingerprinted_path:path"):
         path = path.replace(f"{{{name}}}", "none.js")

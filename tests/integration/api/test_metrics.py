@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from paceline.wire import StepBatch
+from paceline_backend.control.fleet.watch import FleetWatch
 from paceline_backend.insight import figures
 from paceline_backend.server.heartbeat import Beat, beat
 from paceline_backend.store import Store, telemetry
@@ -70,6 +72,8 @@ def test_figures_of_a_run_are_those_of_rest(client: httpx.Client, trained: str) 
             "paceline_run_slowest_rank": slowest["rank"],
             "paceline_run_slowest_share": slowest["slowest_share"],
             "paceline_run_plan_seconds": sum(plans) / len(plans),
+            "paceline_run_coasting": 0.0,
+            "paceline_run_hung_seconds": 0.0,
             "paceline_run_coverage_exact": float(coverage["exact"]),
             "paceline_run_dropped_samples": coverage["dropped"],
             "paceline_run_lost_records": row["dropped"],
@@ -103,38 +107,23 @@ def test_coverage_is_read_for_few_runs_at_a_time(store: Store) -> None:
     assert known() == 5
 
 
-def test_what_causes_cost_is_that_of_the_verdict(client: httpx.Client, store: Store) -> None:
+def test_what_causes_cost_is_that_of_the_kept_verdict(client: httpx.Client, store: Store) -> None:
     """Rank 1 computes 3 × slower: one kind, one culprit."""
-    add_run(store, "slow", state="running", nproc=3)
+    add_run(store, "slow", state="running", nproc=3, attempt=0)
     rows = [
         record(step, rank, compute_s=0.3 if rank == 1 else 0.1, step_s=0.31)
         for step in range(60)
         for rank in range(3)
     ]
     telemetry.write(store, [("slow", hello(world=3)), ("slow", StepBatch(rows))])
+    assert ("paceline_run_cause_share", "nodeslow") not in samples(client), "nothing is kept yet"
+    assert FleetWatch(store, "worker").look(threading.Event())
     causes = client.get("/api/v1/runs/slow/verdict").json()["causes"]
     [cause] = [cause for cause in causes if cause["kind"] == "node"]
     seen = samples(client)
     assert seen["paceline_run_cause_share", "nodeslow"] == pytest.approx(cause["share"])
     assert seen["paceline_run_cause_ranks", "nodeslow"] == 1
-
-
-def test_verdicts_are_made_for_few_runs_at_a_time(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for number in range(5):
-        add_run(store, f"r{number}", state="running")
-    made: list[None] = []
-    real = figures.judge
-    monkeypatch.setattr(figures, "judge", lambda seen: (made.append(None), real(seen))[1])
-    now = 0.0
-    reading = figures.Figures(store, lambda: now)
-    for expected in (3, 5, 5):
-        reading.active()
-        assert len(made) == expected
-    now = 60.0
-    reading.active()
-    assert len(made) == 8
+    assert seen["paceline_run_cause_factor", "nodeslow"] == pytest.approx(cause["factor"])
 
 
 def test_leases_and_the_bus(client: httpx.Client, bus_url: str) -> None:

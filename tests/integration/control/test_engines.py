@@ -71,11 +71,13 @@ def come(store: Store, bus_url: str, run: str, *names: str) -> None:
         assert enlist(store, bus_url, run, name).needed
 
 
-def after(worker: Engines, bus: redis.Redis, clock: Clock, seconds: float) -> None:
-    """Looks every second until so much time is over."""
+def after(
+    worker: Engines, bus: redis.Redis, clock: Clock, seconds: float, every_s: float = 1.0
+) -> None:
+    """Looks every second, or less often, until so much time is over."""
     end = clock.now + seconds
     while clock.now < end:
-        clock.now += 1.0
+        clock.now += every_s
         worker.look(bus)
 
 
@@ -282,7 +284,7 @@ def test_nodes_are_launched_when_all_of_the_first_job_are_there(
     run = begin(store, bus_url, 2, 2)
     worker.look(bus)
     come(store, bus_url, run, "n1")
-    after(worker, bus, clock, 3600)
+    after(worker, bus, clock, 3600, every_s=60)
     assert orders(bus, "n1") == []
     assert shown(store, run) == ("queued", "waits as job 1 of Table: Resources")
     become("1", "running")
@@ -335,7 +337,7 @@ def test_nothing_fails_while_the_engine_is_away(
     TableEngine.away = True
     with pytest.raises(EngineAwayError):
         TableEngine().look("")
-    after(worker, bus, clock, 3600)
+    after(worker, bus, clock, 3600, every_s=60)
     assert shown(store, waits) == ("queued", "Table does not answer: no route")
     assert shown(store, trains) == ("running", None)
     TableEngine.away = False

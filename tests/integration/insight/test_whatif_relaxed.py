@@ -148,7 +148,16 @@ def newest_cut(state: State, count: int) -> Forecast:
     return of_state("run", known, ("bsp",), replicates=1)
 
 
-@pytest.mark.parametrize("policy", ["rna", "local-sgd", "ad-psgd", "rna-hierarchical"])
+@pytest.mark.parametrize(
+    "policy",
+    [
+        "rna",
+        *(
+            pytest.param(name, marks=pytest.mark.long)
+            for name in ("local-sgd", "ad-psgd", "rna-hierarchical")
+        ),
+    ],
+)
 def test_the_database_tells_what_memory_does(database_url: str, policy: str) -> None:
     training = Training(SIZES, SLOW, policy=policy)
     training.train(150)

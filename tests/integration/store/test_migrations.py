@@ -30,6 +30,11 @@ Store.open(sys.argv[1]).close()
 """
 
 
+@pytest.fixture
+def database_url(empty_database_url: str) -> str:
+    return empty_database_url
+
+
 def _differences(store: Store) -> list[object]:
     with store.read() as connection:
         context = MigrationContext.configure(connection, opts={"compare_type": True})
@@ -42,7 +47,9 @@ def _tables(store: Store) -> set[str]:
 
 
 def test_migrations_reproduce_the_declared_schema(database_url: str) -> None:
-    with Store.open(database_url) as store:
+    with Store(database_url) as store:
+        with store.write() as connection:
+            command.upgrade(_migrate.config(connection), "head")
         assert _differences(store) == []
         assert _tables(store) == set(schema.metadata.tables) | {"alembic_version"}
 
@@ -65,11 +72,15 @@ def test_migrated_sqlite_is_the_declared_schema_in_all_details(tmp_path: Path) -
         tables.pop("alembic_version", None)
         return tables | {name: [sql] for name, sql in indexes if "alembic" not in name}
 
-    declared = sa.create_engine(f"sqlite:///{tmp_path / 'declared.db'}")
-    schema.metadata.create_all(declared)
-    with Store.open(f"sqlite:///{tmp_path / 'migrated.db'}") as store:
-        assert details(store.engine) == details(declared)
-    declared.dispose()
+    with (
+        Store.open(f"sqlite:///{tmp_path / 'declared.db'}") as declared,
+        Store(f"sqlite:///{tmp_path / 'migrated.db'}") as migrated,
+    ):
+        with migrated.write() as connection:
+            command.upgrade(_migrate.config(connection), "head")
+        assert details(migrated.engine) == details(declared.engine)
+        with declared.read() as made, migrated.read() as moved:
+            assert _migrate.revision(made) == _migrate.revision(moved) == _migrate.head()
 
 
 def test_an_earlier_database_keeps_its_rows(database_url: str) -> None:

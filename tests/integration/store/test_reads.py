@@ -16,6 +16,7 @@ from paceline.wire import Message, RunState, State, StepBatch
 from paceline_backend import policies
 from paceline_backend.insight import workers
 from paceline_backend.store import Store, reads, runs, segments, telemetry
+from paceline_backend.store.history import RunFilter
 from support.records import add_run, adopted, hello, record
 
 
@@ -232,8 +233,8 @@ def test_run_filters(store: Store) -> None:
     add_run(store, "a", name="night_50%", created_at=10.0)
     add_run(store, "b", name="Day", policy="chronica", state="failed", created_at=20.0)
 
-    def ids(**filters: Any) -> list[str]:
-        return [item["id"] for item in runs.page(store, **filters)[0]]
+    def ids(cursor: str | None = None, **filters: Any) -> list[str]:
+        return [item["id"] for item in runs.page(store, RunFilter(**filters), cursor=cursor)[0]]
 
     assert ids(states=["failed", "stopped"]) == ["b"]
     assert ids(policy="bsp") == ["a"]

@@ -17,6 +17,7 @@ from paceline.wire import StepBatch
 from paceline_backend.control import upkeep
 from paceline_backend.store import Store, new_runs, runs, schema, telemetry
 from paceline_backend.store.audit import Requester, record_change
+from paceline_backend.store.fleet.tables import verdicts
 from paceline_backend.store.rollups.tables import step_rollups
 from paceline_backend.store.upkeep import prune as pruning
 from paceline_backend.store.upkeep.prune import Keep, prune
@@ -72,6 +73,15 @@ def rows_of(store: Store, key: int) -> int:
         )
 
 
+def judge_all(store: Store) -> None:
+    """A verdict of each run; such rows name runs by their public ids and outlast them."""
+    values = {"until": 1.0, "first_step": 0, "step": 1, "workers": 2, "waste": 0.0, "share": 0.0}
+    with store.write() as connection:
+        for run in ids(store):
+            row = {"run": run, "at": 0.0, **values, "nodes": {}, "body": {}}
+            connection.execute(sa.insert(verdicts).values(row))
+
+
 def pruned(store: Store, **keep: Any) -> list[str]:
     return list(prune(store, Keep(**keep), lambda _: False))
 
@@ -79,6 +89,7 @@ def pruned(store: Store, **keep: Any) -> list[str]:
 def test_runs_beyond_an_age_go_with_all_their_rows(store: Store) -> None:
     old = a_run(store, "old", 40.0)
     newer, training = a_run(store, "newer", 20.0), a_run(store, "training", None)
+    judge_all(store)
     kept = rows_of(store, newer), rows_of(store, training)
     assert rows_of(store, old) > 0
     assert pruned(store, days=30.0) == ["old"]

@@ -280,7 +280,7 @@ def test_where_coasting_cannot_be_longer_the_leader_waits_for_a_plan_at_times(
     bus_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Epochs have two steps, so each plan comes too late, however long the leader would coast."""
-    monkeypatch.setattr(waits, "FIRST_S", 60.0)
+    monkeypatch.setattr(waits, "FIRST_S", 2.5)
     monkeypatch.setattr(waits, "BETWEEN", 0.0)
     run = Run(bus_url, samples=8)
     for number in range(waits.LATE + 1):

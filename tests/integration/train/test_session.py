@@ -149,8 +149,7 @@ def test_accumulation_is_that_of_one_process(ranks: Ranks, discard: str, around:
 @pytest.mark.parametrize(
     ("layer", "says"),
     [
-        (nn.BatchNorm1d(4), "batchnorm='local'"),
-        (nn.SyncBatchNorm(4), "SyncBatchNorm"),
+        (nn.BatchNorm1d(4), "batchnorm='sync'.* or accept that with .*batchnorm='local'"),
         (nn.Embedding(4, 4, sparse=True), "sparse=False"),
     ],
 )
@@ -257,10 +256,6 @@ def test_a_learning_rate_schedule_counts_steps_per_epoch(ranks: Ranks) -> None:
     """Docs: OneCycleLR over `epochs * session.steps_per_epoch` ends where training ends."""
     assert ranks.run(sessions.one_cycle, 20, 2, 6) == [(4, 4, 8)] * 3
     assert sessions.one_cycle(20, 2, 6) == (4, 4, 8)
-
-
-def test_batchnorm_can_be_accepted(ranks: Ranks) -> None:
-    assert all(ranks.run(sessions.local_batchnorm))
 
 
 @pytest.mark.parametrize(

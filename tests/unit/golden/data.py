@@ -13,7 +13,7 @@ from typing import Any
 FOLDER = Path(__file__).parent / "data"
 DIGITS = 12  # of each digest
 # Fields that some presets compute with BLAS, whose sums differ in the last bits from CPU to CPU.
-_ROUNDED = ("ett_s", "memory")
+_ROUNDED = ("ett_s", "memory", "shares")
 _SIGNIFICANT = 9  # digits of their floats that count
 _MOST_DIFFERENCES = 20
 
@@ -50,7 +50,7 @@ def digest(value: Any) -> str:
 
 
 def digests(segment: dict[str, Any]) -> dict[str, str]:
-    """A digest of each field of a segment. Expected times and memory are rounded before."""
+    """A digest of each field of a segment. Expected times, memory and shares are rounded before."""
     return {
         name: digest(rounded(value) if name in _ROUNDED else value)
         for name, value in segment.items()

@@ -7,8 +7,15 @@ from typing import Any
 import msgspec
 import pytest
 
-from paceline_backend.insight.whatif.answer import Current, Decision, Forecast, PresetForecast
-from paceline_backend.insight.whatif.auto import MARGIN, decide
+from paceline_backend.insight.whatif.answer import (
+    MARGIN,
+    Current,
+    Decision,
+    Forecast,
+    PresetForecast,
+    recommended,
+)
+from paceline_backend.insight.whatif.auto import decide
 from paceline_backend.store.switches import Switch
 
 START = Switch(0, "bsp", "api", 0)
@@ -182,3 +189,34 @@ def test_does_not_choose_a_preset_with_a_warning_of_harm() -> None:
     assert decide(second, [first], [START], "switch").policy == "chronica"
     chosen = decide(warned(second), [warned(first)], [START], "switch")
     assert (chosen.decided, chosen.policy) == ("switch", "lbb")
+
+
+CHANGES = {"adpsgd": "training", "chronica": "batches"}
+
+
+def best(savings: dict[str, float], **more: Any) -> str | None:
+    """The recommended preset among forecasts of ± 2 %; `more`: fields of the first forecast."""
+    forecast = made(200, savings)
+    options = [
+        msgspec.structs.replace(option, changes=CHANGES.get(option.policy, "nothing"))
+        for option in forecast.forecasts
+    ]
+    options[0] = msgspec.structs.replace(options[0], **more)
+    option = recommended(msgspec.structs.replace(forecast, forecasts=options))
+    return option and option.policy
+
+
+def test_the_recommended_preset_saves_most_and_clearly() -> None:
+    assert best({"sata": 0.2, "paceline": 0.3}) == "paceline"
+    assert best({"sata": MARGIN + 0.01}) is None
+
+
+def test_the_recommended_preset_never_changes_the_training_and_does_no_harm() -> None:
+    assert best({"adpsgd": 0.5, "sata": 0.1}) == "sata"
+    assert best({"sata": 0.3, "chronica": 0.2}, harmful=True) == "chronica"
+    assert best({"sata": 0.3}, in_force=True) is None
+
+
+def test_batches_stay_as_they_are_unless_others_are_clearly_faster() -> None:
+    assert best({"chronica": 0.31, "paceline": 0.3}) == "paceline"
+    assert best({"chronica": 0.4, "paceline": 0.3}) == "chronica"

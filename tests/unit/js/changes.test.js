@@ -17,6 +17,12 @@ describe("a change in words", () => {
     [{ action: "run.auto", details: { mode: "recommend" } }, "12:03:04: ada changed auto to recommend."],
     [{ action: "run.stop", details: { force: true } }, "12:03:04: ada stopped the run."],
     [{ action: "run.create" }, "12:03:04: ada created the run."],
+    [{ action: "run.note", details: {} }, "12:03:04: ada wrote the run's note."],
+    [{ action: "run.tag", details: { tag: "nightly" } }, "12:03:04: ada tagged the run."],
+    [{ action: "run.untag", details: { tag: "nightly" } }, "12:03:04: ada took a tag from the run."],
+    [{ action: "run.join", details: {} }, "12:03:04: ada let a node join the run."],
+    [{ action: "run.leave", details: {} }, "12:03:04: ada let a node leave the run."],
+    [{ action: "run.replace", details: {} }, "12:03:04: ada replaced a node of the run."],
     [{ action: "run.other", details: {} }, "12:03:04: ada did run.other."],
   ];
   for (const [fields, words] of cases) test(words, () => assert.equal(changeWords({ ...row, ...fields }), words));

@@ -1,7 +1,8 @@
 import assert from "node:assert/strict";
 import { beforeEach, describe, test } from "node:test";
 
-import { historyView, MOST_STEPS, RunData, rows } from "../../../dashboard/paceline_dashboard/assets/js/data.js";
+import { MOST_STEPS, RunData, rows } from "../../../dashboard/paceline_dashboard/assets/js/data.js";
+import { answerOf } from "./views.js";
 
 const range = (from, to) => Array.from({ length: to - from + 1 }, (_, i) => from + i);
 const steps = (from, to) => ({ step: range(from, to), se: range(from, to).map((step) => step / 10) });
@@ -57,30 +58,33 @@ describe("steps", () => {
 describe("how far back steps reach", () => {
   test("to the oldest one here", () => {
     data.addSteps(steps(10, 20));
+    data.addFlat(flat(10, [0]), 1);
     assert.deepEqual([data.reachesBackTo(10), data.reachesBackTo(9)], [true, false]);
   });
   test("a resumed run's first step is enough", () => {
     data.begins = 10;
     data.addSteps(steps(10, 20));
+    data.addFlat(flat(10, [0]), 1);
     assert.equal(data.reachesBackTo(0), true);
   });
-  test("with cells, those count too", () => {
+  test("the heat map counts, too", () => {
     data.addSteps(steps(10, 20));
-    data.addFlat(flat(15, [0, 1]));
-    assert.deepEqual([data.reachesBackTo(10, true), data.reachesBackTo(15, true)], [false, true]);
+    assert.equal(data.reachesBackTo(10), false);
+    for (const step of range(15, 20)) data.addFlat(flat(step, [0, 1]), 2);
+    assert.deepEqual([data.reachesBackTo(10), data.reachesBackTo(15)], [false, true]);
   });
 });
 
 describe("cells of ranks", () => {
   test("of an event", () => {
-    data.addFlat(flat(3, [0, 1]));
+    data.addFlat(flat(3, [0, 1]), 2);
     assert.deepEqual([...data.cells.get(3).compute_s], [0.5, 1.5]);
     assert.deepEqual([...data.cells.get(3).ett_s], [NaN, NaN]);
     assert.deepEqual(data.ranks, [0, 1]);
   });
   test("that come one by one: the others' are kept, unknown ones are NaN", () => {
-    data.addFlat(flat(3, [0]));
-    data.addFlat(flat(3, [2]));
+    data.addFlat(flat(3, [0]), 3);
+    data.addFlat(flat(3, [2]), 3);
     assert.deepEqual([...data.cells.get(3).compute_s], [0.5, NaN, 2.5]);
     assert.deepEqual(data.ranks, [0, 2]);
   });
@@ -90,10 +94,23 @@ describe("cells of ranks", () => {
     assert.deepEqual([...compute_s], [...new Float32Array([NaN, 0.1, NaN, NaN])]);
     assert.deepEqual([...ett_s], [...new Float32Array([NaN, 0.2, NaN, 0.4])]);
   });
-  test("of many ranks are kept of fewer steps", () => {
-    const ranks = range(0, 3999);
-    for (const step of range(0, 101)) data.addFlat(flat(step, ranks));
-    assert.deepEqual([data.cells.size, Math.min(...data.cells.keys())], [100, 2]);
+  test("of many ranks are none: the heat map has them", () => {
+    data.addFlat(flat(3, range(0, 16)), 17);
+    assert.deepEqual([data.cells.size, data.heat.get(3).values.length], [0, 17]);
+  });
+});
+
+describe("the heat map of more than 1,024 workers", () => {
+  const ranks = range(0, 2099).filter((rank) => rank % 3 === 0);
+  test("is not made of events that have only some of them", () => {
+    data.addFlat(flat(3, ranks), 2100);
+    assert.equal(data.heat.size, 0);
+  });
+  test("comes with events of its own: what comes again counts once", () => {
+    const { heat } = answerOf([3, 4], 1, [4]);
+    data.addHeat(heat);
+    data.addHeat(heat);
+    assert.deepEqual([...data.heat].map(([step, { values }]) => [step, ...values]), [[3, 1], [4, 3]]);
   });
 });
 
@@ -194,22 +211,29 @@ describe("switches", () => {
     data.addSwitch({ version: 2, effective_step: 8 });
     assert.deepEqual(data.switches, [{ version: 0 }, { version: 2, effective_step: 8 }]);
   });
+
+  test("an older answer takes nothing back", () => {
+    data.addSwitch({ version: 1, effective_step: 30 });
+    data.addSwitch({ version: 1, effective_step: null });
+    assert.deepEqual(data.switches, [{ version: 1, effective_step: 30 }]);
+  });
 });
 
 describe("views", () => {
   test("hold the steps asked for", () => {
     data.addSteps(steps(0, 9));
-    for (const step of range(0, 9)) data.addFlat(flat(step, [0, 1]));
+    for (const step of range(0, 9)) data.addFlat(flat(step, [0, 1]), 4);
     const view = data.view(3, 5, 4);
     assert.deepEqual([view.step, view.cellStep, view.ranks, view.world], [[3, 4, 5], [3, 4, 5], [0, 1], 4]);
     assert.deepEqual(view.metrics.se, [0.3, 0.4, 0.5]);
     assert.equal(view.cells.length, 3);
   });
   test("of nothing are empty", () => assert.deepEqual(data.view(0, 9, 4).metrics, {}));
-  test("of history end coasts one past their last step", () => {
-    const table = { bucket: 8, ranks: [0], step: [0, 8], compute_s: [[1, 2]], ett_s: [[1, 2]], share: [[1, 1]] };
-    const view = historyView({ bucket: 4, step: [0, 4, 8], se: [1, 2, 3] }, table, [[0, 3], [8, 9]], 1);
-    assert.deepEqual([view.bucket, view.cellBucket, view.coasts], [4, 8, [[0, 4], [8, 10]]]);
-    assert.deepEqual(view.cells.map((cell) => cell.compute_s[0]), [1, 2]);
+  test("have the heat map of the same steps", () => {
+    for (const step of range(0, 9)) data.addFlat(flat(step, [0, 1]), 2);
+    const { heat } = data.view(3, 5, 2);
+    assert.deepEqual([heat.step, heat.rows, heat.together, heat.bucket], [[3, 4, 5], 2, 1, 1]);
+    assert.deepEqual([...heat.values], [0.5, 0.5, 0.5, 1.5, 1.5, 1.5]);
+    assert.deepEqual(heat.bands.compute_p50, [1, 1, 1]);
   });
 });

@@ -33,8 +33,43 @@ export class Element {
     for (const listener of this.listeners[name] ?? []) listener(event);
   }
 
+  get firstElementChild() {
+    return this.children.find((child) => child instanceof Element) ?? null;
+  }
+
+  contains(other) {
+    return [...this.all()].includes(other);
+  }
+
+  isEqualNode(other) {
+    const shown = ({ tagName, attributes, className, textContent, title, style, children }) =>
+      JSON.stringify([tagName, attributes, className, textContent, title, style, children.map((child) => (child instanceof Element ? shown(child) : child))]);
+    return shown(this) === shown(other);
+  }
+
+  /** Those below with a tag, a ".class" or an "[attribute]". */
+  querySelectorAll(selector) {
+    const name = selector.replace(/^[.[]|\]$/g, "");
+    const fits = ({ tagName, className = "", attributes }) => {
+      if (selector.startsWith(".")) return className.split(" ").includes(name);
+      return selector.startsWith("[") ? name in attributes : tagName === name;
+    };
+    return [...this.all()].filter((element) => element !== this && fits(element));
+  }
+
+  querySelector(selector) {
+    return this.querySelectorAll(selector)[0] ?? null;
+  }
+
+  insertBefore(child, before) {
+    this.children = this.children.filter((other) => other !== child);
+    const at = this.children.indexOf(before);
+    this.children.splice(at < 0 ? this.children.length : at, 0, child);
+  }
+
   focus() {
     this.focused = true;
+    document.activeElement = this;
   }
 
   /** This element and all below it. */
@@ -50,6 +85,7 @@ export function newDocument() {
   const listeners = {};
   globalThis.document = {
     hidden: false,
+    activeElement: null,
     createElement: (tag) => new Element(tag),
     getElementById: (id) => [...root.all()].find((element) => element.id === id) ?? null,
     addEventListener: (name, listener) => (listeners[name] ??= new Set()).add(listener),

@@ -6,8 +6,8 @@ import { gaps, marks } from "../../../dashboard/paceline_dashboard/assets/js/mar
 const COLOURS = { coast: "grey", muted: "silver", mark: "red" };
 const change = (version, effective_step, policy = "chronica") => ({ version, effective_step, policy });
 const choice = (from, more = {}) => ({ from, before: "allreduce", synchroniser: "partial", why: "ranks were slow in turn", ...more });
-const draw = ({ switches = [], chosen = [], coasts = [], missing = [], from = 0, to = 100 }) =>
-  marks({ switches, chosen }, coasts, missing, from, to, COLOURS);
+const draw = ({ switches = [], chosen = [], coasts = [], missing = [], from = 0, to = 100, latest = 100, going = true }) =>
+  marks({ switches, chosen, latest, going }, coasts, missing, from, to, COLOURS);
 const labels = (made) => made.annotations.map(({ text }) => text);
 
 describe("gaps", () => {
@@ -24,9 +24,22 @@ describe("switches", () => {
     assert.deepEqual(labels(made), ["▸ chronica"]);
   });
   test("the policy at the start is none", () => assert.deepEqual(draw({ switches: [change(0, 0)] }).shapes, []));
-  test("one that has not taken effect is not drawn", () => assert.deepEqual(draw({ switches: [change(1, null)] }).shapes, []));
+  test("one that has not taken effect stands at the right end", () => {
+    for (const step of [null, 70]) {
+      const made = draw({ switches: [change(1, 20), change(2, step, "boa")], latest: 60 });
+      assert.deepEqual(made.shapes.map(({ x0 }) => x0), [19.5, 60.5]);
+      assert.deepEqual(labels(made), ["▸ chronica", "▸ boa from the next steps on"]);
+    }
+  });
+  test("one that never took effect is not drawn: another came first, or the run ended", () => {
+    assert.equal(draw({ switches: [change(1, null), change(2, 20)], latest: 60 }).shapes.length, 1);
+    assert.deepEqual(draw({ switches: [change(1, null)], latest: 60, going: false }).shapes, []);
+  });
+  test("one that has not taken effect is not drawn where only older steps are", () => {
+    assert.deepEqual(draw({ switches: [change(1, null)], to: 50, latest: 60 }).shapes, []);
+  });
   test("one outside the axis is not drawn", () => {
-    assert.deepEqual(draw({ switches: [change(1, 5), change(2, 101)], from: 10 }).shapes, []);
+    assert.deepEqual(draw({ switches: [change(1, 5), change(2, 101)], from: 10, latest: 200 }).shapes, []);
   });
   test("a label near the right end stands to the left of its line", () => {
     const anchors = draw({ switches: [change(1, 20), change(2, 90)] }).annotations.map(({ xanchor }) => xanchor);

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from paceline.node import rundir
+from paceline.node import output, rundir
 from paceline.node.output import _Copy
 
 
@@ -31,7 +31,7 @@ def log(tmp_path: Path) -> Path:
 
 @contextmanager
 def copying(directory: Path, to: io.BytesIO) -> Iterator[_Copy]:
-    copy = _Copy(directory, "stdout", to)
+    copy = _Copy(directory, "stdout", output.copying(to))
     yield copy
     assert copy._file is not None
     copy._file.close()

@@ -14,6 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from paceline.train.ddp import CurrentStep, SingleProcess
+from paceline.train.norms.layers import adapt
 from paceline.train.parts import Step
 from paceline.train.sync import discovery
 from paceline.train.sync.base import Ranks
@@ -148,3 +149,17 @@ def test_a_rank_that_reports_nothing_is_not_told(rank: Rank0, looks: mock.Mock) 
     rank.steps()
     assert rank.asks() is Suits.NO
     assert rank.tells(0) == []
+
+
+@pytest.mark.parametrize(("how", "answer"), [("sync", Suits.NO), ("local", Suits.YES)])
+def test_synchronised_layers_keep_the_all_reduce(
+    rank: Rank0, looks: mock.Mock, how: str, answer: Suits
+) -> None:
+    current = CurrentStep(2)
+    layer = nn.BatchNorm1d(2)
+    adapt(layer, how, current)
+    rank.suitability._models = [*rank.suitability._models, SingleProcess(layer, current)]
+    rank.steps()
+    assert rank.asks() is answer
+    said = [why for _, why in rank.tells(3)]
+    assert said == [] if how == "local" else "batchnorm='local'" in said[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from types import SimpleNamespace
 from typing import cast
 
 import pytest
@@ -16,7 +17,7 @@ from paceline.train.ddp import CurrentStep, SingleProcess
 from paceline.train.timing import RunningStep
 from paceline.train.unwrapped import UnwrappedModels
 
-IN_A_STEP = cast(RunningStep, object())
+IN_A_STEP = cast(RunningStep, SimpleNamespace(step=SimpleNamespace(samples=1)))
 
 
 class Rank:

@@ -25,6 +25,8 @@ from paceline.node.link import Commands, Link
 from paceline.node.output import Output
 from paceline.node.rundir import Record
 from paceline.node.session import check_bus, of_run
+from paceline.node.starting.progress import Watch
+from paceline.node.starting.screen import Screen, shown
 from paceline.node.supervisor import Supervisor, check
 from paceline.wire import EndRanks, Kill, Launch, State
 
@@ -146,7 +148,8 @@ def train(
             record.control = session.control
             link = stack.enter_context(Link(session))
             say(f"watch it on {client.server}/runs/{record.run}")
-        return supervise(launch, Supervisor(launch, data, record, link), link)
+        watch = None if link is None else Watch(client, record.run)
+        return supervise(launch, Supervisor(launch, data, record, link), link, watch)
 
 
 def register(client: Client, launch: Launch, choice: Mapping[str, Any]) -> str:
@@ -162,13 +165,23 @@ def register(client: Client, launch: Launch, choice: Mapping[str, Any]) -> str:
     return str(client.call("POST", "/runs", {**body, **choice})["id"])
 
 
-def supervise(launch: Launch, supervisor: Supervisor, link: Link | None) -> int:
-    """Runs the ranks in the foreground and reports the end; returns the exit code."""
+def supervise(
+    launch: Launch, supervisor: Supervisor, link: Link | None, watch: Watch | None
+) -> int:
+    """Runs the ranks in the foreground and reports the end; returns the exit code.
+
+    Args:
+        launch: what to run.
+        supervisor: of the ranks.
+        link: to the bus; None: there is no control plane.
+        watch: of the run's progress; None: as `link`.
+    """
     emulated = launch.env.get("PACELINE_EMULATE") or os.environ.get("PACELINE_EMULATE")
     if emulated:
         say(f"THE RANKS' DEVICE SPEEDS ARE EMULATED: {emulated}")
     say(f"the ranks' output is in {supervisor.directory / 'logs'}; rank 0's follows")
-    code = Foreground(supervisor, link).run()
+    with shown(watch) as screen:
+        code = Foreground(supervisor, link, screen).run()
     assert supervisor.last is not None
     if supervisor.last.message is not None:
         say(_unseen(supervisor.last.message))
@@ -216,8 +229,9 @@ def say(line: str) -> None:
 class Foreground:
     """Runs one supervised run to its end and shows rank 0's output. Signals end the run."""
 
-    def __init__(self, supervisor: Supervisor, link: Link | None) -> None:
+    def __init__(self, supervisor: Supervisor, link: Link | None, screen: Screen) -> None:
         self._supervisor = supervisor
+        self._screen = screen
         self._link = link
         self._commands = Commands(link) if link is not None else None
         self._signals: list[int] = []
@@ -227,7 +241,7 @@ class Foreground:
         supervisor = self._supervisor
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
             signal.signal(number, self._on_signal)
-        output = Output(supervisor.directory)
+        output = Output(supervisor.directory, self._screen.writer)
         try:
             supervisor.start()
             while supervisor.running:
@@ -236,6 +250,7 @@ class Foreground:
                 supervisor.poll()
                 self._tell_restart(before)
                 output.pump(supervisor.attempt)
+                self._screen.tick()
                 time.sleep(_TICK_S)
             output.pump(supervisor.attempt)
             self._deliver()

@@ -18,6 +18,7 @@ from paceline.node.link import Link
 from paceline.node.rundir import Record
 from paceline.node.session import check_bus, of_run
 from paceline.node.starting.foreground import SUPERVISOR, say, supervise
+from paceline.node.starting.progress import Watch
 from paceline.node.supervisor import Supervisor, check
 from paceline.wire import Launch
 
@@ -89,7 +90,7 @@ def in_foreground(
         launch = msgspec.structs.replace(launch, max_restarts=now["max_restarts"], attempt=attempt)
         say(f"run {run} goes on with attempt {attempt}: {client.server}/runs/{run}")
         record = Record(run, known["node"], SUPERVISOR, link.session.control)
-        return supervise(launch, Supervisor(launch, data, record, link), link)
+        return supervise(launch, Supervisor(launch, data, record, link), link, Watch(client, run))
 
 
 def _with_emulation(known: Mapping[str, Any], env: Mapping[str, str]) -> dict[str, str]:

@@ -11,7 +11,10 @@ from typing import Any
 
 from paceline.core.errors import InputError, PacelineError
 from paceline.node.client import Client, ServerUnreachable
+from paceline.node.starting import screen as screens
 from paceline.node.starting.foreground import register, say
+from paceline.node.starting.progress import Watch
+from paceline.node.starting.screen import Screen
 from paceline.wire import Launch, State
 
 _AGAIN_S = 2.0
@@ -39,10 +42,12 @@ class Follower:
     Args:
         client: of the server.
         run: its id.
+        screen: where its progress appears.
     """
 
-    def __init__(self, client: Client, run: str) -> None:
+    def __init__(self, client: Client, run: str, screen: Screen) -> None:
         self._client = client
+        self._screen = screen
         self._run = run
         self._shown: dict[str, str] = {}
 
@@ -77,6 +82,7 @@ class Follower:
             shown = self._look()
             if shown is not None and State(shown["state"]).final:
                 return _exit_code(shown)
+            self._screen.tick()
             time.sleep(_LOOK_S)
 
     def _look(self) -> Mapping[str, Any] | None:
@@ -121,4 +127,5 @@ def train(client: Client, launch: Launch, nodes: str, choice: Mapping[str, Any])
     least, most = counted(nodes)
     run = register(client, launch, {**choice, "nodes_min": least, "nodes_max": most})
     say(f"watch it on {client.server}/runs/{run}")
-    return Follower(client, run).follow()
+    with screens.shown(Watch(client, run)) as screen:
+        return Follower(client, run, screen).follow()

@@ -9,6 +9,7 @@ from enum import Enum, auto
 import torch.distributed as dist
 
 from paceline.train.ddp import SingleProcess, WeightedDDP, trained
+from paceline.train.norms.layers import shares_statistics
 from paceline.train.parts import Step
 from paceline.train.sync.base import Ranks
 from paceline.train.sync.optimiser import ScriptOptimiser
@@ -118,4 +119,9 @@ class Suitability:
             return "no model is wrapped"
         if any(model.static_graph for model in self._models):
             return "the model is wrapped with static_graph=True"
+        if any(shares_statistics(model) for model in self._models):
+            return (
+                "ranks wait for each other in each synchronised BatchNorm layer: wrap the model "
+                "with batchnorm='local' for such a policy"
+            )
         return self._script.choose(trained(self._models))

@@ -24,16 +24,18 @@ def etag(revision: int) -> str:
     return f'"{revision}"'
 
 
-def requester_of(request: Request, via: str = "", why: str = "") -> Requester:
+def requester_of(request: Request, via: str = "", why: str = "", operator: str = "") -> Requester:
     """Who asks, for the audit log.
 
     Args:
         request: what is asked.
         via: the program that asks, as it calls itself.
         why: the reason that was given.
+        operator: the name that who asks gave; a token of one person has its own.
     """
     identity = identity_of(request)
-    return Requester(identity.name, identity.scope, identity.address, via, why)
+    given = operator.strip() if identity.shared else ""
+    return Requester(identity.name, identity.scope, identity.address, via, why, given)
 
 
 def _expected(

@@ -102,6 +102,7 @@ class Login:
             samesite="lax",
             secure=request.url.scheme == "https",
             max_age=int(BROWSER_S),
+            path=request.scope.get("path_prefix") or "/",
         )
         return response
 

@@ -11,9 +11,9 @@ from pydantic import BaseModel, Field
 
 from paceline_backend.api.audit.routes import Cursor, Limit
 from paceline_backend.api.errors import ProblemError, documented
-from paceline_backend.api.models import ExpectedEffect
 from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.runs import store_of
+from paceline_backend.api.switching.models import ExpectedEffect
 from paceline_backend.insight import scores
 from paceline_backend.store.outcomes.effects import Filter
 from paceline_backend.store.runs import CursorError

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
@@ -10,10 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from paceline_backend.api.errors import RUN_REFUSALS
 from paceline_backend.api.rules import VIEWER
-from paceline_backend.api.runs import store_of
+from paceline_backend.api.runs import settings_of, store_of
 from paceline_backend.api.telemetry import From, To
 from paceline_backend.insight import verdict as verdicts
-from paceline_backend.insight.verdict import Finding, Verdict
 from paceline_backend.store import attempts, runs
 
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
@@ -49,6 +47,10 @@ class Cause(BaseModel):
     share: float = Field(description="`cost_s` ÷ the wall time", examples=[0.26])
     worker_hours: float = Field(description="`cost_s` of all ranks", examples=[0.09])
     words: str = Field(examples=["Rank 3 computes 2.7 × slower since step 1,204."])
+    what: str = Field(
+        description="the same as a clause, without the cost",
+        examples=["rank 3 on vm-3 computes 2.7 × slower since step 1,204"],
+    )
     to_do: str = Field(description="what helps: a clause", examples=["look at its machine"])
 
 
@@ -68,60 +70,55 @@ class RunVerdict(BaseModel):
         description="those that count: what goes on, by cost, then what has passed"
     )
     words: str = Field(examples=["Rank 3 computes 2.7 × slower since step 1,204."])
+    level: str = Field(
+        description="of the newest steps: healthy, watch, held-up, or unknown (too few steps)",
+        examples=["held-up"],
+    )
+    what: str = Field(
+        description="the first cause as a clause; empty: unknown",
+        examples=["rank 3 on vm-3 computes 2.7 × slower since step 1,204"],
+    )
+    was: str = Field(
+        description="the same in the past, for a run that has ended",
+        examples=["rank 3 on vm-3 computed 2.7 × slower since step 1,204"],
+    )
+    lost_now: float = Field(
+        description="share of the wall time that what goes on costs, in the newest steps",
+        examples=[0.26],
+    )
+    waste_now: float = Field(description="`waste` of the newest steps", examples=[0.41])
+    step_time_s: float | None = Field(
+        description="mean wall time of the newest 50 steps; null: too few", examples=[0.609]
+    )
+    limit_s: float | None = Field(
+        description="the fluid limit of these steps, with each rank's time per load as it was; "
+        "null: unknown",
+        examples=[0.446],
+    )
 
 
-@router.get("/verdict", response_model=RunVerdict)
+class Price(BaseModel):
+    """What an hour of a worker costs."""
+
+    amount: float = Field(examples=[2.5])
+    currency: str = Field(examples=["EUR"])
+
+
+class PricedVerdict(RunVerdict):
+    """A run's verdict, and what its worker-hours cost."""
+
+    price: Price | None = Field(
+        description="of a worker-hour, as `paceline server --hour-price` says; null: none"
+    )
+
+
+@router.get("/verdict", response_model=PricedVerdict)
 def get_verdict(request: Request, run: str, first: From = None, to: To = None) -> Any:
     """Who holds the run up, why, since when, and what it costs; by default in 500 steps."""
     with store_of(request).read() as connection:
         key = runs.key_of(connection, run)
         placement = attempts.placement(connection, key, to)
         seen = verdicts.read_observed(connection, key, (first, to), placement)
-    return answer(verdicts.judge(seen))
-
-
-def answer(verdict: Verdict) -> dict[str, Any]:
-    """The body of a verdict."""
-    step = verdict.seen.step
-    return {
-        "from": int(step[0]) if len(step) else None,
-        "to": int(step[-1]) if len(step) else None,
-        "steps": verdict.steps,
-        "wall_s": verdict.wall_s,
-        "waste": verdict.waste,
-        "noise": verdict.noise,
-        "cost_s": verdict.cost_s,
-        "causes": [_cause(verdict, cause) for cause in verdict.causes],
-        "words": verdicts.words(verdict),
-    }
-
-
-def _cause(verdict: Verdict, cause: Finding) -> dict[str, Any]:
-    step, nodes = verdict.seen.step, verdict.seen.nodes
-    world = verdict.seen.compute_s.shape[1]
-
-    def at(index: int | None) -> int | None:
-        return None if index is None else int(step[index])
-
-    return {
-        "kind": cause.kind,
-        "ranks": list(cause.ranks),
-        "who": verdicts.named(cause.ranks, world, nodes) if cause.ranks else "",
-        "nodes": _nodes(cause.ranks, nodes),
-        "since": at(cause.since),
-        "until": at(cause.until),
-        "factor": cause.factor,
-        "trend": cause.trend,
-        "period": cause.period,
-        "times": cause.times,
-        "hidden": cause.hidden,
-        "cost_s": cause.cost_s,
-        "share": cause.cost_s / verdict.wall_s,
-        "worker_hours": cause.cost_s * world / 3600,
-        "words": verdicts.cause_words(verdict, cause),
-        "to_do": verdicts.to_do(cause),
-    }
-
-
-def _nodes(ranks: Sequence[int], nodes: Sequence[str]) -> list[str]:
-    return sorted({nodes[rank] for rank in ranks if rank < len(nodes)})
+    price = settings_of(request).hour_price
+    facts = verdicts.facts_of(verdicts.judge(seen))
+    return {**facts, "price": None if price is None else vars(price)}

@@ -18,7 +18,7 @@ from paceline_backend.api.errors import RUN_REFUSALS, documented
 from paceline_backend.api.evidence import whatif_models
 from paceline_backend.api.rules import OPERATOR, VIEWER
 from paceline_backend.api.runs import store_of
-from paceline_backend.insight.whatif.answer import FEWEST, STEPS, Forecast, kept
+from paceline_backend.insight.whatif.answer import FEWEST, STEPS, Forecast, kept, recommended
 from paceline_backend.insight.whatif.child import Forecaster
 from paceline_backend.server.settings import Settings
 from paceline_backend.store import Store, audit, runs
@@ -62,7 +62,8 @@ async def what_if(
                 forecast = await asyncio.wrap_future(forecaster.submit(run, steps))
                 if forecast.step is not None and steps == STEPS:
                     await run_in_threadpool(_keep, store, forecast)
-    return msgspec.to_builtins(forecast)
+    best = recommended(forecast)
+    return {**msgspec.to_builtins(forecast), "recommended": (best and best.label) or None}
 
 
 def _kept(store: Store, run: str, steps: int, made_since: float) -> Forecast | None:
@@ -109,7 +110,7 @@ def get_auto(request: Request, run: str) -> Any:
 )
 def set_auto(request: Request, run: str, expected: Expected, body: whatif_models.AutoMode) -> Any:
     """Whether the run's forecasts are only shown, recommended, or acted upon."""
-    by = requester_of(request, body.by, body.why)
+    by = requester_of(request, body.by, body.why, body.operator)
     details = {"mode": body.mode, "relaxed": body.relaxed}
     with store_of(request).write() as connection:
         audit.record_change(connection, run, by, "run.auto", expected=expected, details=details)

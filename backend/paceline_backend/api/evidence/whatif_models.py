@@ -94,6 +94,11 @@ class WhatIf(BaseModel):
     )
     reason: str | None = Field(examples=[None])
     forecasts: list[PresetForecast]
+    recommended: str | None = Field(
+        description="label of the forecast to go for, if one clearly saves: never one that changes "
+        "the training; one that leaves batches as they are, unless another is clearly faster",
+        examples=["paceline"],
+    )
     left_out: list[LeftOut]
     speeds: list[float] = Field(
         description="of each rank s per size unit, for an equal share", examples=[[3.6e-05]]

@@ -19,7 +19,7 @@ from paceline.wire import (
     WireError,
     decode,
 )
-from paceline_backend.store import Connection, Store, reads, segments, switches
+from paceline_backend.store import Connection, Store, reads, segments, switches, views
 from paceline_backend.store import runs as runs_store
 
 log = logging.getLogger(__name__)
@@ -115,6 +115,9 @@ class Changes:
                 self._sent.update(zip(complete["step"], complete["ended_at"], strict=True))
                 yield {"type": "steps", **complete}
                 yield {"type": "worker_steps", **cells}
+                if every > 1:  # the cells are not of all ranks
+                    heat = views.heat_at(connection, key, self.world or 1, complete["step"])
+                    yield {"type": "heat", **heat}
         while len(self._sent) > _REMEMBERED:
             del self._sent[next(iter(self._sent))]
 

@@ -14,8 +14,8 @@ from paceline.core.outage import Outage
 from paceline_backend import requests
 from paceline_backend.insight import replacements
 from paceline_backend.insight.verdict import FEWEST_STEPS, judge, read_observed, slow_node
-from paceline_backend.insight.whatif.answer import STEPS
-from paceline_backend.insight.whatif.auto import AUTO_STEPS, MARGIN
+from paceline_backend.insight.whatif.answer import MARGIN, STEPS
+from paceline_backend.insight.whatif.auto import AUTO_STEPS
 from paceline_backend.insight.whatif.child import Forecaster
 from paceline_backend.requests import ConflictError, InvalidRequestError, spares
 from paceline_backend.store import Store, StoreError, StoreUnavailableError, attempts, nodes

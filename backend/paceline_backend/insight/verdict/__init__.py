@@ -11,13 +11,16 @@ the benchmark call these::
 `slowness`, `waits` and `data` look for what may have cost time, and give `Finding`s. `courses`
 tells lasting levels from what passed, comes back or grows. `findings` computes what a run would
 have taken without them. `slow_node` names the node on which all slow ranks sit, if there is one.
+`standing` says how the run stands now, in a line.
 """
 
+from paceline_backend.insight.verdict.facts import facts_of
 from paceline_backend.insight.verdict.findings import Finding
 from paceline_backend.insight.verdict.judge import FEW, Verdict, judge
 from paceline_backend.insight.verdict.load import read_observed
 from paceline_backend.insight.verdict.nodes import FEWEST_STEPS, SlowNode, slow_node, throttled
 from paceline_backend.insight.verdict.observed import Observed
+from paceline_backend.insight.verdict.standing import Level, Standing, past, standing_of
 from paceline_backend.insight.verdict.words import (
     cause_of,
     cause_words,
@@ -31,16 +34,21 @@ __all__ = [
     "FEW",
     "FEWEST_STEPS",
     "Finding",
+    "Level",
     "Observed",
     "SlowNode",
+    "Standing",
     "Verdict",
     "cause_of",
     "cause_words",
+    "facts_of",
     "judge",
     "named",
+    "past",
     "rank_words",
     "read_observed",
     "slow_node",
+    "standing_of",
     "throttled",
     "to_do",
     "words",

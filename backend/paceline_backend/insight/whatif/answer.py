@@ -14,6 +14,7 @@ log = logging.getLogger(__name__)
 
 STEPS = 256  # newest complete steps that a forecast rests on
 FEWEST = 16  # steps that a forecast needs at least
+MARGIN = 0.05  # the lower bound of a saving must be above this, to be worth a switch
 
 _PRICES: Mapping[Changes, str] = {
     "nothing": "",
@@ -114,6 +115,34 @@ class Forecast(msgspec.Struct, frozen=True):
             if (preset.policy, preset.parameters) == (policy, parameters or {}):
                 return preset
         return None
+
+
+def best_of(options: Iterable[PresetForecast]) -> PresetForecast | None:
+    """The option to switch to; None: no option is clearly worth it.
+
+    An option that leaves the training as it is goes first, unless another is clearly faster: its
+    saving is above what the identical option would save. Options with a warning of harm and those
+    whose saving may be below `MARGIN` are left out.
+    """
+    worth = [
+        option
+        for option in options
+        if not option.in_force and not option.harmful and option.saving_low > MARGIN
+    ]
+    best = max(worth, key=lambda option: option.saving, default=None)
+    identical = max(
+        (option for option in worth if option.changes == "nothing"),
+        key=lambda option: option.saving,
+        default=None,
+    )
+    if best is None or identical is None:
+        return best
+    return identical if identical.saving >= best.saving_low else best
+
+
+def recommended(forecast: Forecast) -> PresetForecast | None:
+    """What to switch to without changing the training's updates, by `best_of`."""
+    return best_of(option for option in forecast.forecasts if option.changes != "training")
 
 
 def kept(bodies: Iterable[Mapping[str, Any]]) -> list[Forecast]:

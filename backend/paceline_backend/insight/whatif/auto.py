@@ -7,11 +7,17 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Literal
 
-from paceline_backend.insight.whatif.answer import Decision, Forecast, PresetForecast, label
+from paceline_backend.insight.whatif.answer import (
+    MARGIN,
+    Decision,
+    Forecast,
+    PresetForecast,
+    best_of,
+    label,
+)
 from paceline_backend.store.switches import Switch
 
 BY = "auto"  # who requests its switches
-MARGIN = 0.05  # the lower bound of a switch's saving must be above this
 AUTO_STEPS = 100  # the saving must hold in all forecasts over this many steps
 HOLD_STEPS = 100  # steps without another switch after a switch
 CHANGED = 0.25  # a larger change of a rank's speed makes earlier experience with presets void
@@ -29,8 +35,8 @@ def decide(
 ) -> Decision:
     """Stays, recommends or switches, or goes back.
 
-    A preset is chosen when the lower bound of its saving is above `MARGIN` in this forecast and in
-    all earlier ones back to `AUTO_STEPS` before. A preset with a warning of harm is never chosen.
+    `best_of` chooses among the presets that may be chosen, as for the page's recommendation. The
+    chosen preset must save more than `MARGIN` in all forecasts back to `AUTO_STEPS` before, too.
     After a switch by `auto`, the measured time is compared with the forecast. If the policy takes
     longer than the interval allowed and saves less than `MARGIN`, `auto` goes back to the policy
     before. `auto` does not choose again a policy that it left, nor one that it chose and a user
@@ -56,17 +62,19 @@ def decide(
         return Decision("wait", f"less than {HOLD_STEPS} steps since the switch to {last.policy}")
     barred = _barred(forecast, earlier, switches)
     barred.add(label(forecast.current.policy, forecast.current.parameters))
-    others = (
+    others = [
         preset
         for preset in forecast.forecasts
-        if label(preset.policy, preset.parameters) not in barred and not preset.harmful
-    )
-    best = next((preset for preset in others if relaxed or not preset.relaxed), None)
-    if best is None:
+        if label(preset.policy, preset.parameters) not in barred
+        and not preset.harmful
+        and (relaxed or not preset.relaxed)
+    ]
+    if not others:
         return Decision("stay", "there is no other preset to switch to")
-    if best.saving_low <= MARGIN:
-        why = f"{best.words}: not clearly more than {MARGIN:.0%}"
-        return _with(best, "stay", why)
+    best = best_of(others)
+    if best is None:
+        why = f"{others[0].words}: not clearly more than {MARGIN:.0%}"
+        return _with(others[0], "stay", why)
     if not _promised_before(best, forecast, earlier):
         return _with(best, "wait", f"{best.words}, if the next forecast says so too")
     return _with(best, mode, best.words)

@@ -22,6 +22,12 @@ class Requester:
     address: str = ""
     via: str = ""  # the program that asks, as it calls itself
     why: str = ""
+    operator: str = ""  # the name that who asks gave, where several share what names them
+
+    @property
+    def known_as(self) -> str:
+        """The name that other operators know."""
+        return self.operator or self.name
 
 
 CONTROL_PLANE = Requester("the control plane")
@@ -59,6 +65,7 @@ def record(
         target: what else was changed, such as a token's id.
         details: plain values; never a secret.
     """
+    who = {"operator": by.operator} if by.operator else {}
     values = {
         "at": time.time(),
         "who": by.name,
@@ -70,18 +77,24 @@ def record(
         "revision": revision,
         "target": target,
         "why": by.why,
-        "details": dict(details or {}),
+        "details": {**(details or {}), **who},
     }
     connection.execute(sa.insert(audit).values(values))
 
 
 def newest(
-    connection: sa.Connection, run: str, actions: Sequence[str] = ()
+    connection: sa.Connection,
+    run: str,
+    actions: Sequence[str] = (),
+    *,
+    without: Sequence[str] = (),
 ) -> dict[str, Any] | None:
-    """The newest row about a run; with `actions`, about one of these."""
+    """The newest row about a run; with `actions`, about one of these; not about `without`."""
     query = sa.select(audit).where(audit.c.run == run).order_by(audit.c.key.desc()).limit(1)
     if actions:
         query = query.where(audit.c.action.in_(actions))
+    if without:
+        query = query.where(audit.c.action.not_in(without))
     row = connection.execute(query).mappings().one_or_none()
     return None if row is None else _plain(row)
 

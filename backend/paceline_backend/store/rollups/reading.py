@@ -15,7 +15,6 @@ from paceline_backend.store.schema import steps, worker_steps
 _MOST_GAPS = (
     50  # of a range with more holes than that, every step is read: SQL would grow with them
 )
-_SUMMED = ("compute_s", "ett_s", "wait_s", "samples", "load", "share")
 _OWN_COUNT = ("ett_s", "share")  # cells that a record may lack
 _Where = list[sa.ColumnElement[bool]]
 
@@ -113,9 +112,15 @@ def step_buckets(connection: sa.Connection, of: Cover, bucket: int) -> Sequence[
 
 
 def rank_buckets(
-    connection: sa.Connection, of: Cover, bucket: int, ranks: Sequence[int] | None, every: int
+    connection: sa.Connection,
+    of: Cover,
+    bucket: int,
+    ranks: Sequence[int] | None,
+    every: int,
+    cells: Sequence[str] = tuple(CELLS),
+    together: int = 1,
 ) -> Sequence[Any]:
-    """Rank, first step of each bucket, the means of `CELLS`, least and greatest time of computing.
+    """Rank, first step of each bucket, the means of `cells`, least and greatest time of computing.
 
     Args:
         connection: to read from.
@@ -123,6 +128,8 @@ def rank_buckets(
         bucket: in steps.
         ranks: only these.
         every: only each so many-th of them.
+        cells: names of `CELLS`.
+        together: so many ranks in a row are one; then their number in rows stands for the rank.
     """
     w, r = worker_steps.c, rank_rollups.c
     joined = worker_steps.outerjoin(steps, of_same_step)
@@ -131,7 +138,7 @@ def rank_buckets(
     single: list[Any] = [row.step, row.rank]
     single += [row.compute_s.label("compute_s_min"), row.compute_s.label("compute_s_max")]
     rolled: list[Any] = [r.step, r.rank, r.compute_s_min, r.compute_s_max]
-    for name in _SUMMED:
+    for name in cells:
         known = sa.case((row[name].is_not(None), 1), else_=0)
         single += [row[name].label(f"{name}_sum"), known.label(f"{name}_count")]
         count = r[f"{name}_count"] if name in _OWN_COUNT else r["count"]
@@ -139,15 +146,16 @@ def rank_buckets(
     whole = sa.select(*rolled).where(*of.rolled(rank_rollups), *chosen(r.rank, ranks, every))
     # Without a union the database reads in the order of the key, in two thirds of the time.
     c = (whole.union_all(sa.select(*single)) if of.gaps else whole).subquery().c
-    if bucket == BLOCK and not of.gaps:  # a bucket is one roll-up
-        means = [over(sa.cast(c[f"{name}_sum"], sa.Double), c[f"{name}_count"]) for name in CELLS]
+    if bucket == BLOCK and not of.gaps and together == 1:  # a bucket is one roll-up
+        means = [over(sa.cast(c[f"{name}_sum"], sa.Double), c[f"{name}_count"]) for name in cells]
         query = sa.select(c.rank, c.step, *means, c.compute_s_min, c.compute_s_max)
         return connection.execute(query.order_by(c.rank, c.step)).all()
-    means = [_mean(c[f"{name}_sum"], c[f"{name}_count"]) for name in CELLS]
+    means = [_mean(c[f"{name}_sum"], c[f"{name}_count"]) for name in cells]
     extremes = [sa.func.min(c.compute_s_min), sa.func.max(c.compute_s_max)]
     first = c.step - c.step % sa.literal_column(str(bucket))
-    query = sa.select(c.rank, first, *means, *extremes)
-    return connection.execute(query.group_by(c.rank, first).order_by(c.rank, first)).all()
+    rank = c.rank if together == 1 else c.rank // together
+    query = sa.select(rank, first, *means, *extremes)
+    return connection.execute(query.group_by(rank, first).order_by(rank, first)).all()
 
 
 def fit_sums(

@@ -108,6 +108,7 @@ class LockedRun:
             seed=hello.seed,
             loss_mean=hello.loss_mean,
             hello=blobs.pack(hello),
+            device=hello.device,
         )
 
     def take_state(self, change: RunState) -> None:

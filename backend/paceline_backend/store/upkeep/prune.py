@@ -130,11 +130,16 @@ def used_bytes(connection: sa.Connection) -> int:
 
 
 def _tables() -> list[sa.Table]:
-    """The tables with rows of runs by their keys; what has few goes with the run itself."""
-    keys = {
-        table: [column.name for column in table.primary_key] for table in metadata.sorted_tables
-    }
-    return [table for table, names in keys.items() if names[0] == "run" and len(names) > 1]
+    """The tables with rows of runs by their keys; what has few goes with the run itself.
+
+    Tables that name a run by its public id keep their rows.
+    """
+    keys = {table: list(table.primary_key) for table in metadata.sorted_tables}
+    return [
+        table
+        for table, (first, *others) in keys.items()
+        if first.name == "run" and first.foreign_keys and others
+    ]
 
 
 def _delete_some(store: Store, table: sa.Table, run: int) -> bool:

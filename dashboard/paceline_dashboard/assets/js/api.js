@@ -1,5 +1,5 @@
 // All requests to the server: JSON under /api/v1, errors as RFC 9457.
-const BASE = new URL("../../", import.meta.url); // assets/js/ lies two levels below the dashboard's root
+export const BASE = new URL("../../", import.meta.url); // assets/js/ lies two levels below the dashboard's root
 const LONGEST_MS = 20_000;
 
 /** @param {string} path */
@@ -50,6 +50,17 @@ export async function change(method, path, body, revision) {
     headers: { "Content-Type": "application/json", "If-Match": `"${revision}"` },
     body: JSON.stringify(body),
   });
+}
+
+/**
+ * Asks for a change of what has no revision.
+ * @param {string} method
+ * @param {string} path
+ * @param {object} [body]
+ */
+export async function send(method, path, body) {
+  const options = body === undefined ? {} : { headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) };
+  return request(url(path), { method, ...options });
 }
 
 /**

@@ -1,7 +1,8 @@
 // Why ranks wait, in words and over time.
+import { StepAxis } from "./axis.js";
 import { CONFIG, layout } from "./charts.js";
 import { byId, text } from "./dom.js";
-import { percent } from "./format.js";
+import { percent, seconds } from "./format.js";
 
 /** Cause → name, and a pattern that distinguishes the causes without colour. */
 const CAUSES = {
@@ -43,11 +44,14 @@ export class AttributionChart {
         type: "bar", name: `${name} ${percent(shares[cause])}`, y: over[cause],
         x: over.step.map((/** @type {number} */ step) => step + (over.bucket - 1) / 2), width: over.bucket,
         marker: { color, line: { width: 0 }, pattern: { shape, fillmode: "overlay", fgcolor: colours.panel, size: 5, solidity: 0.35 } },
-        hovertemplate: "%{y:.3~s}s",
+        customdata: over[cause].map(seconds), hovertemplate: "%{customdata}",
       };
     });
-    const options = { shapes: [], annotations: [], tick: "~s", suffix: "s", legend: true };
-    const base = layout(from ?? 0, to ?? 1, colours, options);
+    const sums = over.step.map((/** @type {number} */ _, /** @type {number} */ at) => Object.keys(CAUSES).reduce((sum, cause) => sum + Math.max(0, over[cause][at]), 0));
+    const least = Math.min(0, ...Object.keys(CAUSES).flatMap((cause) => over[cause]));
+    /** @type {Partial<ChartOptions>} */
+    const options = { unit: "seconds", legend: true, size: [element.clientWidth, element.clientHeight], extent: sums.length ? [least, Math.max(...sums)] : null };
+    const base = layout(new StepAxis(from ?? 0, to ?? 1), colours, options);
     window.Plotly.react(element, traces, { ...base, barmode: "relative", bargap: 0, dragmode: false }, CONFIG);
     this.drawn = element;
   }

@@ -50,6 +50,14 @@ export class Auto {
     show("auto-accept", !ended && answer.last?.decided === "recommend" && answer.last.policy !== run.policy);
   }
 
+  /**
+   * Takes over the revision that the operator's own change has made, if nobody else changed the run since the last answer.
+   * @param {number} revision
+   */
+  follow(revision) {
+    if (this.answer?.revision === revision - 1) this.answer = { ...this.answer, revision };
+  }
+
   /** Sends the choice. A choice made before the answer is sent after it, so that the last choice holds. */
   async #set() {
     this.changes += 1;

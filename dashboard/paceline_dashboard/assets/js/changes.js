@@ -12,6 +12,14 @@ const ACTIONS = {
   "run.auto": "changed auto",
   "run.stop": "stopped the run",
   "run.resume": "resumed the run",
+  "run.regroup": "started the run's group of nodes anew",
+  "run.withdraw": "withdrew the replacement of a node",
+  "run.join": "let a node join the run",
+  "run.leave": "let a node leave the run",
+  "run.replace": "replaced a node of the run",
+  "run.note": "wrote the run's note",
+  "run.tag": "tagged the run",
+  "run.untag": "took a tag from the run",
 };
 
 export class Changes {
@@ -37,7 +45,7 @@ export function changeWords({ at, who, via, action, why, details }) {
   const to = details.policy ?? details.mode;
   const what = `${done(action)}${to && action !== "run.create" ? ` to ${to}` : ""}`;
   const program = via && via !== "api" && via !== who ? ` (${via})` : "";
-  return `${moment(at)}: ${who} ${what}${program}${why ? `: ${why}` : "."}`;
+  return `${moment(at)}: ${details.operator ?? who} ${what}${program}${why ? `: ${why}` : "."}`;
 }
 
 /**

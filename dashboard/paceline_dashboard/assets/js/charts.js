@@ -1,24 +1,40 @@
-// The run page's line charts, drawn by Plotly.
-import { integer, quantile } from "./format.js";
+// The run page's charts over steps, drawn by Plotly.
+import { margins, round, StepAxis } from "./axis.js";
+import { MOST_LINES } from "./data.js";
+import { text } from "./dom.js";
+import { integer } from "./format.js";
+import { bandOf, FORMATS, known, line, metricOf, seriesOf } from "./lines.js";
 import { gaps, marks } from "./marks.js";
+import { rolling } from "./smooth.js";
 
-export const MOST_LINES = 16; // with more workers, quantiles are drawn
 const UNSEEN_MS = 1500; // between two drawings of a chart that is scrolled out of sight
 const MOST_POINTS = 6000; // per chart, which SVG draws in a few milliseconds
-const SYMBOLS = ["circle", "square", "diamond", "cross", "triangle-up", "x", "star", "pentagon", "triangle-down"];
+const NEAR_PX = 24; // a click that is further from every line pins none
+const LABEL_PX = 28; // height of a line's name and value
 export const CONFIG = { displayModeBar: false, responsive: true, doubleClick: false };
 
+/** @type {{id: string, metric: string, unit: keyof typeof FORMATS, name: string, zero: boolean}[]} */
 const METRIC_CHARTS = [
-  { id: "chart-se", metric: "se", hover: ".3f", tick: "~g" },
-  { id: "chart-waste", metric: "waste", hover: ".1%", tick: "~%" },
-  { id: "chart-dif", metric: "dif", hover: ".4~s", tick: "~s" },
-  { id: "chart-loss", metric: "loss", hover: ".4f", tick: "~g" },
+  { id: "chart-se", metric: "se", unit: "plain", name: "SE", zero: true },
+  { id: "chart-waste", metric: "waste", unit: "percent", name: "waste", zero: true },
+  { id: "chart-dif", metric: "dif", unit: "plain", name: "DIF", zero: true },
+  { id: "chart-loss", metric: "loss", unit: "plain", name: "loss", zero: false },
 ];
+
+/**
+ * How charts show a view.
+ * @typedef {object} Reading
+ * @property {StepAxis} axis
+ * @property {number} window steps of the rolling median; 1: raw values
+ * @property {number | null} focus the rank in colour
+ * @property {boolean} slow whether others wait for it
+ */
 
 export class Charts {
   /**
-   * @param {{zoomed: (from: number, to: number) => void, reset: () => void, seen: () => void}} on steps were chosen;
-   *   double-clicked to go back; scrolled to
+   * @param {{zoomed: (from: number, to: number) => void, reset: () => void, seen: () => void,
+   *   pinned: (rank: number) => void, pointed: (step: number | null) => void}} on steps were chosen; double-clicked to go
+   *   back; scrolled to; a rank's line was clicked; the pointer is at a step
    */
   constructor(on) {
     this.on = on;
@@ -31,40 +47,34 @@ export class Charts {
     this.visible = new Set();
     /** @type {Map<string, number>} */
     this.drawnAt = new Map(); // chart → time of its last drawing, in ms
-    this.range = [0, 0]; // steps drawn, [from, to]
+    this.axis = new StepAxis(0, 0);
     this.observer = new IntersectionObserver((entries) => this.#seen(entries));
   }
 
   /**
-   * Draws everything: `view` over the steps [from, to] of the x axis; and `others`, more
-   * charts over steps.
+   * Draws everything: `view`, and `others`, more charts over steps.
    * @param {import("./data.js").RunData} data
    * @param {View} view
-   * @param {number} from
-   * @param {number} to
+   * @param {Reading} reading
    * @param {Colours} colours
    * @param {ExtraChart[]} others
    */
-  draw(data, view, from, to, colours, others) {
-    const missing = gaps(view.step, view.bucket);
-    const marked = marks(data, view.coasts, missing, from, to, colours);
-    const lines = view.ranks.length <= MOST_LINES;
-    this.#plot("chart-compute", lines ? computeLines(view, colours) : computeBand(view, colours), from, to, colours, {
-      ...marked, tick: "~s", suffix: "s", legend: true,
-    });
-    const share = lines ? shareAreas(view, colours) : shareBand(view, colours);
-    const labels = lines ? shareLabels(view, share, colours) : [];
-    this.#plot("chart-share", share, from, to, colours, {
-      shapes: marked.shapes, annotations: [...marked.annotations, ...labels],
-      tick: "~%", top: lines ? 1 : undefined, legend: !lines,
-    });
-    for (const { id, metric, hover, tick } of METRIC_CHARTS) {
-      this.#plot(id, [metricLine(view, metric, hover, colours)], from, to, colours, { ...marked, tick });
+  draw(data, view, reading, colours, others) {
+    const { axis, window: steps } = reading;
+    const marked = marks(data, view.coasts, gaps(view.step, view.bucket), axis.from, axis.to, colours);
+    const compute = computeTraces(view, reading, colours);
+    this.#plot("chart-compute", compute.traces, axis, colours, { ...marked, unit: "seconds", zero: true, names: compute.names });
+    text("chart-compute-key", keyOf(view, reading));
+    const share = view.world <= MOST_LINES ? shareAreas(view, reading.focus, colours) : shareBand(view, colours);
+    this.#plot("chart-share", share.traces, axis, colours, { ...marked, unit: "percent", zero: true, top: view.world <= MOST_LINES ? 1 : undefined, names: share.names });
+    for (const { id, metric, unit, name, zero } of METRIC_CHARTS) {
+      const look = { color: colours.accent, width: 1.6, name, format: FORMATS[unit] };
+      this.#plot(id, line(metricOf(view, metric), look, steps, colours.greyBand), axis, colours, { ...marked, unit, zero });
     }
-    for (const { id, traces, options } of others) this.#plot(id, traces, from, to, colours, { ...marked, ...options });
-    this.range = [from, to];
+    for (const { id, traces, options } of others) this.#plot(id, traces, axis, colours, { ...marked, ...options });
+    this.axis = axis;
     // The axis moved under a resting pointer: show the step that is now under it on the other charts.
-    if (this.pointer) this.#others(this.pointer.id, Math.round(from + this.pointer.part * (to - from)));
+    if (this.pointer) this.#others(this.pointer.id, axis.at(Math.round(axis.from + this.pointer.part * (axis.to - axis.from))));
   }
 
   close() {
@@ -74,18 +84,18 @@ export class Charts {
 
   /**
    * @param {string} id
-   * @param {object[]} traces
-   * @param {number} from
-   * @param {number} to
+   * @param {any[]} traces
+   * @param {StepAxis} axis
    * @param {Colours} colours
    * @param {Partial<ChartOptions>} options
    */
-  #plot(id, traces, from, to, colours, options) {
+  #plot(id, traces, axis, colours, options) {
     const element = document.getElementById(id);
     const now = performance.now();
     if (!element || (!this.visible.has(id) && now - (this.drawnAt.get(id) ?? -Infinity) < UNSEEN_MS)) return;
     this.drawnAt.set(id, now);
-    window.Plotly.react(element, traces, layout(from, to, colours, options), CONFIG);
+    const made = layout(axis, colours, { ...options, size: [element.clientWidth, element.clientHeight], extent: extentOf(traces) });
+    window.Plotly.react(element, traces.map((each) => placed(each, axis)), made, CONFIG);
     if (!this.wired.has(id)) this.#wire(id, element);
   }
 
@@ -105,55 +115,113 @@ export class Charts {
   #wire(id, element) {
     this.wired.add(id);
     this.observer.observe(element);
-    element.on("plotly_relayout", (/** @type {Record<string, number>} */ change) => {
+    element.on("plotly_relayout", (/** @type {Record<string, any>} */ change) => {
       const [from, to] = [change["xaxis.range[0]"], change["xaxis.range[1]"]];
-      if (from !== undefined && to !== undefined) this.on.zoomed(Math.round(from), Math.round(to));
+      if (from !== undefined && to !== undefined) this.on.zoomed(Math.round(this.axis.step(from)), Math.round(this.axis.step(to)));
     });
     element.on("plotly_doubleclick", () => this.on.reset());
     element.on("plotly_hover", (/** @type {any} */ event) => this.#hover(id, event.points[0]?.x));
     element.on("plotly_unhover", () => this.#hover(id, undefined));
+    element.on("plotly_click", (/** @type {any} */ event) => {
+      const rank = nearest(element, event);
+      if (rank !== null) this.on.pinned(rank);
+    });
   }
 
   /**
    * @param {string} id
-   * @param {number | undefined} x
+   * @param {number | string | undefined} x
    */
   #hover(id, x) {
     if (this.hovering) return; // this event comes from our own call
-    const [from, to] = this.range;
-    this.pointer = x === undefined ? null : { id, part: (x - from) / (to - from) };
+    const { from, to } = this.axis;
+    const step = x === undefined ? null : this.axis.step(x);
+    this.pointer = step === null ? null : { id, part: (step - from) / (to - from) };
     this.#others(id, x);
+    this.on.pointed(step);
   }
 
   /**
    * Shows the same step on the other charts.
    * @param {string} source
-   * @param {number | undefined} x
+   * @param {number | string | undefined} x
    */
   #others(source, x) {
     this.hovering = true;
     for (const id of this.wired) {
       if (id === source) continue;
       if (x === undefined) window.Plotly.Fx.unhover(id);
-      else window.Plotly.Fx.hover(id, { xval: x });
+      else window.Plotly.Fx.hover(id, { xval: typeof x === "string" ? this.axis.at(this.axis.step(x)) : x });
     }
     this.hovering = false;
   }
 }
 
 /**
- * The layout of all charts, over the steps [from, to].
- * @param {number} from
- * @param {number} to
+ * The rank whose line is nearest to a click.
+ * @param {any} element
+ * @param {any} event Plotly's
+ * @returns {number | null}
+ */
+function nearest(element, { points, event }) {
+  const { _offset: offset } = element._fullLayout.yaxis;
+  const y = event.clientY - element.getBoundingClientRect().top - offset;
+  let best = null;
+  let least = NEAR_PX;
+  for (const point of points) {
+    const away = Math.abs(point.yaxis.d2p(point.y) - y);
+    if (point.data.meta?.rank === undefined || away >= least) continue;
+    [best, least] = [point.data.meta.rank, away];
+  }
+  return best;
+}
+
+/**
+ * A trace over steps on an axis.
+ * @param {any} trace
+ * @param {StepAxis} axis
+ */
+function placed(trace, axis) {
+  if (axis.even) return trace;
+  const width = trace.width === undefined ? {} : { width: axis.at(axis.from + trace.width) - axis.at(axis.from) };
+  return { ...trace, x: trace.x.map((/** @type {number} */ step) => axis.at(step)), ...width };
+}
+
+/**
+ * The least and the greatest value of all traces; null: there is none.
+ * @param {any[]} traces
+ * @returns {[number, number] | null}
+ */
+export function extentOf(traces) {
+  let [low, high] = [Infinity, -Infinity];
+  for (const { y } of traces) {
+    for (const value of y) {
+      if (value === null || Number.isNaN(value)) continue;
+      if (value < low) low = value;
+      if (value > high) high = value;
+    }
+  }
+  return low <= high ? [low, high] : null;
+}
+
+/**
+ * The layout of all charts.
+ * @param {StepAxis} axis
  * @param {Colours} colours
  * @param {Partial<ChartOptions>} options
  */
-export function layout(from, to, colours, { shapes = [], annotations = [], tick, suffix = "", top, legend = false }) {
-  const axis = { gridcolor: colours.line, zerolinecolor: colours.line, linecolor: colours.line, automargin: false };
+export function layout(axis, colours, { shapes = [], annotations = [], names = [], unit = "plain", zero = true, top, legend = false, size = [0, 168], extent = null }) {
+  const { left, right } = margins(size[0]);
+  const below = legend ? 42 : 24;
+  const { range, values, words } = scale(extent, unit, zero, top);
+  const ticks = axis.ticks;
+  const lines = { gridcolor: colours.grid, zerolinecolor: colours.line, linecolor: colours.line, automargin: false };
+  const on = (/** @type {any} */ part) => (part.xref === "x" && !axis.even ? { ...part, ...moved(part, axis) } : part);
+  const room = size[1] - 18 - below;
   return {
-    shapes,
-    annotations,
-    margin: { l: 46, r: 12, t: 18, b: legend ? 42 : 24 },
+    shapes: shapes.map(on),
+    annotations: [...annotations.map(on), ...(right > 50 ? beside(names, range, room, colours) : []), ...(extent ? [] : [nothing(axis, colours)])],
+    margin: { l: left, r: right, t: 18, b: below },
     paper_bgcolor: colours.panel,
     plot_bgcolor: colours.panel,
     font: { family: "inherit", size: 11, color: colours.muted },
@@ -162,76 +230,230 @@ export function layout(from, to, colours, { shapes = [], annotations = [], tick,
     hovermode: "x unified",
     hoverlabel: { bgcolor: colours.panel, bordercolor: colours.line, font: { color: colours.text, size: 11 } },
     dragmode: "zoom",
-    xaxis: { ...axis, range: [from - 0.5, to + 0.5], showgrid: false, tickformat: ",d", nticks: 8, hoverformat: ",d",
-      spikecolor: colours.muted, spikethickness: 1, spikedash: "solid" },
-    yaxis: {
-      ...axis, fixedrange: true, rangemode: "tozero", tickformat: tick, ticksuffix: suffix, nticks: 6,
-      ...(top === undefined ? {} : { range: [0, top] }),
+    xaxis: {
+      ...lines, type: axis.even ? "linear" : "date", range: axis.range, showgrid: false, zeroline: false, tickmode: "array", tickvals: ticks.values,
+      ticktext: ticks.words, tickangle: 0, ticks: "outside", ticklen: 3, tickcolor: colours.line, hoverformat: axis.even ? ",d" : "%H:%M:%S", spikecolor: colours.muted, spikethickness: 1, spikedash: "solid",
     },
+    yaxis: { ...lines, fixedrange: true, range, tickmode: "array", tickvals: values, ticktext: words },
   };
 }
 
 /**
- * @param {View} view
- * @param {string} metric
- * @param {string} hover
- * @param {Colours} colours
+ * A shape or annotation whose place is given in steps.
+ * @param {any} part
+ * @param {StepAxis} axis
  */
-function metricLine(view, metric, hover, colours) {
-  const y = view.metrics[metric] ?? [];
-  /** @type {[Column, Column] | null} */
-  const bounds = view.bucket > 1 ? [view.metrics[`${metric}_min`], view.metrics[`${metric}_max`]] : null;
-  return {
-    ...thin(...broken(view.step, y, view.bucket, bounds), MOST_POINTS),
-    type: "scatter", mode: "lines", name: "", line: { color: colours.accent, width: 1.4 },
-    connectgaps: false, hovertemplate: `%{y:${hover}}<extra></extra>`,
-  };
+function moved({ x, x0, x1 }, axis) {
+  return x === undefined ? { x0: axis.at(x0), x1: axis.at(x1) } : { x: axis.at(x) };
 }
 
 /**
- * @param {View} view
+ * The y axis: range, round values, and these in words, the unit at the top one.
+ * @param {[number, number] | null} extent
+ * @param {keyof typeof FORMATS} unit
+ * @param {boolean} zero whether it begins at 0
+ * @param {number} [top] where it ends, if that is given
+ */
+export function scale(extent, unit, zero, top) {
+  if (!extent) return { range: [0, 1], values: [], words: [] };
+  const low = zero ? Math.min(0, extent[0]) : extent[0];
+  let high = top ?? extent[1];
+  if (high <= low) high = low + (Math.abs(low) || 1);
+  const margin = top === undefined ? 0.05 * (high - low) : 0;
+  const range = [zero ? low : low - margin, high + margin];
+  const values = round(range[0], range[1], 5);
+  const [by, name] = /** @type {[number, string]} */ (unitOf(unit, Math.max(Math.abs(low), Math.abs(high))));
+  const words = values.map((value, at) => {
+    const shown = Number((value * by).toPrecision(10));
+    const digits = Math.abs(shown) >= 1e5 ? `${Number((shown / 1000).toPrecision(6)).toLocaleString("en")}k` : shown.toLocaleString("en", { maximumFractionDigits: 6 });
+    return at === values.length - 1 || unit === "percent" ? `${digits}${name}` : digits;
+  });
+  return { range, values, words };
+}
+
+/**
+ * What values are multiplied by, and the unit then.
+ * @param {string} unit
+ * @param {number} most the greatest value
+ */
+function unitOf(unit, most) {
+  if (unit === "percent") return [100, " %"];
+  if (unit === "seconds") return most < 1e-3 ? [1e6, " µs"] : most < 1 ? [1000, " ms"] : most < 300 ? [1, " s"] : [1 / 60, " min"];
+  if (unit === "bytes") return most < 1e3 ? [1, " B"] : most < 1e6 ? [1e-3, " kB"] : most < 1e9 ? [1e-6, " MB"] : [1e-9, " GB"];
+  return unit === "factor" ? [1, "×"] : [1, ""];
+}
+
+/**
+ * @param {StepAxis} axis
  * @param {Colours} colours
  */
-function computeLines(view, colours) {
-  const most = MOST_POINTS / (2 * Math.max(1, view.ranks.length));
-  return view.ranks.flatMap((rank, at) => {
-    const color = colours.ranks[at % colours.ranks.length];
-    const trace = (/** @type {CellName} */ name) => ({
-      ...thin(...broken(view.cellStep, column(view, name, rank), view.cellBucket), most),
-      type: "scatter", connectgaps: false, legendgroup: `${rank}`,
-    });
-    return [
-      {
-        ...trace("compute_s"), mode: "lines+markers", name: `rank ${rank}`, line: { color, width: 1.6 },
-        // Marks on some points distinguish ranks without colour.
-        marker: { symbol: SYMBOLS[at % SYMBOLS.length], size: 6, maxdisplayed: 12, color },
-        hovertemplate: "%{y:.3~s}s",
-      },
-      {
-        ...trace("ett_s"), mode: "lines", name: `ETT ${rank}`, showlegend: false,
-        line: { color, width: 1, dash: "dash" }, hovertemplate: "%{y:.3~s}s",
-      },
-    ];
+function nothing(axis, colours) {
+  return { text: axis.view.step.length ? "not reported in these steps" : "comes with the first step that all workers have ended", xref: "paper", yref: "paper", x: 0.5, y: 0.5, showarrow: false, font: { size: 12, color: colours.muted } };
+}
+
+/**
+ * Names and values at the right end of lines, far enough from each other to be read.
+ * @param {{words: string, y: number | null, color: string}[]} names
+ * @param {number[]} range of the y axis
+ * @param {number} room height of the plot in px
+ * @param {Colours} colours
+ */
+function beside(names, range, room, colours) {
+  const px = (/** @type {number} */ y) => (1 - (y - range[0]) / (range[1] - range[0])) * room;
+  const shown = names.filter(({ y }) => y !== null).sort((a, b) => Number(b.y) - Number(a.y));
+  let free = -Infinity;
+  return shown.map(({ words, y, color }) => {
+    const at = Math.max(px(Number(y)), free + LABEL_PX);
+    free = at;
+    return {
+      text: words, xref: "paper", yref: "paper", x: 1, y: 1 - at / room, xanchor: "left", yanchor: "middle", xshift: 6,
+      align: "left", showarrow: false, captureevents: false, font: { size: 11, color: color || colours.muted },
+    };
   });
 }
 
-/** @typedef {[label: string, q: number, dash: string, width: number]} Level */
-/** @type {Level[]} */
-const BAND = [
-  ["max", 1, "solid", 1.8],
-  ["p90", 0.9, "dash", 1.4],
-  ["p50", 0.5, "dot", 1.4],
-];
-
 /**
- * The slowest rank's time comes from the steps, so it is exact even with few workers' rows here.
+ * The rank in focus in colour, all others grey: as lines, or as a band with its median.
  * @param {View} view
+ * @param {Reading} reading
  * @param {Colours} colours
  */
-function computeBand(view, colours) {
-  const [max, ...others] = quantileLines(view, "compute_s", BAND, colours, "%{y:.3~s}s");
-  const slowest = metricLine(view, "compute_max", ".3~s", colours);
-  return [{ ...max, x: slowest.x, y: slowest.y }, ...others];
+function computeTraces(view, { window: steps, focus, slow }, colours) {
+  const format = FORMATS.seconds;
+  const few = view.world <= MOST_LINES;
+  const traces = few ? greyLines(view, steps, focus, colours) : greyBand(view, steps, colours);
+  const middle = lastMedian(traces.filter(({ line: { width }, name }) => width > 0 && name && name !== "slowest"));
+  const others = view.world - (focus === null ? 0 : 1);
+  const names = [{ words: `${focus === null ? `${integer(view.world)} workers` : `${integer(others)} ${others === 1 ? "other" : "others"}`}<br>${format(middle)}`, y: middle, color: colours.muted }];
+  const series = focus === null ? null : seriesOf(view, focus);
+  if (focus !== null && series) {
+    const color = slow ? colours.bad : colours.accent;
+    const name = nameOf(view, focus);
+    const drawn = line(series, { color, width: 2, name, format, rank: focus }, steps, slow ? colours.badBand : colours.greyBand, MOST_POINTS / 3);
+    traces.push(...ettLine(view, focus, steps, colours), ...drawn);
+    const last = lastOf(drawn.at(-1).y);
+    names.push({ words: `<b>${name}</b><br>${format(last)}`, y: last, color: slow ? colours.badText : colours.accent });
+  }
+  return { traces, names };
+}
+
+/**
+ * @param {View} view
+ * @param {number} rank
+ */
+function nameOf({ ranks, heat }, rank) {
+  if (ranks.includes(rank) || !heat || heat.together === 1) return `rank ${integer(rank)}`;
+  const first = rank - (rank % heat.together);
+  return `ranks ${first}–${Math.min(heat.world, first + heat.together) - 1}`;
+}
+
+/**
+ * @param {View} view
+ * @param {number} steps
+ * @param {number | null} focus
+ * @param {Colours} colours
+ */
+function greyLines(view, steps, focus, colours) {
+  const ranks = view.ranks.filter((rank) => rank !== focus);
+  const most = MOST_POINTS / (2 * Math.max(1, view.ranks.length));
+  const all = ranks.map((rank) => ({ rank, series: /** @type {import("./lines.js").Series} */ (seriesOf(view, rank)) }));
+  const [low, high] = [[], []].map(() => /** @type {Column} */ ([]));
+  view.cellStep.forEach((_, at) => {
+    const of = (/** @type {"low" | "high"} */ bound) => all.map(({ series }) => known((series[bound] ?? series.value)[at])).filter((value) => value !== null);
+    const [least, greatest] = [of("low"), of("high")];
+    low.push(least.length ? Math.min(...least) : null);
+    high.push(greatest.length ? Math.max(...greatest) : null);
+  });
+  const points = Math.max(1, Math.round(steps / view.cellBucket));
+  const [below, above] = view.cellBucket > 1 ? [low, high] : [rolling(low, points).middle, rolling(high, points).middle];
+  const band = all.length > 1 || view.cellBucket > 1 ? bandOf({ step: view.cellStep, bucket: view.cellBucket }, below, above, colours.greyBand, MOST_POINTS / 6) : [];
+  const lines = all.flatMap(({ rank, series: { step, bucket, value } }) =>
+    line({ step, bucket, value }, { color: colours.grey, width: 1.2, name: `rank ${rank}`, format: FORMATS.seconds, rank }, steps, null, most));
+  return [...band, ...lines];
+}
+
+/**
+ * The slowest worker's time comes from the steps, so it is exact.
+ * @param {View} view
+ * @param {number} steps
+ * @param {Colours} colours
+ */
+function greyBand(view, steps, colours) {
+  const { heat } = view;
+  const format = FORMATS.seconds;
+  const top = metricOf(view, "compute_max");
+  const highest = steps > 1 ? withoutDips(top.high ?? top.value) : (top.high ?? top.value);
+  const slowest = line({ ...top, low: undefined, high: undefined, value: highest }, { color: colours.grey, width: 1, dash: "dot", name: "slowest", format }, 1, null, MOST_POINTS / 3);
+  if (!heat) return slowest;
+  const series = { step: heat.step, bucket: heat.bucket, value: heat.bands.compute_p50 };
+  return [
+    ...bandOf(series, heat.bands.compute_p10, heat.bands.compute_p90, colours.greyBand, MOST_POINTS / 6),
+    ...line(series, { color: colours.grey, width: 1.6, name: "median", format }, steps, null, MOST_POINTS / 3),
+    ...slowest,
+  ];
+}
+
+/**
+ * The greatest of each value and its neighbours: an epoch's last batch may be small, and its step short.
+ * @param {Column} values
+ * @returns {Column}
+ */
+function withoutDips(values) {
+  return values.map((value, at) => (value === null ? null : Math.max(value, values[at - 1] ?? value, values[at + 1] ?? value)));
+}
+
+/**
+ * What the plan expected of the rank in focus.
+ * @param {View} view
+ * @param {number} rank
+ * @param {number} steps
+ * @param {Colours} colours
+ */
+function ettLine(view, rank, steps, colours) {
+  if (!view.ranks.includes(rank)) return [];
+  const value = view.cells.map((cell) => known(cell.ett_s[rank]));
+  const look = { color: colours.muted, width: 1, dash: "dash", name: `ETT ${rank}`, format: FORMATS.seconds };
+  return line({ step: view.cellStep, bucket: view.cellBucket, value }, look, steps, null, MOST_POINTS / 6);
+}
+
+/**
+ * @param {View} view
+ * @param {Reading} reading
+ */
+function keyOf(view, { window: steps, focus }) {
+  const others = focus === null ? "all workers" : "the others";
+  const grey = view.world <= MOST_LINES ? `${others}, least to greatest` : `${others}: median, p10–p90 and slowest`;
+  const bucket = Math.max(view.bucket, view.cellBucket);
+  const smooth = bucket > 1 && steps <= bucket ? "means within least and greatest" : steps > 1 ? `rolling median of ${steps} steps` : "raw";
+  return `grey: ${grey} · ${smooth}${focus === null || !view.ranks.includes(focus) ? "" : " · dashed: ETT"}`;
+}
+
+/**
+ * Bands upon each other: the rank in focus in colour, the others in two greys.
+ * @param {View} view
+ * @param {number | null} focus
+ * @param {Colours} colours
+ */
+function shareAreas(view, focus, colours) {
+  const most = MOST_POINTS / Math.max(1, view.ranks.length);
+  const every = Math.max(1, Math.ceil(view.cellStep.length / most)); // stacked bands need the same x for all ranks, so extremes cannot be kept
+  const at = view.cellStep.map((_, i) => i).filter((i) => i % every === 0);
+  let below = 0;
+  /** @type {{words: string, y: number, color: string}[]} */
+  const names = [];
+  const traces = view.ranks.map((rank, order) => {
+    const y = at.map((i) => known(view.cells[i].share[rank]) ?? 0);
+    const last = y.at(-1) ?? 0;
+    if (rank === focus) names.push({ words: `<b>rank ${rank}</b><br>${FORMATS.percent(last)}`, y: below + last / 2, color: colours.badText });
+    below += last;
+    const color = rank === focus ? colours.bad : colours.grey;
+    return {
+      x: at.map((i) => view.cellStep[i]), y, type: "scatter", mode: "lines", stackgroup: "share", name: `rank ${rank}`, showlegend: false,
+      line: { width: 0.8, color: colours.panel }, fillcolor: faded(color, rank === focus ? 0.75 : order % 2 ? 0.45 : 0.3), customdata: y.map(FORMATS.percent),
+      hovertemplate: `rank ${rank}: %{customdata}<extra></extra>`,
+    };
+  });
+  return { traces, names };
 }
 
 /**
@@ -239,146 +461,35 @@ function computeBand(view, colours) {
  * @param {Colours} colours
  */
 function shareBand(view, colours) {
-  return quantileLines(view, "share", [...BAND, ["min", 0, "dashdot", 1.4]], colours, "%{y:.3~p}");
+  const { heat } = view;
+  if (!heat) return { traces: [], names: [] };
+  const series = { step: heat.step, bucket: heat.bucket, value: heat.bands.share_p50 };
+  const of = (/** @type {BandName} */ name, /** @type {string} */ words, /** @type {string} */ dash) =>
+    line({ ...series, value: heat.bands[name] }, { color: colours.grey, width: 1.2, dash, name: words, format: FORMATS.percent }, 1, null, MOST_POINTS / 6);
+  const traces = [
+    ...bandOf(series, heat.bands.share_min, heat.bands.share_max, colours.greyBand, MOST_POINTS / 6),
+    ...of("share_max", "greatest", "dot"), ...of("share_p90", "p90", "dash"), ...of("share_p50", "median", "solid"), ...of("share_min", "least", "dot"),
+  ];
+  return { traces, names: [] };
 }
 
 /**
- * @param {View} view
- * @param {CellName} name
- * @param {Level[]} levels
- * @param {Colours} colours
- * @param {string} hovertemplate
+ * @param {string} color "#rrggbb" or "rgb(r, g, b)"
+ * @param {number} part
  */
-function quantileLines(view, name, levels, colours, hovertemplate) {
-  return levels.map(([label, q, dash, width], at) => {
-    const y = view.cells.map((cell) => quantileOf(cell, name, q));
-    return {
-      ...thin(...broken(view.cellStep, y, view.cellBucket), MOST_POINTS / levels.length),
-      type: "scatter", mode: "lines", name: `${label} of ${view.ranks.length < view.world ? `${integer(view.ranks.length)} of ` : ""}${integer(view.world)} workers`, connectgaps: false,
-      line: { color: colours.ranks[at], dash, width }, hovertemplate,
-    };
-  });
+function faded(color, part) {
+  const hex = color.match(/^#(..)(..)(..)$/)?.slice(1).map((digits) => parseInt(digits, 16));
+  return `rgba(${(hex ?? color.match(/\d+/g) ?? [128, 128, 128]).join(",")},${part})`;
 }
 
 /**
- * Remembers the result: sorting a thousand workers at each step would take longer than drawing.
- * @param {Cell} cell
- * @param {CellName} name
- * @param {number} q
- */
-function quantileOf(cell, name, q) {
-  cell.quantiles ??= {};
-  return (cell.quantiles[`${name}${q}`] ??= quantile(cell[name], q));
-}
-
-/**
- * @param {View} view
- * @param {Colours} colours
- */
-function shareAreas(view, colours) {
-  const most = MOST_POINTS / Math.max(1, view.ranks.length);
-  const every = Math.max(1, Math.ceil(view.cellStep.length / most)); // stacked bands need the same x for all ranks, so extremes cannot be kept
-  const at = view.cellStep.map((_, i) => i).filter((i) => i % every === 0);
-  return view.ranks.map((rank, order) => ({
-    x: at.map((i) => view.cellStep[i]),
-    y: at.map((i) => known(view.cells[i].share[rank]) ?? 0),
-    type: "scatter", mode: "lines", stackgroup: "share", name: `rank ${rank}`,
-    line: { width: 0.8, color: colours.ranks[order % colours.ranks.length] },
-    hovertemplate: "%{y:.1%}",
-  }));
-}
-
-/**
- * The rank of each band, written inside the band at its right end.
- * @param {View} view
+ * The median of where some lines end.
  * @param {any[]} traces
- * @param {Colours} colours
  */
-function shareLabels(view, traces, colours) {
-  let below = 0;
-  return traces.flatMap((trace, order) => {
-    const share = trace.y.at(-1) ?? 0;
-    const y = below + share / 2;
-    below += share;
-    if (share < 0.06) return [];
-    return [{
-      text: `rank ${view.ranks[order]}`, x: trace.x.at(-1), y, xref: "x", yref: "y", xanchor: "right",
-      yanchor: "middle", showarrow: false, font: { size: 11, color: colours.text },
-      bgcolor: colours.panel, opacity: 0.85, borderpad: 1, captureevents: false,
-    }];
-  });
+function lastMedian(traces) {
+  const values = traces.map(({ y }) => lastOf(y)).filter((value) => value !== null).sort((a, b) => a - b);
+  return values.length ? values[values.length >> 1] : null;
 }
 
-const known = (/** @type {number | undefined} */ value) => (value === undefined || Number.isNaN(value) ? null : value);
-
-/**
- * @param {View} view
- * @param {CellName} name
- * @param {number} rank
- */
-function column(view, name, rank) {
-  return view.cells.map((cell) => known(cell[name][rank]));
-}
-
-/**
- * x and y with a null wherever steps are missing, so that no line bridges a gap; keeps extremes if given.
- * @param {number[]} step
- * @param {Column} y
- * @param {number} bucket
- * @param {[Column, Column] | null} bounds
- * @returns {[number[], Column]}
- */
-function broken(step, y, bucket, bounds = null) {
-  /** @type {number[]} */
-  const xs = [];
-  /** @type {Column} */
-  const ys = [];
-  for (let i = 0; i < step.length; i++) {
-    if (i > 0 && step[i] - step[i - 1] > 1.5 * bucket) {
-      xs.push(step[i - 1] + bucket);
-      ys.push(null);
-    }
-    if (bounds) {
-      xs.push(step[i], step[i] + bucket / 2);
-      ys.push(bounds[0][i], bounds[1][i]);
-    } else {
-      xs.push(step[i]);
-      ys.push(y[i] ?? null);
-    }
-  }
-  return [xs, ys];
-}
-
-/**
- * About `most` points at most: the least and the greatest of each group, so that no spike is lost.
- * @param {number[]} x
- * @param {Column} y
- * @param {number} most
- */
-function thin(x, y, most) {
-  if (x.length <= most) return { x, y };
-  const size = Math.ceil((2 * x.length) / most);
-  /** @type {number[]} */
-  const xs = [];
-  /** @type {Column} */
-  const ys = [];
-  for (let start = 0; start < x.length; start += size) {
-    let low = -1;
-    let high = -1;
-    let gap = -1;
-    for (let i = start; i < Math.min(start + size, x.length); i++) {
-      const value = y[i];
-      if (value === null) gap = i;
-      else {
-        if (low < 0 || value < Number(y[low])) low = i;
-        if (high < 0 || value > Number(y[high])) high = i;
-      }
-    }
-    const kept = new Set([low, high, gap].filter((i) => i >= 0));
-    for (const i of [...kept].sort((a, b) => a - b)) {
-      xs.push(x[i]);
-      ys.push(y[i]);
-    }
-  }
-  return { x: xs, y: ys };
-}
+/** @param {Column} column */
+const lastOf = (column) => column.findLast((value) => known(value) !== null) ?? null;

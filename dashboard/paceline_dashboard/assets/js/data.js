@@ -1,10 +1,22 @@
-// The data of a run on its page: the newest steps, and the marks of every chart.
+// The data of a run on its page: the newest steps, each by itself, and the marks of every chart.
+//
+//   data.start(answer)                  takes `GET view?last=`
+//   data.addSteps(…), addFlat(…), …     take events of the stream; what comes twice counts once
+//   data.view(from, to, world)          a `View` to draw (types.d.ts), with its heat map
+//
+// views.js makes the same `View` of a long range, and brings it up to date with the steps here.
+import { heatAt, heatColumn, heatOf, heatTable } from "./heat.js";
+
 export const MOST_STEPS = 2000;
-const MOST_CELLS = 400_000; // workers × steps; with many workers, fewer steps are kept
+export const MOST_LINES = 16; // with more workers, the heat map and its quantiles tell of them
+const ALL_RANKS = 1024; // with more workers, `worker_steps` of the stream has only some: its `heat` has all
+const MOST_COLUMNS = 512; // steps of the heat map and of workers' lines
 const MOST_CHOICES = 20;
 const MOST_RECENT = 20; // segments: loaders read ahead, so some have not begun
 /** @type {CellName[]} */
 export const CELLS = ["compute_s", "ett_s", "share"];
+/** @type {("compute_s_min" | "compute_s_max")[]} */
+const EXTREMES = ["compute_s_min", "compute_s_max"];
 
 /**
  * Rows of an object of columns.
@@ -23,6 +35,7 @@ export function* rows(columns) {
 
 export class RunData {
   constructor() {
+    this.going = true; // the run has not ended
     /** @type {ChosenSynchroniser[]} */
     this.chosen = []; // steps where policies chose another synchroniser, from `GET synchronisation`
     this.clear();
@@ -32,11 +45,13 @@ export class RunData {
     /** @type {Map<number, Row>} */
     this.steps = new Map(); // by step: rows of `GET steps`
     /** @type {Map<number, Cell>} */
-    this.cells = new Map(); // step → {compute_s, ett_s, share}: arrays by rank, NaN where unknown
+    this.cells = new Map(); // step → {compute_s, ett_s, share}: arrays by rank, NaN where unknown; of at most 16 workers
+    /** @type {Map<number, HeatColumn>} */
+    this.heat = new Map(); // step → its column of the heat map
     /** @type {Set<number>} */
     this.known = new Set();
     /** @type {number[]} */
-    this.ranks = []; // ranks with cells, ascending; of very many workers, only some
+    this.ranks = []; // ranks with cells, ascending
     /** @type {Switch[]} */
     this.switches = [];
     /** @type {Span[]} */
@@ -60,6 +75,21 @@ export class RunData {
     return this.newest ?? -1;
   }
 
+  /**
+   * Takes the newest steps, from `GET view?last=`.
+   * @param {ViewAnswer} answer
+   */
+  start(answer) {
+    this.clear();
+    this.begins = answer.begins ?? 0;
+    this.addSteps(answer.steps);
+    this.addTable(answer.worker_steps);
+    this.addHeat(answer.heat);
+    this.coasts = answer.coasts.map(([first, last]) => [first, last + 1]);
+    for (const segment of answer.segments) this.addSegment(segment);
+    for (const change of answer.switches) this.addSwitch(change);
+  }
+
   /** @param {Partial<StepColumns>} columns */
   addSteps(columns) {
     for (const row of rows(columns)) {
@@ -73,26 +103,44 @@ export class RunData {
   }
 
   /**
-   * Takes flat columns from an event: one entry per rank and step.
+   * Takes flat columns from an event, in the order of steps: one entry per rank and step.
    * @param {Record<string, any>} columns
+   * @param {number} world ranks of the run
    */
-  addFlat(columns) {
+  addFlat(columns, world) {
     const length = columns.step?.length ?? 0;
-    for (let i = 0; i < length; i++) {
-      const cell = this.#cell(columns.step[i], columns.rank[i]);
-      for (const name of CELLS) cell[name][columns.rank[i]] = columns[name][i] ?? NaN;
+    for (let from = 0, to = 0; from < length && world <= ALL_RANKS; from = to) {
+      while (to < length && columns.step[to] === columns.step[from]) to += 1;
+      this.heat.set(columns.step[from], heatColumn(columns, from, to, world));
     }
-    this.#forget(this.cells, this.#mostCells());
+    if (world <= MOST_LINES) {
+      for (let i = 0; i < length; i++) {
+        const cell = this.#cell(columns.step[i], columns.rank[i]);
+        for (const name of CELLS) cell[name][columns.rank[i]] = columns[name][i] ?? NaN;
+      }
+    }
+    this.#forget(this.heat, MOST_COLUMNS);
+    this.#forget(this.cells, MOST_STEPS);
   }
 
   /**
-   * Takes tables name[rank][step], from an answer of `GET worker-steps`.
+   * Takes columns of the heat map from an event.
+   * @param {HeatAnswer} answer
+   */
+  addHeat(answer) {
+    const heat = heatOf(answer);
+    heat.step.forEach((step, at) => this.heat.set(step, heatAt(heat, at)));
+    this.#forget(this.heat, MOST_COLUMNS);
+  }
+
+  /**
+   * Takes tables name[rank][step], as `worker_steps` of `GET view`.
    * @param {WorkerColumns} table
    */
   addTable(table) {
     for (const [step, cell] of cellsOf(table)) this.cells.set(step, cell);
     this.#know(table.ranks);
-    this.#forget(this.cells, this.#mostCells());
+    this.#forget(this.cells, MOST_STEPS);
   }
 
   /** @param {Segment} segment */
@@ -112,8 +160,13 @@ export class RunData {
     this.coasts = [...apart, span].sort((x, y) => x[0] - y[0]);
   }
 
-  /** @param {Switch} change */
+  /**
+   * The answer to a switch may arrive after the event that says since which step the switch is in force.
+   * @param {Switch} change
+   */
   addSwitch(change) {
+    const known = this.switches.find(({ version }) => version === change.version);
+    if (typeof known?.effective_step === "number" && typeof change.effective_step !== "number") return;
     this.switches = [...this.switches.filter((known) => known.version !== change.version), change];
     this.switches.sort((x, y) => x.version - y.version);
   }
@@ -129,14 +182,11 @@ export class RunData {
   }
 
   /**
-   * Whether step `from` and all later steps are here; with `cells`, those of each worker, too.
+   * Whether step `from` and all later steps are here, in the heat map, too.
    * @param {number} from
-   * @param {boolean} cells
    */
-  reachesBackTo(from, cells = false) {
-    return [this.steps, ...(cells ? [this.cells] : [])].every(
-      (map) => sorted(map)[0] <= Math.max(from, this.begins),
-    );
+  reachesBackTo(from) {
+    return [this.steps, this.heat].every((map) => sorted(map)[0] <= Math.max(from, this.begins));
   }
 
   /**
@@ -151,7 +201,8 @@ export class RunData {
     /** @type {Record<string, any>} */
     const metrics = {};
     for (const name of rows.length ? Object.keys(rows[0]) : []) metrics[name] = rows.map((row) => row[name]);
-    const cellStep = sorted(this.cells).filter((step) => step >= from && step <= to);
+    const inside = (/** @type {Map<number, any>} */ map) => sorted(map).filter((step) => step >= from && step <= to);
+    const cellStep = inside(this.cells);
     return {
       bucket: 1,
       cellBucket: 1,
@@ -161,6 +212,7 @@ export class RunData {
       cells: cellStep.map((step) => /** @type {Cell} */ (this.cells.get(step))),
       ranks: this.ranks,
       world,
+      heat: heatTable(world, 1, inside(this.heat).map((step) => [step, /** @type {HeatColumn} */ (this.heat.get(step))])),
       coasts: this.coasts,
     };
   }
@@ -194,10 +246,6 @@ export class RunData {
     }
   }
 
-  #mostCells() {
-    return Math.max(100, Math.min(MOST_STEPS, Math.floor(MOST_CELLS / Math.max(1, this.ranks.length))));
-  }
-
   /**
    * @param {number} step
    * @param {number} rank
@@ -212,7 +260,6 @@ export class RunData {
       if (cell[name]) wider.set(cell[name]);
       cell[name] = wider;
     }
-    cell.quantiles = undefined;
     return cell;
   }
 
@@ -240,45 +287,23 @@ function sorted(map) {
 }
 
 /**
- * step → cell of the tables of `GET worker-steps`.
+ * step → cell of tables name[rank][step]; where a column holds several steps, also `compute_s_min` and `compute_s_max`.
  * @param {WorkerColumns} table
  * @returns {Map<number, Cell>}
  */
-function cellsOf(table) {
+export function cellsOf(table) {
   const cells = new Map();
   const width = 1 + Math.max(-1, ...table.ranks);
+  const names = [...CELLS, ...(table.bucket > 1 ? EXTREMES : [])];
   table.step.forEach((step, at) => {
     const cell = /** @type {Cell} */ ({});
-    for (const name of CELLS) {
-      cell[name] = new Float32Array(width).fill(NaN);
+    for (const name of names) {
+      const values = (cell[name] = new Float32Array(width).fill(NaN));
       table.ranks.forEach((rank, row) => {
-        cell[name][rank] = table[name]?.[row]?.[at] ?? NaN;
+        values[rank] = table[name]?.[row]?.[at] ?? NaN;
       });
     }
     cells.set(step, cell);
   });
   return cells;
-}
-
-/**
- * The view for charts from the answers of `GET steps`, `GET worker-steps` and `GET coasts`.
- * @param {StepColumns} steps
- * @param {WorkerColumns} table
- * @param {[number, number][]} coasts
- * @param {number} world
- * @returns {View}
- */
-export function historyView(steps, table, coasts, world) {
-  const cells = cellsOf(table);
-  return {
-    bucket: steps.bucket,
-    cellBucket: table.bucket,
-    step: steps.step,
-    metrics: steps,
-    cellStep: table.step,
-    cells: table.step.map((step) => /** @type {Cell} */ (cells.get(step))),
-    ranks: table.ranks,
-    world,
-    coasts: coasts.map(([first, last]) => [first, last + 1]),
-  };
 }

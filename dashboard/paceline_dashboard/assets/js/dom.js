@@ -53,6 +53,33 @@ export function make(tag, properties = {}, ...children) {
 }
 
 /**
+ * Shows a new element in a place, unless the one there is equal. The table stays scrolled, and the focus stays at the
+ * element with the same `data-key`.
+ * @param {string} id of the place
+ * @param {HTMLElement} made
+ */
+export function renew(id, made) {
+  const place = byId(id);
+  if (place.firstElementChild?.isEqualNode(made)) return;
+  const key = place.contains(document.activeElement) ? document.activeElement?.getAttribute("data-key") : null;
+  const left = place.querySelector(".scroll")?.scrollLeft ?? 0;
+  place.replaceChildren(made);
+  const table = place.querySelector(".scroll");
+  if (table) table.scrollLeft = left;
+  const same = [...place.querySelectorAll("[data-key]")].find((each) => each.getAttribute("data-key") === key);
+  same?.focus({ preventScroll: true });
+}
+
+/**
+ * Shows another page of the dashboard, without loading the document anew.
+ * @param {string} path such as `runs/3f9a/ranks/5`
+ */
+export function go(path) {
+  const pathname = new URL(path, new URL("../../", import.meta.url)).pathname;
+  window.dash_clientside.set_props("url", { pathname });
+}
+
+/**
  * Waits for the element with this id: some of Dash's components render late.
  * @param {string} id
  * @returns {Promise<any>}
@@ -72,11 +99,13 @@ export function whenThere(id) {
 }
 
 /**
- * Shows the place of this page in the header; empty on the first page.
- * @param {string} label
+ * Shows the place of this page in the header, and its title in the browser's tab.
+ * @param {string} label empty: the links in the header say where this is
+ * @param {string} title empty: the first page
  */
-export function crumbs(label) {
+export function crumbs(label, title = label) {
   const nav = byId("crumbs");
+  document.title = title ? `${title} · Paceline` : "Paceline";
   nav.replaceChildren(...(label ? [make("span", { "aria-current": "page" }, label)] : []));
 }
 
@@ -85,16 +114,19 @@ const STATES = {
   connecting: "connecting…",
   lost: "connection lost, retrying",
   ended: "run ended",
+  unknown: "no such run",
+  missing: "no such rank",
 };
 
 /**
- * Shows the connection's state in the header: "live", "connecting", "lost" or "ended".
+ * Shows the connection's state in the header: "live", "connecting", "lost", "ended", "unknown" or "missing".
  * @param {keyof typeof STATES} state
  */
 export function connection(state) {
   const element = byId("connection-status");
   element.className = `connection ${state}`;
   text("connection-status", STATES[state]);
+  show("page-lost", state === "lost");
 }
 
 /**

@@ -1,5 +1,5 @@
 // Forecasts against outcomes, over all runs.
-import { get } from "./api.js";
+import { BASE, get } from "./api.js";
 import { CONFIG } from "./charts.js";
 import { byId, connection, crumbs, make, poll, problem, show, text, whenThere } from "./dom.js";
 import { integer, moment, percent, plural } from "./format.js";
@@ -12,7 +12,7 @@ const LISTED = 50; // and in the table
 
 /**
  * Opens the page; returns a function that closes it.
- * @param {Pick<PageData, "palette" | "plotly">} page
+ * @param {Pick<PageData, "palette">} page
  */
 export function openForecasts(page) {
   const opened = new ForecastsPage(page);
@@ -21,7 +21,7 @@ export function openForecasts(page) {
 }
 
 class ForecastsPage {
-  /** @param {Pick<PageData, "palette" | "plotly">} page */
+  /** @param {Pick<PageData, "palette">} page */
   constructor(page) {
     this.page = page;
     this.closed = false;
@@ -54,7 +54,7 @@ class ForecastsPage {
     const simulated = byId("forecasts-runs").value;
     try {
       const answer = await get("forecasts/scores", { simulated, limit: MOST });
-      if (answer.items.length) await plotly(this.page.plotly);
+      if (answer.items.length) await plotly();
       if (this.closed || simulated !== byId("forecasts-runs").value) return;
       connection("live");
       problem("forecasts-problem", "");
@@ -86,7 +86,7 @@ class ForecastsPage {
     byId("forecasts-presets").replaceChildren(table(head, scores));
     const names = ["Run", "Preset", "When", "Ranks", "Nodes", "Forecast", "Measured", "Error", "Inside 95 %"];
     const rows = items.slice(0, LISTED).map((item) => [
-      make("a", { href: `/runs/${encodeURIComponent(item.run)}` }, item.run),
+      make("a", { href: new URL(`runs/${encodeURIComponent(item.run)}`, BASE).pathname }, item.run),
       item.policy, moment(item.at), integer(item.ranks), integer(item.nodes),
       between(item.forecast), between(item), signed(item.error), item.inside ? "yes" : "no",
     ]);
@@ -137,23 +137,25 @@ export function traces(items, colours) {
 
 /** @param {Colours} colours */
 function layout(colours) {
-  const axis = { gridcolor: colours.line, zerolinecolor: colours.muted, linecolor: colours.line, tickformat: "~%", automargin: true };
+  const axis = { gridcolor: colours.grid, zerolinecolor: colours.muted, zerolinewidth: 0.5, linecolor: colours.line, tickformat: "~%", automargin: true };
   return {
-    margin: { l: 56, r: 12, t: 12, b: 56 },
+    margin: { l: 56, r: 12, t: 24, b: 36 },
     paper_bgcolor: colours.panel,
     plot_bgcolor: colours.panel,
-    font: { family: "inherit", size: 12, color: colours.muted },
-    legend: { orientation: "h", x: 0, y: -0.16, yanchor: "top" },
+    font: { family: "inherit", size: 11, color: colours.muted },
+    legend: { orientation: "h", x: 1, xanchor: "right", y: 1, yanchor: "bottom" },
     hoverlabel: { bgcolor: colours.panel, bordercolor: colours.line, font: { color: colours.text } },
     dragmode: false,
-    xaxis: { ...axis, title: { text: "forecast saving" }, fixedrange: true },
-    yaxis: { ...axis, title: { text: "measured saving" }, fixedrange: true },
+    xaxis: { ...axis, title: { text: "forecast saving", font: { size: 11 }, standoff: 6 }, fixedrange: true },
+    yaxis: { ...axis, title: { text: "measured saving", font: { size: 11 }, standoff: 6 }, fixedrange: true },
   };
 }
 
 /** @param {number | null} value */
 function signed(value) {
-  return value !== null && value > 0 ? `+${percent(value)}` : percent(value);
+  if (value === null) return percent(value);
+  const shown = percent(Math.abs(value));
+  return Number.parseFloat(shown) === 0 ? shown : `${value > 0 ? "+" : "−"}${shown}`;
 }
 
 /** @param {{saving: number, low: number, high: number}} of */

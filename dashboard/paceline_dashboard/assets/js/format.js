@@ -35,6 +35,44 @@ export function seconds(value) {
   return `${(value / 3600).toFixed(1)} h`;
 }
 
+/**
+ * "3 h 05 min": how long something lasted, in words.
+ * @param {number} value seconds
+ */
+export function duration(value) {
+  if (value < 90) return `${Math.max(1, Math.round(value))} s`;
+  const minutes = Math.round(value / 60);
+  if (minutes < 60) return `${minutes} min`;
+  if (minutes < 2880) return `${Math.floor(minutes / 60)} h ${String(minutes % 60).padStart(2, "0")} min`;
+  return `${Math.round(minutes / 1440)} days`;
+}
+
+/** @param {number} hours */
+export function workerHours(hours) {
+  if (hours * 60 < 1) return `${Math.max(1, Math.round(hours * 3600))} worker-seconds`;
+  if (hours < 1) return plural(Math.round(hours * 60), "worker-minute");
+  return `${number(hours)} worker-hours`;
+}
+
+/**
+ * What worker-hours cost: "7.75 EUR".
+ * @param {number} hours
+ * @param {{amount: number, currency: string}} price of one
+ */
+export function money(hours, { amount, currency }) {
+  return `${(hours * amount).toLocaleString("en", { minimumFractionDigits: 2, maximumFractionDigits: 2 })} ${currency}`;
+}
+
+/**
+ * A Unix time as "16:21"; with the weekday if it is not today.
+ * @param {number} value
+ */
+export function clock(value) {
+  const at = new Date(value * 1000);
+  const time = at.toLocaleTimeString("en-GB", { hour: "2-digit", minute: "2-digit" });
+  return at.toDateString() === new Date().toDateString() ? time : `${at.toLocaleDateString("en-GB", { weekday: "short" })} ${time}`;
+}
+
 /** @param {number | null | undefined} value */
 export function ratio(value) {
   return known(value) ? value.toFixed(2) : "–";
@@ -73,6 +111,16 @@ export function moment(value) {
   return at.toDateString() === new Date().toDateString()
     ? time
     : `${at.toLocaleDateString("en-CA")} ${time.slice(0, 5)}`;
+}
+
+/**
+ * How long ago a Unix time was: "5 s ago".
+ * @param {number} value
+ */
+export function ago(value) {
+  const past = Math.max(0, Date.now() / 1000 - value);
+  if (past < 60) return `${Math.round(past)} s ago`;
+  return past < 3600 ? `${Math.round(past / 60)} min ago` : `at ${moment(value)}`;
 }
 
 /**

@@ -1,12 +1,9 @@
-// Steps older than the page's data, thinned out by the server.
+// Ranges longer than the page's data: thinned out by the server, and kept up to date by the stream.
 import { get } from "./api.js";
-import { historyView } from "./data.js";
+import { extended, viewOf } from "./views.js";
 
-const POINTS = 1000;
-const MOST_CELLS = 60_000; // workers × points in one answer
-const MOST_RANKS = 1024; // the most workers in an answer of the server
-const LEAST_PAUSE_MS = 2000; // between an answer and the next request
-const PAUSE_PER_MS = 4; // pause per ms that the answer took: an answer may be expensive
+const MOST_TAIL = 400; // steps that the stream adds to an answer before the range is asked for again
+const LEAST_PAUSE_MS = 2000; // after a failure
 const LONGEST_PAUSE_MS = 30_000; // while the server is away
 
 export class History {
@@ -37,23 +34,23 @@ export class History {
   }
 
   /**
-   * The view of steps [from, to] of a run of `world` workers whose newest step is `latest`, or null until it
-   * arrives. With a new point to draw it asks again, and returns the last view of the same `key` until then.
+   * The view of steps [from, to] of a run of `world` workers, or null until it arrives. Steps that came since are those
+   * of `data`; the server is asked again when there are many. Until then, the last view of the same `key` is returned.
    * @param {string} key
    * @param {number} from
    * @param {number} to
-   * @param {number} latest
+   * @param {import("./data.js").RunData} data
    * @param {number} world
    */
-  view(key, from, to, latest, world) {
+  view(key, from, to, data, world) {
     if (this.key !== key) {
       this.clear();
       this.key = key;
     }
-    const end = Math.min(to, latest);
-    const grown = this.shown === null || end - this.end >= this.shown.bucket;
+    const end = Math.min(to, data.latest);
+    const grown = this.shown === null || end - this.end >= MOST_TAIL;
     if (grown && !this.busy && performance.now() >= this.notBefore) this.#fetch(from, end, world);
-    return this.shown;
+    return this.shown && extended(this.shown, this.end, data, end);
   }
 
   /**
@@ -64,19 +61,12 @@ export class History {
   async #fetch(from, to, world) {
     this.busy = true;
     const { round } = this;
-    const began = performance.now();
-    const points = Math.max(50, Math.min(POINTS, Math.floor(MOST_CELLS / Math.min(world, MOST_RANKS))));
     try {
-      const [steps, table, coasts] = await Promise.all([
-        get(`${this.path}/steps`, { from, to, points: POINTS }),
-        get(`${this.path}/worker-steps`, { from, to, points }),
-        get(`${this.path}/coasts`, { from, to, points: POINTS }),
-      ]);
+      const answer = await get(`${this.path}/view`, { from, to });
       if (round !== this.round) return; // the user looks at other steps by now
-      this.shown = historyView(steps, table, coasts, world);
+      this.shown = viewOf(answer, world);
       this.end = to;
       this.failures = 0;
-      this.#pause(Math.max(LEAST_PAUSE_MS, PAUSE_PER_MS * (performance.now() - began)));
       this.arrived();
     } catch (error) {
       if (error.status === undefined) throw error;

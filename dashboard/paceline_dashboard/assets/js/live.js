@@ -1,9 +1,10 @@
 // A run's snapshot, then its event stream; starts again with a snapshot after each interruption.
 import { url } from "./api.js";
 import { connection } from "./dom.js";
+import { follow } from "./stream.js";
 
 const FIRST_RETRY_S = 0.5;
-const LONGEST_RETRY_S = 5;
+const LONGEST_RETRY_S = 1.5; // a server that is back is live within 3 s; while it is away, an attempt costs it nothing
 
 export class Live {
   /**
@@ -18,7 +19,7 @@ export class Live {
     this.load = load;
     this.on = on;
     this.retryS = FIRST_RETRY_S;
-    /** @type {EventSource | null} */
+    /** @type {{close: () => void} | null} */
     this.source = null;
     /** @type {ReturnType<typeof setTimeout> | undefined} */
     this.timer = undefined;
@@ -52,7 +53,7 @@ export class Live {
     const round = this.round;
     try {
       const since = await this.load(() => round === this.round);
-      if (round === this.round) this.#listen(since, round);
+      if (round === this.round) this.#listen(since);
     } catch (error) {
       if (error.status === undefined) reportError(error); // an error of our code, not of the connection
       if (round !== this.round) return;
@@ -62,27 +63,24 @@ export class Live {
     }
   }
 
-  /**
-   * @param {string} since
-   * @param {number} round
-   */
-  #listen(since, round) {
+  /** @param {string} since */
+  #listen(since) {
     const target = url(`runs/${encodeURIComponent(this.run)}/events`);
-    target.searchParams.set("since", since);
-    this.source = new EventSource(target);
-    this.source.onopen = () => {
-      this.retryS = FIRST_RETRY_S;
-      connection("live");
-    };
-    this.source.onmessage = (message) => {
-      const event = JSON.parse(message.data);
-      if (event.type === "reset") this.#connect();
-      else this.on.event(event);
-    };
-    this.source.onerror = () => {
-      if (this.on.ended()) this.#rest();
-      else this.#retry();
-    };
+    this.source = follow(target, since, {
+      open: () => {
+        this.retryS = FIRST_RETRY_S;
+        connection("live");
+      },
+      message: (data) => {
+        const event = JSON.parse(data);
+        if (event.type === "reset") this.#connect();
+        else this.on.event(event);
+      },
+      error: () => {
+        if (this.on.ended()) this.#rest();
+        else this.#retry();
+      },
+    });
   }
 
   /** Ends the stream; only `reopen` starts it again. */

@@ -2,19 +2,25 @@
 import { ApiError } from "./api.js";
 import { make } from "./dom.js";
 
+/** @type {Promise<void> | null} */
+let coming = null;
+
 /**
- * @param {string} source
+ * Where the page finds Plotly is in its head. After a failure the next call tries again.
  * @returns {Promise<void>}
  */
-export function plotly(source) {
+export function plotly() {
   if (window.Plotly) return Promise.resolve();
-  return new Promise((resolve, reject) => {
+  const source = /** @type {HTMLMetaElement} */ (document.querySelector("meta[name=plotly]")).content;
+  coming ??= new Promise((resolve, reject) => {
     const script = make("script", { src: source });
     script.onload = () => resolve();
     script.onerror = () => {
       script.remove();
+      coming = null;
       reject(new ApiError(0, `Cannot load ${source}.`));
     };
     document.head.append(script);
   });
+  return coming;
 }

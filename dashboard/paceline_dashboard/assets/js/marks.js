@@ -19,8 +19,9 @@ export function gaps(step, bucket) {
 }
 
 /**
- * Plotly shapes and annotations for the steps [from, to].
- * @param {{switches: Switch[], chosen: ChosenSynchroniser[]}} data
+ * Plotly shapes and annotations for the steps [from, to]. A switch is marked at once: until its first step is trained,
+ * at the right end.
+ * @param {{switches: Switch[], chosen: ChosenSynchroniser[], latest: number, going: boolean}} data
  * @param {Span[]} coasts
  * @param {Span[]} missing
  * @param {number} from
@@ -28,7 +29,7 @@ export function gaps(step, bucket) {
  * @param {Colours} colours
  * @returns {{shapes: object[], annotations: object[]}}
  */
-export function marks({ switches, chosen }, coasts, missing, from, to, colours) {
+export function marks({ switches, chosen, latest, going }, coasts, missing, from, to, colours) {
   const shapes = [];
   const annotations = [];
   const spans = [
@@ -57,18 +58,25 @@ export function marks({ switches, chosen }, coasts, missing, from, to, colours) 
   const begins = (/** @type {number} */ x) => (right(x) ? x - room : x); // of its label
   /** @type {number[]} */
   const labelled = [];
+  const crowded = (/** @type {number} */ x) => labelled.some((other) => Math.abs(begins(other) - begins(x)) < room);
+  const last = switches.at(-1);
+  /** @type {{x: number, words: string}[]} */
+  const began = [];
   for (const change of switches) {
-    const x = change.effective_step;
-    if (change.version === 0 || x === null || x < from || x > to) continue;
-    shapes.push(mark(x, "dash", 1.5));
-    annotations.push(label(`▸ ${change.policy}`, x));
-    labelled.push(x);
+    const ahead = change.effective_step === null || change.effective_step > latest;
+    if (ahead && (!going || change !== last || to < latest)) continue; // it never began, or the end is not shown
+    const x = ahead ? Math.min(latest + 1, to) : /** @type {number} */ (change.effective_step);
+    if (change.version === 0 || x < from || x > to) continue;
+    shapes.push(mark(x, ahead ? "dot" : "dash", 1.5));
+    began.push({ x, words: `▸ ${change.policy}${ahead ? " from the next steps on" : ""}` });
   }
+  // The newest switches get labels while there is room; the panel "Policy" lists all.
+  const named = began.reverse().filter(({ x }) => !crowded(x) && labelled.push(x));
+  for (const { x, words } of named.reverse()) annotations.push(label(words, x));
   for (const { from: x, before, synchroniser, why } of [...chosen].reverse()) {
     if (before === null || x < from || x > to) continue; // a policy's first choice: its switch is marked already
     shapes.push(mark(x, "dot", 1.2));
-    // The newest choices get labels while there is room; the panel "Policy" lists all.
-    if (labelled.some((other) => Math.abs(begins(other) - begins(x)) < room)) continue;
+    if (crowded(x)) continue;
     const hovertext = lines(`From step ${x} ${why}.`);
     annotations.push({ ...label(`▹ ${synchroniser}`, x), captureevents: true, hovertext });
     labelled.push(x);

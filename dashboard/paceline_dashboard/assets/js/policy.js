@@ -1,108 +1,141 @@
-// The dialog to switch the policy: preset, parameters, confirmation and result.
-import { change, get } from "./api.js";
-import { overtakenWords } from "./changes.js";
-import { byId, make, problem, show, text } from "./dom.js";
-import { blame, fieldOf, FieldError, valueOf } from "./fields.js";
-import { mean, moment, seconds } from "./format.js";
+// The panel of the policy: what is in force and why, the last switch with its forecast beside its effect, and Revert.
+import { get } from "./api.js";
+import { byId, make, show, text } from "./dom.js";
+import { integer, moment, seconds } from "./format.js";
+import { changeWords, interval, scaleOf } from "./interval.js";
+import { changesOf, groupOf, same } from "./options.js";
 import { ENDED, simulated } from "./summary.js";
+import { SwitchDialog } from "./switchdialog.js";
 
-// What the chosen preset changes in the training: `changes` of `GET policies`.
 /** @type {Record<Changes, string>} */
-const CHANGES = {
-  nothing:
-    "Training does not stop and stays the same: each global batch holds the samples that plain DDP would give it, and " +
-    "each sample is used once per epoch. You can switch back at any time.",
-  batches:
-    "Training does not stop, but batches are composed differently: each sample is still used once per epoch and the " +
-    "global batch keeps its size, but other samples meet in it than under plain DDP. Accuracy may differ. You can " +
-    "switch back at any time; steps trained until then stay as they are.",
-  training:
-    "Training does not stop, but it changes: ranks do not wait for all others in each step, so gradients may be old or " +
-    "dropped, and replicas may differ. Accuracy may differ. You can switch back at any time; steps trained until then " +
-    "stay as they are.",
-};
-/** @type {string[]} */
-const SEVERITY = Object.keys(CHANGES);
-const WARNINGS_MS = 20_000; // a trial takes a part of a second, the first one seconds
-const AT_PARAMETER = /^parameters\.(\w+): (.*)$/s; // the server's message about a wrong parameter
+const TAGS = { nothing: "ok", batches: "warn", training: "bad" };
 
 export class PolicyPanel {
   /**
    * @param {string} run
    * @param {import("./data.js").RunData} data
    * @param {import("./effect.js").Effects} effects
-   * @param {() => Promise<void>} changed called after a switch: takes the run's new revision
+   * @param {import("./whatif.js").WhatIf} whatif
+   * @param {(revision: number) => void} switched called after a switch with the run's new revision
    */
-  constructor(run, data, effects, changed) {
-    this.id = run;
+  constructor(run, data, effects, whatif, switched) {
     this.data = data;
     this.effects = effects;
-    this.changed = changed;
-    this.asked = 0; // how often warnings were asked for: only the newest answer counts
-    this.seen = 0; // revision of the run that the dialog was opened with
+    this.whatif = whatif;
     /** @type {any} */
     this.run = null; // the run's newest state
     /** @type {PresetInfo[]} */
     this.presets = [];
+    this.dialog = new SwitchDialog(run, data, whatif, (made) => {
+      this.data.addSwitch(made);
+      switched(made.revision);
+      this.draw();
+    });
     byId("switch-open").addEventListener("click", () => this.openDialog());
-    byId("policy-presets").addEventListener("change", () => this.#chosen({}));
-    byId("policy-parameters").addEventListener("change", () => {
-      this.#tellChanges();
-      this.#tellWarnings();
-    });
-    byId("policy-parameters").addEventListener("keydown", (/** @type {KeyboardEvent} */ event) => {
-      if (event.key !== "Enter") return;
-      event.preventDefault(); // otherwise Enter would press the form's first button, Cancel
-      this.#requestSwitch();
-    });
-    byId("switch-confirm").addEventListener("click", () => this.#requestSwitch());
+    byId("switch-revert").addEventListener("click", () => this.#revert());
   }
 
   async load() {
     this.presets = await get("policies");
+    this.whatif.presets = this.presets;
+    this.dialog.presets = this.presets;
   }
 
   /**
-   * Takes the run's newest state.
+   * Takes the run's newest state. An answer on its way from before a switch does not bring the old revision back.
    * @param {Run} run
    */
   update(run) {
-    this.run = run;
+    this.run = { ...run, revision: Math.max(run.revision, this.run?.revision ?? 0) };
     const ended = ENDED.includes(run.state);
-    byId("switch-open").disabled = ended || !this.presets.length;
-    byId("switch-open").title = ended ? `The run has ${run.state === "finished" ? "finished" : "ended"}` : "";
+    const why = ended ? `The run has ${run.state === "finished" ? "finished" : "ended"}` : "";
+    for (const id of ["switch-open", "switch-revert"]) {
+      byId(id).disabled = ended || !this.presets.length;
+      byId(id).title = why;
+    }
+    this.dialog.update(this.run);
   }
 
   /**
-   * Opens the dialog with a chosen preset, by default the policy in force.
-   * @param {string} policy
-   * @param {Record<string, any>} parameters
+   * Opens the dialog with a chosen preset, by default the recommended one.
+   * @param {string} [policy]
+   * @param {Record<string, any>} [parameters]
+   * @param {string} [why]
    */
-  openDialog(policy = this.run.policy, parameters = {}) {
-    this.seen = this.run.revision;
-    byId("switch-why").value = "";
-    const options = this.presets.map((preset) => optionOf(preset, preset.name === this.run.policy));
-    byId("policy-presets").replaceChildren(...options);
-    byId("switch-dialog").showModal();
-    const radio = byId(`policy-preset-${policy}`) ?? options[0].querySelector("input");
-    radio.checked = true;
-    radio.focus();
-    radio.closest("label").scrollIntoView({ block: "nearest" });
-    this.#chosen(parameters);
+  openDialog(policy, parameters, why) {
+    this.dialog.open(policy, parameters, why);
   }
 
-  /** Draws the policy in force, the newest switch in words, and the earlier switches below. */
+  /** Draws the policy in force, the newest switch with its forecast and effect, and the earlier switches below. */
   draw() {
     const preset = this.presets.find((known) => known.name === this.run.policy);
     text("policy-current", this.run.policy);
     text("policy-summary", preset?.summary ?? "");
-    const set = Object.entries(this.#inForce).filter(([name, value]) => !same(value, preset?.parameters[name]?.default));
+    const parameters = this.data.switches.at(-1)?.parameters ?? {};
+    const set = Object.entries(parameters).filter(([name, value]) => !same([value], [preset?.parameters[name]?.default]));
     text("policy-changed", set.map(([name, value]) => `${name} = ${brief(value)}`).join(", "));
     show("policy-changed", set.length > 0);
+    this.#tag(preset, parameters);
     this.#explain();
     const [newest, ...earlier] = this.data.switches.filter((change) => change.version > 0).reverse();
+    show("switch-last", newest !== undefined);
     text("switch-status", newest ? this.#words(newest) : "No switch yet.");
+    this.#figures(newest);
     fill("switch-history", earlier.map((change) => this.#words(change)));
+    const before = this.#before(newest);
+    show("switch-revert", before !== undefined);
+    text("switch-revert", before ? `Revert to ${before.policy}…` : "");
+    this.dialog.update(this.run);
+  }
+
+  /**
+   * @param {PresetInfo | undefined} preset
+   * @param {Record<string, any>} parameters
+   */
+  #tag(preset, parameters) {
+    show("policy-tag", preset !== undefined);
+    if (!preset) return;
+    const changes = changesOf(preset, parameters);
+    text("policy-tag", groupOf(changes).tag);
+    byId("policy-tag").className = `badge ${TAGS[changes]}`;
+    const since = this.data.switches.find(({ version }) => version === this.run.version)?.effective_step;
+    text("policy-since", since === null || since === undefined ? "" : `in force since step ${integer(since)}`);
+  }
+
+  /**
+   * Forecast and effect of a switch, one below the other on one scale.
+   * @param {Switch | undefined} change
+   */
+  #figures(change) {
+    const effect = change && this.effects.of(change);
+    const rows = [];
+    if (effect) {
+      const { forecast } = effect;
+      const scale = scaleOf([forecast, effect]);
+      if (forecast) rows.push(figure("forecast", forecast, scale, "open"));
+      rows.push(figure("effect", effect, scale, effect.known && Number(effect.saving) < 0 ? "bad" : "accent"));
+    }
+    const shown = rows.map((row) => row.outerHTML).join("");
+    const list = byId("switch-effect");
+    if (list.dataset.shown === shown) return;
+    list.dataset.shown = shown;
+    list.replaceChildren(...rows);
+  }
+
+  /**
+   * The policy that a switch took the place of; undefined if that is not known.
+   * @param {Switch | undefined} change
+   */
+  #before(change) {
+    if (!change) return undefined;
+    const earlier = this.data.switches.filter(({ version, effective_step: step }) => version < change.version && step !== null);
+    return earlier.findLast(({ policy, parameters }) => policy !== change.policy || !same(parameters, change.parameters));
+  }
+
+  #revert() {
+    const newest = this.data.switches.at(-1);
+    const before = this.#before(newest);
+    if (newest && before) this.openDialog(before.policy, before.parameters, `back from ${newest.policy}`);
   }
 
   /** Draws why the policy in force chose its synchroniser, if it chooses one, and why ranks all-reduce in spite of it. */
@@ -117,129 +150,11 @@ export class PolicyPanel {
     show("policy-fallback", this.data.fallback !== "");
   }
 
-  /** @returns {PresetInfo} */
-  get #preset() {
-    const name = byId("policy-presets").querySelector("input:checked").value;
-    return /** @type {PresetInfo} */ (this.presets.find((preset) => preset.name === name));
-  }
-
-  /** Ranks of the run. @returns {number} */
-  get #world() {
-    return this.run.world ?? this.run.nproc;
-  }
-
-  /**
-   * Parameters of the policy in force.
-   * @returns {Record<string, any>}
-   */
-  get #inForce() {
-    return this.data.switches.at(-1)?.parameters ?? {};
-  }
-
-  /** @param {Record<string, any>} parameters */
-  #chosen(parameters) {
-    const preset = this.#preset;
-    const again = preset.name === this.run.policy;
-    const values = { ...(again ? this.#inForce : {}), ...parameters };
-    const fields = Object.entries(preset.parameters).map(([name, schema]) => fieldOf(name, schema, values[name] ?? schema.default));
-    text("policy-chosen", fields.length ? `Parameters of ${preset.name}` : `${preset.name} has no parameters`);
-    byId("policy-parameters").replaceChildren(...fields);
-    byId("policy-parameters").scrollTop = 0;
-    text("switch-confirm", again ? `Restart ${preset.name} with these parameters` : `Switch to ${preset.name}`);
-    text("switch-when", this.#when());
-    this.#tellChanges();
-    this.#tellWarnings();
-    problem("switch-problem", "");
-  }
-
-  /** What the chosen preset changes in the training, with the parameters that its fields hold. */
-  #tellChanges() {
-    const preset = this.#preset;
-    const choices = Object.keys(preset.changes_with).map((name) => [name, valueOf(name, preset.parameters[name], this.#world)]);
-    text("switch-changes", CHANGES[changesOf(preset, Object.fromEntries(choices))]);
-  }
-
-  /** What to know before this switch, by what the run has measured. Without an answer nothing is shown. */
-  async #tellWarnings() {
-    const asked = ++this.asked;
-    fill("switch-warnings", []);
-    show("switch-warnings", false);
-    try {
-      const parameters = JSON.stringify(this.#values());
-      const path = `runs/${encodeURIComponent(this.id)}/policy/warnings`;
-      const { warnings } = await get(path, { policy: this.#preset.name, parameters }, WARNINGS_MS);
-      if (asked !== this.asked || !byId("switch-warnings")) return;
-      fill("switch-warnings", warnings);
-      show("switch-warnings", warnings.length > 0);
-    } catch (error) {
-      // A value that is not legal yet, or a server of an earlier release: the confirmation says what is wrong.
-      if (!(error instanceof FieldError) && error.status === undefined) throw error;
-    }
-  }
-
-  #when() {
-    if (!simulated(this.run) && !this.run.controller?.alive) return "No controller plans this run now: the switch waits until one does.";
-    const recent = this.data.rowsBetween(this.data.latest - 19, this.data.latest);
-    const step = mean(recent.map((row) => row.step_s));
-    const steps = this.data.segment?.steps ?? 4;
-    return `It takes effect when the running plan segment ends: within about ${steps} steps${step === null ? "" : ` (${seconds(steps * step)})`}.`;
-  }
-
-  /** The chosen preset's parameters; throws FieldError if a value is not legal. @returns {Record<string, any>} */
-  #values() {
-    const schemas = Object.entries(this.#preset.parameters);
-    return Object.fromEntries(schemas.map(([name, schema]) => [name, valueOf(name, schema, this.#world)]));
-  }
-
-  /** The chosen preset's parameters, or null if a value is not legal; its field shows the message. */
-  #parameters() {
-    try {
-      return this.#values();
-    } catch (error) {
-      if (!(error instanceof FieldError)) throw error;
-      blame(error.field, error.message);
-      return null;
-    }
-  }
-
-  /** Requests the switch that the dialog describes; closes the dialog if the server takes it. */
-  async #requestSwitch() {
-    const parameters = this.#parameters();
-    const button = byId("switch-confirm");
-    if (parameters === null || button.disabled) return;
-    button.disabled = true; // a double click must not switch twice
-    try {
-      const body = { policy: this.#preset.name, parameters, by: "dashboard", why: byId("switch-why").value };
-      const path = `runs/${encodeURIComponent(this.id)}/policy`;
-      this.data.addSwitch(await change("POST", path, body, this.seen));
-      await this.changed();
-      byId("switch-dialog").close();
-    } catch (error) {
-      if (error.status === undefined) throw error;
-      this.#refused(error);
-    } finally {
-      button.disabled = false;
-    }
-    this.draw();
-  }
-
-  /**
-   * Shows the server's message at the field that it names, otherwise below all fields.
-   * @param {import("./api.js").ApiError} error
-   */
-  #refused(error) {
-    if (error.status === 412) {
-      this.seen = error.problem.revision; // the operator knows now: the next confirmation goes ahead
-      problem("switch-problem", `${overtakenWords(error)} Your switch was not made. Confirm again to make it all the same.`);
-      return;
-    }
-    const [, name, words] = error.fields[0]?.message.match(AT_PARAMETER) ?? [];
-    if (!name || !blame(name, `${name}: ${words}`)) problem("switch-problem", error.message);
-  }
-
   /** @param {Switch} change */
   #words(change) {
-    const asked = `${change.policy}: requested ${moment(change.requested_at)} by ${change.requested_by}`;
+    const before = this.data.switches.findLast(({ version }) => version < change.version)?.policy;
+    const why = change.why ? `: “${change.why}”` : "";
+    const asked = `${before ? `${before} → ` : ""}${change.policy}: requested ${moment(change.requested_at)} by ${change.requested_by}${why}`;
     if (change.effective_step === null || change.effective_step === undefined) {
       const newer = this.data.switches.some((other) => other.version > change.version);
       if (newer) return `${asked} → superseded before it took effect.`;
@@ -254,24 +169,22 @@ export class PolicyPanel {
 }
 
 /**
- * What a preset changes in the training with these parameters: "nothing", "batches" or "training".
- * If several parameters change it, the gravest change counts.
- * @param {Pick<PresetInfo, "changes" | "changes_with">} preset
- * @param {Record<string, any>} parameters
- * @returns {Changes}
- */
-export function changesOf({ changes, changes_with: changesWith }, parameters) {
-  const values = Object.entries(changesWith).map(([name, byValue]) => byValue[String(parameters[name])]);
-  const known = values.filter((value) => value !== undefined);
-  return known.length ? known.reduce((gravest, next) => (SEVERITY.indexOf(next) > SEVERITY.indexOf(gravest) ? next : gravest)) : changes;
-}
-
-/**
  * The notice that ranks do not follow the policy's synchroniser.
  * @param {string} fallback
  */
 export function fallbackWords(fallback) {
   return fallback && `Gradients are all-reduced, because ${fallback}.`;
+}
+
+/**
+ * @param {string} name
+ * @param {import("./interval.js").Estimate} estimate
+ * @param {[number, number]} scale
+ * @param {string} colour
+ */
+function figure(name, estimate, scale, colour) {
+  const words = make("span", { className: "effect-figure" }, changeWords(estimate));
+  return make("div", { className: `effect ${name}` }, make("span", { className: "muted" }, name), interval(estimate, scale, colour), words);
 }
 
 /**
@@ -285,29 +198,6 @@ function fill(id, lines) {
   list.dataset.shown = JSON.stringify(lines);
   list.replaceChildren(...lines.map((line) => make("li", {}, line)));
 }
-
-/**
- * @param {PresetInfo} preset
- * @param {boolean} inForce
- */
-function optionOf(preset, inForce) {
-  const id = `policy-preset-${preset.name}`;
-  const mark = inForce ? [make("span", { className: "badge" }, "in force")] : [];
-  return make(
-    "label",
-    { className: "preset", for: id },
-    make("input", { type: "radio", name: "policy", id, value: preset.name, "aria-describedby": `${id}-about` }),
-    make(
-      "span",
-      {},
-      make("span", { className: "preset-name" }, preset.name, ...mark),
-      make("span", { id: `${id}-about` }, preset.summary, make("span", { className: "muted" }, preset.source)),
-    ),
-  );
-}
-
-/** @type {(value: any, other: any) => boolean} */
-const same = (value, other) => JSON.stringify(value) === JSON.stringify(other);
 
 /**
  * A short text for a value; a long list is cut.

@@ -1,4 +1,5 @@
 // Rounds of relaxed synchronisers over steps, and the age of gradients.
+import { StepAxis } from "./axis.js";
 import { CONFIG, layout } from "./charts.js";
 import { byId, make, show } from "./dom.js";
 import { integer } from "./format.js";
@@ -60,7 +61,7 @@ export class Rounds {
       line(column, name, color, dash, { mode: "lines", hovertemplate: "%{y:.3~s}s" });
     return [
       {
-        id: "chart-contributors", options: { tick: "~g", top: 1.05 * world, legend: true },
+        id: "chart-contributors", options: { unit: "plain", top: 1.05 * world, legend: true },
         traces: [
           line(over.contributors, "mean", mean, "solid", { hovertemplate: "%{y:.2f}" }),
           line(over.contributors_min, "fewest", other, "dot", { mode: "lines" }),
@@ -68,7 +69,7 @@ export class Rounds {
         ],
       },
       {
-        id: "chart-response", options: { tick: "~s", suffix: "s", legend: true },
+        id: "chart-response", options: { unit: "seconds", legend: true },
         traces: [
           line(over.waited_s, "mean", mean, "solid", { hovertemplate: "%{y:.3~s}s" }),
           seconds(over.waited_s_max, "longest", other, "dot"),
@@ -77,7 +78,7 @@ export class Rounds {
         ],
       },
       {
-        id: "chart-dropped", options: { tick: "~s" },
+        id: "chart-dropped", options: { unit: "plain" },
         traces: [{
           type: "bar", name: "", x: over.step.map((/** @type {number} */ step) => step + (over.bucket - 1) / 2), width: over.bucket,
           y: perStep("dropped"), marker: { color: colours.accent, line: { width: 0 } },
@@ -85,7 +86,7 @@ export class Rounds {
         }],
       },
       {
-        id: "chart-bytes", options: { tick: "~s", suffix: "B" },
+        id: "chart-bytes", options: { unit: "bytes" },
         traces: [line(perStep("bytes"), "", colours.accent, "solid", { hovertemplate: "%{y:.4~s}B<extra></extra>" })],
       },
     ];
@@ -115,7 +116,10 @@ export class Rounds {
         hovertemplate: "%{y:.1%}",
       };
     });
-    const base = layout(0, bins - 1, colours, { shapes: [], annotations: [], tick: "~%", legend: traces.length > 1 });
+    const highest = Math.max(0, ...traces.flatMap(({ y }) => y));
+    /** @type {Partial<ChartOptions>} */
+    const options = { unit: "percent", legend: traces.length > 1, size: [element.clientWidth, element.clientHeight], extent: traces.length ? [0, highest] : null };
+    const base = layout(new StepAxis(0, bins - 1), colours, options);
     const ticktext = ages.map((age) => (age && age === most - 1 ? `${age} or more` : age === 1 ? "1 round" : `${age}`));
     const xaxis = { ...base.xaxis, fixedrange: true, zeroline: false, tickmode: "array", tickvals: ages, ticktext };
     window.Plotly.react(element, traces, { ...base, xaxis, bargap: 0.3, dragmode: false }, CONFIG);

@@ -1,39 +1,52 @@
 // The page of one run: gives its parts data and draws them.
+import { chosenOf, queryOf } from "./address.js";
 import { change, get } from "./api.js";
 import { AttributionChart } from "./attribution.js";
 import { Auto } from "./auto.js";
+import { Banner, silence } from "./banner.js";
 import { Changes, overtakenWords } from "./changes.js";
-import { Charts, MOST_LINES } from "./charts.js";
-import { MOST_STEPS, RunData } from "./data.js";
-import { byId, connection, crumbs, poll, problem, show, text, whenThere } from "./dom.js";
+import { Charts } from "./charts.js";
+import { ChartControls } from "./controls.js";
+import { RunData } from "./data.js";
+import { byId, connection, crumbs, go, poll, problem, show, text, whenThere } from "./dom.js";
 import { Effects } from "./effect.js";
 import { HeatMap } from "./heatmap.js";
 import { History } from "./history.js";
 import { Live } from "./live.js";
 import { Painter } from "./painter.js";
 import { PolicyPanel } from "./policy.js";
+import { Replacing } from "./replacing.js";
+import { Resuming } from "./resuming.js";
 import { Rounds } from "./rounds.js";
-import { drawFacts, drawHeader, drawKpis, ENDED } from "./summary.js";
+import { drawFacts, drawHeader, ENDED, simulated, stepsOf } from "./summary.js";
+import { mean } from "./format.js";
 import { plotly } from "./loading.js";
 import { onTheme, theme } from "./theme.js";
+import { drawSpeedup, drawTiles, RECENT, hoursOf } from "./tiles.js";
 import { WhatIf } from "./whatif.js";
 import { WorkersTable } from "./workers.js";
 
-const LOADED_CELLS = 60_000; // workers × steps per request, which take the server a second
-const POLL_S = 2; // for data without events: workers' fits, the controller's lease
+const LOADED = 511; // steps that a page begins with, each by itself
+const POLL_S = 2; // for data without events, such as workers' fits
+const LEASE_S = 10; // for the controller's lease; the stream tells all else about a run that goes on
 const WHY_S = 5; // for the attribution and the decisions of `auto`
 const MANY = 1024; // from this many workers on, tables have megabytes and are requested less often
 const MANY_S = 15;
 const POINTS = 1000; // most points of rounds over time
 const PAUSE_PER_MS = 4; // pause between two requests for rounds, per ms that the answer took
+const TREND_S = 15; // for the small charts of the whole run
+const TREND_POINTS = 120;
+const STALE_S = 10; // without a step for so long, and for STALE_STEPS steps' time, figures are old
+const STALE_STEPS = 10;
+const HANG_S = 30; // without a step for so long, the server is asked whether the run hangs
 const LEAST_SPAN = 20; // least number of steps on the axis, so that it does not jump at the start
 
 /**
  * Opens the page; returns a function that closes it.
- * @param {Pick<PageData, "run" | "palette" | "plotly">} page id, colours, where Plotly is
+ * @param {Pick<PageData, "run" | "palette">} page id, colours
  */
-export function openRun({ run, palette, plotly }) {
-  const page = new RunPage(run, palette, plotly);
+export function openRun({ run, palette }) {
+  const page = new RunPage(run, palette);
   page.open();
   return () => page.close();
 }
@@ -42,18 +55,20 @@ class RunPage {
   /**
    * @param {string} id
    * @param {string[]} palette
-   * @param {string} plotlyUrl
    */
-  constructor(id, palette, plotlyUrl) {
+  constructor(id, palette) {
     this.id = id;
-    this.plotlyUrl = plotlyUrl;
     this.path = `runs/${encodeURIComponent(id)}`;
     this.palette = palette;
     this.closed = false;
     /** @type {any} */
     this.run = null; // the newest state, a `Run`
+    /** @type {ViewAnswer | null} */
+    this.ahead = null; // the first answer, until it is shown
     /** @type {[number, number] | null} */
     this.zoom = null; // [from, to] that the user chose
+    this.pathname = ""; // of this page
+    this.usual = "300"; // value of `chart-window` unless the reader chose another
     this.data = new RunData();
     this.effects = new Effects();
     this.painter = new Painter(() => this.#draw());
@@ -62,8 +77,11 @@ class RunPage {
       zoomed: (from, to) => this.#zoom([Math.max(0, from), Math.max(from + 1, to)]),
       reset: () => this.#zoom(null),
       seen: () => this.painter.request(),
+      pinned: (rank) => this.controls.pin(rank),
+      pointed: (step) => this.heatmap.point(step),
     });
-    this.heatmap = new HeatMap();
+    this.controls = new ChartControls(() => this.painter.request());
+    this.heatmap = new HeatMap((first, last) => this.#openRank(first, last), () => this.painter.request());
     this.attribution = new AttributionChart();
     this.rounds = new Rounds();
     this.workers = new WorkersTable();
@@ -80,10 +98,17 @@ class RunPage {
     /** @type {any} */
     this.live = null;
     /** @type {any} */
+    this.banner = null;
+    /** @type {any} */
+    this.trend = null; // columns of the whole run, for the small charts
+    this.arrived = 0; // when the newest step came by the stream, by the page's clock; 0: none has
+    /** @type {any} */
     this.colours = null; // the theme's `Colours`
     /** @type {Record<string, string>} */
     this.requested = {}; // table → key of its last request: step and state of the run
+    this.waits = false; // for earlier steps, which the server is asked for
     this.asked = 0; // number of requests for rounds
+    this.lookAfter = 0; // time of the next request for the run's state
     this.meetAfter = 0; // time of the next request: rounds of a long run are an expensive answer
     /** @type {(() => void)[]} */
     this.endings = []; // functions that end what the page started
@@ -92,16 +117,33 @@ class RunPage {
   async open() {
     crumbs(this.id);
     connection("connecting");
+    // Asked for at once, so that it comes while the page's elements and Plotly are on their way.
+    const ahead = this.#insist(() => this.#ask());
     await whenThere("stop-dialog");
-    await this.#insist(() => plotly(this.plotlyUrl));
+    await this.#insist(() => plotly());
     if (this.closed) return;
     this.workers.open();
     const changed = () => this.#bearing(() => this.#look());
-    this.policy = new PolicyPanel(this.id, this.data, this.effects, changed);
     /** @type {OpenSwitchDialog} */
     const openDialog = (policy, parameters) => this.policy.openDialog(policy, parameters);
-    this.whatif = new WhatIf(this.path, this.data, openDialog);
+    this.whatif = new WhatIf(this.path, openDialog);
+    const switched = (/** @type {number} */ revision) => {
+      this.auto.follow(revision);
+      this.#take({ ...this.run, revision });
+      this.painter.request();
+      changed();
+    };
+    this.policy = new PolicyPanel(this.id, this.data, this.effects, this.whatif, switched);
     this.auto = new Auto(this.path, openDialog, changed);
+    this.banner = new Banner(this.path, this.whatif, openDialog);
+    this.whatif.onAnswer(() => this.painter.request());
+    new Replacing(this.path, () => this.run.revision, changed);
+    const resuming = new Resuming(this.path, () => this.run, (run) => {
+      this.#take(run);
+      this.live.reopen(); // the stream ended with the run
+      this.painter.request();
+    });
+    this.#bearing(() => resuming.askWho());
     this.#controls();
     this.colours = theme(this.palette);
     this.endings.push(
@@ -112,24 +154,59 @@ class RunPage {
         this.painter.request();
       }),
     );
-    const first = await this.#insist(() => get(this.path));
-    if (this.closed || !first) return;
-    this.run = first;
+    this.ahead = (await ahead) ?? null;
+    if (this.closed || !this.ahead) return;
+    const first = (this.run = this.ahead.run);
+    this.#takeAddress(first);
+    this.#drawHead();
     this.live = new Live(this.id, (current) => this.#load(current), {
       event: (event) => this.#event(event),
-      problem: (error) => problem("run-problem", error.message),
+      problem: (/** @type {any} */ error) => {
+        if (error.status === 404) connection("unknown"); // deleted meanwhile
+        problem("run-problem", error.message);
+      },
       ended: () => ENDED.includes(this.run.state),
     });
     this.live.open();
     const many = (first.world ?? first.nproc) > MANY;
     this.endings.push(
-      poll(() => this.#bearing(() => this.#look()), POLL_S),
+      poll(() => this.#overdue && this.#bearing(() => this.#look()), POLL_S),
       poll(() => this.#bearing(() => this.#compare()), many ? MANY_S : POLL_S),
       poll(() => this.#bearing(() => this.#explain()), many ? MANY_S : WHY_S),
       poll(() => this.#bearing(() => this.#judge()), many ? MANY_S : WHY_S),
       poll(() => performance.now() > this.meetAfter && this.#bearing(() => this.#meet()), POLL_S),
       poll(() => this.#bearing(() => this.auto.refresh(this.run)), WHY_S),
+      poll(() => this.#bearing(() => this.#judgeRun()), many ? MANY_S : WHY_S),
+      poll(() => this.#bearing(() => this.#follow()), TREND_S),
+      poll(() => this.#bearing(() => this.banner.forecast(this.run)), WHY_S),
+      poll(() => this.#bearing(() => this.banner.hang(this.#silentS() > HANG_S ? this.#silentS() : null)), WHY_S),
+      poll(() => this.#age(), 1),
     );
+  }
+
+  /**
+   * Shows what the address says was chosen; the whole of a run that has ended, if it says nothing.
+   * @param {Run} run
+   */
+  #takeAddress(run) {
+    const chosen = chosenOf(location.search);
+    this.pathname = location.pathname;
+    this.usual = ENDED.includes(run.state) ? "all" : "300";
+    byId("chart-window").value = chosen.window ?? this.usual;
+    this.zoom = chosen.zoom;
+    this.heatmap.order = chosen.order;
+    this.controls.take(chosen);
+  }
+
+  /** Puts what is chosen into the address, so that a link to it shows the same. */
+  #remember() {
+    if (location.pathname !== this.pathname) return; // another page is about to be shown
+    const shown = byId("chart-window").value;
+    const { window: smoothing, kind: axis, pinned: rank } = this.controls;
+    const chosen = { window: shown === this.usual ? null : shown, zoom: this.zoom, smoothing, axis, rank, order: this.heatmap.order };
+    const query = queryOf(chosen);
+    const address = query ? `?${query}` : location.pathname;
+    if (location.search !== (query ? address : "")) window.history.replaceState(window.history.state, "", address);
   }
 
   close() {
@@ -140,6 +217,7 @@ class RunPage {
     this.attribution.close();
     this.rounds.close();
     for (const end of this.endings) end();
+    text("connection-age", "");
     document.title = "Paceline";
   }
 
@@ -154,8 +232,15 @@ class RunPage {
         problem("run-problem", "");
         return answer;
       } catch (error) {
-        problem("run-problem", error.message);
-        if (error.status === 404) return undefined;
+        if (error.status === 404) {
+          await whenThere("run-body");
+          show("run-missing", true);
+          show("run-body", false);
+          connection("unknown");
+          return undefined;
+        }
+        if (error.status === 0) connection("lost");
+        else problem("run-problem", error.message);
         await new Promise((resolve) => setTimeout(resolve, 1000));
       }
     }
@@ -167,23 +252,22 @@ class RunPage {
    * @param {() => boolean} current
    */
   async #load(current) {
-    const world = this.run.world ?? this.run.nproc;
-    const most = Math.max(50, Math.min(MOST_STEPS, Math.floor(LOADED_CELLS / world)));
-    const answer = await get(`${this.path}/snapshot`, { last: MOST_STEPS, worker_last: most });
+    const answer = this.ahead ?? (await this.#ask());
+    this.ahead = null;
     if (!this.policy.presets.length) await this.policy.load();
     if (current()) this.#start(answer);
     return answer.since;
   }
 
+  /** @returns {Promise<ViewAnswer>} */
+  #ask() {
+    return get(`${this.path}/view`, { last: LOADED });
+  }
+
   /** @param {any} answer */
   #start(answer) {
-    this.data.clear();
-    this.data.begins = answer.begins ?? 0;
     this.history.clear();
-    this.data.addSteps(answer.steps);
-    this.data.addTable(answer.worker_steps);
-    answer.segments.forEach((/** @type {Segment} */ segment) => this.data.addSegment(segment));
-    answer.switches.forEach((/** @type {Switch} */ change) => this.data.addSwitch(change));
+    this.data.start(answer);
     this.#take(answer.run);
     this.#bearing(() => this.#meet());
     this.painter.request();
@@ -192,11 +276,15 @@ class RunPage {
   /** @param {any} event */
   #event(event) {
     const { type, ...body } = event;
-    if (type === "steps") this.data.addSteps(body);
-    else if (type === "worker_steps") this.data.addFlat(body);
+    if (type === "steps") {
+      this.data.addSteps(body);
+      this.arrived = performance.now();
+    } else if (type === "worker_steps") this.data.addFlat(body, this.run.world ?? this.run.nproc);
+    else if (type === "heat") this.data.addHeat(body);
     else if (type === "segment") this.data.addSegment(body);
     else if (type === "switch") this.data.addSwitch(body);
     else if (type === "run") this.#take({ ...this.run, ...body });
+    if (type === "run" && body.revision !== this.listed) this.#bearing(() => this.#look()); // somebody has changed something
     this.painter.request();
   }
 
@@ -204,20 +292,20 @@ class RunPage {
   #take(run) {
     // An answer on its way from before a change must not bring the old revision back.
     this.run = { ...run, revision: Math.max(run.revision, this.run?.revision ?? 0) };
-    this.policy.update(run);
+    this.data.going = !ENDED.includes(run.state);
+    this.policy.update(this.run);
     this.whatif.update(run);
     this.#tellFailure(run);
   }
 
   /**
-   * Shows why the run failed: the first line of the message is the reason, the rest is the end of a rank's log.
+   * Shows the end of a failed rank's log; the banner has the reason.
    * @param {Run} run
    */
-  #tellFailure({ state, message, exit_code: exitCode }) {
-    const [words, ...log] = state === "failed" ? (message ?? `exit code ${exitCode}`).trim().split("\n") : [];
-    problem("run-problem", words === undefined ? "" : `The run failed: ${words}`);
+  #tellFailure({ state, message }) {
+    const log = state === "failed" ? (message ?? "").trim().split("\n").slice(1) : [];
     text("run-log", log.join("\n"));
-    show("run-log", log.length > 0);
+    show("run-failure", log.length > 0);
   }
 
   /**
@@ -232,11 +320,18 @@ class RunPage {
     }
   }
 
+  /** Whether the run's state must be asked for: more may come of a run that has ended, and its stream has ended, too. */
+  get #overdue() {
+    return ENDED.includes(this.run.state) || performance.now() > this.lookAfter;
+  }
+
   async #look() {
+    this.lookAfter = performance.now() + 1000 * LEASE_S;
     const run = await get(this.path);
     if (this.closed) return;
     this.#take(run);
-    if (run.step > this.data.latest && ENDED.includes(run.state)) this.live.reopen(); // telemetry arrived after the end
+    // Telemetry arrived after the end, or somebody lets the run go on.
+    if (run.step > this.data.latest || !ENDED.includes(run.state)) this.live.reopen();
     this.painter.request();
     if (run.revision === this.listed) return;
     await Promise.all([this.auto.refresh(run), this.changes.refresh()]);
@@ -253,6 +348,7 @@ class RunPage {
     if (!answer || this.closed) return;
     this.attribution.update(answer, this.colours);
     this.workers.explain(answer.workers);
+    this.controls.explain(answer.workers);
   }
 
   async #judge() {
@@ -260,6 +356,62 @@ class RunPage {
     if (!effects || this.closed) return;
     this.effects.update(effects);
     if (this.data.latest >= 0) this.painter.request(); // else nothing is shown yet
+  }
+
+  async #judgeRun() {
+    const verdict = await this.#news("verdict");
+    if (!verdict || this.closed) return;
+    this.banner.verdict = verdict;
+    this.painter.request();
+    this.#drawHead();
+  }
+
+  async #follow() {
+    const trend = await this.#news("steps", { points: TREND_POINTS });
+    if (!trend || this.closed) return;
+    this.trend = trend;
+    this.painter.request();
+  }
+
+  /** For how long no step has come, in seconds; 0 where none is due. */
+  #silentS() {
+    if (this.run.state !== "running" || simulated(this.run) || this.data.latest < 0) return 0;
+    if (this.arrived) return (performance.now() - this.arrived) / 1000;
+    return Math.max(0, Date.now() / 1000 - (this.data.steps.get(this.data.latest)?.ended_at ?? Infinity));
+  }
+
+  /** Tells how old the figures are, where a step is overdue. */
+  #age() {
+    const silentS = this.#silentS();
+    const old = silentS > Math.max(STALE_S, STALE_STEPS * (this.#stepS() ?? 0));
+    text("connection-age", old ? silence(silentS) : "");
+    byId("run-body")?.classList.toggle("stale", old);
+  }
+
+  /** Mean time of the newest steps; null before the first. */
+  #stepS() {
+    return mean(this.data.rowsBetween(this.data.latest - RECENT + 1, this.data.latest).map((row) => row.step_s));
+  }
+
+  /** Seconds until the run's end; null: unknown. */
+  #leftS() {
+    const [total, stepS] = [stepsOf(this.run), this.#stepS()];
+    if (total === null || stepS === null || ENDED.includes(this.run.state)) return null;
+    return Math.max(0, total - this.data.latest - 1) * stepS;
+  }
+
+  /** Draws title, banner and tiles: what needs no chart. */
+  #drawHead() {
+    if (!byId("run-name") || !this.run) return;
+    const leftS = this.#leftS();
+    const { verdict } = this.banner;
+    const since = verdict?.causes[0]?.since ?? null;
+    const row = since === null ? undefined : this.data.steps.get(since);
+    const hours = hoursOf(this.trend, this.run.world ?? this.run.nproc, verdict);
+    drawHeader(this.run, this.data.steps.get(this.data.latest), leftS);
+    this.banner.draw(this.run, { ...hours, since: simulated(this.run) ? null : (row?.ended_at ?? null) }, leftS);
+    drawTiles({ run: this.run, data: this.data, verdict, trend: this.trend, workers: this.workers.workers, causes: this.workers.causes });
+    drawSpeedup(this.data, this.effects);
   }
 
   /** Requests the rounds of the steps shown; in a live window, also those of incomplete steps. */
@@ -291,11 +443,12 @@ class RunPage {
   }
 
   #controls() {
+    this.controls.open();
     const select = byId("chart-window");
     select.value = "300";
     select.addEventListener("change", () => this.#zoom(null));
     byId("chart-live").addEventListener("click", () => {
-      if (select.value === "all") select.value = "300";
+      if (select.value === "all" && this.data.going) select.value = "300";
       this.#zoom(null);
     });
     byId("stop-open").addEventListener("click", () => {
@@ -341,7 +494,8 @@ class RunPage {
   }
 
   /**
-   * The steps to draw, [from, to], and the view that holds them.
+   * The steps to draw, [from, to], and the view that holds them. While earlier steps are on their way, the axis begins
+   * with the steps that are here: a chart that is mostly blank looks like lost data.
    * @returns {[number, number, View]}
    */
   #shown() {
@@ -349,39 +503,51 @@ class RunPage {
     const world = this.run.world ?? this.run.nproc;
     const choice = byId("chart-window").value;
     const [from, to] = this.#range();
-    // A live window does not wait for history: with many workers, the lines of workers begin later.
-    const live = this.zoom === null && choice !== "all";
-    const here = live || latest < 0 || this.data.reachesBackTo(from, true);
+    const here = latest < 0 || this.data.reachesBackTo(from);
     const key = this.zoom?.join("–") ?? choice;
-    const older = here ? null : this.history.view(key, from, to, latest, world);
-    return [from, to, older ?? this.data.view(from, to, world)];
+    const older = here ? null : this.history.view(key, from, to, this.data, world);
+    this.waits = !here && older === null;
+    const view = older ?? this.data.view(from, to, world);
+    const first = view.heat?.step[0] ?? from;
+    return [this.waits && this.zoom === null ? Math.min(first, to - LEAST_SPAN + 1) : from, to, view];
+  }
+
+  /**
+   * Opens the page of the slowest of some ranks.
+   * @param {number} first
+   * @param {number} last
+   */
+  #openRank(first, last) {
+    go(`runs/${encodeURIComponent(this.id)}/ranks/${this.workers.slowest(first, last)}`);
   }
 
   #draw() {
     if (!byId("chart-compute") || !this.run) return;
+    this.#drawHead();
+    if (!this.policy.run) return; // the snapshot is on its way
     const [from, to, view] = this.#shown();
-    const many = view.ranks.length > MOST_LINES;
-    show("heatmap-card", many);
-    this.charts.draw(this.data, view, from, to, this.colours, this.rounds.charts(this.colours));
-    if (many) this.heatmap.draw(view, from, to);
-    drawHeader(this.run, this.data.steps.get(this.data.latest));
-    drawKpis(this.data, this.effects);
+    const reading = this.controls.reading(view, from, to);
+    this.charts.draw(this.data, view, reading, this.colours, this.rounds.charts(this.colours));
+    this.heatmap.draw(view.heat, reading.axis, this.controls.causes, reading.focus, this.colours);
+    this.#remember();
     drawFacts(this.run);
     this.policy.draw();
-    show("chart-live", this.zoom !== null || byId("chart-window").value === "all");
-    text("chart-note", note(view, this.zoom));
+    const { going } = this.data;
+    show("chart-live", this.zoom !== null || (going && byId("chart-window").value === "all"));
+    text("chart-live", going ? "Back to live" : "Back to the whole run");
+    text("chart-note", note(view, this.zoom, this.waits));
+    byId("page").dataset.drawn = this.data.latest; // how far the page shows the run
   }
 }
 
 /**
  * @param {View} view
  * @param {[number, number] | null} zoom
+ * @param {boolean} waits for earlier steps
  */
-function note(view, zoom) {
-  const parts = [];
-  const [first, firstCell] = [view.step[0], view.cellStep[0]];
-  if (view.bucket === 1 && firstCell > first) parts.push(`single workers from step ${firstCell} on`);
-  if (view.bucket > 1) parts.push(`each point stands for ${view.bucket} steps; extremes kept`);
+function note(view, zoom, waits) {
+  const parts = waits ? ["earlier steps are loading…"] : [];
+  if (view.bucket > 1) parts.push(`each point stands for ${view.bucket} steps; least and greatest kept`);
   parts.push(zoom ? "double-click a chart to go back" : "drag across a chart to zoom");
   return parts.join(" · ");
 }

@@ -1,12 +1,17 @@
 // The list of runs and the nodes.
 import { get } from "./api.js";
 import { byId, connection, make, poll, problem, show, text, whenThere } from "./dom.js";
-import { bytes, integer, mean, moment, plural } from "./format.js";
-import { ENDED } from "./summary.js";
+import { bytes, clock, integer, mean, moment, percent, plural } from "./format.js";
+import { RunsFilter } from "./runsfilter.js";
+import { ENDED, simulated, stepsOf } from "./summary.js";
+import { headline } from "./verdict.js";
 
 const PERIOD_S = 2;
 const PAGE = 50;
 const RECENT = 20; // steps of which step time, SE and waste are means
+const LOOK_S = 5; // between two looks at the verdicts that the server keeps
+const JUDGE_S = 15; // between two verdicts on the same run that it has to make
+const TONES = ["bad", "warn", "ok", "grey"]; // in this order: who needs a person comes first
 
 /** Opens the page; returns a function that closes it. */
 export function openRuns() {
@@ -15,15 +20,27 @@ export function openRuns() {
   return () => page.close();
 }
 
+/** @typedef {Pick<Verdict, "level" | "what" | "was">} Told */
+
 class RunsPage {
   constructor() {
     this.closed = false;
     this.pages = 1;
+    this.asked = 0; // number of requests for the list
+    this.filter = new RunsFilter(() => {
+      this.pages = 1;
+      this.#refresh();
+    });
     /** @type {any} */
     this.grid = null;
     /** @type {Map<string, Record<string, number | null>>} */
     this.figures = new Map(); // run → figures of its last steps; kept once the run has ended
+    /** @type {Map<string, {verdict: Told, step: number, at: number}>} */
+    this.verdicts = new Map(); // run → its newest verdict
     this.end = () => {};
+    this.endJudging = () => {};
+    /** @type {Run[]} */
+    this.runs = [];
   }
 
   async open() {
@@ -31,21 +48,24 @@ class RunsPage {
     await whenThere("nodes");
     this.grid = await window.dash_ag_grid.getApiAsync("runs-grid");
     if (this.closed) return;
-    this.grid.setGridOption("overlayNoRowsTemplate", "No run in this state");
-    byId("state-filter").addEventListener("change", () => {
-      this.pages = 1;
-      this.#refresh();
+    this.grid.setGridOption("overlayNoRowsTemplate", "No run matches. “Show all” shows every run again.");
+    if (matchMedia("(max-width: 760px)").matches) this.grid.setGridOption("rowHeight", 54); // verdicts take two lines
+    this.filter.open().catch((error) => {
+      if (error.status === undefined) throw error; // else the list tells what is wrong
     });
     byId("runs-more").addEventListener("click", () => {
       this.pages += 1;
       this.#refresh();
     });
     this.end = poll(() => this.#refresh(), PERIOD_S);
+    this.endJudging = poll(() => this.#judge(), LOOK_S);
   }
 
   close() {
     this.closed = true;
+    this.filter.close();
     this.end();
+    this.endJudging();
   }
 
   /** Whether another page is there: its elements come a little before this one is closed. */
@@ -54,17 +74,17 @@ class RunsPage {
   }
 
   async #refresh() {
+    const turn = ++this.asked;
     try {
-      const state = byId("state-filter").value;
-      const [answer, nodes] = await Promise.all([this.#runs(state), get("nodes")]);
-      if (this.#gone) return;
+      const [answer, nodes] = await Promise.all([this.#runs(), get("nodes")]);
+      if (this.#gone || turn !== this.asked) return;
       connection("live");
       problem("runs-problem", "");
-      this.#show(answer, state);
+      this.#show(answer);
       drawNodes(nodes);
       // Show the list first: figures take one more request per active run.
       await Promise.all(answer.runs.map((run) => this.#figure(run)));
-      if (!this.#gone) this.#show(answer, state);
+      if (!this.#gone && turn === this.asked) this.#show(answer);
     } catch (error) {
       if (error.status === undefined) throw error;
       if (this.closed) return;
@@ -73,16 +93,13 @@ class RunsPage {
     }
   }
 
-  /**
-   * @param {string} state
-   * @returns {Promise<{runs: Run[], more: boolean}>}
-   */
-  async #runs(state) {
+  /** @returns {Promise<{runs: Run[], more: boolean}>} */
+  async #runs() {
     /** @type {Run[]} */
     const runs = [];
     let cursor = null;
     for (let page = 0; page < this.pages; page++) {
-      const answer = await get("runs", { state, limit: PAGE, cursor });
+      const answer = await get("runs", { ...this.filter.value, limit: PAGE, cursor });
       runs.push(...answer.items);
       cursor = answer.next_cursor;
       if (cursor === null) break;
@@ -99,23 +116,101 @@ class RunsPage {
     this.figures.set(run.id, { step: run.step, step_s: of("step_s"), se: of("se"), waste: of("waste") });
   }
 
+  /** Asks for verdicts: at once for those that the server keeps of runs that train, then one run after the other. */
+  async #judge() {
+    try {
+      const kept = await this.#kept();
+      for (const run of this.runs) {
+        if (this.#gone) return;
+        const { step } = run;
+        if (step === null || step === undefined) continue;
+        const told = kept.get(run.id);
+        if (told) this.verdicts.set(run.id, { verdict: told, step: -1, at: -Infinity }); // once the run has ended, it is asked for
+        else await this.#ask(run.id, step);
+      }
+    } catch (error) {
+      if (error.status === undefined) throw error; // else the list tells that the server is away
+    }
+  }
+
+  /** @returns {Promise<Map<string, Told>>} by run */
+  async #kept() {
+    if (!this.runs.some(({ state }) => state === "running")) return new Map();
+    const { runs } = await get("verdict");
+    const known = runs.filter((/** @type {any} */ { at }) => at !== null);
+    return new Map(known.map((/** @type {any} */ { run, level, what }) => [run, { level, what, was: "" }]));
+  }
+
   /**
-   * @param {{runs: Run[], more: boolean}} answer
-   * @param {string} state
+   * Has the server make a verdict, which may cost it a second.
+   * @param {string} run
+   * @param {number} step the run's newest
    */
-  #show({ runs, more }, state) {
-    const rows = runs.map((run) => {
-      const { step_s, se, waste } = this.figures.get(run.id) ?? {};
-      return { ...run, step_s, se, waste };
-    });
+  async #ask(run, step) {
+    const known = this.verdicts.get(run);
+    if (known?.step === step || (known && performance.now() - known.at < 1000 * JUDGE_S)) return;
+    const verdict = await get(`runs/${encodeURIComponent(run)}/verdict`);
+    this.verdicts.set(run, { verdict, step, at: performance.now() });
+  }
+
+  /** @param {{runs: Run[], more: boolean}} answer */
+  #show({ runs, more }) {
+    this.runs = runs;
+    const rows = runs.map((run) => rowOf(run, this.figures.get(run.id), this.verdicts.get(run.id)?.verdict ?? null));
+    if (!this.filter.value.sort) rows.sort((x, y) => Number(x.ended) - Number(y.ended) || (x.ended ? 0 : TONES.indexOf(x.tone) - TONES.indexOf(y.tone)));
     this.grid.setGridOption("rowData", rows);
-    const nothing = rows.length === 0 && state === "";
+    this.grid.setColumnsVisible(["tags"], rows.some(({ tags }) => tags?.length));
+    const nothing = rows.length === 0 && !this.filter.narrow;
     show("runs-empty", nothing);
     byId("runs-grid").hidden = nothing;
     show("runs-more", more);
     const going = runs.filter((run) => !ENDED.includes(run.state)).length;
-    text("runs-count", rows.length ? `${plural(rows.length, "run")}${more ? " and older ones" : ""}, ${integer(going)} going on` : "");
+    text("runs-count", rows.length ? `${plural(rows.length, "run")}${more ? " and more" : ""}, ${integer(going)} going on` : "");
+    drawStandings(rows);
   }
+}
+
+/**
+ * A row of the list.
+ * @param {Run} run
+ * @param {Record<string, number | null> | undefined} figures
+ * @param {Told | null} verdict
+ */
+function rowOf(run, figures, verdict) {
+  const { step_s = null, se = null, waste = null } = figures ?? {};
+  const ended = ENDED.includes(run.state);
+  const { tone, icon, title } = headline(run, verdict);
+  const total = stepsOf(run);
+  const done = run.step === null || run.step === undefined ? 0 : run.step + 1;
+  const left = total !== null && step_s !== null && !simulated(run) ? (total - done) * step_s : null;
+  const eta = left === null || run.state !== "running" ? "" : clock(Date.now() / 1000 + left);
+  return {
+    ...run, step_s, se, waste, ended, tone, icon, verdict: title,
+    progress: total === null ? null : Math.min(1, done / total),
+    done: ended ? moment(run.ended_at) : eta,
+    live: run.state === "running",
+  };
+}
+
+/**
+ * How many runs train, how many are held up, and how much of the workers' time waits.
+ * @param {ReturnType<typeof rowOf>[]} rows
+ */
+function drawStandings(rows) {
+  const live = rows.filter((row) => row.live);
+  show("runs-standings", live.length > 0);
+  const workers = (/** @type {any} */ row) => row.world ?? row.nproc;
+  const all = live.reduce((sum, row) => sum + workers(row), 0);
+  text("standing-running", integer(live.length));
+  text("standing-workers", `running on ${plural(all, "worker")}`);
+  const count = (/** @type {string} */ tone) => live.filter((row) => row.tone === tone).length;
+  text("standing-held-up", integer(count("bad")));
+  byId("standing-held-up").className = count("bad") ? "bad" : "";
+  text("standing-watch", `held up, ${integer(count("warn"))} to watch`);
+  const known = live.filter((row) => row.waste !== null);
+  const weight = known.reduce((sum, row) => sum + workers(row), 0);
+  const waste = weight ? known.reduce((sum, row) => sum + workers(row) * (row.waste ?? 0), 0) / weight : null;
+  text("standing-waste", percent(waste));
 }
 
 /** @param {any[]} nodes */

@@ -1,8 +1,8 @@
-// The run page's header, key figures and facts.
+// The run page's header and facts.
+import { BASE } from "./api.js";
 import { byId, make, show, text } from "./dom.js";
-import { factor, integer, mean, moment, number, percent, plural, ratio, seconds } from "./format.js";
-
-const RECENT = 20; // steps that the tiles cover
+import { resumable } from "./resuming.js";
+import { clock, integer, moment, number, plural } from "./format.js";
 
 export const ENDED = ["finished", "failed", "stopped"];
 const MOST_NAMED = 16; // with more workers, only the range is shown
@@ -14,24 +14,47 @@ const MOST_NAMED = 16; // with more workers, only the range is shown
 export const simulated = (run) => run.backend === "simulated";
 
 /**
+ * All steps of a run; null: unknown.
+ * @param {Run} run
+ */
+export function stepsOf({ epochs, samples, global_batch: batch }) {
+  return epochs && samples && batch ? epochs * Math.ceil(samples / batch) : null;
+}
+
+/**
  * @param {Run} run
  * @param {Row | undefined} row
+ * @param {number | null} leftS time until the run's end; null: unknown
  */
-export function drawHeader(run, row) {
+export function drawHeader(run, row, leftS) {
   text("run-name", run.name || run.id);
   document.title = `${run.name || run.id} · Paceline`;
   text("run-state", run.state);
-  byId("run-state").className = `state ${run.state}`;
+  byId("run-state").className = `state badge ${run.state}`;
   text("run-policy", run.policy);
   const [epoch, step] = [row?.epoch ?? run.epoch, row?.step ?? run.step];
   const ofEpochs = run.epochs ? ` of ${run.epochs}` : "";
-  text("run-progress", step === null || step === undefined ? "no step yet" : `epoch ${epoch}${ofEpochs} · step ${integer(step)}`);
+  const total = stepsOf(run);
+  const began = step !== null && step !== undefined;
+  text("run-progress", began ? `step ${integer(step)}${total ? ` of ${integer(total)}` : ""} · epoch ${epoch}${ofEpochs}` : "no step yet");
+  show("run-bar", began && total !== null);
+  if (began && total) {
+    byId("run-bar").className = ENDED.includes(run.state) ? "progress ended" : "progress";
+    byId("run-bar").firstChild.style.width = `${Math.min(100, (100 * (step + 1)) / total)}%`;
+  }
+  const going = leftS !== null && run.state === "running" && !simulated(run);
+  show("run-eta", going);
+  if (going) text("run-eta", `done about ${clock(Date.now() / 1000 + leftS)}`);
   text("run-device", `${plural(run.world ?? run.nproc, "worker")}${run.device ? ` · ${run.device}` : ""}`);
   show("run-emulated", simulated(run) || Boolean(run.emulated));
   text("run-emulated", simulated(run) ? "simulated" : "device speeds are emulated");
   byId("run-emulated").title = emulation(run.emulated);
   drawController(run);
   byId("stop-open").disabled = ENDED.includes(run.state);
+  show("resume-open", resumable(run));
+  show("stop-open", !resumable(run));
+  byId("run-again").href = new URL(`launch?from=${encodeURIComponent(run.id)}`, BASE).href;
+  show("run-again", ENDED.includes(run.state) && !simulated(run));
 }
 
 /** @param {Run} run */
@@ -56,36 +79,6 @@ function emulation(emulated) {
   const most = Math.max(...emulated.a_s);
   if (emulated.a_s.length > MOST_NAMED) return `Ranks' times per unit: 1.0× to ${(most / least).toFixed(1)}×`;
   return `Ranks' times per unit: ${emulated.a_s.map((a) => `${(a / least).toFixed(1)}×`).join(", ")}`;
-}
-
-/**
- * @param {import("./data.js").RunData} data
- * @param {import("./effect.js").Effects} effects
- */
-export function drawKpis(data, effects) {
-  const recent = data.rowsBetween(data.latest - RECENT + 1, data.latest);
-  const of = (/** @type {string} */ name) => mean(recent.map((row) => row[name]));
-  const over = recent.length ? `mean of ${plural(recent.length, "step")}` : "no step yet";
-  tile("kpi-step-time", seconds(of("step_s")), over);
-  tile("kpi-se", ratio(of("se")), over);
-  tile("kpi-waste", percent(of("waste")), over);
-  tile("kpi-dif", number(of("dif")), over);
-  tile("kpi-ett-error", percent(of("ett_error")), of("ett_error") === null && recent.length ? "no estimate yet" : over);
-  const change = data.switches.filter((known) => known.version > 0 && known.effective_step !== null).at(-1);
-  const effect = change ? effects.of(change) : undefined;
-  const gain = effect?.known ? 1 / (1 - effect.saving) : null;
-  const since = change ? `${change.policy}, since step ${integer(change.effective_step)}` : "no switch yet";
-  tile("kpi-speedup", factor(gain), change && !effect?.known ? `${since}: not known yet` : since);
-}
-
-/**
- * @param {string} id
- * @param {string} value
- * @param {string} note
- */
-function tile(id, value, note) {
-  text(id, value);
-  text(`${id}-note`, note);
 }
 
 /** @param {Run} run */

@@ -15,8 +15,16 @@ export function theme(palette) {
     line: colour("--line"),
     accent: colour("--accent"),
     panel: colour("--panel"),
-    mark: colour("--mark"),
+    mark: colour("--switch"),
     coast: colour("--coast"),
+    bad: colour("--bad"),
+    badText: colour("--bad-text"),
+    badBand: colour("--bad-band"),
+    grey: colour("--grey"),
+    greyBand: colour("--grey-band"),
+    ok: colour("--ok"),
+    grid: colour("--grid"),
+    heat: [rgb(colour("--heat-low")), rgb(colour("--heat-middle")), rgb(colour("--heat-high"))],
     ranks: palette.map((entry) => css(readable(rgb(entry), panel))),
   };
 }

@@ -1,26 +1,45 @@
-// The panel of forecasts: what other policies would save; a click requests them.
+// Forecasts of other policies: asked for here, shown in the panel and in the dialog that switches.
 import { get } from "./api.js";
 import { byId, make, problem, show, text } from "./dom.js";
-import { integer, moment, percent, plural, seconds } from "./format.js";
+import { integer, moment, percent, seconds } from "./format.js";
+import { estimateOf, forecastWords, interval, scaleOf } from "./interval.js";
+import { GROUPS, ofGroup, optionsOf } from "./options.js";
 import { ENDED } from "./summary.js";
 
 const LONGEST_MS = 120_000; // the server simulates: seconds, more on a busy machine
+const LISTED = 4; // options in the panel; the dialog has all
 
 export class WhatIf {
   /**
    * @param {string} path
-   * @param {import("./data.js").RunData} data
    * @param {OpenSwitchDialog} openDialog
    */
-  constructor(path, data, openDialog) {
+  constructor(path, openDialog) {
     this.path = `${path}/whatif`;
-    this.data = data;
     this.openDialog = openDialog;
     /** @type {any} */
     this.run = null;
-    /** @type {any} */
+    /** @type {WhatIfAnswer | null} */
     this.answer = null; // the newest answer
-    byId("whatif-ask").addEventListener("click", () => this.#ask());
+    this.problem = ""; // why there is none
+    /** @type {PresetInfo[]} */
+    this.presets = [];
+    /** @type {Promise<void> | null} */
+    this.asking = null;
+    /** @type {(() => void)[]} */
+    this.listeners = [];
+    /** @type {Option[]} */
+    this.options = []; // those that the panel shows
+    /** @type {Option | undefined} */
+    this.best = undefined; // the one that is recommended
+    byId("whatif-ask").addEventListener("click", () => this.ask(this.answer !== null));
+    byId("whatif-all").addEventListener("click", () => openDialog());
+    byId("whatif-look").addEventListener("click", (/** @type {Event} */ { currentTarget }) => this.#open(/** @type {any} */ (currentTarget).value));
+  }
+
+  /** @param {() => void} listener called when an answer has come, or a refusal */
+  onAnswer(listener) {
+    this.listeners.push(listener);
   }
 
   /**
@@ -28,84 +47,111 @@ export class WhatIf {
    * @param {Run} run
    */
   update(run) {
+    const changed = this.run?.version !== run.version || this.run?.state !== run.state;
     this.run = run;
-    for (const button of byId("whatif-forecasts").querySelectorAll("button")) button.disabled = ENDED.includes(run.state) || this.#inForce(button.value);
-    show("whatif-old", this.answer !== null && this.answer.current.version !== run.version);
+    show("whatif-old", this.#old);
+    if (changed && this.answer) this.#draw();
   }
 
-  async #ask() {
+  /** Whether another policy is in force than the answer is about. */
+  get #old() {
+    return this.answer !== null && this.answer.current.version !== this.run.version;
+  }
+
+  /**
+   * Asks the server, if it is not being asked already.
+   * @param {boolean} refresh also if the server keeps a fresh answer
+   */
+  ask(refresh = false) {
+    this.asking ??= this.#ask(refresh).finally(() => {
+      this.asking = null;
+    });
+    return this.asking;
+  }
+
+  /** @param {boolean} refresh */
+  async #ask(refresh) {
     const button = byId("whatif-ask");
-    if (button.getAttribute("aria-disabled") === "true") return;
     button.setAttribute("aria-disabled", "true"); // `disabled` would take the keyboard's focus away
     problem("whatif-problem", "");
     text("whatif-words", "Simulating the next steps under each preset…");
     try {
-      this.answer = await get(this.path, { refresh: this.answer !== null }, LONGEST_MS);
-      if (byId("whatif-forecasts")) this.#draw();
+      this.answer = await get(this.path, { refresh }, LONGEST_MS);
+      this.problem = "";
     } catch (error) {
       if (error.status === undefined) throw error;
-      text("whatif-words", "");
-      problem("whatif-problem", error.message);
+      this.problem = error.message;
     } finally {
       button.setAttribute("aria-disabled", "false");
     }
+    if (!byId("whatif-forecasts")) return; // the page was left meanwhile
+    text("whatif-words", "");
+    problem("whatif-problem", this.problem);
+    if (!this.problem) this.#draw();
+    for (const listener of this.listeners) listener();
   }
 
   #draw() {
-    const { forecasts, left_out: leftOut, reason, fit_error: error, current } = this.answer;
+    const answer = /** @type {WhatIfAnswer} */ (this.answer);
+    const inForce = { policy: answer.current.policy, parameters: answer.current.parameters };
+    const all = optionsOf(this.presets, answer, inForce);
+    const best = (this.best = this.#old ? undefined : all.find((option) => option.recommended));
+    const others = GROUPS.slice(0, 2)
+      .flatMap(({ changes }) => ofGroup(all, changes))
+      .filter((option) => option.forecast && !option.inForce && option.label !== best?.label)
+      .sort((one, other) => (other.forecast?.saving ?? 0) - (one.forecast?.saving ?? 0))
+      .slice(0, LISTED);
+    this.options = [...(best ? [best] : []), ...others];
+    const scale = scaleOf(this.options.map(({ forecast }) => forecast && estimateOf(forecast)));
     text("whatif-ask", "Ask again");
-    text("whatif-words", reason ?? `${current.policy} takes ${seconds(current.step_time_s)} a step.`);
-    /** @type {PresetForecast[]} */
-    const others = forecasts.filter((/** @type {PresetForecast} */ preset) => !preset.in_force);
-    const least = Math.min(0, ...others.map((preset) => preset.saving_low));
-    const most = Math.max(0.01, ...others.map((preset) => preset.saving_high));
-    byId("whatif-forecasts").replaceChildren(...others.map((preset) => this.#row(preset, least, most)));
-    const left = leftOut.map((/** @type {{policy: string, reason: string}} */ preset) => `${preset.policy}: ${preset.reason}`);
-    const rest = reason
-      ? []
-      : [`From steps ${integer(this.answer.first_step)}–${integer(this.answer.step)}, ${moment(this.answer.made_at)}.`,
-          `Bars: expected saving of time; whiskers: 95 % of cases.`, `The models are off by ${percent(error)}.`];
-    text("whatif-note", [...rest, ...(left.length ? [`Left out: ${plural(left.length, "preset")} (${left.join("; ")}).`] : [])].join(" "));
-    this.update(this.run);
+    text("whatif-words", answer.reason ?? `${answer.current.policy} takes ${seconds(answer.current.step_time_s)} a step.`);
+    this.#recommend(best, scale);
+    byId("whatif-forecasts").replaceChildren(...others.map((option) => this.#row(option, scale)));
+    show("whatif-all", answer.forecasts.length > 0);
+    text("whatif-all", `All ${integer(all.length)} options…`);
+    const rest = `From steps ${integer(answer.first_step)}–${integer(answer.step)}, ${moment(answer.made_at)}. Bars bound 95 %. The models are off by ${percent(answer.fit_error)}.`;
+    text("whatif-note", answer.reason ? "" : rest);
+    show("whatif-old", this.#old);
   }
 
   /**
-   * @param {PresetForecast} preset
-   * @param {number} least
-   * @param {number} most
+   * @param {Option | undefined} best
+   * @param {[number, number]} scale
    */
-  #row(preset, least, most) {
-    const at = (/** @type {number} */ saving) => `${(100 * (saving - least)) / (most - least)}%`;
-    /** @type {(className: string, from: number, to: number) => HTMLElement} */
-    const part = (className, from, to) => {
-      const element = make("span", { className });
-      element.style.left = at(from);
-      element.style.width = `calc(${at(to)} - ${at(from)})`;
-      return element;
-    };
-    const [low, high] = [Math.min(0, preset.saving), Math.max(0, preset.saving)];
-    const bar = make(
-      "span",
-      { className: "saving", "aria-hidden": "true" }, // the text beside says the same
-      part(preset.saving < 0 ? "saving-bar worse" : "saving-bar", low, high),
-      part("saving-zero", 0, 0),
-      part("saving-whisker", preset.saving_low, preset.saving_high),
+  #recommend(best, scale) {
+    show("whatif-recommended", best !== undefined);
+    if (!best?.forecast) return;
+    text("whatif-best", best.label);
+    text("whatif-best-figure", forecastWords(best.forecast));
+    byId("whatif-best-interval").replaceChildren(interval(estimateOf(best.forecast), scale, "brand"));
+    text("whatif-best-about", `${best.summary} ${best.changes === "nothing" ? "Training identical." : "Batches composed differently."}`);
+    byId("whatif-look").value = best.label;
+    byId("whatif-look").disabled = ENDED.includes(this.run.state);
+  }
+
+  /**
+   * @param {Option} option
+   * @param {[number, number]} scale
+   */
+  #row(option, scale) {
+    const forecast = /** @type {PresetForecast} */ (option.forecast);
+    const button = make(
+      "button",
+      { type: "button", className: "forecast", value: option.label, title: forecast.words, "aria-label": `${forecast.words}: switch to ${option.label}…` },
+      make("span", { className: "forecast-name" }, option.label),
+      interval(estimateOf(forecast), scale, forecast.harmful ? "bad" : "accent"),
+      make("span", { className: "forecast-figure" }, forecastWords(forecast)),
     );
-    const button = make("button", { type: "button", value: preset.label, "aria-label": `Switch to ${preset.label}…` }, "Switch to it…");
-    button.addEventListener("click", () => this.openDialog(preset.policy, preset.parameters));
-    const words = make("span", { className: "saving-words", title: `${seconds(preset.step_time_s)} a step` }, preset.words);
-    const warning = preset.harmful ? [make("span", { className: "saving-warning" }, preset.warnings[0])] : [];
-    return make("li", {}, words, bar, button, ...warning);
+    const looks = byId("run-body").classList.contains("only-looks"); // a viewer, who cannot switch
+    button.disabled = looks || ENDED.includes(this.run.state) || this.#old;
+    button.addEventListener("click", () => this.#open(option.label));
+    const warning = forecast.harmful ? [make("span", { className: "saving-warning" }, forecast.warnings[0])] : [];
+    return make("li", {}, button, ...warning);
   }
 
-  /**
-   * Whether somebody has switched to this option since.
-   * @param {string} label
-   */
-  #inForce(label) {
-    const preset = this.answer.forecasts.find((/** @type {PresetForecast} */ each) => each.label === label);
-    const last = this.data.switches.at(-1);
-    const parameters = last?.parameters ?? {};
-    return preset.policy === this.run.policy && Object.entries(preset.parameters).every(([name, value]) => parameters[name] === value);
-  }}
-
+  /** @param {string} label */
+  #open(label) {
+    const option = this.options.find((each) => each.label === label);
+    if (option) this.openDialog(option.policy, option.parameters);
+  }
+}

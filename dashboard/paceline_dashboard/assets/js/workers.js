@@ -28,7 +28,7 @@ export class WorkersTable {
     this.grid = null;
     /** @type {Map<number, WorkerCause>} */
     this.causes = new Map(); // rank → worker of `GET attribution`
-    /** @type {{rank: number}[]} */
+    /** @type {{rank: number, compute_s: number}[]} */
     this.workers = [];
     this.many = false;
   }
@@ -43,7 +43,7 @@ export class WorkersTable {
 
   /**
    * Takes an answer of `GET workers`.
-   * @param {{rank: number}[]} workers
+   * @param {{rank: number, compute_s: number}[]} workers
    */
   update(workers) {
     this.workers = workers;
@@ -57,6 +57,16 @@ export class WorkersTable {
   explain(workers) {
     this.causes = new Map(workers.map((worker) => [worker.rank, worker]));
     this.#draw();
+  }
+
+  /**
+   * The slowest of the ranks from `first` to `last`; the first while nothing is known of them.
+   * @param {number} first
+   * @param {number} last
+   */
+  slowest(first, last) {
+    const some = this.workers.filter(({ rank }) => rank >= first && rank <= last);
+    return some.sort((x, y) => y.compute_s - x.compute_s)[0]?.rank ?? first;
   }
 
   #draw() {

@@ -1,0 +1,350 @@
+"""A server and its runs, as Python sees them."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Literal, cast
+from urllib.parse import quote
+
+from paceline.client import figures, frames
+from paceline.client.frames import DataFrame
+from paceline.core.errors import InputError
+from paceline.node.client import Client
+
+DEFAULT_SERVER = "http://127.0.0.1:8000"
+Table = Literal["steps", "worker-steps", "rounds", "segments", "switches"]
+Format = Literal["csv", "ndjson", "parquet"]
+_FORMATS = {".csv": "csv", ".ndjson": "ndjson", ".jsonl": "ndjson", ".parquet": "parquet"}
+_PAGE = 500
+_IN_MEMORY = 64 << 20  # bytes of an export that are not put into a file meanwhile
+_POINTS = 2_000  # of a figure
+
+
+def connect(url: str | None = None, token: str | None = None, *, frames: str = "pandas") -> Server:
+    """A connection to a server; use it in a ``with``, or call `Server.close`.
+
+    Args:
+        url: of the server; None: ``PACELINE_SERVER``, else http://127.0.0.1:8000.
+        token: None: ``PACELINE_TOKEN``, else the one that a server on this machine keeps for its
+            user.
+        frames: whose data frames tables are: ``pandas`` or ``polars``.
+
+    Raises:
+        InputError: the URL or `frames` is none.
+    """
+    url = url or os.environ.get("PACELINE_SERVER") or DEFAULT_SERVER
+    return Server(Client(url, token or os.environ.get("PACELINE_TOKEN")), frames)
+
+
+class Server:
+    """A control plane; `connect` makes one.
+
+    Args:
+        client: a connection.
+        frames: whose data frames tables are.
+    """
+
+    def __init__(self, client: Client, frames_of: str = "pandas") -> None:
+        self.client = client
+        self.frames = frames.checked(frames_of)
+
+    def run(self, run: str) -> Run:
+        """A run by its id, or by a beginning that no other run's id has.
+
+        Raises:
+            InputError: there is none, or there are several.
+            PacelineError: the server does not answer, or wants a token.
+        """
+        return Run(self, self.client.run(run))
+
+    def runs(self, *, limit: int | None = None, sort: str = "-created_at", **which: Any) -> Runs:
+        """Runs that a filter lets through, in an order.
+
+        Args:
+            limit: most runs; None: all.
+            sort: ``created_at``, ``waste`` and so on, with ``-`` the greatest first.
+            which: the parameters of ``GET /runs``, such as ``tag="nightly"``, ``waste_min=0.2`` or
+                ``state=["failed", "stopped"]``.
+
+        Raises:
+            InputError: there is no such parameter or order, or a value is wrong.
+            PacelineError: the server does not answer, or wants a token.
+        """
+        rows = list(self._pages({**which, "sort": sort}, limit))
+        return Runs(self, rows)
+
+    def _pages(self, query: dict[str, Any], limit: int | None) -> Iterator[dict[str, Any]]:
+        left = limit
+        cursor: str | None = None
+        while left is None or left > 0:
+            asked = {**query, "limit": _PAGE if left is None else min(_PAGE, left)}
+            asked |= {} if cursor is None else {"cursor": cursor}
+            page = self.client.call("GET", "/runs", params=_given(asked))
+            yield from page["items"]
+            cursor = page["next_cursor"]
+            if cursor is None:
+                return
+            left = None if left is None else left - len(page["items"])
+
+    def history(self, by: Sequence[str] | str = ("day",), **which: Any) -> DataFrame:
+        """What runs came to, a row for each group.
+
+        Args:
+            by: of ``day``, ``run``, ``node``, ``policy``, ``tag``, ``device``, ``backend``.
+            which: as of `runs`; and ``from_day`` and ``to_day``, Unix times.
+        """
+        groups = [by] if isinstance(by, str) else list(by)
+        rows = self.client.call("GET", "/history", params=_given({**which, "by": groups}))
+        return frames.of_rows(rows, self.frames)
+
+    def compare(self, *sides: str) -> dict[str, Any]:
+        """Runs, or parts of runs, side by side, as ``GET /compare`` answers.
+
+        Args:
+            sides: two to six of ``RUN``, ``RUN:100-499`` (steps) or ``RUN@1`` (policy version).
+        """
+        whole = [self._side(side) for side in sides]
+        return dict(self.client.call("GET", "/compare", params={"side": whole}))
+
+    def _side(self, side: str) -> str:
+        end = min((at for at in map(side.find, ":@") if at >= 0), default=len(side))
+        return self.client.run(side[:end]) + side[end:]
+
+    def tags(self) -> DataFrame:
+        """All tags, and how many runs have each."""
+        return frames.of_rows(self.client.call("GET", "/tags"), self.frames)
+
+    def close(self) -> None:
+        """Closes the connection."""
+        self.client.close()
+
+    def __enter__(self) -> Server:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class Runs(list["Run"]):
+    """Runs in the order that was asked for.
+
+    Args:
+        server: that has them.
+        rows: as it answered.
+    """
+
+    def __init__(self, server: Server, rows: Sequence[dict[str, Any]]) -> None:
+        super().__init__(Run(server, row["id"], row) for row in rows)
+        self._frames = server.frames
+
+    def table(self) -> DataFrame:
+        """A row for each run; its figures are columns of their own."""
+        rows = [{**run.about, **(run.about["figures"] or {})} for run in self]
+        names = list(dict.fromkeys(name for row in rows for name in row if name != "figures"))
+        flat = [{name: row.get(name) for name in names} for row in rows]
+        return frames.of_rows(flat, self._frames)
+
+
+class Run:
+    """A run; `Server.run` and `Server.runs` make them.
+
+    Args:
+        server: that has it.
+        run: its whole id.
+        about: what is known of it; None: it is asked for when somebody needs it.
+    """
+
+    def __init__(self, server: Server, run: str, about: dict[str, Any] | None = None) -> None:
+        self.id = run
+        self._server = server
+        self._about = about
+
+    def __repr__(self) -> str:
+        return f"Run({self.id!r})"
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """The run as ``GET /runs/{id}`` answered; `refresh` asks again."""
+        return self._about if self._about is not None else self.refresh()
+
+    def refresh(self) -> dict[str, Any]:
+        """The run as it is now."""
+        self._about = dict(self._get(""))
+        return self._about
+
+    def steps(
+        self,
+        first: int | None = None,
+        last: int | None = None,
+        *,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> DataFrame:
+        """Complete steps, a row for each: times in seconds, SE, waste, loss and so on.
+
+        Args:
+            first: step; None: the run's first,
+            last: and the last one; None: the run's last.
+            since: only steps that ended at this Unix time or later,
+            until: and before this one.
+        """
+        return self._table("steps", {"from": first, "to": last, "since": since, "until": until})
+
+    def worker_steps(
+        self,
+        first: int | None = None,
+        last: int | None = None,
+        *,
+        ranks: Sequence[int] | None = None,
+        since: float | None = None,
+        until: float | None = None,
+    ) -> DataFrame:
+        """Ranks' steps, a row for each, with all that is stored of them.
+
+        Args:
+            first: as of `steps`.
+            last: as of `steps`.
+            ranks: only these; None: all.
+            since: as of `steps`.
+            until: as of `steps`.
+        """
+        query = {"from": first, "to": last, "since": since, "until": until}
+        return self._table("worker-steps", {**query, "ranks": _ranks(ranks)})
+
+    def rounds(self) -> DataFrame:
+        """Rounds of relaxed synchronisers."""
+        return self._table("rounds", {})
+
+    def segments(self) -> DataFrame:
+        """The plans that ran."""
+        return self._table("segments", {})
+
+    def switches(self) -> DataFrame:
+        """The policies that were asked for."""
+        return self._table("switches", {})
+
+    def epochs(self) -> DataFrame:
+        """What each epoch came to."""
+        return self._rows("/epochs")
+
+    def effects(self) -> DataFrame:
+        """What each switch changed."""
+        return self._rows("/effects")
+
+    def workers(self) -> DataFrame:
+        """How each rank has been doing lately."""
+        return self._rows("/workers")
+
+    def devices(self) -> dict[str, Any]:
+        """Ranks and their devices."""
+        return dict(self._get("/devices"))
+
+    def forecasts(self) -> list[dict[str, Any]]:
+        """Forecasts that were kept, with what `auto` made of them."""
+        return list(self._get("/forecasts"))
+
+    def samples(self, first: int, last: int) -> list[dict[str, Any]]:
+        """Who got which samples in some steps: ``step``, ``rank``, ``samples`` and so on."""
+        items: list[dict[str, Any]] = []
+        start: int | None = first
+        while start is not None:
+            page = self._get("/samples", {"from": start, "to": last})
+            items += page["items"]
+            start = page["next_from"]
+        return items
+
+    def verdict(self, first: int | None = None, last: int | None = None) -> dict[str, Any]:
+        """Who holds the run up, why, since when, and what it costs."""
+        return dict(self._get("/verdict", {"from": first, "to": last}))
+
+    def plot(self, metrics: Sequence[str] = ("step_s", "waste", "loss")) -> Any:
+        """A figure of Plotly: metrics over steps, and where each policy began.
+
+        Args:
+            metrics: of ``step_s``, ``waste``, ``se``, ``loss``, ``comm_s``, ``compute_max``,
+                ``dif``, ``ett_error``.
+        """
+        columns = self._get("/steps", {"points": _POINTS})
+        title = f"{self.about['name']} ({self.id})"
+        return figures.of_run(title, columns, self._get("/switches"), metrics)
+
+    def export(self, file: str | Path, table: Table = "steps", form: Format | None = None) -> Path:
+        """Writes all rows of a table to a file, while they come.
+
+        Args:
+            file: that is made, or replaced.
+            table: of the run.
+            form: None: as the file's name ends.
+
+        Raises:
+            InputError: the file's name ends otherwise.
+            PacelineError: the server does not answer, or cannot write Parquet.
+            OSError: the file cannot be written.
+        """
+        path = Path(file)
+        query = {"table": table, "format": form or form_of(path)}
+        pieces = self._server.client.download(f"/runs/{self.id}/export", query)
+        first = next(pieces, b"")  # what the server refuses leaves an earlier file as it is
+        with path.open("wb") as opened:
+            opened.writelines(chain([first], pieces))
+        return path
+
+    def tag(self, tag: str) -> None:
+        """Gives the run a tag."""
+        self._about = self._server.client.call("PUT", f"/runs/{self.id}/tags/{quote(tag, '')}")
+
+    def untag(self, tag: str) -> None:
+        """Takes a tag from the run."""
+        self._about = self._server.client.call("DELETE", f"/runs/{self.id}/tags/{quote(tag, '')}")
+
+    def note(self, text: str) -> None:
+        """Writes the run's note in place of the one before.
+
+        Raises:
+            InputError: somebody else has changed the run at the same moment.
+        """
+        self._about = self._server.client.change("PUT", self.id, "note", {"note": text})
+
+    def _get(self, path: str, query: dict[str, Any] | None = None) -> Any:
+        return self._server.client.call("GET", f"/runs/{self.id}{path}", params=_given(query or {}))
+
+    def _rows(self, path: str) -> DataFrame:
+        return frames.of_rows(self._get(path), self._server.frames)
+
+    def _table(self, table: Table, query: dict[str, Any]) -> DataFrame:
+        asked = _given({**query, "table": table, "format": "csv"})
+        pieces = self._server.client.download(f"/runs/{self.id}/export", asked)
+        with tempfile.SpooledTemporaryFile(_IN_MEMORY) as file:
+            file.writelines(pieces)
+            file.seek(0)
+            return frames.of_csv(file, self._server.frames)
+
+
+def form_of(path: Path) -> Format:
+    """The format that a file's name ends with.
+
+    Raises:
+        InputError: none.
+    """
+    form = _FORMATS.get(path.suffix)
+    if form is None:
+        raise InputError(f"{path}: the name must end with {', '.join(_FORMATS)}")
+    return cast(Format, form)
+
+
+def _given(query: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in query.items() if value is not None}
+
+
+def _ranks(ranks: Sequence[int] | None) -> str | None:
+    return None if ranks is None else ",".join(map(str, ranks))

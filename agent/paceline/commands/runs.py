@@ -1,0 +1,301 @@
+"""`paceline runs`: lists, shows, compares, exports and labels runs."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from paceline.commands.options import (
+    Json,
+    RunId,
+    Server,
+    Token,
+    TokenFile,
+    Why,
+    connected,
+    reason,
+)
+from paceline.commands.printing import local_time, plain, print_json, print_table
+
+if TYPE_CHECKING:  # `--help` stays light
+    from paceline.client import Server as Connection
+
+COLUMNS = ("id", "name", "state", "policy", "nproc", "epoch", "step", "step_s", "waste", "tags")
+_FACTS = (
+    *("id", "name", "state", "policy", "version", "backend", "node", "device", "script"),
+    *("world", "global_batch", "epoch", "step", "tags", "note", "message"),
+)
+
+State = Annotated[list[str] | None, typer.Option(help="Only in this state; repeatable.")]
+Policy = Annotated[str | None, typer.Option(help="Only under this policy.")]
+Used = Annotated[str | None, typer.Option(help="Only where this policy was in force at some time.")]
+Parameter = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--param", metavar="NAME=VALUE", help="Only with this parameter of the policy; repeatable."
+    ),
+]
+Text = Annotated[
+    str | None,
+    typer.Option(help="Only with this text in name, script, note, policy, device, tag or node."),
+]
+OfNode = Annotated[str | None, typer.Option("--node", help="Only on this node.")]
+Device = Annotated[str | None, typer.Option(help="Only on a device with this text in its name.")]
+Tag = Annotated[list[str] | None, typer.Option(help="Only with this tag; repeatable.")]
+_DATES = ["%Y-%m-%d", "%Y-%m-%dT%H:%M:%S", "%Y-%m-%d %H:%M:%S"]
+Since = Annotated[datetime | None, typer.Option(formats=_DATES, help="Only created then or later.")]
+Until = Annotated[datetime | None, typer.Option(formats=_DATES, help="Only created before.")]
+WasteMin = Annotated[
+    float | None, typer.Option(help="Only with at least this mean waste, such as 0.2.")
+]
+SeMin = Annotated[float | None, typer.Option(help="Only with at least this mean SE.")]
+StepMin = Annotated[
+    float | None, typer.Option("--step-s-min", help="Only with at least this mean time per step.")
+]
+Sort = Annotated[
+    str,
+    typer.Option(help="Such as `name`, or `-waste`: the greatest first."),
+]
+Limit = Annotated[int, typer.Option(min=1, max=500)]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds the group to the command line; without a further command it lists."""
+    group = typer.Typer(help="Lists, shows, compares, exports and labels runs.")
+    group.callback(invoke_without_command=True)(_runs)
+    group.command("list")(list_runs)
+    for command in (show, compare, export, tag, untag, note):
+        group.command(command.__name__)(command)
+    app.add_typer(group, name="runs")
+
+
+def _runs(
+    context: typer.Context,
+    state: State = None,
+    policy: Policy = None,
+    used: Used = None,
+    param: Parameter = None,
+    text: Text = None,
+    node: OfNode = None,
+    device: Device = None,
+    tag: Tag = None,
+    since: Since = None,
+    until: Until = None,
+    waste_min: WasteMin = None,
+    se_min: SeMin = None,
+    step_s_min: StepMin = None,
+    sort: Sort = "-created_at",
+    limit: Limit = 20,
+    server: Server = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Lists runs, the newest first; or shows, compares, exports and labels them."""
+    if context.invoked_subcommand is None:
+        context.invoke(list_runs, **context.params)
+
+
+def list_runs(
+    state: State = None,
+    policy: Policy = None,
+    used: Used = None,
+    param: Parameter = None,
+    text: Text = None,
+    node: OfNode = None,
+    device: Device = None,
+    tag: Tag = None,
+    since: Since = None,
+    until: Until = None,
+    waste_min: WasteMin = None,
+    se_min: SeMin = None,
+    step_s_min: StepMin = None,
+    sort: Sort = "-created_at",
+    limit: Limit = 20,
+    server: Server = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Lists runs, the newest first."""
+    query = {
+        **{"state": state, "policy": policy, "used": used, "parameter": param, "text": text},
+        **{"node": node, "device": device, "tag": tag, "waste_min": waste_min, "se_min": se_min},
+        **{"step_s_min": step_s_min, "limit": limit, "since": _at(since), "until": _at(until)},
+        "sort": None if sort == "-created_at" else sort,  # which release 0.1.0 does not know
+    }
+    with connected(server, token, token_file) as client:
+        given = {name: value for name, value in query.items() if value not in (None, [])}
+        page = client.call("GET", "/runs", params=given)
+    if as_json:
+        print_json(page)
+    else:
+        print_table(COLUMNS, [_row(run) for run in page["items"]])
+
+
+def show(
+    run_id: RunId,
+    server: Server = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Shows a run: what it is, how well it went, its policies, and who held it up."""
+    with _server(server, token, token_file) as connection:
+        run = connection.run(run_id)
+        about, verdict = run.about, run.verdict()
+        switches = connection.client.call("GET", f"/runs/{run.id}/switches")
+    if as_json:
+        print_json({"run": about, "switches": switches, "verdict": verdict})
+        return
+    for name in _FACTS:
+        value = ", ".join(about[name]) if name == "tags" else about[name]
+        if value not in (None, ""):
+            typer.echo(f"{name:13} {plain(str(value).partition(chr(10))[0])}")
+    for name in ("created_at", "started_at", "ended_at"):
+        if about[name] is not None:
+            typer.echo(f"{name:13} {local_time(about[name])}")
+    for name, value in (about["figures"] or {}).items():
+        typer.echo(f"{name:13} {_figure(name, value)}")
+    typer.echo(f"{'verdict':13} {plain(verdict['words'])}")
+    columns = ("version", "policy", "parameters", "requested_by", "effective_step")
+    print_table(columns, [{**each, "parameters": each["parameters"] or None} for each in switches])
+
+
+def compare(
+    sides: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="RUN[:FIRST-LAST|@VERSION]...",
+            help="Two to six runs; of a run some steps, or those of a version of its policy.",
+        ),
+    ],
+    server: Server = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Compares runs, or parts of runs, with the first of them: differences with 95 % intervals."""
+    with _server(server, token, token_file) as connection:
+        answer = connection.compare(*sides)
+    if as_json:
+        print_json(answer)
+        return
+    letters = "ABCDEF"
+    for letter, side in zip(letters, answer["sides"], strict=False):
+        span = "no steps" if side["from"] is None else f"steps {side['from']:,} to {side['to']:,}"
+        typer.echo(f"{letter}  {side['run']}  {plain(side['name'])}, {side['policy']}, {span}")
+    names = ["figure", *letters[: len(answer["sides"])]]
+    names += [f"{letter} − A" for letter in letters[1 : len(answer["sides"])]]
+    print_table(names, [_compared(names, row) for row in answer["differences"]])
+    typer.echo("\n".join(answer["words"]))
+
+
+def export(
+    run_id: RunId,
+    output: Annotated[
+        Path,
+        typer.Option("--output", "-o", help="File; its name ends with .csv, .ndjson or .parquet."),
+    ],
+    table: Annotated[
+        Literal["steps", "worker-steps", "rounds", "segments", "switches"],
+        typer.Option(help="Which of the run's tables."),
+    ] = "steps",
+    server: Server = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Writes all rows of a run's table to a file."""
+    from paceline.client.server import form_of
+
+    form = form_of(output)
+    with _server(server, token, token_file) as connection:
+        path = connection.run(run_id).export(output, table, form)
+    typer.echo(f"{path} has {path.stat().st_size:,} bytes")
+
+
+def tag(
+    run_id: RunId,
+    words: Annotated[list[str], typer.Argument(metavar="TAG...", help="Short words.")],
+    server: Server = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Gives a run tags."""
+    with _server(server, token, token_file) as connection:
+        run = connection.run(run_id)
+        for word in words:
+            run.tag(word)
+        typer.echo(f"run {run.id} has the tags {', '.join(run.about['tags'])}")
+
+
+def untag(
+    run_id: RunId,
+    words: Annotated[list[str], typer.Argument(metavar="TAG...", help="Tags that it has.")],
+    server: Server = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Takes tags from a run."""
+    with _server(server, token, token_file) as connection:
+        run = connection.run(run_id)
+        for word in words:
+            run.untag(word)
+        typer.echo(f"run {run.id} has the tags {', '.join(run.about['tags']) or '(none)'}")
+
+
+def note(
+    run_id: RunId,
+    text: Annotated[str, typer.Argument(help="The whole note; empty: none.")],
+    why: Why = "",
+    server: Server = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Writes a run's note in place of the one before."""
+    with connected(server, token, token_file) as client:
+        run_id = client.run(run_id)
+        client.change("PUT", run_id, "note", {"note": text, "by": "cli", **reason(why)})
+    typer.echo(f"run {run_id} has {'a' if text else 'no'} note")
+
+
+def _server(server: str | None, token: str | None, token_file: Path | None) -> Connection:
+    from paceline.client import Server as Connected
+
+    return Connected(connected(server, token, token_file))
+
+
+def _at(moment: datetime | None) -> float | None:
+    """Unix time of a moment in the reader's time zone."""
+    return None if moment is None else moment.timestamp()
+
+
+def _row(run: dict[str, Any]) -> dict[str, Any]:
+    figures = run.get("figures") or {}  # a server of an earlier release has none
+    shown = {name: _figure(name, figures.get(name)) for name in ("step_s", "waste")}
+    return {**run, **shown, "tags": ", ".join(run.get("tags", ()))}
+
+
+def _figure(name: str, value: float | None) -> str | None:
+    if value is None:
+        return None
+    if name == "waste":
+        return f"{100 * value:.1f} %"
+    return f"{value:,}" if name == "steps" else f"{value:.4g}{' s' if name.endswith('_s') else ''}"
+
+
+def _compared(names: list[str], row: dict[str, Any]) -> dict[str, Any]:
+    form = "{:.1%}" if row["unit"] == "share" else "{:.4g}"
+    values = [None if value is None else form.format(value) for value in row["values"]]
+    changes: list[str | None] = []
+    for change in row["changes"]:
+        if change is None:
+            changes.append(None)
+            continue
+        low, high = form.format(change["low"]), form.format(change["high"])
+        words = "" if change["known"] else ", none shown"
+        changes.append(f"{form.format(change['value'])} ({low} to {high}{words})")
+    return dict(zip(names, [row["figure"], *values, *changes], strict=True))

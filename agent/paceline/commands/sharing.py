@@ -1,0 +1,116 @@
+"""`paceline report` and `paceline trace`: files of a run to attach, to print, or to look into."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from paceline.commands.options import Json, RunId, Server, Token, TokenFile, connected
+from paceline.commands.printing import print_json
+from paceline.core.errors import InputError, PacelineError
+
+Steps = Annotated[
+    str | None,
+    typer.Option(
+        metavar="FIRST:LAST",
+        help="Range of steps, both included; either may be left out.",
+        show_default="the newest 100",
+    ),
+]
+_Output = Annotated[
+    Path | None,
+    typer.Option("--output", "-o", metavar="FILE", help="File to write; - is standard output."),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Adds both commands to the command line."""
+    app.command("report")(report)
+    app.command("trace")(trace)
+
+
+def report(
+    run_id: RunId,
+    output: _Output = None,
+    server: Server = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Writes a run's report as one HTML file, which needs no server and no network to be read."""
+    with connected(server, token, token_file) as client:
+        run = client.run(run_id)
+        if as_json:
+            print_json(client.call("GET", f"/runs/{run}/report"))
+            return
+        path = output or Path(f"paceline-{run}.html")
+        _write(path, client.download(f"/runs/{run}/report", {"format": "html"}))
+    _say(path, "open it in a browser, or attach it to a ticket")
+
+
+def trace(
+    run_id: RunId,
+    steps: Steps = None,
+    output: _Output = None,
+    server: Server = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+) -> None:
+    """Writes a range of steps as a trace for https://ui.perfetto.dev, which opens it locally."""
+    span = range_of(steps)
+    with connected(server, token, token_file) as client:
+        run = client.run(run_id)
+        path = output or Path(f"paceline-{run}.trace.json")
+        _write(path, client.download(f"/runs/{run}/trace", span))
+    _say(path, "open it with https://ui.perfetto.dev or chrome://tracing")
+
+
+def range_of(text: str | None) -> dict[str, Any]:
+    """The query of a range of steps such as ``100:200``, ``100:`` or ``:200``.
+
+    Raises:
+        InputError: it is no such range.
+    """
+    if text is None:
+        return {}
+    match = re.fullmatch(r"(\d{1,18})?:(\d{1,18})?", text)
+    if match is None or text == ":" or (match[1] and match[2] and int(match[1]) > int(match[2])):
+        raise InputError(f"--steps {text}: give FIRST:LAST, such as 100:200")
+    both = {"from": match[1], "to": match[2]}
+    return {name: int(step) for name, step in both.items() if step is not None}
+
+
+def _write(path: Path, parts: Iterable[bytes]) -> None:
+    """Writes a file whole or not at all.
+
+    Raises:
+        PacelineError: the file cannot be written.
+    """
+    if str(path) == "-":
+        for part in parts:
+            sys.stdout.buffer.write(part)
+        sys.stdout.buffer.flush()
+        return
+    made = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        try:
+            with made.open("wb") as file:
+                file.writelines(parts)
+            made.replace(path)
+        finally:
+            with contextlib.suppress(OSError):
+                made.unlink(missing_ok=True)
+    except OSError as error:
+        raise PacelineError(f"{path} cannot be written: {error.strerror or error}") from error
+
+
+def _say(path: Path, words: str) -> None:
+    if str(path) != "-":
+        typer.echo(f"wrote {path}: {words}", err=True)

@@ -1,0 +1,127 @@
+"""`paceline switch`: another policy for a run; `paceline switches`: what each switch changed."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from paceline.commands.options import (
+    Json,
+    Parameters,
+    RunId,
+    Server,
+    Token,
+    TokenFile,
+    Why,
+    connected,
+    parameters_of,
+    reason,
+)
+from paceline.commands.printing import local_time, plain, print_json
+from paceline.core.errors import PacelineError
+
+if TYPE_CHECKING:  # `--help` stays light
+    from paceline.node.client import Client
+
+_CHANGES = {  # what a preset changes in the training, in words
+    "nothing": "What is trained stays as under plain DDP.",
+    "batches": "Other samples than under plain DDP will meet in a global batch.",
+    "training": "THIS CHANGES THE TRAINING: not all ranks' gradients meet in each step any more.",
+}
+
+
+def switch(
+    run_id: RunId,
+    policy: Annotated[str, typer.Argument(metavar="POLICY")],
+    param: Parameters = None,
+    why: Why = "",
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Do not ask before the training is changed.")
+    ] = False,
+    server: Server = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Switches a run to another policy while it trains.
+
+    If somebody else changes the run meanwhile, nothing is switched, and you are told who it was.
+    """
+    given_parameters = parameters_of(param)
+    body = {"policy": policy, "parameters": given_parameters, "by": "cli", **reason(why)}
+    with connected(server, token, token_file) as client:
+        run_id = client.run(run_id)
+        seen = client.revision(run_id)  # before anything that takes time: what is decided upon
+        # Asked before: what fails afterwards must not look as if the run was not switched.
+        known = [] if as_json else client.call("GET", "/policies")
+        warnings = [] if as_json else _warnings(client, run_id, policy, given_parameters)
+        words = _changes_of(known, policy, given_parameters)
+        if words == _CHANGES["training"] and not yes and sys.stdin.isatty():
+            typer.confirm(f"{words} Switch to {policy}?", abort=True, err=True)
+        answer = client.change("POST", run_id, "policy", body, revision=seen)
+    if as_json:
+        print_json(answer)
+        return
+    typer.echo(f"run {run_id} goes on with {policy} from its next segment")
+    if words:
+        typer.echo(words)
+    for warning in warnings:
+        typer.echo(f"warning: {warning}", err=True)
+
+
+def _changes_of(known: list[dict[str, Any]], policy: str, parameters: Mapping[str, Any]) -> str:
+    """What a policy changes in the training, in words; "" of a server of 0.1.0."""
+    preset = next((each for each in known if each["name"] == policy), {})
+    if "changes_with" not in preset:
+        return ""
+    gravest = list(_CHANGES).index
+    of: list[str | None] = [
+        preset["changes_with"].get(name, {}).get(str(v)) for name, v in parameters.items()
+    ]
+    return _CHANGES[max([*filter(None, of)] or [str(preset["changes"])], key=gravest)]
+
+
+def _warnings(client: Client, run: str, policy: str, parameters: Mapping[str, Any]) -> list[str]:
+    """What to know before a switch; none of a server of 0.1.0, or of a switch that it refuses."""
+    params = {"policy": policy, "parameters": json.dumps(parameters)}
+    try:
+        answer = client.call("GET", f"/runs/{run}/policy/warnings", params=params)
+    except PacelineError:
+        return []
+    return list(answer["warnings"])
+
+
+def switches(
+    run_id: RunId,
+    server: Server = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Lists a run's switches: who asked, why, and the effect beside its forecast."""
+    with connected(server, token, token_file) as client:
+        run_id = client.run(run_id)
+        made = client.call("GET", f"/runs/{run_id}/switches")
+        effects = {each["version"]: each for each in client.call("GET", f"/runs/{run_id}/effects")}
+    rows = [{**row, "effect": effects.get(row["version"])} for row in made]
+    if as_json:
+        print_json(rows)
+        return
+    for row in rows:
+        typer.echo("\n".join(_lines(row)))
+
+
+def _lines(row: Mapping[str, Any]) -> list[str]:
+    """A switch for people: who asked and why, since when it plans, and what it changed."""
+    asked = f"{row['policy']}: requested {local_time(row['requested_at'])} by {row['requested_by']}"
+    why = f": {row['why']}" if row.get("why") else ""  # servers of 0.1.0 lack it
+    step = row["effective_step"]
+    since = "has yet to take effect" if step is None else f"in force from step {step}"
+    lines = [f"{plain(asked + why)}; {since}"]
+    if row["effect"] is not None:
+        lines.append(f"  {plain(row['effect']['words'])}")
+    return lines

@@ -1,0 +1,198 @@
+"""How far a run is, as the server knows it: for the terminal that follows it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paceline.core.errors import PacelineError
+from paceline.node.client import Client
+from paceline.wire import State
+
+_LOOK_S = 1.0
+_JUDGE_S = 5.0  # between two looks at the verdict, which takes the server longer
+_TIMEOUT_S = 5.0
+_STEPS = 50  # newest steps that the figures are means of
+
+LEVELS = {"held-up": "Held up", "watch": "To watch"}  # that are said; others are quiet
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a run stands. None: not known, or not known yet.
+
+    Args:
+        state: of the run.
+        policy: in force, or asked for last.
+        epoch: of the last complete step, from 0.
+        epochs: how many there will be.
+        step: the last complete one, from 0.
+        steps: how many there will be.
+        step_s: mean time of the newest steps.
+        loss: of the last step that has one.
+        waste: share of the ranks' time that waits for slower ones, in the newest steps.
+        level: of the verdict: `held-up`, `watch`, `healthy` or `unknown`.
+        verdict: who holds the run up, why and since when; empty: nothing to say.
+        away: why the server says nothing now; empty: it does.
+    """
+
+    state: str = State.PENDING
+    policy: str = ""
+    epoch: int | None = None
+    epochs: int | None = None
+    step: int | None = None
+    steps: int | None = None
+    step_s: float | None = None
+    loss: float | None = None
+    waste: float | None = None
+    level: str = "unknown"
+    verdict: str = ""
+    away: str = ""
+
+    @property
+    def share(self) -> float:
+        """Of all steps, those that are done; 0 where their number is not known."""
+        if not self.steps or self.step is None:
+            return 0.0
+        return min(1.0, (self.step + 1) / self.steps)
+
+    @property
+    def eta_s(self) -> float | None:
+        """Seconds to the end, if steps go on to take as long."""
+        if not self.steps or self.step is None or self.step_s is None:
+            return None
+        return max(0, self.steps - self.step - 1) * self.step_s
+
+    @property
+    def figures(self) -> list[str]:
+        """What is known, in words, from the epoch to the time that is left."""
+        if self.step is None:
+            return [f"{self.state} …"]
+        epoch = f"epoch {(self.epoch or 0) + 1}"
+        made = [epoch if self.epochs is None else f"{epoch}/{self.epochs}"]
+        step = f"step {self.step + 1:,}"
+        made.append(step if self.steps is None else f"{step} of {self.steps:,}")
+        if self.step_s is not None:
+            made.append(f"{duration(self.step_s)} per step")
+        if self.loss is not None:
+            made.append(f"loss {self.loss:.4g}")
+        if self.waste is not None:
+            made.append(f"waste {100 * self.waste:.0f} %")
+        if self.eta_s is not None and not State(self.state).final:
+            made.append(f"ETA {duration(self.eta_s)}")
+        return made
+
+    @property
+    def judged(self) -> str:
+        """The verdict in a line; empty: nothing holds the run up, as far as is known."""
+        said = LEVELS.get(self.level)
+        return f"{said}: {self.verdict}" if said and self.verdict else ""
+
+    @property
+    def line(self) -> str:
+        """All of it in a line."""
+        parts = [*self.figures, *([f"policy {self.policy}"] if self.policy else [])]
+        return ", ".join(parts) + (f". {self.judged}" if self.judged else "")
+
+
+def duration(seconds: float) -> str:
+    """A time in words: the two largest units, or three digits below a minute."""
+    if seconds < 1:
+        return f"{1000 * seconds:.3g} ms"
+    if seconds < 60:
+        return f"{seconds:.3g} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 48:
+        return f"{hours} h {minutes:02d} min"
+    return f"{hours // 24} d {hours % 24} h"
+
+
+def of_run(run: Mapping[str, Any], columns: Mapping[str, Any] | None = None) -> Progress:
+    """What `GET /runs/{id}` and the newest steps of `GET /runs/{id}/steps` say."""
+    steps = None
+    if run["epochs"] and run["samples"] and run["global_batch"]:
+        steps = run["epochs"] * -(-run["samples"] // run["global_batch"])
+    known = columns or {"step_s": [], "loss": [], "waste": []}
+    losses = [loss for loss in known["loss"] if loss is not None]
+    return Progress(
+        state=run["state"],
+        policy=run["policy"],
+        epoch=run["epoch"],
+        epochs=run["epochs"],
+        step=run["step"],
+        steps=steps,
+        step_s=_mean(known["step_s"]),
+        loss=losses[-1] if losses else None,
+        waste=_mean(known["waste"]),
+    )
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def ask(client: Client, run: str) -> Progress:
+    """How far a run is, but for its verdict.
+
+    Raises:
+        PacelineError: the server does not answer, or refuses.
+    """
+    now = client.call("GET", f"/runs/{run}")
+    if now["step"] is None:
+        return of_run(now)
+    params = {"from": max(0, now["step"] - _STEPS + 1), "points": _STEPS}
+    return of_run(now, client.call("GET", f"/runs/{run}/steps", params=params))
+
+
+class Watch:
+    """Asks the server for a run's progress, in a thread of its own: training never waits for it.
+
+    A context manager.
+
+    Args:
+        client: of the server; the thread has a connection of its own.
+        run: its id.
+    """
+
+    def __init__(self, client: Client, run: str) -> None:
+        self.now = Progress()
+        self._client = client.twin(_TIMEOUT_S)
+        self._run = run
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._look, name="progress", daemon=True)
+
+    def __enter__(self) -> Watch:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+
+    def _look(self) -> None:
+        with self._client:
+            judged_at = 0.0
+            while True:
+                judge = time.monotonic() - judged_at >= _JUDGE_S and self.now.step is not None
+                self.now = self._asked(judge)
+                if judge:
+                    judged_at = time.monotonic()
+                if self._over.wait(_LOOK_S):
+                    return
+
+    def _asked(self, judge: bool) -> Progress:
+        before = self.now
+        try:
+            now = ask(self._client, self._run)
+            if not judge:
+                return replace(now, level=before.level, verdict=before.verdict)
+            verdict = self._client.call("GET", f"/runs/{self._run}/verdict")
+        except PacelineError as error:
+            return replace(before, away=str(error))
+        return replace(now, level=verdict.get("level", "unknown"), verdict=verdict.get("what", ""))

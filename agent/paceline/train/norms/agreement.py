@@ -1,0 +1,90 @@
+"""Running statistics of layers that normalise by each rank's own batch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from paceline.train.ddp import CurrentStep, SingleProcess, WeightedDDP
+from paceline.train.norms.layers import Local
+from paceline.train.parts import Step
+
+
+class RunningStatistics:
+    """Makes the ranks' running statistics agree: each becomes its mean over the ranks.
+
+    A rank weighs as much in the mean as the samples that it has trained since the mean before.
+
+    Args:
+        current: the current step.
+        models: that the session wraps; it adds to them.
+    """
+
+    def __init__(self, current: CurrentStep, models: Sequence[WeightedDDP | SingleProcess]) -> None:
+        self._current, self._models = current, models
+        self._samples = 0  # that this rank has trained since the last mean
+
+    def trained(self, step: Step) -> None:
+        """This rank has trained a batch."""
+        self._samples += step.samples
+
+    def agree(self) -> None:
+        """All ranks call it, after the same step."""
+        samples, self._samples = self._samples, 0
+        layers = [layer for layer in self._layers() if isinstance(layer, Local)]
+        if self._current.world == 1 or not layers:
+            return
+        _count_alike([n for layer in layers if (n := layer.num_batches_tracked) is not None])
+        _average(list(_tracked(layers)), samples)
+
+    @contextmanager
+    def kept(self) -> Iterator[None]:
+        """Puts the running statistics back afterwards: what is computed within it is a trial."""
+        buffers = [buffer for layer in self._layers() for buffer in layer.buffers(recurse=False)]
+        before = [buffer.clone() for buffer in buffers]
+        try:
+            yield
+        finally:
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
+
+    def _layers(self) -> list[_BatchNorm]:
+        modules: list[nn.Module] = [m for model in self._models for m in model.module.modules()]
+        return [module for module in modules if isinstance(module, _BatchNorm)]
+
+
+def _tracked(layers: Sequence[Local]) -> Iterator[Tensor]:
+    for layer in layers:
+        if layer.running_mean is not None and layer.running_var is not None:
+            yield from (layer.running_mean, layer.running_var)
+
+
+def _count_alike(counts: list[Tensor]) -> None:
+    """Numbers of batches become the largest of all ranks."""
+    if not counts:
+        return
+    most = torch.stack([count.to(counts[0].device) for count in counts])
+    dist.all_reduce(most, dist.ReduceOp.MAX)
+    for count, value in zip(counts, most, strict=True):
+        count.copy_(value)
+
+
+def _average(tensors: list[Tensor], samples: int) -> None:
+    """Tensors become their means over ranks, weighted by the ranks' samples."""
+    if not tensors:
+        return
+    device = tensors[0].device
+    vector = torch.cat([tensor.flatten().to(device, torch.float64) for tensor in tensors])
+    vector = vector * samples if samples else torch.zeros_like(vector)  # 0 · NaN is NaN
+    vector = torch.cat([vector, vector.new_tensor([samples])])
+    dist.all_reduce(vector)
+    if vector[-1] == 0:
+        return
+    means = torch.split(vector[:-1] / vector[-1], [tensor.numel() for tensor in tensors])
+    for tensor, mean in zip(tensors, means, strict=True):
+        tensor.copy_(mean.view_as(tensor))

@@ -1,0 +1,193 @@
+"""BatchNorm layers that know what this rank does in the current step.
+
+A layer stays the object that it is, with its parameters, its buffers and its hooks: only its class
+changes. Copies and pickles of it are of the class that it had.
+"""
+
+from __future__ import annotations
+
+import copyreg
+from typing import Any, ClassVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from paceline.train.ddp import CurrentStep
+from paceline.train.norms.collective import Exchange, Normalised, shared
+
+_REFUSED_CLASS = (
+    "is a {kind}, a BatchNorm whose forward pass is its own: Paceline cannot synchronise it; use "
+    "nn.BatchNorm1d, 2d or 3d and what comes after it as a layer of its own, or accept each rank's "
+    "own statistics with wrap(model, batchnorm='local')"
+)
+_REFUSED_GROUP = (
+    "is a SyncBatchNorm of a process group of its own: Paceline synchronises over all ranks; leave "
+    "process_group out"
+)
+
+
+class Adapted(_BatchNorm):
+    """A BatchNorm layer of a wrapped model."""
+
+    _original: ClassVar[type[_BatchNorm]]
+    _current: CurrentStep
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        state = {name: value for name, value in vars(self).items() if name != "_current"}
+        # Whoever reads the pickle need not have this package.
+        return copyreg._reconstructor, (self._original, object, None), state  # type: ignore[attr-defined]
+
+
+class Synchronised(Adapted):
+    """Normalises by the global batch, as one process would that had all of it.
+
+    All ranks call it equally often in a step. Outside of the loop over the loader, and where there
+    is one rank, it is a plain BatchNorm.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """See `torch.nn.BatchNorm1d`."""
+        if not self.training or self._current.world == 1 or self._current.running is None:
+            return _BatchNorm.forward(self, input)
+        out: Tensor = self._synchronised(input)
+        return out
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _synchronised(self, values: Tensor) -> Tensor:
+        self._check_input_dim(values)  # type: ignore[no-untyped-call]
+        running = self._current.running
+        assert running is not None
+        exchange = Exchange(self._current, running)
+        with torch.no_grad():
+            by = shared(values.detach(), exchange)
+            if values.device.type == "cpu" and by.count == 1:  # a GPU would have to be waited for
+                raise ValueError(
+                    "Expected more than 1 value per channel when training, got a global batch of "
+                    f"one sample, of shape {tuple(values.shape)}"
+                )
+            self._keep(by.mean, by.var * (by.count / (by.count - 1).clamp_min(1)))
+        out: Tensor = Normalised.apply(values, self.weight, self.bias, by, self.eps, exchange)  # type: ignore[no-untyped-call]
+        return out
+
+    def _keep(self, mean: Tensor, var: Tensor) -> None:
+        """Moves the running statistics towards those of a batch."""
+        if not self.track_running_stats or self.running_mean is None or self.running_var is None:
+            return
+        momentum = self.momentum
+        if self.num_batches_tracked is not None:
+            self.num_batches_tracked.add_(1)
+            if momentum is None:
+                momentum = 1.0 / float(self.num_batches_tracked)
+        for kept, new in ((self.running_mean, mean), (self.running_var, var)):
+            kept.lerp_(new.to(kept.dtype), momentum or 0.0)
+
+
+class Local(Adapted):
+    """Normalises by this rank's own batch, as BatchNorm under DistributedDataParallel does.
+
+    A filler, and a batch with one value per channel, has no statistics. It is normalised by the
+    running ones, and leaves these as they are.
+    """
+
+    def forward(self, input: Tensor) -> Tensor:  # noqa: A002
+        """See `torch.nn.BatchNorm1d`."""
+        if not self.training or not (self._current.filler or input.numel() == input.size(1)):
+            return super().forward(input)
+        if self.running_mean is None:
+            return self._without_statistics(input)
+        self.training = False
+        try:
+            return super().forward(input)
+        finally:
+            self.training = True
+
+    def _without_statistics(self, values: Tensor) -> Tensor:
+        if not self._current.filler:
+            return super().forward(values)  # torch's error
+        mean = torch.zeros(values.size(1), device=values.device)
+        return functional.batch_norm(
+            values, mean, torch.ones_like(mean), self.weight, self.bias, eps=self.eps
+        )
+
+
+def adapt(model: nn.Module, how: str, current: CurrentStep) -> None:
+    """Changes a model's BatchNorm layers in place.
+
+    Args:
+        model: the script's, which `refuse_model` has let pass.
+        how: "sync" or "local". SyncBatchNorm layers are synchronised in any case.
+        current: the current step of the session.
+    """
+    for layer in model.modules():
+        if not isinstance(layer, _BatchNorm):
+            continue
+        original = _original(layer)
+        whole = how == "sync" or issubclass(original, nn.SyncBatchNorm)
+        kind = _adapted(original, Synchronised if whole else Local)
+        layer.__class__ = kind
+        vars(layer)["_current"] = current
+
+
+def _original(layer: _BatchNorm) -> type[_BatchNorm]:
+    """A layer's class before another session, or this one, adapted it."""
+    return layer._original if isinstance(layer, Adapted) else type(layer)
+
+
+_kinds: dict[tuple[type, type], type[Adapted]] = {}
+
+
+def _adapted(original: type[_BatchNorm], how: type[Adapted]) -> type[Adapted]:
+    """The class that layers of a class become: the same, but for its forward pass."""
+    if (original, how) not in _kinds:
+        # DistributedDataParallel refuses whatever is a SyncBatchNorm on the CPU.
+        base = _AnyDimension if issubclass(original, nn.SyncBatchNorm) else original
+        name = f"{how.__name__}{original.__name__}"
+        _kinds[original, how] = type(name, (how, base), {"_original": original})
+    return _kinds[original, how]
+
+
+class _AnyDimension(_BatchNorm):
+    """What a SyncBatchNorm is, without its communication."""
+
+    def _check_input_dim(self, input: Tensor) -> None:  # noqa: A002
+        if input.dim() < 2:
+            raise ValueError(f"expected at least 2D input (got {input.dim()}D input)")
+
+
+def shares_statistics(model: nn.Module, batchnorm: str | None = None) -> bool:
+    """Whether ranks wait for each other in this model's forward pass, or will once it is adapted.
+
+    Args:
+        model: adapted or not.
+        batchnorm: as it will be adapted.
+    """
+    layers = [layer for layer in model.modules() if isinstance(layer, _BatchNorm)]
+    return any(batchnorm == "sync" or is_shared(layer) for layer in layers)
+
+
+def is_shared(layer: _BatchNorm) -> bool:
+    """Whether a layer's statistics are those of all ranks."""
+    return isinstance(layer, Synchronised | nn.SyncBatchNorm)
+
+
+def refusal(layer: nn.Module, batchnorm: str | None) -> str | None:
+    """Why a layer cannot be synchronised, in words that follow its name; None: it can.
+
+    Args:
+        layer: of a model.
+        batchnorm: see `Session.wrap`.
+    """
+    if not isinstance(layer, _BatchNorm):
+        return None
+    original = _original(layer)
+    if issubclass(original, nn.SyncBatchNorm):
+        group: Any = layer.process_group
+        if group is not None and dist.get_world_size(group) != dist.get_world_size():
+            return _REFUSED_GROUP
+    elif batchnorm != "sync":
+        return None
+    plain = (_BatchNorm.forward, nn.SyncBatchNorm.forward)
+    return None if original.forward in plain else _REFUSED_CLASS.format(kind=original.__name__)

@@ -1,0 +1,1 @@
+"""REST: alerts, their rules, and webhooks that are told of them."""

@@ -1,0 +1,191 @@
+"""REST: alerts and their rules."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Header, Query, Request
+
+from paceline_backend.api.alerts import models
+from paceline_backend.api.audit import etag, requester_of
+from paceline_backend.api.audit.routes import Cursor, Limit
+from paceline_backend.api.errors import ProblemError, documented
+from paceline_backend.api.rules import ADMIN, OPERATOR, VIEWER
+from paceline_backend.api.runs import store_of
+from paceline_backend.insight.alerts import DEFAULTS, rules_with
+from paceline_backend.insight.alerts.rules import Rule, Severity
+from paceline_backend.store import Connection, audit
+from paceline_backend.store.alerts import rows
+from paceline_backend.store.alerts import rules as changed_rules
+from paceline_backend.store.alerts.rows import AlertState
+from paceline_backend.store.runs import CursorError
+
+_AWAY = HTTPStatus.SERVICE_UNAVAILABLE
+_INVALID = HTTPStatus.UNPROCESSABLE_ENTITY
+_MISSING = HTTPStatus.NOT_FOUND
+_MALFORMED = HTTPStatus.BAD_REQUEST
+_CHANGEABLE = ("enabled", "threshold", "raise_after_s", "resolve_after_s", "severity")
+
+IfMatch = Annotated[
+    str | None,
+    Header(
+        description="the `revision` of the rule that the change is meant for, in quotes; "
+        "`*` or left out: any",
+        examples=['"81985529"'],
+    ),
+]
+
+router = APIRouter(prefix="/alerts", responses=documented(_AWAY))
+
+
+@router.get(
+    "",
+    response_model=models.AlertPage,
+    responses=documented(_INVALID),
+    dependencies=[Depends(VIEWER)],
+)
+def list_alerts(
+    request: Request,
+    state: Annotated[
+        Literal["raised", "resolved"] | None, Query(description="raised ones go on")
+    ] = None,
+    rule: Annotated[str | None, Query(max_length=100, description="of this rule")] = None,
+    run: Annotated[str | None, Query(max_length=200, description="about this run")] = None,
+    severity: Annotated[Severity | None, Query(description="of this severity")] = None,
+    acknowledged: Annotated[bool | None, Query(description="whether somebody has")] = None,
+    since: Annotated[float | None, Query(description="raised at this Unix time or later")] = None,
+    limit: Limit = 50,
+    cursor: Cursor = None,
+) -> Any:
+    """Alerts, newest first; also of runs that are gone."""
+    wanted: AlertState | None = state
+    which = rows.Filter(wanted, rule, run, severity, acknowledged, since)
+    try:
+        with store_of(request).read() as connection:
+            items, following = rows.page(connection, which, limit, cursor)
+            counts = rows.counts(connection)
+    except CursorError as error:
+        errors = [{"field": "cursor", "message": str(error)}]
+        raise ProblemError(_INVALID, str(error), errors=errors) from error
+    return {"items": items, "counts": counts, "next_cursor": following}
+
+
+@router.post(
+    "/{alert}/acknowledge",
+    response_model=models.Alert,
+    responses=documented(_MALFORMED, _MISSING, _INVALID, HTTPStatus.CONFLICT),
+    dependencies=[Depends(OPERATOR)],
+)
+def acknowledge_alert(
+    request: Request, alert: int, body: models.Acknowledgement | None = None
+) -> Any:
+    """Says that somebody looks after an alert. It goes on, but is no longer counted as new."""
+    body = body or models.Acknowledgement()
+    by = requester_of(request, body.by, body.why, body.operator)
+    try:
+        with store_of(request).write() as connection:
+            known = rows.acknowledge(connection, alert, by.known_as, by.why)
+            details = {"rule": known["rule"]}
+            audit.record(
+                connection,
+                by,
+                "alert.acknowledge",
+                run=known["run"],
+                target=str(alert),
+                details=details,
+            )
+            return known
+    except rows.UnknownAlertError as error:
+        raise ProblemError(_MISSING, str(error)) from error
+    except rows.AcknowledgedError as error:
+        raise ProblemError(HTTPStatus.CONFLICT, str(error)) from error
+
+
+@router.get("/rules", response_model=list[models.AlertRule], dependencies=[Depends(VIEWER)])
+def list_rules(request: Request) -> Any:
+    """When alerts are raised and resolved."""
+    with store_of(request).read() as connection:
+        return [_shown(rule) for rule in _rules(connection).values()]
+
+
+@router.put(
+    "/rules/{rule}",
+    response_model=models.AlertRule,
+    responses=documented(_MALFORMED, _MISSING, _INVALID, HTTPStatus.PRECONDITION_FAILED),
+    dependencies=[Depends(ADMIN)],
+)
+def change_rule(
+    request: Request, rule: str, body: models.RuleChange, if_match: IfMatch = None
+) -> Any:
+    """Changes a rule, from the next look on."""
+    _check(rule)
+    by = requester_of(request, body.by, body.why, body.operator)
+    given = body.model_dump(include=set(_CHANGEABLE), exclude_none=True)
+    with store_of(request).write() as connection:
+        before = _locked(connection, rule, if_match)
+        values = {name: getattr(before, name) for name in _CHANGEABLE} | given
+        changed_rules.change(connection, rule, by.known_as, values)
+        audit.record(connection, by, "alert.rule", target=rule, details=given)
+        return _shown(_rules(connection)[rule])
+
+
+@router.delete(
+    "/rules/{rule}",
+    response_model=models.AlertRule,
+    responses=documented(_MISSING, _INVALID, HTTPStatus.PRECONDITION_FAILED),
+    dependencies=[Depends(ADMIN)],
+)
+def restore_rule(request: Request, rule: str, if_match: IfMatch = None) -> Any:
+    """Gives a rule its defaults back."""
+    _check(rule)
+    with store_of(request).write() as connection:
+        _locked(connection, rule, if_match)
+        changed_rules.restore(connection, rule)
+        audit.record(connection, requester_of(request), "alert.rule", target=rule)
+        return _shown(_rules(connection)[rule])
+
+
+def _rules(connection: Connection) -> dict[str, Rule]:
+    return rules_with(changed_rules.changed(connection))
+
+
+def _locked(connection: Connection, rule: str, if_match: str | None) -> Rule:
+    """The rule, which no other request changes until the transaction ends.
+
+    Raises:
+        ProblemError: the change is meant for other values of the rule.
+    """
+    changed_rules.lock(connection, rule)
+    known = _rules(connection)[rule]
+    _check_seen(known, if_match)
+    return known
+
+
+def _shown(rule: Rule) -> dict[str, Any]:
+    return {**vars(rule), "revision": rule.revision}
+
+
+def _check_seen(rule: Rule, if_match: str | None) -> None:
+    """Refuses a change that is meant for other values of the rule.
+
+    Raises:
+        ProblemError: the rule has another revision; the error says who changed it, and when.
+    """
+    if if_match is None or if_match.strip() in ("*", etag(rule.revision)):
+        return
+    who = f"{rule.changed_by} changed" if rule.changed_by else "somebody gave its defaults to"
+    raise ProblemError(
+        HTTPStatus.PRECONDITION_FAILED,
+        f"{who} {rule.name} since then: read GET /alerts/rules again",
+        rule=_shown(rule),
+        revision=rule.revision,
+        who=rule.changed_by,
+        at=rule.changed_at,
+    )
+
+
+def _check(rule: str) -> None:
+    if rule not in DEFAULTS:
+        names = ", ".join(DEFAULTS)
+        raise ProblemError(_MISSING, f"no alert rule {rule!r}; there are {names}")

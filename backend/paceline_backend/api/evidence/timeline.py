@@ -1,0 +1,73 @@
+"""REST: what ranks did within a few steps, phase by phase."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+from pydantic import BaseModel, ConfigDict, Field
+
+from paceline_backend.api.errors import RUN_REFUSALS
+from paceline_backend.api.rules import VIEWER
+from paceline_backend.api.runs import store_of
+from paceline_backend.api.telemetry import From, To
+from paceline_backend.requests import InvalidRequestError
+from paceline_backend.store import runs
+from paceline_backend.store.telemetry.timeline import newest_steps, timeline
+
+router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
+
+_STEPS = 3  # unless a range is given
+_MOST_STEPS = 50
+_MOST_RANKS = 64
+
+Column = list[float | None]
+
+
+class Timeline(BaseModel):
+    """Each rank's phases: ``column[rank][step]``, ranks in the order asked; null: no record."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    from_: int = Field(alias="from", description="first step", examples=[118])
+    to: int = Field(description="last step", examples=[120])
+    ranks: list[int] = Field(examples=[[0]])
+    step: list[int] = Field(examples=[[118, 119, 120]])
+    began_at: list[Column] = Field(
+        description="Unix time by the clock of the rank's node: it waits for its data from then on"
+    )
+    data_s: list[Column]
+    compute_s: list[Column]
+    wait_s: list[Column] = Field(description="for slower ranks")
+    reduce_s: list[Column] = Field(description="the reduction itself")
+    rest_s: list[Column] = Field(description="until the step ends: the optimiser, the script")
+
+
+@router.get("/timeline", response_model=Timeline)
+def get_timeline(
+    request: Request,
+    run: str,
+    ranks: Annotated[
+        str,
+        Query(
+            max_length=640,
+            pattern=r"^\d{1,9}(,\d{1,9})*$",
+            description="64 at most",
+            examples=["0,3"],
+        ),
+    ],
+    first: From = None,
+    to: To = None,
+) -> Any:
+    """What ranks did, phase by phase, in at most 50 steps; by default in the newest 3."""
+    chosen = list(dict.fromkeys(map(int, ranks.split(","))))
+    if len(chosen) > _MOST_RANKS:
+        raise InvalidRequestError("ranks", f"name at most {_MOST_RANKS} ranks")
+    with store_of(request).read() as connection:
+        key = runs.key_of(connection, run)
+        span = newest_steps(connection, key, _STEPS) or (0, 0)
+        span = (span[0] if first is None else first, span[1] if to is None else to)
+        if not 0 <= span[1] - span[0] < _MOST_STEPS:
+            words = f"give a range of 1 to {_MOST_STEPS} steps, such as from=100&to=102"
+            raise InvalidRequestError("to", words)
+        return timeline(connection, key, *span, chosen)

@@ -1,0 +1,125 @@
+"""Bodies about all runs; field names as in docs/rest.md."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, Field
+
+from paceline_backend.api.evidence.verdict import Cause, Price
+
+
+class FleetRun(BaseModel):
+    """A run that trains, and how it stands."""
+
+    run: str = Field(examples=["3f9a1c07be52"])
+    name: str = Field(examples=["train"])
+    policy: str = Field(examples=["bsp"])
+    step: int | None = Field(description="newest complete one", examples=[1703])
+    workers: int = Field(examples=[8])
+    at: float | None = Field(
+        description="Unix time of its verdict; null: there is none yet", examples=[1767225600]
+    )
+    level: str = Field(description="healthy, watch, held-up or unknown", examples=["held-up"])
+    what: str = Field(
+        description="the first cause as a clause; empty: unknown",
+        examples=["rank 3 on vm-3 computes 2.7 × slower since step 1,204"],
+    )
+    waste: float = Field(description="share of its workers' time that waits now", examples=[0.41])
+    share: float = Field(description="of its wall time, that causes cost now", examples=[0.26])
+    lost_workers: float = Field(
+        description="`share` × `workers`: worker-hours that are lost in an hour", examples=[2.1]
+    )
+    waited_hours: float = Field(description="worker-hours waited so far", examples=[3.1])
+    causes: list[Cause]
+
+
+class FleetWait(BaseModel):
+    """What runs wait for."""
+
+    kind: str = Field(description="of causes that go on", examples=["node"])
+    runs: list[str] = Field(examples=[["3f9a1c07be52"]])
+    lost_workers: float = Field(examples=[2.1])
+
+
+class FleetNodeRun(BaseModel):
+    """A run that a node holds up."""
+
+    run: str = Field(examples=["3f9a1c07be52"])
+    ranks: list[int] = Field(description="of the run, that are slow there", examples=[[3]])
+    kinds: list[str] = Field(description="of causes that go on", examples=[["node"]])
+    factor: float | None = Field(description="the slowest rank's", examples=[2.7])
+
+
+class FleetNode(BaseModel):
+    """A node that holds runs up now."""
+
+    node: str = Field(examples=["vm-3"])
+    lost_workers: float = Field(examples=[2.1])
+    runs: list[FleetNodeRun]
+
+
+class FleetVerdict(BaseModel):
+    """The verdict over the runs that train."""
+
+    words: str = Field(examples=["1 of 3 runs on 24 workers is held up; 2.1 workers are lost …"])
+    workers: int = Field(examples=[24])
+    waiting_workers: float = Field(description="of these, that wait now", examples=[3.4])
+    lost_workers: float = Field(
+        description="worker-hours that causes cost in an hour", examples=[2.1]
+    )
+    waited_hours: float = Field(
+        description="worker-hours that these runs waited so far", examples=[5.2]
+    )
+    runs: list[FleetRun] = Field(description="what costs most first")
+    waits: list[FleetWait] = Field(description="what costs most first")
+    nodes: list[FleetNode] = Field(description="what costs most first")
+
+
+class WaitingDay(BaseModel):
+    """A day (UTC)."""
+
+    worker_hours: float = Field(description="of all ranks of all runs", examples=[960])
+    waited_hours: float = Field(description="of these, that they waited", examples=[84.2])
+
+
+class WaitingGroup(WaitingDay):
+    """An owner's runs, those with a tag, or a run."""
+
+    key: str | None = Field(
+        description="owner, tag or run's id; empty: none is known; null: all other groups",
+        examples=["ada"],
+    )
+    name: str = Field(examples=["ada"])
+    runs: int = Field(examples=[3])
+    waited_by_day: list[float] = Field(
+        description="worker-hours that they waited on each day", examples=[[0, 12.5]]
+    )
+
+
+class NodeCordon(BaseModel):
+    """Who cordoned a node, and why."""
+
+    by: str = Field(examples=["ada"])
+    at: float = Field(examples=[1767225600])
+    reason: str = Field(examples=["its disk is slow"])
+
+
+class NodeRecord(BaseModel):
+    """A node over days."""
+
+    node: str = Field(examples=["vm-3"])
+    alive: bool
+    runs: list[str] = Field(description="that train there now", examples=[["3f9a1c07be52"]])
+    cordoned: NodeCordon | None = Field(examples=[None])
+    hours: list[float] = Field(
+        description="of each day, in which a verdict named it", examples=[[0, 2.5]]
+    )
+
+
+class Fleet(BaseModel):
+    """Nodes by day, and what waiting cost."""
+
+    first_day: float = Field(description="Unix time at which the first day begins (UTC)")
+    price: Price | None = Field(description="of a worker's hour; null: none was given")
+    days: list[WaitingDay] = Field(description="oldest first; the last is today")
+    groups: list[WaitingGroup] = Field(description="what waited most first")
+    nodes: list[NodeRecord] = Field(description="what held runs up most first")

@@ -1,0 +1,44 @@
+"""REST: the verdict over all runs, nodes by day, and what waiting costs."""
+
+from __future__ import annotations
+
+import time
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+
+from paceline_backend.api.errors import documented
+from paceline_backend.api.fleet import models
+from paceline_backend.api.rules import VIEWER
+from paceline_backend.api.runs import settings_of, store_of
+from paceline_backend.insight import fleet
+from paceline_backend.insight.fleet.record import By
+
+router = APIRouter(
+    responses=documented(HTTPStatus.SERVICE_UNAVAILABLE), dependencies=[Depends(VIEWER)]
+)
+
+
+@router.get("/verdict", response_model=models.FleetVerdict)
+def get_fleet_verdict(request: Request) -> Any:
+    """Who holds runs up: runs that train by what they lose, what waits where, slow nodes."""
+    with store_of(request).read() as connection:
+        return fleet.overview(connection)
+
+
+@router.get(
+    "/fleet",
+    response_model=models.Fleet,
+    responses=documented(HTTPStatus.UNPROCESSABLE_ENTITY),
+)
+def get_fleet(
+    request: Request,
+    days: Annotated[int, Query(ge=1, le=366, description="until today (UTC)")] = 28,
+    by: Annotated[By, Query(description="what the cost is added up by")] = "owner",
+) -> Any:
+    """Nodes by day, who is cordoned and why, and what waiting cost."""
+    price = settings_of(request).hour_price
+    with store_of(request).read() as connection:
+        made = fleet.record(connection, days, by, time.time())
+    return {**made, "price": None if price is None else vars(price)}

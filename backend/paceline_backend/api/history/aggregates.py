@@ -1,0 +1,43 @@
+"""REST: what runs came to, by day, node, policy, tag and so on."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+
+from paceline_backend.api.errors import documented
+from paceline_backend.api.history.filters import Filter, Moment
+from paceline_backend.api.history.models import Aggregate
+from paceline_backend.api.rules import VIEWER
+from paceline_backend.api.runs import store_of
+from paceline_backend.insight import history
+
+router = APIRouter()
+
+
+@router.get(
+    "/history",
+    response_model=list[Aggregate],
+    response_model_exclude_unset=True,
+    responses=documented(HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE),
+    dependencies=[Depends(VIEWER)],
+)
+def get_history(
+    request: Request,
+    which: Filter,
+    by: Annotated[
+        list[history.By],
+        Query(max_length=7, description="what makes a group", examples=[["day", "node"]]),
+    ] = [],  # noqa: B006
+    from_day: Moment = None,
+    to_day: Moment = None,
+) -> Any:
+    """Sums and means over the steps of runs, by group.
+
+    `from_day` and `to_day`: only the days (UTC) from that moment's on, and up to that moment's.
+    """
+    groups = tuple(dict.fromkeys(by))
+    with store_of(request).read() as connection:
+        return history.aggregates(connection, which, groups, from_day, to_day)

@@ -1,0 +1,68 @@
+"""REST: runs, or parts of runs, side by side."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request
+
+from paceline.core.errors import InputError
+from paceline_backend.api.errors import documented
+from paceline_backend.api.history.models import Comparison
+from paceline_backend.api.rules import VIEWER
+from paceline_backend.api.runs import store_of
+from paceline_backend.insight import compare
+from paceline_backend.requests import InvalidRequestError
+
+router = APIRouter()
+
+
+@router.get(
+    "/compare",
+    response_model=Comparison,
+    responses=documented(
+        HTTPStatus.NOT_FOUND, HTTPStatus.UNPROCESSABLE_ENTITY, HTTPStatus.SERVICE_UNAVAILABLE
+    ),
+    dependencies=[Depends(VIEWER)],
+)
+def get_comparison(
+    request: Request,
+    side: Annotated[
+        list[str],
+        Query(
+            min_length=2,
+            max_length=6,
+            description="a run's id; `:100-499`: only these steps; `@1`: only those of this "
+            "policy version, without the first 20",
+            examples=[["3f9a1c07be52@0", "3f9a1c07be52@1"]],
+        ),
+    ],
+) -> Any:
+    """Figures of each side, and how the others differ from the first."""
+    with store_of(request).read() as connection:
+        try:
+            sides = [compare.read(connection, text) for text in side]
+        except InputError as error:
+            raise InvalidRequestError("side", str(error)) from error
+    rows = compare.differences(sides)
+    return {
+        "sides": [_shown(each) for each in sides],
+        "differences": rows,
+        "words": compare.words(sides, rows),
+    }
+
+
+def _shown(side: compare.Side) -> dict[str, Any]:
+    count = len(side.steps)
+    return {
+        "side": side.text,
+        "run": side.run,
+        "name": side.name,
+        "policy": side.policy,
+        "version": side.version,
+        "from": int(side.steps[0]) if count else None,
+        "to": int(side.steps[-1]) if count else None,
+        "steps": count,
+        "trained": compare.trained_at(side),
+    }

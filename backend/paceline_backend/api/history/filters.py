@@ -1,0 +1,119 @@
+"""The query of whoever asks for some runs: a `RunFilter`."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+from fastapi import Depends, Query
+
+from paceline_backend.api import models
+from paceline_backend.requests import InvalidRequestError
+from paceline_backend.store.history import Bounds, RunFilter
+
+_LATEST = 1e12  # Unix time: farther than any calendar
+Part = Annotated[str | None, Query(max_length=200, description="a part of it")]
+Exact = Annotated[str | None, Query(max_length=200, description="exactly")]
+Moment = Annotated[
+    float | None, Query(ge=-_LATEST, le=_LATEST, allow_inf_nan=False, description="Unix time")
+]
+Figure = Annotated[
+    float | None,
+    Query(allow_inf_nan=False, description="a mean over all complete steps of the run"),
+]
+
+
+def _filter(
+    state: Annotated[list[models.State], Query(description="any of these")] = [],  # noqa: B006
+    policy: Exact = None,
+    used: Annotated[
+        str | None, Query(max_length=200, description="a policy that was in force at some time")
+    ] = None,
+    parameter: Annotated[
+        list[str],
+        Query(
+            max_length=20,
+            description="of the policy in force, as it was asked for: `name=value`",
+            examples=[["window=32"]],
+        ),
+    ] = [],  # noqa: B006
+    name: Part = None,
+    text: Annotated[
+        str | None,
+        Query(
+            max_length=200,
+            description="a part of name, script, note, policy, device, a tag or a node, or the "
+            "beginning of the id",
+        ),
+    ] = None,
+    node: Exact = None,
+    device: Part = None,
+    backend: Exact = None,
+    tag: Annotated[list[str], Query(max_length=20, description="all of these")] = [],  # noqa: B006
+    since: Moment = None,
+    until: Moment = None,
+    active_since: Moment = None,
+    active_until: Moment = None,
+    step_s_min: Figure = None,
+    step_s_max: Figure = None,
+    se_min: Figure = None,
+    se_max: Figure = None,
+    waste_min: Figure = None,
+    waste_max: Figure = None,
+) -> RunFilter:
+    """Which runs count: those for which all of it is true.
+
+    `since` and `until`: when they were created; `active_since` and `active_until`: when they
+    trained. An end is not included.
+    """
+    return RunFilter(
+        states=state,
+        policy=policy,
+        used=used,
+        parameters=_parameters(parameter),
+        name=name,
+        text=text,
+        node=node,
+        device=device,
+        backend=backend,
+        tags=tag,
+        since=since,
+        until=until,
+        active_since=active_since,
+        active_until=active_until,
+        step_s=Bounds(step_s_min, step_s_max),
+        se=Bounds(se_min, se_max),
+        waste=Bounds(waste_min, waste_max),
+    )
+
+
+Filter = Annotated[RunFilter, Depends(_filter)]
+
+
+def _parameters(pairs: Sequence[str]) -> dict[str, Any]:
+    """The values of ``name=value`` pairs; a value that is no JSON is a text."""
+    parameters = {}
+    for pair in pairs:
+        match = re.fullmatch(r"([A-Za-z_][A-Za-z0-9_]{0,99})=(.{0,200})", pair)
+        if match is None or "\0" in pair:
+            message = "give name=value, such as window=32"
+            raise InvalidRequestError("parameter", message)
+        parameters[match[1]] = _value(match[2])
+    return parameters
+
+
+def _value(text: str) -> str | bool | float:
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+    if isinstance(value, bool | str):
+        return value
+    try:
+        number = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        number = math.nan
+    return number if math.isfinite(number) else text

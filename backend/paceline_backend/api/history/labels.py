@@ -1,0 +1,74 @@
+"""REST: tags and notes of runs."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from paceline_backend.api import models
+from paceline_backend.api.audit import CHANGE_REFUSALS, Expected, etag, requester_of
+from paceline_backend.api.errors import RUN_REFUSALS, documented
+from paceline_backend.api.history.models import Note, Tag, TagCount
+from paceline_backend.api.rules import OPERATOR, VIEWER
+from paceline_backend.api.runs import store_of
+from paceline_backend.requests import labels
+from paceline_backend.store import runs as runs_store
+from paceline_backend.store.history import labels as stored
+
+router = APIRouter()
+
+By = Annotated[models.Name, Query(description="the program that asks")]
+Why = Annotated[models.Why, Query(description="for the audit log")]
+
+
+@router.get(
+    "/tags",
+    response_model=list[TagCount],
+    responses=documented(HTTPStatus.SERVICE_UNAVAILABLE),
+    dependencies=[Depends(VIEWER)],
+)
+def list_tags(request: Request) -> Any:
+    """All tags of runs, those of most runs first."""
+    with store_of(request).read() as connection:
+        return stored.counted(connection)
+
+
+@router.put(
+    "/runs/{run}/tags/{tag}",
+    response_model=models.Run,
+    responses={**RUN_REFUSALS, **documented(HTTPStatus.CONFLICT)},
+    dependencies=[Depends(OPERATOR)],
+)
+def add_tag(request: Request, run: str, tag: Tag, by: By = "api", why: Why = "") -> Any:
+    """Gives a run a tag. A second time changes nothing, so no `If-Match` is needed."""
+    labels.tag(store_of(request), run, tag, requester_of(request, by, why))
+    return runs_store.get(store_of(request), run)
+
+
+@router.delete(
+    "/runs/{run}/tags/{tag}",
+    response_model=models.Run,
+    responses=RUN_REFUSALS,
+    dependencies=[Depends(OPERATOR)],
+)
+def remove_tag(request: Request, run: str, tag: Tag, by: By = "api", why: Why = "") -> Any:
+    """Takes a tag from a run. If it has no such tag, nothing changes."""
+    labels.untag(store_of(request), run, tag, requester_of(request, by, why))
+    return runs_store.get(store_of(request), run)
+
+
+@router.put(
+    "/runs/{run}/note",
+    response_model=models.Run,
+    responses={**RUN_REFUSALS, **CHANGE_REFUSALS, **documented(HTTPStatus.BAD_REQUEST)},
+    dependencies=[Depends(OPERATOR)],
+)
+def set_note(request: Request, response: Response, run: str, expected: Expected, body: Note) -> Any:
+    """Writes a run's note in place of the one before."""
+    by = requester_of(request, body.by, body.why, body.operator)
+    labels.annotate(store_of(request), run, body.note, by, expected=expected)
+    row = runs_store.get(store_of(request), run)
+    response.headers["ETag"] = etag(row["revision"])
+    return row

@@ -1,0 +1,194 @@
+"""Bodies about history; field names as in docs/rest.md."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from paceline_backend.api.evidence.verdict import RunVerdict
+from paceline_backend.api.evidence.whatif_models import (
+    AutoDecision,
+    LeftOut,
+    PolicyInForce,
+    PresetForecast,
+    SlowNode,
+)
+from paceline_backend.api.models import Change, Text
+
+Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,62}$")]
+
+
+class Note(Change):
+    """What people write about a run."""
+
+    note: Annotated[Text, StringConstraints(max_length=10_000)] = Field(
+        description="in place of the one before; empty: none", examples=["with the new data"]
+    )
+
+
+class TagCount(BaseModel):
+    """A tag, and how often it is used."""
+
+    tag: str = Field(examples=["nightly"])
+    runs: int = Field(description="that have it", examples=[12])
+
+
+class Aggregate(BaseModel):
+    """What some runs came to; of the group only what was asked for by is there."""
+
+    day: str | None = Field(default=None, description="UTC", examples=["2026-01-01"])
+    run: str | None = Field(default=None, examples=["3f9a1c07be52"])
+    node: str | None = Field(default=None, examples=["node-1"])
+    policy: str | None = Field(default=None, examples=["paceline"])
+    tag: str | None = Field(default=None, examples=["nightly"])
+    device: str | None = Field(default=None, examples=["cpu"])
+    backend: str | None = Field(default=None, examples=["local"])
+    runs: int = Field(examples=[3])
+    steps: int = Field(description="complete ones", examples=[12_000])
+    wall_s: float = Field(description="sum of their times", examples=[3_600.0])
+    step_s: float | None = Field(description="mean", examples=[0.3])
+    se: float | None = Field(description="mean", examples=[0.1])
+    waste: float | None = Field(description="mean", examples=[0.06])
+    worker_hours: float = Field(description="of all ranks", examples=[8.0])
+    waiting_hours: float = Field(
+        description="of these, spent waiting for slower ranks", examples=[0.5]
+    )
+
+
+class Epoch(BaseModel):
+    """An epoch: sums and means over its complete steps."""
+
+    epoch: int = Field(examples=[1])
+    first_step: int = Field(examples=[300])
+    last_step: int = Field(examples=[599])
+    steps: int = Field(examples=[300])
+    samples: int = Field(examples=[19_200])
+    wall_s: float = Field(description="sum of the steps' times", examples=[90.0])
+    first_ended_at: float = Field(
+        description="Unix time: end of its first step", examples=[1767225700.0]
+    )
+    ended_at: float = Field(description="end of its last step", examples=[1767225790.0])
+    step_s: float = Field(examples=[0.3])
+    se: float | None = Field(examples=[0.1])
+    waste: float | None = Field(examples=[0.06])
+    dif: float | None = Field(examples=[120.0])
+    ett_error: float | None = Field(examples=[0.02])
+    comm_s: float | None = Field(examples=[0.05])
+    loss: float | None = Field(examples=[1.2])
+
+
+class Assigned(BaseModel):
+    """The samples that a rank got in a step."""
+
+    step: int = Field(examples=[12])
+    epoch: int = Field(examples=[0])
+    attempt: int = Field(examples=[0])
+    rank: int = Field(examples=[3])
+    samples: list[int] = Field(description="places in the data set", examples=[[17, 4, 91]])
+
+
+class Assignments(BaseModel):
+    """Who got which samples, by step and rank."""
+
+    items: list[Assigned]
+    next_from: int | None = Field(
+        description="`from` of the next page; null: this was all", examples=[None]
+    )
+
+
+class RankDevice(BaseModel):
+    """Where a rank trains, and what is known of its device."""
+
+    rank: int = Field(examples=[0])
+    node: str | None = Field(description="null: unknown", examples=["node-1"])
+    limit: int | None = Field(
+        description="samples that fit into its memory; null: unknown", examples=[64]
+    )
+    profile: list[tuple[int, float]] = Field(
+        description="samples and seconds of its trial steps; empty: there were none",
+        examples=[[[8, 0.1], [16, 0.18]]],
+    )
+
+
+class Devices(BaseModel):
+    """What the leader of the latest attempt said of ranks and their devices."""
+
+    attempt: int | None = Field(description="null: it has not introduced itself", examples=[0])
+    device: str | None = Field(examples=["NVIDIA H100"])
+    emulated: dict[str, Any] | None = Field(description="device speeds", examples=[None])
+    paceline: str | None = Field(description="release of the ranks", examples=["0.1.0"])
+    torch: str | None = Field(examples=["2.8.0"])
+    ranks: list[RankDevice]
+
+
+class PastForecast(BaseModel):
+    """A forecast that was kept, with what `auto` made of it."""
+
+    made_at: float = Field(description="Unix time", examples=[1767225700.0])
+    step: int | None = Field(description="last one that it rests on", examples=[263])
+    first_step: int | None = Field(examples=[8])
+    steps: int = Field(examples=[256])
+    current: PolicyInForce
+    fit_error: float | None = Field(examples=[0.01])
+    forecasts: list[PresetForecast]
+    left_out: list[LeftOut]
+    slow_node: SlowNode | None
+    decision: AutoDecision | None = Field(description="of `auto`; null: it was not asked")
+
+
+class Verdicts(BaseModel):
+    """Verdicts about parts of a run, one after the other."""
+
+    items: list[RunVerdict]
+
+
+class ComparedSide(BaseModel):
+    """A run, or some of its steps."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    side: str = Field(description="as it was asked for", examples=["3f9a1c07be52@1"])
+    run: str = Field(examples=["3f9a1c07be52"])
+    name: str = Field(examples=["train"])
+    policy: str = Field(description="in force in its last step", examples=["paceline"])
+    version: int = Field(examples=[1])
+    from_: int | None = Field(alias="from", description="its first step", examples=[84])
+    to: int | None = Field(description="its last step", examples=[599])
+    steps: int = Field(description="complete ones that count", examples=[516])
+    trained: list[tuple[int, int]] = Field(
+        description="some of the steps, and how many samples the run had trained on before each",
+        examples=[[(84, 2_688), (599, 19_168)]],
+    )
+
+
+class Difference(BaseModel):
+    """What changes from the first side to another; `low` and `high` bound 95 %."""
+
+    value: float = Field(description="the side's value minus the first's", examples=[-0.15])
+    low: float = Field(examples=[-0.16])
+    high: float = Field(examples=[-0.14])
+    ratio: float | None = Field(description="the side's value ÷ the first's − 1", examples=[-0.25])
+    known: bool = Field(description="the interval excludes zero")
+    better: bool | None = Field(description="a known change is for the better; null: neither")
+
+
+class ComparedFigure(BaseModel):
+    """A figure of all sides."""
+
+    figure: str = Field(examples=["step_s"])
+    unit: str = Field(examples=["s"])
+    values: list[float | None] = Field(description="of each side", examples=[[0.6, 0.45]])
+    changes: list[Difference | None] = Field(
+        description="of each further side; null: nothing can be said"
+    )
+
+
+class Comparison(BaseModel):
+    """Runs, or parts of runs, side by side."""
+
+    sides: list[ComparedSide]
+    differences: list[ComparedFigure]
+    words: list[str] = Field(
+        description="of each further side", examples=[["B takes 25.4 % ± 0.8 less time per step."]]
+    )

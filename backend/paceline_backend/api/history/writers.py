@@ -1,0 +1,134 @@
+"""Rows as CSV, NDJSON or Parquet, part by part: no file is ever whole in memory."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Literal
+
+import orjson
+
+from paceline_backend.store.details.rows import Kind, Part
+
+Format = Literal["csv", "ndjson", "parquet"]
+MEDIA_TYPES: dict[Format, str] = {
+    "csv": "text/csv",
+    "ndjson": "application/x-ndjson",
+    "parquet": "application/vnd.apache.parquet",
+}
+
+
+class MissingPackageError(Exception):
+    """Parquet needs a package that is not installed."""
+
+
+def written(form: Format, kinds: Mapping[str, Kind], parts: Iterable[Part]) -> Iterator[bytes]:
+    """The bytes of a file, one piece for each part.
+
+    Args:
+        form: of the file.
+        kinds: name → what the column holds, in order.
+        parts: of the rows.
+
+    Raises:
+        MissingPackageError: at once, before the first piece.
+    """
+    if form == "csv":
+        return _csv(kinds, parts)
+    if form == "ndjson":
+        return _ndjson(kinds, parts)
+    try:
+        import pyarrow  # noqa: F401
+    except ImportError as error:
+        raise MissingPackageError(
+            "format: the server has no pyarrow, which Parquet needs: "
+            "pip install 'paceline[parquet]' there, or ask for csv or ndjson"
+        ) from error
+    return _parquet(kinds, parts)
+
+
+def _csv(kinds: Mapping[str, Kind], parts: Iterable[Part]) -> Iterator[bytes]:
+    whole = [at for at, kind in enumerate(kinds.values()) if kind == "json"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(kinds)
+    for part in parts:
+        writer.writerows(_with_json(part, whole))
+        yield text.getvalue().encode()
+        text.seek(0)
+        text.truncate()
+    if rest := text.getvalue():  # no row: the names alone
+        yield rest.encode()
+
+
+def _with_json(part: Part, whole: list[int]) -> Iterable[Iterable[Any]]:
+    """Rows with JSON as text in some places."""
+    if not whole:
+        return part
+    return (
+        [json.dumps(value) if at in whole else value for at, value in enumerate(row)]
+        for row in part
+    )
+
+
+def _ndjson(kinds: Mapping[str, Kind], parts: Iterable[Part]) -> Iterator[bytes]:
+    names = list(kinds)
+    for part in parts:
+        rows = (orjson.dumps(dict(zip(names, row, strict=True))) for row in part)
+        yield b"\n".join(rows) + b"\n"
+
+
+def _parquet(kinds: Mapping[str, Kind], parts: Iterable[Part]) -> Iterator[bytes]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    of_kind = {
+        "integer": pa.int64(),
+        "number": pa.float64(),
+        "text": pa.string(),
+        "json": pa.string(),
+    }
+    schema = pa.schema([(name, of_kind[kind]) for name, kind in kinds.items()])
+    whole = [at for at, kind in enumerate(kinds.values()) if kind == "json"]
+    sink = _Sink()
+    with pq.ParquetWriter(sink, schema, compression="zstd") as writer:
+        for part in parts:
+            columns = zip(*_with_json(part, whole), strict=True)
+            arrays = [
+                pa.array(column, of_type)
+                for column, of_type in zip(columns, schema.types, strict=True)
+            ]
+            writer.write_table(pa.table(arrays, schema=schema))
+            yield sink.drained()
+    yield sink.drained()
+
+
+class _Sink(io.RawIOBase):
+    """What pyarrow writes a file to: it keeps only what was not taken yet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._pieces: list[bytes] = []
+        self._size = 0
+
+    def writable(self) -> bool:
+        """It is written to."""
+        return True
+
+    def write(self, data: Any) -> int:
+        """Keeps a piece."""
+        self._pieces.append(bytes(data))
+        self._size += len(self._pieces[-1])
+        return len(self._pieces[-1])
+
+    def tell(self) -> int:
+        """How much was written so far."""
+        return self._size
+
+    def drained(self) -> bytes:
+        """What was written since the last time."""
+        piece = b"".join(self._pieces)
+        self._pieces.clear()
+        return piece

@@ -1,0 +1,74 @@
+"""What a page draws of a run, in one small answer."""
+
+from __future__ import annotations
+
+import gzip
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import BaseModel
+
+from paceline_backend.api import step_models
+from paceline_backend.api.errors import RUN_REFUSALS
+from paceline_backend.api.live.events import Position
+from paceline_backend.api.rules import VIEWER
+from paceline_backend.api.runs import store_of
+from paceline_backend.api.telemetry import From, To
+from paceline_backend.store import reads, switches, views
+from paceline_backend.store import runs as runs_store
+
+router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
+
+_SEGMENTS = 200  # the newest; spans without a controller are in `coasts`
+_LEVEL = 5  # of gzip: 6 and more take twice the time for 3 % fewer bytes
+
+
+@router.get("/view", response_model=step_models.View, response_model_exclude_unset=True)
+def view(
+    request: Request,
+    run: str,
+    since: Position,
+    first: From = None,
+    to: To = None,
+    last: Annotated[
+        int | None,
+        Query(ge=1, le=2000, description="only the newest so many steps, each by itself"),
+    ] = None,
+    points: Annotated[int, Query(ge=2, le=2000, description="of the steps")] = views.POINTS,
+    columns: Annotated[
+        int, Query(ge=2, le=views.COLUMNS, description="of ranks' lines and of the heat map")
+    ] = views.COLUMNS,
+) -> Any:
+    """What charts need of a range of steps: at most 300 kB, compressed, for any run.
+
+    It thins out so that each column keeps its least and greatest value. What happens after it comes
+    with `events?since=`.
+    """
+    store = store_of(request)
+    with store.read() as connection:
+        key = runs_store.key_of(connection, run)
+        row = runs_store.get(store, run)
+        world = row["world"] or row["nproc"]
+        if last is None:
+            shown = views.view(connection, key, world, (first, to), points, columns)
+        else:
+            shown = views.newest(connection, key, world, last, columns)
+        body = {
+            "since": since,
+            "run": row,
+            "begins": reads.first_step(connection, key),
+            **shown,
+            "switches": switches.rows(store, run),
+            "segments": reads.segment_rows(connection, key, (None, to), _SEGMENTS),
+        }
+    return _compressed(request, step_models.View.model_validate(body))
+
+
+def _compressed(request: Request, model: BaseModel) -> Response:
+    """The answer, compressed in this thread: the event loop serves all other clients meanwhile."""
+    body = model.model_dump_json(by_alias=True, exclude_unset=True).encode()
+    headers = {"Vary": "Accept-Encoding"}
+    if "gzip" in request.headers.get("Accept-Encoding", ""):
+        body = gzip.compress(body, _LEVEL, mtime=0)
+        headers["Content-Encoding"] = "gzip"
+    return Response(body, media_type="application/json", headers=headers)

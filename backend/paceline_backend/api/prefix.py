@@ -1,0 +1,47 @@
+"""A reverse proxy that serves this server below a path."""
+
+from __future__ import annotations
+
+from starlette.datastructures import MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+
+class PathPrefix:
+    """ASGI middleware: requests come as if there was no prefix, and redirects lead below it.
+
+    It does not matter whether the proxy takes the prefix away.
+
+    Args:
+        app: what gets the requests.
+        prefix: such as `/paceline`; empty: none.
+    """
+
+    def __init__(self, app: ASGIApp, prefix: str) -> None:
+        self.app = app
+        self.prefix = prefix
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes a request on without the prefix."""
+        if not self.prefix or scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+
+        async def sending(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                headers = MutableHeaders(scope=message)
+                location = headers.get("location", "")
+                if location.startswith("/"):
+                    headers["location"] = self.prefix + location
+            await send(message)
+
+        await self.app(
+            {**scope, **self._inner(scope), "path_prefix": self.prefix}, receive, sending
+        )
+
+    def _inner(self, scope: Scope) -> dict[str, object]:
+        """What of the request changes."""
+        path: str = scope["path"]
+        if path != self.prefix and not path.startswith(f"{self.prefix}/"):
+            return {}
+        inner = path[len(self.prefix) :] or "/"
+        return {"path": inner, "raw_path": inner.encode()}

@@ -1,0 +1,57 @@
+"""REST: a run's report, and a trace of its steps."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Depends, Query, Request
+from fastapi.responses import HTMLResponse, StreamingResponse
+
+from paceline_backend.api import report_models
+from paceline_backend.api.errors import RUN_REFUSALS, ProblemError
+from paceline_backend.api.rules import VIEWER
+from paceline_backend.api.runs import store_of
+from paceline_backend.api.telemetry import From, To
+from paceline_backend.insight import document, trace
+from paceline_backend.insight.report import WARMUP_STEPS, run_report
+
+router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
+
+_HTML: dict[int | str, dict[str, Any]] = {200: {"content": {"text/html": {}}}}
+_TRACE: dict[int | str, dict[str, Any]] = {
+    200: {
+        "description": "JSON of the trace event format",
+        "content": {"application/json": {"schema": {"type": "object"}}},
+    }
+}
+
+
+@router.get("/report", response_model=report_models.Report, responses=_HTML)
+def get_report(
+    request: Request,
+    run: str,
+    warmup: Annotated[
+        int, Query(ge=0, le=100_000, description="steps left out after each policy's start")
+    ] = WARMUP_STEPS,
+    form: Annotated[
+        Literal["json", "html"],
+        Query(alias="format", description="html: a page with all that is known, in one file"),
+    ] = "json",
+) -> Any:
+    """What each preset of the run achieved; as HTML, with verdict, charts, switches and nodes."""
+    store = store_of(request)
+    if form == "json":
+        return run_report(store, run, warmup)
+    return HTMLResponse(document.render(document.read(store, run, warmup)))
+
+
+@router.get("/trace", responses=_TRACE)
+def get_trace(request: Request, run: str, first: From = None, to: To = None) -> StreamingResponse:
+    """A range of steps as a trace for Perfetto; by default the newest 100."""
+    if first is not None and to is not None and first > to:
+        errors = [{"field": "to", "message": "lies before `from`"}]
+        message = f"to: step {to} lies before from, step {first}"
+        raise ProblemError(HTTPStatus.UNPROCESSABLE_ENTITY, message, errors=errors)
+    traced = trace.begin(store_of(request), run, (first, to))
+    return StreamingResponse(trace.stream(traced), media_type="application/json")

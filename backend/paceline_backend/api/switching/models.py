@@ -1,0 +1,71 @@
+"""Bodies about switches of a run's policy; field names as in docs/rest.md."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import BaseModel, Field
+
+from paceline_backend.api.models import Change, PolicyName, Switch
+
+
+class PolicySwitch(Change):
+    """The policy to switch to."""
+
+    policy: PolicyName = Field(examples=["chronica"])
+    parameters: dict[str, Any] = Field(default={}, examples=[{}])
+
+
+class RunPolicy(BaseModel):
+    """The policy of a run: the one that plans, and the one that is to follow."""
+
+    in_force: Switch = Field(description="plans the newest segment")
+    requested: Switch | None = Field(
+        description="plans from the next segment on; null: no switch is under way"
+    )
+    revision: int = Field(description="the run's, for the `If-Match` of a change", examples=[3])
+
+
+class RequestedSwitch(Switch):
+    """The answer to a switch."""
+
+    revision: int = Field(description="of the run, after the switch", examples=[4])
+    warnings: list[str] | None = Field(
+        description="what to know of the policy, those of harm first; null: not known within half "
+        "a second, so ask `GET /runs/{run}/policy/warnings`",
+        examples=[[]],
+    )
+
+
+class SwitchWarnings(BaseModel):
+    """What to know before a switch."""
+
+    warnings: list[str] = Field(description="those of harm first; empty: none", examples=[[]])
+
+
+class ExpectedEffect(BaseModel):
+    """What the newest forecast before a switch said of it; `low` and `high` bound 95 %."""
+
+    saving: float = Field(examples=[0.55])
+    low: float = Field(examples=[0.52])
+    high: float = Field(examples=[0.58])
+
+
+class Effect(BaseModel):
+    """What a switch changed: time for the same load, without steps in which a policy learns."""
+
+    version: int = Field(examples=[1])
+    policy: str = Field(examples=["chronica"])
+    first_step: int = Field(description="first step planned by it", examples=[64])
+    before_steps: int = Field(description="that count", examples=[44])
+    after_steps: int = Field(description="that count", examples=[100])
+    known: bool = Field(description="the interval excludes zero")
+    saving: float | None = Field(
+        description="1 − time per load after ÷ before; null: too few steps", examples=[0.56]
+    )
+    low: float | None = Field(description="`low` and `high` bound 95 %", examples=[0.53])
+    high: float | None = Field(examples=[0.58])
+    forecast: ExpectedEffect | None = Field(description="null: there was none")
+    replaced: bool = Field(description="another policy has followed")
+    complete: bool = Field(description="no later step counts")
+    words: str = Field(examples=["Steps take 56 % less time for the same load (53 to 58 %)."])

@@ -1,0 +1,156 @@
+"""REST: switches of a run's policy, what to know before one, and what each changed."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Annotated, Any
+
+import msgspec
+from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
+
+from paceline_backend import requests
+from paceline_backend.api import models
+from paceline_backend.api.audit import CHANGE_REFUSALS, Expected, etag, requester_of
+from paceline_backend.api.errors import RUN_REFUSALS, documented
+from paceline_backend.api.rules import OPERATOR, VIEWER
+from paceline_backend.api.runs import settings_of, store_of
+from paceline_backend.api.switching.models import (
+    Effect,
+    PolicySwitch,
+    RequestedSwitch,
+    RunPolicy,
+    SwitchWarnings,
+)
+from paceline_backend.insight import effects
+from paceline_backend.insight.whatif import cautions
+from paceline_backend.store import Store, StoreError, audit, runs, switches
+
+router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS)
+logger = logging.getLogger(__name__)
+
+WARNINGS_S = 0.5  # how long the answer to a switch waits for warnings: the switch is made by then
+_REFUSALS = documented(HTTPStatus.BAD_REQUEST, HTTPStatus.CONFLICT)
+
+
+@router.get("/policy", response_model=RunPolicy, dependencies=[Depends(VIEWER)])
+def get_policy(request: Request, response: Response, run: str) -> Any:
+    """The run's policy. Its `ETag` is the run's, for the `If-Match` of a switch."""
+    store = store_of(request)
+    with store.read() as connection:
+        rows = switches.rows_of(connection, run)
+        revision = audit.revision_of(connection, run)
+    response.headers["ETag"] = etag(revision)
+    return {**_policy(rows), "revision": revision}
+
+
+def _policy(rows: list[dict[str, Any]]) -> dict[str, Any]:
+    """The switch in force, and a later one that has yet to take effect."""
+    begun = [row for row in rows if row["effective_step"] is not None]
+    in_force = begun[-1] if begun else rows[0]
+    newest = rows[-1]
+    under_way = newest["version"] > in_force["version"]
+    return {"in_force": in_force, "requested": newest if under_way else None}
+
+
+@router.post(
+    "/policy",
+    status_code=HTTPStatus.ACCEPTED,
+    response_model=RequestedSwitch,
+    responses={**CHANGE_REFUSALS, **_REFUSALS},
+    dependencies=[Depends(OPERATOR)],
+)
+async def switch_policy(
+    request: Request, response: Response, run: str, expected: Expected, body: PolicySwitch
+) -> Any:
+    """Requests another policy; it plans from the next segment on. Warnings refuse nothing."""
+    store = store_of(request)
+    made = await run_in_threadpool(_switched, request, run, expected, body)
+    response.headers["ETag"] = etag(made["revision"])
+    return {**made, "warnings": await _in_time(store, run, body)}
+
+
+def _switched(
+    request: Request, run: str, expected: int | None, body: PolicySwitch
+) -> dict[str, Any]:
+    by = requester_of(request, body.by, body.why, body.operator)
+    store, bus = store_of(request), settings_of(request).bus
+    made = requests.switch(store, bus, run, body.policy, body.parameters, by, expected=expected)
+    assert made is not None  # only `auto` gives a reason against it
+    return made
+
+
+async def _in_time(store: Store, run: str, body: PolicySwitch) -> list[str] | None:
+    """Warnings, or None if they take too long: the first ones of a process take seconds."""
+    trial = asyncio.create_task(
+        run_in_threadpool(_warnings, store, run, body.policy, body.parameters)
+    )
+    done, _ = await asyncio.wait([trial], timeout=WARNINGS_S)
+    if not done:
+        trial.add_done_callback(_forgotten)
+        return None
+    try:
+        return trial.result()
+    except StoreError as error:  # the switch is made all the same
+        logger.warning("run %s: no warnings of %s: %s", run, body.policy, error)
+        return None
+
+
+def _forgotten(trial: asyncio.Task[list[str]]) -> None:
+    """Takes the result of a trial for which nobody waits any more."""
+    if not trial.cancelled() and (error := trial.exception()) is not None:
+        logger.info("warnings that came too late failed: %s", error)
+
+
+def _warnings(store: Store, run: str, policy: str, parameters: Mapping[str, Any]) -> list[str]:
+    """What to know of a policy; empty if that cannot be found out.
+
+    Raises:
+        StoreError: the database did not answer.
+    """
+    try:
+        return cautions.of_run(store, run, policy, parameters)
+    except StoreError:
+        raise
+    except Exception:  # a third party's preset, or records that no model fits
+        logger.warning("run %s: no warnings of %s", run, policy, exc_info=True)
+        return []
+
+
+@router.get("/policy/warnings", dependencies=[Depends(VIEWER)])
+def switch_warnings(
+    request: Request,
+    run: str,
+    policy: Annotated[str, Query(max_length=200, description="name of a preset")],
+    parameters: Annotated[
+        str, Query(max_length=4_000, description="of the preset, as a JSON object")
+    ] = "{}",
+) -> SwitchWarnings:
+    """What to know before a switch to this policy. The first answer may take seconds."""
+    try:
+        given = msgspec.json.decode(parameters, type=dict[str, Any])
+    except (msgspec.DecodeError, RecursionError) as error:
+        message = f"give a JSON object: {error}"
+        raise requests.InvalidRequestError("parameters", message) from error
+    store = store_of(request)
+    known = runs.get(store, run)
+    requests.check_policy(policy, given, known["world"] or known["nproc"] * known["nodes_max"])
+    return SwitchWarnings(warnings=_warnings(store, run, policy, given))
+
+
+@router.get("/effects", response_model=list[Effect], dependencies=[Depends(VIEWER)])
+def list_effects(request: Request, run: str) -> Any:
+    """What each switch that has taken effect changed, oldest first."""
+    with store_of(request).read() as connection:
+        made = effects.of_run(connection, run)
+    return [{**dataclasses.asdict(effect), "words": effect.words} for effect in made]
+
+
+@router.get("/switches", response_model=list[models.Switch], dependencies=[Depends(VIEWER)])
+def list_switches(request: Request, run: str) -> Any:
+    """Every policy that was asked for, and since when it plans."""
+    return switches.rows(store_of(request), run)

@@ -1,0 +1,1 @@
+"""Alerts: `watch` raises and resolves them, `sender` tells webhooks."""

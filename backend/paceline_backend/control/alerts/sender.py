@@ -1,0 +1,90 @@
+"""Tells webhooks of alerts. Any worker may: a delivery is claimed before it is sent."""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+from paceline.core.outage import Outage
+from paceline_backend.requests import webhooks
+from paceline_backend.server.keys import Keys
+from paceline_backend.server.origins import Origins
+from paceline_backend.store import Store, StoreError, meta
+from paceline_backend.store.alerts import deliveries
+from paceline_backend.store.alerts.deliveries import Delivery
+
+log = logging.getLogger(__name__)
+
+CLAIM_S = 60.0  # longer than a delivery takes
+MOST_TRIES = 12  # over about five hours
+FIRST_S = 10.0  # until the second try; doubled from try to try,
+LONGEST_S = 3_600.0  # up to this
+
+_LOOK_S = 1.0
+
+
+class Sender:
+    """Sends what is due, and tries again later what was not taken. For one thread.
+
+    A worker that dies between sending and noting it leaves the delivery to another one, which
+    sends it again with the same `webhook-id`.
+
+    Args:
+        store: the database.
+        allowed: where webhooks may be.
+    """
+
+    def __init__(self, store: Store, allowed: Origins) -> None:
+        self._store = store
+        self._allowed = allowed
+
+    def run(self, stop: threading.Event) -> None:
+        """Works until `stop` is set; waits out the database."""
+        outage = Outage(log, "webhooks are told later", "webhooks are told again")
+        while not stop.wait(_LOOK_S):
+            try:
+                self.send(stop)
+                outage.over()
+            except StoreError as error:
+                stop.wait(outage.failed(error))
+            except Exception:  # a delivery is not worth a worker, which plans runs
+                log.exception("webhooks were not told; the next try is in %.0f s", _LOOK_S)
+
+    def send(self, stop: threading.Event) -> int:
+        """Sends what is due now; how many deliveries were tried.
+
+        Raises:
+            StoreError: the database did not answer.
+        """
+        tried = 0
+        while not stop.is_set():
+            with self._store.write() as connection:
+                due = deliveries.claim(connection, CLAIM_S, 1)
+            if not due:
+                break
+            for delivery in due:
+                self._send(delivery)
+            tried += len(due)
+        return tried
+
+    def _send(self, delivery: Delivery) -> None:
+        key = Keys(meta.secret(self._store)).of_webhook(delivery.webhook)
+        name = webhooks.delivery_id(delivery.key)
+        try:
+            sent = webhooks.post(delivery.url, delivery.body, name, key, self._allowed)
+        except Exception as error:  # the other deliveries are still sent
+            log.exception("webhook %s: delivery %s failed", delivery.webhook, name)
+            sent = webhooks.Sent(None, f"the request failed: {type(error).__name__}")
+        again_s = None if sent.error is None else back_off(delivery.tries + 1)
+        if sent.error is not None:
+            end = "it is given up" if again_s is None else f"the next try is in {again_s:.0f} s"
+            log.warning("webhook %s was not told: %s; %s", delivery.webhook, sent.error, end)
+        with self._store.write() as connection:
+            deliveries.note(connection, delivery.key, sent.status, sent.error, again_s)
+
+
+def back_off(tries: int) -> float | None:
+    """Seconds until the next try after so many; None: there is none."""
+    if tries >= MOST_TRIES:
+        return None
+    return float(min(FIRST_S * 2 ** (tries - 1), LONGEST_S))

@@ -1,0 +1,167 @@
+"""Raises alerts and resolves them, for all workers: one holds the duty."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from paceline.core.outage import Outage
+from paceline_backend.insight.alerts import Condition, Lookout, Rule, Timing, debounce, rules_with
+from paceline_backend.requests import webhooks
+from paceline_backend.store import Connection, Store, StoreError
+from paceline_backend.store.alerts import deliveries, duties, rows
+from paceline_backend.store.alerts import rules as changed_rules
+from paceline_backend.store.database import now
+
+log = logging.getLogger(__name__)
+
+DUTY = "alerts"
+HOLD_S = 30.0  # a worker that has done nothing for so long loses the duty
+KEEP_S = 90 * 86_400.0  # resolved alerts are forgotten after so long
+
+_LOOK_S = 5.0
+_FORGET_EVERY_S = 3_600.0
+
+
+class AlertWatch:
+    """Looks at what the rules look at, and changes the alerts accordingly. For one thread.
+
+    An alert and what webhooks are to be told of it are written in one transaction, in which this
+    worker holds the duty. So nothing is raised or told twice.
+
+    Args:
+        store: the database.
+        owner: this worker.
+    """
+
+    def __init__(self, store: Store, owner: str) -> None:
+        self._store = store
+        self._owner = owner
+        self._lookout = Lookout(store)
+        self._forget_at = time.monotonic()
+
+    def run(self, stop: threading.Event) -> None:
+        """Works until `stop` is set; waits out the database."""
+        outage = Outage(log, "alerts are looked for later", "alerts are looked for again")
+        while not stop.wait(_LOOK_S):
+            try:
+                self.look()
+                self._forget()
+                outage.over()
+            except StoreError as error:
+                stop.wait(outage.failed(error))
+            except Exception:  # a look is not worth a worker, which plans runs
+                log.exception("a look for alerts failed; the next one is in %.0f s", _LOOK_S)
+        try:
+            with self._store.write() as connection:
+                duties.release(connection, DUTY, self._owner)
+        except StoreError as error:
+            log.warning("the duty %s stays until it expires: %s", DUTY, error)
+
+    def look(self, at: float | None = None) -> bool:
+        """Looks at all runs once; False: another worker does.
+
+        Args:
+            at: the look's Unix time; None: now, by the database's clock.
+
+        Raises:
+            StoreError: the database did not answer.
+        """
+        with self._store.write() as connection:
+            if not duties.hold(connection, DUTY, self._owner, HOLD_S):
+                return False
+            at = now(connection) if at is None else at
+            rules = rules_with(changed_rules.changed(connection))
+        conditions, running = self._lookout.look(rules, at)
+        with self._store.write() as connection:
+            if not duties.hold(connection, DUTY, self._owner, HOLD_S):
+                return False
+            _apply(connection, rules, conditions, running, at)
+        return True
+
+    def _forget(self) -> None:
+        if time.monotonic() < self._forget_at:
+            return
+        self._forget_at = time.monotonic() + _FORGET_EVERY_S
+        with self._store.write() as connection:
+            rows.forget(connection, now(connection) - KEEP_S)
+
+
+def _apply(
+    connection: Connection,
+    rules: Mapping[str, Rule],
+    conditions: list[Condition],
+    running: set[str],
+    at: float,
+) -> None:
+    """Changes the alerts by what a look saw."""
+    present = {(row["rule"], row["run"]): row for row in rows.unresolved(connection)}
+    seen = {(condition.rule, condition.run): condition for condition in conditions}
+    for subject, condition in seen.items():
+        _change(connection, rules[condition.rule], present.get(subject), condition, at)
+    for (name, run), row in present.items():
+        rule = rules.get(name)
+        if (name, run) in seen:
+            continue
+        if rule is None or not rule.enabled:
+            _end(connection, row, at, "The rule is disabled.")
+        elif run and run not in running:
+            _end(connection, row, at, "The run does not train any more.")
+
+
+def _change(
+    connection: Connection,
+    rule: Rule,
+    row: dict[str, Any] | None,
+    condition: Condition,
+    at: float,
+) -> None:
+    holds = rule.holds(condition.value)
+    before = None if row is None else _timing(row)
+    after = debounce(before, holds, rule, at)
+    if after is None:
+        if row is not None:
+            rows.remove(connection, row["key"])
+        return
+    values: dict[str, Any] = dict(vars(after))
+    if holds:
+        values |= {"value": condition.value, "threshold": rule.threshold}
+        values |= {"words": condition.words, "severity": rule.severity}
+    if row is None:
+        subject = {"rule": rule.name, "run": condition.run}
+        key = rows.add(connection, subject | values)
+    else:
+        key = row["key"]
+        rows.update(connection, key, values)
+    if after.raised_at is not None and (before is None or before.raised_at is None):
+        _tell(connection, key, "raised", at)
+    if after.resolved_at is not None:
+        _tell(connection, key, "resolved", at)
+
+
+def _end(connection: Connection, row: dict[str, Any], at: float, why: str) -> None:
+    """Resolves an alert whose condition can no longer be looked at."""
+    if row["raised_at"] is None:
+        rows.remove(connection, row["key"])
+        return
+    values = {"gone_at": at, "resolved_at": at, "words": f"{row['words']} {why}"}
+    rows.update(connection, row["key"], values)
+    _tell(connection, row["key"], "resolved", at)
+
+
+def _tell(connection: Connection, key: int, event: str, at: float) -> None:
+    alert = rows.get(connection, key)
+    log.warning("alert %d %s: %s%s", key, event, alert["rule"], _about(alert))
+    body = webhooks.body_of(event, alert, at)
+    deliveries.queue(connection, key, event, alert["severity"], body, at)
+
+
+def _about(alert: Mapping[str, Any]) -> str:
+    return f" of run {alert['run']}" if alert["run"] else ""
+
+
+def _timing(row: Mapping[str, Any]) -> Timing:
+    return Timing(**{name: row[name] for name in Timing.__dataclass_fields__})

@@ -1,0 +1,192 @@
+"""Keeps verdicts about all runs that train, how far they have come, and what they wait."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from paceline.core.outage import Outage
+from paceline_backend.insight import hangs
+from paceline_backend.insight.fleet import judged
+from paceline_backend.store import Store, StoreError, StoreUnavailableError, coverage
+from paceline_backend.store.alerts import duties
+from paceline_backend.store.database import now
+from paceline_backend.store.fleet import progress, verdicts, waiting
+from paceline_backend.store.fleet.progress import Running
+
+log = logging.getLogger(__name__)
+
+DUTY = "fleet"
+HOLD_S = 30.0  # a worker that has done nothing for so long loses the duty
+JUDGE_S = 10.0  # between two verdicts about a run, at least
+COVERAGE_S = 60.0  # coverage reads the whole run
+KEEP_S = 400 * 86_400.0  # verdicts are forgotten after so long
+SETTLE_S = 60.0  # after a run's end: its last telemetry has arrived by then
+
+_LOOK_S = 2.0
+_FORGET_EVERY_S = 3_600.0
+_GAPS = 12  # times the shortest time between two verdicts: a row without one so long has ended
+_OVERDUE_S = 600.0  # without a new step for so long, a verdict goes on no longer
+_SHARE = 0.05  # of this process's time, at most, goes to the verdicts of a run
+_TURN_S = 1.0  # verdicts of one look take no longer, unless a single one does
+_MOST_ENDED = 20  # runs in one look, as after an upgrade of a database with many
+
+
+@dataclass(frozen=True)
+class _Judged:
+    """A run's last verdict. The times are the worker's clock's."""
+
+    place: tuple[int, int] = (-1, -1)  # the run's newest step then
+    due_at: float = 0.0  # from when on the next may be made; without a new step, this one goes on
+    gap_s: float = 0.0  # how long it lasts without another
+    overdue_at: float = 0.0  # from when on it goes on no longer without a new step
+
+
+class FleetWatch:
+    """Looks at all runs that train, for all workers: one holds the duty. For one thread.
+
+    Args:
+        store: the database.
+        owner: this worker.
+        clock: monotonic time in seconds.
+    """
+
+    def __init__(
+        self, store: Store, owner: str, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._store = store
+        self._owner = owner
+        self._clock = clock
+        self._forget_at = clock()
+        self._judged: dict[int, _Judged] = {}  # by run
+        self._covered: dict[int, float] = {}  # run → from when on its coverage is due
+
+    def run(self, stop: threading.Event) -> None:
+        """Works until `stop` is set; waits out the database."""
+        outage = Outage(log, "verdicts are kept later", "verdicts are kept again")
+        while not stop.wait(_LOOK_S):
+            try:
+                self.look(stop)
+                outage.over()
+            except StoreError as error:
+                stop.wait(outage.failed(error))
+            except Exception:  # a look is not worth a worker, which plans runs
+                log.exception("a look at all runs failed; the next one is in %.0f s", _LOOK_S)
+        try:
+            with self._store.write() as connection:
+                duties.release(connection, DUTY, self._owner)
+        except StoreError as error:
+            log.warning("the duty %s stays until it expires: %s", DUTY, error)
+
+    def look(self, stop: threading.Event) -> bool:
+        """Looks at all runs once; False: another worker does.
+
+        Raises:
+            StoreError: the database did not answer.
+        """
+        seen = self._note_progress()
+        if seen is None:
+            return False
+        keys = {run.key for run in seen}
+        self._judged = {key: last for key, last in self._judged.items() if key in keys}
+        self._covered = {key: at for key, at in self._covered.items() if key in keys}
+        began = self._clock()
+        for run in sorted(seen, key=lambda run: self._last(run).due_at):
+            if stop.is_set() or self._clock() - began > _TURN_S:
+                break
+            self._guarded(run)
+        self._count(seen, stop)
+        self._forget()
+        return True
+
+    def _forget(self) -> None:
+        if self._clock() < self._forget_at:
+            return
+        self._forget_at = self._clock() + _FORGET_EVERY_S
+        with self._store.write() as connection:
+            verdicts.forget(connection, now(connection) - KEEP_S)
+
+    def _note_progress(self) -> list[Running] | None:
+        """Notes how far runs have come; the runs that train, None: another worker's duty."""
+        with self._store.write() as connection:
+            if not duties.hold(connection, DUTY, self._owner, HOLD_S):
+                return None
+            at = now(connection)
+            seen, known = progress.running(connection), progress.known(connection)
+            for run in seen:
+                progress.note(connection, run, known.get(run.key), at)
+        return seen
+
+    def _guarded(self, run: Running) -> None:
+        try:
+            self._judge(run)
+            self._cover(run)
+        except StoreUnavailableError:
+            raise
+        except Exception:  # a verdict is not worth a worker, which plans runs
+            log.exception("run %s: no verdict is kept", run.id)
+
+    def _last(self, run: Running) -> _Judged:
+        return self._judged.get(run.key, _Judged())
+
+    def _judge(self, run: Running) -> None:
+        place, last = (run.attempt, run.step), self._last(run)
+        if run.step < 0 or self._clock() < last.due_at:
+            return
+        if place == last.place:
+            self._go_on(run, last)
+            return
+        began = self._clock()
+        with self._store.read() as connection:
+            at = now(connection)
+        made = judged(self._store, run, at)
+        ended = self._clock()
+        pause_s = max(JUDGE_S, (ended - began) / _SHARE)
+        step_s = 0.0 if made is None else made.body["step_time_s"] or 0.0
+        lasts_s = 0.0 if made is None else max(_OVERDUE_S, hangs.TIMES * step_s)
+        self._judged[run.key] = _Judged(place, ended + pause_s, _GAPS * pause_s, ended + lasts_s)
+        if made is not None:
+            with self._store.write() as connection:
+                if duties.hold(connection, DUTY, self._owner, HOLD_S):
+                    verdicts.keep(connection, made, max(last.gap_s, _GAPS * pause_s))
+
+    def _go_on(self, run: Running, last: _Judged) -> None:
+        """No step is new: the last verdict lasts until now, unless a step is overdue.
+
+        A run that hangs is held up by something else than what the verdict named.
+        """
+        self._judged[run.key] = replace(last, due_at=self._clock() + JUDGE_S)
+        if self._clock() >= last.overdue_at:
+            return
+        with self._store.write() as connection:
+            if duties.hold(connection, DUTY, self._owner, HOLD_S):
+                verdicts.go_on(connection, run.id, now(connection), last.gap_s)
+
+    def _cover(self, run: Running) -> None:
+        if run.step < 0 or self._clock() < self._covered.get(run.key, 0.0):
+            return
+        began = self._clock()
+        with self._store.read() as connection:
+            epochs = coverage.coverage(connection, run.key)["epochs"]
+        took_s = self._clock() - began
+        self._covered[run.key] = self._clock() + max(COVERAGE_S, took_s / _SHARE)
+        inexact = sum(not epoch["exact"] for epoch in epochs)
+        with self._store.write() as connection:
+            progress.change(connection, run.key, {"inexact": inexact if epochs else None})
+
+    def _count(self, seen: list[Running], stop: threading.Event) -> None:
+        """Counts the time spent waiting, in transactions of some milliseconds."""
+        with self._store.read() as connection:
+            before = now(connection) - SETTLE_S
+            ended = progress.unfinished(connection, before, _MOST_ENDED)
+        due = [(run.key, False) for run in seen] + [(key, True) for key in ended]
+        for key, is_over in due:
+            more = True
+            while more and not stop.is_set():
+                with self._store.write() as connection:
+                    if not duties.hold(connection, DUTY, self._owner, HOLD_S):
+                        return
+                    more = waiting.count(connection, key, ended=is_over)

@@ -1,0 +1,156 @@
+"""What the alert rules look at: a condition for each rule and each run that trains."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from paceline_backend.insight import hangs
+from paceline_backend.insight.alerts.rules import Rule
+from paceline_backend.store import Connection, Store, reads
+from paceline_backend.store.fleet import progress, verdicts
+from paceline_backend.store.fleet.progress import Progress, Running
+from paceline_backend.store.fleet.verdicts import Kept
+
+STEPS = 50  # SE and waste are means of the last so many complete steps
+_SEGMENTS = 8  # the newest ones tell whether a run coasts
+_LOST_S = 60.0  # records are being lost while more were within so long
+_ANY_S = 1e-3  # `hangs` takes its own times as the least, so any hang is looked for
+
+
+@dataclass(frozen=True)
+class Condition:
+    """What a look at a rule's value says.
+
+    Args:
+        rule: its name.
+        run: public id; empty: it is about the control plane.
+        value: in the rule's unit.
+        words: a sentence about it.
+    """
+
+    rule: str
+    run: str
+    value: float
+    words: str
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """What is read of a run for all rules."""
+
+    run: Running
+    progress: Progress | None
+    verdict: Kept | None
+
+
+class Lookout:
+    """Reads what the rules look at.
+
+    Args:
+        store: the database.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def look(self, rules: Mapping[str, Rule], at: float) -> tuple[list[Condition], set[str]]:
+        """The values of all rules that are known, and the runs that train, by public id.
+
+        A rule whose value is not known, such as that of a run without a verdict yet, is left out.
+
+        Args:
+            rules: those that are disabled are not looked at.
+            at: now, by the database's clock.
+
+        Raises:
+            StoreError: the database did not answer.
+        """
+        wanted = {name for name, rule in rules.items() if rule.enabled}
+        with self._store.read() as connection:
+            running, known = progress.running(connection), progress.known(connection)
+            kept = verdicts.newest(connection, [run.id for run in running])
+            conditions = [
+                condition
+                for run in running
+                for condition in _of_run(
+                    connection, _Seen(run, known.get(run.key), kept.get(run.id)), wanted, at
+                )
+            ]
+        conditions = [each for each in conditions if each.rule in wanted]
+        if "disk-low" in wanted:
+            conditions += self._disk()
+        return conditions, {run.id for run in running}
+
+    def _disk(self) -> Iterator[Condition]:
+        """The free share of the disk with the database; nothing where that is elsewhere."""
+        free = self._store.free_share()
+        if free is None:
+            return
+        words = f"{100 * free:.1f} % of the file system with the database is free."
+        yield Condition("disk-low", "", free, words)
+
+
+def _of_run(
+    connection: Connection, seen: _Seen, wanted: set[str], at: float
+) -> Iterator[Condition]:
+    run = seen.run
+    yield from _of_verdict(seen)
+    yield from _of_progress(seen, at)
+    if wanted & {"run-waste", "run-straggler-effect"} and run.step >= 0:
+        yield from _of_steps(connection, run)
+    if "run-coasts" in wanted and run.backend != "simulated":
+        yield from _of_segments(connection, run)
+    if "run-hangs" in wanted:
+        hang = hangs.look(connection, run.key, _ANY_S)
+        since_s = hang.since_s if hang.hung and not hang.scripted else 0.0
+        yield Condition("run-hangs", run.id, since_s, hang.words or "Its ranks go on.")
+
+
+def _of_verdict(seen: _Seen) -> Iterator[Condition]:
+    kept = seen.verdict
+    if kept is None:
+        return
+    going = [cause for cause in kept.body["causes"] if cause["until"] is None]
+    words = " ".join(cause["words"] for cause in going) or kept.body["words"]
+    yield Condition("run-held-up", kept.run, kept.share, words)
+    slow = [cause for cause in going if cause["ranks"] and cause["factor"] is not None]
+    words = " ".join(cause["words"] for cause in slow) or "No rank is slow."
+    yield Condition("rank-slow", kept.run, kept.factor or 1.0, words)
+
+
+def _of_progress(seen: _Seen, at: float) -> Iterator[Condition]:
+    known, run = seen.progress, seen.run
+    if known is None:
+        return
+    stands_s = max(at - known.step_at, 0.0) if run.step == known.step else 0.0
+    step = "No step has been completed yet" if run.step < 0 else f"Step {run.step:,} was the last"
+    yield Condition("run-stands", run.id, stands_s, f"{step}, {stands_s:,.0f} s ago.")
+    lost = known.lost if known.lost_at is not None and at - known.lost_at < _LOST_S else 0
+    words = f"A full spool has lost {known.lost:,} records."
+    yield Condition("records-lost", run.id, float(lost), words)
+    if known.inexact is not None:
+        words = f"Epochs with samples that were used twice or skipped: {known.inexact}."
+        yield Condition("coverage-inexact", run.id, float(known.inexact), words)
+
+
+def _of_steps(connection: Connection, run: Running) -> Iterator[Condition]:
+    span = (max(0, run.step - STEPS + 1), run.step)
+    columns = reads.step_columns(connection, run.key, span, STEPS)
+    for rule, name, words in (
+        ("run-waste", "waste", "Ranks wait for {:.0%} of their time, over the last {} steps."),
+        ("run-straggler-effect", "se", "SE is {:.2f}, over the last {} steps."),
+    ):
+        known = [value for value in columns[name] if value is not None]
+        if known:
+            value = sum(known) / len(known)
+            text = words.format(value, len(known)).replace("%", " %")
+            yield Condition(rule, run.id, value, text)
+
+
+def _of_segments(connection: Connection, run: Running) -> Iterator[Condition]:
+    rows = reads.segment_rows(connection, run.key, (None, None), _SEGMENTS)
+    if len(rows) == _SEGMENTS:
+        share = sum(row["source"] == "coast" for row in rows) / len(rows)
+        words = f"The leader planned {share:.0%} of the last {len(rows)} segments itself."
+        yield Condition("run-coasts", run.id, share, words.replace("%", " %"))

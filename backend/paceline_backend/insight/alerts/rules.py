@@ -1,0 +1,125 @@
+"""The alert rules and their defaults.
+
+Each rule has a counterpart in docker/prometheus/alerts.yaml of the same name: `run-held-up` is
+`PacelineRunHeldUp` there. A test compares names and thresholds.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+Severity = Literal["info", "warning", "critical"]
+SEVERITIES: tuple[Severity, ...] = ("info", "warning", "critical")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """When an alert is raised and resolved.
+
+    Args:
+        name: of the rule.
+        words: what holds, as a clause: "the ranks wait for more than this share of their time".
+        unit: of the threshold: share, ratio, factor, seconds or count.
+        threshold: the condition holds beyond it.
+        raise_after_s: the condition has to hold for so long.
+        resolve_after_s: the condition has to be gone for so long.
+        severity: of its alerts.
+        below: the condition holds below the threshold instead of above.
+        enabled: no alert of a disabled rule is raised, and those that go on are resolved.
+        changed_at: Unix time of an admin's last change; None: these are the defaults.
+        changed_by: who that was.
+    """
+
+    name: str
+    words: str
+    unit: str
+    threshold: float
+    raise_after_s: float
+    resolve_after_s: float
+    severity: Severity
+    below: bool = False
+    enabled: bool = True
+    changed_at: float | None = None
+    changed_by: str | None = None
+
+    @property
+    def revision(self) -> int:
+        """Another number for other values of what an admin may change."""
+        values = (
+            self.enabled,
+            *(float(self.threshold), float(self.raise_after_s), float(self.resolve_after_s)),
+            self.severity,
+        )
+        return zlib.crc32(repr(values).encode())
+
+    def holds(self, value: float) -> bool:
+        """Whether a value is beyond the threshold."""
+        return value < self.threshold if self.below else value > self.threshold
+
+
+_RULES = (
+    Rule(
+        "run-held-up",
+        "causes that a verdict names cost more than this share of the wall time",
+        *("share", 0.1, 600.0, 300.0, "warning"),
+    ),
+    Rule(
+        "run-waste",
+        "ranks wait for slower ranks for more than this share of their time",
+        *("share", 0.2, 600.0, 300.0, "warning"),
+    ),
+    Rule(
+        "run-straggler-effect",
+        "the straggler effect (SE) of a step is larger than this",
+        *("ratio", 0.3, 600.0, 300.0, "warning"),
+    ),
+    Rule(
+        "rank-slow",
+        "a verdict names ranks that are more than so many times slower than the median rank",
+        *("factor", 1.5, 600.0, 300.0, "warning"),
+    ),
+    Rule(
+        "run-stands",
+        "no step has been completed for so many seconds",
+        *("seconds", 900.0, 0.0, 0.0, "warning"),
+    ),
+    Rule(
+        "run-hangs",
+        "ranks wait for ranks that do nothing, for more than so many seconds",
+        *("seconds", 30.0, 15.0, 0.0, "critical"),
+    ),
+    Rule(
+        "run-coasts",
+        "leaders plan more than this share of the newest segments themselves",
+        *("share", 0.5, 120.0, 120.0, "warning"),
+    ),
+    Rule(
+        "coverage-inexact",
+        "more than so many epochs have samples that were used twice or skipped",
+        *("count", 0.0, 300.0, 300.0, "critical"),
+    ),
+    Rule(
+        "records-lost",
+        "a full spool has lost more than so many records since the last look",
+        *("count", 0.0, 0.0, 900.0, "warning"),
+    ),
+    Rule(
+        "disk-low",
+        "less than this share of the file system with the database is free",
+        *("share", 0.1, 60.0, 300.0, "critical", True),
+    ),
+)
+DEFAULTS: Mapping[str, Rule] = {rule.name: rule for rule in _RULES}
+
+
+def rules_with(changed: Mapping[str, Mapping[str, Any]]) -> dict[str, Rule]:
+    """The rules in force.
+
+    Args:
+        changed: the fields that an admin changed, by the rule's name. Names of rules that this
+            release does not have are left out.
+    """
+    return {name: replace(rule, **changed.get(name, {})) for name, rule in DEFAULTS.items()}

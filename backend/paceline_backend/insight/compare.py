@@ -1,0 +1,213 @@
+"""Runs, or parts of runs, side by side: figures, and differences with 95 % intervals.
+
+Steps in a row may depend on each other, so intervals come from a bootstrap over blocks of steps.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paceline.core.errors import InputError
+from paceline_backend.insight.effects import FEWEST_STEPS
+from paceline_backend.insight.report import WARMUP_STEPS
+from paceline_backend.policies.base import Floats
+from paceline_backend.store import Connection, records, runs, switches
+
+MOST_STEPS = 10_000  # of a side, the newest
+_SAMPLES = 1_000  # of the bootstrap
+_SIDE = re.compile(r"([A-Za-z0-9_-]{1,100})(?:@(\d{1,9})|:(\d{0,18})-(\d{0,18}))?")
+_METRICS = ("step_s", "samples", "waste", "se", "comm_s", "compute_mean", "ett_error", "dif")
+
+TRAINED_POINTS = 200
+
+
+@dataclass(frozen=True)
+class Side:
+    """A run, or some of its steps."""
+
+    text: str  # as it was asked for
+    run: str
+    name: str
+    policy: str
+    version: int
+    steps: Floats  # [K]
+    columns: dict[str, Floats]  # [K] each; NaN: unknown
+
+
+@dataclass(frozen=True)
+class _Figure:
+    """A row of the table: a mean of a column, or a ratio of two sums."""
+
+    name: str
+    unit: str
+    over: str | None = None  # the column whose sum divides; None: how many steps
+    column: str = ""
+    less_is_better: bool | None = None
+
+
+_FIGURES = (
+    _Figure("step_s", "s", column="step_s", less_is_better=True),
+    _Figure("samples_per_s", "1/s", over="step_s", column="samples", less_is_better=False),
+    _Figure("waste", "share", column="waste", less_is_better=True),
+    _Figure("se", "", column="se", less_is_better=True),
+    _Figure("loss", "", column="loss", less_is_better=True),
+    _Figure("compute_mean", "s", column="compute_mean"),
+    _Figure("comm_s", "s", column="comm_s", less_is_better=True),
+    _Figure("ett_error", "share", column="ett_error", less_is_better=True),
+    _Figure("dif", "size", column="dif"),
+)
+
+
+def read(connection: Connection, text: str) -> Side:
+    """A side as somebody names it: ``RUN``, ``RUN:first-last`` or ``RUN@version``.
+
+    Raises:
+        InputError: it names nothing.
+        UnknownRunError: no such run.
+    """
+    match = _SIDE.fullmatch(text)
+    if match is None:
+        raise InputError(f"{text}: give RUN, RUN:100-499 for some steps, or RUN@1 for a policy")
+    run, version, first, last = match.groups()
+    key = runs.key_of(connection, run)
+    begins = [
+        (change.effective_step or 0, change.version, change.policy)
+        for change in switches.history(connection, key)
+        if change.version == 0 or change.effective_step is not None
+    ]
+    span = (int(first) if first else None, int(last) if last else None)
+    if version is not None:
+        span = _of_version(begins, int(version), text)
+    named = (*_METRICS, "loss")
+    table = records.newest_steps(connection, key, named, span, MOST_STEPS)
+    columns = dict(zip(named, table[:, 2:].T, strict=True))
+    end = float(table[-1, 0]) if len(table) else -1.0
+    _, number, policy = max([b for b in begins if b[0] <= end] or [(0, 0, "")])
+    columns["trained"] = _trained(connection, key, table, columns["samples"])
+    return Side(text, run, runs.name_of(connection, key), policy, number, table[:, 0], columns)
+
+
+def _of_version(
+    begins: Sequence[tuple[int, int, str]], version: int, text: str
+) -> tuple[int, int | None]:
+    """The steps of a policy's version, without those in which it learns."""
+    for at, (first, number, _) in enumerate(begins):
+        if number == version:
+            end = begins[at + 1][0] - 1 if at + 1 < len(begins) else None
+            return first + WARMUP_STEPS, end
+    raise InputError(f"{text}: no step was planned by version {version} of the policy")
+
+
+def _trained(connection: Connection, key: int, table: Floats, samples: Floats) -> Floats:
+    """How many samples the run had trained on before each step."""
+    if not len(table):
+        return np.empty(0)
+    before = records.samples_before(connection, key, int(table[0, 0]))
+    return before + np.cumsum(samples) - samples
+
+
+def trained_at(side: Side) -> list[tuple[int, int]]:
+    """How many samples the run had trained on before some steps of a side, the first and the last
+    included: ``(step, samples)``, ascending, at most `TRAINED_POINTS`."""
+    trained = side.columns["trained"]
+    known = np.flatnonzero(np.isfinite(trained))
+    if not len(known):
+        return []
+    shown = np.linspace(0, len(known) - 1, min(len(known), TRAINED_POINTS)).round().astype(int)
+    return [(int(side.steps[at]), int(trained[at])) for at in known[shown]]
+
+
+def differences(sides: Sequence[Side]) -> list[dict[str, Any]]:
+    """A row for each figure: the sides' values, and what changes from the first to the others."""
+    return [_row(figure, sides) for figure in _FIGURES]
+
+
+def _row(figure: _Figure, sides: Sequence[Side]) -> dict[str, Any]:
+    base, *others = sides
+    return {
+        "figure": figure.name,
+        "unit": figure.unit,
+        "values": [_value(figure, side) for side in sides],
+        "changes": [_change(figure, base, other) for other in others],
+    }
+
+
+def _parts(figure: _Figure, side: Side, where: Callable[[Side], Any] | None = None) -> Floats:
+    """Above and below the line of a figure, of the steps that have it, [2, K]."""
+    above = side.columns[figure.column]
+    below = np.ones(len(above)) if figure.over is None else side.columns[figure.over]
+    known = np.isfinite(above) & np.isfinite(below)
+    if where is not None:
+        known &= where(side)
+    return np.stack([above[known], below[known]])
+
+
+def _value(figure: _Figure, side: Side) -> float | None:
+    above, below = _parts(figure, side).sum(axis=1)
+    return float(above / below) if below > 0 else None
+
+
+def _change(figure: _Figure, base: Side, other: Side) -> dict[str, Any] | None:
+    where = _as_far(base, other) if figure.name == "loss" else None
+    pair = [_parts(figure, side, where) for side in (base, other)]
+    if min(parts.shape[1] for parts in pair) < FEWEST_STEPS:
+        return None
+    before, after = (float(parts[0].sum() / parts[1].sum()) for parts in pair)
+    drawn = [_drawn(parts, seed) for seed, parts in enumerate(pair)]
+    low, high = np.quantile(drawn[1] - drawn[0], [0.025, 0.975])
+    known = bool(low > 0 or high < 0)
+    less = after < before
+    judged = known and figure.less_is_better is not None
+    return {
+        "value": after - before,
+        "low": float(low),
+        "high": float(high),
+        "ratio": after / before - 1 if before else None,
+        "known": known,
+        "better": (less == figure.less_is_better) if judged else None,
+    }
+
+
+def _as_far(base: Side, other: Side) -> Callable[[Side], Any]:
+    """The condition that a step came after as many samples as steps of both sides did."""
+    ranges = [side.columns["trained"] for side in (base, other)]
+    low = max(values.min(initial=np.inf) for values in ranges)
+    high = min(values.max(initial=-np.inf) for values in ranges)
+    return lambda side: (side.columns["trained"] >= low) & (side.columns["trained"] <= high)
+
+
+def _drawn(parts: Floats, seed: int) -> Floats:
+    """The figure of steps drawn with repetition, in blocks: [`_SAMPLES`]."""
+    count = parts.shape[1]
+    length = max(2, round(count ** (1 / 3)))  # few enough that at least 4 blocks are there
+    sums = np.add.reduceat(parts, np.arange(0, count, length), axis=1)
+    blocks = sums.shape[1]
+    rng = np.random.default_rng(seed)  # the same question has the same answer
+    times = rng.multinomial(blocks, np.full(blocks, 1 / blocks), size=_SAMPLES)
+    above, below = times @ sums[0], times @ sums[1]
+    return np.asarray(above / below)
+
+
+def words(sides: Sequence[Side], rows: Sequence[dict[str, Any]]) -> list[str]:
+    """What becomes of the time per step, a sentence for each further side."""
+    changes = next(row for row in rows if row["figure"] == "step_s")["changes"]
+    letters = "ABCDEF"
+    said = []
+    for letter, change in zip(letters[1:], changes, strict=False):
+        if change is None or change["ratio"] is None:
+            said.append(f"{letter}: too few steps to compare.")
+            continue
+        base = change["value"] / change["ratio"] if change["ratio"] else None
+        half = 50 * (change["high"] - change["low"]) / base if base else 0.0
+        percent = 100 * abs(change["ratio"])
+        if not change["known"]:
+            said.append(f"{letter}: no difference of the time per step is shown.")
+        else:
+            less = "less" if change["value"] < 0 else "more"
+            said.append(f"{letter} takes {percent:.1f} % ± {half:.1f} {less} time per step.")
+    return said

@@ -1,0 +1,242 @@
+"""Lines over steps as SVG. Colours are classes, so that one file suits light, dark and paper."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from markupsafe import Markup, escape
+
+Floats = npt.NDArray[np.float64]
+
+WIDTH, HEIGHT = 860, 190
+LEFT, RIGHT, TOP, BOTTOM = 62, 14, 20, 34  # of the area of the lines
+_TICKS = 5
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line; NaN leaves a gap.
+
+    Args:
+        y: value of each step.
+        style: a class of the style sheet.
+        label: for the key; empty: it is not in it.
+    """
+
+    y: Floats
+    style: str = "main"
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Band:
+    """The area between two lines."""
+
+    low: Floats
+    high: Floats
+    label: str = ""
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A vertical line at a step."""
+
+    step: float
+    label: str
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Lines over steps.
+
+    Args:
+        title: what is shown.
+        unit: of the values, such as `s`.
+        x: steps, ascending.
+        lines: those in front last.
+        bands: behind the lines.
+        marks: vertical lines.
+        level: a horizontal line with its label.
+        zero: whether the axis begins at 0.
+    """
+
+    title: str
+    unit: str
+    x: Floats
+    lines: Sequence[Line]
+    bands: Sequence[Band] = ()
+    marks: Sequence[Mark] = ()
+    level: tuple[float, str] | None = None
+    zero: bool = True
+
+
+class Scale:
+    """From a range of values to pixels."""
+
+    def __init__(self, low: float, high: float, begin: float, end: float) -> None:
+        self.low, self.high = low, high if high > low else low + 1
+        self._begin, self._per = begin, (end - begin) / (self.high - self.low)
+
+    def __call__(self, value: float) -> float:
+        """The pixel of a value."""
+        return self._begin + (value - self.low) * self._per
+
+    def ticks(self, whole: bool = False) -> list[float]:
+        """Round values within the range."""
+        step = _round_step((self.high - self.low) / _TICKS, whole)
+        first = math.ceil(self.low / step - 1e-9)
+        count = math.floor(self.high / step + 1e-9) - first + 1
+        return [(first + k) * step for k in range(count)]
+
+
+def _round_step(least: float, whole: bool) -> float:
+    """1, 2 or 5 times a power of ten, not below `least`."""
+    power = 10.0 ** math.floor(math.log10(least))
+    step = next((k * power for k in (1, 2, 5, 10) if k * power >= least * (1 - 1e-9)), 10 * power)
+    return max(step, 1.0) if whole else step
+
+
+def number(value: float) -> str:
+    """A number on an axis, without superfluous digits."""
+    if value == 0:
+        return "0"
+    if abs(value) >= 1000 or value == round(value):
+        return f"{value:,.0f}"
+    return f"{value:.4g}"
+
+
+def svg(chart: Chart) -> Markup:
+    """The chart; empty: there is nothing to draw."""
+    known = np.concatenate([_known(line.y) for line in chart.lines] or [np.empty(0)])
+    if not len(known):
+        return Markup()
+    bands = [_known(part) for band in chart.bands for part in (band.low, band.high)]
+    levels = [] if chart.level is None else [np.array([chart.level[0]])]
+    values = np.concatenate([known, *bands, *levels])
+    low = min(0.0, float(values.min())) if chart.zero else float(values.min())
+    high = float(values.max())
+    y = Scale(low, high + 0.04 * (high - low), HEIGHT - BOTTOM, TOP)
+    x = x_scale(chart.x)
+    inner = [axes(x, y, chart.unit)]
+    inner += [_band(chart.x, band, x, y) for band in chart.bands]
+    inner += [_level(chart.level, y)] if chart.level is not None else []
+    inner += [_path(chart.x, line, x, y) for line in chart.lines]
+    inner += [marks(chart.marks, x, HEIGHT)]
+    return figure(chart.title, _key(chart), Markup().join(inner), HEIGHT)
+
+
+def figure(title: str, key: str | Markup, inner: Markup, height: int) -> Markup:
+    """A titled drawing of some height."""
+    return Markup(
+        '<figure><figcaption><b>{}</b> {}</figcaption><svg viewBox="0 0 {} {}" role="img" '
+        'aria-label="{}">{}</svg></figure>'
+    ).format(title, key, WIDTH, height, title, inner)
+
+
+def x_scale(steps: Floats) -> Scale:
+    """The axis of steps, the same for all drawings of a report."""
+    return Scale(float(steps[0]), float(steps[-1]), LEFT, WIDTH - RIGHT)
+
+
+def axes(x: Scale, y: Scale | None, unit: str, height: int = HEIGHT) -> Markup:
+    """Both axes; without `y` that of the steps only."""
+    parts = []
+    for value in y.ticks() if y is not None else ():
+        at = y(value) if y is not None else 0.0
+        parts.append(
+            f'<path class="grid" d="M{LEFT} {at:.1f}H{WIDTH - RIGHT}"/>'
+            f'<text x="{LEFT - 6}" y="{at + 4:.1f}" text-anchor="end">{number(value)}</text>'
+        )
+    parts += [
+        f'<text x="{x(value):.1f}" y="{height - BOTTOM + 16}" text-anchor="middle">'
+        f"{number(value)}</text>"
+        for value in x.ticks(whole=True)
+    ]
+    parts.append(f'<text x="{WIDTH - RIGHT}" y="{height - 3}" text-anchor="end">step</text>')
+    parts.append(f'<text x="{LEFT - 6}" y="{TOP - 8}" text-anchor="end">{escape(unit)}</text>')
+    return Markup("".join(parts))
+
+
+def marks(each: Iterable[Mark], x: Scale, height: int) -> Markup:
+    """Vertical lines with their labels, those outside of the axis left out."""
+    parts = []
+    for mark in each:
+        if x.low <= mark.step <= x.high:
+            at = x(mark.step)
+            side = ("end", -4) if at > WIDTH - 140 else ("start", 4)
+            parts.append(
+                f'<path class="mark" d="M{at:.1f} {TOP}V{height - BOTTOM}"/><text class="mark" '
+                f'x="{at + side[1]:.1f}" y="{TOP - 8}" text-anchor="{side[0]}">'
+                f"{escape(mark.label)}</text>"
+            )
+    return Markup("".join(parts))
+
+
+def _level(level: tuple[float, str], y: Scale) -> Markup:
+    at = y(level[0])
+    return Markup(
+        '<path class="limit" d="M{} {}H{}"/><text class="limit" x="{}" y="{}" text-anchor="end">'
+        "{}</text>"
+    ).format(
+        LEFT, f"{at:.1f}", WIDTH - RIGHT, WIDTH - RIGHT - 4, f"{min(at - 4, 999):.1f}", level[1]
+    )
+
+
+def _path(steps: Floats, line: Line, x: Scale, y: Scale) -> Markup:
+    parts, begins = [], True
+    for step, value in zip(steps.tolist(), line.y.tolist(), strict=True):
+        if math.isnan(value):
+            begins = True
+            continue
+        parts.append(f"{'M' if begins else 'L'}{x(step):.1f} {y(value):.1f}")
+        begins = False
+    return Markup('<path class="line {}" d="{}"/>').format(line.style, "".join(parts))
+
+
+def _band(steps: Floats, band: Band, x: Scale, y: Scale) -> Markup:
+    known = ~(np.isnan(band.low) | np.isnan(band.high))
+    if not known.any():
+        return Markup()
+    upper = [
+        f"{x(step):.1f} {y(value):.1f}"
+        for step, value in zip(steps[known].tolist(), band.high[known].tolist(), strict=True)
+    ]
+    lower = [
+        f"{x(step):.1f} {y(value):.1f}"
+        for step, value in zip(steps[known].tolist(), band.low[known].tolist(), strict=True)
+    ]
+    return Markup('<path class="band" d="M{}Z"/>').format("L".join([*upper, *lower[::-1]]))
+
+
+def _key(chart: Chart) -> Markup:
+    items = [("band", band.label) for band in chart.bands if band.label]
+    items += [(line.style, line.label) for line in chart.lines if line.label]
+    return Markup().join(
+        Markup('<span class="key"><i class="{}"></i>{}</span>').format(style, label)
+        for style, label in items
+    )
+
+
+def _known(values: Floats) -> Floats:
+    return np.asarray(values[~np.isnan(values)])
+
+
+def rolling(values: Floats, window: int, quantile: float) -> Floats:
+    """A quantile over a window around each value, of the values that are known there.
+
+    Args:
+        values: [K].
+        window: how many values.
+        quantile: 0 to 1; 0.5 is the median.
+    """
+    half = window // 2
+    padded = np.concatenate([np.full(half, np.nan), values, np.full(half, np.nan)])
+    windows = np.lib.stride_tricks.sliding_window_view(padded, 2 * half + 1)
+    known = ~np.isnan(windows).all(axis=1)
+    result = np.full(len(values), np.nan)
+    result[known] = np.nanquantile(windows[known], quantile, axis=1)
+    return result

@@ -1,0 +1,148 @@
+"""What a report shows of a run, read from the database."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from paceline_backend.insight import effects, verdict, workers
+from paceline_backend.insight.effects import Effect
+from paceline_backend.insight.report import WARMUP_STEPS, run_report
+from paceline_backend.insight.verdict import Verdict
+from paceline_backend.insight.whatif.answer import Forecast, kept
+from paceline_backend.store import (
+    Connection,
+    Store,
+    attempts,
+    nodes,
+    reads,
+    records,
+    runs,
+    switches,
+)
+from paceline_backend.store.outcomes import forecasts
+
+POINTS = 600  # of a line
+COLUMNS = 300  # of the heat map
+_LAST = 50  # steps that the table of workers rests on
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Over all complete steps.
+
+    Args:
+        steps: how many.
+        wall_s: their times together.
+        waste: share of the ranks' time of computing that they waited for slower ranks.
+        waited_h: the same in hours of all ranks.
+    """
+
+    steps: int
+    wall_s: float
+    waste: float
+    waited_h: float
+
+
+@dataclass(frozen=True)
+class Content:
+    """All that a report shows.
+
+    Args:
+        run: as REST shows it.
+        made_at: Unix time.
+        verdict: of the newest steps.
+        totals: None: no step is complete.
+        figures: of each preset; `insight.report.run_report`.
+        steps: columns; `store.reads.step_columns`.
+        cells: columns of each rank; `store.reads.worker_step_columns`.
+        workers: means of each rank over the newest steps; `insight.workers.summary`.
+        switches: as REST shows them.
+        effects: of switches, by version.
+        nodes: `{node, ranks, cores, gpus, paceline, cordoned}`.
+        forecast: the newest; None: there is none.
+    """
+
+    run: Mapping[str, Any]
+    made_at: float
+    verdict: Verdict
+    totals: Totals | None
+    figures: Mapping[str, Any]
+    steps: Mapping[str, Any]
+    cells: Mapping[str, Any]
+    workers: Sequence[Mapping[str, Any]]
+    switches: Sequence[Mapping[str, Any]]
+    effects: Mapping[int, Effect]
+    nodes: Sequence[Mapping[str, Any]]
+    forecast: Forecast | None
+
+
+def read(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> Content:
+    """What the database has of a run.
+
+    Args:
+        store: the database.
+        run_id: public id.
+        warmup: steps after each policy's start that its figures leave out.
+
+    Raises:
+        UnknownRunError: no such run.
+        StoreError: the database does not answer.
+    """
+    run = runs.get(store, run_id)
+    asked = switches.rows(store, run_id)
+    figures = run_report(store, run_id, warmup)
+    with store.read() as connection:
+        key = runs.key_of(connection, run_id)
+        placement = attempts.placement(connection, key)
+        every = reads.shown_every(run["world"])
+        columns = reads.shown_steps(run["world"], COLUMNS)
+        whole = (None, None)
+        return Content(
+            run=run,
+            made_at=time.time(),
+            verdict=verdict.judge(verdict.read_observed(connection, key, whole, placement)),
+            totals=_totals(connection, key, run["world"]),
+            figures=figures,
+            steps=reads.step_columns(connection, key, whole, POINTS),
+            cells=reads.worker_step_columns(connection, key, whole, columns, every=every),
+            workers=workers.summary(connection, key, _LAST, None),
+            switches=asked,
+            effects={each.version: each for each in effects.effects_of(connection, key)},
+            nodes=_nodes(connection, run, placement),
+            forecast=next(reversed(kept(forecasts.bodies(connection, key))), None),
+        )
+
+
+def _totals(connection: Connection, key: int, world: int | None) -> Totals | None:
+    names = ("step_s", "compute_max", "compute_mean")
+    table = records.step_table(connection, key, names)
+    if not len(table):
+        return None
+    step_s, longest, mean = np.nan_to_num(table[:, 2:]).T
+    waited_s, computed_s = float((longest - mean).sum()), float(longest.sum())
+    waste = waited_s / computed_s if computed_s > 0 else 0.0
+    return Totals(len(table), float(step_s.sum()), waste, waited_s * (world or 1) / 3600)
+
+
+def _nodes(
+    connection: Connection, run: Mapping[str, Any], placement: attempts.Placement | None
+) -> list[dict[str, Any]]:
+    """The nodes on which the ranks are; of a run whose ranks do not say, the run's own."""
+    on = [run["node"]] * (run["world"] or run["nproc"])
+    if placement is not None:
+        on = list(placement.nodes)
+    known = {node["id"]: node for node in nodes.listed(connection)}
+    ranks: dict[str, list[int]] = {}
+    for rank, node in enumerate(on):
+        if node is not None:
+            ranks.setdefault(node, []).append(rank)
+    unknown: dict[str, Any] = {"cores": None, "gpus": [], "paceline": None, "cordoned": None}
+    return [
+        {"node": name, "ranks": own, **{n: known.get(name, unknown)[n] for n in unknown}}
+        for name, own in ranks.items()
+    ]

@@ -1,0 +1,312 @@
+"""Writes the HTML file of a report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import numpy as np
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from paceline.core.version import __version__
+from paceline.wire import ENDED, State
+from paceline_backend.insight import verdict as verdicts
+from paceline_backend.insight.document import heatmap
+from paceline_backend.insight.document.charts import Band, Chart, Floats, Line, Mark, rolling, svg
+from paceline_backend.insight.document.content import Content, Totals
+from paceline_backend.insight.whatif.answer import recommended
+
+_HELD_UP, _WATCH = 0.2, 0.06  # share of the wall time, or of the ranks' time
+_SLOW, _SLOWISH = 1.3, 1.1  # times the median
+_OTHERS = 16  # workers that have lines of their own in a chart
+_FEWEST = 3  # values of a running median
+_SETTINGS = (
+    ("script", "Script"),
+    ("args", "Arguments"),
+    ("cwd", "Directory"),
+    ("backend", "Backend"),
+    ("backend_options", "Options of the backend"),
+    ("world", "Ranks"),
+    ("device", "Device"),
+    ("emulated", "Emulated devices"),
+    ("samples", "Samples"),
+    ("global_batch", "Global batch"),
+    ("epochs", "Epochs"),
+    ("seed", "Seed"),
+    ("max_restarts", "Restarts at most"),
+    ("attempt", "Attempt"),
+    ("dropped", "Lost records"),
+)
+
+
+def render(content: Content) -> str:
+    """The HTML of a report."""
+    environment = Environment(
+        loader=PackageLoader("paceline_backend.insight.document"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "seconds": seconds,
+        "percent": percent,
+        "count": count,
+        "moment": moment,
+        "ranks": named_ranks,
+    }
+    return environment.get_template("run.html").render(
+        run=content.run,
+        made_at=content.made_at,
+        version=__version__,
+        banner=banner(content),
+        tiles=tiles(content),
+        charts=charts(content),
+        changes=changes(content),
+        figures=content.figures,
+        workers=content.workers,
+        nodes=content.nodes,
+        recommended=advice(content),
+        settings=settings(content),
+    )
+
+
+def banner(content: Content) -> dict[str, Any]:
+    """Level, title and sentences of the verdict."""
+    judged, run = content.verdict, content.run
+    said = [(verdicts.cause_words(judged, c), verdicts.to_do(c)) for c in judged.causes]
+    share = judged.cost_s / judged.wall_s if judged.wall_s else 0.0
+    about = ""
+    if judged.steps:
+        first, last = int(judged.seen.step[0]), int(judged.seen.step[-1])
+        about = f"Steps {first:,}–{last:,}, {seconds(judged.wall_s)} of wall time."
+    if run["state"] == State.FAILED:
+        level, title = "bad", "The run failed"
+    elif judged.steps < verdicts.FEW:
+        level, title = "quiet", "No verdict yet: too few steps"
+    elif not judged.causes:
+        level, title = "ok", "Nothing holds the run up"
+    else:
+        level = "bad" if share >= _HELD_UP else "warn" if share >= _WATCH else "ok"
+        held, cost = percent(share), seconds(judged.cost_s)
+        said_of = "Held up" if any(c.until is None for c in judged.causes) else "Was held up"
+        over = run["state"] in ENDED
+        lost = f"was lost, {cost}" if over else f"is lost, {cost} so far"
+        said_of = "Was held up" if over else said_of
+        title = f"{said_of}: {held} of the wall time {lost} in these steps"
+    words = verdicts.words(judged) if not said else ""
+    return {"level": level, "title": title, "causes": said, "about": about, "words": words}
+
+
+def tiles(content: Content) -> list[dict[str, str]]:
+    """What a step takes, what waits, and who is slowest: label, value, note and level of each."""
+    made = [_step_tile(content)]
+    if content.totals is not None:
+        made.append(_waste_tile(content.totals))
+    rows = [row for row in content.workers if row["compute_s"]]
+    if len(rows) > 1:
+        made.append(_slowest_tile(rows))
+    return made
+
+
+def _step_tile(content: Content) -> dict[str, str]:
+    tile = {"label": "Time per step", "value": "–", "note": "no step is complete", "level": ""}
+    if content.totals is None:
+        return tile
+    tile["value"] = seconds(content.totals.wall_s / content.totals.steps)
+    tile["note"] = f"mean of {content.totals.steps:,} steps"
+    limit = _limit(content.figures)
+    if limit is not None:
+        tile["note"] += f"; the fluid limit is {seconds(limit)}"
+    return tile
+
+
+def _waste_tile(totals: Totals) -> dict[str, str]:
+    level = _level(totals.waste, _WATCH, _HELD_UP)
+    hours = f"{totals.waited_h:.2g} h" if totals.waited_h < 10 else f"{totals.waited_h:,.0f} h"
+    note = f"{hours} of all ranks waited for slower ones"
+    return {"label": "Waste", "value": percent(totals.waste), "note": note, "level": level}
+
+
+def _slowest_tile(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    slowest = max(rows, key=lambda row: float(row["compute_s"]))
+    median = float(np.median([row["compute_s"] for row in rows]))
+    factor = slowest["compute_s"] / median
+    return {
+        "label": "Slowest worker",
+        "value": f"rank {slowest['rank']}",
+        "note": f"computes {factor:.2f} × as long as the median in the newest steps",
+        "level": _level(factor, _SLOWISH, _SLOW),
+    }
+
+
+def _level(value: float, watch: float, held_up: float) -> str:
+    return "bad" if value >= held_up else "warn" if value >= watch else "ok"
+
+
+def _limit(figures: Mapping[str, Any]) -> float | None:
+    """The fluid limit of a step under the newest preset, in s; None: unknown."""
+    preset = next(reversed(figures["presets"].values()), None)
+    if preset is None or not preset["time_over_fluid"] or not preset["step_time_s"]:
+        return None
+    return float(preset["step_time_s"] / preset["time_over_fluid"])
+
+
+def charts(content: Content) -> list[Markup]:
+    """The drawings, without those that have nothing to show."""
+    steps = content.steps
+    if not steps["step"]:
+        return []
+    x = _floats(steps["step"])
+    switched = [
+        Mark(change["effective_step"], change["policy"])
+        for change in content.switches
+        if change["version"] and change["effective_step"] is not None
+    ]
+    limit = _limit(content.figures)
+    level = None if limit is None else (limit, f"fluid limit {seconds(limit)}")
+    drawn = [
+        _course("Time per step", "s", steps, "step_s", x, switched, level=level),
+        heatmap.svg(content.cells, switched),
+        svg(_workers(content, switched)),
+        _course("Waste: share of the ranks' time that waits", "%", steps, "waste", x, switched),
+        _course("Loss", "", steps, "loss", x, switched, zero=False),
+    ]
+    return [drawing for drawing in drawn if drawing]
+
+
+def _course(
+    title: str,
+    unit: str,
+    steps: Mapping[str, Any],
+    name: str,
+    x: Floats,
+    switched: Sequence[Mark],
+    *,
+    level: tuple[float, str] | None = None,
+    zero: bool = True,
+) -> Markup:
+    """A metric: its mean within least and greatest, or its running median within p10 and p90."""
+    factor = 100.0 if unit == "%" else 1.0
+    y = factor * _floats(steps[name])
+    if steps["bucket"] > 1:
+        low, high = (factor * _floats(steps[f"{name}_{bound}"]) for bound in ("min", "max"))
+        band = Band(low, high, "least to greatest")
+        lines = [Line(y, "main", f"mean of {steps['bucket']:,} steps")]
+    else:
+        window = max(_FEWEST, len(y) // 30)
+        band = Band(rolling(y, window, 0.1), rolling(y, window, 0.9), "p10–p90")
+        lines = [Line(y, "raw"), Line(rolling(y, window, 0.5), "main", "running median")]
+    return svg(Chart(title, unit, x, lines, [band], switched, level, zero))
+
+
+def _workers(content: Content, switched: Sequence[Mark]) -> Chart:
+    """Each rank's time of computing; the slowest in colour."""
+    cells = content.cells
+    compute_s = _floats2(cells["compute_s"], len(cells["step"]))
+    x = _floats(cells["step"])
+    title = "Time of computing of each rank"
+    if len(compute_s) == 0 or np.isnan(compute_s).all():
+        return Chart(title, "s", x, [])
+    recent = compute_s[:, -max(1, compute_s.shape[1] // 5) :]
+    means = np.array(
+        [row[~np.isnan(row)].mean() if (~np.isnan(row)).any() else 0 for row in recent]
+    )
+    worst = int(means.argmax())
+    others = np.delete(compute_s, worst, axis=0)
+    front = Line(compute_s[worst], "worst", f"rank {cells['ranks'][worst]}")
+    if len(others) <= _OTHERS:
+        grey = [Line(row, "other", "other ranks" if not k else "") for k, row in enumerate(others)]
+        return Chart(title, "s", x, [*grey, front], (), switched)
+    known = ~np.isnan(others).all(axis=0)
+    bounds = np.full((3, others.shape[1]), np.nan)
+    bounds[:, known] = np.nanquantile(others[:, known], [0.1, 0.5, 0.9], axis=0)
+    band = Band(bounds[0], bounds[2], "p10–p90 of the other ranks")
+    return Chart(title, "s", x, [Line(bounds[1], "other"), front], [band], switched)
+
+
+def changes(content: Content) -> list[dict[str, Any]]:
+    """Each policy of the run: when, by whom, since which step, forecast and effect in words."""
+    made = []
+    for change in content.switches:
+        effect = content.effects.get(change["version"])
+        words = "the policy at the start" if not change["version"] else ""
+        made.append({**change, "words": effect.words if effect else words})
+    return made
+
+
+def advice(content: Content) -> str:
+    """What the newest forecast says of the policy that it recommends; empty: none."""
+    made = content.forecast
+    best = recommended(made) if made else None
+    if made is None or best is None:
+        return ""
+    return f"At step {made.step or 0:,} the forecast said: {best.words}."
+
+
+def settings(content: Content) -> list[tuple[str, str]]:
+    """What the run was started with, and the policy in force."""
+    run = content.run
+    made = [
+        (label, _text(run[name])) for name, label in _SETTINGS if run[name] not in (None, [], {})
+    ]
+    if content.switches:
+        last = content.switches[-1]
+        given = ", ".join(f"{name} = {_text(value)}" for name, value in last["parameters"].items())
+        made.append(("Policy", f"{last['policy']}{f' ({given})' if given else ''}"))
+    return made
+
+
+def _text(value: object) -> str:
+    if isinstance(value, list):
+        return " ".join(str(item) for item in value)
+    if isinstance(value, dict):
+        return ", ".join(f"{name} = {item}" for name, item in value.items())
+    return f"{value:,}" if isinstance(value, int) else str(value)
+
+
+def seconds(value: float | None) -> str:
+    """A time in words, with three digits."""
+    if value is None:
+        return "–"
+    if value < 1:
+        return f"{1000 * value:.3g} ms"
+    if value < 120:
+        return f"{value:.3g} s"
+    return f"{value / 60:.1f} min" if value < 7200 else f"{value / 3600:,.1f} h"
+
+
+def percent(value: float | None) -> str:
+    """A share in per cent."""
+    return "–" if value is None else f"{100 * value:.3g} %"
+
+
+def count(value: float | None) -> str:
+    """A number, with at most four digits behind the point."""
+    return "–" if value is None else f"{value:,.4g}" if value != int(value) else f"{value:,.0f}"
+
+
+def moment(at: float | None) -> str:
+    """A time of day in UTC; whoever reads the file may be in any time zone."""
+    return "–" if at is None else f"{datetime.fromtimestamp(at, UTC):%Y-%m-%d %H:%M:%S} UTC"
+
+
+def named_ranks(ranks: Sequence[int]) -> str:
+    """Ranks as ranges, such as `0–3, 6`."""
+    parts: list[list[int]] = []
+    for rank in sorted(ranks):
+        if parts and rank == parts[-1][-1] + 1:
+            parts[-1] = [parts[-1][0], rank]
+        else:
+            parts.append([rank])
+    return ", ".join(f"{part[0]}–{part[-1]}" if len(part) > 1 else str(part[0]) for part in parts)
+
+
+def _floats(values: Sequence[Any]) -> Floats:
+    return np.array(values, dtype=np.float64)
+
+
+def _floats2(rows: Sequence[Sequence[Any]], columns: int) -> Floats:
+    return np.array(rows, dtype=np.float64).reshape(len(rows), columns)

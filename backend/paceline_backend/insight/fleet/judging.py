@@ -1,0 +1,69 @@
+"""A run's verdict as it is kept."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from paceline_backend.insight.verdict import facts_of, judge, read_observed
+from paceline_backend.store import Store, attempts
+from paceline_backend.store.fleet.progress import Running
+from paceline_backend.store.fleet.verdicts import Kept
+
+# Causes that something on a node brings about. The others are the data's, the network's or the
+# plan's.
+OF_NODES = ("node", "transient", "periodic", "input")
+
+
+def judged(store: Store, run: Running, at: float) -> Kept | None:
+    """The verdict over a run's newest steps; None: there are too few steps to tell.
+
+    Args:
+        store: the database. No connection is held while the verdict is made.
+        run: which.
+        at: now, by the database's clock.
+    """
+    with store.read() as connection:
+        placement = attempts.placement(connection, run.key)
+        seen = read_observed(connection, run.key, (None, None), placement)
+    facts = facts_of(judge(seen))
+    if facts["from"] is None or not facts["wall_s"]:
+        return None
+    going = [cause for cause in facts["causes"] if cause["until"] is None]
+    factors = [cause["factor"] for cause in going if cause["factor"] is not None]
+    return Kept(
+        run=run.id,
+        at=at,
+        until=at,
+        first_step=facts["to"],
+        step=facts["to"],
+        workers=seen.compute_s.shape[1],
+        waste=facts["waste"],
+        share=_together(facts, going),
+        factor=max(factors, default=None),
+        nodes=_by_node(going, seen.nodes or [run.node or ""] * seen.compute_s.shape[1]),
+        body=facts,
+    )
+
+
+def _together(facts: dict[str, Any], going: list[dict[str, Any]]) -> float:
+    """Share of the wall time that causes which go on cost together."""
+    whole = facts["cost_s"] / facts["wall_s"]
+    return float(min(sum(cause["share"] for cause in going), whole))
+
+
+def _by_node(going: list[dict[str, Any]], placement: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What goes on at each node that a cause names, by the node of each rank."""
+    held: dict[str, dict[str, Any]] = {}
+    for cause in going:
+        if cause["kind"] not in OF_NODES:
+            continue
+        for node in sorted({placement[rank] for rank in cause["ranks"]} - {""}):
+            here = held.setdefault(node, {"ranks": [], "kinds": [], "share": 0.0, "factor": None})
+            ranks = [rank for rank in cause["ranks"] if placement[rank] == node]
+            here["ranks"] = sorted({*here["ranks"], *ranks})
+            here["kinds"] = sorted({*here["kinds"], cause["kind"]})
+            here["share"] += cause["share"] * len(ranks) / len(cause["ranks"])
+            factors = [here["factor"], cause["factor"]]
+            here["factor"] = max((each for each in factors if each is not None), default=None)
+    return held

@@ -1,0 +1,103 @@
+"""The verdict over the runs that train."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from paceline_backend.store import Connection
+from paceline_backend.store.fleet import progress, verdicts, waiting
+from paceline_backend.store.fleet.progress import Running
+from paceline_backend.store.fleet.verdicts import Kept
+
+
+def overview(connection: Connection) -> dict[str, Any]:
+    """Runs that train by what they lose an hour, what waits, and the nodes that hold runs up.
+
+    It rests on the verdicts that one worker keeps: a run has none in its first seconds.
+    """
+    running = progress.running(connection)
+    names = [run.id for run in running]
+    kept, waited = verdicts.newest(connection, names), waiting.of_runs(connection, names)
+    runs = [_run(run, kept.get(run.id), waited.get(run.id)) for run in running]
+    runs.sort(key=lambda run: -run["lost_workers"])
+    going = {run["run"]: [c for c in run["causes"] if c["until"] is None] for run in runs}
+    made = {
+        "runs": runs,
+        "waits": _waits(runs, going),
+        "nodes": _nodes(kept.values()),
+        "workers": sum(run["workers"] for run in runs),
+        "waiting_workers": sum(run["waste"] * run["workers"] for run in runs),
+        "lost_workers": sum(run["lost_workers"] for run in runs),
+        "waited_hours": sum(run["waited_hours"] for run in runs),
+    }
+    return made | {"words": _words(made)}
+
+
+def _run(run: Running, kept: Kept | None, waited: tuple[float, float] | None) -> dict[str, Any]:
+    facts: Mapping[str, Any] = {} if kept is None else kept.body
+    workers = run.world or 0
+    lost = facts.get("lost_now", 0.0)
+    return {
+        "run": run.id,
+        "name": run.name,
+        "policy": run.policy,
+        "step": None if run.step < 0 else run.step,
+        "workers": workers,
+        "at": None if kept is None else kept.until,
+        "level": facts.get("level", "unknown"),
+        "what": facts.get("what", ""),
+        "waste": facts.get("waste_now", 0.0),
+        "share": lost,
+        "lost_workers": lost * workers,
+        "waited_hours": 0.0 if waited is None else waited[1] / 3600,
+        "causes": list(facts.get("causes", ())),
+    }
+
+
+def _waits(
+    runs: Sequence[Mapping[str, Any]], going: Mapping[str, Sequence[Mapping[str, Any]]]
+) -> list[dict[str, Any]]:
+    """What runs wait for, by kind of cause, what costs most first."""
+    waits: dict[str, dict[str, Any]] = {}
+    for run in runs:
+        for cause in going[run["run"]]:
+            empty = {"kind": cause["kind"], "runs": [], "lost_workers": 0.0}
+            kind = waits.setdefault(cause["kind"], empty)
+            kind["runs"] = sorted({*kind["runs"], run["run"]})
+            kind["lost_workers"] += cause["share"] * run["workers"]
+    return sorted(waits.values(), key=lambda kind: -kind["lost_workers"])
+
+
+def _nodes(kept: Iterable[Kept]) -> list[dict[str, Any]]:
+    """The nodes that hold runs up now, what costs most first."""
+    nodes: dict[str, dict[str, Any]] = {}
+    for each in kept:
+        for name, held in each.nodes.items():
+            node = nodes.setdefault(name, {"node": name, "lost_workers": 0.0, "runs": []})
+            node["lost_workers"] += held["share"] * each.workers
+            facts = {key: held[key] for key in ("ranks", "kinds", "factor")}
+            node["runs"].append({"run": each.run, **facts})
+    return sorted(nodes.values(), key=lambda node: -node["lost_workers"])
+
+
+def _words(made: Mapping[str, Any]) -> str:
+    runs = made["runs"]
+    if not runs:
+        return "No run trains."
+    held = [run for run in runs if run["level"] == "held-up"]
+    total = f"{len(runs)} run{'s' * (len(runs) > 1)} on {made['workers']:,} workers"
+    if not held:
+        return f"Nothing holds {total} up{_to_watch(runs)}."
+    lost = f"{made['lost_workers']:.1f} workers are lost to waiting and to slowness"
+    costliest = held[0]["name"]
+    verb = "is" if len(held) == 1 else "are"
+    return f"{len(held)} of {total} {verb} held up; {lost}. The costliest is {costliest}."
+
+
+def _to_watch(runs: Sequence[Mapping[str, Any]]) -> str:
+    """What is to be said although nothing is held up."""
+    levels = [run["level"] for run in runs]
+    watch, unknown = levels.count("watch"), levels.count("unknown")
+    words = f"; {watch} {'is' if watch == 1 else 'are'} to watch" if watch else ""
+    return words + (f"; {unknown} without a verdict yet" if unknown else "")

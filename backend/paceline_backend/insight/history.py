@@ -1,0 +1,89 @@
+"""What runs came to by day, node, policy, tag and so on: steps, hours, and what waiting cost.
+
+`requests` of a page and `paceline runs` ask by the same filters as the list of runs.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Literal, get_args
+
+from paceline_backend.store import Connection
+from paceline_backend.store.history import RunFilter, days, labels
+from paceline_backend.store.nodes import run_nodes
+
+By = Literal["day", "run", "node", "policy", "tag", "device", "backend"]
+GROUPS: tuple[By, ...] = get_args(By)
+_SUMS = ("steps", "step_s_sum", "se_sum", "se_count", "waste_sum", "waste_count")
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+def aggregates(
+    connection: Connection,
+    which: RunFilter,
+    by: Sequence[By],
+    since: float | None = None,
+    until: float | None = None,
+) -> list[dict[str, Any]]:
+    """Sums and means over the steps of runs, by group; groups in the order of their names.
+
+    A run on several nodes counts for each with the ranks there, and a run with several tags for
+    each: then the sums over all groups are more than the whole.
+
+    Args:
+        connection: to read from.
+        which: runs.
+        by: what makes a group; empty: all is one group.
+        since: only days from that of this Unix time on,
+        until: and up to that of this one.
+    """
+    first, last = (None if at is None else int(at // days.DAY_S) for at in (since, until))
+    where = which.conditions(connection.dialect.name)
+    rows = days.of_runs(connection, where, first, last)
+    keys = sorted({row["key"] for row in rows})
+    tags = labels.tags(connection, keys) if "tag" in by else {}
+    nodes = run_nodes.of_runs(connection, keys) if "node" in by else {}
+    groups: dict[tuple[str, ...], list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        on = [each.node for each in nodes.get(row["key"], [])] or [row["node"]]
+        ranks = row["ranks"] / len(on) if "node" in by else row["ranks"]
+        for group in _names(by, row, tags.get(row["key"], []), on):
+            groups[group].append({**row, "ranks": ranks})
+    return [
+        {**dict(zip(by, group, strict=True)), **_total(groups[group])} for group in sorted(groups)
+    ]
+
+
+def _names(
+    by: Sequence[By], row: Mapping[str, Any], tags: Sequence[str], nodes: Sequence[str | None]
+) -> Iterable[tuple[str, ...]]:
+    """The groups that a run counts for in a day; what is not known is an empty text."""
+    names: list[tuple[str, ...]] = [()]
+    for what in by:
+        values: Sequence[str | None]
+        if what == "day":
+            values = [(_EPOCH + timedelta(days=row["day"])).date().isoformat()]
+        elif what == "run":
+            values = [row["id"]]
+        elif what == "tag":
+            values = tags or [""]
+        elif what == "node":
+            values = nodes
+        else:
+            values = [row[what]]
+        names = [(*name, value or "") for name in names for value in values]
+    return names
+
+
+def _total(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    sums = {name: sum(row[name] for row in rows) for name in _SUMS}
+    worker_s = sum(row["ranks"] * row["step_s_sum"] for row in rows)
+    waited_s = sum(row["ranks"] * row["waited_s_sum"] for row in rows)
+    return {
+        "runs": len({row["id"] for row in rows}),
+        **days.means(sums),
+        "worker_hours": worker_s / 3600,
+        "waiting_hours": waited_s / 3600,
+    }

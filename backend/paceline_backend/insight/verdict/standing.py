@@ -1,0 +1,150 @@
+"""How a run stands now: healthy, to watch or held up, in a line, with what it loses at present.
+
+A verdict covers hundreds of steps, and a rank may be slow in the newest of them only. What is said
+here rests on the newest steps: those since the last cause that goes on began.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+import numpy as np
+
+from paceline_backend.insight.verdict.findings import Account, Finding
+from paceline_backend.insight.verdict.judge import FEW, Verdict
+from paceline_backend.insight.verdict.observed import Times, mean_of
+from paceline_backend.insight.verdict.words import what
+
+WATCH, HELD_UP = 0.06, 0.2  # share of time that is lost
+SHOWN = 50  # newest steps that are looked at
+_FEWEST = 16  # steps since a cause began
+_OFTEN = 3  # what came back so often may come again
+
+_PAST = {
+    "computes": "computed",
+    "compute": "computed",
+    "waits": "waited",
+    "wait": "waited",
+    "is": "was",
+    "are": "were",
+    "takes": "took",
+    "hold": "held",
+    "passes": "passed",
+    "cost": "cost",
+    "has": "had",
+    "go": "went",
+}
+
+
+class Level(StrEnum):
+    """Whether somebody should look."""
+
+    UNKNOWN = "unknown"  # too few steps
+    HEALTHY = "healthy"
+    WATCH = "watch"
+    HELD_UP = "held-up"
+
+
+@dataclass(frozen=True)
+class Standing:
+    """What is true of the newest steps.
+
+    Args:
+        level: whether somebody should look.
+        what: who, why and since when, as a clause; empty: nothing to say.
+        was: the same in the past, of a run that has ended.
+        lost: share of the wall time that what goes on costs.
+        waste: share of the ranks' time that waits for slower ranks.
+        step_s: mean wall time of a step.
+        limit_s: the fluid limit of a mean step, each rank at its own speed; None: unknown.
+    """
+
+    level: Level
+    what: str = ""
+    was: str = ""
+    lost: float = 0.0
+    waste: float = 0.0
+    step_s: float | None = None
+    limit_s: float | None = None
+
+
+def standing_of(verdict: Verdict) -> Standing:
+    """How the run stands in the newest steps of a verdict's range."""
+    seen = verdict.seen
+    if verdict.steps < FEW:
+        return Standing(Level.UNKNOWN)
+    times = Times.of(seen, seen.took_part)
+    costing = [at for at, cause in enumerate(verdict.causes) if _goes_on(cause)]
+    costing = [at for at in costing if not verdict.causes[at].hidden]
+    going = [verdict.causes[at] for at in costing]
+    newest = _newest(len(seen.step), going)
+    without = Account(times, verdict.causes).without(costing)
+    wall_s = float(times.steps_s[newest].sum())
+    lost = max(1 - float(without.steps_s[newest].sum()) / wall_s, 0.0) if wall_s else 0.0
+    waste = _waste(verdict, times, newest)
+    level = _level(waste, lost, bool(going))
+    said = _said(verdict, level)
+    shown = slice(-SHOWN, None)
+    step_s = float(times.steps_s[shown].mean())
+    return Standing(level, said, past(said), lost, waste, step_s, _limit_s(verdict, times, shown))
+
+
+def past(text: str) -> str:
+    """A sentence in the present, said of a run that has ended.
+
+    Names of nodes stay: ``compute-3``, ``node.is.here``, and the word after "on".
+    """
+    verbs = "|".join(_PAST)
+    whole = rf"(?<![\w.-])(?<!\bon )({verbs})(?![\w-]|\.\w)"
+    return re.sub(whole, lambda verb: _PAST[verb[0]], text)
+
+
+def _goes_on(cause: Finding) -> bool:
+    return cause.until is None or cause.times >= _OFTEN
+
+
+def _newest(count: int, going: list[Finding]) -> slice:
+    """The steps since the last cause began; at least the fewest, and all where one comes back."""
+    if any(cause.times > 1 for cause in going):
+        return slice(0, count)
+    began = max((cause.since or 0 for cause in going), default=count - SHOWN)
+    return slice(max(0, min(began, count - _FEWEST)), count)
+
+
+def _waste(verdict: Verdict, times: Times, newest: slice) -> float:
+    took_part = verdict.seen.took_part[newest]
+    ready = (times.compute_s + times.data_s)[newest]
+    longest = ready.max(axis=1)
+    waits = np.where(times.apart[newest], 0.0, longest - mean_of(ready, took_part, axis=1))
+    whole = float(longest.sum())
+    return float(waits.sum()) / whole if whole else 0.0
+
+
+def _level(waste: float, lost: float, known: bool) -> Level:
+    worst = max(waste, lost)
+    if worst >= HELD_UP and known:
+        return Level.HELD_UP
+    return Level.WATCH if worst >= WATCH else Level.HEALTHY
+
+
+def _said(verdict: Verdict, level: Level) -> str:
+    causes = verdict.causes
+    if causes and (level != Level.WATCH or any(map(_goes_on, causes))):
+        return what(verdict, causes[0])
+    if level == Level.WATCH:
+        return "ranks wait for each other in turn, for no rank more than for others"
+    return "no rank holds the others up"
+
+
+def _limit_s(verdict: Verdict, times: Times, shown: slice) -> float | None:
+    """The load of a step, divided so that all ranks end together, and the reduction."""
+    seen, took_part = verdict.seen, verdict.seen.took_part[shown]
+    load = np.where(took_part, seen.load[shown], 0.0).sum(axis=0)
+    compute_s = times.compute_s[shown].sum(axis=0)
+    working = (load > 0) & (compute_s > 0)
+    if not working.any() or times.apart[shown].any():
+        return None
+    speed = float((load[working] / compute_s[working]).sum())
+    return float(load.sum()) / speed / len(took_part) + float(times.reduce_s[shown].mean())

@@ -1,0 +1,144 @@
+"""What a webhook is told, its signature, and the request itself."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import hmac
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import httpx
+import orjson
+
+from paceline.core.version import __version__
+from paceline_backend.requests.webhooks.addresses import AddressError, address_of
+from paceline_backend.server.origins import Origins
+
+TIMEOUT_S = 5.0  # from connecting to the head of the answer, all together
+_DONE = range(200, 300)
+_PHRASES = {status.value: status.phrase for status in HTTPStatus}
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What became of a request.
+
+    Args:
+        status: of the answer; None: there was none.
+        error: why it was not taken; None: it was. It never holds anything of the answer.
+    """
+
+    status: int | None
+    error: str | None
+
+
+def body_of(event: str, alert: Mapping[str, Any] | None, at: float) -> bytes:
+    """What a webhook is told, as JSON.
+
+    Args:
+        event: ``raised``, ``resolved`` or ``test``.
+        alert: as GET /alerts tells it; None: of a test.
+        at: Unix time of the event.
+    """
+    return orjson.dumps({"type": f"alert.{event}", "timestamp": at, "data": alert})
+
+
+def delivery_id(key: int) -> str:
+    """The `webhook-id` of a delivery: the same in each of its tries."""
+    return f"msg_{key}"
+
+
+def secret_text(key: bytes) -> str:
+    """A webhook's secret as its receiver is given it."""
+    return f"whsec_{base64.b64encode(key).decode()}"
+
+
+def signature(key: bytes, name: str, timestamp: int, body: bytes) -> str:
+    """The `webhook-signature` of a request.
+
+    Args:
+        key: of the webhook.
+        name: the `webhook-id`.
+        timestamp: the `webhook-timestamp`, Unix time in seconds.
+        body: exactly as it is sent.
+    """
+    signed = f"{name}.{timestamp}.".encode() + body
+    return f"v1,{base64.b64encode(hmac.digest(key, signed, hashlib.sha256)).decode()}"
+
+
+def post(
+    url: str,
+    body: bytes,
+    name: str,
+    key: bytes,
+    allowed: Origins,
+    timeout_s: float = TIMEOUT_S,
+) -> Sent:
+    """Sends a signed body once.
+
+    Redirects are not followed, proxies of the environment are not used, and of the answer only the
+    status is read.
+
+    Args:
+        url: of the webhook.
+        body: what is sent.
+        name: the `webhook-id`.
+        key: of the webhook.
+        allowed: where webhooks may be.
+        timeout_s: see `TIMEOUT_S`.
+    """
+    try:
+        origin, address = address_of(url, allowed)
+    except AddressError as error:
+        return Sent(None, str(error))
+    timestamp = int(time.time())
+    headers = {
+        "Host": urlsplit(url).netloc,
+        "Content-Type": "application/json",
+        "User-Agent": f"paceline/{__version__}",
+        "webhook-id": name,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": signature(key, name, timestamp, body),
+    }
+    # The name is in the certificate's check, but not looked up again.
+    there = {"sni_hostname": origin.host}
+    direct = _at(url, address, origin.port)
+    try:
+        status = asyncio.run(_status(direct, body, headers, there, timeout_s))
+    except TimeoutError:
+        return Sent(None, f"{origin.host} port {origin.port}: no answer within {timeout_s:g} s")
+    except (httpx.HTTPError, ValueError) as error:
+        return Sent(None, f"{origin.host} port {origin.port}: {type(error).__name__}: {error}")
+    if status in _DONE:
+        return Sent(status, None)
+    return Sent(status, f"{origin.host} answered {status} {_PHRASES.get(status, '')}".rstrip())
+
+
+async def _status(
+    url: str, body: bytes, headers: dict[str, str], there: dict[str, str], timeout_s: float
+) -> int:
+    """The status of the answer.
+
+    Raises:
+        TimeoutError: there was none in time. httpx's own limits are for each read alone, so a
+            receiver that sends byte after byte would never reach them.
+    """
+    async with (
+        asyncio.timeout(timeout_s),
+        httpx.AsyncClient(trust_env=False, follow_redirects=False, timeout=None) as client,
+        client.stream("POST", url, content=body, headers=headers, extensions=there) as answer,
+    ):
+        return answer.status_code
+
+
+def _at(url: str, address: str, port: int) -> str:
+    """A URL whose host is an address."""
+    parts = urlsplit(url)
+    host = f"[{address}]" if ":" in address else address
+    return urlunsplit(parts._replace(netloc=f"{host}:{port}"))

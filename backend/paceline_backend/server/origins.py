@@ -1,0 +1,121 @@
+"""Origins that the operator allows, as `--webhook-to` names them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import SplitResult, urlsplit
+
+from paceline.core.errors import PacelineError
+
+_PORTS = {"https": 443, "http": 80}
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Scheme, host and port. A host `*.example.com` stands for all names below example.com."""
+
+    scheme: str
+    host: str
+    port: int
+
+    def covers(self, other: Origin) -> bool:
+        """Whether another origin is this one, or below it."""
+        if (self.scheme, self.port) != (other.scheme, other.port):
+            return False
+        if self.host.startswith("*."):
+            return other.host.endswith(self.host[1:]) and other.host != self.host[2:]
+        return self.host == other.host
+
+
+class Origins:
+    """A list of origins.
+
+    Args:
+        texts: each as `https://hooks.example.com`, `https://*.example.com` or
+            `http://10.0.0.7:9093`.
+
+    Raises:
+        PacelineError: what is no origin.
+    """
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        self._texts = tuple(texts)
+        self._origins = [_origin_only(text) for text in self._texts]
+
+    def covers(self, url: str) -> bool:
+        """Whether an URL is at one of the origins.
+
+        Raises:
+            PacelineError: it is no `http` or `https` URL, or has a user, password or fragment.
+        """
+        origin = origin_of(url)
+        return any(allowed.covers(origin) for allowed in self._origins)
+
+    @property
+    def text(self) -> str:
+        """As `--webhook-to` takes it."""
+        return ",".join(self._texts)
+
+    def __bool__(self) -> bool:
+        return bool(self._origins)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Origins) and self._texts == other._texts
+
+    def __hash__(self) -> int:
+        return hash(self._texts)
+
+    @classmethod
+    def of(cls, text: str | None) -> Origins:
+        """As the command line and the environment say it: `https://a,http://b:9093`.
+
+        Raises:
+            PacelineError: as the class.
+        """
+        return cls(part.strip() for part in (text or "").split(",") if part.strip())
+
+
+def origin_of(url: str) -> Origin:
+    """The origin of an URL.
+
+    Raises:
+        PacelineError: see `Origins.covers`.
+    """
+    parts = _split(url)
+    if parts.username is not None or parts.password is not None or parts.fragment:
+        raise PacelineError(f"{_shown(url)}: leave out user, password and fragment")
+    if parts.scheme not in _PORTS or not parts.hostname:
+        raise PacelineError(f"{_shown(url)}: give a URL as https://hooks.example.com/path")
+    return Origin(parts.scheme, parts.hostname.rstrip("."), parts.port or _PORTS[parts.scheme])
+
+
+def _origin_only(text: str) -> Origin:
+    try:
+        origin = origin_of(text)
+    except PacelineError as error:
+        raise PacelineError(f"--webhook-to {error}") from error
+    if _split(text).path not in ("", "/") or _split(text).query:
+        raise PacelineError(f"--webhook-to {_shown(text)}: give scheme, host and port, but no path")
+    if "*" in origin.host[1:] or (origin.host.startswith("*") and origin.host[1:2] != "."):
+        message = f"--webhook-to {_shown(text)}: a star stands for the first label, as *.a.com"
+        raise PacelineError(message)
+    return origin
+
+
+def _split(url: str) -> SplitResult:
+    if not url.isascii() or any(char.isspace() or not char.isprintable() for char in url):
+        raise PacelineError("a URL has ASCII characters only, and no spaces")
+    try:
+        parts = urlsplit(url)
+        _ = parts.port
+    except ValueError as error:
+        raise PacelineError(f"{_shown(url)}: {error}") from error
+    return parts
+
+
+def _shown(url: str) -> str:
+    """A URL without what follows its host: paths of webhooks are often secrets."""
+    scheme, separator, rest = url.partition("://")
+    host = rest.split("/", 1)[0].rsplit("@", 1)[-1]
+    return f"{scheme}{separator}{host}"[:200]

@@ -1,0 +1,46 @@
+"""What an admin changed of the alert rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from paceline_backend.store.alerts.tables import alert_rules
+from paceline_backend.store.database import insert, now
+
+
+def changed(connection: sa.Connection) -> dict[str, dict[str, Any]]:
+    """The rules that an admin changed, by name: all columns but the name."""
+    rows = [dict(row) for row in connection.execute(sa.select(alert_rules)).mappings()]
+    return {row.pop("name"): row for row in rows}
+
+
+def lock(connection: sa.Connection, name: str) -> None:
+    """Whoever else locks this rule waits until the transaction ends.
+
+    A rule with its defaults has no row to lock. (SQLite has one writer anyway.)
+    """
+    if connection.dialect.name == "postgresql":
+        key = sa.func.hashtext(f"alert rule {name}")
+        connection.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))
+
+
+def change(connection: sa.Connection, name: str, by: str, values: Mapping[str, Any]) -> None:
+    """Changes a rule.
+
+    Args:
+        connection: to write with.
+        name: of the rule.
+        by: who asks.
+        values: `enabled`, `threshold`, `raise_after_s`, `resolve_after_s` and `severity`.
+    """
+    row = {**values, "changed_at": now(connection), "changed_by": by}
+    rows = insert(connection, alert_rules).values(name=name, **row)
+    connection.execute(rows.on_conflict_do_update(index_elements=["name"], set_=row))
+
+
+def restore(connection: sa.Connection, name: str) -> None:
+    """Gives a rule its defaults back."""
+    connection.execute(sa.delete(alert_rules).where(alert_rules.c.name == name))

@@ -1,0 +1,81 @@
+"""Which rank got which samples in which step, as the segments that count assign them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import sqlalchemy as sa
+
+from paceline_backend.store import blobs, runs
+from paceline_backend.store.attempts import end_of
+from paceline_backend.store.reads import Range
+from paceline_backend.store.schema import segments
+
+_MOST_SEGMENTS = 2_000  # whose samples are looked through for one answer
+
+
+def assigned(
+    connection: sa.Connection,
+    run: int,
+    span: Range,
+    ranks: Sequence[int] | None,
+    sample: int | None,
+    limit: int,
+) -> tuple[list[dict[str, Any]], int | None]:
+    """Steps with the samples of each rank, ascending, and where to go on (None: that was all).
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        span: first and last step; None: no bound.
+        ranks: only these.
+        sample: only where a rank has this one.
+        limit: most items; steps come whole, so there may be some more.
+    """
+    items: list[dict[str, Any]] = []
+    first, last = span
+    looked = 0
+    for attempt, segment, end in _effective(connection, run, first or 0, last):
+        looked += 1
+        begin = max(segment.first_step, first or 0)
+        if len(items) >= limit or looked > _MOST_SEGMENTS:
+            return items, begin
+        of_steps = segment.assignments()
+        for step in range(begin, end if last is None else min(end, last + 1)):
+            if len(items) >= limit:
+                return items, step
+            for rank, samples in enumerate(of_steps[step - segment.first_step]):
+                if ranks is not None and rank not in ranks:
+                    continue
+                if sample is not None and not np.any(samples == sample):
+                    continue
+                where = {"step": step, "epoch": segment.epoch, "attempt": attempt, "rank": rank}
+                items.append({**where, "samples": samples.tolist()})
+    return items, None
+
+
+def _effective(
+    connection: sa.Connection, run: int, first: int, last: int | None
+) -> Iterator[tuple[int, Any, int]]:
+    """Attempt, segment and one past its last step that counts, by step; see `store.attempts`."""
+    c = segments.c
+    begins = sa.select(c.attempt, sa.func.min(c.first_step)).where(c.run == run).group_by(c.attempt)
+    starts = {int(attempt): int(step) for attempt, step in connection.execute(begins)}
+    hello = runs.hello(connection, run)
+    if hello is not None:
+        starts[hello.attempt] = hello.step
+    query = sa.select(c.attempt, c.body).where(c.run == run, c.first_step + c.steps > first)
+    if last is not None:
+        query = query.where(c.first_step <= last)
+    query = query.order_by(c.first_step, c.attempt).execution_options(yield_per=200)
+    for attempt, body in connection.execute(query):
+        segment = blobs.segment(body, None, None if hello is None else hello.samples)
+        if segment is None:
+            continue
+        limit = end_of(attempt, starts)
+        end = segment.first_step + segment.steps
+        end = end if limit is None else min(end, limit)
+        if end > max(segment.first_step, first):
+            yield attempt, segment, end

@@ -1,0 +1,125 @@
+"""How far runs have come, as one worker sees it for all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from paceline.wire import ENDED, State
+from paceline_backend.store import attempts
+from paceline_backend.store.database import insert
+from paceline_backend.store.fleet.tables import run_progress
+from paceline_backend.store.schema import runs
+
+
+@dataclass(frozen=True)
+class Running:
+    """A run that trains."""
+
+    key: int
+    id: str
+    name: str
+    policy: str
+    attempt: int  # -1: none yet
+    world: int | None
+    dropped: int  # records that a full spool has lost
+    step: int  # newest complete one; -1: none yet
+    backend: str
+    node: str | None  # where all of its ranks are; None: on several nodes, or unknown
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run has come; see the columns of `run_progress`."""
+
+    run: int
+    attempt: int
+    step: int
+    step_at: float
+    lost: int
+    lost_at: float | None
+    inexact: int | None
+    done: bool
+
+
+_COLUMNS = [run_progress.c[name] for name in Progress.__dataclass_fields__]
+
+
+def running(connection: sa.Connection) -> list[Running]:
+    """All runs that train, oldest first."""
+    c = runs.c
+    node = sa.case((c.nodes_max == 1, c.node))
+    known = (c.key, c.id, c.name, c.policy, c.attempt, c.world, c.dropped)
+    query = sa.select(*known, c.backend, node.label("node"))
+    query = query.where(c.state == State.RUNNING, c.pruned_at.is_(None)).order_by(c.key)
+    seen = []
+    for row in connection.execute(query).mappings().all():
+        # Steps that a restart undid do not count: their rows stay until they are trained again.
+        spans = attempts.spans(connection, row["key"], row["attempt"])
+        newest = attempts.newest_complete(connection, row["key"], spans)
+        attempt = -1 if row["attempt"] is None else row["attempt"]
+        step = -1 if newest is None else newest.step
+        seen.append(Running(**{**row, "attempt": attempt}, step=step))
+    return seen
+
+
+def known(connection: sa.Connection) -> dict[int, Progress]:
+    """The progress of all runs that train, by key."""
+    query = sa.select(*_COLUMNS).join(runs, runs.c.key == run_progress.c.run)
+    rows = connection.execute(query.where(runs.c.state == State.RUNNING))
+    return {row.run: Progress(*row) for row in rows}
+
+
+def note(
+    connection: sa.Connection, run: Running, before: Progress | None, at: float
+) -> Progress | None:
+    """Notes how far a run has come; None: nothing is new.
+
+    Args:
+        connection: to write with.
+        run: as it is now.
+        before: as it was.
+        at: now, by the database's clock.
+    """
+    if before is None:
+        lost_at = at if run.dropped else None
+        values: dict[str, Any] = {"attempt": run.attempt, "step": run.step, "step_at": at}
+        values |= {"lost": run.dropped}
+        values |= {"lost_at": lost_at, "counted": -1, "counted_attempt": -1, "done": False}
+        rows = insert(connection, run_progress).values(run=run.key, **values)
+        connection.execute(rows.on_conflict_do_nothing())
+        return Progress(run.key, run.attempt, run.step, at, run.dropped, lost_at, None, False)
+    changed: dict[str, Any] = {}
+    if (run.attempt, run.step) != (before.attempt, before.step):
+        changed |= {"attempt": run.attempt, "step": run.step, "step_at": at}
+    if run.dropped > before.lost:
+        changed |= {"lost": run.dropped, "lost_at": at}
+    if before.done:
+        changed |= {"done": False}  # it was resumed
+    if not changed:
+        return None
+    change(connection, run.key, changed)
+    return Progress(**{**vars(before), **changed})
+
+
+def change(connection: sa.Connection, run: int, values: Mapping[str, Any]) -> None:
+    """Changes the row of a run, by its key."""
+    mine = run_progress.c.run == run
+    connection.execute(sa.update(run_progress).where(mine).values(**values))
+
+
+def unfinished(connection: sa.Connection, ended_before: float, limit: int) -> list[int]:
+    """Keys of runs that ended before a Unix time, and of which not all steps are counted."""
+    c = runs.c
+    query = (
+        sa.select(c.key)
+        .outerjoin(run_progress, run_progress.c.run == c.key)
+        .where(c.state.in_(ENDED), c.pruned_at.is_(None), c.ended_at < ended_before)
+        .where(sa.or_(run_progress.c.run.is_(None), ~run_progress.c.done))
+        .order_by(c.key.desc())
+        .limit(limit)
+    )
+    return list(connection.execute(query).scalars())

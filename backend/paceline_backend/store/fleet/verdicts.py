@@ -1,0 +1,112 @@
+"""Verdicts of runs, as they changed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from paceline_backend.store.fleet.tables import verdicts
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A verdict, from when it was first made until it changed."""
+
+    run: str  # public id
+    at: float
+    until: float
+    first_step: int
+    step: int
+    workers: int
+    waste: float
+    share: float
+    factor: float | None
+    nodes: Mapping[str, Mapping[str, Any]]
+    body: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Named:
+    """Nodes that a verdict named, from when to when."""
+
+    at: float
+    until: float
+    nodes: tuple[str, ...]
+
+
+_COLUMNS = [verdicts.c[name] for name in Kept.__dataclass_fields__]
+
+
+def newest(connection: sa.Connection, runs: Sequence[str]) -> dict[str, Kept]:
+    """The newest verdict of each of some runs, by public id; those that have one."""
+    c = verdicts.c
+    last = sa.select(c.run, sa.func.max(c.at).label("at")).where(c.run.in_(runs))
+    of = last.group_by(c.run).subquery()
+    query = sa.select(*_COLUMNS).join(of, (of.c.run == c.run) & (of.c.at == c.at))
+    return {row.run: Kept(*row) for row in connection.execute(query)}
+
+
+def keep(connection: sa.Connection, made: Kept, gap_s: float) -> None:
+    """Keeps a verdict: it continues the newest row if that names the same causes.
+
+    Args:
+        connection: to write with.
+        made: with `at` and `until` both its own time.
+        gap_s: a row that ends earlier than so many seconds before is not continued.
+    """
+    before = newest(connection, [made.run]).get(made.run)
+    row = dict(vars(made))
+    goes_on = before is not None and made.until - before.until < gap_s
+    if before is None or not goes_on or causes_of(before) != causes_of(made):
+        connection.execute(sa.insert(verdicts).values(row))
+        return
+    c = verdicts.c
+    row |= {"at": before.at, "first_step": before.first_step}
+    mine = (c.run == made.run, c.at == before.at)
+    connection.execute(sa.update(verdicts).where(*mine).values(row))
+
+
+def go_on(connection: sa.Connection, run: str, at: float, gap_s: float) -> None:
+    """Lets the newest verdict of a run last until now: the run trains, and nothing is new.
+
+    Args:
+        connection: to write with.
+        run: public id.
+        at: now, by the database's clock.
+        gap_s: a row that ends earlier than so many seconds before stays as it is.
+    """
+    c = verdicts.c
+    last = sa.select(sa.func.max(c.at)).where(c.run == run).scalar_subquery()
+    mine = (c.run == run, c.at == last, c.until > at - gap_s, c.until < at)
+    connection.execute(sa.update(verdicts).where(*mine).values(until=at))
+
+
+def causes_of(kept: Kept) -> set[tuple[str, tuple[int, ...], bool]]:
+    """What tells verdicts apart: kind and ranks of each cause, and whether it goes on."""
+    return {
+        (cause["kind"], tuple(cause["ranks"]), cause["until"] is None)
+        for cause in kept.body["causes"]
+    }
+
+
+def between(connection: sa.Connection, since: float, until: float) -> list[Named]:
+    """Which nodes verdicts named within a range of Unix times, oldest first."""
+    c = verdicts.c
+    query = sa.select(c.at, c.until, c.nodes).where(c.until > since, c.at < until)
+    rows = connection.execute(query.order_by(c.at, c.run))
+    return [Named(row.at, row.until, tuple(row.nodes)) for row in rows if row.nodes]
+
+
+def forget(connection: sa.Connection, before: float) -> None:
+    """Removes verdicts that changed before a Unix time."""
+    connection.execute(sa.delete(verdicts).where(verdicts.c.until < before))
+
+
+def of_run(connection: sa.Connection, run: str, limit: int) -> list[Kept]:
+    """The newest verdicts of a run, by its public id, newest first."""
+    query = sa.select(*_COLUMNS).where(verdicts.c.run == run)
+    rows = connection.execute(query.order_by(verdicts.c.at.desc()).limit(limit))
+    return [Kept(*row) for row in rows]

@@ -1,0 +1,164 @@
+"""Sums over the complete steps of each run, by day.
+
+The worker writes them from roll-ups, so that runs can be sorted by their waste, and days be added
+up, without a look at their steps. A roll-up of 100 steps belongs to the day in which its last step
+ended. The sums of a run that trains are some seconds old.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import sqlalchemy as sa
+
+from paceline_backend.store.database import Store
+from paceline_backend.store.reads import bounds
+from paceline_backend.store.rollups import reading as rollups
+from paceline_backend.store.rollups.metrics import METRICS, named
+from paceline_backend.store.rollups.tables import step_rollups
+from paceline_backend.store.schema import run_days, runs, steps
+
+DAY_S = 86_400.0
+_SETTLE_S = 30.0
+_REST_S = 10.0  # between two looks at a run
+_SUMMED = ("step_s", "compute_max", "compute_mean", "se", "waste")
+
+
+def due(connection: sa.Connection, limit: int) -> list[int]:
+    """Keys of the runs with steps that no sum may have, those summed up longest ago first.
+
+    What is stored at a moment may be seen by others somewhat later. So a run is summed up until
+    `_SETTLE_S` after its newest record.
+    """
+    c = runs.c
+    stale = c.summed_at < sa.func.coalesce(c.seen_at, c.created_at) + _SETTLE_S
+    rested = sa.and_(c.summed_at < time.time() - _REST_S, stale)
+    known = (c.attempt.is_not(None), c.pruned_at.is_(None))
+    query = sa.select(c.key).where(sa.or_(c.summed_at.is_(None), rested), *known)
+    query = query.order_by(sa.func.coalesce(c.summed_at, 0.0), c.key.desc()).limit(limit)
+    return [int(key) for key in connection.scalars(query)]
+
+
+def sum_up(store: Store, run: int) -> None:
+    """Writes the sums of a run anew.
+
+    Args:
+        store: the database.
+        run: key of the run.
+
+    Raises:
+        StoreError: or one of its kinds.
+    """
+    at = time.time()  # before the look: what comes meanwhile is summed up the next time
+    with store.read() as connection:
+        rows = [{"run": run, **row} for row in _sums(connection, run)]
+    with store.write() as connection:
+        # The update takes the row's lock first: two workers write one after the other.
+        kept = sa.update(runs).where(runs.c.key == run, runs.c.pruned_at.is_(None))
+        if not connection.execute(kept.values(summed_at=at)).rowcount:
+            return
+        connection.execute(sa.delete(run_days).where(run_days.c.run == run))
+        if rows:
+            connection.execute(sa.insert(run_days), rows)
+
+
+def _sums(connection: sa.Connection, run: int) -> list[dict[str, Any]]:
+    """The columns of `run_days` from roll-ups, and from the steps that none covers."""
+    first, last = bounds(connection, steps, run, (None, None))
+    covered = rollups.cover(connection, run, first, last)
+    alone = [steps.c.run == run] if covered is None else covered.single(steps)
+    metrics = {name: METRICS[name] for name in _SUMMED}
+    row = sa.select(steps.c.ended_at, *named(metrics)).where(*alone).subquery().c
+    one_step: list[Any] = [row.ended_at, sa.literal_column("1").label("steps")]
+    for name in _SUMMED:
+        known = sa.case((row[name].is_not(None), 1), else_=0)
+        one_step += [row[name].label(f"{name}_sum"), known.label(f"{name}_count")]
+    parts: Any = sa.select(*one_step)
+    if covered is not None:
+        r = step_rollups.c
+        block: list[Any] = [r.ended_at, r.step_s_count.label("steps")]
+        for name in _SUMMED:
+            block += [r[f"{name}_sum"], r[f"{name}_count"]]
+        parts = sa.select(*block).where(*covered.rolled(step_rollups)).union_all(parts)
+    return _by_day(connection, parts)
+
+
+def _by_day(connection: sa.Connection, parts: Any) -> list[dict[str, Any]]:
+    c = parts.subquery().c
+    day = sa.cast(sa.func.floor(c.ended_at / DAY_S), sa.Integer)
+
+    def total(name: str) -> sa.ColumnElement[Any]:
+        return sa.func.coalesce(sa.cast(sa.func.sum(c[name]), sa.Double), 0.0)
+
+    query = sa.select(
+        day.label("day"),
+        sa.func.sum(c.steps).label("steps"),
+        total("step_s_sum").label("step_s_sum"),
+        (total("compute_max_sum") - total("compute_mean_sum")).label("waited_s_sum"),
+        total("se_sum").label("se_sum"),
+        sa.func.sum(c.se_count).label("se_count"),
+        total("waste_sum").label("waste_sum"),
+        sa.func.sum(c.waste_count).label("waste_count"),
+    ).group_by(day)
+    return [
+        {name: int(v) if name in _WHOLE else float(v) for name, v in sums.items()}
+        for sums in connection.execute(query).mappings()
+    ]
+
+
+_WHOLE = ("day", "steps", "se_count", "waste_count")
+
+
+def of_runs(
+    connection: sa.Connection,
+    where: Sequence[sa.ColumnElement[bool]],
+    first: int | None,
+    last: int | None,
+) -> list[dict[str, Any]]:
+    """The sums of runs, by day and run: columns of `run_days`, and what runs are grouped by.
+
+    Args:
+        connection: to read from.
+        where: which runs, as `RunFilter.conditions`.
+        first: day, in days since 1970-01-01, UTC; None: the first,
+        last: and the last one; None: the last.
+    """
+    d, c = run_days.c, runs.c
+    ranks = sa.func.coalesce(c.world, c.nproc).label("ranks")
+    of_run = (c.key, c.id, c.name, c.policy, c.device, c.backend, c.node, ranks)
+    sums = [column for column in d if column.name != "run"]
+    query = sa.select(*of_run, *sums).join(runs, c.key == d.run)
+    query = query.where(c.pruned_at.is_(None), *where)
+    if first is not None:
+        query = query.where(d.day >= first)
+    if last is not None:
+        query = query.where(d.day <= last)
+    rows = connection.execute(query.order_by(d.day, c.key)).mappings()
+    return [{str(name): value for name, value in row.items()} for row in rows]
+
+
+def figures(connection: sa.Connection, keys: Sequence[int]) -> dict[int, dict[str, Any]]:
+    """Of runs by their keys: ``steps``, ``wall_s``, and means; runs without steps are left out."""
+    d = run_days.c
+    names = [name for name in d.keys() if name not in ("run", "day")]  # noqa: SIM118
+    sums = [sa.func.sum(d[name]).label(name) for name in names]
+    query = sa.select(d.run, *sums).where(d.run.in_(keys)).group_by(d.run)
+    return {row["run"]: means(row) for row in connection.execute(query).mappings()}
+
+
+def means(sums: Any) -> dict[str, Any]:
+    """Figures of sums, which are named as the columns of `run_days`."""
+    steps_done = int(sums["steps"])
+
+    def mean(name: str, count: int) -> float | None:
+        return float(sums[f"{name}_sum"]) / count if count else None
+
+    return {
+        "steps": steps_done,
+        "wall_s": float(sums["step_s_sum"]),
+        "step_s": mean("step_s", steps_done),
+        "se": mean("se", int(sums["se_count"])),
+        "waste": mean("waste", int(sums["waste_count"])),
+    }

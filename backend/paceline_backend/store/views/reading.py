@@ -1,0 +1,138 @@
+"""Reads views from the database."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import itemgetter
+from typing import Any
+
+import sqlalchemy as sa
+
+from paceline_backend.store import reads
+from paceline_backend.store.rollups import reading as rollups
+from paceline_backend.store.rollups.metrics import CELLS
+from paceline_backend.store.rollups.tables import BLOCK
+from paceline_backend.store.schema import steps, worker_steps
+from paceline_backend.store.views.digits import short
+from paceline_backend.store.views.heat import heat_of, together
+
+COLUMNS = 512  # of a view, at most
+POINTS = 1_000  # of a view's steps, unless asked otherwise
+LINES = 16  # most ranks that have a line each; of more, the heat map tells
+
+_SHOWN = ("compute_s", "ett_s", "share")  # of a rank's step
+_MOST_SINGLE = 200_000  # ranks' steps that are read one by one where roll-ups may save it
+_LEAST_SHOWN = 20  # steps that are columns of their own, however many ranks there are
+_FEW_BLOCKS = 4  # with fewer, columns of a block each would tell too little
+
+
+def view(
+    connection: sa.Connection,
+    run: int,
+    world: int,
+    span: reads.Range = (None, None),
+    points: int = POINTS,
+    columns: int = COLUMNS,
+) -> dict[str, Any]:
+    """What charts need of a range of steps: its steps, its ranks' lines and its heat map.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        world: ranks of the run.
+        span: first and last step.
+        points: of the steps, at most.
+        columns: of lines and heat map, at most.
+    """
+    return {
+        "steps": short(reads.step_columns(connection, run, span, points)),
+        **_ranks(connection, run, world, span, columns),
+        "coasts": reads.coasts(connection, run, span, points),
+    }
+
+
+def newest(
+    connection: sa.Connection, run: int, world: int, last: int, columns: int = COLUMNS
+) -> dict[str, Any]:
+    """As `view`, of the newest `last` steps, each a point of its own.
+
+    Lines and heat map begin later where ranks are many: each of their steps is a column of its own.
+    """
+    end = reads.bounds(connection, steps, run, (None, None))[1]
+    newest_step = -1 if end is None else end
+    span = (max(0, newest_step - last + 1), newest_step)
+    shown = min(last, columns - 1, max(_LEAST_SHOWN, _MOST_SINGLE // max(1, world)))
+    return {
+        "steps": short(reads.step_columns(connection, run, span, last + 1)),
+        **_ranks(connection, run, world, (max(0, newest_step - shown + 1), newest_step), columns),
+        "coasts": reads.coasts(connection, run, span, last + 1),
+    }
+
+
+def heat_at(
+    connection: sa.Connection, run: int, world: int, wanted: Sequence[int]
+) -> dict[str, Any]:
+    """The heat map's columns of some steps that are complete, each a column of its own."""
+    where = [worker_steps.c.run == run, worker_steps.c.step.in_(wanted)]
+    rows = connection.execute(_single(where, 1, together(world))).all()
+    return {"from": min(wanted), "to": max(wanted), "bucket": 1, **heat_of(rows, world)}
+
+
+def _ranks(
+    connection: sa.Connection, run: int, world: int, span: reads.Range, columns: int
+) -> dict[str, Any]:
+    """The ranks' lines and the heat map of a range of steps."""
+    first, last = reads.bounds(connection, worker_steps, run, span)
+    bucket = _bucket(first, last, world, columns)
+    rows = _rows(connection, run, (first, last), bucket, world)
+    extent = {"from": first, "to": last, "bucket": bucket}
+    return {
+        "worker_steps": short({**extent, **_lines(rows, world)}),
+        "heat": {**extent, **heat_of(rows, world)},
+    }
+
+
+def _lines(rows: Sequence[Any], world: int) -> dict[str, Any]:
+    """``name[rank][step]`` of the ranks that have a line each; empty with more of them."""
+    names = [*_SHOWN, "compute_s_min", "compute_s_max"]
+    own = sorted(rows, key=itemgetter(0, 1)) if world <= LINES else ()
+    ranks, step, table = reads.grids(names, own)
+    return {"ranks": ranks, "step": step, **table}
+
+
+def _bucket(first: int | None, last: int | None, world: int, columns: int) -> int:
+    """Steps in a column."""
+    bucket = reads.bucket_of(first, last, columns)
+    if first is None or last is None:
+        return bucket
+    length = last - first + 1
+    if length * world > _MOST_SINGLE and length >= _FEW_BLOCKS * BLOCK:
+        bucket = max(bucket, BLOCK)
+    return rollups.bucket_of(bucket, first, last, columns)
+
+
+def _rows(
+    connection: sa.Connection, run: int, span: reads.Range, bucket: int, world: int
+) -> Sequence[Any]:
+    """Row of ranks, step, the means of `_SHOWN`, least and greatest time."""
+    covered = rollups.cover(connection, run, *span) if bucket >= BLOCK else None
+    if covered is not None:
+        return rollups.rank_buckets(
+            connection, covered, bucket, None, 1, _SHOWN, together=together(world)
+        )
+    where = [worker_steps.c.run == run, *reads.within(worker_steps.c.step, span)]
+    return connection.execute(_single(where, bucket, together(world))).all()
+
+
+def _single(where: list[sa.ColumnElement[bool]], bucket: int, grouped: int) -> sa.Select[Any]:
+    """From the rows of the steps themselves."""
+    w = worker_steps.c
+    compute, ett, share = (CELLS[name] for name in _SHOWN)
+    if bucket == 1 and grouped == 1:
+        columns: list[Any] = [w.rank, w.step, compute, ett, share, w.compute_s, w.compute_s]
+        return sa.select(*columns).select_from(reads.joined).where(*where)
+    cell, row = w.step // bucket, w.rank // grouped
+    means = [sa.func.avg(sa.cast(value, sa.Double)) for value in (compute, ett, share)]
+    columns = [row, cell * bucket, *means, sa.func.min(w.compute_s), sa.func.max(w.compute_s)]
+    query = sa.select(*columns).select_from(reads.joined)
+    return query.where(*where).group_by(cell, row)

@@ -1,0 +1,151 @@
+// The rows of the heat map: which ranks they hold, in which order they stand, and the groups they form.
+import { integer } from "./format.js";
+import { why } from "./workers.js";
+
+const QUIET = 1.1; // times the median: from here on a row counts as slow
+const MOST_HEADED = 24; // groups with names; more are too close to each other
+
+/**
+ * @typedef {object} HeatRow
+ * @property {number} at its row in `Heat`
+ * @property {number} first rank
+ * @property {number} last rank
+ * @property {string} group its name; empty: it belongs to none
+ * @property {number} ratio its slow rank's factor, else the median over the columns of time ÷ median; NaN: unknown
+ */
+
+/**
+ * @typedef {object} HeatGroup
+ * @property {string} name
+ * @property {HeatRow[]} rows
+ * @property {number} ratio the greatest of its rows'
+ */
+
+/**
+ * Each cell divided by its column's median. Of a row with several ranks the slowest counts.
+ * @param {Heat} heat
+ * @returns {Float32Array} as `heat.values`
+ */
+export function ratios({ values, rows, step }) {
+  const width = step.length;
+  const ratio = new Float32Array(values.length).fill(NaN);
+  for (let at = 0; at < width; at++) {
+    const column = [];
+    for (let row = 0; row < rows; row++) {
+      const value = values[row * width + at];
+      if (value >= 0) column.push(value);
+    }
+    const middle = medianOf(column);
+    for (let row = 0; row < rows && middle > 0; row++) ratio[row * width + at] = values[row * width + at] / middle;
+  }
+  return ratio;
+}
+
+/**
+ * The rows in order, in groups.
+ * @param {Heat} heat
+ * @param {Float32Array} ratio
+ * @param {"rank" | "node" | "cause"} order
+ * @param {Map<number, WorkerCause>} causes rank → what is known of it
+ * @returns {HeatGroup[]}
+ */
+export function grouped(heat, ratio, order, causes) {
+  const rows = Array.from({ length: heat.rows }, (_, at) => rowOf(heat, ratio, at, order, causes));
+  if (order === "cause") {
+    const caused = new Map(rows.map((row) => [row, worst(row, causes)?.caused ?? 0]));
+    rows.sort((x, y) => Number(x.group === "") - Number(y.group === "") || Number(caused.get(y)) - Number(caused.get(x)) || x.first - y.first);
+  }
+  /** @type {Map<string, HeatGroup>} */
+  const groups = new Map();
+  for (const row of rows) {
+    const group = groups.get(row.group) ?? { name: row.group, rows: [], ratio: NaN };
+    group.rows.push(row);
+    if (!(group.ratio >= row.ratio)) group.ratio = row.ratio;
+    groups.set(row.group, group);
+  }
+  const made = [...groups.values()];
+  if (order === "cause") for (const group of made) group.name ||= made.length > 1 ? "others" : "no cause";
+  return made;
+}
+
+/**
+ * @param {Heat} heat
+ * @param {Float32Array} ratio
+ * @param {number} at
+ * @param {"rank" | "node" | "cause"} order
+ * @param {Map<number, WorkerCause>} causes
+ * @returns {HeatRow}
+ */
+function rowOf(heat, ratio, at, order, causes) {
+  const first = at * heat.together;
+  const last = Math.min(heat.world, first + heat.together) - 1;
+  const width = heat.step.length;
+  const known = Array.from(ratio.subarray(at * width, (at + 1) * width)).filter((value) => !Number.isNaN(value));
+  const row = { at, first, last, group: "", ratio: medianOf(known) };
+  const cause = worst(row, causes);
+  // The verdict's factor is that of now, at equal load; a rank may have been slow in a part of the range only.
+  if (cause?.cause === "node" && cause.factor !== null) row.ratio = cause.factor;
+  if (order === "node") row.group = nodesOf(row, causes);
+  if (order === "cause" && cause && cause.cause !== "none") row.group = why({ ...cause, factor: null });
+  return row;
+}
+
+/**
+ * The rank of a row for which others wait most.
+ * @param {{first: number, last: number}} row
+ * @param {Map<number, WorkerCause>} causes
+ */
+function worst({ first, last }, causes) {
+  /** @type {WorkerCause | undefined} */
+  let most;
+  for (let rank = first; rank <= last; rank++) {
+    const cause = causes.get(rank);
+    if (cause && (!most || (cause.cause !== "none") > (most.cause !== "none") || ((cause.cause !== "none") === (most.cause !== "none") && cause.caused > most.caused))) most = cause;
+  }
+  return most;
+}
+
+/**
+ * @param {{first: number, last: number}} row
+ * @param {Map<number, WorkerCause>} causes
+ */
+function nodesOf({ first, last }, causes) {
+  const [begin, end] = [causes.get(first)?.on_node ?? "", causes.get(last)?.on_node ?? ""];
+  return begin === end ? begin : `${begin} – ${end}`;
+}
+
+/**
+ * The ranks of a row in words: "rank 3", "ranks 8–11".
+ * @param {{first: number, last: number}} row
+ */
+export function ranksOf({ first, last }) {
+  return first === last ? `rank ${integer(first)}` : `ranks ${integer(first)}–${integer(last)}`;
+}
+
+/**
+ * A row's or group's verdict: "1.9× slower", "even", or nothing while it is unknown.
+ * @param {number} ratio
+ */
+export function verdictOf(ratio) {
+  if (Number.isNaN(ratio)) return "";
+  return ratio >= QUIET ? `${ratio.toFixed(1)}× slower` : "even";
+}
+
+/** @param {number} ratio */
+export const isSlow = (ratio) => ratio >= QUIET;
+
+/**
+ * Whether the groups have names, and room for them.
+ * @param {HeatGroup[]} groups
+ */
+export const headed = (groups) => groups.length <= MOST_HEADED && groups.some(({ name }) => name !== "");
+
+/**
+ * The lower median, as in verdicts: of two halves, the faster is the typical one.
+ * @param {number[]} values
+ */
+function medianOf(values) {
+  if (!values.length) return NaN;
+  values.sort((x, y) => x - y);
+  return values[(values.length - 1) >> 1];
+}

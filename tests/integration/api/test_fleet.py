@@ -1,0 +1,336 @@
+"""The verdict over all runs, nodes by day, and what waiting costs."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import Any
+
+import httpx
+import pytest
+import sqlalchemy as sa
+
+from paceline.wire import StepBatch
+from paceline_backend.control.fleet.watch import FleetWatch
+from paceline_backend.insight import fleet
+from paceline_backend.server.settings import Price
+from paceline_backend.store import Store, nodes, schema, telemetry
+from paceline_backend.store.fleet import progress, verdicts, waiting
+from paceline_backend.store.fleet.tables import verdicts as kept_verdicts
+from paceline_backend.store.fleet.tables import waiting_days
+from support.command_line import in_process
+from support.records import add_run, hello, record
+from support.web import serving
+
+NEVER = threading.Event()
+
+
+def trained(store: Store, run: str, slow: float, first: int = 0, at: float = 0.0) -> None:
+    """A run of three ranks on node n, of which rank 1 is so many times slower."""
+    if not first:
+        add_run(store, run, state="running", nproc=3, attempt=0, node="n")
+        telemetry.write(store, [(run, hello(world=3))])
+    records = [
+        record(
+            step,
+            rank,
+            compute_s=0.1 * slow if rank == 1 else 0.1,
+            load=40.0,
+            sync_s=0.02 if rank == 1 else 0.02 + 0.1 * (slow - 1),
+            step_s=0.1 * slow + 0.021,
+            ended_at=at + step * (0.1 * slow + 0.021),
+        )
+        for step in range(first, first + 60)
+        for rank in range(3)
+    ]
+    telemetry.write(store, [(run, StepBatch(records))])
+
+
+def test_the_fleets_verdict_is_that_of_its_runs(
+    client: httpx.Client,
+    store: Store,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert client.get("/api/v1/verdict").json()["words"] == "No run trains."
+    trained(store, "fine", 1.0)
+    trained(store, "slow", 3.0)
+    add_run(store, "over", state="finished")
+    watch = FleetWatch(store, "worker")
+    for _ in range(2):  # on a busy machine a look judges a single run
+        assert watch.look(NEVER)
+    answer = client.get("/api/v1/verdict").json()
+    assert [run["run"] for run in answer["runs"]] == ["slow", "fine"], "what costs most first"
+    slow, fine = answer["runs"]
+    own = client.get("/api/v1/runs/slow/verdict").json()
+    assert slow["causes"] == own["causes"]
+    assert (slow["level"], slow["what"], slow["share"]) == ("held-up", own["what"], own["lost_now"])
+    assert slow["lost_workers"] == pytest.approx(3 * slow["share"])
+    assert (fine["level"], fine["lost_workers"]) == ("healthy", 0.0)
+    # Two of three ranks wait 0.2 s in each of the 40 steps that are counted so far.
+    assert slow["waited_hours"] == pytest.approx(40 * 2 * 0.2 / 3600)
+    assert answer["waited_hours"] == pytest.approx(slow["waited_hours"])
+    assert answer["workers"] == 6
+    [wait] = answer["waits"]
+    assert (wait["kind"], wait["runs"]) == ("node", ["slow"])
+    [node] = answer["nodes"]
+    assert node["node"] == "n"
+    [held] = node["runs"]
+    assert (held["run"], held["ranks"], held["kinds"]) == ("slow", [1], ["node"])
+    assert answer["words"].startswith("1 of 2 runs on 6 workers is held up; ")
+    main = in_process(monkeypatch, capsys)
+    server = ("--server", str(client.base_url))
+    code, printed, _ = main("verdict", "--fleet", *server)
+    assert code == 0
+    assert printed.startswith(answer["words"])
+    assert "slow  slow  held-up: rank 1" in printed
+    assert main("verdict", "slow", "--fleet", *server)[0] == 2
+    assert main("verdict", *server)[0] == 2
+
+
+def test_a_verdict_is_a_row_until_it_names_something_else(store: Store) -> None:
+    trained(store, "r", 3.0)
+    FleetWatch(store, "a").look(NEVER)
+    trained(store, "r", 3.0, first=60)
+    FleetWatch(store, "a").look(NEVER)
+    with store.read() as connection:
+        [kept] = verdicts.of_run(connection, "r", 10)
+    assert (kept.first_step, kept.step) == (59, 119)
+    for first in range(120, 660, 60):
+        trained(store, "r", 1.0, first=first)
+    FleetWatch(store, "a").look(NEVER)
+    with store.read() as connection:
+        newest, before = verdicts.of_run(connection, "r", 10)
+    assert before == kept
+    assert newest.nodes == {}
+
+
+def test_steps_that_a_restart_undid_do_not_count(store: Store) -> None:
+    """The run trained steps 0 to 59, was restarted from step 20, and is at step 29 again."""
+    trained(store, "r", 1.0)
+    telemetry.write(store, [("r", hello(world=3, attempt=1, epoch=0, step=20))])
+    again = [record(step, rank, attempt=1) for step in range(20, 30) for rank in range(3)]
+    telemetry.write(store, [("r", StepBatch(again))])
+    with store.read() as connection:
+        [run] = progress.running(connection)
+    assert (run.attempt, run.step) == (1, 29)
+
+
+def test_of_two_workers_one_looks(store: Store) -> None:
+    trained(store, "r", 3.0)
+    assert FleetWatch(store, "first").look(NEVER)
+    assert not FleetWatch(store, "second").look(NEVER)
+
+
+def counted(store: Store) -> list[Any]:
+    c = waiting_days.c
+    with store.read() as connection:
+        query = sa.select(c.day, c.steps, c.worker_s, c.waited_s).order_by(c.day)
+        return [tuple(row) for row in connection.execute(query)]
+
+
+def test_waiting_is_counted_once_by_day(store: Store) -> None:
+    trained(store, "r", 3.0, at=86_400.0 - 29.5 * 0.321)  # 30 steps before midnight
+    for name in ("a", "a", "b"):
+        with store.write() as connection:
+            connection.execute(sa.text("DELETE FROM duties"))
+        FleetWatch(store, name).look(NEVER)
+    assert counted(store) == [
+        (0, 30, pytest.approx(30 * 3 * 0.321), pytest.approx(30 * 0.4)),
+        (1, 10, pytest.approx(10 * 3 * 0.321), pytest.approx(10 * 0.4)),
+    ]
+    ended = {"state": "finished", "ended_at": time.time() - 100}
+    with store.write() as connection:
+        connection.execute(sa.update(schema.runs).values(ended))
+    for _ in range(2):
+        FleetWatch(store, "b").look(NEVER)
+    assert sum(row[1] for row in counted(store)) == 60
+    with store.write() as connection:  # rows outlast the run
+        connection.execute(sa.delete(schema.runs))
+    assert sum(row[1] for row in counted(store)) == 60
+
+
+def test_steps_that_are_trained_again_count_once_they_are(store: Store) -> None:
+    trained(store, "r", 3.0)
+    FleetWatch(store, "a").look(NEVER)
+    with store.write() as connection:
+        connection.execute(sa.update(schema.runs).values(attempt=1))
+        waiting.count(connection, 1, ended=False)
+    assert sum(row[1] for row in counted(store)) == 40, "the new attempt has not begun"
+    telemetry.write(store, [("r", hello(world=3, attempt=1, step=20))])
+    with store.write() as connection:
+        waiting.count(connection, 1, ended=False)
+    assert sum(row[1] for row in counted(store)) == 40, "undone steps do not count again"
+    again = [
+        record(step, rank, attempt=1, seq=step - 20, segment=(step - 20) // 2)
+        for step in range(20, 60)
+        for rank in range(3)
+    ]
+    telemetry.write(store, [("r", StepBatch(again))])
+    with store.write() as connection:
+        waiting.count(connection, 1, ended=False)
+    assert sum(row[1] for row in counted(store)) == 40 + 20
+
+
+def test_numbers_of_steps_may_be_far_apart(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whoever reports a step chooses its number."""
+    trained(store, "r", 1.0)
+    far = [record(2**53 - 1, rank, epoch=9, segment=9, ended_at=100.0) for rank in range(3)]
+    telemetry.write(store, [("r", StepBatch(far))])
+    monkeypatch.setattr(waiting, "MOST_STEPS", 50)
+    with store.write() as connection:
+        assert waiting.count(connection, 1, ended=True)
+        assert not waiting.count(connection, 1, ended=True)
+    assert sum(row[1] for row in counted(store)) == 61
+
+
+def test_a_verdict_lasts_while_the_run_trains_without_a_new_step(store: Store) -> None:
+    trained(store, "r", 3.0)
+    time_s = [0.0]
+    watch = FleetWatch(store, "a", clock=lambda: time_s[0])
+    watch.look(NEVER)
+    with store.write() as connection:
+        connection.execute(sa.text("UPDATE verdicts SET at = at - 90, until = until - 90"))
+    with store.read() as connection:
+        [before] = verdicts.of_run(connection, "r", 10)
+    time_s[0] = 11.0
+    watch.look(NEVER)
+    with store.read() as connection:
+        [kept] = verdicts.of_run(connection, "r", 10)
+    assert kept.at == before.at
+    assert kept.until - before.until == pytest.approx(90.0, abs=30.0)
+    with store.write() as connection:
+        connection.execute(sa.text("UPDATE verdicts SET at = at - 90, until = until - 90"))
+    trained(store, "r", 3.0, first=60)
+    time_s[0] = 22.0
+    watch.look(NEVER)
+    with store.read() as connection:
+        [kept] = verdicts.of_run(connection, "r", 10)
+    assert kept.step == 119
+
+
+def test_a_verdict_goes_on_no_longer_when_a_step_is_overdue(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def until() -> float:
+        """The end of the verdict, after another look at a time by the watch's clock."""
+        with store.write() as connection:
+            connection.execute(sa.update(kept_verdicts).values(until=time.time() - 60.0))
+        watch.look(NEVER)
+        with store.read() as connection:
+            return verdicts.of_run(connection, "r", 1)[0].until
+
+    trained(store, "r", 3.0)
+    time_s = [0.0]
+    watch = FleetWatch(store, "a", clock=lambda: time_s[0])
+    watch.look(NEVER)
+    time_s[0] = 590.0
+    assert until() == pytest.approx(time.time(), abs=30.0)
+    time_s[0] = 601.0
+    assert until() < time.time() - 30.0
+    # What cannot be judged any more has no verdict that could go on.
+    monkeypatch.setattr("paceline_backend.control.fleet.watch.judged", lambda *_: None)
+    trained(store, "r", 3.0, first=60)
+    for time_s[0] in (620.0, 640.0):
+        assert until() < time.time() - 30.0
+
+
+def test_a_verdict_does_not_last_over_a_time_without_looks(store: Store) -> None:
+    trained(store, "r", 3.0)
+    FleetWatch(store, "a").look(NEVER)
+    with store.write() as connection:
+        connection.execute(sa.text("UPDATE verdicts SET at = at - 900, until = until - 900"))
+        [before] = verdicts.of_run(connection, "r", 10)
+        verdicts.go_on(connection, "r", before.until + 900.0, 120.0)
+        assert verdicts.of_run(connection, "r", 10) == [before]
+        verdicts.go_on(connection, "r", before.until + 900.0, 1_000.0)
+        [kept] = verdicts.of_run(connection, "r", 10)
+    assert kept.until == before.until + 900.0
+
+
+def test_old_verdicts_are_forgotten(store: Store) -> None:
+    trained(store, "old", 3.0)
+    FleetWatch(store, "a").look(NEVER)
+    with store.write() as connection:
+        old = "UPDATE verdicts SET at = at - 40000000, until = until - 40000000"
+        connection.execute(sa.text(old))
+        connection.execute(sa.update(schema.runs).values(state="finished"))
+    FleetWatch(store, "a").look(NEVER)
+    with store.read() as connection:
+        assert verdicts.of_run(connection, "old", 10) == []
+
+
+def test_the_record_of_nodes_and_costs(store: Store, bus_url: str) -> None:
+    now = time.time()
+    trained(store, "slow", 3.0, at=now - 60.0)
+    with store.write() as connection:
+        nodes.expect(connection, "n")
+        connection.execute(sa.update(schema.nodes).values(heartbeat_at=now, left=False))
+        connection.execute(
+            sa.insert(schema.cordons).values(node="n", at=now, by="ada", reason="its disk is slow")
+        )
+    watch = FleetWatch(store, "a")
+    watch.look(NEVER)
+    with store.write() as connection:
+        connection.execute(sa.text("UPDATE verdicts SET at = until - 1800"))
+    with serving(store, bus_url, hour_price=Price(2.5, "EUR")) as client:
+        answer = client.get("/api/v1/fleet?days=7").json()
+        by_run = client.get("/api/v1/fleet?days=7&by=run").json()["groups"]
+        verdict = client.get("/api/v1/runs/slow/verdict").json()
+    assert verdict["price"] == {"amount": 2.5, "currency": "EUR"}
+    [node] = answer["nodes"]
+    assert (node["node"], node["runs"]) == ("n", ["slow"])
+    assert node["cordoned"] == {"by": "ada", "at": pytest.approx(now), "reason": "its disk is slow"}
+    assert len(node["hours"]) == 7
+    assert sum(node["hours"]) == pytest.approx(0.5, abs=1e-3)
+    assert answer["price"] == {"amount": 2.5, "currency": "EUR"}
+    assert sum(day["waited_hours"] for day in answer["days"]) == pytest.approx(40 * 0.4 / 3600)
+    [group] = answer["groups"]
+    assert (group["key"], group["runs"]) == ("", 1)
+    assert [(each["key"], each["runs"]) for each in by_run] == [("slow", 1)]
+
+
+def test_costs_are_added_up_by_tag(client: httpx.Client, store: Store) -> None:
+    now = time.time()
+    for run in ("both", "speech", "none"):
+        trained(store, run, 3.0, at=now - 60.0)
+        FleetWatch(store, "a").look(NEVER)
+    for run, tag in (("both", "nightly"), ("both", "speech"), ("speech", "speech")):
+        client.put(f"/api/v1/runs/{run}/tags/{tag}").raise_for_status()
+    answer = client.get("/api/v1/fleet?days=7&by=tag").json()
+    waited = 40 * 0.4 / 3600
+    assert [(group["key"], group["runs"]) for group in answer["groups"]] == [
+        ("speech", 2), ("nightly", 1), ("", 1),
+    ]  # fmt: skip
+    for group in answer["groups"]:
+        assert group["waited_hours"] == pytest.approx(waited * group["runs"])
+        assert len(group["waited_by_day"]) == 7
+        assert sum(group["waited_by_day"]) == pytest.approx(group["waited_hours"])
+
+
+def test_of_many_groups_the_cheapest_are_one(store: Store) -> None:
+    today = int(time.time() // 86_400)
+    rows = [
+        {"day": today, "run": f"r{number}", "steps": 1, "worker_s": 7200.0, "waited_s": 36.0}
+        | ({"waited_s": 3600.0} if number == 7 else {})
+        for number in range(103)
+    ]
+    with store.write() as connection:
+        connection.execute(sa.insert(waiting_days), rows)
+    with store.read() as connection:
+        groups = fleet.record(connection, 2, "run", time.time())["groups"]
+    assert len(groups) == 100
+    assert groups[0]["key"] == "r7"
+    rest = groups[-1]
+    assert (rest["key"], rest["runs"]) == (None, 4)
+    assert rest["waited_by_day"] == pytest.approx([0.0, 4 * 0.01])
+    assert rest["worker_hours"] == pytest.approx(8.0)
+
+
+def test_a_price_is_an_amount_with_a_currency() -> None:
+    assert Price.of("2.50 EUR") == Price(2.5, "EUR")
+    assert Price.of(None) is Price.of("") is None
+    assert Price.of(Price(2.5, "EUR").text) == Price(2.5, "EUR")
+    for text in ("EUR", "2.5", "-1 EUR", "nan EUR", "2 3"):
+        with pytest.raises(Exception, match="--hour-price"):
+            Price.of(text)

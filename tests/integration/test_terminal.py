@@ -1,0 +1,183 @@
+"""Progress and overview in a real terminal, of a real server."""
+
+from __future__ import annotations
+
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from paceline.wire import StepBatch
+from paceline_backend.store import Store, nodes, telemetry
+from support.command_line import Main, in_process
+from support.groups import answer
+from support.node import _MAIN, paceline, script
+from support.records import add_run, hello, record
+from support.shown import slow_rank
+from support.terminal import in_terminal
+from support.waiting import DEADLINE_S, until
+from support.web import ADMIN, serving
+
+PACELINE = [sys.executable, "-c", _MAIN]
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[Store]:
+    with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:
+        yield opened
+
+
+@pytest.fixture
+def server(store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[httpx.Client]:
+    monkeypatch.setattr(nodes, "ALIVE_S", 3600)  # the machine may be busy
+    with serving(store, bus_url) as client:
+        yield client
+
+
+@pytest.fixture
+def main(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Main:
+    return in_process(monkeypatch, capsys)
+
+
+def url(server: httpx.Client) -> str:
+    return str(server.base_url).rstrip("/")
+
+
+WAITS = """
+    import pathlib, sys, time
+    print("begin", flush=True)
+    print("half a ", end="", flush=True)
+    while not pathlib.Path(sys.argv[1]).exists():
+        time.sleep(0.05)
+    print("line", flush=True)
+"""
+
+
+def trained(store: Store, run: str) -> None:
+    """Tells of 20 steps of a run."""
+    rows = [
+        record(
+            step,
+            rank,
+            compute_s=0.1 * (1 + 2 * rank),
+            sync_s=0.02 + 0.2 * (1 - rank),
+            step_s=0.34,
+            ended_at=1_000.0 + 0.34 * step,
+        )
+        for step in range(20)
+        for rank in (0, 1)
+    ]
+    begun = hello(global_batch=8, epochs=10)
+    telemetry.write(store, [(run, begun), (run, StepBatch(rows))])
+
+
+def the_run(server: httpx.Client) -> str:
+    items = until(lambda: server.get("/api/v1/runs").json()["items"], "the run")
+    return str(items[0]["id"])
+
+
+@pytest.mark.ranks
+def test_run_shows_its_progress_below_the_scripts_lines(
+    store: Store, server: httpx.Client, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    options = ["run", "--server", url(server), "--data", str(tmp_path / "data")]
+    command = [*PACELINE, *options, "--nproc", "2", script(tmp_path, WAITS), str(go)]
+    with in_terminal(command) as session:
+        session.wait_for("half a")
+        trained(store, the_run(server))
+        session.wait_for("step 20 of 40")
+        visible = session.screen.visible
+        assert "epoch 5/10" in visible and "loss 2" in visible and "ETA" in visible
+        session.wait_for("Held up: rank 1 computes")
+        go.touch()
+        assert session.end() == 0, session.screen.text
+    text = session.screen.text
+    assert re.search(r"^begin\nhalf a line$", text, re.MULTILINE), text
+    assert "step 20 of" not in text, "the progress goes when the run is over"
+    assert not session.screen.hidden
+
+
+@pytest.mark.ranks
+def test_run_without_a_terminal_says_it_in_plain_lines(
+    store: Store, server: httpx.Client, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    options = ["run", "--server", url(server), "--data", str(tmp_path / "data"), "--nproc", "2"]
+    process = paceline(*options, script(tmp_path, WAITS), str(go))
+    try:
+        trained(store, the_run(server))
+        said = ""
+        assert process.stderr is not None
+        while "Held up: rank 1 computes" not in said:
+            line = process.stderr.readline()
+            assert line, said
+            said += line
+        go.touch()
+        out, err = process.communicate(timeout=DEADLINE_S)
+    finally:
+        process.kill()
+    assert out == "begin\nhalf a line\n"
+    assert "paceline: epoch 5/10, step 20 of 40, 340 ms per step, loss 2" in said
+    assert "\x1b" not in said + err and "\r" not in said + err
+
+
+def test_top_is_live_and_heeds_keys(store: Store, server: httpx.Client) -> None:
+    slow_rank(store)
+    add_run(store, "e" * 12, name="earlier", state="finished", created_at=0.5)
+    answer(store, "n1")
+    answer(store, "n2", left=True)
+    with in_terminal([*PACELINE, "top", "--server", url(server), "--every", "0.2"]) as session:
+        session.wait_for("3f9a1c07be52")
+        session.wait_for("q quit")
+        visible = session.screen.visible
+        assert session.screen.alternate
+        assert "1 active runs" in visible and "1 of 2 nodes answer" in visible
+        assert "earlier" in visible and "silent" in visible
+        add_run(store, "f" * 12, name="newcomer", state="queued", message="no node is idle")
+        session.wait_for("newcomer")
+        session.wait_for("no node is idle")
+        session.press("s")
+        session.wait_for("sorted by verdict")
+        session.press("r")
+        session.wait_for("sorted by verdict, reversed")
+        session.press("a")
+        until(lambda: "earlier" not in session.screen.visible, "ended runs are hidden")
+        session.press("n")
+        until(lambda: "silent" not in session.screen.visible, "nodes are hidden")
+        session.press("q")
+        assert session.end() == 0
+        assert not session.screen.alternate and not session.screen.hidden
+
+
+def test_top_says_that_the_server_is_away(store: Store, bus_url: str) -> None:
+    slow_rank(store)
+    with serving(store, bus_url, token=ADMIN) as server:
+        command = [*PACELINE, "top", "--server", url(server), "--token", ADMIN, "--every", "0.2"]
+        session = (held := in_terminal(command)).__enter__()
+        try:
+            session.wait_for("3f9a1c07be52")
+        except BaseException:
+            held.__exit__(None, None, None)
+            raise
+    try:
+        session.wait_for("no newer answer")
+        assert "3f9a1c07be52" in session.screen.visible
+        session.process.send_signal(signal.SIGINT)
+        assert session.end() == 0
+    finally:
+        held.__exit__(None, None, None)
+
+
+def test_top_without_a_terminal_is_a_table(store: Store, server: httpx.Client, main: Main) -> None:
+    slow_rank(store)
+    answer(store, "n1")
+    code, out, err = main("top", "--server", url(server))
+    assert code == 0, err
+    assert "3f9a1c07be52" in out and "n1" in out and "\x1b" not in out
+    code, _, err = main("top", "--server", url(server), "--token", "wrong")
+    assert code != 0 and "wants a token" in err

@@ -1,0 +1,66 @@
+import assert from "node:assert/strict";
+import { describe, test } from "node:test";
+
+import { RunData } from "../../../dashboard/paceline_dashboard/assets/js/data.js";
+import { heatColumn, heatOf } from "../../../dashboard/paceline_dashboard/assets/js/heat.js";
+import { extended, viewOf } from "../../../dashboard/paceline_dashboard/assets/js/views.js";
+import { answerOf, flatOf, range, stepsOf } from "./views.js";
+
+/** A view of the steps up to `end` in buckets, and the stream's steps after it. */
+function together(end, last, bucket, spikes = []) {
+  const data = new RunData();
+  data.addSteps(stepsOf(range(end - 3, last)));
+  data.addFlat(flatOf(range(end - 3, last), spikes), 1);
+  const view = viewOf(answerOf(range(0, end), bucket, spikes), 1);
+  return extended(view, end, data, last);
+}
+
+const near = (values) => values.map((value) => (value === null || Number.isNaN(value) ? null : Number(value.toFixed(4))));
+
+describe("a view that the stream brings up to date", () => {
+  for (const bucket of [1, 3, 10]) {
+    for (const end of [9, 10, 11, 12]) {
+      test(`is the server's, of buckets of ${bucket}, from step ${end} on: no step is lost or counted twice`, () => {
+        const last = 31;
+        const spikes = [4, end, end + 1, 30];
+        const view = together(end, last, bucket, spikes);
+        const whole = viewOf(answerOf(range(0, last), bucket, spikes), 1);
+        assert.deepEqual(view.step, whole.step);
+        for (const name of Object.keys(whole.metrics).filter((each) => Array.isArray(whole.metrics[each]) && !/^loss$/.test(each))) {
+          assert.deepEqual(near(view.metrics[name]), near(whole.metrics[name]), name);
+        }
+        assert.deepEqual(view.cellStep, whole.cellStep);
+        for (const name of bucket > 1 ? ["compute_s", "compute_s_min", "compute_s_max"] : ["compute_s"]) {
+          assert.deepEqual(near(view.cells.map((cell) => cell[name][0])), near(whole.cells.map((cell) => cell[name][0])), name);
+        }
+        assert.deepEqual([...view.heat.values], [...whole.heat.values]);
+        assert.deepEqual(near(view.heat.bands.compute_p50), near(whole.heat.bands.compute_p50));
+      });
+    }
+  }
+  test("is the same view where nothing has come", () => {
+    const view = viewOf(answerOf(range(0, 9), 3), 1);
+    assert.equal(extended(view, 9, new RunData(), 20), view);
+  });
+});
+
+describe("a heat map", () => {
+  test("of codes: the least, the greatest, and what is unknown", () => {
+    const answer = { ...answerOf([0], 1).heat, low: 0.1, high: 10, cells: btoa(String.fromCharCode(1, 128, 255, 0)), rows: 4 };
+    const [least, middle, greatest, unknown] = heatOf(answer).values;
+    assert.deepEqual([least, greatest, unknown], [Math.fround(0.1), 10, NaN]);
+    assert.ok(Math.abs(middle - 1) < 1e-6);
+  });
+  test("of equal times has that time", () => {
+    const answer = { ...answerOf([0], 1).heat, low: 0.5, high: 0.5, cells: btoa(String.fromCharCode(1, 0)), rows: 2 };
+    assert.deepEqual([...heatOf(answer).values], [0.5, NaN]);
+  });
+  test("has rows of several ranks in a large world: each shows the slowest", () => {
+    const ranks = range(0, 599);
+    const columns = { rank: ranks, step: ranks.map(() => 5), compute_s: ranks.map((rank) => (rank === 4 ? 9 : 1)), share: ranks.map(() => 1 / 600) };
+    const column = heatColumn(columns, 0, 600, 600);
+    assert.equal(column.values.length, 200);
+    assert.deepEqual([...column.values.slice(0, 3)], [1, 9, 1]);
+    assert.equal(column.compute_p50, 1);
+  });
+});
