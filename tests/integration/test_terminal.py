@@ -50,6 +50,7 @@ def url(server: httpx.Client) -> str:
 WAITS = """
     import pathlib, sys, time
     print("begin", flush=True)
+    pathlib.Path(sys.argv[1] + ".begun").touch()
     print("half a ", end="", flush=True)
     while not pathlib.Path(sys.argv[1]).exists():
         time.sleep(0.05)
@@ -110,6 +111,8 @@ def test_run_without_a_terminal_says_it_in_plain_lines(
     options = ["run", "--server", url(server), "--data", str(tmp_path / "data"), "--nproc", "2"]
     process = paceline(*options, script(tmp_path, WAITS), str(go))
     try:
+        # A run that has reported would get no credentials any more.
+        until(Path(f"{go}.begun").exists, "the script has begun")
         trained(store, the_run(server))
         said = ""
         assert process.stderr is not None
