@@ -19,7 +19,7 @@ pytestmark = pytest.mark.ranks
 
 WORLD = 3
 TESTS = str(Path(resnet_script.__file__).parents[1])
-EMULATE = {"a_s": [0.002, 0.003, 0.012], "b_s": [0.005] * WORLD}
+EMULATE = {"a_s": [0.002, 0.003, 0.002], "b_s": [0.004, 0.004, 0.02]}
 
 
 def one_process(batches: list[list[int]]) -> dict[str, Tensor]:

@@ -17,9 +17,9 @@ import pytest
 from paceline_backend.testing.control_plane import ControlPlane
 from support.node import paceline
 from support.scripted import Nodes, Training, answering
-from support.waiting import DEADLINE_S, until
+from support.waiting import DEADLINE_S, TRAINING_S, until
 
-pytestmark = [pytest.mark.ranks, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.ranks, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[3]
 EXAMPLE = ROOT / "examples" / "backend"
@@ -85,16 +85,23 @@ def test_a_slow_node_is_named_and_replaced_only_if_that_is_allowed(nodes: Nodes)
         assert node in verdict["words"]
         assert [worker["on_node"] for worker in verdict["workers"]] == training.placement
     for node, training in slow.items():
-        [row] = until(lambda node=node: slow_rows(nodes, node), f"a verdict of {node}", 90, 0.2)
+        [row] = until(
+            lambda node=node: slow_rows(nodes, node), f"a verdict of {node}", TRAINING_S, 0.2
+        )
         assert (row["run"], row["ended_at"]) == (training.run, None)
         assert 2.7 < row["factor"] < 3.3
-        until(lambda t=training: t.get("/attribution")["saving"], f"a forecast of {node}", 90, 0.2)
+        until(
+            lambda t=training: t.get("/attribution")["saving"],
+            f"a forecast of {node}",
+            TRAINING_S,
+            0.2,
+        )
         saving = training.get("/attribution")["saving"]
         assert 0.4 < saving["saving_low"] <= saving["saving"] <= saving["saving_high"] < 0.8
         assert not replaced(training), "no verdict has held for 100 steps"
     for node, training in slow.items():
         training.train(130, node)
-    [change] = until(lambda: replaced(allowed), "the spare to be used", 90, 0.2)
+    [change] = until(lambda: replaced(allowed), "the spare to be used", TRAINING_S, 0.2)
     assert change["who"] == "the control plane"
     bad = allowed.placement[-1]
     assert bad in change["why"]
@@ -110,7 +117,7 @@ def test_a_slow_node_is_named_and_replaced_only_if_that_is_allowed(nodes: Nodes)
     until(
         lambda: slow_rows(nodes, forbidden.placement[-1])[0]["ended_at"],
         "the verdict's end",
-        90,
+        TRAINING_S,
         0.2,
     )
     assert forbidden.get("/attribution")["node"] is None
