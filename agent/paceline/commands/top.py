@@ -30,6 +30,7 @@ _ACTIVE = ("pending", "queued", "starting", "running")
 _NAME = 24  # characters of a run's name
 _TICK_S = 0.1
 _DRAW_S = 0.5
+_PATIENCE_S = 5.0  # without an answer, after which the screen says so
 _KEYS = "s sort · r reverse · a ended runs · n nodes · ↑ ↓ scroll · q quit"
 _STYLES = {"held-up": "bold red", "watch": "yellow", "healthy": "green"}
 _WORDS = {"held-up": "Held up", "watch": "To watch", "healthy": "Healthy", "unknown": ""}
@@ -116,8 +117,9 @@ class Feed:
     """
 
     def __init__(self, client: Client, first: Overview, every_s: float) -> None:
-        self.now = first
         self.server = client.server
+        self._now = first
+        self._asked_at: float | None = None  # monotonic; None: nothing is asked
         self._client = client
         self._every_s = every_s
         self._over = threading.Event()
@@ -130,12 +132,23 @@ class Feed:
     def __exit__(self, *_: object) -> None:
         self._over.set()
 
+    @property
+    def now(self) -> Overview:
+        """The newest overview, with the problem if the server has not answered for long."""
+        asked_at = self._asked_at
+        waited_s = 0.0 if asked_at is None else time.monotonic() - asked_at
+        if self._now.problem or waited_s < _PATIENCE_S:
+            return self._now
+        return replace(self._now, problem=f"asked {waited_s:.0f} s ago")
+
     def _run(self) -> None:
         while not self._over.wait(self._every_s):
+            self._asked_at = time.monotonic()
             try:
-                self.now = look(self._client, self.now.verdicts)
+                self._now = look(self._client, self._now.verdicts)
             except PacelineError as error:
-                self.now = replace(self.now, problem=str(error))
+                self._now = replace(self._now, problem=str(error))
+            self._asked_at = None
 
 
 @dataclass(frozen=True)
