@@ -196,7 +196,7 @@ class FleetWatch:
                 return
 
     def _counted_all(self, run: int, is_over: bool, stop: threading.Event) -> bool:
-        """Counts a run's steps; False: not all, for another worker has the duty or this one ends."""
+        """Counts a run's steps; False: not all: it is another worker's duty, or this one ends."""
         while not stop.is_set():
             with self._store.write() as connection:
                 if not duties.hold(connection, DUTY, self._owner, HOLD_S):
