@@ -36,6 +36,10 @@ describe("the slowest worker", () => {
     const shown = slowestTile(slowest({ causes: [input] }, workers, new Map(), null), true);
     assert.deepEqual(shown, { value: "rank 1", bold: "waits for its data loader", note: ", b", tone: "bad" });
   });
+  it("is none where batches differ, and no rank has the larger ones", () => {
+    const shown = slowestTile(slowest({ causes: [{ kind: "data", ranks: [], until: null, factor: null, nodes: [] }] }, workers, new Map(), null), true);
+    assert.deepEqual(shown, { value: "none", bold: "batches differ", note: ", ranks are alike", tone: "" });
+  });
   it("is the one that a hanging run waits for", () => {
     const hung = { since_s: 120, step: 599, waiting: [0, 2], holding: [1], silent: [] };
     const shown = slowestTile(slowest(null, workers, new Map([[1, { caused: 0, on_node: "b" }]]), hung), true);

@@ -59,6 +59,8 @@ export function slowest(verdict, workers, causes, hung) {
   }
   const known = workers.filter((worker) => worker.compute_s > 0);
   if (known.length < 2) return null;
+  const batches = verdict?.causes.some(({ kind, ranks, until }) => kind === "data" && until === null && !ranks.length);
+  if (batches) return { name: "none", factor: null, where: "ranks are alike", caused: 0, why: "batches differ", tone: "" };
   const order = [...known].sort((x, y) => y.compute_s - x.compute_s);
   const typical = order[Math.floor(order.length / 2)].compute_s; // the lower median, as in verdicts
   const first = order[0];
@@ -98,12 +100,12 @@ export function drawTiles({ run, data, verdict, trend, workers, causes, cost, hu
   text("tiles-span", recent.length ? `last ${plural(recent.length, "step")}` : "no step yet");
   text("kpi-se", ratio(se));
   byId("kpi-se").className = enough ? tone(se, SE) : "";
-  drawStepTime(stepTile(of("step_s"), verdict, enough, hung), trend, from);
+  drawStepTime(stepTile(of("step_s"), verdict, enough, hung), trend, from, hung);
   const lost = lostTile(run, cost, verdict, enough, hung);
   tile("kpi-waste", lost);
   const { values, scale } = lostCourse(trend, verdict?.causes[0]?.kind, cost);
-  drawSpark(byId("spark-waste"), values, { scale, words: "6 % ok", from, level: lost.tone });
-  drawSlowest(slowest(verdict, workers, causes, hung), enough, trend, from);
+  drawSpark(byId("spark-waste"), values, { scale, words: "6 % ok", from, level: hung ? "" : lost.tone });
+  drawSlowest(slowest(verdict, workers, causes, hung), enough, trend, from, hung);
   drawQuality(of, recent.length);
 }
 
@@ -138,10 +140,11 @@ export function stepTile(stepS, verdict, enough, hung) {
  * @param {Shown & {scale: number | null, words: string}} shown
  * @param {any} trend
  * @param {number} from
+ * @param {Hang | null} hung the steps before a hang are not its
  */
-function drawStepTime({ scale, words, ...shown }, trend, from) {
+function drawStepTime({ scale, words, ...shown }, trend, from, hung) {
   tile("kpi-step-time", shown);
-  drawSpark(byId("spark-step-time"), trend?.step_s ?? [], { scale, words, from, level: shown.tone });
+  drawSpark(byId("spark-step-time"), trend?.step_s ?? [], { scale, words, from, level: hung ? "" : shown.tone });
 }
 
 /**
@@ -187,13 +190,14 @@ export function lostCourse(trend, kind, { waits }) {
  * @param {boolean} enough
  * @param {any} trend
  * @param {number} from
+ * @param {Hang | null} hung the steps before a hang are not its
  */
-function drawSlowest(worst, enough, trend, from) {
+function drawSlowest(worst, enough, trend, from, hung) {
   const shown = slowestTile(worst, enough);
   tile("kpi-slowest", shown);
   text("kpi-caused", worst === null || worst.caused < 0.005 || shown.value === "none" ? "" : `causes ${percent(worst.caused)} of waiting`);
   const ratios = (trend?.compute_max ?? []).map((/** @type {number | null} */ most, /** @type {number} */ at) => (most === null || !trend.compute_mean[at] ? null : most / trend.compute_mean[at]));
-  drawSpark(byId("spark-slowest"), ratios, { scale: 1, words: "1× even", from, level: shown.tone });
+  drawSpark(byId("spark-slowest"), ratios, { scale: 1, words: "1× even", from, level: hung ? "" : shown.tone });
 }
 
 /**
