@@ -65,6 +65,10 @@ describe("the tile of the time per step", () => {
       value: "680 ms", bold: "75 % of it is lost", note: ": 170 ms without that", tone: "bad", scale: 0.17, words: "170 ms",
     });
   });
+  it("has no worse a colour than the banner", () => {
+    const [watch, fine] = [{ limit_s: 0.2, lost_now: 0.1, level: "watch" }, { limit_s: 0.2, lost_now: 0, level: "healthy" }];
+    assert.deepEqual([watch, fine].map((verdict) => stepTile(0.3, verdict, true, null).tone), ["warn", ""]);
+  });
   it("says that no step ends", () => {
     const shown = stepTile(0.215, healthy, true, { since_s: 120 });
     assert.deepEqual([shown.value, shown.bold, shown.note, shown.tone], ["2 min", "no step ends", ", usually one takes 215 ms", "bad"]);
@@ -91,7 +95,7 @@ describe("the tile of the lost time", () => {
   it("has what was waited, or the reduction, in its small chart", () => {
     const trend = { step_s: [1, 2], compute_max: [0.6, 1], compute_mean: [0.5, 0.5], comm_s: [0.4, 1] };
     assert.deepEqual(lostCourse(trend, "node", { waits: true }).values, [0.09999999999999998, 0.25]);
-    assert.deepEqual(lostCourse(trend, "network", { waits: false }).values, [0.4, 0.5]);
+    assert.deepEqual(lostCourse(trend, "network", { waits: false }).values, [0.5, 0.75]);
     assert.deepEqual(lostCourse(trend, "input", { waits: true }).values, [0.09999999999999998, 0.25]);
   });
 });

@@ -10,6 +10,7 @@ const FEWEST = 16; // with fewer steps, figures have no colour
 const WASTE = [0.06, 0.2]; // to watch, held up
 const SE = [0.1, 0.3];
 const SLOWER = [1.1, 1.3]; // time of a rank ÷ the typical rank's
+const TONES = ["", "warn", "bad"];
 /** @type {Record<string, string>} */
 const LEVELS = { "held-up": "bad", watch: "warn" };
 
@@ -109,6 +110,16 @@ export function drawTiles({ run, data, verdict, trend, workers, causes, cost, hu
   drawQuality(of, recent.length);
 }
 
+/**
+ * A colour that is not worse than the banner's.
+ * @param {string} level
+ * @param {Verdict | null} verdict
+ */
+function atMost(level, verdict) {
+  if (verdict === null || verdict.level === "unknown") return level;
+  return TONES[Math.min(TONES.indexOf(level), TONES.indexOf(LEVELS[verdict.level] ?? ""))];
+}
+
 /** @typedef {{value: string, bold: string, note: string, tone: string}} Shown what a tile says */
 
 /**
@@ -127,13 +138,14 @@ export function stepTile(stepS, verdict, enough, hung) {
   const lost = verdict?.lost_now ?? 0;
   const over = limitS ? stepS / limitS - 1 : 0;
   const above = over > 0.005;
-  const [tones, byLimit, byLoss] = [["", "warn", "bad"], limitS ? tone(1 - limitS / stepS, WASTE) : "", tone(lost, WASTE)];
-  if (tones.indexOf(byLoss) > tones.indexOf(byLimit)) { // the limit has the same reduction, so it does not show a slow one
+  const colour = (/** @type {string} */ level) => (enough ? atMost(level, verdict) : "");
+  const [byLimit, byLoss] = [limitS ? tone(1 - limitS / stepS, WASTE) : "", tone(lost, WASTE)];
+  if (TONES.indexOf(byLoss) > TONES.indexOf(byLimit)) { // the limit has the same reduction, so it does not show a slow one
     const without = seconds(stepS * (1 - lost));
-    return { value: seconds(stepS), bold: `${percent(lost)} of it is lost`, note: `: ${without} without that`, tone: enough ? byLoss : "", scale: stepS * (1 - lost), words: without };
+    return { value: seconds(stepS), bold: `${percent(lost)} of it is lost`, note: `: ${without} without that`, tone: colour(byLoss), scale: stepS * (1 - lost), words: without };
   }
   const note = limitS === null ? "the fluid limit is not known yet" : above ? ` the fluid limit of ${seconds(limitS)}` : `at the fluid limit of ${seconds(limitS)}`;
-  return { ...limit, value: seconds(stepS), bold: above ? `${percent(over)} above` : "", note, tone: enough ? byLimit : "" };
+  return { ...limit, value: seconds(stepS), bold: above ? `${percent(over)} above` : "", note, tone: colour(byLimit) };
 }
 
 /**
@@ -168,7 +180,7 @@ export function lostTile(run, cost, verdict, enough, hung) {
 }
 
 /**
- * The share of time that was lost, point by point: what ranks waited; or the reduction, if that is what takes long.
+ * The share of time that was lost, point by point: what ranks waited, with the reduction if that is what takes long.
  * @param {any} trend
  * @param {string | undefined} kind of the first cause
  * @param {import("./costs.js").Cost} cost
@@ -178,9 +190,8 @@ export function lostCourse(trend, kind, { waits }) {
   const values = (trend?.step_s ?? []).map((/** @type {number | null} */ stepS, /** @type {number} */ at) => {
     const [most, middle, reduced] = [trend.compute_max[at], trend.compute_mean[at], trend.comm_s[at]];
     if (!stepS || most === null || middle === null) return null;
-    if (!waits && kind === "network") return reduced === null ? null : reduced / stepS;
     if (kind === "input") return reduced === null ? null : Math.max(0, stepS - reduced - middle) / stepS; // loading is neither
-    return Math.max(0, most - middle) / stepS;
+    return (Math.max(0, most - middle) + (!waits && kind === "network" ? (reduced ?? 0) : 0)) / stepS;
   });
   return { values, scale: WASTE[0] };
 }
