@@ -52,7 +52,7 @@ from support.web import SIGNED_IN, serving
 
 WIDTH, HEIGHT = 1440, 900
 SETTLED_S = 8.0  # after the page is there: verdict, tiles and charts come later
-FORECAST_S = 300.0  # a forecast takes so long at most
+FORECAST_S = 90.0  # a forecast takes so long at most
 # True when the banner's sentence is there, and its forecast if it asks for one.
 TOLD = """() => {
   const title = document.getElementById("verdict-title").textContent;

@@ -59,6 +59,10 @@ describe("rows", () => {
     const known = causes({ rank: 0 }, { rank: 1, cause: "data", caused: 0.1 }, { rank: 2 }, { rank: 3, cause: "node", caused: 0.8 });
     assert.deepEqual(order(grouped(heat, ratio, "cause", known)), [["slow node", [3]], ["large samples", [1]], ["others", [0, 2]]]);
   });
+  test("by cause stand by rank in each group", () => {
+    const known = causes({ rank: 0 }, { rank: 1, cause: "node", caused: 0.1 }, { rank: 2 }, { rank: 3, cause: "node", caused: 0.8 });
+    assert.deepEqual(order(grouped(heat, ratio, "cause", known)), [["slow node", [1, 3]], ["others", [0, 2]]]);
+  });
   test("of several ranks take the cause of the one that is waited for", () => {
     const shared = heatOf([1, 2], 4);
     const groups = grouped(shared, ratios(shared), "cause", causes({ rank: 0 }, { rank: 6, cause: "node", caused: 0.5 }));

@@ -7,7 +7,9 @@ import { ENDED, simulated } from "./summary.js";
 import { coasting, cost, failure, hanging, headline, nextTime, remedy } from "./verdict.js";
 
 const FORECAST_S = 120; // least time between two requests for forecasts: the server simulates for seconds
-const FIRST_STEPS = 100; // before the first request for forecasts: with fewer, they are vague
+// Steps of a verdict before forecasts are asked for: with fewer, they are vague. Verdicts over 1,000 ranks and more rest
+// on fewer: there a forecast takes minutes, and only the reader asks for one.
+const FIRST_STEPS = 100;
 
 export class Banner {
   /**

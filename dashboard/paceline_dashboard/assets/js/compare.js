@@ -5,8 +5,8 @@ import { byId, connection, crumbs, make, problem, show, whenThere } from "./dom.
 import { integer, median, number, percent, seconds } from "./format.js";
 import { plotly } from "./loading.js";
 import { csvOf, LETTERS, namesOf, partsOf, positions, queryOf, smoothed, stateOf } from "./sides.js";
-import { onTheme, theme } from "./theme.js";
 import { termed } from "./terms.js";
+import { onTheme, theme } from "./theme.js";
 
 const POINTS = 1000;
 const RUNS = 100; // to choose from

@@ -86,7 +86,12 @@ export function grouped(heat, ratio, order, causes) {
     groups.set(row.group, group);
   }
   const made = [...groups.values()];
-  if (order === "cause") for (const group of made) group.name ||= made.length > 1 ? "others" : "no cause";
+  if (order === "cause") {
+    for (const group of made) {
+      group.name ||= made.length > 1 ? "others" : "no cause";
+      group.rows.sort((x, y) => x.first - y.first);
+    }
+  }
   return made;
 }
 

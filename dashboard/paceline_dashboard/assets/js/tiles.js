@@ -1,5 +1,6 @@
 // The three tiles under the banner, each with its scale, and the row of the model's quality.
 import { hangHours, over, priced, ranksIn } from "./costs.js";
+import { MOST_LINES } from "./data.js";
 import { byId, show, text } from "./dom.js";
 import { duration, factor, integer, mean, number, percent, plural, ratio, seconds } from "./format.js";
 import { drawSpark } from "./spark.js";
@@ -56,7 +57,8 @@ export function slowest(verdict, workers, causes, hung) {
   if (cause) {
     const caused = cause.ranks.reduce((sum, rank) => sum + (causes.get(rank)?.caused ?? 0), 0);
     const own = cause.factor === null ? { why: cause.ranks.length === 1 ? "waits for its data loader" : "wait for their data loaders", tone: tone(cause.share, WASTE) } : plain;
-    return { name: ranksIn(cause.ranks), factor: cause.factor, where: cause.nodes.join(", "), caused, ...own };
+    const name = cause.ranks.length > MOST_LINES ? plural(cause.ranks.length, "rank") : ranksIn(cause.ranks);
+    return { name, factor: cause.factor, where: cause.nodes.join(", "), caused, ...own };
   }
   const known = workers.filter((worker) => worker.compute_s > 0);
   if (known.length < 2) return null;
