@@ -166,7 +166,7 @@ def photograph(browser: Browser, url: str, picture: Picture, now: float) -> byte
     page.clock.set_fixed_time(now)
     page.goto(url)
     page.wait_for_function(SETTLED, timeout=120_000)
-    page.wait_for_timeout(4_000)  # charts, and what is asked for after the first answer
+    page.wait_for_timeout(8_000)  # charts, and what is asked for after the first answers
     page.wait_for_function(SETTLED, timeout=120_000)
     page.wait_for_timeout(1_500)  # what follows from the last answer
     if picture.act is not None:

@@ -90,7 +90,7 @@ describe("the tile of the lost time", () => {
   });
   it("counts all workers while the run hangs", () => {
     const shown = lostTile(run, cost, { ...held, level: "healthy" }, true, { since_s: 450 });
-    assert.deepEqual(shown, { value: "100 %", bold: "1 worker-hours, 2.00 EUR", note: " of 8 workers since the last step", tone: "bad" });
+    assert.deepEqual(shown, { value: "100 %", bold: "1 worker-hours, 2.00 EUR", note: " since the last step", tone: "bad" });
   });
   it("has what was waited, or the reduction, in its small chart", () => {
     const trend = { step_s: [1, 2], compute_max: [0.6, 1], compute_mean: [0.5, 0.5], comm_s: [0.4, 1] };

@@ -173,7 +173,7 @@ function drawStepTime({ scale, words, ...shown }, trend, from, hung) {
 export function lostTile(run, cost, verdict, enough, hung) {
   const price = verdict?.price ?? null;
   const world = run.world ?? run.nproc;
-  if (hung) return { value: "100 %", bold: priced(hangHours(hung, world), price), note: ` of ${plural(world, "worker")} since the last step`, tone: "bad" };
+  if (hung) return { value: "100 %", bold: priced(hangHours(hung, world), price), note: " since the last step", tone: "bad" };
   const known = verdict !== null && verdict.level !== "unknown";
   const level = known ? (LEVELS[verdict.level] ?? "") : tone(cost.share, WASTE);
   const verb = cost.waits ? "waited" : "lost";
