@@ -10,11 +10,12 @@ pictures is written beside them, for whoever compares the answers.
 from __future__ import annotations
 
 import json
+import math
 import re
 import sys
 import tempfile
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ import numpy as np
 import sqlalchemy as sa
 from harness import parser
 from playwright.sync_api import Page, sync_playwright
+from playwright.sync_api import TimeoutError as PlaywrightTimeout
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
 sys.path.insert(0, str(Path(__file__).parents[1] / "scripts"))
@@ -40,6 +42,7 @@ from paceline.wire import (
     StepBatch,
     StepRecord,
 )
+from paceline_backend.insight import hangs
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.simulator import Scenario, Simulation
 from paceline_backend.simulator.broadcast import records
@@ -48,7 +51,15 @@ from support.records import add_run
 from support.web import SIGNED_IN, serving
 
 WIDTH, HEIGHT = 1440, 900
-SETTLED_S = 8.0  # after the page is there: verdict and forecast come later
+SETTLED_S = 8.0  # after the page is there: verdict, tiles and charts come later
+FORECAST_S = 90.0  # a forecast takes so long at most
+# True when the banner's sentence is there, and its forecast if it asks for one.
+TOLD = """() => {
+  const title = document.getElementById("verdict-title").textContent;
+  const forecast = document.getElementById("whatif-words").textContent;
+  if (/^(Looking|The first verdict|…)/.test(title)) return false;
+  return !/^(Held up|To watch)/.test(title) || !/^$|^Simulating/.test(forecast);
+}"""
 NODES = ("gpu-b1", "gpu-b2")
 
 
@@ -205,8 +216,8 @@ def messages(glance: Glance, now: float) -> list[Message]:
     return sent
 
 
-def keep(store: Store, glance: Glance, run: str) -> None:
-    """Stores a run of the test."""
+def keep(store: Store, glance: Glance, run: str) -> float:
+    """Stores a run of the test; returns the Unix time until which it is told."""
     world = glance.scenario.get("workers", 8)
     now = time.time()
     key = add_run(store, run, nproc=world, name="speech-large", policy="bsp", created_at=now - 400)
@@ -218,16 +229,23 @@ def keep(store: Store, glance: Glance, run: str) -> None:
             connection.execute(sa.insert(schema.leases).values(run=key, **lease))
     for message in messages(glance, now):
         telemetry.write(store, [("" if isinstance(message, NodeState) else run, message)])
+    return now
 
 
 def photograph(store: Store, web_url: str, page: Page, glance: Glance, run: str, to: Path) -> None:
-    """Stores a run, opens its page and keeps the picture."""
-    keep(store, glance, run)
+    """Stores a run, opens its page and keeps the picture.
+
+    The browser's clock stands still at the run's newest word, however long storing it has taken.
+    """
+    page.clock.set_fixed_time(keep(store, glance, run))
     page.goto(f"{web_url}/runs/{run}")
     page.locator("#connection-status", has_text=re.compile("live|ended|over")).wait_for(
         timeout=120_000
     )
     page.wait_for_timeout(1_000 * SETTLED_S)
+    with suppress(PlaywrightTimeout):  # the picture then shows that there is none
+        page.wait_for_function(TOLD, timeout=1_000 * FORECAST_S)
+    page.wait_for_timeout(1_500)
     page.screenshot(path=to)
 
 
@@ -245,6 +263,7 @@ def main() -> None:
     chosen = [each for each in GLANCES if options.only in (None, each.name)]
     order = np.random.default_rng(options.seed).permutation(len(chosen))
     key = {}
+    hangs.FRESH_S = math.inf  # the ranks of a hung run would say again and again what they do
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
         store = held.enter_context(Store.open(f"sqlite:///{folder / 'paceline.db'}"))

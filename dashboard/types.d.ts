@@ -348,6 +348,17 @@ interface WorkerCause {
   on_node: string | null;
 }
 
+/** An answer of `GET hang`. */
+interface Hang {
+  hung: boolean;
+  since_s: number;
+  step: number | null; // the newest that all ranks have ended
+  waiting: number[];
+  holding: number[]; // ranks for which the others wait
+  silent: number[];
+  words: string;
+}
+
 /** A cause of lost time, as `GET verdict` has it. */
 interface Cause {
   kind: string;

@@ -31,6 +31,7 @@ from glance import GLANCES, Glance, messages
 
 from paceline.wire import Hello, NodeState
 from paceline_backend.control.fleet.watch import FleetWatch
+from paceline_backend.insight import hangs
 from paceline_backend.server.embedded import EmbeddedBus
 from paceline_backend.server.settings import Price
 from paceline_backend.store import Store, audit, nodes, schema, telemetry
@@ -55,7 +56,6 @@ LISTED = {
     "failed": "graph-molecules",
     "ended": "speech-base",
 }
-AHEAD_S = 150.0  # the last step of a run that trains ends so long after it is stored
 # True when nothing on the page still says that it is on its way.
 SETTLED = """() => {
   const shown = [...document.querySelectorAll("main *")].filter(e => e.checkVisibility());
@@ -156,16 +156,17 @@ def every() -> dict[str, Picture]:
     return made
 
 
-def photograph(browser: Browser, url: str, picture: Picture) -> bytes:
-    """A page of the dashboard as PNG."""
+def photograph(browser: Browser, url: str, picture: Picture, now: float) -> bytes:
+    """A page of the dashboard as PNG; the browser's clock stands still at a Unix time."""
     page = browser.new_page(
         viewport={"width": picture.size[0], "height": picture.size[1]},
         extra_http_headers=SIGNED_IN,
         color_scheme="dark" if picture.scheme == "dark" else "light",
     )
+    page.clock.set_fixed_time(now)
     page.goto(url)
     page.wait_for_function(SETTLED, timeout=120_000)
-    page.wait_for_timeout(4_000)  # charts, and what is asked for after the first answer
+    page.wait_for_timeout(8_000)  # charts, and what is asked for after the first answers
     page.wait_for_function(SETTLED, timeout=120_000)
     page.wait_for_timeout(1_500)  # what follows from the last answer
     if picture.act is not None:
@@ -176,13 +177,10 @@ def photograph(browser: Browser, url: str, picture: Picture) -> bytes:
     return content
 
 
-def train(store: Store, glance: Glance, run: str) -> None:
-    """Stores a run that a controller plans, and whose figures are not old in a picture."""
-    live = glance.ended is None and glance.hung is None
-    if live:
-        glance = dataclasses.replace(glance, silent_s=-AHEAD_S)
+def train(store: Store, glance: Glance, run: str, now: float) -> None:
+    """Stores a run that a controller plans, and of which there is news until now."""
     world = glance.scenario.get("workers", 8)
-    now, name = time.time(), LISTED.get(glance.name, "speech-large")
+    name = LISTED.get(glance.name, "speech-large")
     key = add_run(store, run, nproc=world, name=name, created_at=now - 400)
     lease = {"owner": "planner-1", "expires_at": now + (0 if glance.coasting else 3600)}
     with store.write() as connection:
@@ -199,13 +197,13 @@ def train(store: Store, glance: Glance, run: str) -> None:
         telemetry.write(store, [("" if isinstance(message, NodeState) else run, message)])
 
 
-def fill(store: Store) -> None:
-    """Runs, weeks of history, alerts and switches, so that no page is empty."""
+def fill(store: Store, now: float) -> None:
+    """Runs, weeks of history, alerts and switches until now, so that no page is empty."""
     known = {glance.name: glance for glance in GLANCES}
     for name in LISTED:
-        train(store, known[name], name.replace(" ", "-"))
-    add_run(store, "begun", state="running", name="speech-small", created_at=time.time() - 4)
-    today = int(time.time() // DAY_S)
+        train(store, known[name], name.replace(" ", "-"), now)
+    add_run(store, "begun", state="running", name="speech-small", created_at=now - 4)
+    today = int(now // DAY_S)
     with store.write() as connection:
         for node in ("gpu-b3", "gpu-c1", "gpu-c2"):
             nodes.expect(connection, node)
@@ -301,7 +299,7 @@ def main() -> None:
         for name, picture in every().items()
         if (name in options.only if options.only else options.all or picture.kept)
     }
-    nodes.ALIVE_S = math.inf
+    nodes.ALIVE_S = hangs.FRESH_S = math.inf  # agents and ranks would go on saying what they do
     known = {glance.name: glance for glance in GLANCES}
     with ExitStack() as held:
         folder = Path(held.enter_context(tempfile.TemporaryDirectory()))
@@ -313,16 +311,18 @@ def main() -> None:
             web = held.enter_context(serving(store, bus.url, hour_price=Price(2.5, "EUR")))
             urls[name] = (store, str(web.base_url).rstrip("/"))
         full = urls[""][0]
-        fill(full)
+        filled_at = time.time()
+        fill(full, filled_at)
         playwright = held.enter_context(sync_playwright())
         browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
         held.callback(browser.close)
         for number, (name, picture) in enumerate(chosen.items()):
             run = f"8c4f{number:02d}e1b7a2"
+            now = time.time() if picture.run in known else filled_at
             if picture.run in known:
-                train(full, known[picture.run], run)
+                train(full, known[picture.run], run, now)
             server = urls[NOTHING if picture.run == NOTHING else ""][1]
-            content = photograph(browser, server + picture.path.format(run=run), picture)
+            content = photograph(browser, server + picture.path.format(run=run), picture, now)
             (options.out / f"{name}.png").write_bytes(content)
             sys.stdout.write(f"{name}.png: {len(content):,} bytes\n")
             sys.stdout.flush()

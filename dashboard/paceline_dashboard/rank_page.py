@@ -95,8 +95,9 @@ def _charts() -> html.Div:
     return html.Div(
         className="charts",
         children=[
-            chart("chart-ratio", "Time ÷ median", "The rank's compute time ÷ the median of all "
-                  "ranks in the same step. 1× is like the others."),
+            chart("chart-ratio", "Time ÷ typical rank's", "The rank's compute time ÷ the typical "
+                  "rank's in the same step: the lower median of the ranks that the verdict does "
+                  "not name as slow. 1× is like the others."),
             chart("chart-times", "Compute time and ETT", "Compute time of this rank, and dashed "
                   "the time that the plan expected (ETT)."),
         ],

@@ -83,11 +83,13 @@ def _compute() -> html.Figure:
 def _heatmap() -> html.Figure:
     """Every worker at every step, below the chart that has the same axis."""
     meaning = (
-        "A row is a worker, a column a step. Colour is the time of computing ÷ the median of all "
-        "workers in this step: orange is slower, blue is faster, grey is like the others. Where "
-        "ranks or steps share a cell, the slowest shows."
+        "A row is a worker, a column a step. Colour is the time of computing ÷ the typical rank's "
+        "in this step, which is the lower median of the ranks that the verdict does not name as "
+        "slow: orange is slower, blue is faster, grey is like the others. Where ranks or steps "
+        "share a cell, the slowest shows."
     )
-    scale = ["time ÷ median", html.Span("0.5"), html.I(className="heat-scale"), html.Span("2×")]
+    about, colours = "time ÷ typical rank's", html.I(className="heat-scale")
+    scale = [about, html.Span("0.5"), colours, html.Span("2×")]
     orders = {"rank": "by rank", "node": "by node", "cause": "by cause"}
     return html.Figure(
         id="heatmap-card",

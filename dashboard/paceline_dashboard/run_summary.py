@@ -5,7 +5,7 @@ from __future__ import annotations
 import dash_mantine_components as dmc
 from dash import dcc, html
 
-from paceline_dashboard.components import dialog, field, here, quality, tile
+from paceline_dashboard.components import dialog, field, here, quality, tile, tip
 
 
 def problems(run: str) -> list[html.Div]:
@@ -103,6 +103,7 @@ def verdict() -> html.Section:
                         "Switch…", id="verdict-switch", type="button", className="primary",
                         hidden=True,
                     ),
+                    html.A("Stacks", id="verdict-stacks", className="button", hidden=True),
                     html.Button("Replace node…", id="verdict-replace", type="button", hidden=True),
                     html.Button("Why", id="verdict-why", type="button", hidden=True),
                     html.Button(
@@ -125,15 +126,18 @@ def tiles() -> html.Section:
                  "over the workers and the last 50 steps. The dashed line is the fluid limit: the "
                  "time if each step's load were divided so that all workers end together.",
                  "spark-step-time", html.Span(id="tiles-span")),
-            tile("kpi-waste", "Waste", "Straggler waste: the share of the workers' time that they "
-                 "spend waiting for the slowest, Σ(max T − T) / (M · max T). Worker-hours are that "
-                 "share of all workers' computing time.", "spark-waste",
-                 [html.Abbr("imbalance (SE) ", title="Straggler effect: (max T − min T) / mean T "
-                  "of the workers' compute times T in one step. 0 is perfect balance."),
+            tile("kpi-waste", "Lost worker time", "The share of all workers' time, steps as a "
+                 "whole, that is lost: to waiting for slower workers, or to what holds all of them "
+                 "up, such as a slow reduction. Worker-hours are that share of the workers' time. "
+                 "The chart of waste has the share of the time of computing alone.", "spark-waste",
+                 ["imbalance (SE)",
+                  tip("imbalance (SE)", "Straggler effect: (max T − min T) / mean T of the "
+                      "workers' compute times T in one step. 0 is perfect balance."),
                   html.B("–", id="kpi-se")]),
             tile("kpi-slowest", "Slowest worker", "The worker that others wait for, and its time "
-                 "÷ the median worker's for the same batch. The small chart is the slowest "
-                 "worker's time ÷ the mean of all.", "spark-slowest", html.Span(id="kpi-caused")),
+                 "÷ the typical rank's for the same batch: the lower median's. The small chart is "
+                 "the slowest worker's time ÷ the mean of all.", "spark-slowest",
+                 html.Span(id="kpi-caused")),
         ],
     )  # fmt: skip
 

@@ -150,6 +150,30 @@ def test_waiting_is_counted_once_by_day(store: Store) -> None:
     assert sum(row[1] for row in counted(store)) == 60
 
 
+def test_only_runs_with_new_steps_are_counted_again(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained(store, "idle", 3.0)
+    trained(store, "going", 3.0)
+    asked: list[int] = []
+    count = waiting.count
+
+    def seen(connection: sa.Connection, run: int, *, ended: bool) -> bool:
+        asked.append(run)
+        return count(connection, run, ended=ended)
+
+    monkeypatch.setattr(waiting, "count", seen)
+    watch = FleetWatch(store, "a")
+    watch.look(NEVER)
+    assert asked == [1, 2]
+    watch.look(NEVER)
+    assert asked == [1, 2]
+    trained(store, "going", 3.0, 60)
+    watch.look(NEVER)
+    assert asked == [1, 2, 2]
+    assert sorted(row[1] for row in counted(store)) == [40, 100]
+
+
 def test_steps_that_are_trained_again_count_once_they_are(store: Store) -> None:
     trained(store, "r", 3.0)
     FleetWatch(store, "a").look(NEVER)

@@ -20,6 +20,15 @@ def test_a_slow_rank_holds_the_run_up() -> None:
     assert now.limit_s < (1 - now.lost) * now.step_s * 1.2
 
 
+def test_the_waste_is_of_all_of_the_time() -> None:
+    """Five ranks wait 80 ms in each step, and all of them take part in the reduction."""
+    seen = observed(speed=slow(3, 2.0), noise=0.0, reduce_s=0.16, data_s=0.0, between_s=0.0)
+    verdict = judge(seen)
+    waited_s, spent_s = 5 * 0.08, 6 * (0.16 + 0.16)
+    assert standing_of(verdict).waste == pytest.approx(waited_s / spent_s)
+    assert verdict.waste == pytest.approx(waited_s / spent_s)
+
+
 def test_what_began_lately_counts_in_full() -> None:
     """Over all steps a slowness of the last 20 costs a fifth of what it costs now."""
     verdict = judge(observed(speed=in_steps(80, 99, 2, 2.0)))

@@ -14,6 +14,7 @@ from paceline_backend.insight.verdict import (
     Observed,
     Verdict,
     cause_of,
+    facts_of,
     judge,
     named,
     rank_words,
@@ -75,7 +76,23 @@ def test_rare_long_pauses_are_found() -> None:
     cause = verdict.causes[0]
     assert (cause.period, cause.times, cause.since) == (50, 6, 20)
     assert cause.cost_s / verdict.wall_s == pytest.approx(0.21, abs=0.02)
-    assert f"Rank 2 is 15 × slower every 50 steps since step {FIRST + 20}." in words(verdict)
+    assert "Rank 2 is 15 × slower every 50 steps. That costs" in words(verdict)
+
+
+def test_what_comes_back_has_a_begin_if_it_was_due_before() -> None:
+    speed = np.ones((300, 6))
+    speed[120::50, 2] = 15.0
+    verdict = judge(observed(steps=300, speed=speed))
+    assert f"Rank 2 is 15 × slower every 50 steps since step {FIRST + 120}." in words(verdict)
+    assert facts_of(verdict)["causes"][0]["since"] == FIRST + 120
+
+
+def test_what_comes_back_since_the_run_began_is_told_from_its_first_time() -> None:
+    speed = np.ones((300, 6))
+    speed[20::50, 2] = 15.0
+    seen = observed(steps=300, speed=speed)
+    verdict = judge(dataclasses.replace(seen, step=seen.step - FIRST))
+    assert "every 50 steps since step 20." in words(verdict)
 
 
 def test_what_passed_is_told_with_its_steps() -> None:
@@ -116,9 +133,7 @@ def test_checkpoints_are_told_with_their_distance() -> None:
     between_s = np.where(np.arange(200) % 20 == 19, 0.5, 0.001)
     verdict = judge(observed(steps=200, between_s=between_s))
     only(verdict, "between")
-    assert f"No rank computes between steps every 20 steps since step {FIRST + 19}." in words(
-        verdict
-    )
+    assert "No rank computes between steps every 20 steps. That costs" in words(verdict)
 
 
 def test_slow_planning_is_no_slow_loader() -> None:

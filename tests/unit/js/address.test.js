@@ -3,7 +3,7 @@ import { describe, test } from "node:test";
 
 import { chosenOf, queryOf } from "../../../dashboard/paceline_dashboard/assets/js/address.js";
 
-const DEFAULT = { window: null, zoom: null, smoothing: 50, axis: "steps", rank: null, order: "rank" };
+const DEFAULT = { window: null, zoom: null, smoothing: 50, axis: "steps", rank: null, order: null };
 
 describe("what is chosen on a run's page", () => {
   test("is nothing in an address without a query", () => {

@@ -2,57 +2,12 @@
 import assert from "node:assert/strict";
 import { describe, it } from "node:test";
 import { heights, path } from "../../../dashboard/paceline_dashboard/assets/js/spark.js";
-import { colouredFrom, hoursOf, priced, slowest, tone, waited } from "../../../dashboard/paceline_dashboard/assets/js/tiles.js";
+import { colouredFrom, lostCourse, lostTile, slowest, slowestTile, stepTile, tone } from "../../../dashboard/paceline_dashboard/assets/js/tiles.js";
 
 describe("tone", () => {
   it("follows the thresholds", () => {
     const of = (value) => tone(value, [0.06, 0.2]);
     assert.deepEqual([0.05, 0.06, 0.2, null, NaN].map(of), ["", "warn", "bad", "", ""]);
-  });
-});
-
-describe("hours since the first cause began", () => {
-  const trend = { bucket: 10, to: 19, step: [0, 10], waste: [0.1, 0.1], compute_max: [1, 1], step_s: [2, 2] };
-  const verdict = { from: 0, waste_now: 0.4, lost_now: 0.5, causes: [{ kind: "node", since: 10, until: null }] };
-  it("are those that waited for the slowest to compute, and all that was lost", () => {
-    assert.deepEqual(hoursOf(trend, 8, verdict), { waited: (0.1 * 10 * 8) / 3600, lost: (0.5 * 2 * 10 * 8) / 3600 });
-  });
-  it("have the time for which all waited for a data loader", () => {
-    const input = { ...verdict, causes: [{ kind: "input", since: null, until: null }] };
-    assert.equal(hoursOf(trend, 8, input).waited, 0.4 * ((2 * 20 * 8) / 3600));
-  });
-  it("are what was measured where nothing is judged yet", () => {
-    assert.equal(hoursOf(trend, 8, null).waited, waited(trend, 8));
-  });
-});
-
-describe("hours of workers", () => {
-  it("are money, too, where one has a price", () => {
-    assert.equal(priced(3, null), "3 worker-hours");
-    assert.equal(priced(1234.5, { amount: 2, currency: "EUR" }), "1,235 worker-hours, 2,469.00 EUR");
-  });
-});
-
-describe("waited", () => {
-  const trend = { bucket: 10, to: 29, step: [0, 10, 20], waste: [0.5, 0.5, null], compute_max: [2, 2, 2] };
-  it("is waste × longest time × workers × steps", () => {
-    assert.equal(waited(trend, 8), (2 * 0.5 * 2 * 10 * 8) / 3600);
-  });
-  it("counts from a step on", () => {
-    assert.equal(waited(trend, 8, 10), (0.5 * 2 * 10 * 8) / 3600);
-  });
-  const long = { bucket: 900, step: [98_100, 99_000, 99_900], waste: [0, 0.1, 0.2], compute_max: [1, 1, 1] };
-  it("counts the part of a point that is not before the step", () => {
-    assert.equal(waited({ ...long, to: 100_299 }, 8, 99_950), (0.2 * 350 * 8) / 3600);
-  });
-  it("counts of the newest point only the steps that have been", () => {
-    assert.ok(Math.abs(waited({ ...long, to: 99_950 }, 8, 99_895) - ((0.1 * 5 + 0.2 * 51) * 8) / 3600) < 1e-12);
-  });
-  it("counts of the oldest point only the steps that are kept", () => {
-    assert.equal(waited({ bucket: 10, to: 9, step: [7], waste: [0.5], compute_max: [2] }, 8), (0.5 * 2 * 3 * 8) / 3600);
-  });
-  it("is 0 before the first step", () => {
-    assert.equal(waited(null, 8), 0);
   });
 });
 
@@ -68,15 +23,80 @@ describe("the slowest worker", () => {
   const workers = [1, 1, 3].map((compute_s, rank) => ({ rank, compute_s }));
   it("is the verdict's", () => {
     const cause = { ranks: [1], until: null, factor: 1.9, nodes: ["gpu-b2"] };
-    const found = slowest({ causes: [cause] }, workers, new Map([[1, { caused: 0.94 }]]));
-    assert.deepEqual(found, { name: "rank 1", factor: 1.9, where: "gpu-b2", caused: 0.94 });
+    const found = slowest({ causes: [cause] }, workers, new Map([[1, { caused: 0.94 }]]), null);
+    assert.deepEqual(found, { name: "rank 1", factor: 1.9, where: "gpu-b2", caused: 0.94, why: "", tone: "" });
+    assert.deepEqual(slowestTile(found, true), { value: "rank 1", bold: "1.90×", note: " the typical rank's time, gpu-b2", tone: "bad" });
   });
   it("is a group where the verdict names several", () => {
-    assert.equal(slowest({ causes: [{ ranks: [0, 1], until: null, factor: 2, nodes: [] }] }, workers, new Map()).name, "2 ranks");
+    const of = (ranks) => slowest({ causes: [{ ranks, until: null, factor: 2, nodes: [] }] }, workers, new Map(), null).name;
+    assert.deepEqual([of([0, 1]), of([4, 5, 6, 7]), of([1, 3, 5])], ["ranks 0 and 1", "ranks 4–7", "3 ranks"]);
+  });
+  it("is the one that waits for its data loader", () => {
+    const input = { kind: "input", ranks: [1], until: null, factor: null, nodes: ["b"], share: 0.4 };
+    const shown = slowestTile(slowest({ causes: [input] }, workers, new Map(), null), true);
+    assert.deepEqual(shown, { value: "rank 1", bold: "waits for its data loader", note: ", b", tone: "bad" });
+  });
+  it("is none where batches differ, and no rank has the larger ones", () => {
+    const shown = slowestTile(slowest({ causes: [{ kind: "data", ranks: [], until: null, factor: null, nodes: [] }] }, workers, new Map(), null), true);
+    assert.deepEqual(shown, { value: "none", bold: "batches differ", note: ", ranks are alike", tone: "" });
+  });
+  it("is the one that a hanging run waits for", () => {
+    const hung = { since_s: 120, step: 599, waiting: [0, 2], holding: [1], silent: [] };
+    const shown = slowestTile(slowest(null, workers, new Map([[1, { caused: 0, on_node: "b" }]]), hung), true);
+    assert.deepEqual(shown, { value: "rank 1", bold: "does not end step 600", note: ", b", tone: "bad" });
   });
   it("is by its time where the verdict names none", () => {
-    const found = slowest({ causes: [] }, workers, new Map());
+    const found = slowest({ causes: [] }, workers, new Map(), null);
     assert.deepEqual([found.name, found.factor], ["rank 2", 3]);
+  });
+});
+
+describe("the tile of the time per step", () => {
+  const healthy = { limit_s: 0.21, lost_now: 0, level: "healthy" };
+  it("compares with the fluid limit", () => {
+    assert.deepEqual(stepTile(0.42, { ...healthy, level: "held-up", lost_now: 0.5 }, true, null), {
+      value: "420 ms", bold: "100 % above", note: " the fluid limit of 210 ms", tone: "bad", scale: 0.21, words: "210 ms limit",
+    });
+    assert.equal(stepTile(0.211, healthy, true, null).tone, "");
+  });
+  it("agrees with the verdict on a slow network, which the limit has, too", () => {
+    const network = { limit_s: 0.68, lost_now: 0.75, level: "held-up" };
+    assert.deepEqual(stepTile(0.68, network, true, null), {
+      value: "680 ms", bold: "75 % of it is lost", note: ": 170 ms without that", tone: "bad", scale: 0.17, words: "170 ms",
+    });
+  });
+  it("has no worse a colour than the banner", () => {
+    const [watch, fine] = [{ limit_s: 0.2, lost_now: 0.1, level: "watch" }, { limit_s: 0.2, lost_now: 0, level: "healthy" }];
+    assert.deepEqual([watch, fine].map((verdict) => stepTile(0.3, verdict, true, null).tone), ["warn", ""]);
+  });
+  it("says that no step ends", () => {
+    const shown = stepTile(0.215, healthy, true, { since_s: 120 });
+    assert.deepEqual([shown.value, shown.bold, shown.note, shown.tone], ["2 min", "no step ends", ", usually one takes 215 ms", "bad"]);
+  });
+});
+
+describe("the tile of the lost time", () => {
+  const run = { state: "running", world: 8 };
+  const cost = { waits: true, share: 0.25, hours: 3, spanS: 5400, steps: null };
+  const held = { level: "held-up", price: { amount: 2, currency: "EUR" } };
+  it("has share and hours as the banner tells them, and its colour", () => {
+    assert.deepEqual(lostTile(run, cost, held, true, null), { value: "25 %", bold: "3 worker-hours, 6.00 EUR", note: " waited in the 1 h 30 min since", tone: "bad" });
+    const lost = { waits: false, share: 0.73, hours: 1, spanS: null, steps: 500 };
+    assert.equal(lostTile(run, lost, held, true, null).note, " lost in the last 500 steps");
+  });
+  it("has no colour where the run is healthy, or where there are few steps", () => {
+    assert.equal(lostTile(run, { ...cost, share: 0.03 }, { level: "healthy", price: null }, true, null).tone, "");
+    assert.equal(lostTile(run, cost, held, false, null).tone, "");
+  });
+  it("counts all workers while the run hangs", () => {
+    const shown = lostTile(run, cost, { ...held, level: "healthy" }, true, { since_s: 450 });
+    assert.deepEqual(shown, { value: "100 %", bold: "1 worker-hours, 2.00 EUR", note: " since the last step", tone: "bad" });
+  });
+  it("has what was waited, or the reduction, in its small chart", () => {
+    const trend = { step_s: [1, 2], compute_max: [0.6, 1], compute_mean: [0.5, 0.5], comm_s: [0.4, 1] };
+    assert.deepEqual(lostCourse(trend, "node", { waits: true }).values, [0.09999999999999998, 0.25]);
+    assert.deepEqual(lostCourse(trend, "network", { waits: false }).values, [0.5, 0.75]);
+    assert.deepEqual(lostCourse(trend, "input", { waits: true }).values, [0.09999999999999998, 0.25]);
   });
 });
 

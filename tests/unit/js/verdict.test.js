@@ -1,7 +1,7 @@
 // What the banner says.
 import assert from "node:assert/strict";
 import { describe, it } from "node:test";
-import { cost, failure, headline, interval, remedy, withoutPaths } from "../../../dashboard/paceline_dashboard/assets/js/verdict.js";
+import { coasting, cost, failure, hanging, headline, interval, nextTime, remedy, withoutPaths } from "../../../dashboard/paceline_dashboard/assets/js/verdict.js";
 
 const run = { state: "running", message: null, step: 41, exit_code: null };
 const verdict = {
@@ -32,14 +32,50 @@ describe("the line", () => {
 });
 
 describe("what it costs", () => {
-  it("is the waiting", () => {
-    assert.equal(cost(run, verdict, { waited: 3.1, lost: 4, since: null }).join(""), "41 % of worker time waits: 3.1 worker-hours so far.");
+  const lost = { waits: true, share: 0.41, hours: 3.1, spanS: null, steps: null };
+  it("is the waiting, and money where an hour has a price", () => {
+    assert.equal(cost(run, lost, null).join(""), "41 % of worker time waits: 3.1 worker-hours so far.");
+    assert.equal(cost(run, lost, { amount: 2.5, currency: "EUR" }).join(""), "41 % of worker time waits: 3.1 worker-hours, 7.75 EUR so far.");
   });
   it("is the time lost where ranks hardly wait, as for the network", () => {
-    assert.equal(cost(run, { ...verdict, waste_now: 0.03, lost_now: 0.5 }, { waited: 0.1, lost: 0, since: null }).join(""), "50 % of the time is lost.");
+    assert.equal(cost(run, { ...lost, waits: false, share: 0.5, hours: null }, null).join(""), "50 % of worker time is lost.");
   });
   it("is in the past when the run has ended", () => {
-    assert.match(cost({ ...run, state: "stopped" }, verdict, { waited: 2, lost: 3, since: null }).join(""), /waited: 2 worker-hours in the run/);
+    assert.match(cost({ ...run, state: "stopped" }, { ...lost, hours: 2 }, null).join(""), /time waited: 2 worker-hours in the run/);
+  });
+});
+
+describe("an ended run", () => {
+  const ended = { ...verdict, causes: [{ kind: "node", to_do: "look at its machine" }] };
+  it("says what would help the next one", () => {
+    assert.equal(nextTime(ended, undefined).join(""), "Next time: look at its machine.");
+    assert.equal(nextTime(ended, best).join(""), "Next time: start it with paceline, which would have saved 26 % ± 4 of each step; and look at its machine.");
+    assert.equal(nextTime({ ...ended, causes: [] }, best), null);
+  });
+});
+
+describe("a run that hangs", () => {
+  const hang = { hung: true, since_s: 120, step: 599, waiting: [0, 1], holding: [6], silent: [], words: "No step has ended for 120 s; a step takes 0.22 s. Ranks 0 and 1 are in the reduction of the gradients. They wait for rank 6, which is in the loop's body." };
+  const said = hanging({ ...run, world: 8 }, hang, "gpu-b2", { amount: 2.5, currency: "EUR" });
+  it("says who holds it up, and since when", () => {
+    assert.equal(said.title, "Hung: no step has ended for 2 min, all others wait for rank 6 on gpu-b2");
+    assert.equal(said.also.join(""), "Ranks 0 and 1 are in the reduction of the gradients. They wait for rank 6, which is in the loop's body.");
+  });
+  it("says what that costs", () => assert.equal(said.cost.join(""), "All 8 workers stand still: 16 worker-minutes, 0.67 EUR in the 2 min since the last step."));
+  it("says what to do", () => {
+    assert.equal(said.remedy.join(""), "What to do: the stacks of rank 6 say where it stands. Then replace gpu-b2, or stop the run and resume it from its newest checkpoint.");
+    const nobody = hanging({ ...run, world: 8 }, { ...hang, holding: [], words: "No step has ended for 120 s." }, "", null);
+    assert.equal(nobody.title, "Hung: no step has ended for 2 min");
+    assert.equal(nobody.remedy.join(""), "What to do: the stacks of the ranks say where they stand. Then stop the run and resume it from its newest checkpoint.");
+  });
+});
+
+describe("a run that nobody plans", () => {
+  it("says since when, what that costs and what to do", () => {
+    const said = coasting(540, { waits: true, share: 0.023, hours: 0.1, spanS: null, steps: null });
+    assert.equal(said.title, "Coasting: nobody plans since step 540; ranks train on with the last known shares");
+    assert.match(said.cost.join(""), /^Nothing is lost yet: 2\.3 % of worker time waits\. But shares no longer follow/);
+    assert.match(said.remedy.join(""), /^What to do: see whether a worker of the control plane runs; \/readyz says so/);
   });
 });
 

@@ -63,7 +63,7 @@ class RunVerdict(BaseModel):
     to: int | None = Field(description="last step", examples=[1499])
     steps: int = Field(description="in which at least two ranks had samples", examples=[500])
     wall_s: float = Field(description="their wall time", examples=[158.0])
-    waste: float = Field(description="share of the ranks' time spent waiting", examples=[0.4])
+    waste: float = Field(description="share of `wall_s` that ranks wait, mean", examples=[0.24])
     noise: float = Field(description="relative standard deviation of a usual step", examples=[0.02])
     cost_s: float = Field(description="what all causes cost together", examples=[41.0])
     causes: list[Cause] = Field(
@@ -86,7 +86,7 @@ class RunVerdict(BaseModel):
         description="share of the wall time that what goes on costs, in the newest steps",
         examples=[0.26],
     )
-    waste_now: float = Field(description="`waste` of the newest steps", examples=[0.41])
+    waste_now: float = Field(description="`waste` of the newest steps", examples=[0.24])
     step_time_s: float | None = Field(
         description="mean wall time of the newest 50 steps; null: too few", examples=[0.609]
     )

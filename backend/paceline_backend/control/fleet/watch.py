@@ -63,6 +63,7 @@ class FleetWatch:
         self._forget_at = clock()
         self._judged: dict[int, _Judged] = {}  # by run
         self._covered: dict[int, float] = {}  # run → from when on its coverage is due
+        self._counted: dict[int, tuple[int, int]] = {}  # run → its newest step when last counted
 
     def run(self, stop: threading.Event) -> None:
         """Works until `stop` is set; waits out the database."""
@@ -93,6 +94,7 @@ class FleetWatch:
         keys = {run.key for run in seen}
         self._judged = {key: last for key, last in self._judged.items() if key in keys}
         self._covered = {key: at for key, at in self._covered.items() if key in keys}
+        self._counted = {key: place for key, place in self._counted.items() if key in keys}
         began = self._clock()
         for run in sorted(seen, key=lambda run: self._last(run).due_at):
             if stop.is_set() or self._clock() - began > _TURN_S:
@@ -178,15 +180,27 @@ class FleetWatch:
             progress.change(connection, run.key, {"inexact": inexact if epochs else None})
 
     def _count(self, seen: list[Running], stop: threading.Event) -> None:
-        """Counts the time spent waiting, in transactions of some milliseconds."""
+        """Counts the time spent waiting in new steps, in transactions of some milliseconds."""
         with self._store.read() as connection:
             before = now(connection) - SETTLE_S
             ended = progress.unfinished(connection, before, _MOST_ENDED)
-        due = [(run.key, False) for run in seen] + [(key, True) for key in ended]
-        for key, is_over in due:
-            more = True
-            while more and not stop.is_set():
-                with self._store.write() as connection:
-                    if not duties.hold(connection, DUTY, self._owner, HOLD_S):
-                        return
-                    more = waiting.count(connection, key, ended=is_over)
+        for run in seen:
+            place = (run.attempt, run.step)
+            if run.step < 0 or self._counted.get(run.key) == place:
+                continue
+            if not self._counted_all(run.key, False, stop):
+                return
+            self._counted[run.key] = place
+        for key in ended:
+            if not self._counted_all(key, True, stop):
+                return
+
+    def _counted_all(self, run: int, is_over: bool, stop: threading.Event) -> bool:
+        """Counts a run's steps; False: not all: it is another worker's duty, or this one ends."""
+        while not stop.is_set():
+            with self._store.write() as connection:
+                if not duties.hold(connection, DUTY, self._owner, HOLD_S):
+                    return False
+                if not waiting.count(connection, run, ended=is_over):
+                    return True
+        return False

@@ -8,7 +8,7 @@ from typing import Any
 from paceline_backend.insight.verdict.findings import Finding
 from paceline_backend.insight.verdict.judge import Verdict
 from paceline_backend.insight.verdict.standing import standing_of
-from paceline_backend.insight.verdict.words import cause_words, named, to_do, what, words
+from paceline_backend.insight.verdict.words import began, cause_words, named, to_do, what, words
 
 
 def facts_of(verdict: Verdict) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def _cause(verdict: Verdict, cause: Finding) -> dict[str, Any]:
         "ranks": list(cause.ranks),
         "who": named(cause.ranks, world, nodes) if cause.ranks else "",
         "nodes": nodes_of(cause.ranks, nodes),
-        "since": at(cause.since),
+        "since": began(verdict, cause),
         "until": at(cause.until),
         "factor": cause.factor,
         "trend": cause.trend,

@@ -8,7 +8,7 @@ import numpy as np
 
 from paceline_backend.insight.verdict.data import data_of
 from paceline_backend.insight.verdict.findings import Account, Finding
-from paceline_backend.insight.verdict.observed import Observed, Times, mean_of
+from paceline_backend.insight.verdict.observed import Observed, Times
 from paceline_backend.insight.verdict.slowness import findings_of, model_of
 from paceline_backend.insight.verdict.waits import between_of, input_of, network_of, planning_of
 
@@ -25,7 +25,7 @@ class Verdict:
     Args:
         steps: how many steps with at least two ranks it rests on.
         wall_s: their wall time.
-        waste: share of the ranks' time that they spend waiting for slower ranks.
+        waste: share of the ranks' time, all of `wall_s`, that waits for slower ranks.
         noise: relative standard deviation of a usual step.
         cost_s: what all causes cost together.
         causes: what goes on first; steps are indices into `seen.step`.
@@ -61,15 +61,12 @@ def judge(seen: Observed) -> Verdict:
         *slow,
         *data_of(model, slow, seen.apart),
     ]
-    ready = times.compute_s + times.data_s
-    longest = ready.max(axis=1)
-    waste = np.where(seen.apart, 0.0, 1 - mean_of(ready, took_part, axis=1) / longest)
     causes = Account(times, findings).counting(LEAST)
     without_s = Account(times, causes).without(range(len(causes))).wall_s
     return Verdict(
         count,
         times.wall_s,
-        float(np.average(waste, weights=longest)),
+        float(times.waits_s(took_part).sum()) / times.wall_s,
         float(np.median(model.noise)),
         max(times.wall_s - without_s, 0.0),
         causes,

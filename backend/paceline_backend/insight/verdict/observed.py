@@ -112,6 +112,12 @@ class Times:
         ready_s = np.where(self.apart, ready.mean(axis=1), ready.max(axis=1))
         return np.asarray(ready_s + self.reduce_s + self.between_s)
 
+    def waits_s(self, took_part: Bools) -> Floats:
+        """What a rank waits for the slowest in each step, mean over the ranks, [K]."""
+        ready = self.compute_s + self.data_s
+        waits = ready.max(axis=1) - mean_of(ready, took_part, axis=1)
+        return np.asarray(np.where(self.apart, 0.0, waits))
+
     @property
     def wall_s(self) -> float:
         """Wall time of all steps."""

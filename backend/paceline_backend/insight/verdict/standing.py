@@ -14,7 +14,7 @@ import numpy as np
 
 from paceline_backend.insight.verdict.findings import Account, Finding
 from paceline_backend.insight.verdict.judge import FEW, Verdict
-from paceline_backend.insight.verdict.observed import Times, mean_of
+from paceline_backend.insight.verdict.observed import Times
 from paceline_backend.insight.verdict.words import what
 
 WATCH, HELD_UP = 0.06, 0.2  # share of time that is lost
@@ -56,7 +56,7 @@ class Standing:
         what: who, why and since when, as a clause; empty: nothing to say.
         was: the same in the past, of a run that has ended.
         lost: share of the wall time that what goes on costs.
-        waste: share of the ranks' time that waits for slower ranks.
+        waste: share of the ranks' time, all of the steps' wall time, that waits for slower ranks.
         step_s: mean wall time of a step.
         limit_s: the fluid limit of a mean step, each rank at its own speed; None: unknown.
     """
@@ -83,7 +83,7 @@ def standing_of(verdict: Verdict) -> Standing:
     without = Account(times, verdict.causes).without(costing)
     wall_s = float(times.steps_s[newest].sum())
     lost = max(1 - float(without.steps_s[newest].sum()) / wall_s, 0.0) if wall_s else 0.0
-    waste = _waste(verdict, times, newest)
+    waste = float(times.waits_s(seen.took_part)[newest].sum()) / wall_s if wall_s else 0.0
     level = _level(waste, lost, bool(going))
     said = _said(verdict, level)
     shown = slice(-SHOWN, None)
@@ -111,15 +111,6 @@ def _newest(count: int, going: list[Finding]) -> slice:
         return slice(0, count)
     began = max((cause.since or 0 for cause in going), default=count - SHOWN)
     return slice(max(0, min(began, count - _FEWEST)), count)
-
-
-def _waste(verdict: Verdict, times: Times, newest: slice) -> float:
-    took_part = verdict.seen.took_part[newest]
-    ready = (times.compute_s + times.data_s)[newest]
-    longest = ready.max(axis=1)
-    waits = np.where(times.apart[newest], 0.0, longest - mean_of(ready, took_part, axis=1))
-    whole = float(longest.sum())
-    return float(waits.sum()) / whole if whole else 0.0
 
 
 def _level(waste: float, lost: float, known: bool) -> Level:

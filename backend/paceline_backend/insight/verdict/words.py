@@ -91,6 +91,19 @@ def cause_of(verdict: Verdict, rank: int) -> Finding | None:
     return next((cause for cause in verdict.causes if rank in cause.ranks), None)
 
 
+def began(verdict: Verdict, cause: Finding) -> int | None:
+    """The step in which a cause began; None: it was there when the range began.
+
+    What comes back, and was due no earlier in the range, may have begun long before the range.
+    """
+    if cause.since is None:
+        return None
+    first = int(verdict.seen.step[0])
+    if cause.period is not None and first > 0 and cause.since <= cause.period:
+        return None
+    return int(verdict.seen.step[cause.since])
+
+
 def to_do(cause: Finding) -> str:
     """What helps against a cause: a clause without a full stop."""
     single = len(cause.ranks) == 1
@@ -226,7 +239,8 @@ def _course(verdict: Verdict, cause: Finding) -> str:
 
 
 def _since(verdict: Verdict, cause: Finding) -> str:
-    return "" if cause.since is None else f" since step {_step(verdict, cause.since)}"
+    step = began(verdict, cause)
+    return "" if step is None else f" since step {step:,}"
 
 
 def _step(verdict: Verdict, at: int) -> str:

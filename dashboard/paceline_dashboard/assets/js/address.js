@@ -11,7 +11,7 @@ const SMOOTHINGS = [1, 50, 200];
  * @property {number} smoothing steps of the rolling median
  * @property {"steps" | "clock"} axis
  * @property {number | null} rank in colour
- * @property {"rank" | "node" | "cause"} order of the heat map's rows
+ * @property {"rank" | "node" | "cause" | null} order of the heat map's rows
  */
 
 /**
@@ -30,7 +30,7 @@ export function chosenOf(query) {
     smoothing: smoothing !== null && SMOOTHINGS.includes(smoothing) ? smoothing : 50,
     axis: values.get("axis") === "clock" ? "clock" : "steps",
     rank: whole("rank"),
-    order: order === "node" || order === "cause" ? order : "rank",
+    order: order === "rank" || order === "node" || order === "cause" ? order : null,
   };
 }
 
@@ -45,6 +45,6 @@ export function queryOf({ window, zoom, smoothing, axis, rank, order }) {
   if (smoothing !== 50) values.set("smoothing", String(smoothing));
   if (axis !== "steps") values.set("axis", axis);
   if (rank !== null) values.set("rank", String(rank));
-  if (order !== "rank") values.set("order", order);
+  if (order !== null) values.set("order", order);
   return values.toString();
 }

@@ -1,12 +1,15 @@
 // The banner under a run's title: the verdict, what it costs, what would help, and the buttons for it.
-import { get } from "./api.js";
+import { BASE, get } from "./api.js";
+import { ranksIn } from "./costs.js";
 import { byId, make, show, text } from "./dom.js";
 import { duration } from "./format.js";
 import { ENDED, simulated } from "./summary.js";
-import { cost, failure, headline, remedy } from "./verdict.js";
+import { coasting, cost, failure, hanging, headline, nextTime, remedy } from "./verdict.js";
 
 const FORECAST_S = 120; // least time between two requests for forecasts: the server simulates for seconds
-const FIRST_STEPS = 100; // before the first request for forecasts: with fewer, they are vague
+// Steps of a verdict before forecasts are asked for: with fewer, they are vague. Verdicts over 1,000 ranks and more rest
+// on fewer: there a forecast takes minutes, and only the reader asks for one.
+const FIRST_STEPS = 100;
 
 export class Banner {
   /**
@@ -20,7 +23,8 @@ export class Banner {
     /** @type {Verdict | null} */
     this.verdict = null;
     this.forecastAfter = 0;
-    this.hung = "";
+    /** @type {Hang | null} */
+    this.hung = null; // what keeps the run from ending a step
     const choose = () => openDialog(whatif.best?.policy, whatif.best?.parameters);
     byId("verdict-switch").addEventListener("click", choose);
     byId("dock-switch").addEventListener("click", choose);
@@ -50,41 +54,60 @@ export class Banner {
    * @param {number | null} silentS how long
    */
   async hang(silentS) {
-    if (silentS === null) this.hung = "";
-    else {
-      const answer = await get(`${this.path}/hang`);
-      this.hung = answer.hung ? answer.words : "";
-    }
+    const answer = silentS === null ? null : await get(`${this.path}/hang`);
+    this.hung = answer?.hung ? answer : null;
   }
 
   /**
    * @param {Run} run
-   * @param {{waited: number, lost: number, since: number | null}} hours of workers, and since which time
-   * @param {number | null} leftS
+   * @param {object} known
+   * @param {import("./costs.js").Cost} known.cost
+   * @param {number | null} known.leftS
+   * @param {number | null} known.coastsSince step since which no controller plans; null: one does
+   * @param {(rank: number) => string} known.nodeOf of each rank; empty: unknown
    */
-  draw(run, hours, leftS) {
-    const line = this.hung && run.state === "running" ? { tone: "bad", icon: "!", title: this.hung } : headline(run, this.verdict);
-    byId("verdict").className = `verdict ${line.tone}`;
-    text("verdict-icon", line.icon);
-    text("verdict-title", line.title);
-    const ended = ENDED.includes(run.state);
+  draw(run, { cost: lost, leftS, coastsSince, nodeOf }) {
     const verdict = this.verdict;
-    const calls = verdict !== null && !this.hung && ["watch", "held-up"].includes(verdict.level);
-    const failed = run.state === "failed" ? failure(run) : null;
-    pair("verdict-cost", failed ? failed.cost : calls ? cost(run, verdict, hours) : null);
-    pair("verdict-remedy", failed ? failed.remedy : calls && !ended ? remedy(verdict, this.whatif.best, this.whatif.answer?.slow_node ?? null, leftS) : null);
-    const second = calls ? verdict?.causes[1] : undefined;
-    pair("verdict-also", second ? ["Also", `: ${ended ? second.words : `${second.what}.`}`] : null);
-    this.#buttons(run, calls && !ended);
-    this.#others(second ? 2 : 1);
-    show("verdict-why", verdict !== null && verdict.causes.length > 0);
+    const price = verdict?.price ?? null;
+    const ended = ENDED.includes(run.state);
+    const hung = run.state === "running" ? this.hung : null;
+    const calls = verdict !== null && !hung && ["watch", "held-up"].includes(verdict.level);
+    const nodes = [...new Set((hung?.holding ?? []).map(nodeOf))].filter(Boolean);
+    const coasts = coastsSince !== null && !hung ? coasting(coastsSince, lost) : null;
+    const usual = {
+      ...headline(run, verdict),
+      also: /** @type {[string, string] | null} */ (null),
+      cost: calls ? cost(run, lost, price) : null,
+      remedy: !calls ? null : ended ? nextTime(verdict, this.whatif.best) : remedy(verdict, this.whatif.best, this.whatif.answer?.slow_node ?? null, leftS),
+    };
+    const second = calls ? verdict.causes[1] : undefined;
+    if (coasts && calls) usual.also = coasts.also;
+    else if (second) usual.also = ["Also", `: ${ended ? second.words : `${second.what}.`}`];
+    const said = hung
+      ? { tone: "bad", icon: "!", ...hanging(run, hung, nodes.length === 1 ? nodes[0] : "", price) }
+      : run.state === "failed"
+        ? { ...usual, also: null, ...failure(run) }
+        : coasts && !calls
+          ? { tone: "warn", icon: "~", ...coasts, also: null }
+          : usual;
+    byId("verdict").className = `verdict ${said.tone}`;
+    text("verdict-icon", said.icon);
+    text("verdict-title", said.title);
+    pair("verdict-also", said.also);
+    pair("verdict-cost", said.cost);
+    pair("verdict-remedy", said.remedy);
+    this.#buttons(run, calls && !ended, hung ? nodes : calls && !ended ? (verdict.causes[0]?.nodes ?? []) : []);
+    this.#stacks(run, hung);
+    this.#others(second && !(coasts && calls) ? 2 : 1);
+    show("verdict-why", verdict !== null && verdict.causes.length > 0 && !hung);
   }
 
   /**
    * @param {Run} run
    * @param {boolean} calls whether the verdict calls for a decision
+   * @param {string[]} nodes on which the slow ranks are
    */
-  #buttons(run, calls) {
+  #buttons(run, calls, nodes) {
     const best = calls ? this.whatif.best : undefined;
     show("verdict-switch", best !== undefined);
     show("dock", !ENDED.includes(run.state));
@@ -92,9 +115,21 @@ export class Banner {
     if (best) text("verdict-switch", words);
     text("dock-switch", words);
     byId("dock-switch").className = best ? "primary" : "";
-    const nodes = calls ? (this.verdict?.causes[0]?.nodes ?? []) : [];
     show("verdict-replace", nodes.length === 1 && (run.nodes_max ?? 1) > 1 && !simulated(run));
     if (nodes.length === 1) byId("verdict-replace").value = nodes[0];
+  }
+
+  /**
+   * A link to the page of the rank that the others wait for, which asks for its stacks.
+   * @param {Run} run
+   * @param {Hang | null} hung
+   */
+  #stacks(run, hung) {
+    show("verdict-stacks", hung !== null);
+    if (hung === null) return;
+    const rank = hung.holding[0] ?? hung.waiting[0] ?? 0;
+    text("verdict-stacks", `Stacks of ${ranksIn([rank])}`);
+    byId("verdict-stacks").href = new URL(`runs/${encodeURIComponent(run.id)}/ranks/${rank}`, BASE).href;
   }
 
   /** @param {number} told how many causes the lines above tell */

@@ -1,8 +1,9 @@
 // The run page's charts over steps, drawn by Plotly.
 import { margins, round, StepAxis } from "./axis.js";
+import { ranksIn } from "./costs.js";
 import { MOST_LINES } from "./data.js";
 import { text } from "./dom.js";
-import { integer } from "./format.js";
+import { integer, quantile } from "./format.js";
 import { bandOf, FORMATS, known, line, metricOf, seriesOf } from "./lines.js";
 import { gaps, marks } from "./marks.js";
 import { rolling } from "./smooth.js";
@@ -27,7 +28,8 @@ const METRIC_CHARTS = [
  * @property {StepAxis} axis
  * @property {number} window steps of the rolling median; 1: raw values
  * @property {number | null} focus the rank in colour
- * @property {boolean} slow whether others wait for it
+ * @property {number[]} group the ranks in colour: `focus`, and those that the verdict names with it, ascending
+ * @property {boolean} slow whether others wait for them
  */
 
 export class Charts {
@@ -65,7 +67,7 @@ export class Charts {
     const compute = computeTraces(view, reading, colours);
     this.#plot("chart-compute", compute.traces, axis, colours, { ...marked, unit: "seconds", zero: true, names: compute.names });
     text("chart-compute-key", keyOf(view, reading));
-    const share = view.world <= MOST_LINES ? shareAreas(view, reading.focus, colours) : shareBand(view, colours);
+    const share = view.world <= MOST_LINES ? shareAreas(view, reading.group, colours) : shareBand(view, colours);
     this.#plot("chart-share", share.traces, axis, colours, { ...marked, unit: "percent", zero: true, top: view.world <= MOST_LINES ? 1 : undefined, names: share.names });
     for (const { id, metric, unit, name, zero } of METRIC_CHARTS) {
       const look = { color: colours.accent, width: 1.6, name, format: FORMATS[unit] };
@@ -313,28 +315,86 @@ function beside(names, range, room, colours) {
 }
 
 /**
- * The rank in focus in colour, all others grey: as lines, or as a band with its median.
+ * The ranks in focus in colour, all others grey: as lines, or as a band with its median.
  * @param {View} view
  * @param {Reading} reading
  * @param {Colours} colours
  */
-function computeTraces(view, { window: steps, focus, slow }, colours) {
+export function computeTraces(view, reading, colours) {
+  const { window: steps, focus, group, slow } = reading;
   const format = FORMATS.seconds;
   const few = view.world <= MOST_LINES;
-  const traces = few ? greyLines(view, steps, focus, colours) : greyBand(view, steps, colours);
+  const traces = few ? greyLines(view, steps, group, colours) : greyBand(view, steps, group, colours);
   const middle = lastMedian(traces.filter(({ line: { width }, name }) => width > 0 && name && name !== "slowest"));
-  const others = view.world - (focus === null ? 0 : 1);
+  const others = view.world - group.length;
   const names = [{ words: `${focus === null ? `${integer(view.world)} workers` : `${integer(others)} ${others === 1 ? "other" : "others"}`}<br>${format(middle)}`, y: middle, color: colours.muted }];
-  const series = focus === null ? null : seriesOf(view, focus);
-  if (focus !== null && series) {
-    const color = slow ? colours.bad : colours.accent;
-    const name = nameOf(view, focus);
-    const drawn = line(series, { color, width: 2, name, format, rank: focus }, steps, slow ? colours.badBand : colours.greyBand, MOST_POINTS / 3);
-    traces.push(...ettLine(view, focus, steps, colours), ...drawn);
-    const last = lastOf(drawn.at(-1).y);
-    names.push({ words: `<b>${name}</b><br>${format(last)}`, y: last, color: slow ? colours.badText : colours.accent });
-  }
+  const drawn = focus === null ? [] : group.length > 1 ? groupTraces(view, reading, colours) : focusTraces(view, reading, colours);
+  traces.push(...drawn);
+  const name = group.length > 1 ? ranksIn(group) : nameOf(view, focus ?? 0);
+  const last = lastMedian(drawn.filter(({ meta, name: own }) => meta?.rank !== undefined || (own && own === name)));
+  if (last !== null) names.push({ words: `<b>${name}</b><br>${format(last)}`, y: last, color: slow ? colours.badText : colours.accent });
   return { traces, names };
+}
+
+/**
+ * One rank, with what the plan expected of it.
+ * @param {View} view
+ * @param {Reading} reading
+ * @param {Colours} colours
+ * @returns {any[]}
+ */
+function focusTraces(view, { window: steps, focus, slow }, colours) {
+  const rank = /** @type {number} */ (focus);
+  const series = seriesOf(view, rank);
+  if (!series) return [];
+  const look = { color: slow ? colours.bad : colours.accent, width: 2, name: nameOf(view, rank), format: FORMATS.seconds, rank };
+  return [...ettLine(view, rank, steps, colours), ...line(series, look, steps, slow ? colours.badBand : colours.greyBand, MOST_POINTS / 3)];
+}
+
+/**
+ * Several ranks: each as a line, or all as a band with its median.
+ * @param {View} view
+ * @param {Reading} reading
+ * @param {Colours} colours
+ * @returns {any[]}
+ */
+function groupTraces(view, { window: steps, group, slow }, colours) {
+  const color = slow ? colours.bad : colours.accent;
+  const most = MOST_POINTS / (2 * Math.max(1, view.ranks.length));
+  if (view.world <= MOST_LINES) {
+    return group.flatMap((rank) => {
+      const series = seriesOf(view, rank);
+      return series ? line(series, { color, width: 1.4, name: `rank ${rank}`, format: FORMATS.seconds, rank }, steps, null, most) : [];
+    });
+  }
+  const { heat } = view;
+  const series = heat && quantilesOf(heat, rowsOf(heat, group, true));
+  if (!series) return [];
+  const look = { color, width: 2, name: ranksIn(group), format: FORMATS.seconds };
+  return [...bandOf(series, series.p10, series.p90, slow ? colours.badBand : colours.greyBand, MOST_POINTS / 6), ...line(series, look, steps, null, MOST_POINTS / 3)];
+}
+
+/**
+ * Rows of the heat map: those with a rank of the group, or those without any.
+ * @param {Heat} heat
+ * @param {number[]} group
+ * @param {boolean} inside
+ */
+function rowsOf(heat, group, inside) {
+  const held = new Set(group.map((rank) => Math.floor(rank / heat.together)));
+  return Array.from({ length: heat.rows }, (_, row) => row).filter((row) => held.has(row) === inside);
+}
+
+/**
+ * The median, p10 and p90 over some rows of the heat map; null: there are no rows.
+ * @param {Heat} heat
+ * @param {number[]} rows
+ */
+export function quantilesOf({ step, bucket, values }, rows) {
+  if (!rows.length) return null;
+  const columns = step.map((_, at) => rows.map((row) => values[row * step.length + at]).filter((value) => value >= 0));
+  const of = (/** @type {number} */ level) => columns.map((column) => quantile(column, level));
+  return { step, bucket, value: of(0.5), p10: of(0.1), p90: of(0.9) };
 }
 
 /**
@@ -350,11 +410,11 @@ function nameOf({ ranks, heat }, rank) {
 /**
  * @param {View} view
  * @param {number} steps
- * @param {number | null} focus
+ * @param {number[]} group ranks that are drawn in colour
  * @param {Colours} colours
  */
-function greyLines(view, steps, focus, colours) {
-  const ranks = view.ranks.filter((rank) => rank !== focus);
+function greyLines(view, steps, group, colours) {
+  const ranks = view.ranks.filter((rank) => !group.includes(rank));
   const most = MOST_POINTS / (2 * Math.max(1, view.ranks.length));
   const all = ranks.map((rank) => ({ rank, series: /** @type {import("./lines.js").Series} */ (seriesOf(view, rank)) }));
   const [low, high] = [[], []].map(() => /** @type {Column} */ ([]));
@@ -373,22 +433,25 @@ function greyLines(view, steps, focus, colours) {
 }
 
 /**
- * The slowest worker's time comes from the steps, so it is exact.
+ * The slowest worker's time comes from the steps, so it is exact. So do the quantiles of all workers; those without a
+ * group are of the heat map's rows.
  * @param {View} view
  * @param {number} steps
+ * @param {number[]} group ranks that are drawn in colour
  * @param {Colours} colours
  */
-function greyBand(view, steps, colours) {
+function greyBand(view, steps, group, colours) {
   const { heat } = view;
   const format = FORMATS.seconds;
   const top = metricOf(view, "compute_max");
   const highest = steps > 1 ? withoutDips(top.high ?? top.value) : (top.high ?? top.value);
   const slowest = line({ ...top, low: undefined, high: undefined, value: highest }, { color: colours.grey, width: 1, dash: "dot", name: "slowest", format }, 1, null, MOST_POINTS / 3);
   if (!heat) return slowest;
-  const series = { step: heat.step, bucket: heat.bucket, value: heat.bands.compute_p50 };
+  const all = { step: heat.step, bucket: heat.bucket, value: heat.bands.compute_p50, p10: heat.bands.compute_p10, p90: heat.bands.compute_p90 };
+  const series = (group.length > 1 && quantilesOf(heat, rowsOf(heat, group, false))) || all;
   return [
-    ...bandOf(series, heat.bands.compute_p10, heat.bands.compute_p90, colours.greyBand, MOST_POINTS / 6),
-    ...line(series, { color: colours.grey, width: 1.6, name: "median", format }, steps, null, MOST_POINTS / 3),
+    ...bandOf(series, series.p10, series.p90, colours.greyBand, MOST_POINTS / 6),
+    ...line({ step: series.step, bucket: series.bucket, value: series.value }, { color: colours.grey, width: 1.6, name: "median", format }, steps, null, MOST_POINTS / 3),
     ...slowest,
   ];
 }
@@ -420,21 +483,21 @@ function ettLine(view, rank, steps, colours) {
  * @param {View} view
  * @param {Reading} reading
  */
-function keyOf(view, { window: steps, focus }) {
+function keyOf(view, { window: steps, focus, group }) {
   const others = focus === null ? "all workers" : "the others";
   const grey = view.world <= MOST_LINES ? `${others}, least to greatest` : `${others}: median, p10–p90 and slowest`;
   const bucket = Math.max(view.bucket, view.cellBucket);
   const smooth = bucket > 1 && steps <= bucket ? "means within least and greatest" : steps > 1 ? `rolling median of ${steps} steps` : "raw";
-  return `grey: ${grey} · ${smooth}${focus === null || !view.ranks.includes(focus) ? "" : " · dashed: ETT"}`;
+  return `grey: ${grey} · ${smooth}${focus === null || group.length > 1 || !view.ranks.includes(focus) ? "" : " · dashed: ETT"}`;
 }
 
 /**
- * Bands upon each other: the rank in focus in colour, the others in two greys.
+ * Bands upon each other: the ranks in focus in colour, the others in two greys.
  * @param {View} view
- * @param {number | null} focus
+ * @param {number[]} group
  * @param {Colours} colours
  */
-function shareAreas(view, focus, colours) {
+function shareAreas(view, group, colours) {
   const most = MOST_POINTS / Math.max(1, view.ranks.length);
   const every = Math.max(1, Math.ceil(view.cellStep.length / most)); // stacked bands need the same x for all ranks, so extremes cannot be kept
   const at = view.cellStep.map((_, i) => i).filter((i) => i % every === 0);
@@ -444,12 +507,13 @@ function shareAreas(view, focus, colours) {
   const traces = view.ranks.map((rank, order) => {
     const y = at.map((i) => known(view.cells[i].share[rank]) ?? 0);
     const last = y.at(-1) ?? 0;
-    if (rank === focus) names.push({ words: `<b>rank ${rank}</b><br>${FORMATS.percent(last)}`, y: below + last / 2, color: colours.badText });
+    const coloured = group.includes(rank);
+    if (coloured) names.push({ words: `<b>rank ${rank}</b><br>${FORMATS.percent(last)}`, y: below + last / 2, color: colours.badText });
     below += last;
-    const color = rank === focus ? colours.bad : colours.grey;
+    const color = coloured ? colours.bad : colours.grey;
     return {
       x: at.map((i) => view.cellStep[i]), y, type: "scatter", mode: "lines", stackgroup: "share", name: `rank ${rank}`, showlegend: false,
-      line: { width: 0.8, color: colours.panel }, fillcolor: faded(color, rank === focus ? 0.75 : order % 2 ? 0.45 : 0.3), customdata: y.map(FORMATS.percent),
+      line: { width: 0.8, color: colours.panel }, fillcolor: faded(color, coloured ? 0.75 : order % 2 ? 0.45 : 0.3), customdata: y.map(FORMATS.percent),
       hovertemplate: `rank ${rank}: %{customdata}<extra></extra>`,
     };
   });

@@ -5,6 +5,7 @@ import { byId, connection, crumbs, make, problem, show, whenThere } from "./dom.
 import { integer, median, number, percent, seconds } from "./format.js";
 import { plotly } from "./loading.js";
 import { csvOf, LETTERS, namesOf, partsOf, positions, queryOf, smoothed, stateOf } from "./sides.js";
+import { termed } from "./terms.js";
 import { onTheme, theme } from "./theme.js";
 
 const POINTS = 1000;
@@ -339,7 +340,7 @@ function tableOf({ sides, differences }) {
   const head = ["Figure", ...letters.map((letter, at) => make("abbr", { title: names[at] }, letter)), ...letters.slice(1).map((letter) => `${letter} − A`)];
   const rows = differences.map(({ figure, values, changes }) => {
     const [name, unit] = FIGURES[figure] ?? [figure, number];
-    return make("tr", {}, make("th", { scope: "row" }, name),
+    return make("tr", {}, make("th", { scope: "row" }, ...termed(name)),
       ...values.map((value) => make("td", {}, unit(value))), ...changes.map((change) => changeCell(change, unit)));
   });
   const heads = make("tr", {}, ...head.map((words) => make("th", { scope: "col" }, words)));

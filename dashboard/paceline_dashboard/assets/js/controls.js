@@ -1,5 +1,6 @@
 // What the reader chose for all charts: smoothing, steps or wall clock, and the rank in colour.
 import { axisOf } from "./axis.js";
+import { ranksIn } from "./costs.js";
 import { byId, make, show, text } from "./dom.js";
 
 const SHARE = 10; // of the steps shown are so many windows at least
@@ -16,6 +17,9 @@ export class ChartControls {
     /** @type {Map<number, WorkerCause>} */
     this.causes = new Map(); // rank → worker of `GET attribution`
     this.world = 1;
+    /** @type {Cause[]} */
+    this.named = []; // what goes on, by the verdict
+    this.ended = false; // the run has
   }
 
   open() {
@@ -50,6 +54,25 @@ export class ChartControls {
   }
 
   /**
+   * Takes the causes of an answer of `GET verdict`.
+   * @param {Verdict} verdict
+   * @param {boolean} ended whether the run has
+   */
+  judge({ causes }, ended) {
+    this.named = causes.filter(({ until }) => until === null);
+    this.ended = ended;
+    this.changed();
+  }
+
+  /**
+   * The ranks that the verdict names together with a rank, ascending.
+   * @param {number} rank
+   */
+  #groupOf(rank) {
+    return this.named.find(({ ranks }) => ranks.includes(rank) && ranks.length < this.world)?.ranks ?? [rank];
+  }
+
+  /**
    * The rank in colour; the same rank again, or null: the one for which others wait most.
    * @param {number | null} rank
    */
@@ -77,13 +100,14 @@ export class ChartControls {
     this.world = view.world;
     const focus = this.pinned ?? this.worst;
     const slow = focus !== null && (this.causes.get(focus)?.cause ?? "none") !== "none";
-    text("chart-pinned", focus === null ? "" : this.pinned === null ? `rank ${focus} is waited for` : `rank ${focus} pinned`);
+    const group = focus === null ? [] : this.pinned === null ? this.#groupOf(focus) : [focus];
+    text("chart-pinned", focus === null ? "" : this.pinned === null ? `${ranksIn(group)} ${verbOf(group.length, this.ended)} waited for` : `rank ${focus} pinned`);
     byId("chart-pinned").className = slow ? "badge bad" : "badge";
     show("chart-pinned", focus !== null);
     show("chart-unpin", this.pinned !== null);
     const input = byId("chart-rank");
     if (document.activeElement !== input) input.value = this.pinned ?? "";
-    return { axis: axisOf(this.kind, from, to, view), window: windowOf(this.window, to - from + 1), focus, slow };
+    return { axis: axisOf(this.kind, from, to, view), window: windowOf(this.window, to - from + 1), focus, group, slow };
   }
 
   /** @param {Partial<ChartControls>} change */
@@ -92,6 +116,12 @@ export class ChartControls {
     this.changed();
   }
 }
+
+/**
+ * @param {number} count
+ * @param {boolean} past
+ */
+const verbOf = (count, past) => (past ? (count === 1 ? "was" : "were") : count === 1 ? "is" : "are");
 
 /**
  * Steps of the rolling median: those chosen, but at most a tenth of the steps shown, or a short range would be one flat line.

@@ -4,14 +4,14 @@ import { choices, press } from "./controls.js";
 import { byId, make, show, text } from "./dom.js";
 import { heatCsv, offer } from "./exports.js";
 import { factor, integer, seconds } from "./format.js";
-import { grouped, headed, isSlow, ranksOf, ratios, verdictOf } from "./rows.js";
+import { grouped, headed, isSlow, orderOf, ranksOf, ratios, verdictOf } from "./rows.js";
 
 const MOST_PX = 360; // of all rows together, if they are at least 2 px high
 const [LEAST_ROW_PX, MOST_ROW_PX] = [2, 14];
 const LABEL_PX = 14; // a label needs so much height
 const [HEADED_PX, PLAIN_PX] = [8, 1]; // between groups: with names, and without
-const QUIET = 0.1; // octaves around the median that have no colour: 7 %
-const SHADES = 201; // from half the median to twice
+const QUIET = 0.1; // octaves around the typical rank's time that have no colour: 7 %
+const SHADES = 201; // from half the typical rank's time to twice
 
 /** @typedef {import("./rows.js").HeatGroup} HeatGroup */
 /** @typedef {import("./rows.js").HeatRow} HeatRow */
@@ -25,8 +25,10 @@ export class HeatMap {
   constructor(open, changed) {
     this.open = open;
     this.changed = changed;
+    /** @type {"rank" | "node" | "cause" | null} */
+    this.order = null; // that the reader chose
     /** @type {"rank" | "node" | "cause"} */
-    this.order = "rank";
+    this.shown = "rank"; // order of the rows
     /** @type {Heat | null} */
     this.heat = null;
     this.ratio = new Float32Array();
@@ -60,8 +62,9 @@ export class HeatMap {
     if (!width) return;
     const { left, right } = margins(width);
     const inner = Math.max(20, width - left - right);
-    Object.assign(this, { heat, axis, ratio: ratios(heat) });
-    const groups = grouped(heat, this.ratio, this.order, causes);
+    Object.assign(this, { heat, axis, ratio: ratios(heat, causes), shown: this.order ?? orderOf(heat, causes) });
+    press("heatmap-order", this.shown);
+    const groups = grouped(heat, this.ratio, this.shown, causes);
     const height = this.#place(groups);
     this.#paint(canvas, inner, height, colours);
     canvas.style.marginLeft = `${left}px`;
@@ -324,7 +327,6 @@ export class HeatMap {
       this.order = /** @type {"rank" | "node" | "cause"} */ (order);
       this.changed();
     });
-    press("heatmap-order", this.order);
     offer("heatmap", () => (this.heat ? heatCsv(this.heat) : ""));
     canvas.addEventListener("pointermove", (event) => this.#point(this.#cellAt(canvas, event)));
     canvas.addEventListener("pointerleave", () => this.#point(null));
@@ -383,7 +385,7 @@ export class HeatMap {
     const [value, ratio] = [values[place], this.ratio[place]];
     const steps = bucket === 1 ? `step ${integer(step[cell[1]])}` : `steps ${integer(step[cell[1]])}–${integer(step[cell[1]] + bucket - 1)}`;
     const who = row.first === row.last ? ranksOf(row) : `slowest of ${ranksOf(row)}`;
-    const measured = Number.isNaN(value) ? "no record" : `${seconds(value)}${bucket === 1 ? "" : " at most"}, ${factor(ratio)} the median`;
+    const measured = Number.isNaN(value) ? "no record" : `${seconds(value)}${bucket === 1 ? "" : " at most"}, ${factor(ratio)} the typical rank's time`;
     text("heatmap-readout", `${who}, ${steps}: ${measured}`);
   }
 
@@ -392,7 +394,7 @@ export class HeatMap {
     const heat = /** @type {Heat} */ (this.heat);
     const shared = heat.together > 1 ? `a row is the slowest of ${heat.together} ranks` : "";
     const columns = heat.bucket > 1 ? `a cell is the slowest of ${integer(heat.bucket)} steps` : "";
-    const unknown = this.order === "node" && !headed(groups) && groups.length === 1 ? "the ranks' nodes are not known" : "";
+    const unknown = this.shown === "node" && !headed(groups) && groups.length === 1 ? "the ranks' nodes are not known" : "";
     this.caption = [unknown, shared, columns, "click a row to open its rank"].filter(Boolean).join(" · ");
     text("heatmap-readout", this.caption);
   }
@@ -401,7 +403,7 @@ export class HeatMap {
   #words(groups) {
     const slow = groups.flatMap(({ rows }) => rows).filter((row) => isSlow(row.ratio)).sort((x, y) => y.ratio - x.ratio);
     const told = slow.slice(0, 3).map((row) => `${ranksOf(row)} ${verdictOf(row.ratio)}`).join(", ");
-    return `Heat map of time ÷ median, every worker and step: ${told || "all even"}. Arrow keys move, Enter opens the rank.`;
+    return `Heat map of time ÷ the typical rank's, every worker and step: ${told || "all even"}. Arrow keys move, Enter opens the rank.`;
   }
 }
 
@@ -418,8 +420,8 @@ function shade(ratio) {
 }
 
 /**
- * RGBA of each shade: quiet around the median, full at half and at twice.
- * @param {[number[], number[], number[]]} heat colours of half the median, the median and twice
+ * RGBA of each shade: quiet around the typical rank's time, full at half and at twice.
+ * @param {[number[], number[], number[]]} heat colours of half the typical rank's time, that time and twice
  */
 function shadesOf([low, middle, high]) {
   return Array.from({ length: SHADES }, (_, at) => {

@@ -10,6 +10,7 @@ import { Live } from "./live.js";
 import { plotly } from "./loading.js";
 import { Log } from "./log.js";
 import { beside, drawFacts, drawHistory, drawNode, drawVerdict, historyOf } from "./rankfacts.js";
+import { typicalOf } from "./rows.js";
 import { ENDED } from "./summary.js";
 import { onTheme, theme } from "./theme.js";
 import { viewOf } from "./views.js";
@@ -294,8 +295,8 @@ class RankPage {
     const extremes = bucket > 1 ? { low: column("compute_s_min"), high: column("compute_s_max") } : {};
     const slow = (this.causes.get(this.rank)?.cause ?? "none") !== "none";
     const [color, band] = slow ? [this.colours.bad, this.colours.badBand] : [this.colours.accent, this.colours.greyBand];
-    const middle = medianAt(view);
-    const ratio = { step, bucket, value: base.value.map((/** @type {number | null} */ value, /** @type {number} */ at) => (value === null ? null : value / (middle(step[at]) ?? NaN))) };
+    const typical = typicalAt(view, this.causes);
+    const ratio = { step, bucket, value: base.value.map((/** @type {number | null} */ value, /** @type {number} */ at) => (value === null ? null : value / typical(step[at]))) };
     this.#plot("chart-ratio", view, "factor", line(ratio, { color, width: 1.75, name: "", format: FORMATS.factor }, WINDOW, band));
     const ett = { step, bucket, value: column("ett_s") ?? [] };
     this.#plot("chart-times", view, "seconds", [
@@ -370,14 +371,12 @@ class RankPage {
 }
 
 /**
- * The median over the ranks in a step, from the heat map's columns.
+ * The typical rank's time in a step, from the heat map's columns; NaN: unknown.
  * @param {View} view
- * @returns {(step: number) => number | null}
+ * @param {Map<number, WorkerCause>} causes
+ * @returns {(step: number) => number}
  */
-function medianAt({ heat }) {
-  return (step) => {
-    if (!heat) return null;
-    const at = heat.step.findLastIndex((first) => first <= step);
-    return heat.bands.compute_p50[Math.max(0, at)] ?? null;
-  };
+function typicalAt({ heat }, causes) {
+  const typical = heat ? typicalOf(heat, causes) : [];
+  return (step) => typical[Math.max(0, heat?.step.findLastIndex((first) => first <= step) ?? 0)] ?? NaN;
 }

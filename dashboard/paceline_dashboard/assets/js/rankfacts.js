@@ -1,6 +1,7 @@
 // What the page of a rank says in words and tables: its figures, its node, and its history.
 import { byId, make, show, text } from "./dom.js";
 import { bytes, factor, integer, median, moment, number, percent, plural, seconds } from "./format.js";
+import { termed } from "./terms.js";
 import { why } from "./workers.js";
 
 const MOST_RANKS = 16; // beside each other in the timeline
@@ -69,7 +70,7 @@ export function drawFacts(workers, rank, cause) {
   if (list.dataset.shown === key) return;
   list.dataset.shown = key;
   list.replaceChildren(...facts.flatMap(([name, value, beside_, bad]) => [
-    make("dt", {}, name), make("dd", {}, make("b", { className: bad ? "bad-text" : "" }, value), ` ${beside_}`),
+    make("dt", {}, ...termed(name)), make("dd", {}, make("b", { className: bad ? "bad-text" : "" }, value), ` ${beside_}`),
   ]));
 }
 

@@ -2,7 +2,8 @@
 import { integer } from "./format.js";
 import { why } from "./workers.js";
 
-const QUIET = 1.1; // times the median: from here on a row counts as slow
+const QUIET = 1.1; // times the typical rank's time: from here on a row counts as slow
+const MANY_ROWS = 64; // so many do not fit on a screen
 const MOST_HEADED = 24; // groups with names; more are too close to each other
 
 /**
@@ -11,7 +12,7 @@ const MOST_HEADED = 24; // groups with names; more are too close to each other
  * @property {number} first rank
  * @property {number} last rank
  * @property {string} group its name; empty: it belongs to none
- * @property {number} ratio its slow rank's factor, else the median over the columns of time ÷ median; NaN: unknown
+ * @property {number} ratio its slow rank's factor, else the median over the columns of time ÷ the typical rank's; NaN: unknown
  */
 
 /**
@@ -22,23 +23,44 @@ const MOST_HEADED = 24; // groups with names; more are too close to each other
  */
 
 /**
- * Each cell divided by its column's median. Of a row with several ranks the slowest counts.
+ * Each cell ÷ the typical rank's time in that step: the lower median of the ranks that the verdict does not name as
+ * slow. Of a row with several ranks the slowest counts.
  * @param {Heat} heat
+ * @param {Map<number, WorkerCause>} causes rank → what is known of it
  * @returns {Float32Array} as `heat.values`
  */
-export function ratios({ values, rows, step }) {
+export function ratios(heat, causes) {
+  const { values, rows, step } = heat;
+  const typical = typicalOf(heat, causes);
   const width = step.length;
   const ratio = new Float32Array(values.length).fill(NaN);
   for (let at = 0; at < width; at++) {
-    const column = [];
-    for (let row = 0; row < rows; row++) {
-      const value = values[row * width + at];
-      if (value >= 0) column.push(value);
-    }
-    const middle = medianOf(column);
-    for (let row = 0; row < rows && middle > 0; row++) ratio[row * width + at] = values[row * width + at] / middle;
+    for (let row = 0; row < rows && typical[at] > 0; row++) ratio[row * width + at] = values[row * width + at] / typical[at];
   }
   return ratio;
+}
+
+/**
+ * The typical rank's time in each column; NaN: unknown.
+ * @param {Heat} heat
+ * @param {Map<number, WorkerCause>} causes
+ * @returns {number[]}
+ */
+export function typicalOf({ values, rows, step, together }, causes) {
+  const slow = new Set([...causes.values()].filter(({ cause }) => cause === "node").map(({ rank }) => Math.floor(rank / together)));
+  const others = Array.from({ length: rows }, (_, row) => row).filter((row) => slow.size >= rows || !slow.has(row));
+  return step.map((_, at) => medianOf(others.map((row) => values[row * step.length + at]).filter((value) => value >= 0)));
+}
+
+/**
+ * The order of rows that shows most where the reader has chosen none: of more rows than a screen shows, those with a
+ * cause come first.
+ * @param {Heat} heat
+ * @param {Map<number, WorkerCause>} causes
+ * @returns {"rank" | "cause"}
+ */
+export function orderOf({ rows }, causes) {
+  return rows > MANY_ROWS && [...causes.values()].some(({ cause }) => cause !== "none") ? "cause" : "rank";
 }
 
 /**
@@ -64,7 +86,12 @@ export function grouped(heat, ratio, order, causes) {
     groups.set(row.group, group);
   }
   const made = [...groups.values()];
-  if (order === "cause") for (const group of made) group.name ||= made.length > 1 ? "others" : "no cause";
+  if (order === "cause") {
+    for (const group of made) {
+      group.name ||= made.length > 1 ? "others" : "no cause";
+      group.rows.sort((x, y) => x.first - y.first);
+    }
+  }
   return made;
 }
 

@@ -7,6 +7,7 @@ import { Banner, silence } from "./banner.js";
 import { Changes, overtakenWords } from "./changes.js";
 import { Charts } from "./charts.js";
 import { ChartControls } from "./controls.js";
+import { costOf } from "./costs.js";
 import { RunData } from "./data.js";
 import { byId, connection, crumbs, go, poll, problem, show, text, whenThere } from "./dom.js";
 import { Effects } from "./effect.js";
@@ -22,7 +23,7 @@ import { drawFacts, drawHeader, ENDED, simulated, stepsOf } from "./summary.js";
 import { mean } from "./format.js";
 import { plotly } from "./loading.js";
 import { onTheme, theme } from "./theme.js";
-import { drawSpeedup, drawTiles, RECENT, hoursOf } from "./tiles.js";
+import { drawSpeedup, drawTiles, RECENT } from "./tiles.js";
 import { WhatIf } from "./whatif.js";
 import { WorkersTable } from "./workers.js";
 
@@ -362,6 +363,7 @@ class RunPage {
     const verdict = await this.#news("verdict");
     if (!verdict || this.closed) return;
     this.banner.verdict = verdict;
+    this.controls.judge(verdict, ENDED.includes(this.run.state));
     this.painter.request();
     this.#drawHead();
   }
@@ -400,17 +402,26 @@ class RunPage {
     return Math.max(0, total - this.data.latest - 1) * stepS;
   }
 
+  /** The step since which the leader plans by itself, for no controller does; null: one does. */
+  #coastsSince() {
+    const { run, data } = this;
+    if (run.state !== "running" || simulated(run) || run.controller?.alive) return null;
+    const [first, end] = data.coasts.at(-1) ?? [0, -1];
+    return end > data.latest && first <= data.latest ? first : null;
+  }
+
   /** Draws title, banner and tiles: what needs no chart. */
   #drawHead() {
     if (!byId("run-name") || !this.run) return;
     const leftS = this.#leftS();
     const { verdict } = this.banner;
-    const since = verdict?.causes[0]?.since ?? null;
-    const row = since === null ? undefined : this.data.steps.get(since);
-    const hours = hoursOf(this.trend, this.run.world ?? this.run.nproc, verdict);
-    drawHeader(this.run, this.data.steps.get(this.data.latest), leftS);
-    this.banner.draw(this.run, { ...hours, since: simulated(this.run) ? null : (row?.ended_at ?? null) }, leftS);
-    drawTiles({ run: this.run, data: this.data, verdict, trend: this.trend, workers: this.workers.workers, causes: this.workers.causes });
+    const { data, trend } = this;
+    const cost = costOf({ rows: data.rowsBetween(0, data.latest), trend, world: this.run.world ?? this.run.nproc, begins: data.begins, verdict });
+    const hung = this.run.state === "running" ? this.banner.hung : null;
+    const nodeOf = (/** @type {number} */ rank) => this.workers.causes.get(rank)?.on_node ?? "";
+    drawHeader(this.run, data.steps.get(data.latest), leftS);
+    this.banner.draw(this.run, { cost, leftS, coastsSince: this.#coastsSince(), nodeOf });
+    drawTiles({ run: this.run, data, verdict, trend, workers: this.workers.workers, causes: this.workers.causes, cost, hung });
     drawSpeedup(this.data, this.effects);
   }
 

@@ -3,6 +3,7 @@ import { BASE } from "./api.js";
 import { byId, make, show, text } from "./dom.js";
 import { resumable } from "./resuming.js";
 import { clock, integer, moment, number, plural } from "./format.js";
+import { termed } from "./terms.js";
 
 export const ENDED = ["finished", "failed", "stopped"];
 const MOST_NAMED = 16; // with more workers, only the range is shown
@@ -100,5 +101,5 @@ export function drawFacts(run) {
   const list = byId("run-facts");
   if (list.dataset.shown === shown) return;
   list.dataset.shown = shown;
-  list.replaceChildren(...facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
+  list.replaceChildren(...facts.flatMap(([name, value]) => [make("dt", {}, ...termed(name)), make("dd", {}, value)]));
 }

@@ -1,6 +1,8 @@
 // The three tiles under the banner, each with its scale, and the row of the model's quality.
+import { hangHours, over, priced, ranksIn } from "./costs.js";
+import { MOST_LINES } from "./data.js";
 import { byId, show, text } from "./dom.js";
-import { factor, integer, mean, money, number, percent, plural, ratio, seconds, workerHours } from "./format.js";
+import { duration, factor, integer, mean, number, percent, plural, ratio, seconds } from "./format.js";
 import { drawSpark } from "./spark.js";
 import { ENDED } from "./summary.js";
 
@@ -8,7 +10,10 @@ export const RECENT = 50; // steps that the tiles cover
 const FEWEST = 16; // with fewer steps, figures have no colour
 const WASTE = [0.06, 0.2]; // to watch, held up
 const SE = [0.1, 0.3];
-const SLOWER = [1.1, 1.3]; // time of a rank ÷ the median's
+const SLOWER = [1.1, 1.3]; // time of a rank ÷ the typical rank's
+const TONES = ["", "warn", "bad"];
+/** @type {Record<string, string>} */
+const LEVELS = { "held-up": "bad", watch: "warn" };
 
 /**
  * "bad", "warn" or "" by two thresholds.
@@ -18,61 +23,6 @@ const SLOWER = [1.1, 1.3]; // time of a rank ÷ the median's
 export function tone(value, [watch, bad]) {
   if (value === null || value === undefined || !Number.isFinite(value)) return "";
   return value >= bad ? "bad" : value >= watch ? "warn" : "";
-}
-
-/**
- * Worker-hours that waited, from columns of steps: of each point waste × longest time × workers × those of its steps
- * that count.
- * @param {any} trend an answer of `GET steps`
- * @param {number} world
- * @param {number} since first step that counts
- */
-export function waited(trend, world, since = 0) {
-  let total = 0;
-  for (let at = 0; at < (trend?.step?.length ?? 0); at++) {
-    const spent = (trend.waste[at] ?? 0) * (trend.compute_max[at] ?? 0);
-    total += spent * stepsSince(trend, at, since) * world;
-  }
-  return total / 3600;
-}
-
-/**
- * Worker-hours of all that the run did, from a step on.
- * @param {any} trend an answer of `GET steps`
- * @param {number} world
- * @param {number} since first step that counts
- */
-function trained(trend, world, since) {
-  let total = 0;
-  for (let at = 0; at < (trend?.step?.length ?? 0); at++) total += (trend.step_s[at] ?? 0) * stepsSince(trend, at, since) * world;
-  return total / 3600;
-}
-
-/**
- * Worker-hours that waited, and those that were lost to all causes, since the first cause began. Ranks that wait for
- * their data loader compute evenly, so no column of steps has that time: the verdict's share tells it.
- * @param {any} trend an answer of `GET steps`
- * @param {number} world
- * @param {Verdict | null} verdict
- */
-export function hoursOf(trend, world, verdict) {
-  const cause = verdict?.causes[0];
-  const computing = waited(trend, world, cause?.since ?? 0);
-  if (!verdict || !cause) return { waited: computing, lost: computing };
-  const all = trained(trend, world, cause.since ?? verdict.from ?? 0);
-  const input = verdict.causes.some(({ kind, until }) => kind === "input" && until === null);
-  return { waited: input ? verdict.waste_now * all : computing, lost: verdict.lost_now * all };
-}
-
-/**
- * How many steps of a point count. A point ends with its bucket; the newest ends with the newest step.
- * @param {any} trend
- * @param {number} at
- * @param {number} since
- */
-function stepsSince({ step, bucket, to }, at, since) {
-  const end = Math.min((Math.floor(step[at] / bucket) + 1) * bucket, to + 1);
-  return Math.max(0, end - Math.max(step[at], since));
 }
 
 /**
@@ -87,43 +37,50 @@ export function colouredFrom(steps, since) {
 }
 
 /**
- * Which worker is slowest: its name, time ÷ the median, where it is, and its part of all waiting.
+ * Which worker is slowest: its name, time ÷ the typical rank's, where it is, and its part of all waiting. `why` is set
+ * where something else than its speed keeps the others waiting.
  * @param {Verdict | null} verdict
  * @param {any[]} workers of `GET workers`
  * @param {Map<number, WorkerCause>} causes
+ * @param {Hang | null} hung
+ * @returns {{name: string, factor: number | null, where: string, caused: number, why: string, tone: string} | null}
  */
-export function slowest(verdict, workers, causes) {
-  const cause = verdict?.causes.find((each) => each.ranks.length && each.until === null && each.factor !== null);
+export function slowest(verdict, workers, causes, hung) {
+  const plain = { why: "", tone: "" };
+  if (hung?.holding.length) {
+    const nodes = new Set(hung.holding.map((rank) => causes.get(rank)?.on_node ?? ""));
+    const step = hung.step === null ? "its step" : `step ${integer(hung.step + 1)}`;
+    return { name: ranksIn(hung.holding), factor: null, where: [...nodes].join(", "), caused: 0, why: `does not end ${step}`, tone: "bad" };
+  }
+  const going = verdict?.causes.filter((each) => each.ranks.length && each.until === null) ?? [];
+  const cause = going.find((each) => each.factor !== null) ?? going.find((each) => each.kind === "input");
   if (cause) {
     const caused = cause.ranks.reduce((sum, rank) => sum + (causes.get(rank)?.caused ?? 0), 0);
-    const all = cause.ranks.length === 1 ? `rank ${cause.ranks[0]}` : `${integer(cause.ranks.length)} ranks`;
-    return { name: all, factor: cause.factor, where: cause.nodes.join(", "), caused };
+    const own = cause.factor === null ? { why: cause.ranks.length === 1 ? "waits for its data loader" : "wait for their data loaders", tone: tone(cause.share, WASTE) } : plain;
+    const name = cause.ranks.length > MOST_LINES ? plural(cause.ranks.length, "rank") : ranksIn(cause.ranks);
+    return { name, factor: cause.factor, where: cause.nodes.join(", "), caused, ...own };
   }
   const known = workers.filter((worker) => worker.compute_s > 0);
   if (known.length < 2) return null;
+  const batches = verdict?.causes.some(({ kind, ranks, until }) => kind === "data" && until === null && !ranks.length);
+  if (batches) return { name: "none", factor: null, where: "ranks are alike", caused: 0, why: "batches differ", tone: "" };
   const order = [...known].sort((x, y) => y.compute_s - x.compute_s);
-  const median = order[Math.floor(order.length / 2)].compute_s;
+  const typical = order[Math.floor(order.length / 2)].compute_s; // the lower median, as in verdicts
   const first = order[0];
   const of = causes.get(first.rank);
-  return { name: `rank ${first.rank}`, factor: first.compute_s / median, where: "", caused: of?.caused ?? 0 };
+  return { name: `rank ${first.rank}`, factor: first.compute_s / typical, where: "", caused: of?.caused ?? 0, ...plain };
 }
 
 /**
  * @param {string} id of the tile
- * @param {{value: string, unit?: string, note: string, bold?: string, tone?: string}} shown
+ * @param {Shown} shown
  */
-function tile(id, { value, unit = "", note, bold = "", tone: level = "" }) {
-  text(id, unit ? `${value} ${unit}` : value);
+function tile(id, { value, bold, note, tone: level }) {
+  text(id, value);
   text(`${id}-bold`, bold);
   text(`${id}-note`, note);
   byId(`${id}-tile`).className = `tile panel ${level}`;
 }
-
-/**
- * @param {number} hours
- * @param {Verdict["price"]} price of a worker-hour
- */
-export const priced = (hours, price) => (price ? `${workerHours(hours)}, ${money(hours, price)}` : workerHours(hours));
 
 /**
  * @param {object} given
@@ -133,41 +90,112 @@ export const priced = (hours, price) => (price ? `${workerHours(hours)}, ${money
  * @param {any} given.trend columns of the whole run
  * @param {any[]} given.workers
  * @param {Map<number, WorkerCause>} given.causes
+ * @param {import("./costs.js").Cost} given.cost as the banner tells it
+ * @param {Hang | null} given.hung
  */
-export function drawTiles({ run, data, verdict, trend, workers, causes }) {
+export function drawTiles({ run, data, verdict, trend, workers, causes, cost, hung }) {
   const recent = data.rowsBetween(data.latest - RECENT + 1, data.latest);
   const of = (/** @type {string} */ name) => mean(recent.map((row) => row[name]));
   const enough = recent.length >= FEWEST;
   const since = verdict?.causes[0]?.since ?? null;
   const from = colouredFrom(trend?.step ?? [], since);
+  const se = of("se");
   text("tiles-span", recent.length ? `last ${plural(recent.length, "step")}` : "no step yet");
-  stepTime(of("step_s"), verdict?.limit_s ?? null, enough, (level, limit) =>
-    drawSpark(byId("spark-step-time"), trend?.step_s ?? [], { scale: limit, words: limit === null ? "" : `${seconds(limit)} limit`, from, level }));
-  const known = verdict !== null && verdict.level !== "unknown";
-  const [waste, se] = [known && enough ? verdict.waste_now : of("waste"), of("se")]; // the mean of steps hides rare long waits
-  const level = enough ? tone(waste, WASTE) : "";
   text("kpi-se", ratio(se));
   byId("kpi-se").className = enough ? tone(se, SE) : "";
-  const { waited: hours } = hoursOf(trend, run.world ?? run.nproc, verdict);
-  const when = since === null ? (ENDED.includes(run.state) ? " in the run" : " so far") : ` since step ${integer(since)}`;
-  tile("kpi-waste", { value: percent(waste), bold: hours ? priced(hours, verdict?.price ?? null) : "", note: hours ? when : recent.length ? "ranks hardly wait" : "no step yet", tone: level });
-  drawSpark(byId("spark-waste"), trend?.waste ?? [], { scale: WASTE[0], words: "6 % ok", from, level });
-  drawSlowest(slowest(verdict, workers, causes), enough, trend, from);
+  drawStepTime(stepTile(of("step_s"), verdict, enough, hung), trend, from, hung);
+  const lost = lostTile(run, cost, verdict, enough, hung);
+  tile("kpi-waste", lost);
+  const { values, scale } = lostCourse(trend, verdict?.causes[0]?.kind, cost);
+  drawSpark(byId("spark-waste"), values, { scale, words: "6 % ok", from, level: hung ? "" : lost.tone });
+  drawSlowest(slowest(verdict, workers, causes, hung), enough, trend, from, hung);
   drawQuality(of, recent.length);
 }
 
 /**
- * @param {number | null} stepS
- * @param {number | null} limitS
- * @param {boolean} enough
- * @param {(level: string, limit: number | null) => void} spark
+ * A colour that is not worse than the banner's.
+ * @param {string} level
+ * @param {Verdict | null} verdict
  */
-function stepTime(stepS, limitS, enough, spark) {
-  const over = stepS !== null && limitS ? stepS / limitS - 1 : null;
-  const level = enough && over !== null && stepS !== null && limitS ? tone(1 - limitS / stepS, WASTE) : "";
-  const note = over === null ? (stepS === null ? "no step yet" : "the fluid limit is not known yet") : over > 0.005 ? ` the fluid limit of ${seconds(limitS)}` : `at the fluid limit of ${seconds(limitS)}`;
-  tile("kpi-step-time", { value: seconds(stepS), bold: over !== null && over > 0.005 ? `${percent(over)} above` : "", note, tone: level });
-  spark(level, limitS);
+function atMost(level, verdict) {
+  if (verdict === null || verdict.level === "unknown") return level;
+  return TONES[Math.min(TONES.indexOf(level), TONES.indexOf(LEVELS[verdict.level] ?? ""))];
+}
+
+/** @typedef {{value: string, bold: string, note: string, tone: string}} Shown what a tile says */
+
+/**
+ * What the tile of the time per step says. Its scale is the fluid limit, or the time without what the verdict names.
+ * @param {number | null} stepS
+ * @param {Verdict | null} verdict
+ * @param {boolean} enough steps for a colour
+ * @param {Hang | null} hung
+ * @returns {Shown & {scale: number | null, words: string}}
+ */
+export function stepTile(stepS, verdict, enough, hung) {
+  const limitS = verdict?.limit_s ?? null;
+  const limit = { scale: limitS, words: limitS === null ? "" : `${seconds(limitS)} limit` };
+  if (hung) return { ...limit, value: duration(hung.since_s), bold: "no step ends", note: stepS === null ? "" : `, usually one takes ${seconds(stepS)}`, tone: "bad" };
+  if (stepS === null) return { ...limit, value: seconds(stepS), bold: "", note: "no step yet", tone: "" };
+  const lost = verdict?.lost_now ?? 0;
+  const over = limitS ? stepS / limitS - 1 : 0;
+  const above = over > 0.005;
+  const colour = (/** @type {string} */ level) => (enough ? atMost(level, verdict) : "");
+  const [byLimit, byLoss] = [limitS ? tone(1 - limitS / stepS, WASTE) : "", tone(lost, WASTE)];
+  if (TONES.indexOf(byLoss) > TONES.indexOf(byLimit)) { // the limit has the same reduction, so it does not show a slow one
+    const without = seconds(stepS * (1 - lost));
+    return { value: seconds(stepS), bold: `${percent(lost)} of it is lost`, note: `: ${without} without that`, tone: colour(byLoss), scale: stepS * (1 - lost), words: without };
+  }
+  const note = limitS === null ? "the fluid limit is not known yet" : above ? ` the fluid limit of ${seconds(limitS)}` : `at the fluid limit of ${seconds(limitS)}`;
+  return { ...limit, value: seconds(stepS), bold: above ? `${percent(over)} above` : "", note, tone: colour(byLimit) };
+}
+
+/**
+ * @param {Shown & {scale: number | null, words: string}} shown
+ * @param {any} trend
+ * @param {number} from
+ * @param {Hang | null} hung the steps before a hang are not its
+ */
+function drawStepTime({ scale, words, ...shown }, trend, from, hung) {
+  tile("kpi-step-time", shown);
+  drawSpark(byId("spark-step-time"), trend?.step_s ?? [], { scale, words, from, level: hung ? "" : shown.tone });
+}
+
+/**
+ * What the tile of the lost time says: as the banner.
+ * @param {Run} run
+ * @param {import("./costs.js").Cost} cost
+ * @param {Verdict | null} verdict
+ * @param {boolean} enough steps for a colour
+ * @param {Hang | null} hung
+ * @returns {Shown}
+ */
+export function lostTile(run, cost, verdict, enough, hung) {
+  const price = verdict?.price ?? null;
+  const world = run.world ?? run.nproc;
+  if (hung) return { value: "100 %", bold: priced(hangHours(hung, world), price), note: " since the last step", tone: "bad" };
+  const known = verdict !== null && verdict.level !== "unknown";
+  const level = known ? (LEVELS[verdict.level] ?? "") : tone(cost.share, WASTE);
+  const verb = cost.waits ? "waited" : "lost";
+  const note = cost.hours ? ` ${verb}${over(cost, ENDED.includes(run.state))}` : cost.share === null ? "no step yet" : cost.waits ? "ranks hardly wait" : "of all workers";
+  return { value: percent(cost.share), bold: cost.hours ? priced(cost.hours, price) : "", note, tone: enough ? level : "" };
+}
+
+/**
+ * The share of time that was lost, point by point: what ranks waited, with the reduction if that is what takes long.
+ * @param {any} trend
+ * @param {string | undefined} kind of the first cause
+ * @param {import("./costs.js").Cost} cost
+ * @returns {{values: (number | null)[], scale: number}}
+ */
+export function lostCourse(trend, kind, { waits }) {
+  const values = (trend?.step_s ?? []).map((/** @type {number | null} */ stepS, /** @type {number} */ at) => {
+    const [most, middle, reduced] = [trend.compute_max[at], trend.compute_mean[at], trend.comm_s[at]];
+    if (!stepS || most === null || middle === null) return null;
+    if (kind === "input") return reduced === null ? null : Math.max(0, stepS - reduced - middle) / stepS; // loading is neither
+    return (Math.max(0, most - middle) + (!waits && kind === "network" ? (reduced ?? 0) : 0)) / stepS;
+  });
+  return { values, scale: WASTE[0] };
 }
 
 /**
@@ -175,19 +203,33 @@ function stepTime(stepS, limitS, enough, spark) {
  * @param {boolean} enough
  * @param {any} trend
  * @param {number} from
+ * @param {Hang | null} hung the steps before a hang are not its
  */
-function drawSlowest(worst, enough, trend, from) {
-  const level = enough ? tone(worst?.factor, SLOWER) : "";
-  const near = worst !== null && worst.factor !== null && worst.factor < SLOWER[0];
-  tile("kpi-slowest", {
-    value: worst === null ? "–" : near ? "none" : worst.name,
-    bold: worst === null ? "" : factor(worst.factor),
-    note: worst === null ? "no step of two ranks yet" : `${near ? ` the median at most, ${worst.name}` : " the median"}${worst.where ? `, ${worst.where}` : ""}`,
-    tone: level,
-  });
-  text("kpi-caused", worst === null || near || worst.caused < 0.005 ? "" : `causes ${percent(worst.caused)} of waiting`);
+function drawSlowest(worst, enough, trend, from, hung) {
+  const shown = slowestTile(worst, enough);
+  tile("kpi-slowest", shown);
+  text("kpi-caused", worst === null || worst.caused < 0.005 || shown.value === "none" ? "" : `causes ${percent(worst.caused)} of waiting`);
   const ratios = (trend?.compute_max ?? []).map((/** @type {number | null} */ most, /** @type {number} */ at) => (most === null || !trend.compute_mean[at] ? null : most / trend.compute_mean[at]));
-  drawSpark(byId("spark-slowest"), ratios, { scale: 1, words: "1× even", from, level });
+  drawSpark(byId("spark-slowest"), ratios, { scale: 1, words: "1× even", from, level: hung ? "" : shown.tone });
+}
+
+/**
+ * What the tile of the slowest worker says.
+ * @param {ReturnType<typeof slowest>} worst
+ * @param {boolean} enough steps for a colour
+ * @returns {Shown}
+ */
+export function slowestTile(worst, enough) {
+  if (worst === null) return { value: "–", bold: "", note: "no step of two ranks yet", tone: "" };
+  const where = worst.where ? `, ${worst.where}` : "";
+  if (worst.why) return { value: worst.name, bold: worst.why, note: where, tone: worst.tone };
+  const near = worst.factor !== null && worst.factor < SLOWER[0];
+  return {
+    value: near ? "none" : worst.name,
+    bold: factor(worst.factor),
+    note: near ? ` the typical rank's time at most, ${worst.name}${where}` : ` the typical rank's time${where}`,
+    tone: enough ? tone(worst.factor, SLOWER) : "",
+  };
 }
 
 /**

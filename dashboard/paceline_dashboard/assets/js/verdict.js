@@ -1,5 +1,6 @@
 // What the banner of a run says: how the run stands, what that costs, and what would help.
-import { clock, duration, integer, moment, percent, plural, workerHours } from "./format.js";
+import { hangHours, over, priced, ranksIn } from "./costs.js";
+import { clock, duration, integer, moment, percent, plural } from "./format.js";
 import { ENDED } from "./summary.js";
 
 /** @type {Record<string, {tone: string, icon: string, word: string}>} */
@@ -62,19 +63,15 @@ export function interval({ saving, saving_low: low, saving_high: high }) {
 /**
  * What it costs: the words in bold, and the rest.
  * @param {Run} run
- * @param {Verdict} verdict
- * @param {{waited: number, lost: number, since: number | null}} hours of workers, and since which time
+ * @param {import("./costs.js").Cost} cost
+ * @param {Verdict["price"]} price of a worker-hour
  * @returns {[string, string]}
  */
-export function cost(run, verdict, { waited, lost, since }) {
+export function cost(run, cost, price) {
   const ended = ENDED.includes(run.state);
-  const waits = verdict.waste_now >= verdict.lost_now / 2; // else the reduction, say, takes long for all
-  const share = waits ? verdict.waste_now : verdict.lost_now;
-  const lead = waits ? `${percent(share)} of worker time ${ended ? "waited" : "waits"}` : `${percent(share)} of the time ${ended ? "was" : "is"} lost`;
-  const hours = waits ? waited : lost;
-  if (!hours) return [lead, "."];
-  const span = since === null ? (ended ? " in the run" : " so far") : ` in the ${duration(Date.now() / 1000 - since)} since`;
-  return [lead, `: ${workerHours(hours)}${ended ? " in the run" : span}.`];
+  const verb = cost.waits ? (ended ? "waited" : "waits") : ended ? "was lost" : "is lost";
+  const lead = `${percent(cost.share)} of worker time ${verb}`;
+  return [lead, cost.hours ? `: ${priced(cost.hours, price)}${over(cost, ended)}.` : "."];
 }
 
 /**
@@ -99,6 +96,60 @@ export function remedy(verdict, best, slow, leftS) {
   const whose = second?.who ? `For ${second.who[0].toLowerCase()}${second.who.slice(1)}` : "Also";
   const further = second && second.kind !== cause.kind ? ` ${whose}: ${second.to_do}.` : "";
   return ["What helps", `: ${cause.to_do}.${further}`.replaceAll("`", "")];
+}
+
+/**
+ * What would help a next run, of one that has ended.
+ * @param {Verdict} verdict
+ * @param {Option | undefined} best the option that would have saved most
+ * @returns {[string, string] | null}
+ */
+export function nextTime(verdict, best) {
+  const [cause, second] = verdict.causes;
+  if (!cause) return null;
+  const other = second && second.kind !== cause.kind ? ` Also: ${second.to_do}.` : "";
+  const advice = `${cause.to_do}.${other}`.replaceAll("`", "");
+  if (!best?.forecast) return ["Next time", `: ${advice}`];
+  return ["Next time", `: start it with ${best.label}, which would have saved ${interval(best.forecast)} of each step; and ${advice}`];
+}
+
+/**
+ * What is said of a run that hangs.
+ * @param {Run} run
+ * @param {Hang} hang
+ * @param {string} node on which all ranks are that the others wait for; empty: unknown, or several
+ * @param {Verdict["price"]} price of a worker-hour
+ * @returns {{title: string, also: [string, string], cost: [string, string], remedy: [string, string]}}
+ */
+export function hanging(run, hang, node, price) {
+  const world = run.world ?? run.nproc;
+  const who = hang.holding.length ? ranksIn(hang.holding) : "";
+  const standing = duration(hang.since_s);
+  const known = hang.words.split(/(?<=\.) (?=[A-Z])/).slice(1).join(" ") || hang.words;
+  const stacks = who ? `the stacks of ${who} say where ${hang.holding.length === 1 ? "it stands" : "they stand"}` : "the stacks of the ranks say where they stand";
+  const replace = who ? `replace ${node || (hang.holding.length === 1 ? "its node" : "their nodes")}, or ` : "";
+  return {
+    title: `Hung: no step has ended for ${standing}${who ? `, all others wait for ${who}${node ? ` on ${node}` : ""}` : ""}`,
+    also: ["", known],
+    cost: [`All ${plural(world, "worker")} stand still`, `: ${priced(hangHours(hang, world), price)} in the ${standing} since the last step.`],
+    remedy: ["What to do", `: ${stacks}. Then ${replace}stop the run and resume it from its newest checkpoint.`],
+  };
+}
+
+/**
+ * What is said of a run that no controller plans.
+ * @param {number} since first step of which the leader has planned the batches itself
+ * @param {import("./costs.js").Cost} cost
+ * @returns {{title: string, also: [string, string], cost: [string, string], remedy: [string, string]}}
+ */
+export function coasting(since, cost) {
+  const waits = cost.share === null ? "" : ` ${percent(cost.share)} of worker time ${cost.waits ? "waits" : "is lost"}.`;
+  return {
+    title: `Coasting: nobody plans since step ${integer(since)}; ranks train on with the last known shares`,
+    also: ["Also", `: nobody plans since step ${integer(since)}; see whether a worker of the control plane runs (/readyz says so).`],
+    cost: ["Nothing is lost yet", `:${waits} But shares no longer follow the ranks' speeds, and a policy switch does not take effect.`],
+    remedy: ["What to do", ": see whether a worker of the control plane runs; /readyz says so, and its log why not. Once one plans again, the run follows by itself."],
+  };
 }
 
 /**
