@@ -76,6 +76,24 @@ def test_two_runs_side_by_side(page: Page, web: httpx.Client, store: Store) -> N
     expect(page.locator("#compare-words")).to_contain_text("more time per step")
 
 
+def test_both_runs_may_be_chosen_before_the_server_has_answered(
+    page: Page, web: httpx.Client, store: Store
+) -> None:
+    train(store, A, 0.3, "bsp")
+    train(store, B, 0.15, "paceline")
+    page.goto(str(web.base_url.join("/compare")))
+    expect(page.get_by_label("Run of A").locator("option")).to_have_count(3)
+    page.evaluate(
+        """runs => runs.forEach((run, at) => {
+            const choice = document.querySelector(`[aria-label="Run of ${"AB"[at]}"]`);
+            choice.value = run;
+            choice.dispatchEvent(new Event("change"));
+        })""",
+        [A, B],
+    )
+    expect(page.locator("#compare-words")).to_contain_text("B takes 37.3 %")
+
+
 def test_parts_of_one_run(page: Page, web: httpx.Client, store: Store) -> None:
     train(store, A, 0.3, "bsp")
     page.goto(str(web.base_url.join(f"/compare?side={A}:0-39&side={A}@1&smooth=1")))

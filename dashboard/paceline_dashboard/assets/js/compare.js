@@ -162,13 +162,22 @@ class ComparePage {
     if (!this.switches.has(run)) this.switches.set(run, await get(`${path}/switches`));
   }
 
+  /** The sides by now, two at least. A control may be used before what was chosen last is drawn. */
+  #sides() {
+    const { sides } = this.state;
+    return sides.length < 2 ? [...sides, "", ""].slice(0, 2) : sides;
+  }
+
   #drawSides() {
-    const sides = this.state.sides.length < 2 ? [...this.state.sides, "", ""].slice(0, 2) : this.state.sides;
+    const sides = this.#sides();
     const cards = sides.map((side, at) => this.#card(sides, side, at));
     const add = make("button", { type: "button", id: "compare-add" }, `Add, up to ${LETTERS.length}`);
-    add.addEventListener("click", () => this.#choose([...sides, sides.at(-1) ?? ""]));
+    add.addEventListener("click", () => this.#choose([...this.#sides(), this.#sides().at(-1) ?? ""]));
     const swap = make("button", { type: "button", id: "compare-swap" }, "Swap A and B");
-    swap.addEventListener("click", () => this.#choose([sides[1], sides[0], ...sides.slice(2)]));
+    swap.addEventListener("click", () => {
+      const [first, second, ...rest] = this.#sides();
+      this.#choose([second, first, ...rest]);
+    });
     const buttons = make("div", { className: "bar" }, swap, ...(sides.length < LETTERS.length ? [add] : []));
     byId("compare-sides").replaceChildren(...cards, buttons);
   }
@@ -182,7 +191,7 @@ class ComparePage {
   #card(sides, side, at) {
     const { run, part } = partsOf(side);
     const letter = LETTERS[at];
-    const choose = (/** @type {string} */ chosen) => this.#choose(sides.map((other, place) => (place === at ? chosen : other)));
+    const choose = (/** @type {string} */ chosen) => this.#choose(this.#sides().map((other, place) => (place === at ? chosen : other)));
     const runs = make("select", { "aria-label": `Run of ${letter}` }, make("option", { value: "" }, "choose a run"),
       ...this.runs.map(({ id, name, policy }) => make("option", { value: id }, `${name}, ${policy} (${id})`)));
     runs.value = run;
@@ -196,7 +205,7 @@ class ComparePage {
     parts.addEventListener("change", () => choose(run + (parts.value === ":" ? ":0-" : parts.value)));
     const badge = make("span", { className: "compare-letter", "aria-hidden": "true" }, letter);
     const remove = make("button", { type: "button", "aria-label": `Remove ${letter}`, disabled: sides.length < 3 }, "✕");
-    remove.addEventListener("click", () => this.#choose(sides.filter((_, place) => place !== at)));
+    remove.addEventListener("click", () => this.#choose(this.#sides().filter((_, place) => place !== at)));
     const card = make("div", { className: "panel compare-side" }, badge, runs, remove, parts);
     card.style.setProperty("--side", `var(--side-${letter.toLowerCase()})`);
     if (kind === ":") card.append(stepsOf(letter, part, (chosen) => choose(run + chosen)));
