@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
+from zlib import crc32
 
 import pytest
 from hypothesis import settings
@@ -29,6 +30,7 @@ settings.load_profile("paceline")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Takes turns between folders, so that browsers or trainings do not all run at the same time.
 
@@ -41,6 +43,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
         if folder != "unit" and item.get_closest_marker("timeout") is None:
             item.add_marker(pytest.mark.timeout(_LONGEST_S))
+        if _on_the_other_database(item):
+            item.add_marker(pytest.mark.long)
     files: dict[Path, list[pytest.Item]] = {}
     for item in items:
         files.setdefault(item.path, []).append(item)
@@ -56,6 +60,27 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: turns[item.path])
 
 
+def _on_the_other_database(item: pytest.Item) -> bool:
+    """Whether a test runs on its other database by default.
+
+    Tests of the store run on both each time. Those of what stands on it run on SQLite or Postgres
+    by turns, and on the other one with `make test-long`.
+    """
+    if _STORE in item.path.parents:
+        return False
+    for database in ("sqlite", "postgres"):
+        if database in (name := item.nodeid):
+            kept = ("sqlite", "postgres")[crc32(name.replace(database, "").encode()) % 2]
+            return _both(item) and database != kept
+    return False
+
+
+def _both(item: pytest.Item) -> bool:
+    fixtures = getattr(item, "fixturenames", ())
+    return "database_url" in fixtures or "empty_database_url" in fixtures
+
+
+_STORE = Path(__file__).parent / "integration" / "store"
 _LONGEST_S = 600  # of a test that waits for processes: above the deadlines in support/waiting.py
 
 

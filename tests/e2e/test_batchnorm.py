@@ -35,7 +35,7 @@ def one_process(batches: list[list[int]]) -> dict[str, Tensor]:
 
 
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("policy", ["bsp", "paceline"])
+@pytest.mark.parametrize("policy", [pytest.param("bsp", marks=pytest.mark.long), "paceline"])
 def test_training_is_that_of_one_process(tmp_path: Path, policy: str) -> None:
     """200 steps. Under `paceline` the slowest rank gets fewer samples than the others."""
     with Stack(tmp_path / "data", 0) as stack:

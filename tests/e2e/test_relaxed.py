@@ -32,7 +32,13 @@ def synchronisers(stack: Stack, run: str) -> set[str]:
 
 
 @pytest.mark.timeout(1200)
-@pytest.mark.parametrize("uneven", [False, True], ids=["even steps", "uneven steps"])
+@pytest.mark.parametrize(
+    "uneven",
+    [
+        pytest.param(False, marks=pytest.mark.long, id="even steps"),
+        pytest.param(True, id="uneven steps"),
+    ],
+)
 def test_switches_among_all_relaxed_presets(tmp_path: Path, uneven: bool) -> None:
     relaxed = [name for name in policies.names() if policies.make(name).relaxed]
     assert "rna" in relaxed

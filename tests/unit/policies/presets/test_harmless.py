@@ -43,7 +43,7 @@ def over_bsp(
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("world", [4, 16])
+@pytest.mark.parametrize("world", [4, pytest.param(16, marks=pytest.mark.long)])
 @pytest.mark.parametrize(("spread", "seed"), [(0.3, 0), (0.8, 1), (1.3, 2)])
 def test_no_harm_on_equal_ranks(preset: str, world: int, spread: float, seed: int) -> None:
     assert over_bsp(preset, {}, world, spread=spread, seed=seed) <= 1.01
