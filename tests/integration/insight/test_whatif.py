@@ -286,6 +286,18 @@ def test_presets_that_plan_too_slowly_are_left_out(monkeypatch: pytest.MonkeyPat
     assert of(training, "bsp", "sata").reason == reason
 
 
+def test_presets_for_which_no_time_is_left_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(drawn(500, 1.0), devices())
+    training.train(40)
+    monkeypatch.setattr(simulate, "WHOLE_S", 0.0)
+    answer = of(training, "bsp", "sata", "rna")
+    assert [forecast.policy for forecast in answer.forecasts] == ["bsp"]
+    assert [omitted.policy for omitted in answer.left_out] == ["sata", "rna"]
+    assert {omitted.reason for omitted in answer.left_out} == {
+        "no time was left: others took 0 s to simulate"
+    }
+
+
 @pytest.fixture
 def store(tmp_path: Path) -> Iterator[Store]:
     with Store.open(f"sqlite:///{tmp_path / 'paceline.db'}") as opened:

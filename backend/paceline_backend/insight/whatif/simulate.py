@@ -22,6 +22,7 @@ from paceline_backend.policies.base import Floats
 from paceline_backend.simulator import Simulation, TrainedSegment
 
 LONGEST_S = 10.0  # CPU time after which a preset is left out because its planning is too slow
+WHOLE_S = 60.0  # CPU time after which no further preset is simulated
 _SIMULATED = 100  # most steps of each simulation that count
 _SAMPLES = 400_000  # most samples of these steps
 _EARLY = 24  # steps that count under other models, and at least
@@ -132,6 +133,11 @@ def simulate(
         devices = _devices(basis, replicate)
         for name, option in list(simulated.items()):
             version = state.version + (not option.in_force)
+            late = time.process_time() - began > WHOLE_S
+            if late and replicate == 0 and not option.in_force:
+                left_out[name] = f"no time was left: others took {WHOLE_S:g} s to simulate"
+                del simulated[name]
+                continue
             try:
                 trained = _train(state, devices, option.policy, version, count)
             except _NotSimulatedError as error:
@@ -171,7 +177,12 @@ def _options(
             if relaxed or not policy.relaxed:
                 option = Simulated(name, parameters, policy, variant=bool(parameters))
                 options[label(name, parameters)] = option
-    return options, left_out
+    # Time may be short: what leaves the training as it is comes first, and defaults come first.
+    order = sorted(
+        options.items(),
+        key=lambda item: (not item[1].in_force, item[1].policy.relaxed, item[1].variant),
+    )
+    return dict(order), left_out
 
 
 def _fall_back(options: dict[str, Simulated], left_out: dict[str, str], why: str) -> None:
