@@ -485,7 +485,7 @@ function ettLine(view, rank, steps, colours) {
  */
 function keyOf(view, { window: steps, focus, group }) {
   const others = focus === null ? "all workers" : "the others";
-  const grey = view.world <= MOST_LINES ? `${others}, least to greatest` : `${others}: median, p10–p90 and slowest`;
+  const grey = view.world <= MOST_LINES ? `${others}, least to greatest` : `${others}: median, p10–p90 · dotted: slowest of all`;
   const bucket = Math.max(view.bucket, view.cellBucket);
   const smooth = bucket > 1 && steps <= bucket ? "means within least and greatest" : steps > 1 ? `rolling median of ${steps} steps` : "raw";
   return `grey: ${grey} · ${smooth}${focus === null || group.length > 1 || !view.ranks.includes(focus) ? "" : " · dashed: ETT"}`;

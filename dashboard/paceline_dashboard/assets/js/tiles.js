@@ -177,7 +177,7 @@ export function lostTile(run, cost, verdict, enough, hung) {
   const known = verdict !== null && verdict.level !== "unknown";
   const level = known ? (LEVELS[verdict.level] ?? "") : tone(cost.share, WASTE);
   const verb = cost.waits ? "waited" : "lost";
-  const note = cost.hours ? ` ${verb}${over(cost, ENDED.includes(run.state))}` : cost.share === null ? "no step yet" : cost.waits ? "ranks hardly wait" : "of all workers";
+  const note = cost.hours ? ` ${verb}${over(cost, ENDED.includes(run.state))}` : cost.share === null ? ((run.step ?? null) === null ? "no step yet" : "not known yet") : cost.waits ? "ranks hardly wait" : "of all workers";
   return { value: percent(cost.share), bold: cost.hours ? priced(cost.hours, price) : "", note, tone: enough ? level : "" };
 }
 

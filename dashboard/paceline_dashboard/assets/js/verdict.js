@@ -143,11 +143,12 @@ export function hanging(run, hang, node, price) {
  * @returns {{title: string, also: [string, string], cost: [string, string], remedy: [string, string]}}
  */
 export function coasting(since, cost) {
-  const waits = cost.share === null ? "" : ` ${percent(cost.share)} of worker time ${cost.waits ? "waits" : "is lost"}.`;
+  const lead = cost.share === null ? "What is lost is not known yet" : "Nothing is lost yet";
+  const waits = cost.share === null ? "" : `: ${percent(cost.share)} of worker time ${cost.waits ? "waits" : "is lost"}`;
   return {
     title: `Coasting: nobody plans since step ${integer(since)}; ranks train on with the last known shares`,
     also: ["Also", `: nobody plans since step ${integer(since)}; see whether a worker of the control plane runs (/readyz says so).`],
-    cost: ["Nothing is lost yet", `:${waits} But shares no longer follow the ranks' speeds, and a policy switch does not take effect.`],
+    cost: [lead, `${waits}. But shares no longer follow the ranks' speeds, and a policy switch does not take effect.`],
     remedy: ["What to do", ": see whether a worker of the control plane runs; /readyz says so, and its log why not. Once one plans again, the run follows by itself."],
   };
 }
