@@ -22,6 +22,7 @@ LINES = 16  # most ranks that have a line each; of more, the heat map tells
 
 _SHOWN = ("compute_s", "ett_s", "share")  # of a rank's step
 _MOST_SINGLE = 200_000  # ranks' steps that are read one by one where roll-ups may save it
+_MOST_NEWEST = 80_000  # of these in the answer that a page begins with: its first charts wait for it
 _LEAST_SHOWN = 20  # steps that are columns of their own, however many ranks there are
 _FEW_BLOCKS = 4  # with fewer, columns of a block each would tell too little
 
@@ -61,7 +62,7 @@ def newest(
     end = reads.bounds(connection, steps, run, (None, None))[1]
     newest_step = -1 if end is None else end
     span = (max(0, newest_step - last + 1), newest_step)
-    shown = min(last, columns - 1, max(_LEAST_SHOWN, _MOST_SINGLE // max(1, world)))
+    shown = min(last, columns - 1, max(_LEAST_SHOWN, _MOST_NEWEST // max(1, world)))
     return {
         "steps": short(reads.step_columns(connection, run, span, last + 1)),
         **_ranks(connection, run, world, (max(0, newest_step - shown + 1), newest_step), columns),
