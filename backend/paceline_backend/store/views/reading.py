@@ -22,7 +22,7 @@ LINES = 16  # most ranks that have a line each; of more, the heat map tells
 
 _SHOWN = ("compute_s", "ett_s", "share")  # of a rank's step
 _MOST_SINGLE = 200_000  # ranks' steps that are read one by one where roll-ups may save it
-_MOST_NEWEST = 80_000  # of these in the answer that a page begins with: its first charts wait for it
+_MOST_NEWEST = 80_000  # of these in the answer that a page begins with: first charts wait for it
 _LEAST_SHOWN = 20  # steps that are columns of their own, however many ranks there are
 _FEW_BLOCKS = 4  # with fewer, columns of a block each would tell too little
 
