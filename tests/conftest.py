@@ -66,20 +66,17 @@ def _on_the_other_database(item: pytest.Item) -> bool:
     Tests of the store run on both each time. Those of what stands on it run on SQLite or Postgres
     by turns, and on the other one with `make test-long`.
     """
-    if _STORE in item.path.parents:
+    of = getattr(item, "callspec", None)
+    if of is None or _STORE in item.path.parents:
         return False
-    for database in ("sqlite", "postgres"):
-        if database in (name := item.nodeid):
-            kept = ("sqlite", "postgres")[crc32(name.replace(database, "").encode()) % 2]
-            return _both(item) and database != kept
-    return False
+    database = of.params.get("database_url", of.params.get("empty_database_url"))
+    if database not in _DATABASES:
+        return False
+    test = item.nodeid.replace(database, "")
+    return bool(database != _DATABASES[crc32(test.encode()) % 2])
 
 
-def _both(item: pytest.Item) -> bool:
-    fixtures = getattr(item, "fixturenames", ())
-    return "database_url" in fixtures or "empty_database_url" in fixtures
-
-
+_DATABASES = ("sqlite", "postgres")
 _STORE = Path(__file__).parent / "integration" / "store"
 _LONGEST_S = 600  # of a test that waits for processes: above the deadlines in support/waiting.py
 
@@ -130,7 +127,7 @@ def _postgres() -> Iterator[Postgres]:
     server.stop()
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=_DATABASES)
 def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A fresh database without rows: every test that takes this runs over both kinds."""
     if request.param == "sqlite":
@@ -139,7 +136,7 @@ def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return server.database(tables=True)
 
 
-@pytest.fixture(params=["sqlite", "postgres"])
+@pytest.fixture(params=_DATABASES)
 def empty_database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     """A fresh database without tables, of both kinds."""
     if request.param == "sqlite":

@@ -7,7 +7,7 @@ import sys
 from contextlib import ExitStack
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points, version
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 from urllib.parse import SplitResult, urlsplit
 
 import typer
@@ -36,9 +36,6 @@ from paceline.commands.run import run
 from paceline.commands.switching import switch, switches
 from paceline.core.errors import InputError, PacelineError
 from paceline.core.version import __version__
-
-if TYPE_CHECKING:  # `--help` stays light
-    pass
 
 app = typer.Typer(
     name="paceline",

@@ -178,8 +178,7 @@ def test_of_two_workers_one_looks(store: Store) -> None:
     first, second = AlertWatch(store, "first"), AlertWatch(store, "second")
     assert first.look(0.0)
     assert not second.look(0.0)
-    with store.write() as connection:
-        duties.release(connection, "alerts", "first")
+    duties.give_back(store, "alerts", "first")
     assert second.look(600.0)
     assert len(listed(store)) == 1
     assert not first.look(600.0)

@@ -55,11 +55,7 @@ class AlertWatch:
                 stop.wait(outage.failed(error))
             except Exception:  # a look is not worth a worker, which plans runs
                 log.exception("a look for alerts failed; the next one is in %.0f s", _LOOK_S)
-        try:
-            with self._store.write() as connection:
-                duties.release(connection, DUTY, self._owner)
-        except StoreError as error:
-            log.warning("the duty %s stays until it expires: %s", DUTY, error)
+        duties.give_back(self._store, DUTY, self._owner)
 
     def look(self, at: float | None = None) -> bool:
         """Looks at all runs once; False: another worker does.

@@ -76,11 +76,7 @@ class FleetWatch:
                 stop.wait(outage.failed(error))
             except Exception:  # a look is not worth a worker, which plans runs
                 log.exception("a look at all runs failed; the next one is in %.0f s", _LOOK_S)
-        try:
-            with self._store.write() as connection:
-                duties.release(connection, DUTY, self._owner)
-        except StoreError as error:
-            log.warning("the duty %s stays until it expires: %s", DUTY, error)
+        duties.give_back(self._store, DUTY, self._owner)
 
     def look(self, stop: threading.Event) -> bool:
         """Looks at all runs once; False: another worker does.

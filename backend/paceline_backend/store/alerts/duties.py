@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import logging
+
 import sqlalchemy as sa
 
 from paceline_backend.store.alerts.tables import duties
-from paceline_backend.store.database import insert, now
+from paceline_backend.store.database import Store, StoreError, insert, now
+
+log = logging.getLogger(__name__)
 
 
 def hold(connection: sa.Connection, duty: str, owner: str, for_s: float) -> bool:
@@ -29,7 +33,11 @@ def hold(connection: sa.Connection, duty: str, owner: str, for_s: float) -> bool
     return taken is not None
 
 
-def release(connection: sa.Connection, duty: str, owner: str) -> None:
-    """Gives a duty back, so that others need not wait for its expiry."""
+def give_back(store: Store, duty: str, owner: str) -> None:
+    """Gives a duty back, so that others need not wait for its expiry; they do if that fails."""
     mine = (duties.c.name == duty, duties.c.owner == owner)
-    connection.execute(sa.delete(duties).where(*mine))
+    try:
+        with store.write() as connection:
+            connection.execute(sa.delete(duties).where(*mine))
+    except StoreError as error:
+        log.warning("the duty %s stays until it expires: %s", duty, error)

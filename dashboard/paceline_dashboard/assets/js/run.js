@@ -113,8 +113,6 @@ class RunPage {
     this.meetAfter = 0; // time of the next request: rounds of a long run are an expensive answer
     /** @type {(() => void)[]} */
     this.endings = []; // functions that end what the page started
-    this.begin = () => {};
-    this.begun = /** @type {Promise<void>} */ (new Promise((resolve) => (this.begin = resolve))); // with the first data
   }
 
   async open() {
@@ -171,8 +169,6 @@ class RunPage {
       ended: () => ENDED.includes(this.run.state),
     });
     this.live.open();
-    await this.begun; // all else that the page asks for would hold up the first charts
-    if (this.closed) return;
     const many = (first.world ?? first.nproc) > MANY;
     this.endings.push(
       poll(() => this.#overdue && this.#bearing(() => this.#look()), POLL_S),
@@ -276,7 +272,6 @@ class RunPage {
     this.#take(answer.run);
     this.#bearing(() => this.#meet());
     this.painter.request();
-    this.begin();
   }
 
   /** @param {any} event */
