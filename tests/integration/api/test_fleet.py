@@ -10,7 +10,7 @@ import httpx
 import pytest
 import sqlalchemy as sa
 
-from paceline.wire import StepBatch
+from paceline.wire import LongPhase, Phase, StepBatch
 from paceline_backend.control.fleet.watch import FleetWatch
 from paceline_backend.insight import fleet
 from paceline_backend.server.settings import Price
@@ -19,7 +19,7 @@ from paceline_backend.store.fleet import progress, verdicts, waiting
 from paceline_backend.store.fleet.tables import verdicts as kept_verdicts
 from paceline_backend.store.fleet.tables import waiting_days
 from support.command_line import in_process
-from support.records import add_run, hello, record
+from support.records import add_run, adopted, hello, record
 from support.web import serving
 
 NEVER = threading.Event()
@@ -86,6 +86,22 @@ def test_the_fleets_verdict_is_that_of_its_runs(
     assert "slow  slow  held-up: rank 1" in printed
     assert main("verdict", "slow", "--fleet", *server)[0] == 2
     assert main("verdict", *server)[0] == 2
+
+
+def test_it_names_runs_that_hang_and_that_coast(client: httpx.Client, store: Store) -> None:
+    trained(store, "stands", 1.0)
+    trained(store, "alone", 1.0)
+    stuck = [
+        LongPhase(0, rank, 60, Phase.SYNC if rank else Phase.COMPUTE, 300.0, time.time())
+        for rank in range(3)
+    ]
+    telemetry.write(store, [("stands", each) for each in stuck])
+    telemetry.write(store, [("alone", adopted(1, 0, source="coast", counts=[[1, 1, 1]]))])
+    answer = client.get("/api/v1/verdict").json()
+    runs = {run["run"]: run for run in answer["runs"]}
+    assert (runs["stands"]["hung_s"], runs["stands"]["coasting"]) == (300.0, False)
+    assert (runs["alone"]["hung_s"], runs["alone"]["coasting"]) == (0.0, True)
+    assert answer["words"] == f"1 of 2 runs on 6 workers hangs: {runs['stands']['name']}."
 
 
 def test_a_verdict_is_a_row_until_it_names_something_else(store: Store) -> None:

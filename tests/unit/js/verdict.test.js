@@ -1,7 +1,7 @@
 // What the banner says.
 import assert from "node:assert/strict";
 import { describe, it } from "node:test";
-import { coasting, cost, failure, hanging, headline, interval, nextTime, remedy, withoutPaths } from "../../../dashboard/paceline_dashboard/assets/js/verdict.js";
+import { coasting, cost, failure, hanging, headline, interval, nextTime, nodeFirst, remedy, standing, withoutPaths } from "../../../dashboard/paceline_dashboard/assets/js/verdict.js";
 
 const run = { state: "running", message: null, step: 41, exit_code: null };
 const verdict = {
@@ -28,6 +28,19 @@ describe("the line", () => {
   it("says what is waited for before the first verdict", () => {
     assert.equal(headline({ ...run, state: "queued", message: "Resources" }, null).title, "Waiting: Resources");
     assert.match(headline(run, { ...verdict, level: "unknown" }).title, /first verdict/);
+  });
+});
+
+describe("the line in the list of runs", () => {
+  it("says that a run hangs, or coasts", () => {
+    const hung = standing(run, { ...verdict, hung_s: 90, coasting: false });
+    assert.equal(hung.tone, "bad");
+    assert.match(hung.title, /^Hung: no step has ended for /);
+    const healthy = { ...verdict, level: "healthy", hung_s: 0, coasting: true };
+    assert.match(standing({ ...run, controller: null }, healthy).title, /^Coasting/);
+    assert.match(standing({ ...run, controller: { alive: true } }, healthy).title, /^Healthy/);
+    assert.match(standing({ ...run, controller: null }, { ...verdict, coasting: true }).title, /^Held up/);
+    assert.match(standing({ ...run, state: "finished" }, { ...verdict, hung_s: 90 }).title, /^Finished/);
   });
 });
 
@@ -100,8 +113,11 @@ describe("what would help", () => {
     assert.equal(remedy(verdict, best, null, null).join(""), "paceline would save 26 % ± 4 of each step.");
     assert.match(remedy(verdict, best, null, 7200).join(""), /step: done about .* instead of /);
   });
-  it("names another node where that would save more", () => {
-    assert.match(remedy(verdict, best, node, null).join(""), /Another node for gpu-b2: 30 % ± 5\.$/);
+  it("is another node where that would save more, and the policy after it", () => {
+    assert.equal(remedy(verdict, best, node, null).join(""), "Another node for gpu-b2 would save 30 % ± 5 of each step. paceline: 26 % ± 4.");
+    assert.ok(nodeFirst(best, node));
+    assert.ok(!nodeFirst(best, { ...node, saving: 0.2 }) && !nodeFirst(best, { ...node, saving_low: -0.1 }) && !nodeFirst(best, null));
+    assert.match(remedy(verdict, best, { ...node, saving: 0.2 }, null).join(""), /^paceline would save/);
   });
   it("is another node where no policy is recommended", () => {
     assert.match(remedy(verdict, undefined, node, null).join(""), /^Another node for gpu-b2 would save 30 % ± 5/);

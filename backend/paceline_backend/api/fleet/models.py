@@ -29,6 +29,10 @@ class FleetRun(BaseModel):
         description="`share` × `workers`: worker-hours that are lost in an hour", examples=[2.1]
     )
     waited_hours: float = Field(description="worker-hours waited so far", examples=[3.1])
+    hung_s: float = Field(
+        description="for so long no rank has gone on; 0: the run does not hang", examples=[0]
+    )
+    coasting: bool = Field(description="whether its leader planned the newest segment itself")
     causes: list[Cause]
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from paceline_backend.store import Connection
+from paceline_backend.insight import hangs
+from paceline_backend.store import Connection, reads
 from paceline_backend.store.fleet import progress, verdicts, waiting
 from paceline_backend.store.fleet.progress import Running
 from paceline_backend.store.fleet.verdicts import Kept
@@ -19,7 +20,10 @@ def overview(connection: Connection) -> dict[str, Any]:
     running = progress.running(connection)
     names = [run.id for run in running]
     kept, waited = verdicts.newest(connection, names), waiting.of_runs(connection, names)
-    runs = [_run(run, kept.get(run.id), waited.get(run.id)) for run in running]
+    runs = [
+        _run(run, kept.get(run.id), waited.get(run.id)) | _standing(connection, run)
+        for run in running
+    ]
     runs.sort(key=lambda run: -run["lost_workers"])
     going = {run["run"]: [c for c in run["causes"] if c["until"] is None] for run in runs}
     made = {
@@ -55,6 +59,14 @@ def _run(run: Running, kept: Kept | None, waited: tuple[float, float] | None) ->
     }
 
 
+def _standing(connection: Connection, run: Running) -> dict[str, Any]:
+    """Whether a run hangs, and whether its leader planned the newest segment itself."""
+    hang = hangs.look(connection, run.key)
+    newest = reads.segment_rows(connection, run.key, (None, None), 1)
+    coasting = run.backend != "simulated" and any(row["source"] == "coast" for row in newest)
+    return {"hung_s": hang.since_s if hang.hung else 0.0, "coasting": coasting}
+
+
 def _waits(
     runs: Sequence[Mapping[str, Any]], going: Mapping[str, Sequence[Mapping[str, Any]]]
 ) -> list[dict[str, Any]]:
@@ -87,6 +99,11 @@ def _words(made: Mapping[str, Any]) -> str:
         return "No run trains."
     held = [run for run in runs if run["level"] == "held-up"]
     total = f"{len(runs)} run{'s' * (len(runs) > 1)} on {made['workers']:,} workers"
+    hung = [run for run in runs if run["hung_s"]]
+    if hung:
+        verb = "hangs" if len(hung) == 1 else "hang"
+        also = f" {len(held)} {'is' if len(held) == 1 else 'are'} held up." if held else ""
+        return f"{len(hung)} of {total} {verb}: {', '.join(r['name'] for r in hung[:3])}.{also}"
     if not held:
         return f"Nothing holds {total} up{_to_watch(runs)}."
     lost = f"{made['lost_workers']:.1f} workers are lost to waiting and to slowness"

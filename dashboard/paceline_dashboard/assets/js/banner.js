@@ -4,7 +4,7 @@ import { ranksIn } from "./costs.js";
 import { byId, make, show, text } from "./dom.js";
 import { duration } from "./format.js";
 import { ENDED, simulated } from "./summary.js";
-import { coasting, cost, failure, hanging, headline, nextTime, remedy } from "./verdict.js";
+import { coasting, cost, failure, hanging, headline, nextTime, nodeFirst, remedy } from "./verdict.js";
 
 const FORECAST_S = 120; // least time between two requests for forecasts: the server simulates for seconds
 // Steps of a verdict before forecasts are asked for: with fewer, they are vague. Verdicts over 1,000 ranks and more rest
@@ -90,7 +90,7 @@ export class Banner {
         : coasts && !calls
           ? { tone: "warn", icon: "~", ...coasts, also: null }
           : usual;
-    byId("verdict").className = `verdict ${said.tone}`;
+    byId("verdict").className = `verdict ${said.tone} ${run.state}`;
     text("verdict-icon", said.icon);
     text("verdict-title", said.title);
     pair("verdict-also", said.also);
@@ -115,8 +115,13 @@ export class Banner {
     if (best) text("verdict-switch", words);
     text("dock-switch", words);
     byId("dock-switch").className = best ? "primary" : "";
-    show("verdict-replace", nodes.length === 1 && (run.nodes_max ?? 1) > 1 && !simulated(run));
+    const replaceable = nodes.length === 1 && (run.nodes_max ?? 1) > 1 && !simulated(run);
+    show("verdict-replace", replaceable);
     if (nodes.length === 1) byId("verdict-replace").value = nodes[0];
+    // The button of what saves most stands out.
+    const replace = replaceable && calls && nodeFirst(this.whatif.best, this.whatif.answer?.slow_node ?? null);
+    byId("verdict-replace").className = replace ? "primary" : "";
+    byId("verdict-switch").className = replace ? "" : "primary";
   }
 
   /**

@@ -4,7 +4,7 @@ import { byId, connection, make, poll, problem, show, text, whenThere } from "./
 import { bytes, clock, integer, mean, moment, percent, plural } from "./format.js";
 import { RunsFilter } from "./runsfilter.js";
 import { ENDED, simulated, stepsOf } from "./summary.js";
-import { headline } from "./verdict.js";
+import { standing } from "./verdict.js";
 
 const PERIOD_S = 2;
 const PAGE = 50;
@@ -20,7 +20,7 @@ export function openRuns() {
   return () => page.close();
 }
 
-/** @typedef {Pick<Verdict, "level" | "what" | "was">} Told */
+/** @typedef {Pick<Verdict, "level" | "what" | "was"> & {hung_s?: number, coasting?: boolean}} Told */
 
 class RunsPage {
   constructor() {
@@ -137,8 +137,8 @@ class RunsPage {
   async #kept() {
     if (!this.runs.some(({ state }) => state === "running")) return new Map();
     const { runs } = await get("verdict");
-    const known = runs.filter((/** @type {any} */ { at }) => at !== null);
-    return new Map(known.map((/** @type {any} */ { run, level, what }) => [run, { level, what, was: "" }]));
+    const known = runs.filter((/** @type {any} */ { at, hung_s: hung, coasting }) => at !== null || hung || coasting);
+    return new Map(known.map((/** @type {any} */ { run, level, what, hung_s, coasting }) => [run, { level, what, was: "", hung_s, coasting }]));
   }
 
   /**
@@ -179,7 +179,7 @@ class RunsPage {
 function rowOf(run, figures, verdict) {
   const { step_s = null, se = null, waste = null } = figures ?? {};
   const ended = ENDED.includes(run.state);
-  const { tone, icon, title } = headline(run, verdict);
+  const { tone, icon, title } = standing(run, verdict);
   const total = stepsOf(run);
   const done = run.step === null || run.step === undefined ? 0 : run.step + 1;
   const left = total !== null && step_s !== null && !simulated(run) ? (total - done) * step_s : null;

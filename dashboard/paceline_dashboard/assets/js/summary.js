@@ -26,12 +26,14 @@ export function stepsOf({ epochs, samples, global_batch: batch }) {
  * @param {Run} run
  * @param {Row | undefined} row
  * @param {number | null} leftS time until the run's end; null: unknown
+ * @param {boolean} hung whether no step ends
  */
-export function drawHeader(run, row, leftS) {
+export function drawHeader(run, row, leftS, hung) {
   text("run-name", run.name || run.id);
   document.title = `${run.name || run.id} · Paceline`;
-  text("run-state", run.state);
-  byId("run-state").className = `state badge ${run.state}`;
+  const state = hung ? "hung" : run.state;
+  text("run-state", state);
+  byId("run-state").className = `state badge ${state}`;
   text("run-policy", run.policy);
   const [epoch, step] = [row?.epoch ?? run.epoch, row?.step ?? run.step];
   const ofEpochs = run.epochs ? ` of ${run.epochs}` : "";
@@ -43,7 +45,7 @@ export function drawHeader(run, row, leftS) {
     byId("run-bar").className = ENDED.includes(run.state) ? "progress ended" : "progress";
     byId("run-bar").firstChild.style.width = `${Math.min(100, (100 * (step + 1)) / total)}%`;
   }
-  const going = leftS !== null && run.state === "running" && !simulated(run);
+  const going = leftS !== null && run.state === "running" && !hung && !simulated(run);
   show("run-eta", going);
   if (going) text("run-eta", `done about ${clock(Date.now() / 1000 + leftS)}`);
   text("run-device", `${plural(run.world ?? run.nproc, "worker")}${run.device ? ` · ${run.device}` : ""}`);

@@ -52,6 +52,20 @@ export function headline(run, verdict) {
 }
 
 /**
+ * The line of a run in the list: also of one that hangs, or that no controller plans.
+ * @param {Run} run
+ * @param {Pick<Verdict, "level" | "what" | "was"> & {hung_s?: number, coasting?: boolean} | null} verdict
+ * @returns {{tone: string, icon: string, title: string}}
+ */
+export function standing(run, verdict) {
+  const line = headline(run, verdict);
+  if (run.state !== "running" || verdict === null) return line;
+  if (verdict.hung_s) return { tone: "bad", icon: "!", title: `Hung: no step has ended for ${duration(verdict.hung_s)}` };
+  if (!verdict.coasting || run.controller?.alive || line.tone === "bad") return line;
+  return { tone: "warn", icon: "~", title: "Coasting: no controller plans; ranks train on with the last known shares" };
+}
+
+/**
  * "26 % ± 4": half of the interval that holds 95 %.
  * @param {{saving: number, saving_low: number, saving_high: number}} forecast
  */
@@ -75,6 +89,15 @@ export function cost(run, cost, price) {
 }
 
 /**
+ * Whether another node in place of a slow one would save more than the policy that is recommended.
+ * @param {Option | undefined} best
+ * @param {WhatIfAnswer["slow_node"]} slow
+ */
+export function nodeFirst(best, slow) {
+  return slow !== null && slow.saving_low > 0 && slow.saving > (best?.forecast?.saving ?? 0);
+}
+
+/**
  * What would help: the words in bold, and the rest; null: nothing is known to.
  * @param {Verdict} verdict
  * @param {Option | undefined} best the option that is recommended
@@ -86,11 +109,11 @@ export function remedy(verdict, best, slow, leftS) {
   const node = slow && slow.saving_low > 0 ? slow : null;
   const sooner = (/** @type {number} */ saving) =>
     leftS === null || leftS < 60 ? "" : `: done about ${clock(Date.now() / 1000 + leftS * (1 - saving))} instead of ${clock(Date.now() / 1000 + leftS)}`;
-  if (best?.forecast) {
-    const other = node && node.saving > best.forecast.saving ? ` Another node for ${node.node}: ${interval(node)}.` : "";
-    return [`${best.label} would save ${interval(best.forecast)} of each step`, `${sooner(best.forecast.saving)}.${other}`];
+  if (node && nodeFirst(best, slow)) {
+    const switching = best?.forecast ? ` ${best.label}: ${interval(best.forecast)}.` : "";
+    return [`Another node for ${node.node} would save ${interval(node)} of each step`, `${sooner(node.saving)}.${switching}`];
   }
-  if (node) return [`Another node for ${node.node} would save ${interval(node)} of each step`, `${sooner(node.saving)}.`];
+  if (best?.forecast) return [`${best.label} would save ${interval(best.forecast)} of each step`, `${sooner(best.forecast.saving)}.`];
   const [cause, second] = verdict.causes;
   if (!cause || verdict.level === "healthy") return null;
   const whose = second?.who ? `For ${second.who[0].toLowerCase()}${second.who.slice(1)}` : "Also";
