@@ -25,6 +25,12 @@ describe("beside the lines", () => {
   it("a group stands with its median, and the others without it", () => {
     assert.deepEqual(namesOf(view, [4, 5, 6, 7]), ["4 others 100 ms", "ranks 4–7  200 ms"]);
   });
+  it("whole steps stand where much of them is not computing", () => {
+    const metrics = { step_s: STEPS.map(() => 0.4), compute_max: STEPS.map(() => 0.2) };
+    assert.deepEqual(namesOf({ ...view, metrics }, [6]).at(-1), "whole step 400 ms");
+    const full = { step_s: STEPS.map(() => 0.22), compute_max: STEPS.map(() => 0.2) };
+    assert.ok(!namesOf({ ...view, metrics: full }, [6]).some((words) => words.startsWith("whole")));
+  });
   it("a rank alone stands with its time", () => assert.deepEqual(namesOf(view, [6]), ["7 others 120 ms", "rank 6  220 ms"]));
   it("all workers have one name where none is in colour", () => assert.match(namesOf(view, [])[0], /^8 workers/));
   it("a group of many ranks is a band", () => {

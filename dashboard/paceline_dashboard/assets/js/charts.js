@@ -9,6 +9,7 @@ import { gaps, marks } from "./marks.js";
 import { rolling } from "./smooth.js";
 
 const UNSEEN_MS = 1500; // between two drawings of a chart that is scrolled out of sight
+const MUCH = 1.15; // time of a step ÷ the slowest computing, from which on the rest is worth a line
 const MOST_POINTS = 6000; // per chart, which SVG draws in a few milliseconds
 const NEAR_PX = 24; // a click that is further from every line pins none
 const LABEL_PX = 28; // height of a line's name and value
@@ -333,7 +334,32 @@ export function computeTraces(view, reading, colours) {
   const name = group.length > 1 ? ranksIn(group) : nameOf(view, focus ?? 0);
   const last = lastMedian(drawn.filter(({ meta, name: own }) => meta?.rank !== undefined || (own && own === name)));
   if (last !== null) names.push({ words: `<b>${name}</b><br>${format(last)}`, y: last, color: slow ? colours.badText : colours.accent });
-  return { traces, names };
+  const whole = wholeStep(view, steps, colours);
+  const wholeS = lastMedian(whole);
+  if (wholeS !== null) names.push({ words: `whole step<br>${format(wholeS)}`, y: wholeS, color: colours.text });
+  return { traces: [...traces, ...whole], names };
+}
+
+/**
+ * The time of whole steps, where much of it is not the slowest worker's computing: what lies between the lines is
+ * waiting for data, and the reduction.
+ * @param {View} view
+ * @param {number} steps
+ * @param {Colours} colours
+ * @returns {any[]}
+ */
+function wholeStep(view, steps, colours) {
+  const [whole, slowest] = [metricOf(view, "step_s"), metricOf(view, "compute_max")];
+  let [took, computed] = [0, 0];
+  whole.value.forEach((stepS, at) => {
+    const most = known(slowest.value[at]);
+    if (known(stepS) === null || most === null) return;
+    took += Number(stepS);
+    computed += most;
+  });
+  if (took <= MUCH * computed) return [];
+  const look = { color: colours.text, width: 1.2, dash: "dashdot", name: "whole step", format: FORMATS.seconds };
+  return line({ ...whole, low: undefined, high: undefined }, look, steps, null, MOST_POINTS / 3);
 }
 
 /**

@@ -262,10 +262,12 @@ export class HeatMap {
    */
   #names(groups, left) {
     const wide = left < 70 ? left - 4 : left - 36;
-    return this.#extents(groups).map(({ group, top, height }) => ({
-      words: group.name, className: isSlow(group.ratio) ? "heat-name slow" : "heat-name",
-      top: top + height / 2 - LABEL_PX / 2, left: 0, width: wide,
-    }));
+    return this.#extents(groups).map(({ group, top, height }) => {
+      const lines = height >= 2 * LABEL_PX ? " lines" : ""; // a long name is cut where there is one line only
+      const tall = lines ? height : LABEL_PX;
+      const className = `heat-name${isSlow(group.ratio) ? " slow" : ""}${lines}`;
+      return { words: group.name, className, top: top + (height - tall) / 2, left: 0, width: wide, height: tall };
+    });
   }
 
   /** @param {HeatGroup[]} groups */
