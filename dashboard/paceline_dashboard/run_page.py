@@ -51,6 +51,7 @@ def run_page(run: str) -> list[Any]:
                     ],
                 ),
                 _workers_panel(),
+                _epochs_panel(),
                 run_summary.dock(),
             ],
         ),
@@ -86,3 +87,21 @@ def _workers_panel() -> html.Section:
               paginationPageSizeSelector=False, suppressCellFocus=True),
         labelled="workers-title",
     )  # fmt: skip
+
+
+def _epochs_panel() -> html.Section:
+    return panel(
+        "Epochs",
+        html.Details(
+            id="epochs",
+            children=[
+                html.Summary("What each epoch came to, by worker too"),
+                html.P(id="epochs-problem", className="problem", role="alert", hidden=True),
+                html.P("No step yet.", id="epochs-none", className="muted small", hidden=True),
+                html.Div(id="epochs-table"),
+                html.H3(id="epochs-words", role="status"),
+                html.Div(id="epochs-workers"),
+            ],
+        ),
+        labelled="epochs-title",
+    )

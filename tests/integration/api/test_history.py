@@ -5,15 +5,17 @@ from __future__ import annotations
 import csv
 import io
 import json
+import statistics
 import tracemalloc
 from typing import Any
 
 import httpx
+import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 
-from paceline.wire import RoundBatch, StepBatch
+from paceline.wire import RoundBatch, StepBatch, pack_indices
 from paceline_backend.api.history.writers import written
 from paceline_backend.store import Store, runs, schema, telemetry
 from paceline_backend.store.details.rows import TABLES, Wanted, parts
@@ -172,6 +174,57 @@ def test_who_got_which_samples(client: httpx.Client, store: Store) -> None:
         seen += [item["step"] for item in part["items"]]
         first = part["next_from"]
     assert seen == list(range(8))
+
+
+def test_what_each_worker_did_in_an_epoch(client: httpx.Client, store: Store) -> None:
+    key = train(store, steps=8)  # two epochs of four steps
+    first, second = get(client, "/runs/r/epochs/0/workers")
+    assert (first["rank"], first["steps"], first["samples"], first["load"]) == (0, 4, 16, 160.0)
+    assert first["share"] == pytest.approx(160 / 324)
+    assert first["compute_s"] == pytest.approx(0.4)
+    assert second["ett_error"] == pytest.approx(0.5), "0.1 s were expected of steps of 0.2 s"
+    assert (first["slowest_share"], second["slowest_share"]) == (0.0, 1.0)
+    assert first["came"] is None, "there is no epoch before"
+    again, _ = get(client, "/runs/r/epochs/1/workers")
+    assert (again["came"], again["went"]) == (0, 0)
+    assert get(client, "/runs/r/epochs/7/workers") == []
+    with store.read() as connection:
+        c = schema.worker_steps.c
+        rows = connection.execute(
+            sa.select(c.sync_s, schema.steps.c.sync_min)
+            .join(schema.steps, (schema.steps.c.run == c.run) & (schema.steps.c.step == c.step))
+            .where(c.run == key, c.rank == 0, c.step < 4)
+        ).all()
+    assert first["wait_s"] == pytest.approx(sum(sync - least for sync, least in rows))
+
+
+def test_what_the_shuffler_moved_between_epochs(client: httpx.Client, store: Store) -> None:
+    """In epoch 0 ranks have samples {0, 1} and {2}; in epoch 1 they have {2} and {0, 3}."""
+    add_run(store, "m", state="running")
+    telemetry.write(store, [("m", hello())])
+    sizes = {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0}  # of `hello`
+    owned = {0: [[0, 1], [2]], 1: [[2], [0, 3]]}
+    for epoch, ranks in owned.items():
+        counts, indices = pack_indices([[np.array(samples) for samples in ranks]])
+        segment = adopted(epoch, epoch, counts=counts, indices=indices, epoch=epoch)
+        records = [
+            record(
+                epoch,
+                rank,
+                epoch=epoch,
+                samples=len(samples),
+                load=sum(sizes[sample] for sample in samples),
+                squares=sum(sizes[sample] ** 2 for sample in samples),
+            )
+            for rank, samples in enumerate(ranks)
+        ]
+        telemetry.write(store, [("m", segment), ("m", StepBatch(records))])
+    left, right = get(client, "/runs/m/epochs/1/workers")
+    assert (left["came"], left["came_load"], left["went"], left["went_load"]) == (1, 3.0, 1, 1.0)
+    assert (right["came"], right["came_load"]) == (1, 1.0)
+    assert (right["went"], right["went_load"]) == (1, 3.0)
+    assert left["dif"] is None, "one sample has no deviation"
+    assert right["dif"] == pytest.approx(statistics.stdev([1.0, 4.0]))
 
 
 def test_epochs_devices_forecasts_and_verdicts(client: httpx.Client, store: Store) -> None:

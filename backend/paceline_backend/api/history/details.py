@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 import msgspec
-from fastapi import APIRouter, Depends, Query, Request
+from fastapi import APIRouter, Depends, Path, Query, Request
 
 from paceline_backend.api.errors import RUN_REFUSALS
 from paceline_backend.api.history import models
@@ -16,7 +16,7 @@ from paceline_backend.insight import verdict as verdicts
 from paceline_backend.insight.whatif.answer import Forecast, kept
 from paceline_backend.store import Connection, attempts, reads
 from paceline_backend.store import runs as runs_store
-from paceline_backend.store.details import epochs, samples
+from paceline_backend.store.details import epoch_workers, epochs, samples
 from paceline_backend.store.outcomes import forecasts
 
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
@@ -33,6 +33,17 @@ def list_epochs(
     """What each epoch came to, oldest first."""
     with store_of(request).read() as connection:
         return epochs.epochs(connection, runs_store.key_of(connection, run), limit)
+
+
+@router.get("/epochs/{epoch}/workers", response_model=list[models.EpochWorker])
+def list_epoch_workers(
+    request: Request,
+    run: str,
+    epoch: Annotated[int, Path(ge=0, le=2**31 - 1, description="counted from 0")],
+) -> Any:
+    """What each worker did in an epoch, by rank; empty: none of its steps is complete."""
+    with store_of(request).read() as connection:
+        return epoch_workers.workers(connection, runs_store.key_of(connection, run), epoch)
 
 
 @router.get("/samples", response_model=models.Assignments)

@@ -78,6 +78,41 @@ class Epoch(BaseModel):
     loss: float | None = Field(examples=[1.2])
 
 
+class EpochWorker(BaseModel):
+    """A worker in an epoch: sums over its complete steps."""
+
+    rank: int = Field(examples=[3])
+    steps: int = Field(description="that it reported", examples=[300])
+    samples: int = Field(examples=[4_800])
+    load: float = Field(examples=[1_536_000.0])
+    share: float = Field(description="of the load of all workers", examples=[0.25])
+    dif: float | None = Field(
+        description="sample standard deviation of the sizes of its samples; null: unknown",
+        examples=[96.5],
+    )
+    ett_s: float | None = Field(
+        description="Σ ETT of the steps that have one; null: none has", examples=[58.1]
+    )
+    compute_s: float = Field(description="Σ T", examples=[57.0])
+    ett_error: float | None = Field(
+        description="|Σ ETT − Σ T| / Σ T over the steps with an ETT", examples=[0.02]
+    )
+    data_s: float = Field(description="waited for its data loader", examples=[0.3])
+    wait_s: float = Field(description="waited for slower ranks", examples=[6.2])
+    wall_s: float = Field(description="Σ of its steps' times", examples=[90.0])
+    waste: float | None = Field(description="wait_s ÷ wall_s", examples=[0.07])
+    slowest_share: float = Field(description="of the steps it was the slowest in", examples=[0.1])
+    came: int | None = Field(
+        description="its samples that another worker had in the epoch before; null: unknown",
+        examples=[1_204],
+    )
+    came_load: float | None = Field(description="their load", examples=[385_280.0])
+    went: int | None = Field(
+        description="samples of the epoch before that another worker has now", examples=[1_204]
+    )
+    went_load: float | None = Field(description="their load", examples=[385_280.0])
+
+
 class Assigned(BaseModel):
     """The samples that a rank got in a step."""
 

@@ -37,7 +37,7 @@ def assigned(
     items: list[dict[str, Any]] = []
     first, last = span
     looked = 0
-    for attempt, segment, end in _effective(connection, run, first or 0, last):
+    for attempt, segment, end in effective(connection, run, first or 0, last):
         looked += 1
         begin = max(segment.first_step, first or 0)
         if len(items) >= limit or looked > _MOST_SEGMENTS:
@@ -56,7 +56,7 @@ def assigned(
     return items, None
 
 
-def _effective(
+def effective(
     connection: sa.Connection, run: int, first: int, last: int | None
 ) -> Iterator[tuple[int, Any, int]]:
     """Attempt, segment and one past its last step that counts, by step; see `store.attempts`."""

@@ -11,6 +11,7 @@ import { costOf } from "./costs.js";
 import { RunData } from "./data.js";
 import { byId, connection, crumbs, go, poll, problem, show, text, whenThere } from "./dom.js";
 import { Effects } from "./effect.js";
+import { Epochs } from "./epochs.js";
 import { HeatMap } from "./heatmap.js";
 import { History } from "./history.js";
 import { Live } from "./live.js";
@@ -86,6 +87,7 @@ class RunPage {
     this.attribution = new AttributionChart();
     this.rounds = new Rounds();
     this.workers = new WorkersTable();
+    this.epochs = new Epochs(this.path);
     this.changes = new Changes(this.path);
     this.listed = -1; // revision of the run that the list of changes shows
     this.seen = 0; // revision that the dialog to stop was opened with
@@ -124,6 +126,7 @@ class RunPage {
     await this.#insist(() => plotly());
     if (this.closed) return;
     this.workers.open();
+    this.epochs.open();
     const changed = () => this.#bearing(() => this.#look());
     /** @type {OpenSwitchDialog} */
     const openDialog = (policy, parameters) => this.policy.openDialog(policy, parameters);
@@ -181,6 +184,7 @@ class RunPage {
       poll(() => this.#bearing(() => this.#follow()), TREND_S),
       poll(() => this.#bearing(() => this.banner.forecast(this.run)), WHY_S),
       poll(() => this.#bearing(() => this.banner.hang(this.#silentS() > HANG_S ? this.#silentS() : null)), WHY_S),
+      poll(() => this.epochs.refresh(`${this.run.state} ${this.data.steps.get(this.data.latest)?.epoch}`), many ? MANY_S : WHY_S),
       poll(() => this.#age(), 1),
     );
   }
