@@ -18,6 +18,7 @@ from paceline.commands.options import (
     Env,
     Json,
     Node,
+    Notice,
     RunId,
     Server,
     Token,
@@ -68,18 +69,21 @@ def agent(
     data: Data = None,
     token: Token = None,
     token_file: TokenFile = None,
+    notice: Notice = None,
 ) -> None:
     """Registers this node and looks after the runs that the server starts on it."""
     from paceline.node import session
     from paceline.node.agent import Agent
+    from paceline.node.health.notice import Notices, provider_of
 
     directory = data_directory(data)
     name = node_name(node)
+    notices = None if notice is None else Notices(provider_of(notice))
     if bus is not None and (parts := _bus_parts(bus)).password is not None:
         place = parts.netloc.rpartition("@")[2]
         with linking.linked(session.without(place, bus, name)) as link:
             linking.log_to_stderr()
-            code = Agent(link, name, directory).run()
+            code = Agent(link, name, directory, notices=notices).run()
         raise typer.Exit(code)
     if bus is not None:  # else only the server's answer would tell that this is no URL of a bus
         linking.linked(session.without("", bus, name)).close()
@@ -89,7 +93,7 @@ def agent(
         link = stack.enter_context(linking.linked(linking.wait_for_session(client, name, bus)))
         _log.info("node %s: server %s, bus %s", name, client.server, link.place)
         finder = linking.session_finder(client, name, bus)
-        code = Agent(link, name, directory, finder).run()
+        code = Agent(link, name, directory, finder, notices=notices).run()
     raise typer.Exit(code)
 
 

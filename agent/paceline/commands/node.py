@@ -17,6 +17,7 @@ from paceline.commands.options import (
     Data,
     MaxRestarts,
     Name,
+    Notice,
     Parameters,
     Policy,
     RestartHung,
@@ -33,6 +34,7 @@ from paceline.core.errors import InputError
 
 if TYPE_CHECKING:
     from paceline.node.client import Client
+    from paceline.node.health.notice import Notices
     from paceline.wire import Launch
 
 _log = logging.getLogger(__name__)
@@ -104,6 +106,7 @@ def node(
     data: Data = None,
     token: Token = None,
     token_file: TokenFile = None,
+    notice: Notice = None,
 ) -> None:
     """Looks after one run on this node, until the run ends.
 
@@ -113,8 +116,10 @@ def node(
     Its exit code is 0 if the run has finished or the node left it as asked, 2 if the server
     refuses it; else 1.
     """
+    from paceline.node.health.notice import Notices, provider_of
     from paceline.wire import Launch
 
+    notices = None if notice is None else Notices(provider_of(notice))
     own = given(token, token_file)
     shows = script is not None and run is None
     if script is not None and run is None:
@@ -128,7 +133,7 @@ def node(
         raise InputError("give a script, or the run that an engine has started with --run")
     elif slot is None:
         raise InputError("--slot: with --run, give what makes the node's name unique")
-    raise typer.Exit(_look_after(run, slot, host, server, data, own, shows=shows))
+    raise typer.Exit(_look_after(run, slot, host, server, data, own, notices, shows=shows))
 
 
 def _adopted(
@@ -165,6 +170,7 @@ def _look_after(
     server: str | None,
     data: Path | None,
     token: str | None,
+    notices: Notices | None,
     *,
     shows: bool,
 ) -> int:
@@ -182,7 +188,7 @@ def _look_after(
         link = stack.enter_context(linking.linked(session))
         duty = Duty(client, run, name, host)
         finder = linking.session_finder(client, name, None)
-        Agent(link, name, directory, finder, duty, shows=shows).run()
+        Agent(link, name, directory, finder, duty, shows=shows, notices=notices).run()
     return duty.exit_code
 
 

@@ -44,6 +44,15 @@ Data = Annotated[
 Node = Annotated[
     str | None, typer.Option(help="This machine's name.", show_default="the host's name")
 ]
+Notice = Annotated[
+    str | None,
+    typer.Option(
+        envvar="PACELINE_NOTICE",
+        help="Leave in order when the provider takes this machine back: ec2, gce, azure, or the "
+        "address of a notice, which is not found (404) until then.",
+        show_default="nobody is asked",
+    ),
+]
 Env = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME[=VALUE]", help="A variable for the ranks; repeatable."),

@@ -19,6 +19,7 @@ from paceline.node.delivery import Delivery
 from paceline.node.duty import Duty
 from paceline.node.health.check import Checker
 from paceline.node.health.gpus import Gpus
+from paceline.node.health.notice import Notices
 from paceline.node.link import Commands, Link
 from paceline.node.output import Output
 from paceline.node.rundir import Record
@@ -53,6 +54,7 @@ class Agent:
             fixed.
         duty: the only run to look after; None: all that the control plane launches here.
         shows: whether what rank 0 prints here is shown.
+        notices: of the provider that may take this machine back; None: nobody is asked.
 
     Raises:
         PacelineError: another agent uses the data directory.
@@ -67,8 +69,10 @@ class Agent:
         duty: Duty | None = None,
         *,
         shows: bool = False,
+        notices: Notices | None = None,
     ) -> None:
         self._link = link
+        self._notices = notices
         self._data = data
         self._find_session = find_session
         self._duty = duty
@@ -93,24 +97,31 @@ class Agent:
             ) from None
 
     def run(self) -> int:
-        """Works until SIGTERM or SIGINT, or its duty is over; returns the exit code.
+        """Works until SIGTERM, SIGINT or a provider's notice, or its duty is over.
 
-        A second signal kills the runs.
+        A second signal kills the runs. Returns the exit code.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._on_signal)
         try:
-            while self._signal is None and not self._over():
+            while self._signal is None and self._taken_back is None and not self._over():
                 self._tick()
             self._leave()
         finally:
             self._checker.close()
+            if self._notices is not None:
+                self._notices.close()
             for supervisor in self._runs.values():
                 supervisor.close()
             for delivery in self._left_over.values():
                 delivery.close()
             self._lock.close()
         return 128 + signal.SIGINT if self._signal == signal.SIGINT else 0
+
+    @property
+    def _taken_back(self) -> str | None:
+        """What the provider says that takes this machine back; None: it stays."""
+        return None if self._notices is None else self._notices.told()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self._signal is not None:
@@ -272,8 +283,12 @@ class Agent:
                 self._left_over[run] = delivery
 
     def _leave(self) -> None:
+        why = "the agent was stopped"
+        if self._signal is None and self._taken_back is not None:
+            why = f"the provider takes {self._node.node} back: {self._taken_back}"
+            _log.warning("%s; its runs leave it", why)
         for supervisor in self._runs.values():
-            supervisor.stop("the agent was stopped", leaves=True)
+            supervisor.stop(why, leaves=True)
         deadline = None  # for telling it, once all have ended
         while self._runs:
             self._look_after()

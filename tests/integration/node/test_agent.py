@@ -5,8 +5,11 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -47,8 +50,8 @@ def agent(tmp_path: Path) -> Iterator[StartAgent]:
     """Starts agents of node "here"; kills those still running at the end."""
     started: list[subprocess.Popen[str]] = []
 
-    def start(bus_url: str, data: Path = tmp_path / "data") -> subprocess.Popen[str]:
-        arguments = ("--bus", bus_url, "--node", "here", "--data", str(data))
+    def start(bus_url: str, data: Path = tmp_path / "data", *options: str) -> subprocess.Popen[str]:
+        arguments = ("--bus", bus_url, "--node", "here", "--data", str(data), *options)
         process = paceline("agent", *arguments)
         started.append(process)
         return process
@@ -103,6 +106,30 @@ def test_registers_beats_and_says_goodbye(bus_url: str, agent: StartAgent) -> No
     assert nodes(bus_url)[1].at > first.at
     process.send_signal(signal.SIGTERM)
     assert process.wait(DEADLINE_S) == 0
+    assert nodes(bus_url)[-1].left
+
+
+@pytest.mark.ranks
+def test_leaves_in_order_when_the_provider_takes_the_machine_back(
+    bus_url: str, agent: StartAgent, tmp_path: Path
+) -> None:
+    """A file server stands for the metadata service: the notice is there once its file is."""
+    (tmp_path / "metadata").mkdir()
+    handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path / "metadata"))
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as service:
+        threading.Thread(target=service.serve_forever).start()
+        address = f"http://127.0.0.1:{service.server_port}/notice"
+        process = agent(bus_url, tmp_path / "data", "--notice", address)
+        registered(bus_url, process)
+        tell(bus_url, "r", Launch(script(tmp_path, SLEEP), [], 2, {}))
+        reported(bus_url, "r", "running")
+        everyone = ranks_below(process, 2)
+        (tmp_path / "metadata" / "notice").write_text("terminate at noon")
+        assert process.wait(DEADLINE_S) == 0
+        service.shutdown()
+    wait_gone(everyone)
+    stopped = reported(bus_url, "r", "stopped")
+    assert stopped.message == "the provider takes here back: terminate at noon"
     assert nodes(bus_url)[-1].left
 
 

@@ -1,0 +1,185 @@
+"""Whether the provider takes this machine back: notices of spot and preemptible machines.
+
+Providers tell a machine at an address inside it, half a minute to two minutes ahead. Sources: the
+metadata services of Amazon EC2 (spot/instance-action, IMDSv2), Google Compute Engine
+(instance/preempted) and Azure (scheduled events).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+from paceline.core.errors import InputError
+
+EVERY_S = 5.0  # between two questions, as Amazon advises
+_TIMEOUT_S = 2.0
+_TOKEN_S = 21_600  # how long a token of EC2's metadata service is good for, at most
+_MOST_WORDS = 200  # characters of an answer that are told
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Provider:
+    """Where a provider tells that it takes a machine back.
+
+    Args:
+        url: of the notice.
+        read: an answer → what it says in words; None: the machine stays.
+        headers: of the question.
+        token_url: gives a token for the question; empty: none is needed.
+    """
+
+    url: str
+    read: Callable[[httpx.Response], str | None]
+    headers: Mapping[str, str] = field(default_factory=dict)
+    token_url: str = ""
+
+
+def _read_ec2(answer: httpx.Response) -> str | None:
+    if answer.status_code == httpx.codes.NOT_FOUND:
+        return None
+    told = _object(answer)
+    return f"{told.get('action', 'interruption')} at {told.get('time', 'an unknown time')}"
+
+
+def _read_google(answer: httpx.Response) -> str | None:
+    answer.raise_for_status()
+    return "preempted" if answer.text.strip().upper() == "TRUE" else None
+
+
+def _read_azure(answer: httpx.Response) -> str | None:
+    events = _object(answer).get("Events", [])
+    for event in events if isinstance(events, list) else []:
+        if isinstance(event, dict) and event.get("EventType") in ("Preempt", "Terminate"):
+            return f"{event['EventType']} not before {event.get('NotBefore') or 'now'}"
+    return None
+
+
+def _read_plain(answer: httpx.Response) -> str | None:
+    """An address of one's own: it is not found until the machine is to go."""
+    if answer.status_code == httpx.codes.NOT_FOUND:
+        return None
+    answer.raise_for_status()
+    return " ".join(answer.text.split())[:_MOST_WORDS] or "it is to go"
+
+
+def _object(answer: httpx.Response) -> dict[str, Any]:
+    """An answer's JSON object.
+
+    Raises:
+        httpx.HTTPError: the answer is a refusal.
+        ValueError: it is no JSON object.
+    """
+    answer.raise_for_status()
+    told = answer.json()
+    if not isinstance(told, dict):
+        raise ValueError(f"it is no object but {str(told)[:_MOST_WORDS]}")
+    return told
+
+
+_INSIDE = "http://169.254.169.254"  # each provider's metadata service, seen from a machine
+PROVIDERS: dict[str, Provider] = {
+    "ec2": Provider(
+        f"{_INSIDE}/latest/meta-data/spot/instance-action",
+        _read_ec2,
+        token_url=f"{_INSIDE}/latest/api/token",
+    ),
+    "gce": Provider(
+        "http://metadata.google.internal/computeMetadata/v1/instance/preempted",
+        _read_google,
+        {"Metadata-Flavor": "Google"},
+    ),
+    "azure": Provider(
+        f"{_INSIDE}/metadata/scheduledevents?api-version=2020-07-01",
+        _read_azure,
+        {"Metadata": "true"},
+    ),
+}
+
+
+def provider_of(name: str) -> Provider:
+    """A provider by its name, or by the address of a notice of one's own.
+
+    Raises:
+        InputError: it is neither.
+    """
+    if name in PROVIDERS:
+        return PROVIDERS[name]
+    if name.startswith(("http://", "https://")):
+        return Provider(name, _read_plain)
+    known = ", ".join(PROVIDERS)
+    raise InputError(f"--notice {name!r} is not known: give {known}, or an http:// address")
+
+
+class Notices:
+    """Asks a provider every `EVERY_S` whether it takes this machine back, in its own thread.
+
+    Args:
+        provider: whom to ask.
+        every_s: seconds between two questions.
+    """
+
+    def __init__(self, provider: Provider, every_s: float = EVERY_S) -> None:
+        self._provider = provider
+        self._every_s = every_s
+        self._told: str | None = None
+        self._token = ""
+        self._closed = threading.Event()
+        self._answers = True
+        threading.Thread(target=self._work, name="paceline-notices", daemon=True).start()
+
+    def told(self) -> str | None:
+        """What the provider said in words; None: the machine stays, as far as is known."""
+        return self._told
+
+    def close(self) -> None:
+        """Asks no more."""
+        self._closed.set()
+
+    def _work(self) -> None:
+        # A proxy cannot reach the metadata service of this machine.
+        with httpx.Client(timeout=_TIMEOUT_S, trust_env=False) as client:
+            while self._told is None:
+                self._ask(client)
+                if self._closed.wait(self._every_s):
+                    return
+
+    def _ask(self, client: httpx.Client) -> None:
+        try:
+            answer = client.get(self._provider.url, headers=self._headers(client))
+            if answer.status_code == httpx.codes.UNAUTHORIZED and self._token:
+                self._token = ""  # it has expired
+                answer = client.get(self._provider.url, headers=self._headers(client))
+            self._told = self._provider.read(answer)
+        except (httpx.HTTPError, ValueError) as error:
+            if self._answers:
+                _log.warning(
+                    "whether the provider takes this machine back is not known: %s does not "
+                    "answer: %s. It is asked again every %g s.",
+                    *(self._provider.url, error, self._every_s),
+                )
+            self._answers = False
+        else:
+            self._answers = True
+
+    def _headers(self, client: httpx.Client) -> dict[str, str]:
+        """Of a question; with a token where one is needed.
+
+        Raises:
+            httpx.HTTPError: the token is refused.
+        """
+        headers = dict(self._provider.headers)
+        if self._provider.token_url:
+            if not self._token:
+                lifetime = {"X-aws-ec2-metadata-token-ttl-seconds": str(_TOKEN_S)}
+                answer = client.put(self._provider.token_url, headers=lifetime)
+                answer.raise_for_status()
+                self._token = answer.text
+            headers["X-aws-ec2-metadata-token"] = self._token
+        return headers
