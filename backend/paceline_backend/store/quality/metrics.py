@@ -1,0 +1,54 @@
+"""Reads training metrics of the global batch, thinned out as other columns of steps are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sqlalchemy as sa
+
+from paceline_backend.store import reads
+from paceline_backend.store.quality.tables import step_metrics
+from paceline_backend.store.quality.writing import names
+from paceline_backend.store.schema import steps
+
+
+def columns(connection: sa.Connection, run: int, span: reads.Range, points: int) -> dict[str, Any]:
+    """``from``, ``to``, ``bucket``, and of each metric its columns ``step`` and ``value``.
+
+    Only complete steps have a metric. Of more steps than points, `bucket` of them become one, with
+    the mean, the least (``min``) and the greatest value (``max``).
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        span: first and last step.
+        points: at most so many of each metric.
+    """
+    first, last = reads.bounds(connection, steps, run, span)
+    bucket = reads.bucket_of(first, last, points)
+    c = step_metrics.c
+    whole = sa.exists().where(steps.c.run == c.run, steps.c.step == c.step)
+    metrics = {}
+    for name in names(connection, run):
+        where = (c.run == run, c.name == name, whole, *reads.within(c.step, (first, last)))
+        metrics[name] = _columns(connection, where, bucket)
+    return {"from": first, "to": last, "bucket": bucket, "metrics": metrics}
+
+
+def _columns(
+    connection: sa.Connection, where: tuple[sa.ColumnElement[bool], ...], bucket: int
+) -> dict[str, list[Any]]:
+    c = step_metrics.c
+    if bucket == 1:
+        titles = ["step", "value"]
+        query = sa.select(c.step, c.value).where(*where).order_by(c.step)
+    else:
+        titles = ["step", "value", "min", "max"]
+        row = sa.select(c.step, c.value, (c.step // bucket).label("cell")).where(*where)
+        own = row.subquery().c
+        bounds = (sa.func.min(own.value), sa.func.max(own.value))
+        query = sa.select(sa.func.min(own.step), sa.func.avg(own.value), *bounds)
+        query = query.group_by(own.cell).order_by(own.cell)
+    rows = connection.execute(query).all()
+    values = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in titles]
+    return dict(zip(titles, values, strict=True))
