@@ -44,6 +44,7 @@ from paceline_backend.api.logs import routes as logs
 from paceline_backend.api.logs.reading import Logs
 from paceline_backend.api.nodes import routes as nodes
 from paceline_backend.api.prefix import PathPrefix
+from paceline_backend.api.quality import routes as quality
 from paceline_backend.api.rules import VIEWER, Allow, Rules
 from paceline_backend.api.sharing import routes as sharing
 from paceline_backend.api.switching import routes as switching
@@ -108,7 +109,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     others = (audit.router, nodes.router, logs.router, tokens.router, dead.router)
     history = (aggregates, compare, details, export, labels, listing)
     reads = (*reads, *(module.router for module in history))
-    of_runs = (runs.router, switching.router, run_nodes.router, engines.router)
+    of_runs = (runs.router, switching.router, quality.router, run_nodes.router, engines.router)
     of_alerts = (alerts.router, webhooks.router, fleet.router)
     for router in (*of_runs, *reads, *of_alerts, *others):
         app.include_router(router, prefix="/api/v1", responses=_REFUSALS, dependencies=CREDENTIALS)

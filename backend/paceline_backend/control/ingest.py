@@ -4,9 +4,9 @@ Commit first, then one bus transaction: publish to ``live(run)``, acknowledge, d
 between the two repeats the batch, which changes nothing in the store and publishes it for the first
 time. So every record is stored once and appears in the live stream, there twice only when another
 ingest took over from one that was stuck, not dead. (Not so of nodes, rounds and metrics: who shows
-them asks the store.) Records that several messages of a run hold in a row are published as one message, since
-thousands of ranks send one record each. A bus or database that is away stops ingest, not its
-producers: entries wait on the bus.
+them asks the store.) Records that several messages of a run hold in a row are published as one
+message, since thousands of ranks send one record each. A bus or database that is away stops ingest,
+not its producers: entries wait on the bus.
 
 No message stops the others, and none is stored that `checks` refuses. A message that cannot be
 read, stored or published goes to the dead letters (`requests.dead`) with its reason. When a batch

@@ -42,6 +42,7 @@ def read(
     counting: Sequence[Span],
     *,
     limit: int | None = None,
+    since: int = -1,
     metric: str | None = None,
 ) -> list[Evaluated]:
     """Evaluations of a run, oldest first.
@@ -54,9 +55,10 @@ def read(
         run: key of the run.
         counting: which steps of which attempts count; `store.attempts.spans`.
         limit: only the newest so many; None: all.
+        since: only after this step and later ones.
         metric: only this one; None: all.
     """
-    where = [evaluations.c.run == run, _counts(counting)]
+    where = [evaluations.c.run == run, evaluations.c.step >= since, _counts(counting)]
     if metric is not None:
         where.append(evaluations.c.name == metric)
     if limit is not None:

@@ -41,7 +41,7 @@ def _columns(
     c = step_metrics.c
     if bucket == 1:
         titles = ["step", "value"]
-        query = sa.select(c.step, c.value).where(*where).order_by(c.step)
+        query: sa.Select[Any] = sa.select(c.step, c.value).where(*where).order_by(c.step)
     else:
         titles = ["step", "value", "min", "max"]
         row = sa.select(c.step, c.value, (c.step // bucket).label("cell")).where(*where)

@@ -46,14 +46,9 @@ def reached(
         return None
     target = {name: run["target"][name] for name in ("metric", "value", "direction")}
     seen = evaluations.read(connection, run["key"], counting, metric=target["metric"])
-    moments = [
-        {
-            "step": each.step,
-            "epoch": each.epoch,
-            "trained": each.trained,
-            "at": each.at,
-            "value": each.metrics[target["metric"]],
-        }
+    moments: list[dict[str, Any]] = [
+        {name: getattr(each, name) for name in ("step", "epoch", "trained", "at")}
+        | {"value": each.metrics[target["metric"]]}
         for each in seen
         if each.metrics[target["metric"]] is not None
     ]
@@ -62,9 +57,8 @@ def reached(
         moments = _losses(connection, run, target)
     meets = MEETS[target["direction"]]
     met = next((each for each in moments if meets(each["value"], target["value"])), None)
-    best = (max if target["direction"] == ">=" else min)(
-        (each["value"] for each in moments), default=None
-    )
+    values: list[float] = [each["value"] for each in moments]
+    best = (max if target["direction"] == ">=" else min)(values) if values else None
     if met is not None:
         began = run["started_at"]
         met = {**met, "after_s": None if began is None else max(0.0, met["at"] - began)}
@@ -77,27 +71,24 @@ def _losses(
     """The first block of steps whose mean loss meets a target, and the best one."""
     c = step_rollups.c
     loss = over(c.loss_sum, c.loss_count)
-    query = sa.select(c.step, c.epoch, c.ended_at, loss.label("loss"))
+    query = sa.select(c.step, c.ended_at, loss.label("loss"))
     query = query.where(c.run == run["key"], c.loss_count > 0, c.loss_sum.is_not(None))
     rising = target["direction"] == ">="
     meets = loss >= target["value"] if rising else loss <= target["value"]
     first = query.where(meets).order_by(c.step).limit(1)
     best = query.order_by(loss.desc() if rising else loss).limit(1)
     rows = [*connection.execute(first), *connection.execute(best)]
-    return [
-        {
-            "step": row.step + BLOCK - 1,
-            "epoch": row.epoch,
-            "trained": trained_by(run, row.step + BLOCK - 1, row.epoch),
-            "at": row.ended_at,
-            "value": row.loss,
-        }
-        for row in rows
-    ]
+    moments = []
+    for row in rows:
+        step = row.step + BLOCK - 1
+        epoch, trained = _in_whole_epochs(run, step)
+        moment = {"step": step, "epoch": epoch, "trained": trained, "at": row.ended_at}
+        moments.append({**moment, "value": row.loss})
+    return moments
 
 
-def trained_by(run: Mapping[str, Any], step: int, epoch: int) -> int:
-    """Samples that a run has trained on after a step, if its epochs were whole."""
+def _in_whole_epochs(run: Mapping[str, Any], step: int) -> tuple[int, int]:
+    """A step's epoch, and the samples that a run has trained on after it."""
     samples, batch = run["samples"] or 0, run["global_batch"] or 1
-    in_epoch = step + 1 - epoch * -(-samples // batch)
-    return int(epoch * samples + max(0, min(in_epoch * batch, samples)))
+    epoch, in_epoch = divmod(step, max(1, -(-samples // batch)))
+    return epoch, epoch * samples + min((in_epoch + 1) * batch, samples)

@@ -11,8 +11,7 @@ import sqlalchemy as sa
 from paceline.wire import MOST_METRICS, Evaluation, MetricBatch, MetricRecord
 from paceline_backend.store import refusals
 from paceline_backend.store.database import insert
-from paceline_backend.store.quality.tables import evaluations, step_metrics, worker_metrics
-from paceline_backend.store.telemetry.columns import HUGE
+from paceline_backend.store.quality.tables import evaluations, worker_metrics
 from paceline_backend.store.telemetry.locked import LockedRun
 
 logger = logging.getLogger(__name__)
@@ -134,7 +133,7 @@ def write_evaluations(
 
 
 def _finite(value: float) -> float | None:
-    return value if -HUGE < value < HUGE else None
+    return value if -refusals.HUGE < value < refusals.HUGE else None
 
 
 def _ranges(numbers: set[int]) -> Iterator[range]:
