@@ -39,16 +39,14 @@ def _columns(
     connection: sa.Connection, where: tuple[sa.ColumnElement[bool], ...], bucket: int
 ) -> dict[str, list[Any]]:
     c = step_metrics.c
-    if bucket == 1:
-        titles = ["step", "value"]
-        query: sa.Select[Any] = sa.select(c.step, c.value).where(*where).order_by(c.step)
-    else:
-        titles = ["step", "value", "min", "max"]
+    titles = ["step", "value"] if bucket == 1 else ["step", "value", "min", "max"]
+    query: sa.Select[Any] = sa.select(c.step, c.value).where(*where).order_by(c.step)
+    if bucket > 1:
         row = sa.select(c.step, c.value, (c.step // bucket).label("cell")).where(*where)
         own = row.subquery().c
-        bounds = (sa.func.min(own.value), sa.func.max(own.value))
-        query = sa.select(sa.func.min(own.step), sa.func.avg(own.value), *bounds)
-        query = query.group_by(own.cell).order_by(own.cell)
+        shown: list[sa.ColumnElement[Any]] = [sa.func.min(own.step), sa.func.avg(own.value)]
+        shown += [sa.func.min(own.value), sa.func.max(own.value)]
+        query = sa.select(*shown).group_by(own.cell).order_by(own.cell)
     rows = connection.execute(query).all()
     values = [list(column) for column in zip(*rows, strict=True)] or [[] for _ in titles]
     return dict(zip(titles, values, strict=True))
