@@ -14,7 +14,16 @@ from starlette.exceptions import HTTPException
 
 from paceline.core.version import __version__
 from paceline.wire.bus import connect
-from paceline_backend.api import errors, health, metrics, run_nodes, runs, telemetry, tokens
+from paceline_backend.api import (
+    errors,
+    health,
+    metrics,
+    quality,
+    run_nodes,
+    runs,
+    telemetry,
+    tokens,
+)
 from paceline_backend.api.admin import dead
 from paceline_backend.api.alerts import routes as alerts
 from paceline_backend.api.alerts import webhooks
@@ -44,7 +53,6 @@ from paceline_backend.api.logs import routes as logs
 from paceline_backend.api.logs.reading import Logs
 from paceline_backend.api.nodes import routes as nodes
 from paceline_backend.api.prefix import PathPrefix
-from paceline_backend.api.quality import routes as quality
 from paceline_backend.api.rules import VIEWER, Allow, Rules
 from paceline_backend.api.sharing import routes as sharing
 from paceline_backend.api.switching import routes as switching

@@ -8,7 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from paceline.wire import problems
 from paceline_backend import backends
-from paceline_backend.api.quality.models import Evaluation, Target
+from paceline_backend.api.quality_models import Evaluation, Target
 from paceline_backend.policies import Changes
 from paceline_backend.store.audit import RESERVED
 

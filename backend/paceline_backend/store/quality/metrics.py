@@ -8,8 +8,25 @@ import sqlalchemy as sa
 
 from paceline_backend.store import reads
 from paceline_backend.store.quality.tables import step_metrics
-from paceline_backend.store.quality.writing import names
 from paceline_backend.store.schema import steps
+
+# All names of a run, each by one seek.
+_NAMES = sa.text(
+    "WITH RECURSIVE names (name) AS (SELECT min(name) FROM step_metrics WHERE run = :run "
+    "UNION ALL SELECT (SELECT min(name) FROM step_metrics WHERE run = :run "
+    "AND step_metrics.name > names.name) FROM names WHERE names.name IS NOT NULL) "
+    "SELECT name FROM names WHERE name IS NOT NULL"
+)
+
+
+def names(connection: sa.Connection, run: int) -> list[str]:
+    """The names of a run's training metrics, in alphabetical order.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+    """
+    return list(connection.execute(_NAMES, {"run": run}).scalars())
 
 
 def columns(connection: sa.Connection, run: int, span: reads.Range, points: int) -> dict[str, Any]:

@@ -42,13 +42,13 @@ from paceline.wire import (
     StepBatch,
 )
 from paceline_backend.store.database import Store
-from paceline_backend.store.quality import writing as quality
 from paceline_backend.store.telemetry import (
     attempts,
     fallbacks,
     locked,
     nodes,
     phases,
+    quality,
     rounds,
     segments,
     steps,

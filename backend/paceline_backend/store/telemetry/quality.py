@@ -11,6 +11,7 @@ import sqlalchemy as sa
 from paceline.wire import MOST_METRICS, Evaluation, MetricBatch, MetricRecord
 from paceline_backend.store import refusals
 from paceline_backend.store.database import insert
+from paceline_backend.store.quality.metrics import names
 from paceline_backend.store.quality.tables import evaluations, worker_metrics
 from paceline_backend.store.telemetry.locked import LockedRun
 
@@ -26,23 +27,6 @@ _SUM_UP = sa.text(
     "AND other.step = own.step AND other.name = own.name) GROUP BY run, name, step "
     "ON CONFLICT (run, name, step) DO UPDATE SET value = excluded.value"
 )
-# All names of a run, each by one seek.
-_NAMES = sa.text(
-    "WITH RECURSIVE names (name) AS (SELECT min(name) FROM step_metrics WHERE run = :run "
-    "UNION ALL SELECT (SELECT min(name) FROM step_metrics WHERE run = :run "
-    "AND step_metrics.name > names.name) FROM names WHERE names.name IS NOT NULL) "
-    "SELECT name FROM names WHERE name IS NOT NULL"
-)
-
-
-def names(connection: sa.Connection, run: int) -> list[str]:
-    """The names of a run's training metrics, in alphabetical order.
-
-    Args:
-        connection: to read from.
-        run: key of the run.
-    """
-    return list(connection.execute(_NAMES, {"run": run}).scalars())
 
 
 def write_metrics(

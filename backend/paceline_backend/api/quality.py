@@ -12,7 +12,7 @@ from paceline_backend import requests
 from paceline_backend.api import models
 from paceline_backend.api.audit import CHANGE_REFUSALS, Expected, etag, requester_of
 from paceline_backend.api.errors import RUN_REFUSALS, documented
-from paceline_backend.api.quality.models import Direction, Evaluation, MetricName, Metrics
+from paceline_backend.api.quality_models import Direction, Evaluation, MetricName, Metrics
 from paceline_backend.api.rules import OPERATOR, VIEWER
 from paceline_backend.api.runs import store_of
 from paceline_backend.api.telemetry import From, Points, To

@@ -89,3 +89,28 @@ class Target(BaseModel):
     )
     met: Met | None = Field(description="null: not yet")
     best: float | None = Field(description="so far; null: there is no value", examples=[0.91])
+
+
+class Quality(BaseModel):
+    """What became of a run's model, and when."""
+
+    queued_s: float | None = Field(description="as of the run", examples=[3.5])
+    jct_s: float | None = Field(description="as of the run", examples=[100.5])
+    eta_at: float | None = Field(description="as of the run", examples=[None])
+    target: Target | None = Field(description="null: nobody has set one")
+    evaluations: list[Evaluation] = Field(description="oldest first; the newest 1,000")
+
+
+class MetricChange(BaseModel):
+    """A metric of evaluations before a switch, and under the policy that was switched to."""
+
+    metric: str = Field(examples=["accuracy"])
+    before: float | None = Field(
+        description="mean of the last 3 evaluations before it; null: there is none", examples=[0.89]
+    )
+    before_evaluations: int = Field(description="of which it is the mean", examples=[3])
+    after: float | None = Field(
+        description="mean of the newest 3 evaluations under the policy; null: there is none",
+        examples=[0.9],
+    )
+    after_evaluations: int = Field(description="of which it is the mean", examples=[3])
