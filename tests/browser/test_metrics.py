@@ -92,8 +92,8 @@ def test_an_operator_sets_a_target_and_sees_when_it_was_met(
     expect(words).to_contain_text("with 2,560 samples (0.75)")
     lines = lambda: [shape[0] for shape in layout_of(page, "evaluations-0")["shapes"]]  # noqa: E731
     until(lambda: lines() == ["line"], "the target's line")
-    told = runs.get(store, "r")["target"]["met"]
-    assert told["after_s"] == pytest.approx(120)
+    met = runs.get(store, "r")["target"]["met"]
+    assert met["after_s"] == pytest.approx(120)
     page.get_by_text("Set a target…").click()
     page.click("#target-remove")
     expect(words).to_have_text("None is set.")

@@ -34,16 +34,16 @@ def test_times_agree_with_the_scripts_own_clock(page: Page, stack: Stack, tmp_pa
     page.context.set_extra_http_headers({})
     page.goto(stack.login_link())
     page.goto(f"{stack.url}/runs/{run}")
-    told = wait_for_end(stack, run)
+    now = wait_for_end(stack, run)
     clock = json.loads(kept.read_text())
 
-    met = told["target"]["met"]
+    met = now["target"]["met"]
     assert (met["step"], met["epoch"]) == (clock["step"], clock["epoch"]) == (239, 29)
-    assert (met["trained"], told["target"]["source"]) == (30 * 64, "evaluations")
+    assert (met["trained"], now["target"]["source"]) == (30 * 64, "evaluations")
     assert met["value"] == pytest.approx(0.75)  # of both ranks, by samples
     assert met["after_s"] == pytest.approx(clock["after_s"], rel=0.01)
-    assert told["jct_s"] == pytest.approx(clock["whole_s"], rel=0.01)
-    assert 0 <= told["queued_s"] == told["started_at"] - told["created_at"]
+    assert now["jct_s"] == pytest.approx(clock["whole_s"], rel=0.01)
+    assert 0 <= now["queued_s"] == now["started_at"] - now["created_at"]
 
     expect(page.locator("#run-state")).to_have_text("finished")
     words = page.locator("#target-words")
@@ -60,7 +60,7 @@ def test_times_agree_with_the_scripts_own_clock(page: Page, stack: Stack, tmp_pa
     assert shown_s(text, "Time to accuracy ≥ 0.75") == pytest.approx(clock["after_s"], rel=0.01)
     assert shown_s(text, "Job completion time:") == pytest.approx(clock["whole_s"], rel=0.01)
     document = stack.api("GET", f"/runs/{run}/report")["quality"]
-    assert (document["target"], document["jct_s"]) == (told["target"], told["jct_s"])
+    assert (document["target"], document["jct_s"]) == (now["target"], now["jct_s"])
 
     seen = stack.api("GET", f"/runs/{run}/evaluations")
     assert [each["step"] for each in seen] == [*range(7, 320, 8)]

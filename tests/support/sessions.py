@@ -138,8 +138,8 @@ def train(
 
 
 def evaluating(count: int, epochs: int, options: dict[str, Any]) -> list[str]:
-    """Logs metrics and evaluates before, in and after epochs; what wrong calls were told."""
-    told = []
+    """Logs metrics and evaluates before, in and after epochs; the refusals of wrong calls."""
+    refusals = []
     with session(count, options) as run:
         run.evaluated(accuracy=0.0)
         loader, model = run.loader(), run.wrap(network())
@@ -159,8 +159,8 @@ def evaluating(count: int, epochs: int, options: dict[str, Any]) -> list[str]:
             try:
                 run.evaluated(**wrong)
             except (TypeError, ValueError) as error:
-                told.append(str(error))
-    return told
+                refusals.append(str(error))
+    return refusals
 
 
 def kill_at(run: paceline.Session, step: int, when: int, pid: int) -> None:

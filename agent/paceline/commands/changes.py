@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import re
 from typing import Annotated, Any, Literal
 from urllib.parse import urlencode
@@ -141,19 +143,18 @@ def _target(text: str) -> dict[str, Any]:
         InputError: the text is none.
     """
     match = re.fullmatch(r"\s*([^\s<>=]+)\s*(>=|<=)\s*(\S+)\s*", text)
-    try:
-        if match is not None:
-            return {"metric": match[1], "direction": match[2], "value": float(match[3])}
-    except ValueError:
-        pass
+    if match is not None:
+        with contextlib.suppress(ValueError):
+            if math.isfinite(value := float(match[3])):
+                return {"metric": match[1], "direction": match[2], "value": value}
     raise InputError(f"{text}: give a metric, >= or <=, and a number, such as 'accuracy>=0.9'")
 
 
-def _target_words(found: dict[str, Any] | None) -> str:
-    if found is None:
+def _target_words(present: dict[str, Any] | None) -> str:
+    if present is None:
         return "no target is set"
-    words = f"{found['metric']} {found['direction']} {found['value']:g}"
-    met, best = found["met"], found["best"]
+    words = f"{present['metric']} {present['direction']} {present['value']:g}"
+    met, best = present["met"], present["best"]
     if met is None:
         return f"{words} is not met yet" + (
             "" if best is None else f"; the best so far is {best:g}"

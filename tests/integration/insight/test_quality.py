@@ -12,6 +12,7 @@ from paceline_backend.insight import document, quality
 from paceline_backend.insight.quality import MetricChange
 from paceline_backend.store import Store, runs
 from paceline_backend.store.quality import target
+from support.records import add_first_policy
 from support.training import Training
 from support.web import serving
 
@@ -43,6 +44,7 @@ def train(training: Training, *accuracies: float) -> None:
 def training(store: Store, bus_url: str) -> Training:
     """Four evaluations under bsp, two under local-sgd, none under bsp, and one under paceline."""
     made = Training(store, bus_url, "r")
+    add_first_policy(store, "r")
     train(made, 0.1, 0.2, 0.3, 0.4)
     made.switch("local-sgd")
     train(made, 0.5, 0.7)
@@ -62,16 +64,16 @@ def test_a_switch_that_changes_the_training_tells_of_metrics(
     store: Store, training: Training
 ) -> None:
     """To such a policy and back, but not from bsp to paceline, which trains the same."""
-    told = changes(store)
-    assert told == {
+    measured = changes(store)
+    assert measured == {
         1: [MetricChange("accuracy", pytest.approx(0.3), 3, pytest.approx(0.6), 2)],
         2: [MetricChange("accuracy", pytest.approx(0.6), 2, None, 0)],
     }
-    assert quality.words(told[1]) == (
+    assert quality.words(measured[1]) == (
         "Accuracy was 0.3 (mean of 3 evaluations) before, and is 0.6 (mean of 2 evaluations) "
         "since. Training went on meanwhile, which changes metrics, too."
     )
-    assert "is not measured since" in quality.words(told[2])
+    assert "is not measured since" in quality.words(measured[2])
     training.switch("local-sgd")
     training.train(4)
     evaluate(training, 0.9)
@@ -82,6 +84,7 @@ def test_a_switch_that_changes_the_training_tells_of_metrics(
 
 def test_a_run_without_evaluations_tells_of_none(store: Store, bus_url: str) -> None:
     training = Training(store, bus_url, "r")
+    add_first_policy(store, "r")
     training.train(4)
     training.switch("local-sgd")
     training.train(4)

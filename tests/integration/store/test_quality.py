@@ -186,13 +186,13 @@ def test_the_training_loss_decides_where_no_evaluation_has_one(store: Store) -> 
         write(store, steps(step, loss=3.0 - step // 100))
     with store.write() as connection:
         target.set_target(connection, key, {"metric": "loss", "value": 2.0, "direction": "<="})
-    found = runs.get(store, "r")["target"]
-    assert (found["source"], found["best"]) == ("training", 1.0)
-    met = {name: found["met"][name] for name in ("step", "value", "trained", "at")}
+    wanted = runs.get(store, "r")["target"]
+    assert (wanted["source"], wanted["best"]) == ("training", 1.0)
+    met = {name: wanted["met"][name] for name in ("step", "value", "trained", "at")}
     assert met == {"step": 199, "value": 2.0, "trained": 1_600, "at": 1_199.0}
     write(store, evaluated(299, loss=2.5))
-    found = runs.get(store, "r")["target"]
-    assert (found["source"], found["met"], found["best"]) == ("evaluations", None, 2.5)
+    wanted = runs.get(store, "r")["target"]
+    assert (wanted["source"], wanted["met"], wanted["best"]) == ("evaluations", None, 2.5)
 
 
 def test_when_a_run_ends_follows_from_its_steps_and_the_pause_between_epochs(store: Store) -> None:

@@ -267,10 +267,10 @@ def test_a_resumed_attempt_says_where_it_begins(ranks: Ranks, bus_url: str, tmp_
 
 @pytest.mark.ranks
 def test_metrics_and_evaluations_are_reported(ranks: Ranks, bus_url: str, tmp_path: Path) -> None:
-    told = ranks.run(
+    refusals = ranks.run(
         sessions.evaluating, 22, 2, {"global_batch": 4}, env=environment(bus_url, tmp_path)
     )
-    assert [each.split(":")[0] for each in told[0]] == [
+    assert [each.split(":")[0] for each in refusals[0]] == [
         *("session.evaluated", "samples is -1", "samples is 1.5", "session.evaluated")
     ]
     messages = on_bus(bus_url)

@@ -66,18 +66,18 @@ def read(
         if first is None:
             return []
         where.append(evaluations.c.step >= first)
-    found: dict[int, Evaluated] = {}
+    by_step: dict[int, Evaluated] = {}
     for row in connection.execute(_combined(where)):
-        known = found.get(row.step)
+        known = by_step.get(row.step)
         if known is None or known.attempt < row.attempt:
             known = Evaluated(row.step, row.epoch, row.attempt, row.trained, row.at, row.ranks, {})
         metrics = {**known.metrics, row.name: row.value}
-        found[row.step] = Evaluated(
+        by_step[row.step] = Evaluated(
             *(row.step, row.epoch, row.attempt),
             *(max(known.trained, row.trained), max(known.at, row.at)),
             *(max(known.ranks, row.ranks), metrics),
         )
-    return list(found.values())
+    return list(by_step.values())
 
 
 def shown(evaluated: Evaluated, began: float | None) -> dict[str, Any]:
