@@ -196,6 +196,28 @@ interface ExtraChart {
   options: Partial<ChartOptions>;
 }
 
+/** An item of `GET evaluations`, and an event. */
+interface EvaluationAnswer {
+  step: number; // -1: before the first
+  epoch: number;
+  attempt: number;
+  trained: number;
+  at: number;
+  after_s: number | null;
+  ranks: number;
+  metrics: Record<string, number | null>;
+}
+
+/** What the operator wants of a run's model. */
+interface Target {
+  metric: string;
+  value: number;
+  direction: ">=" | "<=";
+  source: "evaluations" | "training";
+  met: { step: number; epoch: number; trained: number; at: number; after_s: number | null; value: number } | null;
+  best: number | null;
+}
+
 interface Run {
   id: string;
   name: string;
@@ -221,6 +243,10 @@ interface Run {
   device: string | null;
   emulated: { a_s: number[]; b_s: number[] } | null;
   dif: number | null;
+  queued_s: number | null;
+  jct_s: number | null;
+  eta_at: number | null;
+  target: Target | null;
   epoch: number | null;
   step: number | null;
   controller: { owner: string; alive: boolean } | null;

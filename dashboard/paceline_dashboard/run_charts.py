@@ -49,6 +49,7 @@ def charts() -> list[Any]:
         chart("chart-loss", "Loss", "Mean over the global batch."),
         chart("chart-share", "Share of the batch per worker", "Λ_j ÷ ΣΛ: which part of each "
               "step's load (sum of its samples' sizes) a worker got.", wide=True),
+        _metrics(),
         _rounds(),
     ]  # fmt: skip
 
@@ -115,6 +116,25 @@ def _heatmap() -> html.Figure:
             html.Div(id="heatmap-readout", className="muted readout", role="status"),
         ],
     )  # fmt: skip
+
+
+def _metrics() -> html.Div:
+    """Of runs that report more than a loss: assets/js/metrics.js makes the charts."""
+    meaning = (
+        "What the script measured on held-out data, by step, over the whole run; and further "
+        "metrics of its training, over the steps shown. The green line is the target."
+    )
+    head = [html.H2(["Metrics", tip("Metrics", meaning)]), html.P(id="metrics-words")]
+    return html.Div(
+        id="metrics",
+        className="group",
+        hidden=True,
+        children=[
+            html.Div(head, className="wide"),
+            html.Div(id="metrics-evaluations", className="group"),
+            html.Div(id="metrics-training", className="group"),
+        ],
+    )
 
 
 def _rounds() -> html.Div:

@@ -13,6 +13,7 @@ from paceline_dashboard import columns, run_actions, run_charts, run_summary
 from paceline_dashboard.components import chart, page_data, panel, table
 from paceline_dashboard.policy_panel import policy_panel, whatif_panel
 from paceline_dashboard.switch_dialog import switch_dialog
+from paceline_dashboard.target_panel import target_panel
 
 
 def run_page(run: str) -> list[Any]:
@@ -45,7 +46,13 @@ def run_page(run: str) -> list[Any]:
                             ],
                         ),
                         html.Aside(
-                            [policy_panel(), whatif_panel(), _changes_panel(), _facts_panel()],
+                            [
+                                policy_panel(),
+                                whatif_panel(),
+                                target_panel(),
+                                _changes_panel(),
+                                _facts_panel(),
+                            ],
                             className="side",
                         ),
                     ],

@@ -477,6 +477,27 @@ def test_changes_are_listed_with_their_reasons(server: httpx.Client, main: Main)
     assert main("audit", "nobody", *where)[0] == 2
 
 
+def test_a_target_is_set_and_told(server: httpx.Client, main: Main) -> None:
+    where = ("--server", url(server))
+    body = {"script": "train.py", "nproc": 1, "launch": False}
+    run = server.post("/api/v1/runs", json=body).json()["id"]
+    assert main("target", run[:7], *where)[1] == f"run {run}: no target is set\n"
+    said = main("target", run, "accuracy >= 0.9", "--why", "to ship", *where)[1]
+    assert said == f"run {run}: accuracy >= 0.9 is not met yet\n"
+    shown = json.loads(main("target", run, "val/loss<=1e-3", "--json", *where)[1])
+    assert (shown["metric"], shown["direction"], shown["value"]) == ("val/loss", "<=", 0.001)
+    for wrong in ("accuracy=0.9", "accuracy>0.9", ">=0.9", "accuracy>=high"):
+        code, _, err = main("target", run, wrong, *where)
+        assert (code, "give a metric, >= or <=, and a number" in err) == (2, True), wrong
+    assert main("target", run, "a>=1", "--remove", *where)[0] == 2
+    assert main("target", run, "a>=nan", *where)[0] == 2
+    assert main("target", run, "--remove", *where)[1] == f"run {run}: no target is set\n"
+    page = json.loads(main("audit", run, "--action", "run.target", "--json", *where)[1])
+    assert [(row["why"], row["via"]) for row in page["items"]] == [
+        *(("", "cli"), ("", "cli"), ("to ship", "cli"))
+    ]
+
+
 def test_the_list_of_changes_is_for_people_too(
     server: httpx.Client, main: Main, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -137,6 +137,32 @@ def train(
     return log
 
 
+def evaluating(count: int, epochs: int, options: dict[str, Any]) -> list[str]:
+    """Logs metrics and evaluates before, in and after epochs; the refusals of wrong calls."""
+    refusals = []
+    with session(count, options) as run:
+        run.evaluated(accuracy=0.0)
+        loader, model = run.loader(), run.wrap(network())
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        for epoch in run.epochs(epochs):
+            for indices, x, y in loader:
+                optimizer.zero_grad()
+                loss = mse_loss(model(x), y)
+                loss.backward()
+                optimizer.step()
+                run.log(loss=loss, rank=run.rank, first=indices.float().mean())
+                if run.step == 1:
+                    run.evaluated(samples=1 + run.rank, within=torch.tensor(float(run.rank)))
+            run.evaluated(accuracy=epoch + 0.5, loss=1.0)
+            run.evaluated(samples=run.rank, part=1.0)  # rank 0 had none
+        for wrong in ({}, {"samples": -1, "a": 1.0}, {"samples": 1.5, "a": 1.0}, {"a b": 1.0}):
+            try:
+                run.evaluated(**wrong)
+            except (TypeError, ValueError) as error:
+                refusals.append(str(error))
+    return refusals
+
+
 def kill_at(run: paceline.Session, step: int, when: int, pid: int) -> None:
     """Rank 0 kills a process at a step."""
     if step == when and run.rank == 0:

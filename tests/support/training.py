@@ -11,6 +11,7 @@ import numpy as np
 from paceline.wire import (
     ALLREDUCE,
     Message,
+    MetricBatch,
     RoundBatch,
     RunState,
     State,
@@ -80,7 +81,8 @@ class Training:
     def report(self, *messages: Message) -> None:
         """Commits messages, then tells open pages."""
         telemetry.write(self.store, [(self.run, message) for message in messages])
-        self.announce(*(message for message in messages if not isinstance(message, RoundBatch)))
+        untold = (MetricBatch, RoundBatch)
+        self.announce(*(message for message in messages if not isinstance(message, untold)))
 
     def announce(self, *messages: Message) -> None:
         """Tells open pages alone."""

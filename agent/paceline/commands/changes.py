@@ -1,8 +1,12 @@
-"""`paceline audit` and `paceline auto`: who changed what, and what `auto` may change."""
+"""`paceline audit`, `auto` and `target`: who changed what, and what is wanted of a run."""
 
 from __future__ import annotations
 
+import contextlib
+import math
+import re
 from typing import Annotated, Any, Literal
+from urllib.parse import urlencode
 
 import typer
 
@@ -17,14 +21,16 @@ from paceline.commands.options import (
     reason,
 )
 from paceline.commands.printing import local_time, print_json, print_table
+from paceline.core.errors import InputError
 
 COLUMNS = ("at", "who", "action", "run", "revision", "what", "why", "via", "address")
 
 
 def register(app: typer.Typer) -> None:
-    """Adds both commands to the command line."""
+    """Adds the commands to the command line."""
     app.command("audit")(audit)
     app.command("auto")(auto)
+    app.command("target")(target)
 
 
 def audit(
@@ -89,6 +95,75 @@ def auto(
     else:
         words = ", relaxed presets too" if answer["relaxed"] else ""
         typer.echo(f"run {run}: auto is {answer['mode']}{words}")
+
+
+def target(
+    run_id: RunId,
+    wanted: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="METRIC>=VALUE",
+            help="Such as 'accuracy>=0.9' or 'loss<=0.3', in quotes; without it, nothing is "
+            "changed.",
+        ),
+    ] = None,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="The run has no target any more.")
+    ] = False,
+    why: Why = "",
+    server: Server = None,
+    token: Token = None,
+    token_file: TokenFile = None,
+    as_json: Json = False,
+) -> None:
+    """Says what a run's model is to reach and when it did, or sets that."""
+    if remove and wanted is not None:
+        raise InputError("--remove: give a target or --remove, not both")
+    body = None if wanted is None else {**_target(wanted), "by": "cli", **reason(why)}
+    with connected(server, token, token_file) as client:
+        run = client.run(run_id)
+        if body is not None:
+            answer = client.change("PUT", run, "target", body)
+        elif remove:
+            answer = client.change(
+                "DELETE", run, f"target?{urlencode({'by': 'cli', 'why': why})}", {}
+            )
+        else:
+            answer = client.call("GET", f"/runs/{run}")
+    if as_json:
+        print_json(answer["target"])
+    else:
+        typer.echo(f"run {run}: {_target_words(answer['target'])}")
+
+
+def _target(text: str) -> dict[str, Any]:
+    """A target as REST takes it.
+
+    Raises:
+        InputError: the text is none.
+    """
+    match = re.fullmatch(r"\s*([^\s<>=]+)\s*(>=|<=)\s*(\S+)\s*", text)
+    if match is not None:
+        with contextlib.suppress(ValueError):
+            if math.isfinite(value := float(match[3])):
+                return {"metric": match[1], "direction": match[2], "value": value}
+    raise InputError(f"{text}: give a metric, >= or <=, and a number, such as 'accuracy>=0.9'")
+
+
+def _target_words(present: dict[str, Any] | None) -> str:
+    if present is None:
+        return "no target is set"
+    words = f"{present['metric']} {present['direction']} {present['value']:g}"
+    met, best = present["met"], present["best"]
+    if met is None:
+        return f"{words} is not met yet" + (
+            "" if best is None else f"; the best so far is {best:g}"
+        )
+    after = "" if met["after_s"] is None else f" after {met['after_s']:.1f} s"
+    return (
+        f"{words} was met{after}: in step {met['step']:,}, epoch {met['epoch']}, with "
+        f"{met['trained']:,} samples ({met['value']:g})"
+    )
 
 
 def _row(change: dict[str, Any]) -> dict[str, Any]:

@@ -124,4 +124,6 @@ def _lines(row: Mapping[str, Any]) -> list[str]:
     lines = [f"{plain(asked + why)}; {since}"]
     if row["effect"] is not None:
         lines.append(f"  {plain(row['effect']['words'])}")
+        if measured := row["effect"].get("metrics_words"):  # servers of earlier releases lack it
+            lines.append(f"  {plain(measured)}")
     return lines

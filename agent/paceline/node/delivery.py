@@ -106,11 +106,18 @@ class Delivery:
         place: tuple[str, int] = ("", 0),
         *,
         arrived: bool = False,
+        at: float | None = None,
     ) -> RunState:
-        """Records a state and delivers it, at once if the bus is there."""
+        """Records a state and delivers it, at once if the bus is there.
+
+        Args:
+            state, attempt, exit_code, message, arrived: as in `RunState`.
+            place: address and port, as there.
+            at: Unix time; None: now.
+        """
         lost = spool.dropped(self.directory / "spool")
-        node, now = self.record.node, time.time()
-        entry = RunState(state, now, node, attempt, exit_code, message, lost, *place, arrived)
+        node, at = self.record.node, time.time() if at is None else at
+        entry = RunState(state, at, node, attempt, exit_code, message, lost, *place, arrived)
         self.record.states = [*self.record.states, entry]
         self._chunks = None  # an end adds those that were open
         self._save()

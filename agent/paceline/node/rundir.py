@@ -42,6 +42,7 @@ class LauncherStatus(msgspec.Struct, frozen=True):
     attempt: int
     exit_code: int | None = None
     message: str | None = None  # of a failure: of this attempt, or of the one before it
+    ended_at: float | None = None  # Unix time at which the ranks had ended; None: they have not
 
 
 class Record(msgspec.Struct):

@@ -322,10 +322,11 @@ class Supervisor:
 
     def _ended(self, code: int, status: LauncherStatus | None) -> None:
         exit_code = status.exit_code if status is not None else None
+        at = status.ended_at if status is not None else None  # the launcher ends later than ranks
         if code == 0:  # also if the status could not be written: the disk may be full
             exit_code = 0
         if self._stopping is not None:
-            self._end(State.STOPPED, exit_code, self._stopping)
+            self._end(State.STOPPED, exit_code, self._stopping, at)
         elif exit_code is None:
             what = (
                 f"was killed by {signal.Signals(-code).name}"
@@ -336,13 +337,15 @@ class Supervisor:
             message = f"the launcher {what}; log: {log}\n{rundir.last_lines(log)}"
             self._end(State.FAILED, None, message.rstrip("\n"))
         elif status is not None and exit_code:
-            self._end(State.FAILED, exit_code, status.message)
+            self._end(State.FAILED, exit_code, status.message, at)
         else:
-            self._end(State.FINISHED, 0, None)
+            self._end(State.FINISHED, 0, None, at)
 
-    def _end(self, state: State, exit_code: int | None, message: str | None) -> None:
+    def _end(
+        self, state: State, exit_code: int | None, message: str | None, at: float | None = None
+    ) -> None:
         assert state.final
-        self.last = self.delivery.report(state, self.attempt, exit_code, message)
+        self.last = self.delivery.report(state, self.attempt, exit_code, message, at=at)
 
 
 def _spawn(

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms
+from paceline.core.trained import Trained
 from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver
 from paceline.train.ddp import CurrentStep
@@ -29,7 +30,7 @@ from paceline.train.sync.uneven import Schedules, refuse_collectives
 from paceline.train.timing import RunningStep
 from paceline.train.watch import Activity
 from paceline.train.wiring import Wiring, agree_on_lookahead, connect, describe, warn_of_restarts
-from paceline.wire import Phase
+from paceline.wire import Evaluation, Phase
 
 logger = logging.getLogger(__name__)
 
@@ -85,6 +86,8 @@ class Loop:
         self._meeting: Meeting | None = meeting  # until the loop is closed
         self._environment = environment
         self._start = Position()
+        self.trained = Trained(terms)
+        self._evaluations: list[Evaluation] = []  # before the first iteration
 
         self.epoch = 0  # the epoch that the loader is in, or was in last
         self.step = -1  # the step of the run that the script is in, or was in last
@@ -146,6 +149,14 @@ class Loop:
             )
         return self.current.running
 
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """Reports what the script measured on held-out data, once there is a control plane."""
+        self.refuse_closed()
+        if self.wiring is None:
+            self._evaluations.append(evaluation)
+        elif self.wiring.reporter is not None:
+            self.wiring.reporter.evaluated(evaluation)
+
     def refuse_begun(self, wish: str) -> None:
         """Raises a PacelineError if training has begun: what is wished for must come before."""
         self.refuse_closed()
@@ -187,6 +198,9 @@ class Loop:
         self._epoch_is_done = self.terms.epoch_over(self.terms.samples - len(position.used))
         after = Position(position.epoch + 1, position.step)
         self._start = after if self._epoch_is_done else position
+        self.trained.resume(position.epoch, position.step, len(position.used))
+        if self._epoch_is_done:
+            self.trained.begin_epoch(position.step)
 
     def save_with(self, saver: Saver) -> None:
         """Saves with it from now on, and begins where it goes on. Before the first iteration."""
@@ -238,6 +252,10 @@ class Loop:
         self._lookahead = lookahead
         if self.wiring is None:
             self.wiring = self._connect(lookahead)
+            for evaluation in self._evaluations:
+                self.evaluated(evaluation)
+        if self.epoch != self._start.epoch or self.step + 1 != self._start.step:
+            self.trained.begin_epoch(self.step + 1)
         self._in_epoch, self._ran_out, self._ended = True, False, None
         return True
 

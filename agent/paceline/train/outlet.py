@@ -9,7 +9,7 @@ import redis
 
 from paceline.core.outage import Outage
 from paceline.node.spool import Spool
-from paceline.wire import TELEMETRY, Hello, Message, RoundBatch, StepBatch, encode
+from paceline.wire import TELEMETRY, Hello, Message, MetricBatch, RoundBatch, StepBatch, encode
 from paceline.wire.bus import connect
 
 logger = logging.getLogger(__name__)
@@ -19,6 +19,7 @@ HELD_BYTES = 16 << 20  # hours of steps, while bus and disk are full or away
 _RETRY_S = 0.5
 _TIMEOUT_S = 1.0
 
+_BATCHES = (StepBatch, MetricBatch, RoundBatch)
 _Fields = dict[bytes, bytes]
 
 
@@ -60,7 +61,7 @@ class Outlet:
     def deliver(self, message: Message) -> None:
         """Sends, spools or keeps a message."""
         fields = encode(message, self._run)
-        records = len(message.records) if isinstance(message, StepBatch | RoundBatch) else 1
+        records = len(message.records) if isinstance(message, _BATCHES) else 1
         if not self._held and self._taken(fields, records):
             return
         if isinstance(message, Hello):  # controllers plan only after a Hello

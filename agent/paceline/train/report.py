@@ -18,7 +18,10 @@ from paceline.train.sync.base import Round
 from paceline.train.timing import RunningStep
 from paceline.wire import (
     TELEMETRY,
+    Evaluation,
     Message,
+    MetricBatch,
+    MetricRecord,
     RoundBatch,
     RoundRecord,
     StepBatch,
@@ -30,6 +33,8 @@ logger = logging.getLogger(__name__)
 FLUSH_S = 0.05
 QUEUE_LIMIT = 20_000  # some MB: minutes of steps while a dead connection blocks the thread
 BATCH_LIMIT = 1_000
+
+Record = StepRecord | MetricRecord | RoundRecord
 
 
 class Emitter:
@@ -61,7 +66,7 @@ class Emitter:
         self._look = look
         self._outlet = Outlet(run, bus, spool, stream)
         self._memory = memory
-        self._queue: deque[StepRecord | RoundRecord | Message | threading.Event] = deque()
+        self._queue: deque[Record | Message | threading.Event] = deque()
         self._full = threading.Lock()  # held only to count lost records
         self._wake = threading.Event()
         self._closing = False
@@ -75,8 +80,8 @@ class Emitter:
         """Records lost so far."""
         return self.overflowed + self._outlet.lost
 
-    def record(self, record: StepRecord | RoundRecord) -> None:
-        """Sends a step's or a round's record with the next flush."""
+    def record(self, record: Record) -> None:
+        """Sends a record with the next flush."""
         self._enqueue(record)
 
     def send(self, message: Message) -> None:
@@ -91,7 +96,7 @@ class Emitter:
         self._wake.set()
         return passed
 
-    def _enqueue(self, item: StepRecord | RoundRecord | Message) -> None:
+    def _enqueue(self, item: Record | Message) -> None:
         if len(self._queue) < QUEUE_LIMIT:
             self._queue.append(item)
         else:
@@ -129,13 +134,14 @@ class Emitter:
         self._outlet.close(self.dropped)
 
     def _collect(self) -> list[Message | threading.Event]:
-        """The queued messages, with the records of steps and those of rounds joined to batches.
+        """The queued messages, with the records of each kind joined to batches.
 
-        Records keep their order, and no record passes a message.
+        Records of a kind keep their order, and no record passes a message.
         """
         messages: list[Message | threading.Event] = []
-        steps: list[StepRecord] = []  # records of the newest batch of steps
-        rounds: list[RoundRecord] = []  # records of the newest batch of rounds
+        steps: list[StepRecord] = []  # records of the newest batch of steps,
+        metrics: list[MetricRecord] = []  # of metrics,
+        rounds: list[RoundRecord] = []  # and of rounds
         for _ in range(len(self._queue)):
             item = self._queue.popleft()
             if isinstance(item, StepRecord):
@@ -143,13 +149,18 @@ class Emitter:
                     steps = []
                     messages.append(StepBatch(steps))
                 steps.append(item)
+            elif isinstance(item, MetricRecord):
+                if not metrics or len(metrics) == BATCH_LIMIT:
+                    metrics = []
+                    messages.append(MetricBatch(metrics))
+                metrics.append(item)
             elif isinstance(item, RoundRecord):
                 if not rounds or len(rounds) == BATCH_LIMIT:
                     rounds = []
                     messages.append(RoundBatch(rounds))
                 rounds.append(item)
             else:
-                steps, rounds = [], []
+                steps, metrics, rounds = [], [], []
                 messages.append(item)
         return messages
 
@@ -171,7 +182,8 @@ class Reporter:
         self._by_size = by_size
         self._seq = 0
         self._over: deque[RunningStep] = deque()
-        self._open: StepRecord | None = None  # of a step under whose number more may follow
+        self._open: StepRecord | None = None  # of a step under whose number more may follow,
+        self._sums: dict[str, tuple[float, float]] = {}  # and its metrics: weights, weighted values
 
     def over(self, running: RunningStep) -> None:
         """Takes a finished step; reads it once the device is through with it, or a step later."""
@@ -192,20 +204,39 @@ class Reporter:
 
     def _report(self, running: RunningStep) -> None:
         record = self._record(running)
+        metrics = running.metrics()
         if self._open is not None and self._open.step == record.step:
             ett_s = record.ett_s if running.step.place else None  # of all micro-batches
             record = joined(self._open, record, ett_s, by_size=self._by_size)
         else:
             self._send_open()
         self._open = record
+        weight = running.step.load if self._by_size else float(running.step.samples)
+        for name, value in metrics.items():
+            weights, total = self._sums.get(name, (0.0, 0.0))
+            self._sums[name] = (weights + weight, total + weight * value)
         if not (running.step.shared or running.step.more):
             self._send_open()
 
     def _send_open(self) -> None:
         record, self._open = self._open, None
-        if record is not None:
-            self._emitter.record(msgspec.structs.replace(record, seq=self._seq))
-            self._seq += 1
+        if record is None:
+            return
+        if self._sums:
+            self._send_metrics(record)
+        self._emitter.record(msgspec.structs.replace(record, seq=self._seq))
+        self._seq += 1
+
+    def _send_metrics(self, record: StepRecord) -> None:
+        """Sends the metrics of a step, before its record: then a complete step has them."""
+        sums, self._sums = self._sums, {}
+        values = {name: total / weight for name, (weight, total) in sums.items() if weight > 0}
+        weight = record.load if self._by_size else float(record.samples)
+        self._emitter.record(MetricRecord(self._attempt, self._rank, record.step, weight, values))
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """Sends what the script measured on held-out data."""
+        self._emitter.send(msgspec.structs.replace(evaluation, attempt=self._attempt))
 
     def _record(self, running: RunningStep) -> StepRecord:
         step = running.step

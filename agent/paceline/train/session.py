@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -25,11 +26,13 @@ from paceline.train.environment import Environment
 from paceline.train.loader import Loader
 from paceline.train.loop import Loop
 from paceline.train.meeting import meet
+from paceline.train.metrics import MetricNames, Value
 from paceline.train.norms.layers import adapt
 from paceline.train.parts import Batch
 from paceline.train.profile import Profile, limits_of, listed_limits, profile_ranks
 from paceline.train.refusals import refuse_accumulation, refuse_model
 from paceline.train.sizes import Sizes, resolve
+from paceline.wire import Evaluation
 
 _Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)
 
@@ -114,6 +117,7 @@ class Session:
         self._loop = Loop(terms, meeting, environment, device, limits_known, uneven_steps)
         # Not the loader: in a cycle, garbage collection may end its processes in a fork, and hang.
         self._has_loader = False
+        self._logged, self._evaluated = MetricNames("log"), MetricNames("evaluated")
         self._pid = os.getpid()
         atexit.register(self.close)
 
@@ -310,13 +314,54 @@ class Session:
         samples, outer = self._loop.terms.samples, self._loop.gate.outer
         self._loop.save_with(Saver(schedule, contents, self.rank, samples, outer))
 
-    def log(self, *, loss: torch.Tensor | float) -> None:
-        """Reports the loss of the current step, this rank's mean; never waits for the device.
+    def log(self, *, loss: Value, **metrics: Value) -> None:
+        """Reports the loss of the current step, and further metrics; never waits for the device.
+
+        Args:
+            loss: this rank's mean. The dashboard shows that of the global batch.
+            **metrics: of training, by name: numbers, or tensors without dimensions. They are means
+                over this rank's batch, too, and are weighted over ranks as the loss is. A run has
+                32 names at most.
 
         Raises:
             PacelineError: outside the loop over the loader.
+            TypeError, ValueError: a metric's name or value is wrong; the message names the metric.
         """
-        self._loop.running().log(loss)
+        running = self._loop.running()
+        if metrics:
+            self._logged.check(metrics)
+        running.log(loss, metrics)
+
+    def evaluated(self, *, samples: int | None = None, **metrics: Value) -> None:
+        """Reports metrics of held-out data, after an evaluation; charts show them by step.
+
+        Call it on rank 0, or on every rank: without `samples`, rank 0's values count. If each rank
+        evaluates a part of the data, give `samples` on each: then a metric is the mean over ranks,
+        weighted by their samples. It waits for the device where a metric is a tensor there. Further
+        calls after the same step add their metrics; of one metric the last value counts.
+
+        Args:
+            samples: how many this rank's values are means over; 0: it had none.
+            **metrics: by name, such as ``accuracy=…, loss=…``. A run has 32 names at most.
+
+        Raises:
+            TypeError, ValueError: `samples`, or a metric's name or value, is wrong; the message
+                names it.
+            PacelineError: the session is closed.
+        """
+        if samples is not None:
+            whole("samples", samples, 0)
+        if not metrics:
+            raise ValueError("session.evaluated: give a metric, such as accuracy=0.91")
+        self._evaluated.check(metrics)
+        if samples == 0 or (samples is None and self.rank > 0):
+            self._loop.refuse_closed()
+            return  # these values do not count
+        loop, values = self._loop, {name: float(value) for name, value in metrics.items()}
+        now, trained = time.time(), loop.trained.upto(self.step)
+        loop.evaluated(
+            Evaluation(0, self.rank, self.step, self.epoch, trained, now, samples, values)
+        )
 
     def state_dict(self) -> dict[str, Any]:
         """Where training is, for a checkpoint. Call it after the optimiser's step.

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
 import torch
 
+from paceline.train.metrics import Value, on_host
 from paceline.train.parts import Step
 from paceline.wire import Phase
 
@@ -67,7 +68,7 @@ Clock = CpuClock | CudaClock
 
 
 class RunningStep:
-    """A step that this rank is in, with its times and its loss.
+    """A step that this rank is in, with its times, its loss and its metrics.
 
     The stamps alternate: start, gradients computed, reduction ended, gradients computed, … So
     several reductions in one step are told apart from computing as well as a single one.
@@ -86,7 +87,8 @@ class RunningStep:
         self.ended_at = 0.0
         self._clock: Any = clock
         self._hold_s = hold_s
-        self._loss: torch.Tensor | float | None = None
+        self._loss: Value | None = None
+        self._metrics: dict[str, Value] = {}
         self._started = time.perf_counter()
         self._stamps = [self._clock.stamp()]
         self._computes = True  # since the newest stamp, whether or not gradients follow
@@ -173,11 +175,11 @@ class RunningStep:
         """Gradients are computed, and stay on this rank."""
         self._kept = self._clock.stamp(self._kept)
 
-    def log(self, loss: torch.Tensor | float) -> None:
-        """Keeps the loss, without waiting for the device."""
-        if isinstance(loss, torch.Tensor):
-            loss = loss.detach().to("cpu", non_blocking=True)
-        self._loss = loss
+    def log(self, loss: Value, metrics: Mapping[str, Value]) -> None:
+        """Keeps the loss and further metrics, without waiting for the device."""
+        self._loss = on_host(loss)
+        for name, value in metrics.items():
+            self._metrics[name] = on_host(value)
 
     def body_done(self) -> None:
         """The loop's body has ended."""
@@ -215,6 +217,12 @@ class RunningStep:
             times[k % 2] += self._clock.between(first, second)
         loss = float(self._loss) if self._loss is not None and self.step.samples else None
         return times[0], times[1] + self._waited_s, loss
+
+    def metrics(self) -> dict[str, float]:
+        """Further metrics that the script logged, after `read`; of a filler there are none."""
+        if not self.step.samples:
+            return {}
+        return {name: float(value) for name, value in self._metrics.items()}
 
     def _hold(self) -> None:
         self._held = True

@@ -1,6 +1,7 @@
 """What both sides say to each other.
 
 - `messages`: what travels, as typed values; `segment`: the plan that most of it is about;
+- `metrics`: what scripts measure, in training and on held-out data;
 - `asking`: what the control plane asks of a node, and what the node answers;
 - `synchronisation`: how gradients meet in a segment, one type for each way;
 - `states`: the states of a run, and which may follow which; `phases`: what a rank does;
@@ -47,6 +48,12 @@ from paceline.wire.messages import (
     StopTraining,
     SwitchRequested,
 )
+from paceline.wire.metrics import (
+    MOST_METRICS,
+    Evaluation,
+    MetricBatch,
+    MetricRecord,
+)
 from paceline.wire.phases import Phase
 from paceline.wire.segment import Segment, pack_indices
 from paceline.wire.states import ENDED, State
@@ -77,6 +84,7 @@ __all__ = [
     "FAILED_ELSEWHERE",
     "INGEST_GROUP",
     "LIVE_LENGTH",
+    "MOST_METRICS",
     "MOST_PENDING",
     "MOST_WHY",
     "PROTOCOL_VERSION",
@@ -88,6 +96,7 @@ __all__ = [
     "Ask",
     "CheckNode",
     "EndRanks",
+    "Evaluation",
     "Fallback",
     "ForgedError",
     "GpuState",
@@ -97,6 +106,8 @@ __all__ = [
     "LongPhase",
     "Meet",
     "Message",
+    "MetricBatch",
+    "MetricRecord",
     "NodeCheck",
     "NodeState",
     "Phase",

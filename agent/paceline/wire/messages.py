@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.wire.asking import Answer, Ask
+from paceline.wire.metrics import Evaluation, MetricBatch
 from paceline.wire.phases import Phase
 from paceline.wire.segment import Segment
 from paceline.wire.states import State
@@ -288,6 +289,8 @@ class RunChanged(msgspec.Struct, frozen=True, tag="run_changed"):
 
 Message = (
     StepBatch
+    | MetricBatch
+    | Evaluation
     | RoundBatch
     | Adopted
     | Fallback

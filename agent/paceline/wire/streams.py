@@ -3,15 +3,17 @@
 ========================  =========================  ===========================================
 stream                    writer → reader            messages
 ========================  =========================  ===========================================
-``run_telemetry(run)``    ranks → ingest             `Hello`, `StepBatch`, `RoundBatch`,
-                                                     `Adopted`, `Fallback`, `LongPhase`
+``run_telemetry(run)``    ranks → ingest             `Hello`, `StepBatch`, `MetricBatch`,
+                                                     `RoundBatch`, `Evaluation`, `Adopted`,
+                                                     `Fallback`, `LongPhase`
                           `paceline run` → ingest    `RunState`
 ``node_telemetry(node)``  agent → ingest             `NodeState`; of the node's runs: `RunState`,
                                                      and what their ranks spooled
 ``TELEMETRY``             ranks and agents of the    all of these
                           release before → ingest
-``live(run)``             ingest → controllers, web  the same but rounds, once committed;
-                                                     records of several messages in one
+``live(run)``             ingest → controllers, web  the same but rounds and metrics, once
+                                                     committed; records of several messages
+                                                     in one
                           web, worker → the same     `SwitchRequested`, `RunChanged`
 ``control(run)``          controller → leader        `Proposal`
                           web → leader               `StopTraining`

@@ -14,7 +14,16 @@ from starlette.exceptions import HTTPException
 
 from paceline.core.version import __version__
 from paceline.wire.bus import connect
-from paceline_backend.api import errors, health, metrics, run_nodes, runs, telemetry, tokens
+from paceline_backend.api import (
+    errors,
+    health,
+    metrics,
+    quality,
+    run_nodes,
+    runs,
+    telemetry,
+    tokens,
+)
 from paceline_backend.api.admin import dead
 from paceline_backend.api.alerts import routes as alerts
 from paceline_backend.api.alerts import webhooks
@@ -108,7 +117,7 @@ def create_app(store: Store, settings: Settings) -> FastAPI:
     others = (audit.router, nodes.router, logs.router, tokens.router, dead.router)
     history = (aggregates, compare, details, export, labels, listing)
     reads = (*reads, *(module.router for module in history))
-    of_runs = (runs.router, switching.router, run_nodes.router, engines.router)
+    of_runs = (runs.router, switching.router, quality.router, run_nodes.router, engines.router)
     of_alerts = (alerts.router, webhooks.router, fleet.router)
     for router in (*of_runs, *reads, *of_alerts, *others):
         app.include_router(router, prefix="/api/v1", responses=_REFUSALS, dependencies=CREDENTIALS)

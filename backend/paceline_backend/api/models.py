@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstra
 
 from paceline.wire import problems
 from paceline_backend import backends
+from paceline_backend.api.quality_models import Evaluation, Target
 from paceline_backend.policies import Changes
 from paceline_backend.store.audit import RESERVED
 
@@ -387,6 +388,21 @@ class Run(BaseModel):
     tags: list[str] = Field(description="short words to find it by", examples=[["nightly"]])
     note: str = Field(description="what people wrote about it", examples=[""])
     figures: RunFigures | None = Field(description="null: no step was summed up yet")
+    queued_s: float | None = Field(
+        description="from its creation until it began: in a queue, and while its processes started",
+        examples=[3.5],
+    )
+    jct_s: float | None = Field(
+        description="job completion time, from its begin to its end; null: it has not ended",
+        examples=[None],
+    )
+    eta_at: float | None = Field(
+        description="when it will end, Unix time, by its newest steps and the pause between its "
+        "epochs; null: it does not train, or its number of epochs is unknown",
+        examples=[1767225900.0],
+    )
+    target: Target | None = Field(description="null: nobody has set one")
+    evaluation: Evaluation | None = Field(description="the newest; null: there is none")
 
 
 class RunPage(BaseModel):

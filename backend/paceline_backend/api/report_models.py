@@ -6,6 +6,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from paceline_backend.api.quality_models import Quality
+
 
 class Round(BaseModel):
     """One exchange of a relaxed synchroniser: a partial reduction, or a mean of replicas."""
@@ -211,3 +213,4 @@ class Report(BaseModel):
     fallbacks: list[Fallbacks] = Field(
         description="segments whose figures are those of an all-reduce; else empty"
     )
+    quality: Quality

@@ -14,10 +14,12 @@ from functools import cached_property
 
 from paceline.wire import (
     Adopted,
+    Evaluation,
     Fallback,
     Hello,
     LongPhase,
     Message,
+    MetricBatch,
     NodeState,
     RoundBatch,
     StepBatch,
@@ -130,12 +132,15 @@ def problem(message: Message, world: int | None = None, samples: int | None = No
         return f"{type(error).__name__}: {error}"
 
 
-_OF_ATTEMPT = (Hello, Adopted, Fallback, LongPhase)
+_OF_ATTEMPT = (Hello, Adopted, Evaluation, Fallback, LongPhase)
+_OF_RANK = (Evaluation, LongPhase)
 
 
 def _of_run(run: _Run, message: Message) -> str | None:
     if isinstance(message, StepBatch | RoundBatch):
         return _of_records(run, message)
+    if isinstance(message, MetricBatch):
+        return problem(message) or _of_records(run, message)
     known = run.attempts.get(message.attempt) if isinstance(message, Adopted) else None
     terms = (None, None) if known is None else (known.world, known.samples)
     if reason := problem(message, *terms):
@@ -145,7 +150,7 @@ def _of_run(run: _Run, message: Message) -> str | None:
         return _too_late(run, type(message).__name__, number)
     if isinstance(message, Hello):
         return _of_hello(run, message)
-    if isinstance(message, LongPhase) and message.rank >= (world := run.world(message.attempt)):
+    if isinstance(message, _OF_RANK) and message.rank >= (world := run.world(message.attempt)):
         return f"rank {message.rank} is out of range: attempt {message.attempt} has {world} ranks"
     if isinstance(message, Adopted) and len(message.segment.counts[0]) > run.terms.most_ranks:
         ranks = len(message.segment.counts[0])
@@ -161,7 +166,7 @@ def _of_hello(run: _Run, hello: Hello) -> str | None:
     return None
 
 
-def _of_records(run: _Run, batch: StepBatch | RoundBatch) -> str | None:
+def _of_records(run: _Run, batch: StepBatch | MetricBatch | RoundBatch) -> str | None:
     """In few operations: this is asked of every row."""
     most = max(_MOST_RECORDS, run.terms.most_ranks)
     if len(batch.records) > most:

@@ -3,10 +3,10 @@
 Commit first, then one bus transaction: publish to ``live(run)``, acknowledge, delete. A crash
 between the two repeats the batch, which changes nothing in the store and publishes it for the first
 time. So every record is stored once and appears in the live stream, there twice only when another
-ingest took over from one that was stuck, not dead. (Not so of nodes and rounds: who shows them asks
-the store.) Records that several messages of a run hold in a row are published as one message, since
-thousands of ranks send one record each. A bus or database that is away stops ingest, not its
-producers: entries wait on the bus.
+ingest took over from one that was stuck, not dead. (Not so of nodes, rounds and metrics: who shows
+them asks the store.) Records that several messages of a run hold in a row are published as one
+message, since thousands of ranks send one record each. A bus or database that is away stops ingest,
+not its producers: entries wait on the bus.
 
 No message stops the others, and none is stored that `checks` refuses. A message that cannot be
 read, stored or published goes to the dead letters (`requests.dead`) with its reason. When a batch
@@ -32,10 +32,12 @@ from paceline.wire import (
     INGEST_GROUP,
     LIVE_LENGTH,
     Adopted,
+    Evaluation,
     Fallback,
     Hello,
     LongPhase,
     Message,
+    MetricBatch,
     NodeState,
     RoundBatch,
     RunState,
@@ -63,7 +65,11 @@ _LATEST_S = 0.1  # but no row waits for longer
 _TRIES = 3  # of a message alone, where nobody knows why writing fails
 _AGAIN_S = 0.1  # between them
 _MOST_UNKNOWN = 1_000  # runs that are named in the log
-_TAKEN = (StepBatch, RoundBatch, Adopted, Fallback, LongPhase, Hello, RunState, NodeState)
+_TAKEN = (
+    *(StepBatch, MetricBatch, RoundBatch, Evaluation, Adopted, Fallback, LongPhase),
+    *(Hello, RunState, NodeState),
+)
+_NOT_SHOWN = (NodeState, RoundBatch, MetricBatch)  # who shows them asks the store
 _HOLD_S = 30.0  # longest: a run that reports for ever after its end does not stay
 _BLOCK_S = 0.25  # how long `Ingest.run` may take to notice that it should stop
 
@@ -103,7 +109,7 @@ class _Item:
 
     def shown(self) -> Shown | None:
         """What the live stream gets, if anything; marks the item if that cannot be made."""
-        if self.reason is not None or isinstance(self.message, NodeState | RoundBatch):
+        if self.reason is not None or isinstance(self.message, _NOT_SHOWN):
             return None
         try:
             # Only the outline of a run that no controller plans.

@@ -31,6 +31,7 @@ from paceline_backend.requests.replacing import replace, withdraw
 from paceline_backend.requests.resume import resume
 from paceline_backend.requests.stop import stop
 from paceline_backend.requests.switch import switch
+from paceline_backend.requests.target import set_target
 
 __all__ = [
     "ConflictError",
@@ -48,6 +49,7 @@ __all__ = [
     "replace",
     "resume",
     "sessions",
+    "set_target",
     "stop",
     "switch",
     "uncordon",

@@ -23,6 +23,7 @@ from paceline_backend.store.database import (
     StoreUnavailableError,
 )
 from paceline_backend.store.fleet import tables as _fleet  # noqa: F401  part of the schema
+from paceline_backend.store.quality import tables as _quality  # noqa: F401  part of the schema
 from paceline_backend.store.rollups import tables as _tables  # noqa: F401  part of the schema
 
 __all__ = ["Connection", "Store", "StoreError", "StoreRefusedError", "StoreUnavailableError"]

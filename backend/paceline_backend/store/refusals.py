@@ -15,18 +15,25 @@ import numpy as np
 from paceline.core.emulation import Emulation
 from paceline.wire import (
     MOST_WHY,
+    Evaluation,
     Fallback,
     GpuState,
     Hello,
     LongPhase,
+    MetricRecord,
     NodeCheck,
     NodeState,
     RunState,
 )
+from paceline.wire import metrics as wire_metrics
 from paceline.wire.problems import of_plain, of_text, of_times, of_whole
 from paceline.wire.segment import MOST_STEPS
 
 MOST_RANKS = 2**17  # what is kept of each rank must fit into memory
+
+# Postgres raises where a product, quotient or sum of finite numbers leaves the range of a double,
+# and so would refuse a step of which one rank reported nonsense.
+HUGE = 1e100
 
 _SMALL, _INT, _BIG = 2**15, 2**31, 2**63  # columns of 16, 32 and 64 bits
 _LONGEST_NAME = 500  # characters: Postgres indexes no key above 2,704 bytes
@@ -114,6 +121,25 @@ def of_long_phase(message: LongPhase) -> str | None:
         message = msgspec.structs.replace(message, step=0)
     bounds = {"attempt": _SMALL, "rank": MOST_RANKS, "step": MOST_STEPS}
     return of_whole(message, bounds) or of_times(message, ("since_s", "at"))
+
+
+def of_metrics(record: MetricRecord) -> str | None:
+    """What is wrong with a rank's training metrics of a step."""
+    bounds = {"attempt": _SMALL, "rank": MOST_RANKS, "step": MOST_STEPS}
+    if reason := of_whole(record, bounds) or wire_metrics.of_metrics(record):
+        return reason
+    return None if record.weight < HUGE else f"weight is {record.weight}: it must be below {HUGE:g}"
+
+
+def of_evaluation(message: Evaluation) -> str | None:
+    """What is wrong with what a rank measured on held-out data."""
+    if message.step == -1:  # before the first
+        message = msgspec.structs.replace(message, step=0)
+    bounds = {"attempt": _SMALL, "rank": MOST_RANKS, "step": MOST_STEPS, "epoch": _INT}
+    reason = of_whole(message, bounds | {"trained": _BIG}) or of_times(message, ("at",))
+    if message.samples is not None and not 0 < message.samples < _BIG:
+        reason = reason or f"samples is {message.samples}: it must be at least 1"
+    return reason or wire_metrics.of_evaluation(message)
 
 
 def of_run_state(change: RunState) -> str | None:

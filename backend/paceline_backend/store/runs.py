@@ -19,6 +19,7 @@ from paceline_backend.store import attempts, blobs
 from paceline_backend.store.database import Store, now
 from paceline_backend.store.history import Order, RunFilter, days, labels
 from paceline_backend.store.nodes import run_nodes
+from paceline_backend.store.quality import completion, evaluations, target
 from paceline_backend.store.schema import leases, runs, scenarios
 
 _PRIVATE = (
@@ -347,6 +348,10 @@ def _select(
         spans = attempts.spans(connection, key, attempt)
         last = attempts.newest_complete(connection, key, spans)
         run["epoch"], run["step"] = (None, None) if last is None else (last.epoch, last.step)
+        run |= completion.times(connection, run)
+        run["target"] = target.reached(connection, run, spans)
+        newest = evaluations.read(connection, key, spans, limit=1)
+        run["evaluation"] = evaluations.shown(newest[0], run["started_at"]) if newest else None
         run["controller"] = owners.get(key)
         if not keep_key:
             del run["key"]

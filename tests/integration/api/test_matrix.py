@@ -35,6 +35,8 @@ OPERATOR = {
     ("PUT", "/api/v1/runs/{run}/tags/{tag}"),
     ("DELETE", "/api/v1/runs/{run}/tags/{tag}"),
     ("PUT", "/api/v1/runs/{run}/note"),
+    ("PUT", "/api/v1/runs/{run}/target"),
+    ("DELETE", "/api/v1/runs/{run}/target"),
     ("GET", "/api/v1/runs/{run}/stacks"),
     ("GET", "/api/v1/runs/{run}/logs"),
     ("GET", "/api/v1/runs/{run}/logs/{rank}"),

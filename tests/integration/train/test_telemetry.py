@@ -15,7 +15,17 @@ from paceline.node import spool as spool_module
 from paceline.node.spool import Spool
 from paceline.train import report as telemetry
 from paceline.train.report import Emitter
-from paceline.wire import Adopted, Hello, Message, RunState, State, StepBatch, StepRecord
+from paceline.wire import (
+    Adopted,
+    Evaluation,
+    Hello,
+    Message,
+    MetricBatch,
+    RunState,
+    State,
+    StepBatch,
+    StepRecord,
+)
 from paceline_backend.server.embedded import EmbeddedBus
 from support import sessions
 from support.ranks import Ranks
@@ -253,6 +263,40 @@ def test_a_resumed_attempt_says_where_it_begins(ranks: Ranks, bus_url: str, tmp_
     records = [r for m in messages if isinstance(m, StepBatch) for r in m.records]
     assert {r.attempt for r in records} == {2}
     assert sorted({r.step for r in records}) == list(range(4, 12))
+
+
+@pytest.mark.ranks
+def test_metrics_and_evaluations_are_reported(ranks: Ranks, bus_url: str, tmp_path: Path) -> None:
+    refusals = ranks.run(
+        sessions.evaluating, 22, 2, {"global_batch": 4}, env=environment(bus_url, tmp_path)
+    )
+    assert [each.split(":")[0] for each in refusals[0]] == [
+        *("session.evaluated", "samples is -1", "samples is 1.5", "session.evaluated")
+    ]
+    messages = on_bus(bus_url)
+    complete(messages, 2, 12)
+    steps = {(r.rank, r.step): r for m in messages if isinstance(m, StepBatch) for r in m.records}
+    metrics = [r for m in messages if isinstance(m, MetricBatch) for r in m.records]
+    assert {(r.rank, r.step) for r in metrics} == {key for key, r in steps.items() if r.samples}
+    assert all(r.weight == steps[r.rank, r.step].samples for r in metrics)
+    assert all(r.values["rank"] == r.rank and r.values.keys() == {"rank", "first"} for r in metrics)
+    seen = [
+        (m.rank, m.step, m.epoch, m.trained, m.samples, m.values)
+        for m in messages
+        if isinstance(m, Evaluation)
+    ]
+    assert sorted(seen, key=str) == sorted(
+        [
+            (0, -1, 0, 0, None, {"accuracy": 0.0}),
+            (0, 1, 0, 8, 1, {"within": 0.0}),
+            (1, 1, 0, 8, 2, {"within": 1.0}),
+            (0, 5, 0, 22, None, {"accuracy": 0.5, "loss": 1.0}),
+            (1, 5, 0, 22, 1, {"part": 1.0}),
+            (0, 11, 1, 44, None, {"accuracy": 1.5, "loss": 1.0}),
+            (1, 11, 1, 44, 1, {"part": 1.0}),
+        ],
+        key=str,
+    )
 
 
 # Times

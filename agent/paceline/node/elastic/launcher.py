@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import sys
+import time
 from pathlib import Path
 
 import msgspec
@@ -160,7 +161,7 @@ def main() -> None:
             )
     except SignalException as stop:
         sys.exit(128 + stop.sigval)
-    keep(o.directory, status)
+    keep(o.directory, msgspec.structs.replace(status, ended_at=time.time()))
     sys.exit(status.exit_code)
 
 

@@ -11,6 +11,7 @@ import orjson
 from paceline.wire import (
     ENDED,
     Adopted,
+    Evaluation,
     Fallback,
     LongPhase,
     Message,
@@ -19,8 +20,9 @@ from paceline.wire import (
     WireError,
     decode,
 )
-from paceline_backend.store import Connection, Store, reads, segments, switches, views
+from paceline_backend.store import Connection, Store, attempts, reads, segments, switches, views
 from paceline_backend.store import runs as runs_store
+from paceline_backend.store.quality import evaluations
 
 log = logging.getLogger(__name__)
 
@@ -81,8 +83,22 @@ class Changes:
         if missed or any(not isinstance(message, _NOT_OF_RUN) for message in messages):
             row = runs_store.get(self.store, self.run)
             self.ended, self.world = row["state"] in ENDED, row["world"]
+            happened += self._evaluations(row, messages)
             happened.append({"type": "run", **row})
         return happened
+
+    def _evaluations(self, row: dict[str, Any], messages: list[Message]) -> Iterator[Event]:
+        """The evaluations of some messages as they are stored: combined over ranks."""
+        named = {message.step for message in messages if isinstance(message, Evaluation)}
+        if not named:
+            return
+        with self.store.read() as connection:
+            key = runs_store.key_of(connection, self.run)
+            spans = attempts.spans(connection, key, row["attempt"])
+            made = evaluations.read(connection, key, spans, since=min(named))
+        for each in made:
+            if each.step in named:
+                yield {"type": "evaluation", **evaluations.shown(each, row["started_at"])}
 
     def _segments(
         self, connection: Connection, key: int, messages: list[Message]

@@ -13,7 +13,7 @@ from paceline_backend.api.errors import RUN_REFUSALS, ProblemError
 from paceline_backend.api.rules import VIEWER
 from paceline_backend.api.runs import store_of
 from paceline_backend.api.telemetry import From, To
-from paceline_backend.insight import document, trace
+from paceline_backend.insight import document, quality, trace
 from paceline_backend.insight.report import WARMUP_STEPS, run_report
 
 router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS, dependencies=[Depends(VIEWER)])
@@ -42,7 +42,7 @@ def get_report(
     """What each preset of the run achieved; as HTML, with verdict, charts, switches and nodes."""
     store = store_of(request)
     if form == "json":
-        return run_report(store, run, warmup)
+        return {**run_report(store, run, warmup), "quality": quality.of_run(store, run)}
     return HTMLResponse(document.render(document.read(store, run, warmup)))
 
 

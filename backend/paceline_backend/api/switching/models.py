@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from paceline_backend.api.models import Change, PolicyName, Switch
+from paceline_backend.api.quality_models import MetricChange
 
 
 class PolicySwitch(Change):
@@ -69,3 +70,8 @@ class Effect(BaseModel):
     replaced: bool = Field(description="another policy has followed")
     complete: bool = Field(description="no later step counts")
     words: str = Field(examples=["Steps take 56 % less time for the same load (53 to 58 %)."])
+    metrics: list[MetricChange] = Field(
+        description="metrics before and after, if a policy changes the training; no claim that "
+        "the switch changed them: training went on meanwhile"
+    )
+    metrics_words: str = Field(description="the same in words; empty: none", examples=[""])

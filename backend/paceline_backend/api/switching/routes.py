@@ -26,7 +26,7 @@ from paceline_backend.api.switching.models import (
     RunPolicy,
     SwitchWarnings,
 )
-from paceline_backend.insight import effects
+from paceline_backend.insight import effects, quality
 from paceline_backend.insight.whatif import cautions
 from paceline_backend.store import Store, StoreError, audit, runs, switches
 
@@ -147,7 +147,17 @@ def list_effects(request: Request, run: str) -> Any:
     """What each switch that has taken effect changed, oldest first."""
     with store_of(request).read() as connection:
         made = effects.of_run(connection, run)
-    return [{**dataclasses.asdict(effect), "words": effect.words} for effect in made]
+        measured = quality.after_switches(connection, runs.key_of(connection, run))
+    return [_effect(each, measured.get(each.version, [])) for each in made]
+
+
+def _effect(effect: effects.Effect, metrics: list[quality.MetricChange]) -> dict[str, Any]:
+    return {
+        **dataclasses.asdict(effect),
+        "words": effect.words,
+        "metrics": [dataclasses.asdict(each) for each in metrics],
+        "metrics_words": quality.words(metrics),
+    }
 
 
 @router.get("/switches", response_model=list[models.Switch], dependencies=[Depends(VIEWER)])

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from paceline_backend.insight import effects, verdict, workers
+from paceline_backend.insight import effects, quality, verdict, workers
 from paceline_backend.insight.effects import Effect
+from paceline_backend.insight.quality import MetricChange
 from paceline_backend.insight.report import WARMUP_STEPS, run_report
 from paceline_backend.insight.verdict import Verdict
 from paceline_backend.insight.whatif.answer import Forecast, kept
@@ -65,6 +66,8 @@ class Content:
         effects: of switches, by version.
         nodes: `{node, ranks, cores, gpus, paceline, cordoned}`.
         forecast: the newest; None: there is none.
+        quality: times, target and evaluations; `insight.quality.of_run`.
+        metric_changes: before and after switches, by version.
     """
 
     run: Mapping[str, Any]
@@ -79,6 +82,8 @@ class Content:
     effects: Mapping[int, Effect]
     nodes: Sequence[Mapping[str, Any]]
     forecast: Forecast | None
+    quality: Mapping[str, Any]
+    metric_changes: Mapping[int, Sequence[MetricChange]]
 
 
 def read(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> Content:
@@ -96,6 +101,7 @@ def read(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> Content:
     run = runs.get(store, run_id)
     asked = switches.rows(store, run_id)
     figures = run_report(store, run_id, warmup)
+    measured = quality.of_run(store, run_id)
     with store.read() as connection:
         key = runs.key_of(connection, run_id)
         placement = attempts.placement(connection, key)
@@ -115,6 +121,8 @@ def read(store: Store, run_id: str, warmup: int = WARMUP_STEPS) -> Content:
             effects={each.version: each for each in effects.effects_of(connection, key)},
             nodes=_nodes(connection, run, placement),
             forecast=next(reversed(kept(forecasts.bodies(connection, key))), None),
+            quality=measured,
+            metric_changes=quality.after_switches(connection, key),
         )
 
 

@@ -12,6 +12,7 @@ from markupsafe import Markup
 
 from paceline.core.version import __version__
 from paceline.wire import ENDED, State
+from paceline_backend.insight import quality
 from paceline_backend.insight import verdict as verdicts
 from paceline_backend.insight.document import heatmap
 from paceline_backend.insight.document.charts import Band, Chart, Floats, Line, Mark, rolling, svg
@@ -108,7 +109,26 @@ def tiles(content: Content) -> list[dict[str, str]]:
     rows = [row for row in content.workers if row["compute_s"]]
     if len(rows) > 1:
         made.append(_slowest_tile(rows))
+    if content.quality["target"] is not None:
+        made.append(_target_tile(content.quality["target"]))
     return made
+
+
+def _target_tile(target: Mapping[str, Any]) -> dict[str, str]:
+    sign = {">=": "≥", "<=": "≤"}[target["direction"]]
+    label = f"Time to {target['metric']} {sign} {count(target['value'])}"
+    met = target["met"]
+    if met is None:
+        best = (
+            "nothing was measured" if target["best"] is None else f"best: {count(target['best'])}"
+        )
+        return {"label": label, "value": "not met", "note": best, "level": ""}
+    by = " Training loss, mean of 100 steps." if target["source"] == "training" else ""
+    note = (
+        f"{count(met['value'])} after step {met['step']:,}, epoch {met['epoch']}, "
+        f"with {met['trained']:,} samples.{by}"
+    )
+    return {"label": label, "value": seconds(met["after_s"]), "note": note, "level": "ok"}
 
 
 def _step_tile(content: Content) -> dict[str, str]:
@@ -173,6 +193,7 @@ def charts(content: Content) -> list[Markup]:
         svg(_workers(content, switched)),
         _course("Waste: share of the ranks' time that waits", "%", steps, "waste", x, switched),
         _course("Loss", "", steps, "loss", x, switched, zero=False),
+        *_evaluations(content, switched),
     ]
     return [drawing for drawing in drawn if drawing]
 
@@ -200,6 +221,21 @@ def _course(
         band = Band(rolling(y, window, 0.1), rolling(y, window, 0.9), "p10–p90")
         lines = [Line(y, "raw"), Line(rolling(y, window, 0.5), "main", "running median")]
     return svg(Chart(title, unit, x, lines, [band], switched, level, zero))
+
+
+def _evaluations(content: Content, switched: Sequence[Mark]) -> list[Markup]:
+    """A chart for each metric of the evaluations."""
+    seen, target = content.quality["evaluations"], content.quality["target"]
+    drawn = []
+    for name in sorted({name for each in seen for name in each["metrics"]}):
+        of_metric = [each for each in seen if name in each["metrics"]]
+        x = _floats([each["step"] for each in of_metric])
+        y = _floats([each["metrics"][name] for each in of_metric])
+        wanted = target is not None and target["metric"] == name
+        level = (target["value"], "target") if wanted else None
+        title = f"Evaluations: {name}"
+        drawn.append(svg(Chart(title, "", x, [Line(y, "main")], (), switched, level, zero=False)))
+    return drawn
 
 
 def _workers(content: Content, switched: Sequence[Mark]) -> Chart:
@@ -233,7 +269,9 @@ def changes(content: Content) -> list[dict[str, Any]]:
     for change in content.switches:
         effect = content.effects.get(change["version"])
         words = "the policy at the start" if not change["version"] else ""
-        made.append({**change, "words": effect.words if effect else words})
+        metrics = quality.words(content.metric_changes.get(change["version"], ()))
+        words = effect.words if effect else words
+        made.append({**change, "words": f"{words} {metrics}".strip()})
     return made
 
 

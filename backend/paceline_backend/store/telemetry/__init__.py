@@ -6,6 +6,8 @@ Messages may come late, in any order and repeatedly; the tables end up the same,
 * `StepBatch` → one row of ``worker_steps`` per rank and step; of several attempts at a step the
   latest stays. Steps that all ranks reported, in one attempt, are summed up in ``steps``.
 * `RoundBatch` → one row of ``rounds`` per record.
+* `MetricBatch` → ``worker_metrics``, and ``step_metrics`` over ranks. `Evaluation` →
+  ``evaluations``.
 * `Adopted` → ``segments``; a policy version's earliest one tells when that switch took effect.
 * `Fallback` → ``segments.fallback``, if the segment is there.
 * `LongPhase` → ``long_phases``: the newest of each rank.
@@ -28,10 +30,12 @@ from dataclasses import dataclass, field
 from paceline.wire import (
     ENDED,
     Adopted,
+    Evaluation,
     Fallback,
     Hello,
     LongPhase,
     Message,
+    MetricBatch,
     NodeState,
     RoundBatch,
     RunState,
@@ -44,6 +48,7 @@ from paceline_backend.store.telemetry import (
     locked,
     nodes,
     phases,
+    quality,
     rounds,
     segments,
     steps,
@@ -98,6 +103,9 @@ def write(
         steps.sum_up(connection, runs.values(), roll_up)
         attempts.write(connection, [(r, m) for r, m in known if isinstance(m, Hello)])
         rounds.write(connection, [(r, m) for r, m in known if isinstance(m, RoundBatch)])
+        quality.write_metrics(connection, [(r, m) for r, m in known if isinstance(m, MetricBatch)])
+        evaluated = [(r, m) for r, m in known if isinstance(m, Evaluation)]
+        quality.write_evaluations(connection, evaluated)
         stops.settle(connection, runs.values())
     return Written(
         rows,

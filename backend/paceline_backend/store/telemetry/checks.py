@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from paceline.wire import (
     Adopted,
+    Evaluation,
     Fallback,
     Hello,
     LongPhase,
     Message,
+    MetricBatch,
     NodeState,
     RoundBatch,
     RoundRecord,
@@ -45,6 +47,10 @@ def problem(message: Message, world: int | None = None, samples: int | None = No
             reason = refusals.of_fallback(message)
         case LongPhase():
             reason = refusals.of_long_phase(message)
+        case Evaluation():
+            reason = refusals.of_evaluation(message)
+        case MetricBatch():
+            reason = next(filter(None, map(refusals.of_metrics, message.records)), None)
         case Adopted():
             reason = of_whole(message, {"attempt": 2**15}) or of_times(message, ("adopted_at",))
             if reason is None and (wrong := message.segment.problem(world, samples)):

@@ -13,10 +13,7 @@ from paceline.wire import RoundRecord, StepRecord
 from paceline.wire.segment import MOST_STEPS
 from paceline_backend.store import schema
 from paceline_backend.store.database import StoreRefusedError
-
-# Postgres raises where a product, quotient or sum of finite numbers leaves the range of a double,
-# and so would refuse a step of which one rank reported nonsense.
-HUGE = 1e100
+from paceline_backend.store.refusals import HUGE
 
 # COPY in binary cuts integers off without a word, and SQLite takes any of 64 bits.
 _BOUNDS: dict[type, int] = {sa.SmallInteger: 2**15, sa.Integer: 2**31, sa.BigInteger: 2**63}

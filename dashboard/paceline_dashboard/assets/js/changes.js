@@ -18,6 +18,7 @@ const ACTIONS = {
   "run.leave": "let a node leave the run",
   "run.replace": "replaced a node of the run",
   "run.note": "wrote the run's note",
+  "run.target": "changed the run's target",
   "run.tag": "tagged the run",
   "run.untag": "took a tag from the run",
 };

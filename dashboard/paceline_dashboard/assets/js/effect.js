@@ -23,10 +23,11 @@ export class Effects {
   }
 
   /**
-   * "Steps take 56 % less time for the same load (53 to 58 %).", or "".
+   * "Steps take 56 % less time for the same load (53 to 58 %).", and what metrics were before and after; or "".
    * @param {Switch} change
    */
   words(change) {
-    return this.of(change)?.words ?? "";
+    const effect = this.of(change);
+    return [effect?.words, effect?.metrics_words].filter(Boolean).join(" ");
   }
 }

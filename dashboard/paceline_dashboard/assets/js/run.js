@@ -15,14 +15,16 @@ import { Epochs } from "./epochs.js";
 import { HeatMap } from "./heatmap.js";
 import { History } from "./history.js";
 import { Live } from "./live.js";
+import { Metrics } from "./metrics.js";
 import { Painter } from "./painter.js";
 import { PolicyPanel } from "./policy.js";
 import { Replacing } from "./replacing.js";
 import { Resuming } from "./resuming.js";
 import { Rounds } from "./rounds.js";
-import { drawFacts, drawHeader, ENDED, simulated, stepsOf } from "./summary.js";
+import { drawFacts, drawHeader, ENDED, simulated } from "./summary.js";
 import { mean } from "./format.js";
 import { plotly } from "./loading.js";
+import { TargetPanel } from "./target.js";
 import { onTheme, theme } from "./theme.js";
 import { drawSpeedup, drawTiles, RECENT } from "./tiles.js";
 import { WhatIf } from "./whatif.js";
@@ -86,6 +88,7 @@ class RunPage {
     this.heatmap = new HeatMap((first, last) => this.#openRank(first, last), () => this.painter.request());
     this.attribution = new AttributionChart();
     this.rounds = new Rounds();
+    this.metrics = new Metrics();
     this.workers = new WorkersTable();
     this.epochs = new Epochs(this.path);
     this.changes = new Changes(this.path);
@@ -98,6 +101,8 @@ class RunPage {
     this.whatif = null;
     /** @type {any} */
     this.auto = null;
+    /** @type {any} */
+    this.target = null;
     /** @type {any} */
     this.live = null;
     /** @type {any} */
@@ -148,6 +153,11 @@ class RunPage {
       this.painter.request();
     });
     this.#bearing(() => resuming.askWho());
+    this.target = new TargetPanel(this.path, () => this.run, (run) => {
+      this.#take(run);
+      this.painter.request();
+      changed();
+    });
     this.#controls();
     this.colours = theme(this.palette);
     this.endings.push(
@@ -179,6 +189,7 @@ class RunPage {
       poll(() => this.#bearing(() => this.#explain()), many ? MANY_S : WHY_S),
       poll(() => this.#bearing(() => this.#judge()), many ? MANY_S : WHY_S),
       poll(() => performance.now() > this.meetAfter && this.#bearing(() => this.#meet()), POLL_S),
+      poll(() => this.#bearing(() => this.#measure()), many ? MANY_S : WHY_S),
       poll(() => this.#bearing(() => this.auto.refresh(this.run)), WHY_S),
       poll(() => this.#bearing(() => this.#judgeRun()), many ? MANY_S : WHY_S),
       poll(() => this.#bearing(() => this.#follow()), TREND_S),
@@ -221,6 +232,7 @@ class RunPage {
     this.charts.close();
     this.attribution.close();
     this.rounds.close();
+    this.metrics.close();
     for (const end of this.endings) end();
     text("connection-age", "");
     document.title = "Paceline";
@@ -275,6 +287,26 @@ class RunPage {
     this.data.start(answer);
     this.#take(answer.run);
     this.#bearing(() => this.#meet());
+    this.#bearing(() => this.#evaluations());
+    this.#bearing(() => this.#measure());
+    this.painter.request();
+  }
+
+  /** Requests all evaluations; further ones come by the stream. */
+  async #evaluations() {
+    const answer = await get(`${this.path}/evaluations`);
+    if (this.closed) return;
+    this.metrics.start(answer);
+    this.painter.request();
+  }
+
+  /** Requests the training metrics of the steps shown. */
+  async #measure() {
+    if (this.data.latest < 0) return;
+    const [from, to] = this.#range();
+    const answer = await this.#news("metrics", { from, to: this.zoom ? to : undefined, points: POINTS });
+    if (!answer || this.closed) return;
+    this.metrics.update(answer);
     this.painter.request();
   }
 
@@ -288,6 +320,7 @@ class RunPage {
     else if (type === "heat") this.data.addHeat(body);
     else if (type === "segment") this.data.addSegment(body);
     else if (type === "switch") this.data.addSwitch(body);
+    else if (type === "evaluation") this.metrics.add(body);
     else if (type === "run") this.#take({ ...this.run, ...body });
     if (type === "run" && body.revision !== this.listed) this.#bearing(() => this.#look()); // somebody has changed something
     this.painter.request();
@@ -401,9 +434,8 @@ class RunPage {
 
   /** Seconds until the run's end; null: unknown. */
   #leftS() {
-    const [total, stepS] = [stepsOf(this.run), this.#stepS()];
-    if (total === null || stepS === null || ENDED.includes(this.run.state)) return null;
-    return Math.max(0, total - this.data.latest - 1) * stepS;
+    const { eta_at: etaAt } = this.run;
+    return etaAt === null ? null : Math.max(0, etaAt - Date.now() / 1000);
   }
 
   /** The step since which the leader plans by itself, for no controller does; null: one does. */
@@ -494,6 +526,7 @@ class RunPage {
     this.zoom = range;
     this.history.clear();
     if (this.rounds.any) this.#bearing(() => this.#meet());
+    if (Object.keys(this.metrics.training).length) this.#bearing(() => this.#measure());
     this.painter.request();
   }
 
@@ -542,10 +575,13 @@ class RunPage {
     if (!this.policy.run) return; // the snapshot is on its way
     const [from, to, view] = this.#shown();
     const reading = this.controls.reading(view, from, to);
-    this.charts.draw(this.data, view, reading, this.colours, this.rounds.charts(this.colours));
+    const others = [...this.rounds.charts(this.colours), ...this.metrics.charts(this.colours, reading.window)];
+    this.charts.draw(this.data, view, reading, this.colours, others);
+    this.metrics.draw(this.data, this.run, this.colours);
     this.heatmap.draw(view.heat, reading.axis, this.controls.causes, reading.focus, this.colours);
     this.#remember();
     drawFacts(this.run);
+    this.target.draw(this.metrics.names);
     this.policy.draw();
     const { going } = this.data;
     show("chart-live", this.zoom !== null || (going && byId("chart-window").value === "all"));

@@ -2,7 +2,7 @@
 import { BASE } from "./api.js";
 import { byId, make, show, text } from "./dom.js";
 import { resumable } from "./resuming.js";
-import { clock, integer, moment, number, plural } from "./format.js";
+import { clock, integer, moment, number, plural, seconds } from "./format.js";
 import { termed } from "./terms.js";
 
 export const ENDED = ["finished", "failed", "stopped"];
@@ -95,6 +95,8 @@ export function drawFacts(run) {
     ["Node", run.node ?? "–"],
     ["Started", moment(run.started_at)],
     ["Ended", moment(run.ended_at)],
+    ...(run.jct_s === null ? [] : [["JCT", seconds(run.jct_s)]]),
+    ...(run.queued_s === null ? [] : [["Queued", seconds(run.queued_s)]]),
     ["Id", run.id],
   ];
   if (run.exit_code !== null && run.exit_code !== undefined) facts.push(["Exit code", String(run.exit_code)]);

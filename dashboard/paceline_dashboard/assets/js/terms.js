@@ -8,6 +8,8 @@ const MEANINGS = {
   SE: "Straggler effect: (max T − min T) / mean T of the workers' compute times T in one step. 0 is perfect balance.",
   Waste: "Straggler waste: the share of the workers' time of computing that they wait for the slowest.",
   "DIF of a step": "Data imbalance factor: sample standard deviation of the workers' loads in a step, in the data set's size unit.",
+  JCT: "Job completion time: from the run's begin to its end. A run that was resumed keeps its begin.",
+  Queued: "From the run's creation until it began: in a queue, and while its processes started.",
   "Dataset DIF": "Data imbalance factor: sample standard deviation of the samples' sizes, in their unit.",
 };
 

@@ -1,0 +1,108 @@
+"""REST: evaluations and training metrics of a run, and its target."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import Field
+
+from paceline_backend import requests
+from paceline_backend.api import models
+from paceline_backend.api.audit import CHANGE_REFUSALS, Expected, etag, requester_of
+from paceline_backend.api.errors import RUN_REFUSALS, documented
+from paceline_backend.api.quality_models import Direction, Evaluation, MetricName, Metrics
+from paceline_backend.api.rules import OPERATOR, VIEWER
+from paceline_backend.api.runs import store_of
+from paceline_backend.api.telemetry import From, Points, To
+from paceline_backend.store import attempts, runs
+from paceline_backend.store.quality import evaluations
+from paceline_backend.store.quality import metrics as stored
+
+router = APIRouter(prefix="/runs/{run}", responses=RUN_REFUSALS)
+
+
+class NewTarget(models.Change):
+    """The target to set."""
+
+    metric: MetricName = Field(
+        description="of evaluations, or `loss`: then the training loss counts if the script "
+        "evaluates none",
+        examples=["accuracy"],
+    )
+    value: float = Field(gt=-1e100, lt=1e100, examples=[0.9])
+    direction: Direction = Field(description="which values meet it", examples=[">="])
+
+
+@router.get("/evaluations", response_model=list[Evaluation], dependencies=[Depends(VIEWER)])
+def list_evaluations(
+    request: Request,
+    run: str,
+    limit: Annotated[int, Query(ge=1, le=10_000, description="the newest so many")] = 1_000,
+) -> Any:
+    """What the script measured on held-out data, oldest first."""
+    store = store_of(request)
+    row = runs.get(store, run)
+    with store.read() as connection:
+        key = runs.key_of(connection, run)
+        spans = attempts.spans(connection, key, row["attempt"])
+        made = evaluations.read(connection, key, spans, limit=limit)
+    return [evaluations.shown(each, row["started_at"]) for each in made]
+
+
+@router.get(
+    "/metrics",
+    response_model=Metrics,
+    response_model_exclude_unset=True,
+    dependencies=[Depends(VIEWER)],
+)
+def get_metrics(
+    request: Request, run: str, first: From = None, to: To = None, points: Points = 1000
+) -> Any:
+    """Training metrics that the script logs beside the loss, each as columns of complete steps."""
+    with store_of(request).read() as connection:
+        key = runs.key_of(connection, run)
+        return stored.columns(connection, key, (first, to), points)
+
+
+@router.put(
+    "/target",
+    response_model=models.Run,
+    responses={**CHANGE_REFUSALS, **documented(HTTPStatus.BAD_REQUEST)},
+    dependencies=[Depends(OPERATOR)],
+)
+def set_target(
+    request: Request, response: Response, run: str, expected: Expected, body: NewTarget
+) -> Any:
+    """Says what the run's model is to reach, in place of what was said before."""
+    by = requester_of(request, body.by, body.why, body.operator)
+    target = {"metric": body.metric, "value": body.value, "direction": body.direction}
+    requests.set_target(store_of(request), run, target, by, expected=expected)
+    return _changed(request, response, run)
+
+
+@router.delete(
+    "/target",
+    response_model=models.Run,
+    responses=CHANGE_REFUSALS,
+    dependencies=[Depends(OPERATOR)],
+)
+def remove_target(
+    request: Request,
+    response: Response,
+    run: str,
+    expected: Expected,
+    by: Annotated[models.Name, Query(description="the program that asks")] = "api",
+    why: Annotated[models.Why, Query(description="for the audit log")] = "",
+) -> Any:
+    """Takes a run's target away."""
+    asks = requester_of(request, by, why)
+    requests.set_target(store_of(request), run, None, asks, expected=expected)
+    return _changed(request, response, run)
+
+
+def _changed(request: Request, response: Response, run: str) -> dict[str, Any]:
+    row = runs.get(store_of(request), run)
+    response.headers["ETag"] = etag(row["revision"])
+    return row

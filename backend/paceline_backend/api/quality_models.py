@@ -1,0 +1,116 @@
+"""Bodies about a run's metrics and its target; field names as in docs/rest.md."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from paceline.wire import metrics
+
+
+def _metric(name: str) -> str:
+    if reason := metrics.of_names([name]):
+        raise ValueError(reason)
+    return name
+
+
+MetricName = Annotated[str, AfterValidator(_metric)]
+Direction = Literal[">=", "<="]
+
+
+class Evaluation(BaseModel):
+    """What the script measured on held-out data."""
+
+    step: int = Field(description="the last one before it; -1: none", examples=[279])
+    epoch: int = Field(description="of that step", examples=[19])
+    attempt: int = Field(examples=[0])
+    trained: int = Field(
+        description="samples that the run had trained on by then", examples=[17_180]
+    )
+    at: float = Field(description="Unix time", examples=[1767225704.0])
+    after_s: float | None = Field(
+        description="since the run began; null: that is not known", examples=[100.5]
+    )
+    ranks: int = Field(description="whose values it combines", examples=[1])
+    metrics: dict[str, float | None] = Field(
+        description="by name; null: not a finite number", examples=[{"accuracy": 0.91}]
+    )
+
+
+class MetricColumns(BaseModel):
+    """A training metric over steps."""
+
+    step: list[int] = Field(examples=[[0, 1]])
+    value: list[float | None] = Field(
+        description="of the global batch; of a bucket: the mean", examples=[[0.5, 0.6]]
+    )
+    min: list[float | None] | None = Field(
+        default=None, description="of a bucket: the least", examples=[None]
+    )
+    max: list[float | None] | None = Field(
+        default=None, description="of a bucket: the greatest", examples=[None]
+    )
+
+
+class Metrics(BaseModel):
+    """A run's training metrics, without the loss."""
+
+    model_config = ConfigDict(populate_by_name=True)
+
+    from_: int | None = Field(alias="from", examples=[0])
+    to: int | None = Field(examples=[279])
+    bucket: int = Field(description="steps that a point stands for", examples=[1])
+    metrics: dict[str, MetricColumns] = Field(description="by name; empty: it has none")
+
+
+class Met(BaseModel):
+    """When a target was first met."""
+
+    step: int = Field(description="the last one before", examples=[279])
+    epoch: int = Field(description="of that step", examples=[19])
+    trained: int = Field(description="samples by then", examples=[17_180])
+    at: float = Field(description="Unix time", examples=[1767225704.0])
+    after_s: float | None = Field(
+        description="time to target: since the run began; null: that is not known",
+        examples=[100.5],
+    )
+    value: float = Field(examples=[0.91])
+
+
+class Target(BaseModel):
+    """What the operator wants of a run's model."""
+
+    metric: str = Field(examples=["accuracy"])
+    value: float = Field(examples=[0.9])
+    direction: Direction = Field(examples=[">="])
+    source: Literal["evaluations", "training"] = Field(
+        description="what decides: evaluations, or means of the training loss over 100 steps"
+    )
+    met: Met | None = Field(description="null: not yet")
+    best: float | None = Field(description="so far; null: there is no value", examples=[0.91])
+
+
+class Quality(BaseModel):
+    """What became of a run's model, and when."""
+
+    queued_s: float | None = Field(description="as of the run", examples=[3.5])
+    jct_s: float | None = Field(description="as of the run", examples=[100.5])
+    eta_at: float | None = Field(description="as of the run", examples=[None])
+    target: Target | None = Field(description="null: nobody has set one")
+    evaluations: list[Evaluation] = Field(description="oldest first; the newest 1,000")
+
+
+class MetricChange(BaseModel):
+    """A metric of evaluations before a switch, and under the policy that was switched to."""
+
+    metric: str = Field(examples=["accuracy"])
+    before: float | None = Field(
+        description="mean of the last 3 evaluations before it; null: there is none", examples=[0.89]
+    )
+    before_evaluations: int = Field(description="of which it is the mean", examples=[3])
+    after: float | None = Field(
+        description="mean of the newest 3 evaluations under the policy; null: there is none",
+        examples=[0.9],
+    )
+    after_evaluations: int = Field(description="of which it is the mean", examples=[3])

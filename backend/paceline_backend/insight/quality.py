@@ -1,0 +1,139 @@
+"""How good a run's model became: in the run as a whole, and before and after switches.
+
+What metrics do after a switch is told beside it, without a claim that the switch did it: training
+goes on meanwhile, and a metric changes with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from paceline_backend import policies
+from paceline_backend.store import Connection, Store, attempts, records, runs, switches
+from paceline_backend.store.quality import evaluations
+from paceline_backend.store.quality.evaluations import Evaluated
+from paceline_backend.store.switches import Switch
+
+MOST = 3  # evaluations on either side, the nearest to the switch before it and the newest after it
+_LISTED = 1_000  # evaluations, the newest
+
+
+@dataclass(frozen=True)
+class MetricChange:
+    """A metric before a switch, and under the policy that was switched to.
+
+    Args:
+        metric: its name.
+        before: mean of the last evaluations before the switch; None: there is none.
+        before_evaluations: how many these are.
+        after: mean of the newest evaluations under the policy; None: there is none.
+        after_evaluations: how many these are.
+    """
+
+    metric: str
+    before: float | None
+    before_evaluations: int
+    after: float | None
+    after_evaluations: int
+
+    @property
+    def words(self) -> str:
+        """A clause."""
+        before = _mean_words(self.before, self.before_evaluations)
+        after = _mean_words(self.after, self.after_evaluations)
+        return f"{self.metric} was {before} before, and is {after} since"
+
+
+def words(made: Sequence[MetricChange]) -> str:
+    """A sentence or two; empty: nothing was measured."""
+    if not made:
+        return ""
+    said = "; ".join(change.words for change in made)
+    return f"{said[0].upper()}{said[1:]}. Training went on meanwhile, which changes metrics, too."
+
+
+def _mean_words(mean: float | None, count: int) -> str:
+    if mean is None:
+        return "not measured"
+    of = "1 evaluation" if count == 1 else f"mean of {count} evaluations"
+    return f"{mean:.4g} ({of})"
+
+
+def after_switches(connection: Connection, run: int) -> dict[int, list[MetricChange]]:
+    """Each metric of evaluations before and after switches, by version of the policy.
+
+    Only of switches between policies of which one changes the training, compared with plain DDP.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+    """
+    begun = [
+        change
+        for change in switches.history(connection, run)
+        if change.version == 0 or change.effective_step is not None
+    ]
+    if len(begun) < 2:
+        return {}
+    _, _, spans = records.counting(connection, run)
+    seen = evaluations.read(connection, run, spans)
+    made = {}
+    for at in range(1, len(begun)):
+        if seen and (_changes(begun[at]) or _changes(begun[at - 1])):
+            first = begun[at].effective_step or 0
+            end = begun[at + 1].effective_step if at + 1 < len(begun) else None
+            old = _between(seen, begun[at - 1].effective_step or 0, first)
+            new = _between(seen, first, end)
+            made[begun[at].version] = _compared(old, new)
+    return made
+
+
+def _changes(switch: Switch) -> bool:
+    """Whether a policy changes the training; also if this server does not have it any more."""
+    try:
+        return policies.make(switch.policy, switch.parameters).changes != "nothing"
+    except ValueError:
+        return True
+
+
+def _between(seen: Sequence[Evaluated], first: int, end: int | None) -> list[Evaluated]:
+    """The evaluations after steps of a range; those before the first step are of the first policy.
+
+    Args:
+        seen: all.
+        first: step.
+        end: one past the last; None: open.
+    """
+    least = -1 if first == 0 else first
+    return [each for each in seen if least <= each.step and (end is None or each.step < end)]
+
+
+def _compared(old: Sequence[Evaluated], new: Sequence[Evaluated]) -> list[MetricChange]:
+    names = sorted({name for each in (*old, *new) for name in each.metrics})
+    return [MetricChange(name, *_mean(old, name), *_mean(new, name)) for name in names]
+
+
+def _mean(seen: Sequence[Evaluated], name: str) -> tuple[float | None, int]:
+    """Of the newest evaluations that have a metric, and of how many."""
+    known = [value for each in seen if (value := each.metrics.get(name)) is not None][-MOST:]
+    return (sum(known) / len(known), len(known)) if known else (None, 0)
+
+
+def of_run(store: Store, run_id: str) -> dict[str, Any]:
+    """A run's times, its target and its evaluations, as in the report.
+
+    Raises:
+        UnknownRunError: no such run.
+        StoreError: the database does not answer.
+    """
+    row = runs.get(store, run_id)
+    with store.read() as connection:
+        key = runs.key_of(connection, run_id)
+        spans = attempts.spans(connection, key, row["attempt"])
+        seen = evaluations.read(connection, key, spans, limit=_LISTED)
+    return {
+        **{name: row[name] for name in ("queued_s", "jct_s", "eta_at", "target")},
+        "evaluations": [evaluations.shown(each, row["started_at"]) for each in seen],
+    }

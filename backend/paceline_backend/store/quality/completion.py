@@ -1,0 +1,66 @@
+"""How long a run took, and when it will end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import sqlalchemy as sa
+
+from paceline.wire import State
+from paceline_backend.store.schema import steps
+
+RECENT = 50  # steps, whose times say how fast a run gets on
+
+
+def times(connection: sa.Connection, run: Mapping[str, Any]) -> dict[str, float | None]:
+    """A run's `queued_s`, `jct_s` and `eta_at`; None: not known, or not yet.
+
+    Args:
+        connection: to read from.
+        run: its row, with `key`, and `epoch` and `step` of its newest complete step.
+    """
+    began, ended = run["started_at"], run["ended_at"]
+    simulated = run["backend"] == "simulated"  # its clock is not the server's
+    return {
+        "queued_s": None if began is None or simulated else max(0.0, began - run["created_at"]),
+        "jct_s": None if began is None or ended is None else max(0.0, ended - began),
+        "eta_at": None if simulated else _eta_at(connection, run),
+    }
+
+
+def _eta_at(connection: sa.Connection, run: Mapping[str, Any]) -> float | None:
+    """When a run will end, by its newest steps and the newest pause between two epochs."""
+    known = run["epochs"] and run["samples"] and run["global_batch"]
+    if run["state"] != State.RUNNING or run["step"] is None or not known:
+        return None
+    c = steps.c
+    query = sa.select(c.step_s, c.ended_at).where(c.run == run["key"], c.step <= run["step"])
+    newest = connection.execute(query.order_by(c.step.desc()).limit(RECENT)).all()
+    if not newest:
+        return None
+    per_epoch = -(-run["samples"] // run["global_batch"])
+    left = max(0, run["epochs"] * per_epoch - run["step"] - 1)
+    step_s = sum(row.step_s for row in newest) / len(newest)
+    pause_s = _pause_s(connection, run["key"], run["epoch"], run["epoch"] * per_epoch)
+    pauses = run["epochs"] - run["epoch"]
+    return float(max(time.time(), newest[0].ended_at + left * step_s + pauses * pause_s))
+
+
+def _pause_s(connection: sa.Connection, run: int, epoch: int, first: int) -> float:
+    """Time between the steps of two epochs, as for an evaluation; 0: not known.
+
+    Args:
+        connection: to read from.
+        run: its key.
+        epoch: the later one.
+        first: its first step, unless an epoch was left early.
+    """
+    c = steps.c
+    query = sa.select(c.epoch, c.step_s, c.ended_at).where(c.run == run)
+    rows = connection.execute(query.where(c.step.in_((first - 1, first))).order_by(c.step)).all()
+    if [row.epoch for row in rows] != [epoch - 1, epoch]:
+        return 0.0
+    before, after = rows
+    return max(0.0, float(after.ended_at - after.step_s - before.ended_at))

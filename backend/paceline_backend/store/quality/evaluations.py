@@ -1,0 +1,142 @@
+"""Reads evaluations: those that count, combined over ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import sqlalchemy as sa
+
+from paceline_backend.store.attempts import Span
+from paceline_backend.store.quality.tables import evaluations
+from paceline_backend.store.rollups.metrics import over
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """What a run's script measured on held-out data after a step.
+
+    Args:
+        step: the last one before it; -1: none.
+        epoch: of that step.
+        attempt: of the run.
+        trained: samples that the run had trained on by then.
+        at: Unix time.
+        ranks: how many ranks' values it combines.
+        metrics: by name; None: not a finite number.
+    """
+
+    step: int
+    epoch: int
+    attempt: int
+    trained: int
+    at: float
+    ranks: int
+    metrics: dict[str, float | None]
+
+
+def read(
+    connection: sa.Connection,
+    run: int,
+    counting: Sequence[Span],
+    *,
+    limit: int | None = None,
+    since: int = -1,
+    metric: str | None = None,
+) -> list[Evaluated]:
+    """Evaluations of a run, oldest first.
+
+    Rank 0's value of a metric counts if rank 0 gave no number of samples. Otherwise it is the mean
+    over the ranks that did, weighted by samples.
+
+    Args:
+        connection: to read from.
+        run: key of the run.
+        counting: which steps of which attempts count; `store.attempts.spans`.
+        limit: only the newest so many; None: all.
+        since: only after this step and later ones.
+        metric: only this one; None: all.
+    """
+    where = [evaluations.c.run == run, evaluations.c.step >= since, _counts(counting)]
+    if metric is not None:
+        where.append(evaluations.c.name == metric)
+    if limit is not None:
+        first = _first_of_newest(connection, where, limit)
+        if first is None:
+            return []
+        where.append(evaluations.c.step >= first)
+    by_step: dict[int, Evaluated] = {}
+    for row in connection.execute(_combined(where)):
+        known = by_step.get(row.step)
+        if known is None or known.attempt < row.attempt:
+            known = Evaluated(row.step, row.epoch, row.attempt, row.trained, row.at, row.ranks, {})
+        metrics = {**known.metrics, row.name: row.value}
+        by_step[row.step] = Evaluated(
+            *(row.step, row.epoch, row.attempt),
+            *(max(known.trained, row.trained), max(known.at, row.at)),
+            *(max(known.ranks, row.ranks), metrics),
+        )
+    return list(by_step.values())
+
+
+def shown(evaluated: Evaluated, began: float | None) -> dict[str, Any]:
+    """An evaluation as REST shows it.
+
+    Args:
+        evaluated: of a run.
+        began: when the run did, Unix time; None: not known.
+    """
+    after_s = None if began is None else max(0.0, evaluated.at - began)
+    return {**vars(evaluated), "after_s": after_s}
+
+
+def _first_of_newest(
+    connection: sa.Connection, where: Sequence[sa.ColumnElement[bool]], limit: int
+) -> int | None:
+    """The first step of the newest evaluations; None: there are none."""
+    step = evaluations.c.step
+    newest = sa.select(step).where(*where).distinct().order_by(step.desc()).limit(limit)
+    first: int | None = connection.execute(
+        sa.select(sa.func.min(newest.subquery().c.step))
+    ).scalar()
+    return first
+
+
+def _combined(where: Sequence[sa.ColumnElement[bool]]) -> sa.Select[Any]:
+    c = evaluations.c
+    alone = sa.and_(c.rank == 0, c.samples.is_(None))
+    weight = sa.cast(c.samples, sa.Double)
+    weighted = sa.case((sa.func.abs(c.value) > 1e-100, c.value * weight), else_=0.0)
+    mean = over(sa.func.sum(sa.case((c.samples.is_not(None), weighted))), sa.func.sum(weight))
+    missing = sa.func.sum(sa.case((c.value.is_(None), 1), else_=0)) > 0
+    of_rank_0 = sa.func.sum(sa.case((alone, 1), else_=0)) > 0
+    value = sa.case(
+        (of_rank_0, sa.func.max(sa.case((alone, c.value)))), (missing, None), else_=mean
+    )
+    columns = (
+        *(c.step, c.attempt, c.name, sa.func.max(c.epoch).label("epoch")),
+        *(sa.func.max(c.trained).label("trained"), sa.func.max(c.at).label("at")),
+        sa.case((of_rank_0, 1), else_=sa.func.count()).label("ranks"),
+        value.label("value"),
+    )
+    counted = sa.or_(c.rank == 0, c.samples.is_not(None))
+    query = sa.select(*columns).where(*where, counted).group_by(c.step, c.attempt, c.name)
+    return query.order_by(c.step, c.attempt, c.name)
+
+
+def _counts(counting: Sequence[Span]) -> sa.ColumnElement[bool]:
+    """The condition for evaluations that no later attempt has undone.
+
+    An attempt that goes on at a step may evaluate before it trains that step.
+    """
+    c = evaluations.c
+    parts = []
+    for span in counting:
+        part = [c.step >= span.first - 1]
+        if span.attempt is not None:
+            part.append(c.attempt.between(span.attempt - span.before, span.attempt))
+        if span.end is not None:
+            part.append(c.step < span.end)
+        parts.append(sa.and_(*part))
+    return sa.or_(*parts) if parts else sa.false()

@@ -1,0 +1,45 @@
+import assert from "node:assert/strict";
+import { describe, test } from "node:test";
+
+import { courseOf, Metrics, newestWords } from "../../../dashboard/paceline_dashboard/assets/js/metrics.js";
+import { targetWords } from "../../../dashboard/paceline_dashboard/assets/js/target.js";
+
+const evaluation = (step, metrics, more = {}) => ({ step, epoch: 1, attempt: 0, trained: 64 * (step + 1), at: 0, after_s: 90, ranks: 1, metrics, ...more });
+
+describe("evaluations", () => {
+  test("have a course for each metric, with gaps where it was not finite", () => {
+    const seen = [evaluation(1, { accuracy: 0.5 }), evaluation(3, { loss: 2 }), evaluation(5, { accuracy: null })];
+    assert.deepEqual(courseOf(seen, "accuracy"), { x: [1, 5], y: [0.5, null] });
+  });
+  test("come again when further ranks have given their part", () => {
+    const metrics = new Metrics();
+    metrics.start([evaluation(3, { accuracy: 0.5 })]);
+    metrics.add(evaluation(1, { loss: 2 }));
+    metrics.add(evaluation(3, { accuracy: 0.75 }));
+    assert.deepEqual(metrics.names, ["accuracy", "loss"]);
+    assert.deepEqual(metrics.course.map(({ step, metrics: values }) => [step, values.accuracy]), [[1, undefined], [3, 0.75]]);
+  });
+  test("that a later attempt has undone go", () => {
+    const metrics = new Metrics();
+    metrics.start([evaluation(3, { accuracy: 0.5 }), evaluation(7, { accuracy: 0.9 })]);
+    metrics.add(evaluation(4, { accuracy: 0.6 }, { attempt: 1 }));
+    assert.deepEqual(metrics.course.map(({ step }) => step), [3, 4]);
+  });
+  test("in words", () => {
+    assert.equal(newestWords(evaluation(9, { accuracy: 0.5 })), "Newest evaluation, after step 9, epoch 1, 640 samples and 90.0 s: accuracy 0.5.");
+    assert.equal(newestWords(evaluation(-1, { a: null }, { after_s: null })), "Newest evaluation, before the first step: a –.");
+  });
+});
+
+describe("a target in words", () => {
+  const target = { metric: "loss", value: 0.3, direction: "<=", source: "evaluations", met: null, best: null };
+  test("that nobody has set", () => assert.equal(targetWords(null), "None is set."));
+  test("that is not met", () => {
+    assert.equal(targetWords(target), "loss ≤ 0.3 is not met yet.");
+    assert.equal(targetWords({ ...target, best: 0.5, source: "training" }), "loss ≤ 0.3 is not met yet; the best so far is 0.5. The training loss counts, as its mean over 100 steps.");
+  });
+  test("that was met", () => {
+    const met = { step: 1279, epoch: 3, trained: 81_920, at: 0, after_s: 150, value: 0.25 };
+    assert.equal(targetWords({ ...target, met }), "loss ≤ 0.3 was met after 2.5 min: in step 1,279, epoch 3, with 81,920 samples (0.25).");
+  });
+});
