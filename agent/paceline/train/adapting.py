@@ -163,6 +163,11 @@ def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
             "the training DataLoader's RandomSampler has replacement or num_samples, and Paceline "
             "uses each sample once in an epoch: make the DataLoader with shuffle=True"
         )
+    return loading_of(loader)
+
+
+def loading_of(loader: DataLoader[Any]) -> dict[str, Any]:
+    """How a DataLoader loads its batches."""
     names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn")
     names += ("multiprocessing_context", "prefetch_factor", "persistent_workers")
     return {name: getattr(loader, name) for name in names}
