@@ -1,12 +1,13 @@
 """Trains with Accelerate, by itself and with Paceline; what came of it goes to a file of each rank.
 
-python accelerate_script.py DIRECTORY CASES: a case is a name of a function below, or `train` with
-its options as JSON.
+python accelerate_script.py DIRECTORY CASES: a case is "refusals", "example" or the options of
+`train` as JSON.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import sys
 from pathlib import Path
@@ -154,13 +155,29 @@ def refusals() -> list[str]:
     return said
 
 
+def example() -> list[str]:
+    """What the example prints, with Paceline and without."""
+    import with_accelerate
+
+    printed = []
+    for more in ([], ["--plain"]):
+        for state in (AcceleratorState, GradientState):
+            state._reset_state()
+        sys.argv = ["with_accelerate.py", "--epochs=1", *more]
+        with contextlib.redirect_stdout(io.StringIO()) as out:
+            with_accelerate.main()
+        printed.append(out.getvalue())
+    return printed
+
+
 def main() -> None:
     directory, *cases = sys.argv[1:]
     torch.set_num_threads(1)
     rank = PartialState(cpu=True).process_index
     results = []
     for case in cases:
-        results.append(refusals() if case == "refusals" else train(**json.loads(case)))
+        named = {"refusals": refusals, "example": example}.get(case)
+        results.append(named() if named is not None else train(**json.loads(case)))
     Path(directory, f"{rank}.json").write_text(json.dumps(results))
     PartialState().destroy_process_group()
 

@@ -6,7 +6,7 @@ loader that such a loop reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -48,7 +48,7 @@ class DrivenLoader:
         self.dataset = session._dataset
         self._place = place
         self._loader = session.loader(**options)
-        self._passing: Iterator[Any] | None = None
+        self._passing: Generator[Any] | None = None
         self.begins: Callable[[], None] | None = None  # called once, before the first batch
 
     def __len__(self) -> int:
@@ -59,7 +59,9 @@ class DrivenLoader:
         if self.begins is not None:
             begins, self.begins = self.begins, None
             begins()
-        passing = self._passing = iter(self._loader)
+        if self._passing is not None:  # the framework left it early, and may still hold it
+            self._passing.close()
+        passing = self._passing = self._loader.__iter__()
         for batch in passing:
             yield self._place(batch)
 
@@ -81,7 +83,7 @@ class DrivenLoader:
         """
         if self.in_last_step and self._passing is not None:
             next(self._passing, None)
-        self._passing = None
+            self._passing = None
 
     def waiting(self) -> AbstractContextManager[None]:
         """Around a collective of the framework's: waiting in it does not count as computing."""
