@@ -322,7 +322,7 @@ def refuse_settings(accelerator: accelerate.Accelerator) -> None:
     if hook is not None and hook.value != "no":
         refuse(
             f"DistributedDataParallelKwargs(comm_hook={hook.value}): Paceline reduces gradients in "
-            "a hook of its own",
+            "its own hook",
             "leave it out",
         )
 

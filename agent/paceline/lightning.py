@@ -57,7 +57,7 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
         for option in ("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper"):
             if options.get(option) is not None:
                 refuse(
-                    f"PacelineStrategy({option}=…): Paceline reduces gradients in a hook of its own",
+                    f"PacelineStrategy({option}=…): Paceline reduces gradients in its own hook",
                     "leave it out",
                 )
         if options.get("model_averaging_period") is not None:
@@ -196,8 +196,8 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
             or not sampler.shuffle
         ):
             refuse(
-                "the training DataLoader has a sampler of its own, or none, and Paceline plans which "
-                "samples a batch has",
+                "the training DataLoader has a sampler of its own, or none, and Paceline plans "
+                "which samples a batch has",
                 "make it with batch_size=… and shuffle=True, and leave use_distributed_sampler on",
             )
         assert isinstance(dataloader, DataLoader) and isinstance(sampler, DistributedSampler)

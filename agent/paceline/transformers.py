@@ -113,14 +113,14 @@ class PacelineMixin:
     The training stays that of Trainer under DistributedDataParallel. The global batch is
     ``per_device_train_batch_size`` times the number of processes, times
     ``gradient_accumulation_steps``. A rank that accumulates divides its own part into as many
-    batches. ``num_items_in_batch`` counts the labels of all ranks' parts. Checkpoints have where the
-    session is, and training goes on there.
+    batches. ``num_items_in_batch`` counts the labels of all ranks' parts. Checkpoints have where
+    the session is, and training goes on there.
 
     Args:
         *args: of the trainer.
         paceline: of `paceline.Session`: sizes (default: ``train_dataset.sizes``, or the column
-            `length_column_name`), limits, coast_steps, loss_mean, seed (default: as Trainer has it);
-            of `Session.wrap`: batchnorm.
+            `length_column_name`), limits, coast_steps, loss_mean, seed (default: as Trainer has
+            it); of `Session.wrap`: batchnorm.
         **kwargs: of the trainer.
 
     Raises:
@@ -136,9 +136,13 @@ class PacelineMixin:
         self._driven: Loader | None = None
         self._turn: _Turn | None = None
         self._loss: _Loss | None = None
-        self._trainer: Any = self  # what a mixin knows of the class that it is put before
         self._trainer.add_callback(_Ends(self))
         _refuse_arguments(self._trainer.args, self._trainer.accelerator)
+
+    @property
+    def _trainer(self) -> Any:
+        """This object as the class that the mixin is put before: its attributes are not ours."""
+        return self
 
     @property
     def session(self) -> Session:
@@ -255,8 +259,8 @@ class PacelineMixin:
     def _factor(self, turn: _Turn) -> torch.Tensor | float:
         """What the mean loss of a batch is multiplied by.
 
-        The update is Σ_j w_j Σ_c X_jc over ranks j and their batches c. It is to be Trainer's, whose
-        even ranks take the mean over ranks.
+        The update is Σ_j w_j Σ_c ∇X_jc over ranks j and their batches c, with X the mean loss times
+        this factor. For even ranks it is Trainer's, which is the mean over ranks.
         """
         trainer, accumulates = self._trainer, self._loader.accumulates
         samples, place = sum(turn.counts), turn.place
@@ -273,8 +277,8 @@ class PacelineMixin:
     def _normalisation(self, model: nn.Module, inputs: dict[str, Any]) -> _Loss:
         """Asks the script's loss: three evaluations, before the first step.
 
-        Many models take ``num_items_in_batch`` and do not use it, and a script may compute a loss of
-        its own.
+        Many models take ``num_items_in_batch`` and do not use it, and a script may compute a loss
+        of its own.
         """
         trainer = self._trainer
         placed = trainer._prepare_inputs(inputs)
@@ -313,10 +317,7 @@ class PacelineMixin:
     ) -> list[torch.Tensor] | None:
         """How many labels of each batch count in the loss; None: Trainer does not count them."""
         with self._averaging(False):
-            items = [
-                self._trainer._get_num_items_in_batch([chunk], device) if chunk is not None else None
-                for chunk in chunks
-            ]
+            items = [self._trainer._get_num_items_in_batch([chunk], device) for chunk in chunks]
         if any(item is None for item in items):
             return None
         return [
@@ -410,7 +411,7 @@ def _refuse_arguments(args: transformers.TrainingArguments, accelerator: Any) ->
             "leave it at 'random' and give paceline={'sizes': …}",
         )
     if args.ignore_data_skip:
-        refuse("ignore_data_skip=True", "leave it out: Paceline's loader skips nothing it must read")
+        refuse("ignore_data_skip=True", "leave it out: Paceline's loader reads no batch to skip it")
 
 
 _skip_first_batches = transformers.trainer.skip_first_batches

@@ -33,9 +33,14 @@ def main() -> None:
 
     torch.set_num_threads(1)
     set_seed(1)
-    size = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
     config = LlamaConfig(
-        vocab_size=WORDS, num_attention_heads=2, pad_token_id=PAD, max_position_embeddings=96, **size
+        vocab_size=WORDS,
+        pad_token_id=PAD,
+        hidden_size=32,
+        intermediate_size=64,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        max_position_embeddings=96,
     )
     arguments = TrainingArguments(
         options.checkpoints,

@@ -1,4 +1,4 @@
-"""Runs a script of a framework on two ranks: under torchrun, or as a run that a controller plans."""
+"""Runs a framework's script on two ranks: under torchrun, or as a run that a controller plans."""
 
 from __future__ import annotations
 
@@ -44,19 +44,19 @@ def results(script: Path | str, directory: Path, *cases: Any) -> Results:
     return _read(directory)
 
 
-def planned(script: Path | str, directory: Path, *cases: Any) -> Results:
+def planned(stack: Stack, script: Path | str, directory: Path, *cases: Any) -> Results:
     """The same; a controller plans the first case, for ranks of uneven speeds."""
-    with Stack(directory / "data", 0) as stack:
-        body = {
-            "script": str(script),
-            "args": [str(directory), *map(_as_argument, cases)],
-            "nproc": WORLD,
-            "policy": "paceline",
-            "env": {**_environment(), "PACELINE_EMULATE": json.dumps(EMULATE)},
-        }
-        run = stack.api("POST", "/runs", body)["id"]
-        wait_for_end(stack, run)
-        assert stack.api("GET", f"/runs/{run}/steps?points=5000")["loss"][-1] is not None
+    body = {
+        "script": str(script),
+        "args": [str(directory), *map(_as_argument, cases)],
+        "nproc": WORLD,
+        "policy": "paceline",
+        "env": {**_environment(), "PACELINE_EMULATE": json.dumps(EMULATE)},
+    }
+    run = stack.api("POST", "/runs", body)["id"]
+    wait_for_end(stack, run)
+    losses = stack.api("GET", f"/runs/{run}/steps?points=5000")["loss"]
+    assert None not in losses  # the adapter reports them
     return _read(directory)
 
 

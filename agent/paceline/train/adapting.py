@@ -21,6 +21,17 @@ from paceline.train.session import Session
 
 # The options of Session and Session.wrap that an adapter hands on.
 OPTIONS = {"sizes", "seed", "loss_mean", "coast_steps", "limits", "batchnorm"}
+# The options of a DataLoader that say how batches are loaded.
+_LOADING = [
+    "num_workers",
+    "collate_fn",
+    "pin_memory",
+    "timeout",
+    "worker_init_fn",
+    "multiprocessing_context",
+    "prefetch_factor",
+    "persistent_workers",
+]
 _DECIDED = {
     "global_batch": "the framework's batch size times the number of ranks decides it",
     "drop_last": "the framework's own drop_last decides it",
@@ -170,9 +181,7 @@ def options_of(loader: DataLoader[Any]) -> dict[str, Any]:
 
 def loading_of(loader: DataLoader[Any]) -> dict[str, Any]:
     """How a DataLoader loads its batches."""
-    names = ("num_workers", "collate_fn", "pin_memory", "timeout", "worker_init_fn")
-    names += ("multiprocessing_context", "prefetch_factor", "persistent_workers")
-    return {name: getattr(loader, name) for name in names}
+    return {name: getattr(loader, name) for name in _LOADING}
 
 
 def refuse(problem: str, mend: str) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from support.frameworks import ROOT, Results, planned, results
+from support.frameworks import ROOT, Results, results
 
 pytestmark = pytest.mark.ranks
 
@@ -111,8 +111,20 @@ def test_the_example_prints_what_trainer_alone_does(ranks: Results) -> None:
     assert paced.splitlines()[-1] == plain.splitlines()[-1]
 
 
-def test_planned_for_uneven_ranks_it_is_trainers_own(tmp_path: Path) -> None:
-    sizes = {"count": 320, "epochs": 8}
-    (got, wanted), (other, _) = planned(SCRIPT, tmp_path, sizes, {**sizes, "plain": True})
-    assert got["loss"] == pytest.approx(wanted["loss"], abs=1e-5)
-    assert sum(other["counts"]) < 0.8 * sum(got["counts"])  # rank 1 is slow
+@pytest.mark.long
+def test_training_is_trls_own(tmp_path: Path) -> None:
+    """SFTTrainer, a subclass of Trainer, with the mixin before it."""
+    script = ROOT / "tests" / "support" / "trl_script.py"
+    uneven, parts = {"limits": [5, 12]}, {"limits": [11, 24]}
+    cases = [
+        {"plain": True},
+        {"paceline": uneven},
+        {"plain": True, **ACCUMULATING},
+        {"paceline": parts, **ACCUMULATING},
+    ]
+    plain, paced, plain_parts, paced_parts = results(script, tmp_path, *cases)[0]
+    assert len(plain) == 12
+    for got, wanted in zip(paced + paced_parts, plain + plain_parts, strict=True):
+        assert got[:2] == pytest.approx(wanted[:2], abs=2e-5)
+    for got, wanted in zip(paced, plain, strict=True):
+        assert got[2] == pytest.approx(wanted[2], abs=1e-4)
