@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from typing import Any
 
 import torch
@@ -74,7 +74,7 @@ class Loader:
         """Steps in a whole epoch."""
         return self._loop.terms.steps_per_epoch
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Generator[Any]:
         loop = self._loop
         if not loop.begin_epoch(self.lookahead):
             return

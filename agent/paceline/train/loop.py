@@ -116,6 +116,11 @@ class Loop:
         return self.wiring.follower.stopped and not self.wiring.follower.reforms
 
     @property
+    def at_epoch_end(self) -> bool:
+        """Whether the next pass over the loader is empty: a checkpoint was an epoch's last step."""
+        return self._epoch_is_done
+
+    @property
     def meeting(self) -> Meeting:
         """What the ranks know of each other.
 

@@ -1,0 +1,335 @@
+"""Hugging Face Accelerate: an `Accelerator` whose training loader follows Paceline's plan.
+
+A script changes one import::
+
+    from paceline.accelerate import Accelerator
+
+    accelerator = Accelerator(paceline={"sizes": lengths})
+    model, optimizer, loader, held_out = accelerator.prepare(model, optimizer, loader, held_out)
+
+`prepare` takes the DataLoader with ``shuffle=True`` as the training's. Any other one is prepared as
+Accelerate does. Needs ``paceline[accelerate]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
+
+import accelerate
+import torch
+from accelerate.state import GradientState
+from accelerate.utils import DistributedType, gather_object, recursively_apply, send_to_device
+from torch import nn
+from torch.utils.data import DataLoader
+
+from paceline.core.errors import PacelineError
+from paceline.train.adapting import (
+    DrivenLoader,
+    checked,
+    is_shuffled,
+    options_of,
+    ranks_seed,
+    refuse,
+    wrapped,
+)
+from paceline.train.session import Session
+
+_KINDS = {DistributedType.NO, DistributedType.MULTI_CPU, DistributedType.MULTI_GPU}
+_NO_LOADER = (
+    "a model that is trained was prepared, but no training data: give accelerator.prepare(…) the "
+    "DataLoader with shuffle=True in the same call as the model, or before it"
+)
+
+
+class Loader(DrivenLoader):
+    """The training loader that `Accelerator.prepare` returns; its session is `session`."""
+
+    def __init__(
+        self, session: Session, device: torch.device | None, options: Mapping[str, Any]
+    ) -> None:
+        def place(batch: Any) -> Any:
+            return batch if device is None else send_to_device(batch, device)
+
+        super().__init__(session, place, options)
+        self.gradient_state = GradientState()
+        self.end_of_dataloader = False
+        self.remainder = 0  # no sample is used twice to fill the last batch up
+
+    def __iter__(self) -> Iterator[Any]:
+        self.end_of_dataloader = False
+        self.gradient_state._add_dataloader(self)
+        try:
+            for batch in super().__iter__():
+                self.end_of_dataloader = self.in_last_step
+                yield batch
+        finally:
+            self.gradient_state._remove_dataloader(self)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Does nothing: the session counts epochs."""
+
+
+class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
+    """`accelerate.Accelerator` that trains with Paceline.
+
+    The training stays that of Accelerate's own DistributedDataParallel: `backward`, `accumulate`,
+    `clip_grad_norm_`, mixed precision, `save_state` and `load_state` work as there. The global
+    batch is the DataLoader's batch size times the number of processes, or the batch size with
+    ``split_batches=True``. In the training loop ranks have batches of different sizes: `gather`
+    and `gather_for_metrics` take them as they are.
+
+    Args:
+        *args: of `accelerate.Accelerator`.
+        paceline: of `paceline.Session`: sizes, loss_mean, limits, coast_steps, seed (default: as
+            Accelerate's seedable sampler has it); of `Session.wrap`: batchnorm.
+        **kwargs: of `accelerate.Accelerator`.
+
+    Raises:
+        PacelineError: a plugin shards the model or reduces its gradients in another way.
+        TypeError: an option of Paceline's is unknown or decided by Accelerate.
+    """
+
+    def __init__(
+        self, *args: Any, paceline: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._session_options, self._batchnorm = checked(paceline or {}, "Accelerator(paceline=…)")
+        self._driven: Loader | None = None
+        refuse_settings(self)
+
+    @property
+    def session(self) -> Session:
+        """The session of the training loader.
+
+        Raises:
+            PacelineError: no training loader was prepared yet.
+        """
+        if self._driven is None:
+            raise PacelineError(_NO_LOADER)
+        return self._driven.session
+
+    def prepare(self, *args: Any, device_placement: Any = None) -> Any:
+        """As Accelerate's; the DataLoader with ``shuffle=True`` becomes the training loader.
+
+        Raises:
+            PacelineError: there are two of those, or a model is to be trained without one.
+            ValueError: the model, or how the loader samples, would train wrongly.
+        """
+        placed = device_placement or [None] * len(args)
+        objects = [
+            self._train_on(given, place) if is_shuffled(given) else given
+            for given, place in zip(args, placed, strict=False)
+        ]
+        return super().prepare(*objects, device_placement=device_placement)
+
+    def prepare_data_loader(self, data_loader: Any, *args: Any, **kwargs: Any) -> Any:
+        """As Accelerate's; a DataLoader with ``shuffle=True`` becomes the training loader."""
+        if is_shuffled(data_loader):
+            return self._train_on(data_loader, kwargs.get("device_placement"))
+        return super().prepare_data_loader(data_loader, *args, **kwargs)
+
+    def prepare_model(
+        self, model: nn.Module, device_placement: bool | None = None, evaluation_mode: bool = False
+    ) -> nn.Module:
+        """As Accelerate's, with `Session.wrap` in place of DistributedDataParallel."""
+        trained = any(parameter.requires_grad for parameter in model.parameters())
+        if evaluation_mode or not trained or getattr(model, "_is_accelerate_prepared", False):
+            return self._plain_model(model, device_placement, evaluation_mode)
+        session = self.session
+        plain = self._plain_model(model, device_placement, True)
+        return wrap_prepared(self, session, plain, self._batchnorm)
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """As Accelerate's; the loss is reported, too."""
+        if self._driven is not None and self._driven.running and loss.ndim == 0:
+            self._driven.session.log(loss=loss)
+        super().backward(loss, **kwargs)
+
+    def gather(self, tensor: Any) -> Any:
+        """As Accelerate's; in the training loop each rank's first dimension may be of its own size.
+
+        A rank without samples has a filler, which counts here: `gather_for_metrics` leaves it out.
+        """
+        if not self._in_training:
+            return super().gather(tensor)
+        return self._gather_ragged(tensor, drop=False)
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:
+        """As Accelerate's; in the training loop it gives each sample of the global batch once."""
+        if not self._in_training or self._driven is None:
+            return super().gather_for_metrics(input_data, use_gather_object)
+        empty = self._driven.session.batch.empty
+        if use_gather_object or not _is_tensors(input_data):
+            with self._driven.waiting():
+                return gather_object([] if empty else input_data)
+        return self._gather_ragged(input_data, drop=empty)
+
+    def skip_first_batches(self, dataloader: Any, num_batches: int = 0) -> Any:
+        """As Accelerate's for other loaders.
+
+        Raises:
+            PacelineError: it is the training loader, which goes on by itself.
+        """
+        if isinstance(dataloader, DrivenLoader):
+            raise PacelineError(
+                "skip_first_batches: after accelerator.load_state(…) the training loader goes on "
+                "by itself with the samples that its epoch has left: iterate over it as it is"
+            )
+        return super().skip_first_batches(dataloader, num_batches)
+
+    def join_uneven_inputs(self, *_: Any, **__: Any) -> NoReturn:
+        """Refused: no rank runs out of batches before the others.
+
+        Raises:
+            PacelineError: always.
+        """
+        raise PacelineError(
+            "join_uneven_inputs: Paceline's loader ends on all ranks together: leave it out"
+        )
+
+    def end_training(self) -> None:
+        """As Accelerate's; delivers what the session holds, too."""
+        if self._driven is not None:
+            self._driven.session.close()
+        super().end_training()
+
+    @property
+    def _in_training(self) -> bool:
+        """Whether the newest loop that the script is in is over the training loader."""
+        return (
+            self._driven is not None
+            and self.num_processes > 1
+            and self.gradient_state.active_dataloader is self._driven
+            and self._driven.running
+        )
+
+    def _plain_model(
+        self, model: nn.Module, device_placement: bool | None, evaluation_mode: bool
+    ) -> nn.Module:
+        prepared: nn.Module = super().prepare_model(model, device_placement, evaluation_mode)
+        return prepared
+
+    def _train_on(self, loader: DataLoader[Any], device_placement: bool | None) -> Loader:
+        """The training loader in place of the script's.
+
+        Raises:
+            PacelineError: there is one already, of another session.
+        """
+        if self._driven is not None:
+            raise PacelineError(
+                "a second DataLoader with shuffle=True was prepared, and an Accelerator trains on "
+                "one: evaluate with shuffle=False, and make another Accelerator for other training"
+            )
+        options = options_of(loader)
+        batch_size = loader.batch_size or 0
+        seed = self.dataloader_config.data_seed
+        session = Session(
+            loader.dataset,
+            global_batch=batch_size if self.split_batches else batch_size * self.num_processes,
+            drop_last=loader.drop_last,
+            **{
+                "seed": ranks_seed(torch.initial_seed() % 2**63 if seed is None else seed),
+                **self._session_options,
+            },
+        )
+        places = self.device_placement if device_placement is None else device_placement
+        driven = self._driven = Loader(session, self.device if places else None, options)
+        driven.begins = self._declare
+        self._dataloaders.append(driven)
+        self.register_for_checkpointing(driven)
+        return driven
+
+    def _declare(self) -> None:
+        """Says which optimiser trains; where there are several, relaxed policies take none."""
+        if len(self._optimizers) == 1 and self._driven is not None:
+            self._driven.session.optimizer(self._optimizers[0].optimizer, self.scaler)
+
+    def _gather_ragged(self, data: Any, *, drop: bool) -> Any:
+        """Gathers tensors whose first dimensions differ between ranks.
+
+        Args:
+            data: tensors, also in lists, tuples and dictionaries.
+            drop: this rank's rows are a filler's.
+        """
+        gather = super().gather
+
+        def gathered(tensor: torch.Tensor) -> torch.Tensor:
+            if tensor.ndim == 0:
+                every: torch.Tensor = gather(tensor)
+                return every
+            rows = tensor[:0] if drop else tensor
+            counts = gather(torch.tensor([len(rows)], device=tensor.device)).tolist()
+            padded = tensor.new_zeros((max(counts), *tensor.shape[1:]))
+            padded[: len(rows)] = rows
+            parts = gather(padded).chunk(len(counts))
+            return torch.cat([part[:n] for part, n in zip(parts, counts, strict=True)])
+
+        assert self._driven is not None
+        with self._driven.waiting():
+            return recursively_apply(gathered, data, error_on_other_type=True)
+
+
+def wrap_prepared(
+    accelerator: accelerate.Accelerator, session: Session, model: nn.Module, batchnorm: str | None
+) -> nn.Module:
+    """`Session.wrap` of a model that Accelerate prepared for evaluation: placed, under autocast.
+
+    Args:
+        accelerator: its settings of DistributedDataParallel hold.
+        session: of the training.
+        model: as `prepare_model(…, evaluation_mode=True)` gives it.
+        batchnorm: of `Session.wrap`.
+
+    Raises:
+        ValueError: the model or a setting would train wrongly; the message says what to do.
+    """
+    handler = accelerator.ddp_handler
+    options: dict[str, Any] = handler.to_kwargs() if handler is not None else {}
+    if accelerator.device.type == "cuda" and accelerator.num_processes > 1:
+        index = accelerator.local_process_index
+        options |= {"device_ids": [index], "output_device": index}
+    made = wrapped(session, model, batchnorm, options)
+    made._is_accelerate_prepared = True  # type: ignore[assignment]
+    return made
+
+
+def refuse_settings(accelerator: accelerate.Accelerator) -> None:
+    """Refuses what reduces or shards gradients in another way, or decides over batches.
+
+    Raises:
+        PacelineError: the message names the setting.
+    """
+    kind, config = accelerator.distributed_type, accelerator.dataloader_config
+    if kind not in _KINDS:
+        refuse(
+            f"Accelerate is set to {kind.value}, and Paceline weighs the gradients of whole models",
+            "leave its plugin out and let Accelerate use DistributedDataParallel",
+        )
+    parallel = accelerator.parallelism_config
+    if parallel is not None and parallel.total_size != parallel.dp_replicate_size:
+        refuse(
+            "parallelism_config splits the model over ranks",
+            "leave it out: Paceline trains whole models on each rank",
+        )
+    if accelerator.mixed_precision == "fp8":
+        refuse("mixed_precision='fp8' converts the model itself", "use 'bf16', 'fp16' or 'no'")
+    if config.dispatch_batches:
+        refuse("dispatch_batches=True makes rank 0 read all batches", "leave it out")
+    if config.use_stateful_dataloader:
+        refuse("use_stateful_dataloader=True", "leave it out: save_state has where training is")
+    hook = getattr(accelerator.ddp_handler, "comm_hook", None)
+    if hook is not None and hook.value != "no":
+        refuse(
+            f"DistributedDataParallelKwargs(comm_hook={hook.value}): Paceline reduces gradients in "
+            "its own hook",
+            "leave it out",
+        )
+
+
+def _is_tensors(data: Any) -> bool:
+    try:
+        recursively_apply(lambda tensor: tensor, data, error_on_other_type=True)
+    except TypeError:
+        return False
+    return True

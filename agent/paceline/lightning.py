@@ -1,0 +1,255 @@
+"""Lightning: a strategy that trains with Paceline.
+
+A script changes one argument::
+
+    from paceline.lightning import PacelineStrategy
+
+    trainer = lightning.Trainer(strategy=PacelineStrategy(paceline={"sizes": lengths}))
+    trainer.fit(module, loader)
+
+It is for ``import lightning``; the separate package ``pytorch_lightning`` has classes of its own.
+Needs ``paceline[lightning]``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import lightning.pytorch as pl
+import torch
+from lightning.fabric.utilities.data import _auto_add_worker_init_fn
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer.states import TrainerFn
+from torch import nn
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+
+from paceline.core.errors import PacelineError
+from paceline.train.adapting import DrivenLoader, checked, loading_of, refuse, wrapped
+from paceline.train.session import Session
+
+STATE = "paceline"  # the session's state in a checkpoint of Lightning's
+
+
+class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
+    """`DDPStrategy` that trains with Paceline.
+
+    The training stays that of `DDPStrategy`: ``accumulate_grad_batches``, gradient clipping, mixed
+    precision, ``sync_batchnorm`` and limits of batches work as there. The global batch is the
+    training DataLoader's batch size times the number of ranks. Checkpoints have where the session
+    is, and ``fit(ckpt_path=…)`` goes on there.
+
+    Args:
+        paceline: of `paceline.Session`: sizes, loss_mean, limits, coast_steps, seed (default: that
+            of Lightning's DistributedSampler); of `Session.wrap`: batchnorm.
+        **options: of `DDPStrategy`.
+
+    Raises:
+        PacelineError: an option reduces gradients in another way.
+        TypeError: an option of Paceline's is unknown, or decided by Lightning.
+    """
+
+    strategy_name = "paceline"
+
+    def __init__(self, *, paceline: Mapping[str, Any] | None = None, **options: Any) -> None:
+        for option in ("ddp_comm_state", "ddp_comm_hook", "ddp_comm_wrapper"):
+            if options.get(option) is not None:
+                refuse(
+                    f"PacelineStrategy({option}=…): Paceline reduces gradients in its own hook",
+                    "leave it out",
+                )
+        if options.get("model_averaging_period") is not None:
+            refuse(
+                "PacelineStrategy(model_averaging_period=…)",
+                "leave it out and choose the policy local-sgd",
+            )
+        super().__init__(**options)
+        name = "PacelineStrategy(paceline=…)"
+        self._session_options, self._batchnorm = checked(paceline or {}, name)
+        self._trainer: pl.Trainer | None = None  # while it fits
+        self._driven: DrivenLoader | None = None
+        self._loaded: dict[str, Any] | None = None  # the state of a checkpoint
+
+    @property
+    def session(self) -> Session:
+        """The session of the training.
+
+        Raises:
+            PacelineError: no `fit` has begun.
+        """
+        if self._driven is None:
+            raise PacelineError("there is no session yet: call trainer.fit(…)")
+        return self._driven.session
+
+    def setup(self, trainer: pl.Trainer) -> None:
+        """As `DDPStrategy`; before the model is wrapped, Lightning is asked for the data."""
+        if trainer.state.fn == TrainerFn.FITTING:
+            assert self.lightning_module is not None
+            _refuse_settings(trainer, self.lightning_module)
+            self._trainer, self._driven = trainer, None
+            trainer.fit_loop.setup_data()
+            self.session  # noqa: B018 - it says if there is none
+            trainer.callbacks.insert(0, _Ends(self))
+        super().setup(trainer)
+
+    def process_dataloader(self, dataloader: object) -> object:
+        """Puts the training loader in place of the script's."""
+        trainer = self._trainer
+        if trainer is None or not trainer.training or trainer.state.fn != TrainerFn.FITTING:
+            return dataloader
+        if self._driven is not None:
+            refuse(
+                "the training has several DataLoaders, and Paceline plans one",
+                "give fit one, of a data set that has all samples",
+            )
+        driven = self._driven = self._train_on(dataloader)
+        return driven
+
+    def on_train_start(self) -> None:
+        """Says which optimiser trains."""
+        if len(self.optimizers) == 1:
+            scaler = getattr(self.precision_plugin, "scaler", None)
+            self.session.optimizer(self.optimizers[0], scaler)
+
+    def backward(
+        self,
+        closure_loss: torch.Tensor,
+        optimizer: torch.optim.Optimizer | None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> torch.Tensor:
+        """As `DDPStrategy`; the loss is reported, too."""
+        if self._driven is not None and self._driven.running and self._trainer is not None:
+            batches = self._trainer.accumulate_grad_batches  # the loss is divided by it
+            self._driven.session.log(loss=closure_loss.detach() * batches)
+        loss: torch.Tensor = super().backward(closure_loss, optimizer, *args, **kwargs)
+        return loss
+
+    def optimizer_step(
+        self,
+        optimizer: torch.optim.Optimizer,
+        closure: Callable[[], Any],
+        model: Any = None,
+        **kwargs: Any,
+    ) -> Any:
+        """As `DDPStrategy`, but the gradients are computed first, and not by the optimiser's step.
+
+        Policies that relax synchronisation act where the optimiser steps, on its gradients.
+        """
+        plugin = self.precision_plugin
+        alone = type(plugin).optimizer_step is Precision.optimizer_step
+        if not alone or _needs_closure(optimizer):
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
+        result = plugin._wrap_closure(model or self.lightning_module, optimizer, closure)
+        optimizer.step(**kwargs)
+        return result
+
+    def save_checkpoint(
+        self, checkpoint: dict[str, Any], filepath: Any, storage_options: Any = None
+    ) -> None:
+        """As `DDPStrategy`, with the session's state."""
+        if self._driven is not None and self._trainer is not None:
+            checkpoint[STATE] = self._driven.state_dict()
+        super().save_checkpoint(checkpoint, filepath, storage_options)
+
+    def load_checkpoint(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        """As `DDPStrategy`, with the session's state."""
+        checkpoint: dict[str, Any] = super().load_checkpoint(*args, **kwargs)
+        module = self.lightning_module
+        if module is not None and module.trainer.state.fn == TrainerFn.FITTING:
+            if STATE not in checkpoint:
+                refuse(
+                    "fit(ckpt_path=…): the checkpoint is of a training without Paceline",
+                    "go on without Paceline, or load the model's state_dict alone and begin anew",
+                )
+            self._loaded = checkpoint[STATE]
+        return checkpoint
+
+    def teardown(self) -> None:
+        """As `DDPStrategy`; delivers what the session holds, too."""
+        if self._driven is not None and self._trainer is not None:
+            self._driven.session.close()
+            self._trainer.callbacks[:] = [
+                callback for callback in self._trainer.callbacks if not isinstance(callback, _Ends)
+            ]
+        self._trainer = None
+        super().teardown()
+
+    def _setup_model(self, model: nn.Module) -> nn.Module:
+        devices = self.determine_ddp_device_ids()
+        options = {**self._ddp_kwargs, **({} if devices is None else {"device_ids": devices})}
+        return wrapped(self.session, model, self._batchnorm, options)
+
+    def _train_on(self, dataloader: object) -> DrivenLoader:
+        """The loader of a new session, for the DataLoader that Lightning has made of the script's.
+
+        Raises:
+            PacelineError: it samples in a way that the plan cannot follow.
+        """
+        sampler = getattr(dataloader, "sampler", None)
+        if (
+            not isinstance(dataloader, DataLoader)
+            or type(dataloader.batch_sampler) is not BatchSampler
+            or type(sampler) is not DistributedSampler
+            or not sampler.shuffle
+        ):
+            refuse(
+                "the training DataLoader has a sampler of its own, or none, and Paceline plans "
+                "which samples a batch has",
+                "make it with batch_size=… and shuffle=True, and leave use_distributed_sampler on",
+            )
+        assert isinstance(dataloader, DataLoader) and isinstance(sampler, DistributedSampler)
+        _auto_add_worker_init_fn(dataloader, self.global_rank)
+        ranks, batch_sampler = sampler.num_replicas, dataloader.batch_sampler
+        assert isinstance(batch_sampler, BatchSampler)
+        session = Session(
+            dataloader.dataset,
+            global_batch=batch_sampler.batch_size * ranks,
+            drop_last=batch_sampler.drop_last,
+            **{"seed": sampler.seed, **self._session_options},
+        )
+        driven = DrivenLoader(session, lambda batch: batch, loading_of(dataloader))
+        loaded, self._loaded = self._loaded, None
+        if loaded is not None:
+            driven.load_state_dict(loaded)
+        return driven
+
+
+class _Ends(pl.Callback):  # type: ignore[misc]
+    """Tells the session that an epoch's last body has ended: Lightning counts steps itself."""
+
+    def __init__(self, strategy: PacelineStrategy) -> None:
+        self._strategy = strategy
+
+    def on_train_batch_end(self, *_: Any, **__: Any) -> None:
+        """Before Lightning validates and saves."""
+        if self._strategy._driven is not None:
+            self._strategy._driven.finish()
+
+
+def _needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    closure = inspect.signature(type(optimizer).step).parameters.get("closure")
+    return closure is not None and closure.default is closure.empty
+
+
+def _refuse_settings(trainer: pl.Trainer, module: pl.LightningModule) -> None:
+    """Refuses settings that Paceline cannot follow.
+
+    Raises:
+        PacelineError: the message names the setting.
+    """
+    if not module.automatic_optimization:
+        refuse(
+            f"{type(module).__name__}.automatic_optimization is False: with manual optimisation "
+            "Lightning itself switches when gradients are reduced",
+            "leave it at True, or write the loop with paceline.Session",
+        )
+    if trainer.overfit_batches:
+        refuse("Trainer(overfit_batches=…) trains in a fixed order", "leave it out")
+    if trainer.reload_dataloaders_every_n_epochs:
+        refuse(
+            "Trainer(reload_dataloaders_every_n_epochs=…): the plan is of one data set",
+            "leave it out",
+        )

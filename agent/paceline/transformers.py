@@ -1,0 +1,430 @@
+"""Hugging Face Trainer: a `Trainer`, and a mixin for its subclasses, that train with Paceline.
+
+A script changes one import::
+
+    from paceline.transformers import Trainer
+
+    trainer = Trainer(model, args, train_dataset=train, paceline={"sizes": lengths})
+    trainer.train()
+
+or, for a subclass such as TRL's::
+
+    class PacelineSFTTrainer(PacelineMixin, SFTTrainer): ...
+
+Needs ``paceline[transformers]``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+import transformers.trainer
+from accelerate.utils import send_to_device
+from torch import nn
+from torch.utils.data import RandomSampler
+from transformers import TrainerCallback
+
+from paceline.accelerate import refuse_settings, wrap_prepared
+from paceline.core.errors import PacelineError
+from paceline.train.adapting import DrivenLoader, checked, loading_of, ranks_seed, refuse
+from paceline.train.session import Session
+
+STATE = "paceline.pt"  # the session's state in a checkpoint of Trainer's
+
+
+class _Chunks:
+    """Collates a rank's part of a step as the batches over which Trainer accumulates gradients.
+
+    Args:
+        collate: the script's.
+        number: of batches, as Trainer counts them.
+    """
+
+    def __init__(self, collate: Callable[[list[Any]], Any], number: int) -> None:
+        self._collate, self._number = collate, number
+
+    def __call__(self, items: list[Any]) -> list[Any]:
+        chunks, start = [], 0
+        for count in counts_of(len(items), self._number):
+            # Where a rank has fewer samples than batches, a sample stands in, and counts nothing.
+            chunks.append(self._collate(items[start : start + count] or items[:1]))
+            start += count
+        return chunks
+
+
+def counts_of(samples: int, chunks: int) -> list[int]:
+    """How many samples each of a step's batches has; they differ by one at most."""
+    each, rest = divmod(samples, chunks)
+    return [each + (place < rest) for place in range(chunks)]
+
+
+class Loader(DrivenLoader):
+    """The loader of Trainer's loop: an item is a step, as the list of its batches."""
+
+    accumulates = 1
+
+    def __len__(self) -> int:
+        """Batches of an epoch, as Trainer counts them: several for a step that accumulates."""
+        return super().__len__() * self.accumulates
+
+
+@dataclass
+class _Turn:
+    """The step that Trainer's loop is in.
+
+    Args:
+        counts: samples of each of its batches on this rank; all 0 where the rank has a filler.
+        items: labels of each of its batches that count in the loss; None: nobody counts them.
+        all_items: those of all ranks, or of this one where Trainer does not average over ranks.
+        weight: this rank's, in the update.
+    """
+
+    counts: list[int]
+    items: list[torch.Tensor] | None
+    all_items: torch.Tensor | None
+    weight: float
+    place: int = 0  # of the current batch
+    loss: torch.Tensor | float = 0.0  # of the batches so far
+
+
+@dataclass(frozen=True)
+class _Loss:
+    """How the script's loss is normalised, which its code alone knows.
+
+    Args:
+        by_items: a sum over labels, divided by ``num_items_in_batch``; otherwise a mean over the
+            batch, whatever that number is.
+        times: by what Trainer multiplies it because DistributedDataParallel takes the mean.
+    """
+
+    by_items: bool
+    times: float
+
+
+class PacelineMixin:
+    """Put it before `transformers.Trainer`, or a subclass of it: that trains with Paceline.
+
+    The training stays that of Trainer under DistributedDataParallel. The global batch is
+    ``per_device_train_batch_size`` times the number of processes, times
+    ``gradient_accumulation_steps``. A rank that accumulates divides its own part into as many
+    batches. ``num_items_in_batch`` counts the labels of all ranks' parts. Checkpoints have where
+    the session is, and training goes on there.
+
+    Args:
+        *args: of the trainer.
+        paceline: of `paceline.Session`: sizes (default: ``train_dataset.sizes``, or the column
+            `length_column_name`), limits, coast_steps, loss_mean, seed (default: as Trainer has
+            it); of `Session.wrap`: batchnorm.
+        **kwargs: of the trainer.
+
+    Raises:
+        PacelineError: an argument of training would decide over batches, or shards the model.
+        TypeError: an option of Paceline's is unknown, or decided by Trainer.
+    """
+
+    def __init__(
+        self, *args: Any, paceline: Mapping[str, Any] | None = None, **kwargs: Any
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self._session_options, self._batchnorm = checked(paceline or {}, "Trainer(paceline=…)")
+        self._driven: Loader | None = None
+        self._turn: _Turn | None = None
+        self._loss: _Loss | None = None
+        self._trainer.add_callback(_Ends(self))
+        _refuse_arguments(self._trainer.args, self._trainer.accelerator)
+
+    @property
+    def _trainer(self) -> Any:
+        """This object as the class that the mixin is put before: its attributes are not ours."""
+        return self
+
+    @property
+    def session(self) -> Session:
+        """The session of the training that goes on, or went on last.
+
+        Raises:
+            PacelineError: `train` was not called yet.
+        """
+        return self._loader.session
+
+    def get_train_dataloader(self) -> Loader:
+        """The loader of the training: of a new session."""
+        trainer = self._trainer
+        given = super().get_train_dataloader()  # type: ignore[misc]
+        if trainer.accelerator._dataloaders and trainer.accelerator._dataloaders[-1] is given:
+            trainer.accelerator._dataloaders.pop()
+        sampler = given.get_sampler() if hasattr(given, "get_sampler") else given.sampler
+        if not isinstance(sampler, RandomSampler) or sampler.replacement:
+            refuse(
+                f"the training loader samples with a {type(sampler).__name__}, and Paceline plans "
+                "which samples a batch has",
+                "leave train_sampling_strategy at 'random', use no iterable data set, and do not "
+                "override get_train_dataloader",
+            )
+        accumulates = trainer.args.gradient_accumulation_steps
+        ranks = 1 if trainer.accelerator.split_batches else trainer.args.world_size
+        options = {
+            "seed": ranks_seed(getattr(sampler, "initial_seed", torch.initial_seed()) % 2**63),
+            "sizes": self._sizes(),
+            **self._session_options,
+        }
+        if self._driven is not None:
+            self._driven.session.close()
+        session = Session(
+            given.dataset,
+            global_batch=trainer._train_batch_size * ranks * accumulates,
+            drop_last=trainer.args.dataloader_drop_last,
+            **options,
+        )
+        loading = loading_of(given)
+        loading["collate_fn"] = _Chunks(loading["collate_fn"], accumulates)
+        accelerator = trainer.accelerator
+
+        def place(chunks: list[Any]) -> Any:
+            return send_to_device(chunks, accelerator.device, non_blocking=accelerator.non_blocking)
+
+        driven = self._driven = Loader(session, place, loading)
+        driven.accumulates = accumulates
+        driven.begins = self._declare
+        self._loss = None
+        return driven
+
+    def get_batch_samples(
+        self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
+    ) -> tuple[list[Any], torch.Tensor | int | None]:
+        """The batches of a step on this rank, and how many labels the step has on all ranks."""
+        trainer, loader = self._trainer, self._loader
+        chunks = next(epoch_iterator, None)
+        if chunks is None:
+            if loader.session.stopped:
+                trainer.control.should_training_stop = True
+            return [], None
+        batch = loader.session.batch
+        counts = counts_of(batch.samples, loader.accumulates)
+        items = self._items(chunks, counts, device)
+        every = sum(items, torch.zeros((), device=device)) if items is not None else None
+        if every is not None and trainer.args.average_tokens_across_devices:
+            with loader.waiting():
+                every = trainer.accelerator.gather(every).sum()
+        self._turn = _Turn(counts, items, every, batch.weight)
+        return chunks, every
+
+    def training_step(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> torch.Tensor:
+        """A batch's forward and backward pass.
+
+        Returns:
+            Its loss, whose mean over ranks is the global batch's.
+        """
+        turn = self._turn
+        if turn is None:
+            raise PacelineError("training_step: call trainer.train(), whose loop gives the batches")
+        if turn.items is not None and self._loss is None:
+            self._loss = self._normalisation(model, inputs)
+        items = None if turn.items is None else turn.items[turn.place].clamp(min=1)
+        made: torch.Tensor = super().training_step(model, inputs, items)  # type: ignore[misc]
+        turn.place += 1
+        turn.loss = turn.loss + made
+        self._loader.session.log(loss=turn.loss)
+        if not any(turn.counts):
+            return torch.zeros_like(made)
+        return made * (turn.weight * self._loader.session.world)
+
+    def compute_loss(
+        self,
+        model: nn.Module,
+        inputs: dict[str, Any],
+        return_outputs: bool = False,
+        num_items_in_batch: torch.Tensor | int | None = None,
+    ) -> Any:
+        """Trainer's loss; in training, weighed as `Session.wrap` expects it."""
+        compute = super().compute_loss  # type: ignore[misc]
+        if self._turn is None or not model.training:
+            return compute(model, inputs, return_outputs, num_items_in_batch)
+        with self._averaging(False):
+            made = compute(model, inputs, return_outputs, num_items_in_batch)
+        factor = self._factor(self._turn)
+        return (made[0] * factor, made[1]) if return_outputs else made * factor
+
+    def _factor(self, turn: _Turn) -> torch.Tensor | float:
+        """What the mean loss of a batch is multiplied by.
+
+        The update is Σ_j w_j Σ_c ∇X_jc over ranks j and their batches c, with X the mean loss times
+        this factor. For even ranks it is Trainer's, which is the mean over ranks.
+        """
+        trainer, accumulates = self._trainer, self._loader.accumulates
+        samples, place = sum(turn.counts), turn.place
+        if not samples:
+            return 1.0  # a filler's gradient is discarded
+        if turn.items is None or turn.all_items is None or self._loss is None:
+            return accumulates * turn.counts[place] / samples
+        share = turn.items[place] / turn.all_items.clamp(min=1)
+        if trainer.args.average_tokens_across_devices:
+            even = 1 / trainer.args.world_size if self._loss.by_items else accumulates
+            return share * (even * self._loss.times / turn.weight)
+        return share if self._loss.by_items else accumulates * turn.counts[place] / samples
+
+    def _normalisation(self, model: nn.Module, inputs: dict[str, Any]) -> _Loss:
+        """Asks the script's loss: three evaluations, before the first step.
+
+        Many models take ``num_items_in_batch`` and do not use it, and a script may compute a loss
+        of its own.
+        """
+        trainer = self._trainer
+        placed = trainer._prepare_inputs(inputs)
+
+        def ask(items: float, averaging: bool) -> float:
+            number = torch.tensor(items, device=trainer.args.device)
+            compute = super(PacelineMixin, self).compute_loss  # type: ignore[misc]
+            with self._averaging(averaging):
+                return float(compute(plain, dict(placed), num_items_in_batch=number))
+
+        plain = trainer.accelerator.unwrap_model(model)
+        modes = [(module, module.training) for module in plain.modules()]
+        plain.eval()
+        try:
+            with torch.no_grad(), torch.random.fork_rng():
+                loss, half, times = ask(1.0, False), ask(2.0, False), ask(1.0, True)
+        finally:
+            for module, training in modes:
+                module.training = training
+        by_items = abs(half) < 0.99 * abs(loss)
+        return _Loss(by_items, round(times / loss) if loss else 1.0)
+
+    @contextlib.contextmanager
+    def _averaging(self, averages: bool) -> Iterator[None]:
+        """Whether Trainer makes up for the mean over ranks that DistributedDataParallel takes."""
+        args = self._trainer.args
+        before = args.average_tokens_across_devices
+        args.average_tokens_across_devices = averages and before
+        try:
+            yield
+        finally:
+            args.average_tokens_across_devices = before
+
+    def _items(
+        self, chunks: list[Any], counts: list[int], device: torch.device
+    ) -> list[torch.Tensor] | None:
+        """How many labels of each batch count in the loss; None: Trainer does not count them."""
+        with self._averaging(False):
+            items = [self._trainer._get_num_items_in_batch([chunk], device) for chunk in chunks]
+        if any(item is None for item in items):
+            return None
+        return [
+            torch.as_tensor(item, device=device) if count else torch.zeros((), device=device)
+            for item, count in zip(items, counts, strict=True)
+        ]
+
+    def _wrap_model(self, model: nn.Module, training: bool = True, dataloader: Any = None) -> Any:
+        if not training or self._driven is None:
+            return super()._wrap_model(model, training, dataloader)  # type: ignore[misc]
+        accelerator = self._trainer.accelerator
+        plain = accelerator.prepare_model(self._trainer.model, evaluation_mode=True)
+        return wrap_prepared(accelerator, self._driven.session, plain, self._batchnorm)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        super()._save_optimizer_and_scheduler(output_dir)  # type: ignore[misc]
+        if self._driven is not None and self._trainer.args.should_save:
+            torch.save(self._driven.state_dict(), Path(output_dir, STATE))
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        super()._load_optimizer_and_scheduler(checkpoint)  # type: ignore[misc]
+        if checkpoint is None or self._driven is None:
+            return
+        saved = Path(checkpoint, STATE)
+        if not saved.exists():
+            refuse(
+                f"{checkpoint} has no {STATE}: it is of a training without Paceline, or of "
+                "save_only_model=True",
+                "go on without Paceline, or begin anew from its model",
+            )
+        self._driven.load_state_dict(torch.load(saved, weights_only=True))
+
+    @property
+    def _loader(self) -> Loader:
+        if self._driven is None:
+            raise PacelineError("there is no session yet: call trainer.train()")
+        return self._driven
+
+    def _declare(self) -> None:
+        trainer = self._trainer
+        self._loader.session.optimizer(trainer.optimizer.optimizer, trainer.accelerator.scaler)
+
+    def _sizes(self) -> Any:
+        data, column = self._trainer.train_dataset, self._trainer.args.length_column_name
+        if column in (getattr(data, "column_names", None) or ()):
+            return list(data[column])
+        return getattr(data, "sizes", "auto")
+
+
+class Trainer(PacelineMixin, transformers.Trainer):  # type: ignore[misc]
+    """`transformers.Trainer` that trains with Paceline; see `PacelineMixin`."""
+
+
+class _Ends(TrainerCallback):  # type: ignore[misc]
+    """Tells the session of ends that Trainer's loop knows."""
+
+    def __init__(self, mixin: PacelineMixin) -> None:
+        self._mixin = mixin
+
+    def on_epoch_end(self, *_: Any, **__: Any) -> None:
+        """Ends the loader's epoch before Trainer evaluates and saves."""
+        self._mixin._loader.finish()
+
+    def on_train_end(self, *_: Any, **__: Any) -> None:
+        """Delivers what the session holds."""
+        self._mixin._turn = None
+        self._mixin._loader.session.close()
+
+
+def _refuse_arguments(args: transformers.TrainingArguments, accelerator: Any) -> None:
+    """Refuses arguments of training that Paceline cannot follow.
+
+    Raises:
+        PacelineError: the message names the argument.
+    """
+    refuse_settings(accelerator)
+    if args.n_gpu > 1:
+        refuse(
+            "several GPUs in one process (DataParallel)",
+            "start a process for each, with paceline run or torchrun",
+        )
+    if args.auto_find_batch_size:
+        refuse(
+            "auto_find_batch_size=True changes the global batch",
+            "leave it out; paceline={'limits': …} bounds what a rank gets",
+        )
+    if args.train_sampling_strategy != "random":
+        refuse(
+            f"train_sampling_strategy={args.train_sampling_strategy!r}: Paceline plans which "
+            "samples a batch has",
+            "leave it at 'random' and give paceline={'sizes': …}",
+        )
+    if args.ignore_data_skip:
+        refuse("ignore_data_skip=True", "leave it out: Paceline's loader reads no batch to skip it")
+
+
+_skip_first_batches = transformers.trainer.skip_first_batches
+
+
+def _skip(loader: Any, *args: Any, **kwargs: Any) -> Any:
+    """Accelerate's `skip_first_batches`, but for a loader that goes on by itself.
+
+    Trainer calls the function by its name in the middle of its loop.
+    """
+    if isinstance(loader, Loader):
+        return loader
+    return _skip_first_batches(loader, *args, **kwargs)
+
+
+transformers.trainer.skip_first_batches = _skip

@@ -1,0 +1,115 @@
+"""Training with Accelerate is the same with Paceline, on two ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from support.frameworks import ROOT, WORLD, Results, results
+
+pytestmark = pytest.mark.ranks
+
+SCRIPT = ROOT / "tests" / "support" / "accelerate_script.py"
+UNEVEN = {"limits": [5, 12]}  # without a control plane, that leaves each rank another size
+ODD = 161  # samples: the last step has one, and rank 1 a filler
+CASES = {
+    "plain": {"plain": True},
+    "even": {},
+    "uneven": {"paceline": UNEVEN},
+    "plain, accumulating": {"plain": True, "gradient_accumulation_steps": 2},
+    "accumulating": {"gradient_accumulation_steps": 2, "paceline": UNEVEN},
+    "plain, bf16": {"plain": True, "mixed_precision": "bf16"},
+    "bf16": {"mixed_precision": "bf16"},
+    "odd": {"count": ODD},
+}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    directory = tmp_path_factory.mktemp("accelerate")
+    middle, end = str(directory / "middle"), str(directory / "end")
+    return results(
+        SCRIPT,
+        directory,
+        *CASES.values(),
+        {"count": ODD, "save_at": 4, "folder": middle, "epochs": 1},
+        {"count": ODD, "load": True, "folder": middle},
+        {"count": ODD, "save_at": 11, "folder": end, "epochs": 1},
+        {"count": ODD, "load": True, "folder": end},
+        "refusals",
+        "example",
+    )
+
+
+def case(ranks: Results, name: str, rank: int = 0) -> dict[str, Any]:
+    got: dict[str, Any] = ranks[rank][list(CASES).index(name)]
+    return got
+
+
+@pytest.mark.parametrize(
+    ("name", "plain", "within"),
+    [
+        ("even", "plain", 1e-5),
+        ("uneven", "plain", 1e-5),
+        ("accumulating", "plain, accumulating", 1e-5),
+        ("bf16", "plain, bf16", 1e-2),  # rounding depends on which samples a rank has
+    ],
+)
+def test_training_is_accelerates_own(ranks: Results, name: str, plain: str, within: float) -> None:
+    got, wanted = case(ranks, name), case(ranks, plain)
+    assert got["losses"] == pytest.approx(wanted["losses"], abs=within)
+    assert wanted["losses"][1] < wanted["losses"][0]
+    assert got["rates"] == wanted["rates"]
+    assert [step[0] for step in got["gathered"]] == [step[0] for step in wanted["gathered"]]
+    assert got["losses"] == case(ranks, name, rank=1)["losses"]
+
+
+def test_batches_were_uneven(ranks: Results) -> None:
+    assert set(case(ranks, "uneven", rank=0)["counts"]) == {5}
+    assert set(case(ranks, "uneven", rank=1)["counts"]) == {11}
+
+
+def test_gathering_for_metrics_gives_each_sample_once_and_no_filler(ranks: Results) -> None:
+    got = case(ranks, "odd")["gathered"]
+    numbers = [number for step, _ in got[: len(got) // 2] for number in step]
+    assert sorted(numbers) == list(range(ODD))
+    assert case(ranks, "odd", rank=1)["counts"][10] == 1  # the filler
+    assert all(shape == [len(step), 5] for step, shape in got)
+
+
+@pytest.mark.parametrize("start", [0, 2])
+def test_goes_on_from_a_saved_state(ranks: Results, start: int) -> None:
+    """In the middle of an epoch, and in its last step, after which the next epoch follows."""
+    saved = len(CASES) + start
+    for rank in range(WORLD):
+        whole = case(ranks, "odd", rank)
+        again = ranks[rank][saved + 1]
+        assert again["losses"] == pytest.approx(whole["losses"][-len(again["losses"]) :], abs=1e-5)
+        assert again["rates"] == whole["rates"]
+    steps = ranks[0][saved + 1]["counts"]
+    assert len(steps) == (18, 11)[start // 2]
+
+
+def test_refusals_say_what_to_do(ranks: Results) -> None:
+    said = ranks[0][-2]
+    wanted = [
+        "has 'micro_batches': a framework's loop makes one turn for each batch",
+        "has 'size': give some of",
+        "dispatch_batches=True makes rank 0 read all batches: leave it out",
+        "comm_hook=fp16): Paceline reduces gradients in its own hook: leave it out",
+        "give accelerator.prepare(…) the DataLoader with shuffle=True",
+        "skip_first_batches: after accelerator.load_state(…) the training loader goes on by itself",
+        "join_uneven_inputs: Paceline's loader ends on all ranks together",
+        "a second DataLoader with shuffle=True",
+        "replacement or num_samples, and Paceline uses each sample once in an epoch",
+    ]
+    assert len(said) == len(wanted)
+    for sentence, part in zip(said, wanted, strict=True):
+        assert part in sentence
+
+
+def test_the_example_prints_what_accelerate_alone_does(ranks: Results) -> None:
+    paced, plain = ranks[0][-1]
+    assert paced == plain
+    assert "held-out accuracy 0." in plain
