@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import psutil
 import torch
+from msgspec.structs import replace
 
 from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
