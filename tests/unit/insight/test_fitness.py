@@ -33,7 +33,8 @@ def fitness(
 ) -> Fitness:
     world = len(factors)
     models = Models(np.array(factors) * 1e-4, np.zeros(world), np.full(world, 1e-3), cost=cost)
-    return Fitness(Conditions(models, lengths(kind), world * local))
+    equal = [RankDevice("cpu", "Xeon", 4, 1 << 34)] * world
+    return Fitness(Conditions(models, lengths(kind), world * local, devices=equal))
 
 
 def words(of: Fitness, preset: str, **parameters: Any) -> list[str]:
@@ -191,5 +192,6 @@ def test_static_batching_is_judged_with_the_capacities_of_the_devices() -> None:
 def test_equal_batches_for_want_of_capacities_are_said(
     preset: str, parameters: dict[str, Any], says: bool
 ) -> None:
-    said = words(fitness("constant"), preset, **parameters)
+    of = Fitness(replace(fitness("constant")._conditions, devices=()))
+    said = words(of, preset, **parameters)
     assert any("what their devices can do is not known" in each for each in said) == says
