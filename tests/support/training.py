@@ -11,6 +11,7 @@ import numpy as np
 from paceline.wire import (
     ALLREDUCE,
     Message,
+    RankDevice,
     RoundBatch,
     RunState,
     State,
@@ -38,6 +39,7 @@ class Training:
         slowness: time per size unit of each rank's device, relative.
         emulated: the run says that device speeds are emulated.
         backend: the run's.
+        devices: of the ranks; empty: they do not tell.
     """
 
     def __init__(
@@ -50,6 +52,7 @@ class Training:
         name: str | None = None,
         emulated: bool = True,
         backend: str = "local",
+        devices: Sequence[RankDevice] = (),
     ) -> None:
         self.store, self.bus_url, self.run = store, bus_url, run
         self.slowness = np.array(slowness, float)
@@ -74,6 +77,7 @@ class Training:
                 epochs=40,
                 started_at=began,
                 emulated=emulation if emulated else None,
+                devices=list(devices),
             ),
         )
 
