@@ -266,6 +266,7 @@ class Training:
         fused: whether the optimiser unscales gradients by itself.
         overflow: step and rank whose loss is infinite.
         slow: a rank, and how many seconds longer its steps take.
+        cpu_ranks: ranks whose replica is on the CPU, whatever the kind of device.
     """
 
     chain: tuple[Synchronisation, ...]
@@ -275,6 +276,7 @@ class Training:
     fused: bool = False
     overflow: tuple[int, int] | None = None
     slow: tuple[int, float] | None = None
+    cpu_ranks: tuple[int, ...] = ()
     samples: int = 16 * 12
     batch: int = 12
     segment: int = 4
@@ -283,17 +285,17 @@ class Training:
 
 def trained(kind: str, work: Training) -> dict[str, Any]:
     """This rank's replica after training, the samples that it used, and its scaler's scale."""
-    place = Place(kind)
+    place = Place("cpu" if dist.get_rank() in work.cpu_ranks else kind)
     network = mlp(work.hidden, place.device, work.layers)
     optimizer = sgd(network, fused=work.fused)
-    scaler = torch.amp.GradScaler(kind, init_scale=256.0, enabled=work.amp)
+    scaler = torch.amp.GradScaler(place.kind, init_scale=256.0, enabled=work.amp)
     used: list[list[int]] = [[] for _ in range(work.epochs)]
     with (
         planned(list(work.chain), steps=work.segment),
         session_over(work.samples, work.batch, seed=3) as session,
     ):
         model = session.wrap(network)
-        loader = session.loader(pin_memory=kind == "cuda")
+        loader = session.loader(pin_memory=place.kind == "cuda")
         for epoch in range(work.epochs):
             for indices, x, y in loader:
                 used[epoch] += [] if session.batch.empty else indices.tolist()

@@ -35,6 +35,7 @@ PARTS: dict[str, tuple[Part, float]] = {  # name → the part, and its time limi
     "nccl": (gpu_parts.nccl, 90.0),
     "gradients": (gpu_parts.gradients, 60.0),
     "synchronisers": (gpu_parts.synchronisers, 120.0),
+    "kinds": (gpu_parts.kinds, 90.0),
     "overhead": (gpu_parts.overhead, 60.0),
     "copies": (gpu_parts.copies, 90.0),
     "mixed-precision": (gpu_parts.mixed_precision, 60.0),

@@ -7,7 +7,7 @@ import statistics
 import tempfile
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,8 @@ from harness import Check
 from paceline.node.spool import drain
 from paceline.wire import (
     ALLREDUCE,
+    Hello,
+    RankDevice,
     RoundBatch,
     RoundRecord,
     StepBatch,
@@ -71,11 +73,13 @@ class Outcome:
         answers: what the case returned on each rank.
         steps: the steps that ranks reported.
         rounds: the rounds that ranks reported.
+        devices: what each rank said of its device.
     """
 
     answers: list[Any]
     steps: list[StepRecord] = field(default_factory=list)
     rounds: list[RoundRecord] = field(default_factory=list)
+    devices: list[RankDevice] = field(default_factory=list)
 
 
 class Kit:
@@ -149,6 +153,7 @@ class Kit:
             answers,
             [record for m in messages if isinstance(m, StepBatch) for record in m.records],
             [record for m in messages if isinstance(m, RoundBatch) for record in m.records],
+            [device for m in messages if isinstance(m, Hello) for device in m.devices],
         )
 
     def close(self) -> None:
@@ -357,6 +362,42 @@ def _conserved(outcome: Outcome, work: Training) -> Check:
     steps = work.epochs * work.samples // work.batch - work.segment
     off = abs(applied + dropped - steps * WORLD)
     return Check("gradients neither applied nor counted as dropped", off, 0, "<=")
+
+
+# Kinds
+
+
+def kinds(kit: Kit) -> Result:
+    """One rank on the GPU and two on the CPU train the same replica, and say what they are."""
+    cases = {"allreduce": ALLREDUCE, "rna": RNA, "averaging": SYNCHRONISERS["averaging"]}
+    return in_turn({name: partial(_kinds, kit, what) for name, what in cases.items()})
+
+
+def _kinds(kit: Kit, what: Synchronisation) -> Result:
+    work = Training((what,), cpu_ranks=(1, 2), epochs=1)
+    mixed = kit.run(gpu_cases.trained, work)
+    replicas = torch.tensor([answer["values"] for answer in mixed.answers])
+    apart = float((replicas - replicas[0]).abs().max())
+    told = [device.kind for device in mixed.devices]
+    right = told == [kit.kind, "cpu", "cpu"]
+    tried = sum(device.flops is not None for device in mixed.devices)
+    # GPU and CPU round differently, so that replicas are equal up to rounding only.
+    checks = [
+        Check("values of replicas apart", apart, 1e-4, "<="),
+        Check("ranks say what they compute on", right, 1, ">="),
+        Check("ranks that made a trial", tried, WORLD if kit.cuda else 0, ">="),
+    ]
+    figures: Figures = {
+        "apart": apart,
+        "kinds": told,
+        "flops": [device.flops for device in mixed.devices],
+    }
+    if what is ALLREDUCE:
+        alone = kit.run(gpu_cases.trained, replace(work, cpu_ranks=(0, 1, 2)))
+        beside = float((replicas[0] - torch.tensor(alone.answers[0]["values"])).abs().max())
+        figures["beside_cpus_alone"] = beside
+        checks.append(Check("values beside those of CPU ranks alone", beside, 1e-4, "<="))
+    return figures, checks
 
 
 # Overhead

@@ -365,6 +365,17 @@ interface Me {
   shared: boolean;
 }
 
+/** What a rank computes on, of `GET workers`. */
+interface RankDevice {
+  kind: string;
+  name: string;
+  cores: number;
+  memory_bytes: number;
+  threads: number; // 0: as many as cores
+  flops: number | null; // a second, in a trial
+  emulated: boolean;
+}
+
 interface WorkerCause {
   rank: number;
   cause: string; // a kind of docs/verdicts.md, or "none"

@@ -115,6 +115,14 @@ WORKERS: list[dict[str, Any]] = [
             "number"),
     _figure("share", "Share", "Of each step's load", "percent", 88),
     _figure("a", "Per unit", "Fitted time per size unit", "seconds"),
+    {
+        "colId": "device",
+        "headerName": "Device",
+        "headerTooltip": "What the rank computes on, as it says itself",
+        "minWidth": 120,
+        "flex": 2,
+        "valueGetter": {"function": "paceline.device(params.data.device)"},
+    },
     _figure("missing", "Missing", "Records that were sent but never arrived", "integer",
             cellClassRules={"lost": "params.value > 0"}),
 ]  # fmt: skip

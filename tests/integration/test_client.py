@@ -15,7 +15,7 @@ import sqlalchemy as sa
 
 import paceline
 from paceline.client import Server
-from paceline.wire import StepBatch
+from paceline.wire import RankDevice, StepBatch
 from paceline_backend.store import Store, schema, telemetry
 from paceline_backend.store.history import days
 from support.command_line import in_process
@@ -51,7 +51,9 @@ def train(store: Store, run: str, slow_s: float = 0.2, steps: int = 60, **column
         for step in range(steps)
         for rank in (0, 1)
     ]
-    telemetry.write(store, [(run, hello()), (run, StepBatch(rows)), (run, adopted(0, 0))])
+    device = RankDevice("cpu", "Xeon", 4, 1 << 34, threads=2, emulated=True)
+    introduced = hello(devices=[device, device])
+    telemetry.write(store, [(run, introduced), (run, StepBatch(rows)), (run, adopted(0, 0))])
     with store.write() as connection:
         row = {"run": key, "policy": "bsp", "parameters": {}, "requested_by": "me"}
         for version, first in ((0, 0), (1, 20)):
@@ -139,6 +141,8 @@ def test_runs_on_the_command_line(
     assert said("list", "--since", "2020-01-01").count("3f") == 0
     shown = said("show", "3f9")
     assert RUN in shown and "25.0 %" in shown and "verdict" in shown
+    row = next(line for line in shown.splitlines() if "Xeon" in line)
+    assert row.split() == ["0-1", "Xeon", "(emulated)", "4", "2", "16.0", "GiB"]
     compared = said("compare", "3f9", "3f0")
     assert "B takes" in compared and RUN in compared and OTHER in compared
     file = tmp_path / "ranks.csv"

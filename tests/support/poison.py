@@ -178,6 +178,7 @@ FALLBACKS: dict[str, bytes] = {
     "why is a lone surrogate": changed(_FALLBACK, why=SURROGATE),
     "why is a number": changed(_FALLBACK, why=5),
 }
+_DEVICE: dict[str, Any] = {"kind": "cpu", "name": "Xeon", "cores": 4, "memory_bytes": 1}
 HELLO: dict[str, bytes] = {
     "world is zero": changed(hello(), world=0),
     "world is negative": changed(hello(), world=-2),
@@ -201,6 +202,15 @@ HELLO: dict[str, bytes] = {
     "started_at is infinite": changed(hello(), started_at=INF),
     "limits of one rank": changed(hello(), limits=[3]),
     "limits are negative": changed(hello(), limits=[-1, 3]),
+    "devices of one rank": changed(hello(), devices=[_DEVICE]),
+    "a device has no cores": changed(hello(), devices=[_DEVICE, _DEVICE | {"cores": 0}]),
+    "a device is a lone surrogate": changed(
+        hello(), devices=[_DEVICE, _DEVICE | {"name": SURROGATE}]
+    ),
+    "a device's memory is 64 bits": changed(
+        hello(), devices=[_DEVICE, _DEVICE | {"memory_bytes": 2**63}]
+    ),
+    "a trial is NaN": changed(hello(), devices=[_DEVICE, _DEVICE | {"flops": NAN}]),
     "profiles of one rank": changed(hello(), profiles=[[[1, 1.0]]]),
     "profiles are NaN": changed(hello(), profiles=[[[1, NAN]], []]),
     "emulated is nothing known": changed(hello(), emulated={"gpu": "fast"}),

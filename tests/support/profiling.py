@@ -42,7 +42,7 @@ def train(fits_on_rank_1: int | None) -> Answer:
             optimizer.step()
             seen.append(indices.tolist())
         loop = run._loop
-        of_loop = loop.device, loop.profiles, loop.limits
+        of_loop = loop.device, loop.devices, loop.profiles, loop.limits
         hello = describe(
             loop.terms,
             loop.meeting,

@@ -12,6 +12,7 @@ from paceline.wire import (
     ALLREDUCE,
     Message,
     MetricBatch,
+    RankDevice,
     RoundBatch,
     RunState,
     State,
@@ -39,6 +40,7 @@ class Training:
         slowness: time per size unit of each rank's device, relative.
         emulated: the run says that device speeds are emulated.
         backend: the run's.
+        devices: of the ranks; empty: they do not tell.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Training:
         name: str | None = None,
         emulated: bool = True,
         backend: str = "local",
+        devices: Sequence[RankDevice] = (),
     ) -> None:
         self.store, self.bus_url, self.run = store, bus_url, run
         self.slowness = np.array(slowness, float)
@@ -75,6 +78,7 @@ class Training:
                 epochs=40,
                 started_at=began,
                 emulated=emulation if emulated else None,
+                devices=list(devices),
             ),
         )
 

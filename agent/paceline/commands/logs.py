@@ -12,7 +12,7 @@ import typer
 
 from paceline.commands.lines import Log, Printer
 from paceline.commands.options import Json, RunId, Server, Token, TokenFile, connected
-from paceline.commands.printing import local_time, print_json, print_table
+from paceline.commands.printing import local_time, print_json, print_table, spans
 from paceline.core.errors import InputError, PacelineError
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ class Reader:
         ranks = sorted({file["rank"] for file in files if file["rank"] is not None})
         attempts = sorted({file["attempt"] for file in files if file["attempt"] is not None})
         if ranks:
-            there = f"there are ranks {_spans(ranks)} and attempts {_spans(attempts)}"
+            there = f"there are ranks {spans(ranks)} and attempts {spans(attempts)}"
         elif self._client.call("GET", f"/runs/{self._run}")["attempt"] is None:
             there = "no rank has begun"
         else:
@@ -254,23 +254,12 @@ class Reader:
                 "no agent has them: those of `paceline run` are in its --data, which an agent on "
                 "that machine must have, too"
             )
-        which = f"log of rank {_spans(sorted(missing))}" if missing else "such log"
+        which = f"log of rank {spans(sorted(missing))}" if missing else "such log"
         return f"run {self._run} has no {which}: {there}; --list lists all"
 
 
 def _say(line: str) -> None:
     typer.echo(f"paceline: {line}", err=True)
-
-
-def _spans(numbers: Sequence[int]) -> str:
-    """Numbers in few words, such as ``0-3, 7``."""
-    spans: list[list[int]] = []
-    for number in numbers:
-        if spans and number == spans[-1][-1] + 1:
-            spans[-1][1:] = [number]
-        else:
-            spans.append([number])
-    return ", ".join("-".join(map(str, span)) for span in spans)
 
 
 def _print_list(known: dict[str, Any], as_json: bool) -> None:

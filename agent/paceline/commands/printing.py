@@ -49,6 +49,17 @@ def plain(words: str) -> str:
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in words)
 
 
+def spans(numbers: Sequence[int]) -> str:
+    """Numbers in few words, such as ``0-3, 7``."""
+    made: list[list[int]] = []
+    for number in numbers:
+        if made and number == made[-1][-1] + 1:
+            made[-1][1:] = [number]
+        else:
+            made.append([number])
+    return ", ".join("-".join(map(str, span)) for span in made)
+
+
 def local_time(at: float) -> str:
     """A time for people, of their time zone."""
     return datetime.fromtimestamp(at).astimezone().isoformat(" ", "seconds")

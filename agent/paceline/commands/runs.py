@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from paceline.commands.devices import DEVICES, devices_of
 from paceline.commands.options import (
     Json,
     RunId,
@@ -146,10 +147,10 @@ def show(
     """Shows a run: what it is, how well it went, its policies, and who held it up."""
     with _server(server, token, token_file) as connection:
         run = connection.run(run_id)
-        about, verdict = run.about, run.verdict()
+        about, verdict, devices = run.about, run.verdict(), run.devices()["ranks"]
         switches = connection.client.call("GET", f"/runs/{run.id}/switches")
     if as_json:
-        print_json({"run": about, "switches": switches, "verdict": verdict})
+        print_json({"run": about, "switches": switches, "verdict": verdict, "devices": devices})
         return
     for name in _FACTS:
         value = ", ".join(about[name]) if name == "tags" else about[name]
@@ -163,6 +164,8 @@ def show(
     typer.echo(f"{'verdict':13} {plain(verdict['words'])}")
     columns = ("version", "policy", "parameters", "requested_by", "effective_step")
     print_table(columns, [{**each, "parameters": each["parameters"] or None} for each in switches])
+    if rows := devices_of(devices):
+        print_table(DEVICES, rows)
 
 
 def compare(

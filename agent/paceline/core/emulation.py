@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.cost import SUM, Cost, Features
+from paceline.wire import RankDevice
 
 Floats = npt.NDArray[np.float64]
 
@@ -56,6 +57,28 @@ class Slowdown(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return among & (drawn < self.chance)
 
 
+class EmulatedDevice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The device that a rank says it has; None: as it really is."""
+
+    kind: str  # "cpu", "cuda" or another of torch's types
+    name: str
+    cores: int | None = None
+    memory_bytes: int | None = None
+
+    def of(self, real: RankDevice) -> RankDevice:
+        """The device of a rank that emulates it on a real one."""
+        return RankDevice(
+            self.kind,
+            self.name,
+            real.cores if self.cores is None else self.cores,
+            real.memory_bytes if self.memory_bytes is None else self.memory_bytes,
+            emulated=True,
+        )
+
+
+_ANY_DEVICE = RankDevice("cpu", "any", cores=1, memory_bytes=0)
+
+
 class Rates(NamedTuple):
     """What a batch takes each rank in a step: ``load_s · Λ' + sample_s · n + batch_s`` seconds."""
 
@@ -83,6 +106,7 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     noise: float = 0.0  # relative standard deviation of each rank's step
     serial: float = 1.0  # share of computing that more threads do not shorten, 0 … 1
     seed: int = 0
+    devices: list[EmulatedDevice] = []  # [W] what ranks say of themselves; empty: what they are
 
     @staticmethod
     def parse(text: str, world: int) -> Emulation:
@@ -123,6 +147,11 @@ class Emulation(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         ):
             if not 0 <= value <= most or value == math.inf:
                 return f"{name} = {value}: give a number from 0 to {most:g}"
+        if len(self.devices) not in (0, world):
+            return f"devices = {len(self.devices)} devices: give one for each of {world} ranks"
+        for rank, device in enumerate(self.devices):
+            if wrong := device.of(_ANY_DEVICE).problem():
+                return f"devices[{rank}].{wrong}"
         if self.seed < 0:
             return f"seed = {self.seed}: give a whole number ≥ 0"
         for k, slow in enumerate(self.slowdowns):

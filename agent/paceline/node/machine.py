@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 import shutil
 import socket
 import subprocess
@@ -56,6 +57,20 @@ def cores(own: Path = Path("/proc/self/cgroup"), groups: Path = Path("/sys/fs/cg
                 number = min(number, math.ceil(limit_us / period_us))
             group = group.parent
     return max(1, number)
+
+
+def processor(described: Path = Path("/proc/cpuinfo")) -> str:
+    """The CPU's model, or at least its architecture.
+
+    Args:
+        described: the file in which Linux describes its processors.
+    """
+    with suppress(OSError, UnicodeDecodeError):
+        for line in described.read_text().splitlines():
+            name, _, value = line.partition(":")
+            if name.strip() == "model name" and value.strip():
+                return value.strip()
+    return platform.processor() or platform.machine() or "cpu"
 
 
 def address_towards(address: str) -> str:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import psutil
 import torch
+from msgspec.structs import replace
 
 from paceline.core.cost import Features
 from paceline.core.emulation import Emulation
+from paceline.node import machine
 from paceline.train.parts import Step
 from paceline.train.profile import Hold
 from paceline.train.timing import Clock, CpuClock, CudaClock
+from paceline.wire import RankDevice
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +39,15 @@ class Device:
         self._emulation = Emulation.parse(emulate, world) if emulate is not None else None
         self._own_threads: int | None = None  # the script's, while a plan's are in force
         self.clock: Clock = CpuClock()  # of the model's device
-        self._model = torch.device("cpu")  # the device that the model is on
+        # The device that the model is on. What is no GPU counts as CPU in `_model`.
+        self.place = self._model = torch.device("cpu")
         self._process = psutil.Process()
         if emulate is not None and rank == 0:
             logger.warning("device speeds are emulated: %s", emulate)
 
     def use(self, device: torch.device) -> None:
         """The model is on this device: steps are timed there."""
+        self.place = device
         if device.type == "cuda":
             self._model, self.clock = device, CudaClock(device)
 
@@ -59,10 +63,16 @@ class Device:
             return int(torch.cuda.max_memory_allocated(self._model))
         return int(self._process.memory_info().rss)
 
-    @property
-    def name(self) -> str:
-        """For `wire.Hello.device`."""
-        return torch.cuda.get_device_name(self._model) if self._model.type == "cuda" else "cpu"
+    def described(self) -> RankDevice:
+        """For `wire.Hello.devices`: what the rank has, or what it emulates."""
+        kind, memory = self.place.type, psutil.virtual_memory().total
+        name = machine.processor() if kind == "cpu" else kind
+        if kind == "cuda":
+            name = torch.cuda.get_device_name(self._model)
+            memory = torch.cuda.get_device_properties(self._model).total_memory
+        real = RankDevice(kind, name, machine.cores(), memory, threads=torch.get_num_threads())
+        devices = [] if self._emulation is None else self._emulation.devices
+        return devices[self._rank].of(real) if devices else real
 
     @property
     def emulated(self) -> dict[str, Any] | None:
@@ -88,13 +98,14 @@ class Device:
         at = step.step if step.planned is None else step.planned
         return self._seconds(at, *moments, step.threads, delayed=step.place == 0)
 
-    def trial(self, step: int, moments: tuple[float, float]) -> Hold:
+    def trial(self, step: int, moments: tuple[float, float], *, overhead: bool = True) -> Hold:
         """A function that waits until the emulated device is done with a trial batch.
 
         Args:
             step: the first timing has this step's slowdowns and noise, each later one the next
                 step's.
             moments: the means of λ and of λ² over the data set.
+            overhead: whether a batch takes what each step takes besides its samples.
         """
         mean, square = moments
         steps = count(step)
@@ -102,7 +113,8 @@ class Device:
         def hold(samples: int, began: float) -> None:
             if self._emulation is not None:
                 load, squares = samples * mean, samples * square
-                seconds = self._seconds(next(steps), samples, load, squares, mean, threads=1)
+                of = (next(steps), samples, load, squares, mean, 1)
+                seconds = self._seconds(*of, delayed=overhead, overhead=overhead)
                 time.sleep(max(0.0, began + seconds - time.perf_counter()))
 
         return hold
@@ -117,9 +129,12 @@ class Device:
         threads: int,
         *,
         delayed: bool = True,
+        overhead: bool = True,
     ) -> float:
         emulation = self._emulation
         assert emulation is not None
+        if not overhead:
+            emulation = replace(emulation, b_s=[0.0] * len(emulation.b_s))
         if not delayed:  # a step is delayed once, however many micro-batches it has
             emulation = replace(emulation, delay_s=(0.0, 0.0))
         batch: Any = (samples, load, squares, longest)

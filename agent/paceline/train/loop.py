@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
 
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms
@@ -18,19 +19,20 @@ from paceline.train.ddp import CurrentStep
 from paceline.train.device import Device
 from paceline.train.environment import Environment
 from paceline.train.leaving import end_process
-from paceline.train.meeting import Meeting
+from paceline.train.meeting import Meeting, introduce
 from paceline.train.norms.agreement import RunningStatistics
 from paceline.train.parts import Step, left_key
-from paceline.train.profile import Limits, Profile
+from paceline.train.profile import Limits, Profile, shared_moments
 from paceline.train.sync.discovery import exception_ends_loop
 from paceline.train.sync.gate import SyncGate
 from paceline.train.sync.pool import Pool, ends_span
 from paceline.train.sync.stealing import Stealing
 from paceline.train.sync.uneven import Schedules, refuse_collectives
 from paceline.train.timing import RunningStep
+from paceline.train.trial import flops
 from paceline.train.watch import Activity
 from paceline.train.wiring import Wiring, agree_on_lookahead, connect, describe, warn_of_restarts
-from paceline.wire import Evaluation, Phase
+from paceline.wire import Evaluation, Phase, RankDevice
 
 logger = logging.getLogger(__name__)
 
@@ -67,6 +69,7 @@ class Loop:
         self.rank, self.filler = meeting.rank, meeting.filler
         self.limits = limits
         self.profiles: list[Profile] = []
+        self.devices: list[RankDevice] = []  # of each rank, on rank 0, once a model is wrapped
         self.epochs: int | None = None  # that the script trains, where the session knows
         self.current = CurrentStep(meeting.world, accumulates=limits.micro_batches)
         self.gate = SyncGate(self.current, meeting.store, meeting.rank, terms.seed)
@@ -130,6 +133,17 @@ class Loop:
         self.refuse_closed()
         assert self._meeting is not None
         return self._meeting
+
+    def introduce(self) -> None:
+        """Tells rank 0 what this rank computes on; all ranks call it once a model is in place."""
+        known, own = self._environment.run is not None, self.device.described()
+        self.devices = introduce(self.meeting, own, self._trial, may_try=known)
+
+    def _trial(self) -> float | None:
+        store, samples = self.meeting.store, max(1, self.terms.global_batch // self.meeting.world)
+        moments = shared_moments(store, self.meeting.sizes)
+        hold = self.device.trial(self.step + 1, moments, overhead=False)
+        return flops(self.device.place, partial(hold, samples))
 
     def activity(self) -> Activity:
         """The step that this rank is in, or was in last, and what the rank does. For any thread."""
@@ -489,6 +503,7 @@ class Loop:
             lookahead,
             self.epochs,
             device,
+            self.devices,
             self.profiles,
             limits,
             self._uneven_steps,

@@ -11,12 +11,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch.distributed as dist
 from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]
 
+from paceline.core.devices import need_trial
 from paceline.core.errors import PacelineError
+from paceline.wire import RankDevice
 
 TIMEOUT = timedelta(minutes=30)  # a process group's: a rank may evaluate meanwhile
 REACH = timedelta(seconds=30)  # rank 0's store listens before the others learn its address
@@ -94,6 +97,42 @@ def meet(arguments: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]
     )
     _wait_for_all(world)
     return Meeting(rank, world, store, filler, array)
+
+
+def introduce(
+    meeting: Meeting, own: RankDevice, trial: Callable[[], float | None], *, may_try: bool
+) -> list[RankDevice]:
+    """Tells rank 0 which devices the ranks have. Each rank calls it once, when it wraps a model.
+
+    Nobody waits for a trial unless only a trial tells how the devices compare.
+
+    Args:
+        meeting: of the ranks.
+        own: this rank's device.
+        trial: measures operations a second on this rank; None: it cannot.
+        may_try: on rank 0, whether somebody wants to know what a trial says.
+
+    Returns:
+        On rank 0 each rank's device, [W]; elsewhere nothing.
+    """
+    if meeting.world == 1:
+        return [own]
+    store, rank = meeting.store, meeting.rank
+    store.set(f"devices/{rank}", msgspec.json.encode(own).decode())
+    devices: list[RankDevice] = []
+    if rank == 0:
+        devices = _devices(meeting, "devices")
+        store.set("devices/trial", "yes" if may_try and need_trial(devices) else "no")
+    if store.get("devices/trial") == b"no":
+        return devices
+    tried = msgspec.structs.replace(own, flops=trial())
+    store.set(f"devices/tried/{rank}", msgspec.json.encode(tried).decode())
+    return _devices(meeting, "devices/tried") if rank == 0 else []
+
+
+def _devices(meeting: Meeting, under: str) -> list[RankDevice]:
+    told = [meeting.store.get(f"{under}/{rank}") for rank in range(meeting.world)]
+    return [msgspec.json.decode(each, type=RankDevice) for each in told]
 
 
 def _hosted() -> TCPStore:

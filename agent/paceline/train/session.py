@@ -207,6 +207,8 @@ class Session:
         if parameter is not None:
             self._loop.device.use(parameter.device)
         wrapped = wrap(model, self._loop.current, options)
+        if not self._loop.gate.models:
+            self._loop.introduce()
         self._loop.gate.models.append(wrapped)
         return wrapped
 

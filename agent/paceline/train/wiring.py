@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
+from paceline.core.devices import summary
 from paceline.core.terms import Terms
 from paceline.core.version import __version__
 from paceline.node.spool import Spool
@@ -26,7 +27,7 @@ from paceline.train.profile import Limits, Profile
 from paceline.train.report import Emitter, Reporter, RoundReporter
 from paceline.train.sync.suitability import OnFallback
 from paceline.train.watch import Activity, Watch
-from paceline.wire import MOST_WHY, TELEMETRY, Fallback, Hello, run_telemetry
+from paceline.wire import MOST_WHY, TELEMETRY, Fallback, Hello, RankDevice, run_telemetry
 
 logger = logging.getLogger(__name__)
 
@@ -134,6 +135,7 @@ def describe(
     lookahead: int,
     epochs: int | None,
     device: Device,
+    devices: Sequence[RankDevice],
     profiles: Sequence[Profile],
     limits: Limits,
     uneven_steps: bool,
@@ -148,6 +150,7 @@ def describe(
         lookahead: steps that the loader fetches before training reaches them.
         epochs: that the script trains, where the session knows.
         device: what this rank computes on.
+        devices: of each rank; empty: the script has wrapped no model.
         profiles: of each rank; empty: there was no profiling phase.
         limits: of the ranks' memory.
         uneven_steps: see `Session`.
@@ -167,7 +170,7 @@ def describe(
         started_at=time.time(),
         paceline=__version__,
         torch=str(torch.__version__),
-        device=device.name,
+        device=summary(devices or [device.described()]),
         epoch=start.epoch,
         step=start.step,
         used=b"" if start.used is None else start.used.astype("<u4").tobytes(),
@@ -178,6 +181,7 @@ def describe(
         if len(environment.placement) == meeting.world
         else [],
         uneven_steps=uneven_steps,
+        devices=list(devices),
     )
 
 

@@ -19,6 +19,7 @@ This room imports nothing else of Paceline. Ranks, agents and the control plane 
 from paceline.wire.asking import Answer, Ask
 from paceline.wire.authentic import ForgedError, decode_signed, signed
 from paceline.wire.codec import PROTOCOL_VERSION, WireError, decode, encode, encode_steps
+from paceline.wire.devices import RankDevice
 from paceline.wire.messages import (
     AGES,
     FAILED_ELSEWHERE,
@@ -112,6 +113,7 @@ __all__ = [
     "NodeState",
     "Phase",
     "Proposal",
+    "RankDevice",
     "RoundBatch",
     "RoundRecord",
     "RunChanged",

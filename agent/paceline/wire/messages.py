@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.wire.asking import Answer, Ask
+from paceline.wire.devices import RankDevice
 from paceline.wire.metrics import Evaluation, MetricBatch
 from paceline.wire.phases import Phase
 from paceline.wire.segment import Segment
@@ -134,7 +135,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     started_at: float
     paceline: str  # versions
     torch: str
-    device: str  # "cpu" or the accelerator's name
+    device: str  # "cpu" or the accelerator's name; of ranks that differ: each once
     epoch: int = 0  # where this attempt starts: a resumed run's epoch,
     step: int = 0  # its first step,
     used: bytes = b""  # and the samples used in that epoch before (as `Segment.indices`)
@@ -144,6 +145,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     limits: list[int] = []  # and how many samples fit into its memory; empty: unknown
     placement: list[str] = []  # each rank's node, by its name; empty: unknown
     uneven_steps: bool = False  # ranks may make different numbers of steps; see `Session`
+    devices: list[RankDevice] = []  # of each rank; empty: unknown, as of older releases
 
     def sizes_array(self) -> npt.NDArray[np.float64]:
         """λ of every sample, shape [N]."""

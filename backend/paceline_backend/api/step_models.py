@@ -26,6 +26,25 @@ MoreColumn = Literal[
 ]
 
 
+class Device(BaseModel):
+    """What a rank computes on, as it said itself."""
+
+    kind: str = Field(description="torch's type of device", examples=["cuda"])
+    name: str = Field(description="its model", examples=["NVIDIA A100-SXM4-80GB"])
+    cores: int = Field(description="CPU cores that the rank may use", examples=[8])
+    memory_bytes: int = Field(
+        description="of the accelerator, or of the machine", examples=[85_000_000_000]
+    )
+    threads: int = Field(
+        description="CPU threads that the script computes with; 0: as many as cores", examples=[8]
+    )
+    flops: float | None = Field(
+        description="floating-point operations a second in a trial; null: there was none",
+        examples=[None],
+    )
+    emulated: bool = Field(description="the rank only says that it has this device")
+
+
 class Worker(BaseModel):
     """A rank, over the last steps; means, unless said otherwise."""
 
@@ -47,6 +66,7 @@ class Worker(BaseModel):
     c: float | None = Field(description="s per sample", examples=[0.0])
     b: float | None = Field(description="s per step", examples=[0.005])
     last_step: int = Field(examples=[120])
+    device: Device | None = Field(description="null: unknown, as of older releases")
 
 
 class _Span(BaseModel):

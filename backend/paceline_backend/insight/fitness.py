@@ -11,7 +11,7 @@ second, far less than a forecast. A forecast's own figures can stand in for them
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,8 +20,9 @@ import numpy as np
 
 from paceline.core.cost import features
 from paceline.core.dealing import dealt
+from paceline.core.devices import capacities
 from paceline.core.emulation import Emulation
-from paceline.wire import Hello
+from paceline.wire import Hello, RankDevice
 from paceline_backend import policies
 from paceline_backend.policies import Models, Policy
 from paceline_backend.policies.base import Accounts, Floats, Ints
@@ -48,6 +49,7 @@ class Conditions:
         other_s: what a step takes besides the slowest rank's computing, s.
         noise: relative standard deviation of a rank's time beside its model.
         seed: of the trial.
+        devices: of the ranks, [W]; empty: unknown.
     """
 
     models: Models
@@ -56,6 +58,7 @@ class Conditions:
     other_s: float = 0.0
     noise: float = 0.02
     seed: int = 0
+    devices: Sequence[RankDevice] = ()
 
 
 @dataclass(frozen=True)
@@ -129,6 +132,9 @@ class Fitness:
             causes.append("it cannot level padded batches at fixed counts")
         if accounts.capacity:
             causes.append("its capacity does not match the speeds that were measured")
+        elif accounts.goes_by_devices and self._by_devices:
+            by = self._by_devices
+            causes.append(f"capacities by {by} do not match the speeds that were measured")
         if accounts.steps:
             causes.append(
                 f"it takes ranks that got long samples for slow ranks: batches of "
@@ -149,6 +155,11 @@ class Fitness:
             )
         if not accounts.counts:
             return [Caution(each) for each in words]
+        if accounts.goes_by_devices and not self._by_devices:
+            words.append(
+                f"{policy.name} gives all ranks equal batches: what their devices can do is not "
+                "known"
+            )
         if accounts.speeds and self._coarseness > _COARSE:
             words.append(
                 f"{policy.name} can hardly balance these ranks: each has about "
@@ -161,6 +172,11 @@ class Fitness:
                 f"the longest batch of a step costs {self._longest - 1:.0%} more than the mean"
             )
         return [Caution(each) for each in words]
+
+    @property
+    def _by_devices(self) -> str:
+        """What the devices' capacities rest on; empty: they tell none."""
+        return capacities(self._conditions.devices).by
 
     @property
     def _samples_per_rank(self) -> str:
@@ -218,6 +234,7 @@ class _Trial:
     other_s: float
     noise: float
     seed: int
+    devices: list[RankDevice]
 
     @staticmethod
     def of(conditions: Conditions, salt: int) -> _Trial:
@@ -232,9 +249,9 @@ class _Trial:
         rng = np.random.default_rng([conditions.seed, salt])
         enough = len(conditions.sizes) >= _STEPS * batch
         sizes = rng.choice(conditions.sizes, _STEPS * batch, replace=not enough)
-        return _Trial(
-            models, sizes, batch, conditions.other_s, conditions.noise, conditions.seed + salt
-        )
+        devices = [conditions.devices[rank] for rank in some] if conditions.devices else []
+        seed = conditions.seed + salt
+        return _Trial(models, sizes, batch, conditions.other_s, conditions.noise, seed, devices)
 
     def time_s(self, policy: Policy) -> float:
         """Seconds of the epochs after the first, in which policies learn."""
@@ -254,6 +271,7 @@ class _Trial:
             torch="",
             device="",
             uneven_steps=True,
+            devices=self.devices,
         )
         devices = Emulation(
             a_s=self.models.a.tolist(),

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline_backend.policies import Feedback, Models, Predictor
-from paceline_backend.store import Connection, records
+from paceline_backend.store import Connection, attempts, records
 
 Floats = npt.NDArray[np.float64]
 
@@ -34,7 +34,8 @@ def summary(
     """Per rank with records in the run's last steps, means over these steps.
 
     `missing` counts the steps that a rank did, but of which no record came. `a`, `c`, `b` are what
-    the predictor makes of these steps; None while it cannot tell.
+    the predictor makes of these steps; None while it cannot tell. `device` is that of the latest
+    attempt; None: unknown.
 
     Args:
         connection: to read from.
@@ -52,6 +53,8 @@ def summary(
     # An earlier attempt may have had more ranks.
     world = max(read.world or 0, int(ranks[-1]) + 1)
     columns |= _fitted(table, ranks, world, predictor)
+    devices = attempts.devices(connection, run)
+    columns["device"] = [devices[r] if r < len(devices) else None for r in columns["rank"]]
     return [
         dict(zip(columns, values, strict=True)) for values in zip(*columns.values(), strict=True)
     ]

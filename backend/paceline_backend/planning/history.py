@@ -100,6 +100,7 @@ class History:
             memory=self.memory(version),
             nodes=self.nodes,
             uneven_steps=hello.uneven_steps,
+            devices=hello.devices,
         )
 
     def memory(self, version: int) -> dict[str, Any]:

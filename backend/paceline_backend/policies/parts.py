@@ -163,6 +163,7 @@ class Accounts:
     cost: Literal["sum", "padded", "fitted"] | None = None
     speeds: bool = False  # the ranks' measured speeds
     capacity: tuple[float, ...] = ()  # [W] speeds that were given by hand instead
+    goes_by_devices: bool = False  # speeds that the ranks' devices promise, instead
     counts: bool = False  # how many samples a rank gets is decided before which ones
     # Counts rest on the times of so many steps, whatever samples ranks had in them. 0: they do not.
     steps: int = 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.cost import SUM, Cost, Features
+from paceline.wire import RankDevice
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -209,6 +210,7 @@ class Problem:
     memory: Mapping[str, Any] = field(default_factory=dict)  # `Plan.memory` of the last segment
     nodes: Ints | None = None  # [W] number of each rank's node; None: one node, or unknown
     uneven_steps: bool = True  # the script lets ranks make different numbers of steps
+    devices: Sequence[RankDevice] = ()  # [W]; empty: unknown
 
     def across(self, before: Ints, after: Ints) -> int:
         """How many samples get to another node.

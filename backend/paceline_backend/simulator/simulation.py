@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -25,6 +26,7 @@ from paceline_backend.simulator.dealing import Batches
 from paceline_backend.simulator.scenario import Change, Failure, Scenario
 from paceline_backend.simulator.sync import Costs, Pool, Round, Work
 
+T = TypeVar("T")
 Communication = Callable[[int, Features], Floats]  # step, batches [W] → seconds, [W]
 
 
@@ -348,6 +350,7 @@ class Simulation:
             started_at=now,
             profiles=[old.profiles[rank] for rank in alive] if old.profiles else [],
             limits=[old.limits[rank] for rank in alive] if old.limits else [],
+            devices=[old.devices[rank] for rank in alive] if old.devices else [],
         )
         self._begin(hello, remaining(self.devices, alive), now)
 
@@ -361,7 +364,7 @@ def remaining(devices: Emulation, alive: list[int]) -> Emulation:
     """The devices of the ranks in `alive`, renumbered from 0."""
     now = {rank: at for at, rank in enumerate(alive)}
 
-    def of(values: list[float]) -> list[float]:
+    def of(values: list[T]) -> list[T]:
         return [values[rank] for rank in alive] if values else []
 
     return msgspec.structs.replace(
@@ -370,6 +373,7 @@ def remaining(devices: Emulation, alive: list[int]) -> Emulation:
         b_s=of(devices.b_s),
         c_s=of(devices.c_s),
         data_s=of(devices.data_s),
+        devices=of(devices.devices),
         slowdowns=[
             msgspec.structs.replace(slow, ranks=[now[rank] for rank in slow.ranks if rank in now])
             for slow in devices.slowdowns

@@ -203,6 +203,13 @@ def placement(connection: sa.Connection, run: int, step: int | None = None) -> P
     return latest
 
 
+def devices(connection: sa.Connection, run: int) -> list[dict[str, Any]]:
+    """Each rank's `wire.RankDevice` in a run's latest attempt, [W]; empty: unknown."""
+    c = attempts.c
+    query = sa.select(c.devices).where(c.run == run).order_by(c.attempt.desc()).limit(1)
+    return list(connection.execute(query).scalar() or [])
+
+
 def elsewhere(connection: sa.Connection, run: int, nodes: Sequence[str]) -> list[int]:
     """The attempts of a run whose ranks were not all on these nodes, as far as it is known."""
     known = placements(connection, run, -1) if nodes else []

@@ -85,6 +85,11 @@ def _of_ranks(hello: Hello) -> str | None:
         return f"placement is of {len(hello.placement)} of {hello.world} ranks"
     if any(len(node) > _LONGEST_NAME for node in hello.placement):
         return f"placement: a node's name has more than {_LONGEST_NAME} characters"
+    if len(hello.devices) not in (0, hello.world):
+        return f"devices are of {len(hello.devices)} of {hello.world} ranks"
+    for device in hello.devices:
+        if reason := device.problem():
+            return f"devices: {reason}"
     if len(hello.profiles) not in (0, hello.world):
         return f"profiles are {len(hello.profiles)} of {hello.world} ranks"
     trials = [trial for rank in hello.profiles for trial in rank]

@@ -291,6 +291,7 @@ attempts = Table(
     Column("step", BigInteger, nullable=False),  # its first
     Column("reached", BigInteger, nullable=False),  # one past the last step of any before it
     Column("placement", JSON(none_as_null=True)),  # each rank's node; NULL: unknown
+    Column("devices", JSON(none_as_null=True)),  # each rank's `wire.RankDevice`; NULL: unknown
     sqlite_with_rowid=False,
 )
 

@@ -30,6 +30,7 @@
     integer: safely("integer"),
     percent: safely("percent"),
     moment: safely("moment"),
+    device: safely("device"),
     // The grid uses the page's colour variables, so that it follows the theme without a redraw.
     gridTheme: (/** @type {any} */ base) =>
       base.withParams({

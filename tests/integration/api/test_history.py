@@ -10,12 +10,13 @@ import tracemalloc
 from typing import Any
 
 import httpx
+import msgspec
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import sqlalchemy as sa
 
-from paceline.wire import RoundBatch, StepBatch, pack_indices
+from paceline.wire import RankDevice, RoundBatch, StepBatch, pack_indices
 from paceline_backend.api.history.writers import written
 from paceline_backend.store import Store, runs, schema, telemetry
 from paceline_backend.store.details.rows import TABLES, Wanted, parts
@@ -39,12 +40,21 @@ def refused(client: httpx.Client, path: str, **query: Any) -> str:
     return str(answer.json()["detail"])
 
 
+T4 = RankDevice("cuda", "Tesla T4", 4, 1 << 34, threads=2, emulated=True)
+XEON = RankDevice("cpu", "Xeon", 8, 1 << 36, flops=1e11)
+_plain = msgspec.to_builtins
+
+
 def train(store: Store, run: str = "r", steps: int = 8) -> int:
     """Ranks 0 and 1; plans of two steps, of which each assigns samples 0 to 3."""
     key = add_run(store, run, node="n1")
     rows = [record(step, rank) for step in range(steps) for rank in (0, 1)]
     introduced = hello(
-        limits=[8, 16], profiles=[[(4, 0.1)], []], placement=["n1", "n2"], device="GPU 7"
+        limits=[8, 16],
+        profiles=[[(4, 0.1)], []],
+        placement=["n1", "n2"],
+        device="GPU 7",
+        devices=[T4, XEON],
     )
     plans = [(run, adopted(seq, 2 * seq)) for seq in range(steps // 2)]
     rounds = [a_round(seq) for seq in range(4)]
@@ -237,8 +247,12 @@ def test_epochs_devices_forecasts_and_verdicts(client: httpx.Client, store: Stor
     devices = get(client, "/runs/r/devices")
     assert (devices["device"], devices["attempt"]) == ("GPU 7", 0)
     assert devices["ranks"] == [
-        {"rank": 0, "node": "n1", "limit": 8, "profile": [[4, 0.1]]},
-        {"rank": 1, "node": "n2", "limit": 16, "profile": []},
+        {"rank": 0, "node": "n1", "limit": 8, "profile": [[4, 0.1]], "device": _plain(T4)},
+        {"rank": 1, "node": "n2", "limit": 16, "profile": [], "device": _plain(XEON)},
+    ]
+    assert [worker["device"] for worker in get(client, "/runs/r/workers")] == [
+        _plain(T4),
+        _plain(XEON),
     ]
     assert get(client, "/runs/r/forecasts") == []
     keep_forecast(store, "r")
@@ -326,3 +340,15 @@ def test_exports_that_cannot_be(client: httpx.Client, store: Store) -> None:
     empty = client.get(f"{V1}/runs/r/export")
     assert empty.text.startswith("step,epoch,")
     assert runs.get(store, "r")["figures"] is None
+
+
+def test_devices_are_those_of_the_latest_attempt(client: httpx.Client, store: Store) -> None:
+    train(store)
+    again = hello(attempt=1, step=8, devices=[XEON, T4])
+    rows = [record(step, rank, attempt=1) for step in (8, 9) for rank in (0, 1)]
+    telemetry.write(store, [("r", again), ("r", StepBatch(rows))])
+    workers = get(client, "/runs/r/workers")
+    assert [worker["device"]["name"] for worker in workers] == ["Xeon", "Tesla T4"]
+    older = hello(attempt=2, step=10)  # its ranks are of a release that tells no devices
+    telemetry.write(store, [("r", older)])
+    assert [worker["device"] for worker in get(client, "/runs/r/workers")] == [None, None]

@@ -22,6 +22,7 @@ PARTS = (
     "nccl",
     "gradients",
     "synchronisers",
+    "kinds",
     "overhead",
     "copies",
     "mixed-precision",

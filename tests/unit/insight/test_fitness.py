@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from paceline.core.cost import SUM, Cost
+from paceline.wire import RankDevice
 from paceline_backend import policies
 from paceline_backend.insight.fitness import HARM, Conditions, Fitness
 from paceline_backend.policies.base import Floats, Models
@@ -31,7 +33,8 @@ def fitness(
 ) -> Fitness:
     world = len(factors)
     models = Models(np.array(factors) * 1e-4, np.zeros(world), np.full(world, 1e-3), cost=cost)
-    return Fitness(Conditions(models, lengths(kind), world * local))
+    equal = [RankDevice("cpu", "Xeon", 4, 1 << 34)] * world
+    return Fitness(Conditions(models, lengths(kind), world * local, devices=equal))
 
 
 def words(of: Fitness, preset: str, **parameters: Any) -> list[str]:
@@ -161,3 +164,34 @@ def test_any_preset_under_any_conditions(
     assert all(caution.words.startswith(preset) for caution in cautions)
     assert sorted(cautions, key=lambda each: not each.harm) == cautions
     assert not (preset == "bsp" and cautions)
+
+
+CPUS = [RankDevice("cpu", "Xeon", cores, 1 << 34) for cores in (2, 2, 1, 1)]
+
+
+def test_static_batching_is_judged_with_the_capacities_of_the_devices() -> None:
+    """Two ranks have half the cores. So it suits ranks half of which are slow, and no others."""
+    for factors, harmful in ((HALF_SLOW, False), ((1.0,) * 4, True)):
+        of = fitness("constant", factors=factors)
+        known = Fitness(replace(of._conditions, devices=CPUS))
+        said = harm(known, "static-batching")
+        assert ["capacities by cores do not match" in each for each in said] == [True] * harmful
+        relaxed = known.cautions("rna", {"batches": "static-batching"}, ratio=1.0)
+        assert not any("not known" in caution.words for caution in relaxed)
+
+
+@pytest.mark.parametrize(
+    ("preset", "parameters", "says"),
+    [
+        ("static-batching", {}, True),
+        ("rna", {"batches": "static-batching"}, True),
+        ("static-batching", {"capacity": [1.0, 1.0, 1.0, 1.0]}, False),
+        ("lbb", {}, False),
+    ],
+)
+def test_equal_batches_for_want_of_capacities_are_said(
+    preset: str, parameters: dict[str, Any], says: bool
+) -> None:
+    of = Fitness(replace(fitness("constant")._conditions, devices=()))
+    said = words(of, preset, **parameters)
+    assert any("what their devices can do is not known" in each for each in said) == says

@@ -3,7 +3,7 @@ import { describe, test } from "node:test";
 
 import * as format from "../../../dashboard/paceline_dashboard/assets/js/format.js";
 
-const { bytes, factor, integer, mean, median, moment, number, percent, plural, quantile, ratio, seconds } = format;
+const { bytes, device, factor, integer, mean, median, moment, number, percent, plural, quantile, ratio, seconds } = format;
 
 /** One test for each [argument, expected result]. */
 function cases(format, expected) {
@@ -25,6 +25,14 @@ describe("numbers", () => {
   cases(percent, [[0, "0.0 %"], [0.0512, "5.1 %"], [0.512, "51 %"], [-0.0512, "-5.1 %"], [-0.0004, "0.0 %"]]);
   cases(factor, [[2, "2.00×"]]);
   cases(bytes, [[0, "0 B"], [1023, "1023 B"], [1024, "1.0 KiB"], [20 * 2 ** 20, "20 MiB"], [2 ** 50, "1024 TiB"]]);
+});
+
+describe("devices", () => {
+  const cpu = { kind: "cpu", name: "Xeon", cores: 8, threads: 0, memory_bytes: 2 ** 34, flops: null, emulated: false };
+  for (const [value, words] of [
+    [null, "–"], [undefined, "–"], [cpu, "CPU, 8 cores"], [{ ...cpu, threads: 2 }, "CPU, 2 of 8 cores"], [{ ...cpu, threads: 16 }, "CPU, 8 cores"],
+    [{ ...cpu, cores: 1 }, "CPU, 1 core"], [{ ...cpu, kind: "cuda", name: "Tesla T4", emulated: true }, "Tesla T4 (emulated)"],
+  ]) test(words, () => assert.equal(device(value), words));
 });
 
 describe("durations", () => {

@@ -3,7 +3,7 @@ import { describe, test } from "node:test";
 
 import { bars } from "../../../dashboard/paceline_dashboard/assets/js/gantt.js";
 import { shown } from "../../../dashboard/paceline_dashboard/assets/js/log.js";
-import { beside, historyOf } from "../../../dashboard/paceline_dashboard/assets/js/rankfacts.js";
+import { beside, deviceFacts, historyOf } from "../../../dashboard/paceline_dashboard/assets/js/rankfacts.js";
 
 const worker = (rank, more = {}) => [rank, { rank, cause: "none", caused: 0, factor: 1, words: "", on_node: null, ...more }];
 
@@ -53,4 +53,15 @@ describe("lines of a log", () => {
   test("are only warnings and hits, if asked", () => {
     assert.deepEqual(shown(lines, "2", true).map(({ line }) => line), ["WARNING: hot", "Traceback (most recent call last):", "Step 2"]);
   });
+});
+
+describe("a rank's device", () => {
+  const gpu = { kind: "cuda", name: "Tesla T4", cores: 8, threads: 2, memory_bytes: 2 ** 34, flops: 4e13, emulated: false };
+  test("is told with its cores, memory and trial", () => {
+    assert.deepEqual(deviceFacts(gpu), [
+      ["Device", "Tesla T4", "cuda"], ["Cores it may use", "8", "2 threads in use"], ["Memory of its device", "16 GiB", ""], ["In a trial", "40,000 GFLOP/s", ""],
+    ]);
+  });
+  test("says that it is emulated", () => assert.deepEqual(deviceFacts({ ...gpu, kind: "cpu", emulated: true })[0], ["Device", "CPU", "emulated"]));
+  test("may be unknown", () => assert.deepEqual(deviceFacts(null), []));
 });

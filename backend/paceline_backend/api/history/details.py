@@ -75,12 +75,14 @@ def get_devices(request: Request, run: str) -> Any:
     if hello is None:
         names = ("attempt", "device", "emulated", "paceline", "torch")
         return {**dict.fromkeys(names), "ranks": []}
+    devices = msgspec.to_builtins(hello.devices)
     ranks = [
         {
             "rank": rank,
             "node": hello.placement[rank] if rank < len(hello.placement) else None,
             "limit": hello.limits[rank] if rank < len(hello.limits) else None,
             "profile": hello.profiles[rank] if rank < len(hello.profiles) else [],
+            "device": devices[rank] if rank < len(devices) else None,
         }
         for rank in range(hello.world)
     ]

@@ -15,6 +15,7 @@ from paceline_backend.api.evidence.whatif_models import (
     SlowNode,
 )
 from paceline_backend.api.models import Change, Text
+from paceline_backend.api.step_models import Device
 
 Tag = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.:-]{0,62}$")]
 
@@ -144,6 +145,7 @@ class RankDevice(BaseModel):
         description="samples and seconds of its trial steps; empty: there were none",
         examples=[[[8, 0.1], [16, 0.18]]],
     )
+    device: Device | None = Field(description="null: unknown, as of older releases")
 
 
 class Devices(BaseModel):

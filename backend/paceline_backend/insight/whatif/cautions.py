@@ -102,4 +102,5 @@ def conditions_of(state: State, models: Models | None = None) -> fitness.Conditi
         history.hello.global_batch,
         other_s=max(0.0, other_s),
         noise=min(noise, 0.5),
+        devices=history.hello.devices,
     )

@@ -59,7 +59,7 @@ class DynamicAllocator:
     is what worker k takes for typical samples (`counts.typical_s`).
 
     Args:
-        capacity: of each rank, for the first counts; empty: equal counts.
+        capacity: of each rank, for the first counts; empty: as its device tells.
         dead_band: least relative change of some worker's batch; smaller changes are not made.
         smoothing: weight of the newest time in the moving average.
         every_steps: steps that must be known between two changes.

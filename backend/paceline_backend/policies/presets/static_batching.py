@@ -1,4 +1,4 @@
-"""`static-batching`: shares of the global batch in proportion to given capacities, once.
+"""`static-batching`: shares of the global batch in proportion to capacities, once.
 
 Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching, §III-B (open loop).
 """
@@ -11,6 +11,7 @@ from typing import Annotated
 import numpy as np
 from msgspec import Meta
 
+from paceline.core.devices import capacities
 from paceline_backend.policies.base import (
     Allocation,
     Feedback,
@@ -25,17 +26,20 @@ from paceline_backend.policies.solve import counts
 
 CAPACITY = (
     "What each rank can do relative to the others: its CPU cores, or its FLOP/s. One number for "
-    "each rank; none: all count as equal."
+    "each rank; none: found out from the ranks' devices."
 )
 
 
 def counts_of(capacity: tuple[float, ...], problem: Problem) -> Ints:
-    """b_k = B · X_k / ΣX, within the limits, [W]; equal counts without a capacity for each rank.
+    """b_k = B · X_k / ΣX, within the limits, [W].
 
     Args:
-        capacity: X, in any unit, [W]. Ignored if the run came back with another number of ranks.
+        capacity: X, in any unit, [W]. Empty, or of another number of ranks than the run has come
+            back with: those that the ranks' devices tell; if they tell none, counts are equal.
         problem: that the counts are for.
     """
+    if len(capacity) != problem.world:
+        capacity = capacities(problem.devices).values
     if len(capacity) != problem.world:
         return counts.equal(problem)
     shares = np.array(capacity) / max(capacity)
@@ -47,7 +51,7 @@ class StaticAllocator:
     """Counts in proportion to capacities; feedback is not used.
 
     Args:
-        capacity: of each rank; empty: equal counts.
+        capacity: of each rank; empty: as its device tells.
     """
 
     capacity: tuple[float, ...] = ()
@@ -72,7 +76,7 @@ def make(parameters: StaticBatchingParameters) -> Policy:
 
 preset = Preset(
     name="static-batching",
-    summary="Divides the global batch by capacities that you give, such as CPU cores or FLOP/s.",
+    summary="Divides the global batch by what the ranks' devices can do: CPU cores or FLOP/s.",
     source="Taming Resource Heterogeneity In Distributed ML Training With Dynamic Batching, "
     "open loop",
     make=make,

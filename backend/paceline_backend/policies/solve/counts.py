@@ -251,6 +251,7 @@ def accounts(
         cost="fitted" if parameters.which == "levelled" else None,
         speeds=capacity is None,
         capacity=capacity or (),
+        goes_by_devices=capacity == (),
         counts=True,
         steps=steps,
     )
@@ -274,7 +275,8 @@ def policy(
         allocator: chooses the counts.
         parameters: of the preset.
         steps: see `Accounts`.
-        capacity: see `Accounts`; None: the counts follow measured speeds.
+        capacity: see `Accounts`; empty: the counts go by the ranks' devices; None: they follow
+            measured speeds.
     """
     return Policy(
         name=name,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
 import sqlalchemy as sa
 
 from paceline.wire import Hello
@@ -30,5 +31,6 @@ def write(connection: sa.Connection, hellos: Sequence[tuple[LockedRun, Hello]]) 
             "step": hello.step,
             "reached": 0 if newest is None else newest + 1,
             "placement": hello.placement or None,
+            "devices": msgspec.to_builtins(hello.devices) or None,
         }
         connection.execute(insert(connection, attempts).values(row).on_conflict_do_nothing())

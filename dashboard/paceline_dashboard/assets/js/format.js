@@ -101,6 +101,18 @@ export function bytes(value) {
 }
 
 /**
+ * A rank's device in a few words: of a CPU its cores, of which threads may use fewer.
+ * @param {RankDevice | null | undefined} value of `GET workers`
+ */
+export function device(value) {
+  if (!value) return "–";
+  const used = value.threads > 0 ? Math.min(value.threads, value.cores) : value.cores;
+  const cores = used < value.cores ? `${used} of ${plural(value.cores, "core")}` : plural(value.cores, "core");
+  const words = value.kind === "cpu" ? `CPU, ${cores}` : value.name;
+  return value.emulated ? `${words} (emulated)` : words;
+}
+
+/**
  * A Unix time in the reader's time zone; with the date if it is not today.
  * @param {number | null | undefined} value
  */

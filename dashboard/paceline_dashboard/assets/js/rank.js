@@ -4,7 +4,7 @@ import { axisOf } from "./axis.js";
 import { CONFIG, layout } from "./charts.js";
 import { byId, connection, crumbs, go, make, poll, problem, show, text, whenThere } from "./dom.js";
 import { drawGantt } from "./gantt.js";
-import { integer } from "./format.js";
+import { device as formatted, integer } from "./format.js";
 import { FORMATS, line } from "./lines.js";
 import { Live } from "./live.js";
 import { plotly } from "./loading.js";
@@ -261,7 +261,8 @@ class RankPage {
     const [run, own] = [this.run, this.causes.get(this.rank)];
     drawFacts(workers, this.rank, own);
     drawVerdict(own);
-    text("rank-where", [own?.on_node, run.device].filter(Boolean).join(", "));
+    const device = workers.find((/** @type {any} */ worker) => worker.rank === this.rank)?.device;
+    text("rank-where", [own?.on_node, device ? formatted(device) : run.device].filter(Boolean).join(", "));
     text("rank-phase", ENDED.includes(run.state) ? run.state : `step ${integer(workers.find((/** @type {any} */ worker) => worker.rank === this.rank)?.last_step)}`);
     await this.#node(own?.on_node ?? null);
   }

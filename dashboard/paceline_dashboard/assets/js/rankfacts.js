@@ -62,6 +62,7 @@ export function drawFacts(workers, rank, cause) {
         ["Samples a step", number(own.samples), `of ${number(total)}`],
         ["Share of load", percent(own.share), `even is ${percent(1 / workers.length)}`],
         ["Memory, peak", own.memory_bytes ? bytes(own.memory_bytes) : "–", ""],
+        ...deviceFacts(own.device),
         ["Lost records", integer(own.missing), "", own.missing > 0],
       ]
     : [];
@@ -72,6 +73,23 @@ export function drawFacts(workers, rank, cause) {
   list.replaceChildren(...facts.flatMap(([name, value, beside_, bad]) => [
     make("dt", {}, ...termed(name)), make("dd", {}, make("b", { className: bad ? "bad-text" : "" }, value), ` ${beside_}`),
   ]));
+}
+
+/**
+ * @param {RankDevice | null} own
+ * @returns {[string, string, string][]}
+ */
+export function deviceFacts(own) {
+  if (!own) return [];
+  const used = own.threads > 0 && own.threads < own.cores ? `${plural(own.threads, "thread")} in use` : "";
+  /** @type {[string, string, string][]} */
+  const facts = [
+    ["Device", own.kind === "cpu" ? "CPU" : own.name, own.emulated ? "emulated" : own.kind === "cpu" ? own.name : own.kind],
+    ["Cores it may use", integer(own.cores), used],
+    [own.kind === "cpu" ? "Memory of its machine" : "Memory of its device", bytes(own.memory_bytes), ""],
+  ];
+  if (own.flops !== null) facts.push(["In a trial", `${number(own.flops / 1e9)} GFLOP/s`, ""]);
+  return facts;
 }
 
 /**

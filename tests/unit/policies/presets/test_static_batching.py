@@ -6,9 +6,13 @@ import numpy as np
 import pytest
 
 from paceline.core.emulation import Emulation
+from paceline.wire import RankDevice
 from paceline_backend import policies
+from paceline_backend.policies import Policy
 from paceline_backend.policies.presets.static_batching import counts_of
+from paceline_backend.simulator import Simulation
 from support.cluster import Cluster
+from support.records import hello
 from support.simulated import simulate
 
 
@@ -43,3 +47,66 @@ def test_right_capacities_are_the_optimum_at_once() -> None:
     equal = simulate(policies.make("bsp"), devices, np.ones(390), 39, 10)
     assert right.step_s == pytest.approx(1.0)
     assert equal.step_s == pytest.approx(6.5)
+
+
+CORES = [RankDevice("cpu", "Xeon", cores, 1 << 34) for cores in (3, 5, 12)]
+GPUS = [
+    RankDevice("cuda", name, 8, 1 << 34)
+    for name in ("Tesla T4", "NVIDIA L4", "NVIDIA A100-SXM4-40GB")
+]
+TRIED = [
+    RankDevice("cpu", "Xeon", 64, 1 << 34, flops=1e12),
+    RankDevice("cuda", "NVIDIA X9", 1, 1 << 34, flops=9e12),
+]
+
+
+def first_counts(
+    policy: Policy, emulated: Emulation, batch: int, devices: list[RankDevice]
+) -> list[int]:
+    """Of which nothing has been measured yet."""
+    of = hello(
+        len(devices), global_batch=batch, sizes=np.ones(10 * batch).tobytes(), devices=devices
+    )
+    counts: list[int] = Simulation(of, emulated, policy).advance().features.samples[0].tolist()
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("devices", "shares"),
+    [(CORES, [3, 5, 12]), (GPUS, [65, 121, 312]), (TRIED, [1, 9]), (TRIED[:1] * 2, [1, 1])],
+)
+@pytest.mark.parametrize(
+    ("preset", "parameters"),
+    [
+        ("static-batching", {}),
+        ("dynamic-batching", {}),
+        ("rna", {"batches": "static-batching"}),
+        ("local-sgd", {"batches": "static-batching"}),
+        ("ad-psgd", {"batches": "static-batching"}),
+        ("adaptive", {"batches": "static-batching"}),
+        ("paceline-relaxed", {"batches": "static-batching"}),
+        ("rna-hierarchical", {"batches": "static-batching"}),
+    ],
+)
+def test_devices_tell_capacities(
+    preset: str, parameters: dict[str, str], devices: list[RankDevice], shares: list[int]
+) -> None:
+    """Also under a synchroniser, whose batches it decides."""
+    world, batch = len(devices), sum(shares)
+    emulated = Emulation(a_s=[1e-3] * world, b_s=[0.0] * world)
+    made = policies.make(preset, parameters)
+    assert first_counts(made, emulated, batch, devices) == shares
+
+
+@pytest.mark.parametrize("preset", ["static-batching", "dynamic-batching"])
+def test_typed_capacities_win(preset: str) -> None:
+    emulated = Emulation(a_s=[1e-3] * 3, b_s=[0.0] * 3)
+    made = policies.make(preset, {"capacity": [1, 2, 3]})
+    assert first_counts(made, emulated, 12, CORES) == [2, 4, 6]
+
+
+def test_ranks_that_come_back_without_one_go_by_their_devices() -> None:
+    """The typed capacities are of three ranks."""
+    emulated = Emulation(a_s=[1e-3] * 2, b_s=[0.0] * 2)
+    made = policies.make("static-batching", {"capacity": [1, 2, 3]})
+    assert first_counts(made, emulated, 17, CORES[1:]) == [5, 12]
