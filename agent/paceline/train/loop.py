@@ -63,7 +63,8 @@ class Loop:
         uneven_steps: bool = False,
     ) -> None:
         self.terms, self.device = terms, device
-        self.rank, self.filler = meeting.rank, meeting.filler
+        self.rank = meeting.rank
+        self.fillers = [meeting.filler] * terms.shapes.samples  # the batch of a rank that has none
         self.limits = limits
         self.profiles: list[Profile] = []
         self.epochs: int | None = None  # that the script trains, where the session knows

@@ -178,6 +178,8 @@ def describe(
         if len(environment.placement) == meeting.world
         else [],
         uneven_steps=uneven_steps,
+        grid=terms.shapes.samples,
+        length_grid=float(terms.shapes.length),
     )
 
 

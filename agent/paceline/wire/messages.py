@@ -143,6 +143,9 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     limits: list[int] = []  # and how many samples fit into its memory; empty: unknown
     placement: list[str] = []  # each rank's node, by its name; empty: unknown
     uneven_steps: bool = False  # ranks may make different numbers of steps; see `Session`
+    # `Session(shapes=…)`: the grid of each rank's number of samples in a step,
+    grid: int = 1
+    length_grid: float = 0.0  # and that of padded lengths; 0: none
 
     def sizes_array(self) -> npt.NDArray[np.float64]:
         """λ of every sample, shape [N]."""

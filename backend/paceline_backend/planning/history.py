@@ -100,6 +100,8 @@ class History:
             memory=self.memory(version),
             nodes=self.nodes,
             uneven_steps=hello.uneven_steps,
+            grid=hello.grid,
+            length_grid=hello.length_grid,
         )
 
     def memory(self, version: int) -> dict[str, Any]:

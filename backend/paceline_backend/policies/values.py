@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -131,6 +132,14 @@ class Models:
         """The models if ranks take so many times as long, [W]."""
         return replace(self, a=self.a * factor, c=self.c * factor, b=self.b * factor, factors=None)
 
+    def padded_to(self, grid: float) -> Models:
+        """The models where batches are padded to a multiple of `grid`; 0: to their longest."""
+        if not grid:
+            return self
+        rivals = tuple((chance, rival.padded_to(grid)) for chance, rival in self.rivals)
+        cost = msgspec.structs.replace(self.cost, grid=grid) if self.cost.padded else self.cost
+        return replace(self, cost=cost, rivals=rivals)
+
     @property
     def cautious(self) -> Models:
         """Those of these models and their rivals for which steps are best composed.
@@ -209,6 +218,9 @@ class Problem:
     memory: Mapping[str, Any] = field(default_factory=dict)  # `Plan.memory` of the last segment
     nodes: Ints | None = None  # [W] number of each rank's node; None: one node, or unknown
     uneven_steps: bool = True  # the script lets ranks make different numbers of steps
+    # `plan` puts the scheduler's numbers of samples on this grid,
+    grid: int = 1
+    length_grid: float = 0.0  # and padded lengths on this one; 0: none
 
     def across(self, before: Ints, after: Ints) -> int:
         """How many samples get to another node.
