@@ -60,6 +60,11 @@ class Device:
         return int(self._process.memory_info().rss)
 
     @property
+    def on_cuda(self) -> bool:
+        """Whether the model is on a CUDA device."""
+        return self._model.type == "cuda"
+
+    @property
     def name(self) -> str:
         """For `wire.Hello.device`."""
         return torch.cuda.get_device_name(self._model) if self._model.type == "cuda" else "cpu"

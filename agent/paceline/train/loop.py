@@ -13,6 +13,7 @@ from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms
 from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver
+from paceline.train.compiling import ShapeWarning
 from paceline.train.ddp import CurrentStep
 from paceline.train.device import Device
 from paceline.train.environment import Environment
@@ -71,6 +72,7 @@ class Loop:
         self.current = CurrentStep(meeting.world, accumulates=limits.micro_batches)
         self.gate = SyncGate(self.current, meeting.store, meeting.rank, terms.seed)
         self.statistics = RunningStatistics(self.current, self.gate.models)
+        self._shapes = ShapeWarning(terms, meeting.world, self.gate.models)
         self._uneven_steps = uneven_steps
         self._lookahead = 0  # steps that the loader fetches before training reaches them
         self._refusing = (
@@ -447,6 +449,7 @@ class Loop:
         if running is None:
             return
         running.over()
+        self._shapes.look(running.recompiles)
         if self.wiring is not None and self.wiring.reporter is not None:
             self.wiring.reporter.over(running)
 
@@ -454,6 +457,7 @@ class Loop:
         """Connects the rank's parts: now all is known that the control plane needs."""
         meeting = self.meeting
         agree_on_lookahead(meeting.store, self.rank, lookahead)
+        self._shapes.begin(on_cuda=self.device.on_cuda)
         warn_of_restarts(self._environment, self._start, self.rank, self.saver is not None)
         self._environment = environment = self._environment.claim()
         terms, start, device, limits = self.terms, self._start, self.device, self.limits

@@ -46,6 +46,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     memory_bytes: int = 0  # peak of the device, or resident set of the process on CPU
     squares: float = 0.0  # Σλ² of the local batch
     longest: float = 0.0  # max λ of it
+    recompiles: int = 0  # how often torch.compile compiled a function again in it
 
 
 class StepBatch(msgspec.Struct, frozen=True, tag="steps"):

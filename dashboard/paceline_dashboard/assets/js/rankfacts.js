@@ -63,6 +63,7 @@ export function drawFacts(workers, rank, cause) {
         ["Share of load", percent(own.share), `even is ${percent(1 / workers.length)}`],
         ["Memory, peak", own.memory_bytes ? bytes(own.memory_bytes) : "–", ""],
         ["Lost records", integer(own.missing), "", own.missing > 0],
+        ...(own.recompiles ? [/** @type {[string, string, string, boolean]} */ (["Recompiled", integer(own.recompiles), "times, as shapes of batches changed: see Session(shapes=…)", true])] : []),
       ]
     : [];
   const list = byId("rank-facts");
