@@ -18,7 +18,7 @@ pytestmark = pytest.mark.ranks
 
 WORLD = 2
 TESTS = str(Path(compiled_script.__file__).parents[1])
-EMULATE = {"a_s": [0.0002, 0.0005], "b_s": [0.002, 0.002]}
+EMULATE = {"a_s": [0.001, 0.0025], "b_s": [0.002, 0.002]}
 
 
 @pytest.mark.timeout(600)

@@ -17,7 +17,7 @@ from torch.nn.functional import mse_loss
 
 import paceline
 
-SAMPLES, BATCH, GRID, EPOCHS = 156, 24, 4, 8
+SAMPLES, BATCH, GRID, EPOCHS = 156, 24, 4, 24
 
 
 class Data(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):
