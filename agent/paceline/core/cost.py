@@ -28,25 +28,34 @@ class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     A sample counts f(λ) = λ + κ·λ². κ is above 0 if a sample's cost grows faster than its length,
     as with attention. A batch counts Σ f(λ), or n · f(max λ) if samples are padded to the longest.
-    Padded lengths are multiples of `grid`, if it is not 0: see `Shapes.length`.
     """
 
     kappa: float = 0.0  # per size unit, ≥ 0
     padded: bool = False
-    grid: float = 0.0  # of padded lengths, in the unit of the sizes
 
     def sizes(self, sizes: Floats) -> Floats:
         """f(λ) of each sample."""
-        if self.padded:
-            sizes = raised(sizes, self.grid)
         return sizes + self.kappa * sizes**2 if self.kappa else sizes
 
     def load(self, of: Features) -> Any:
         """Effective load of each batch."""
         if self.padded:
-            longest = raised(of.longest, self.grid)
-            return of.samples * (longest + self.kappa * longest**2)
+            return of.samples * (of.longest + self.kappa * of.longest**2)
         return of.load + self.kappa * of.squares if self.kappa else of.load
+
+
+class PaddedCost(Cost, frozen=True, forbid_unknown_fields=True):
+    """The cost of batches that are padded to a multiple of a length: see `Shapes.length`."""
+
+    grid: float = 0.0  # in the unit of the sizes
+
+    def sizes(self, sizes: Floats) -> Floats:
+        """See `Cost.sizes`."""
+        return super().sizes(raised(sizes, self.grid))
+
+    def load(self, of: Features) -> Any:
+        """See `Cost.load`."""
+        return super().load(of._replace(longest=raised(of.longest, self.grid)))
 
 
 SUM = Cost()

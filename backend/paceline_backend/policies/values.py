@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.cost import SUM, Cost, Features
+from paceline.core.cost import SUM, Cost, Features, PaddedCost
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
@@ -137,7 +136,7 @@ class Models:
         if not grid:
             return self
         rivals = tuple((chance, rival.padded_to(grid)) for chance, rival in self.rivals)
-        cost = msgspec.structs.replace(self.cost, grid=grid) if self.cost.padded else self.cost
+        cost = PaddedCost(self.cost.kappa, True, grid) if self.cost.padded else self.cost
         return replace(self, cost=cost, rivals=rivals)
 
     @property

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.cost import Cost, features
+from paceline.core.cost import Cost, PaddedCost, features
 from paceline.core.shapes import on_grid, raised
 from paceline_backend import policies
 from paceline_backend.policies import Feedback, Models, Plan, Policy, Problem
@@ -154,7 +154,7 @@ def test_padded_lengths_count_as_multiples_of_the_grid() -> None:
     models = Models(np.ones(2), np.zeros(2), np.zeros(2), cost=Cost(padded=True))
     rival = replace(models, cost=Cost())
     given = replace(models, rivals=((0.4, rival),)).padded_to(16.0)
-    assert given.cost == Cost(padded=True, grid=16.0)
+    assert given.cost == PaddedCost(padded=True, grid=16.0)
     assert given.rivals[0][1].cost == Cost()
     of = features(np.array([17.0, 3.0, 16.0]), np.array([2, 1]))
     assert given.ett(of).tolist() == [64.0, 16.0]
