@@ -4,7 +4,8 @@ Eight ranks, half of them twice as slow. In each step the work is divided by the
 predictor expects after the steps so far. The oracle divides it by the true speeds; noise is known
 to nobody. The figure is the time of all steps ÷ the oracle's. Beside the predictor: moving averages
 of time per unit, and a Kalman filter of a local level with the variances that suit the pattern
-best. All is virtual time. Chosen on seeds below 1,000, shown on others.
+best. With `--regressors` scikit-learn's regressors, too, which takes minutes. All is virtual time.
+Chosen on seeds below 1,000, shown on others.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from harness import Check, finish, parser
 
 from paceline_backend.policies import pauses
 from paceline_backend.policies.base import Feedback, Floats, Models
-from paceline_backend.policies.predict.linear import LinearPredictor
+from paceline_backend.policies.predict.estimators import REGRESSORS, predictor_of
 
 WORLD, STEPS, WARM = 8, 375, 32
 UNITS = 800.0  # of work in a step
@@ -79,8 +80,9 @@ PATTERNS = (
 Forecaster = Callable[[Floats, Floats, int], Floats]
 
 
-def of_predictor() -> Forecaster:
+def of_predictor(regressor: str = "tracking") -> Forecaster:
     """The product's predictor, on the steps that controllers give it, with its regular pauses."""
+    predictor = predictor_of(regressor, 64, cost="sum")
     memory: dict[str, Any] = {}
 
     def of(loads: Floats, times: Floats, following: int) -> Floats:
@@ -91,7 +93,7 @@ def of_predictor() -> Forecaster:
         load = loads[first:].ravel()
         rows = np.maximum(np.round(load / 8), 1).astype(np.int64)
         feedback = Feedback(step, rank, rows, load, times[first:].ravel(), load * 8, load / rows)
-        models: Models = LinearPredictor(cost="sum").fit(feedback, WORLD)
+        models: Models = predictor.fit(feedback, WORLD)
         memory = pauses.noticed(memory, feedback, models)
         slower = pauses.factors(memory, steps, following, WORLD)
         share = UNITS / WORLD
@@ -133,9 +135,10 @@ def over_oracle(pattern: Pattern, forecast: Forecaster, seed: int) -> float:
     return float(times[WARM:].max(axis=1).sum() / best[WARM:].sum())
 
 
-def measured(pattern: Pattern, seeds: Sequence[int]) -> dict[str, float]:
-    """Mean over seeds, of the predictor and of the moving averages."""
+def measured(pattern: Pattern, seeds: Sequence[int], regressors: Sequence[str]) -> dict[str, float]:
+    """Mean over seeds, of the predictor, of regressors and of the moving averages."""
     contenders: dict[str, Callable[[], Forecaster]] = {"predictor": of_predictor}
+    contenders |= {name: partial(of_predictor, name) for name in regressors}
     contenders |= {f"average {gain}": partial(average, gain) for gain in AVERAGES}
     return {
         name: float(np.mean([over_oracle(pattern, make(), seed) for seed in seeds]))
@@ -148,9 +151,11 @@ def main() -> None:
     asking = parser(__doc__)
     asking.add_argument("--seeds", type=int, default=20, help="how many; %(default)s")
     asking.add_argument("--seed", type=int, default=SEED, help="the first; %(default)s")
+    asking.add_argument("--regressors", action="store_true", help="scikit-learn's, too")
     options = asking.parse_args()
+    regressors = [*REGRESSORS, "cross-validated"] if options.regressors else []
     seeds = range(options.seed, options.seed + (3 if options.quick else options.seeds))
-    results = {pattern.name: measured(pattern, seeds) for pattern in PATTERNS}
+    results = {pattern.name: measured(pattern, seeds, regressors) for pattern in PATTERNS}
     checks = [
         Check(f"time over the oracle's, {pattern.name}", value, pattern.bound, "<=")
         for pattern in PATTERNS

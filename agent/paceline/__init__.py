@@ -7,10 +7,11 @@ from paceline.core.version import __version__
 
 if TYPE_CHECKING:
     from paceline.client import connect
+    from paceline.core.shapes import Shapes
     from paceline.train.parts import Batch
     from paceline.train.session import Session
 
-__all__ = ["Batch", "PacelineError", "Session", "__version__", "connect"]
+__all__ = ["Batch", "PacelineError", "Session", "Shapes", "__version__", "connect"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,6 +24,10 @@ def __getattr__(name: str) -> Any:
         from paceline.train.session import Session
 
         return Session
+    if name == "Shapes":
+        from paceline.core.shapes import Shapes
+
+        return Shapes
     if name == "connect":
         from paceline.client import connect
 

@@ -84,11 +84,11 @@ def test_it_plans_a_simulation(installed: Path) -> None:
 
 def test_its_own_tests_pass(installed: Path) -> None:
     said = python(installed, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(EXAMPLE))
-    assert "2 passed" in said
+    assert "5 passed" in said
 
 
 def test_the_server_offers_it(installed: Path) -> None:
     output = python(installed, "-c", OFFERED).splitlines()[-1]
     offered = {policy["name"]: policy for policy in json.loads(output)}
-    assert offered["curriculum"]["source"] == "an example"
+    assert offered["curriculum"]["source"] == offered["median-rate"]["source"] == "an example"
     assert offered["curriculum"]["parameters"]["disorder"]["default"] == 0.1

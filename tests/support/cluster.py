@@ -119,6 +119,7 @@ class Cluster:
             columns = {**of._asdict(), "compute_s": compute_s}
             columns["step_s"] = np.full(self.world, compute_s.max())
             columns["sync_s"] = compute_s.max() - compute_s
+            columns["recompiles"] = np.zeros(self.world)
             rows = np.stack([columns[name] for name in COLUMNS], axis=1).astype(np.float64)
             self.window.put_step(self.step, rows)
             self.loads.append(load)

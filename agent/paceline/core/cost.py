@@ -8,6 +8,8 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.shapes import raised
+
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 
@@ -40,6 +42,20 @@ class Cost(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if self.padded:
             return of.samples * (of.longest + self.kappa * of.longest**2)
         return of.load + self.kappa * of.squares if self.kappa else of.load
+
+
+class PaddedCost(Cost, frozen=True, forbid_unknown_fields=True):
+    """The cost of batches that are padded to a multiple of a length: see `Shapes.length`."""
+
+    grid: float = 0.0  # in the unit of the sizes
+
+    def sizes(self, sizes: Floats) -> Floats:
+        """See `Cost.sizes`."""
+        return super().sizes(raised(sizes, self.grid))
+
+    def load(self, of: Features) -> Any:
+        """See `Cost.load`."""
+        return super().load(of._replace(longest=raised(of.longest, self.grid)))
 
 
 SUM = Cost()

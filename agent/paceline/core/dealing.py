@@ -35,17 +35,22 @@ def dealt(counts: Ints) -> Ints:
     return places
 
 
-def cut(sizes: Floats, most: int) -> list[Ints]:
-    """The fewest micro-batches that a batch can be cut into; their counts differ by one at most.
+def cut(sizes: Floats, most: int, grid: int = 1) -> list[Ints]:
+    """The fewest micro-batches that a batch can be cut into; their counts differ by `grid` at most.
 
     Each has samples of similar sizes, so that little is padded.
 
     Args:
         sizes: λ of the batch's samples, [n], n ≥ 1.
         most: samples of a micro-batch, ≥ 1.
+        grid: counts are multiples of it, but for what it does not divide. Ignored above `most`.
 
     Returns:
         places in the batch, micro-batch by micro-batch.
     """
     order = np.argsort(sizes, kind="stable")
-    return np.array_split(order, -(-len(order) // most))
+    if grid > most:
+        grid = 1
+    blocks = -(-len(order) // grid)
+    pieces = np.array_split(np.arange(blocks), -(-blocks // (most // grid)))
+    return np.split(order, [grid * int(piece[0]) for piece in pieces[1:]])

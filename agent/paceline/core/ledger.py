@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.dealing import dealt, equal_counts
+from paceline.core.shapes import moved, on_grid
 from paceline.core.terms import epoch_over
 from paceline.wire import Segment
 
@@ -29,6 +30,7 @@ class Ledger:
         used: samples that a resumed epoch has used already.
         limits: the most samples that each rank gets in a step, [W]. Their sum is at least a global
             batch. None: there are no limits.
+        grid: the numbers of samples that coasting gives ranks lie on it; see `Shapes.samples`.
     """
 
     def __init__(
@@ -39,6 +41,7 @@ class Ledger:
         drop_last: bool,
         used: Ints | None = None,
         limits: Ints | None = None,
+        grid: int = 1,
     ) -> None:
         self.epoch = epoch
         self._order = order
@@ -47,6 +50,7 @@ class Ledger:
         self._global_batch = global_batch
         self._drop_last = drop_last
         self._limits = limits
+        self._grid = grid
         self.left = len(order)
         if used is not None:
             self.use(used)
@@ -106,7 +110,8 @@ class Ledger:
 
         With `shares`, samples are dealt from the largest to the smallest, each to the rank that
         has the least load/share at that moment. Without `shares`, rank r takes positions r, r + W,
-        … of each global batch, as DistributedSampler does. A rank at its limit gets no more.
+        … of each global batch, as DistributedSampler does. A rank at its limit gets no more. Then a
+        few samples move to other ranks, until the numbers of samples lie on the grid.
 
         Args:
             steps: number of steps at most.
@@ -119,8 +124,12 @@ class Ledger:
         parts = np.split(samples, np.cumsum(batches)[:-1])
         limits = np.full(world, self._global_batch) if self._limits is None else self._limits
         if shares:
-            return [_deal(part, sizes[part], np.asarray(shares), limits) for part in parts]
-        return [_deal_in_turn(part, limits) for part in parts]
+            in_steps = [_deal(part, sizes[part], np.asarray(shares), limits) for part in parts]
+        else:
+            in_steps = [_deal_in_turn(part, limits) for part in parts]
+        if self._grid == 1:
+            return in_steps
+        return [_gridded(of_step, self._grid, self._limits) for of_step in in_steps]
 
     def _next(self, count: int) -> Ints:
         """The first `count` unused samples of the order."""
@@ -141,6 +150,15 @@ class Ledger:
                 self._head += int(unused.argmax())
                 return
             self._head += len(unused)
+
+
+def _gridded(parts: list[Ints], grid: int, limits: Ints | None) -> list[Ints]:
+    """A step's parts [rank] with numbers of samples on the grid."""
+    before = np.array([len(part) for part in parts])
+    counts = on_grid(before, grid, limits)
+    ranks = moved(np.repeat(np.arange(len(parts)), before), counts)
+    by_rank = np.concatenate(parts)[np.argsort(ranks, kind="stable")]
+    return np.split(by_rank, np.cumsum(counts)[:-1])
 
 
 def _deal_in_turn(samples: Ints, limits: Ints) -> list[Ints]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sized
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
+
+from paceline.core.shapes import Shapes
 
 
 @dataclass(frozen=True)
@@ -21,6 +23,7 @@ class Terms:
     drop_last: bool
     loss_mean: str  # "samples" or "size"
     coast_steps: int
+    shapes: Shapes = field(default_factory=Shapes)
 
     def __post_init__(self) -> None:
         whole("global_batch", self.global_batch, 1)
@@ -39,6 +42,11 @@ class Terms:
             )
         if self.loss_mean not in ("samples", "size"):
             raise ValueError(f"loss_mean is {self.loss_mean!r}: give 'samples' or 'size'")
+        if self.global_batch % self.shapes.samples:
+            raise ValueError(
+                f"shapes: its samples are {self.shapes.samples}, which does not divide "
+                f"global_batch={self.global_batch}: give a divisor of the global batch"
+            )
 
     @property
     def steps_per_epoch(self) -> int:

@@ -75,6 +75,11 @@ class Device:
         return devices[self._rank].of(real) if devices else real
 
     @property
+    def on_cuda(self) -> bool:
+        """Whether the model is on a CUDA device."""
+        return self._model.type == "cuda"
+
+    @property
     def emulated(self) -> dict[str, Any] | None:
         """For `wire.Hello.emulated`."""
         return self._emulation.as_dict() if self._emulation is not None else None

@@ -15,6 +15,7 @@ from paceline.core.terms import Terms
 from paceline.core.trained import Trained
 from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver
+from paceline.train.compiling import ShapeWarning
 from paceline.train.ddp import CurrentStep
 from paceline.train.device import Device
 from paceline.train.environment import Environment
@@ -66,7 +67,8 @@ class Loop:
         uneven_steps: bool = False,
     ) -> None:
         self.terms, self.device = terms, device
-        self.rank, self.filler = meeting.rank, meeting.filler
+        self.rank = meeting.rank
+        self.fillers = [meeting.filler] * terms.shapes.samples  # the batch of a rank that has none
         self.limits = limits
         self.profiles: list[Profile] = []
         self.devices: list[RankDevice] = []  # of each rank, on rank 0, once a model is wrapped
@@ -74,6 +76,7 @@ class Loop:
         self.current = CurrentStep(meeting.world, accumulates=limits.micro_batches)
         self.gate = SyncGate(self.current, meeting.store, meeting.rank, terms.seed)
         self.statistics = RunningStatistics(self.current, self.gate.models)
+        self._shapes = ShapeWarning(terms, meeting.world, self.gate.models)
         self._uneven_steps = uneven_steps
         self._lookahead = 0  # steps that the loader fetches before training reaches them
         self._refusing = (
@@ -483,6 +486,7 @@ class Loop:
         if running is None:
             return
         running.over()
+        self._shapes.look(running.recompiles)
         if self.wiring is not None and self.wiring.reporter is not None:
             self.wiring.reporter.over(running)
 
@@ -490,6 +494,7 @@ class Loop:
         """Connects the rank's parts: now all is known that the control plane needs."""
         meeting = self.meeting
         agree_on_lookahead(meeting.store, self.rank, lookahead)
+        self._shapes.begin(on_cuda=self.device.on_cuda)
         warn_of_restarts(self._environment, self._start, self.rank, self.saver is not None)
         self._environment = environment = self._environment.claim()
         terms, start, device, limits = self.terms, self._start, self.device, self.limits

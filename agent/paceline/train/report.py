@@ -260,6 +260,7 @@ class Reporter:
             memory_bytes=self._emitter.memory_bytes,
             squares=step.squares,
             longest=step.longest,
+            recompiles=running.recompiles,
         )
 
 
@@ -289,6 +290,7 @@ def joined(
         loss=loss,
         squares=first.squares + second.squares,
         longest=max(first.longest, second.longest),
+        recompiles=first.recompiles + second.recompiles,
     )
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from paceline.core.errors import PacelineError
+from paceline.core.shapes import Shapes
 from paceline.core.terms import Terms, length, whole
 from paceline.train import stacks
 from paceline.train.checkpoint.contents import Contents
@@ -74,6 +75,8 @@ class Session:
             policy lets ranks get on at their own pace. For loops that call no collective of their
             own in the body, step the optimiser in each turn, and end by themselves only. Not with
             `micro_batches`.
+        shapes: keeps distinct shapes of batches few, for compiled models: each rank gets a multiple
+            of so many samples in a step; `Shapes` also says to what lengths batches are padded.
 
     Raises:
         TypeError, ValueError: an argument is wrong; the message names it.
@@ -93,6 +96,7 @@ class Session:
         limits: int | Sequence[int] | None = None,
         uneven_steps: bool = False,
         micro_batches: bool = False,
+        shapes: int | Shapes | None = None,
     ) -> None:
         yes_or_no = {"uneven_steps": uneven_steps, "micro_batches": micro_batches}
         for name, value in yes_or_no.items():
@@ -100,7 +104,8 @@ class Session:
                 raise TypeError(f"{name}={value!r}: give True or False")
         if uneven_steps and micro_batches:
             raise ValueError("uneven_steps and micro_batches do not go together: leave one out")
-        terms = Terms(length(dataset), global_batch, seed, drop_last, loss_mean, coast_steps)
+        samples, grid = length(dataset), Shapes.of(shapes)
+        terms = Terms(samples, global_batch, seed, drop_last, loss_mean, coast_steps, grid)
         environment = Environment.read(os.environ)
         stacks.register(os.environ)  # before the ranks meet, where they may hang
         self._given_limits = given = listed_limits(limits)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from paceline.train.compiling import recompilations
 from paceline.train.metrics import Value, on_host
 from paceline.train.parts import Step
 from paceline.wire import Phase
@@ -89,6 +90,8 @@ class RunningStep:
         self._hold_s = hold_s
         self._loss: Value | None = None
         self._metrics: dict[str, Value] = {}
+        self._compiled = recompilations()  # before it
+        self.recompiles = 0  # in it, known once it is over
         self._started = time.perf_counter()
         self._stamps = [self._clock.stamp()]
         self._computes = True  # since the newest stamp, whether or not gradients follow
@@ -198,6 +201,7 @@ class RunningStep:
         """The next step starts, or the epoch ends."""
         self.step_s = time.perf_counter() - self._started
         self.ended_at = time.time()
+        self.recompiles = max(0, recompilations() - self._compiled)
 
     @property
     def readable(self) -> bool:

@@ -182,6 +182,8 @@ def describe(
         else [],
         uneven_steps=uneven_steps,
         devices=list(devices),
+        grid=terms.shapes.samples,
+        length_grid=float(terms.shapes.length),
     )
 
 

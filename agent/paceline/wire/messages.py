@@ -48,6 +48,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, gc=False):
     memory_bytes: int = 0  # peak of the device, or resident set of the process on CPU
     squares: float = 0.0  # Σλ² of the local batch
     longest: float = 0.0  # max λ of it
+    recompiles: int = 0  # how often torch.compile compiled a function again in it
 
 
 class StepBatch(msgspec.Struct, frozen=True, tag="steps"):
@@ -146,6 +147,9 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     placement: list[str] = []  # each rank's node, by its name; empty: unknown
     uneven_steps: bool = False  # ranks may make different numbers of steps; see `Session`
     devices: list[RankDevice] = []  # of each rank; empty: unknown, as of older releases
+    # `Session(shapes=…)`: the grid of each rank's number of samples in a step,
+    grid: int = 1
+    length_grid: float = 0.0  # and that of padded lengths; 0: none
 
     def sizes_array(self) -> npt.NDArray[np.float64]:
         """λ of every sample, shape [N]."""

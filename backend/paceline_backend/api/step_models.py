@@ -19,6 +19,7 @@ MoreColumn = Literal[
     "memory_bytes",
     "squares",
     "longest",
+    "recompiles",
     "ended_at",
     "epoch",
     "segment",
@@ -65,6 +66,9 @@ class Worker(BaseModel):
     a: float | None = Field(description="s per size unit, as predicted", examples=[3.6e-05])
     c: float | None = Field(description="s per sample", examples=[0.0])
     b: float | None = Field(description="s per step", examples=[0.005])
+    recompiles: int = Field(
+        default=0, description="how often torch.compile compiled a function again", examples=[2]
+    )
     last_step: int = Field(examples=[120])
     device: Device | None = Field(description="null: unknown, as of older releases")
 
@@ -121,6 +125,9 @@ class WorkerStepColumns(_Span):
     memory_bytes: list[Column] | None = Field(default=None, description="peak")
     squares: list[Column] | None = Field(default=None, description="Σλ² of the local batch")
     longest: list[Column] | None = Field(default=None, description="max λ of it")
+    recompiles: list[Column] | None = Field(
+        default=None, description="how often torch.compile compiled a function again in it"
+    )
     ended_at: list[Column] | None = Field(default=None, description="Unix time")
     epoch: list[Column] | None = None
     segment: list[Column] | None = Field(default=None, description="`seq` of the plan")

@@ -25,6 +25,7 @@ _READ = (
     "memory_bytes",
     "squares",
     "longest",
+    "recompiles",
 )
 
 
@@ -127,6 +128,7 @@ def _by_rank(
         "memory_bytes": memory.astype(np.int64).tolist(),
         "ett_error": _means(table["ett_error"], at, count),
         "slowest_share": _means(table["slowest"], at, count),
+        "recompiles": np.bincount(at, table["recompiles"], count).astype(np.int64).tolist(),
         "last_step": last.astype(np.int64).tolist(),
     }
 

@@ -19,7 +19,10 @@ _RECENT = 8  # complete steps whose median is the time of a step
 OLDEST = 1024  # No step is older: then the rank's speed counts as unknown, and the rank is tried.
 
 # The fields of a `StepRecord` that are kept of each rank's step.
-COLUMNS = ("samples", "load", "compute_s", "squares", "longest", "sync_s", "step_s")
+COLUMNS = (
+    *("samples", "load", "compute_s", "squares", "longest", "sync_s", "step_s"),
+    "recompiles",
+)
 
 _Row = tuple[float, ...]  # values of `COLUMNS`
 _VALUES = attrgetter(*COLUMNS)
@@ -152,17 +155,23 @@ class Window:
 
 
 def feedback_of(steps: list[int], rows: list[Floats]) -> Feedback:
-    """Feedback of whole steps, ascending, with the values of `COLUMNS` of each, [W, columns]."""
+    """Feedback of whole steps, ascending, with the values of `COLUMNS` of each, [W, columns].
+
+    A step in which a rank compiled code again says nothing about its speed: the rank has no time in
+    it. A rank that did so in all of these steps keeps its times.
+    """
     if not steps:
         return Feedback.empty()
     world = len(rows[0])
     table = dict(zip(COLUMNS, np.concatenate(rows).T, strict=True))
+    compiled = table["recompiles"].reshape(-1, world) > 0
+    left_out = (compiled & ~compiled.all(axis=0)).ravel()
     return Feedback(
         step=np.repeat(np.array(steps, np.int64), world),
         rank=np.tile(np.arange(world), len(steps)),
         samples=table["samples"].astype(np.int64),
         load=table["load"],
-        compute_s=table["compute_s"],
+        compute_s=np.where(left_out, 0.0, table["compute_s"]),
         squares=table["squares"],
         longest=table["longest"],
         sync_s=table["sync_s"],

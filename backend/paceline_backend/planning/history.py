@@ -101,6 +101,8 @@ class History:
             nodes=self.nodes,
             uneven_steps=hello.uneven_steps,
             devices=hello.devices,
+            grid=hello.grid,
+            length_grid=hello.length_grid,
         )
 
     def memory(self, version: int) -> dict[str, Any]:

@@ -10,9 +10,11 @@ import msgspec
 import numpy as np
 
 from paceline.core.cost import SUM, Cost, features
+from paceline.core.shapes import raised
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 from paceline_backend.policies import pauses
 from paceline_backend.policies.parts import CHOOSER, PAUSES, Choice, Policy
+from paceline_backend.policies.solve.grid import gridded
 from paceline_backend.policies.values import Batches, Feedback, Ints, Models, Problem
 
 
@@ -59,7 +61,9 @@ def plan(
         choice: result of `Policy.choose` for this feedback and memory, if the caller already has
             it; None: `Policy.choose` is called here.
     """
-    models = policy.predictor.fit(feedback, problem.world)
+    if problem.length_grid:
+        feedback = replace(feedback, longest=raised(feedback.longest, problem.length_grid))
+    models = policy.predictor.fit(feedback, problem.world).padded_to(problem.length_grid)
     memory: dict[str, Any] = {}
     if policy.foretells:
         memory[PAUSES] = pauses.noticed(problem.memory.get(PAUSES, {}), feedback, models)
@@ -95,7 +99,7 @@ def plan(
         models = allocation.models or models
     if choice.memory:
         memory[CHOOSER] = choice.memory
-    batches = policy.scheduler.schedule(problem, models)
+    batches = gridded(policy.scheduler.schedule(problem, models), policy, problem, models)
     holders, ranks = problem.placement[batches.samples], batches.ranks()
     moved += int(np.count_nonzero(holders != ranks))
     across += problem.across(holders, ranks)

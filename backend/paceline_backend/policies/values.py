@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from paceline.core.cost import SUM, Cost, Features
+from paceline.core.cost import SUM, Cost, Features, PaddedCost
 from paceline.wire import RankDevice
 
 Floats = npt.NDArray[np.float64]
@@ -132,6 +132,14 @@ class Models:
         """The models if ranks take so many times as long, [W]."""
         return replace(self, a=self.a * factor, c=self.c * factor, b=self.b * factor, factors=None)
 
+    def padded_to(self, grid: float) -> Models:
+        """The models where batches are padded to a multiple of `grid`; 0: to their longest."""
+        if not grid:
+            return self
+        rivals = tuple((chance, rival.padded_to(grid)) for chance, rival in self.rivals)
+        cost = PaddedCost(self.cost.kappa, True, grid) if self.cost.padded else self.cost
+        return replace(self, cost=cost, rivals=rivals)
+
     @property
     def cautious(self) -> Models:
         """Those of these models and their rivals for which steps are best composed.
@@ -211,6 +219,9 @@ class Problem:
     nodes: Ints | None = None  # [W] number of each rank's node; None: one node, or unknown
     uneven_steps: bool = True  # the script lets ranks make different numbers of steps
     devices: Sequence[RankDevice] = ()  # [W]; empty: unknown
+    # `plan` puts the scheduler's numbers of samples on this grid,
+    grid: int = 1
+    length_grid: float = 0.0  # and padded lengths on this one; 0: none
 
     def across(self, before: Ints, after: Ints) -> int:
         """How many samples get to another node.

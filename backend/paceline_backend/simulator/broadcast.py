@@ -303,6 +303,7 @@ def records(
         "memory_bytes": [0] * rows,
         "squares": of_rank(trained.features.squares[part]),
         "longest": of_rank(trained.features.longest[part]),
+        "recompiles": [0] * rows,
     }
 
 

@@ -325,6 +325,7 @@ class Simulation:
             "compute_s": trained.compute_s,
             "sync_s": trained.wait_s + trained.communication_s,
             "step_s": trained.rank_step_s,
+            "recompiles": np.zeros_like(trained.compute_s),
         }
         table = np.stack([columns[name] for name in COLUMNS], axis=2).astype(np.float64)
         self._withheld += [(trained.segment.first_step + k, rows) for k, rows in enumerate(table)]

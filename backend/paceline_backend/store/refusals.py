@@ -55,6 +55,10 @@ def of_hello(hello: Hello) -> str | None:
         return f"world is {hello.world}: it must be 1 to {MOST_RANKS}"
     if hello.global_batch < 1:
         return "global_batch is 0: it must be at least 1"
+    if hello.grid < 1 or hello.global_batch % hello.grid:
+        return f"grid is {hello.grid}: it must divide global_batch, {hello.global_batch}"
+    if not 0 <= hello.length_grid < math.inf:
+        return f"length_grid is {hello.length_grid}: it must be at least 0, and finite"
     if hello.loss_mean not in ("samples", "size"):
         return f"loss_mean is {hello.loss_mean!r}: it must be 'samples' or 'size'"
     if hello.epochs is not None and not 0 <= hello.epochs < _BIG:

@@ -346,6 +346,7 @@ worker_steps = Table(
     Column("memory_bytes", BigInteger, nullable=False),
     Column("squares", Double, nullable=False, server_default="0"),  # Σ λ²
     Column("longest", Double, nullable=False, server_default="0"),
+    Column("recompiles", Integer, nullable=False, server_default="0"),
     sqlite_with_rowid=False,
 )
 

@@ -119,7 +119,11 @@ def _draw(preset: Preset[Any], rng: np.random.Generator) -> _Case:
     parameters = {
         name: _choose(schema, rng) for name, schema in properties(preset.parameters).items()
     }
-    return _Case(hello, devices, parameters, foreign=int(rng.choice([0, 0, 3])))
+    foreign = int(rng.choice([0, 0, 3]))
+    if rng.integers(3) == 0:
+        grids = [grid for grid in range(2, global_batch + 1) if global_batch % grid == 0]
+        hello = msgspec.structs.replace(hello, grid=int(rng.choice([1, *grids])))
+    return _Case(hello, devices, parameters, foreign)
 
 
 def _limits(world: int, global_batch: int, rng: np.random.Generator) -> list[int]:

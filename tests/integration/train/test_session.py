@@ -465,3 +465,22 @@ def test_states_that_do_not_fit_are_refused(ranks: Ranks) -> None:
     with pytest.raises(ValueError, match="23 samples"):
         other.load_state_dict(first.state)
     other.close()
+
+
+# Shapes
+
+
+def test_numbers_of_samples_lie_on_the_grid_and_so_do_fillers(ranks: Ranks) -> None:
+    """7 samples remain for an epoch's last step: one rank gets 4, one 3, and one a filler."""
+    options = {"global_batch": 12, "shapes": 4, "sizes": [1.0] * 31}
+    logs = ranks.run(sessions.train, 31, 1, options)
+    counts = [sorted(map(len, parts)) for parts in by_step(logs).values()]
+    assert counts == [[4, 4, 4], [4, 4, 4], [0, 3, 4]]
+    assert used(logs)[0] == list(range(31))
+    for step in range(3):
+        assert sum(log.weights[step] for log in logs) == pytest.approx(1.0)
+
+
+def test_a_rank_without_samples_gets_as_many_fillers_as_the_least_batch() -> None:
+    session = paceline.Session(Sized(4), global_batch=4, shapes=2)
+    assert session._loop.fillers == [session.filler] * 2

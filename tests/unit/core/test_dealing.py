@@ -22,3 +22,15 @@ def test_each_sample_once_within_the_limit_in_the_fewest_parts(
     assert max(counts) - min(counts) <= 1
     in_order = sizes[np.concatenate(pieces)]
     assert (in_order[:-1] <= in_order[1:]).all()
+
+
+@given(st.integers(1, 200), st.integers(1, 12), st.integers(1, 40))
+def test_micro_batches_lie_on_the_grid(samples: int, grid: int, most: int) -> None:
+    pieces = cut(np.ones(samples), most, grid)
+    counts = [len(piece) for piece in pieces]
+    assert sorted(np.concatenate(pieces)) == list(range(samples))
+    assert max(counts) <= most
+    if grid <= most:
+        off = [count % grid for count in counts if count % grid]
+        assert off == [samples % grid] * (samples % grid > 0)
+        assert len(pieces) == -(-samples // (most - most % grid))

@@ -76,7 +76,7 @@ def test_a_record_of_an_earlier_release_has_fewer_fields() -> None:
     assert isinstance(message, StepBatch)
     [made] = message.records
     assert type(made) is STEPS.fitting
-    assert msgspec.structs.astuple(made) == (*values[:13], None, None, 0, 0.0, 0.0)
+    assert msgspec.structs.astuple(made) == (*values[:13], None, None, 0, 0.0, 0.0, 0)
 
 
 def test_records_that_fit_and_others_are_checked_together() -> None:

@@ -120,7 +120,8 @@ class Leader:
     def _ledger_of(self, epoch: int, used: Ints | None = None) -> Ledger:
         terms = self._terms
         order = epoch_order(terms.samples, terms.seed, epoch)
-        return Ledger(epoch, order, terms.global_batch, terms.drop_last, used, self._limits)
+        grid = terms.shapes.samples
+        return Ledger(epoch, order, terms.global_batch, terms.drop_last, used, self._limits, grid)
 
     @property
     def seq(self) -> int:
@@ -361,7 +362,8 @@ class Leader:
         ends = np.cumsum(part.counts)
         steps, micro = [], []
         for count, samples in zip(part.counts, np.split(flat, ends[:-1]), strict=True):
-            pieces = cut(self._sizes[samples], most) if count > most else []
+            whole = self._sizes[samples]
+            pieces = cut(whole, most, self._terms.shapes.samples) if count > most else []
             steps.append(samples[np.concatenate(pieces)] if pieces else samples)
             micro.append([self._micro_batch(samples, piece) for piece in pieces])
         indices = np.concatenate(steps).astype("<u4").tobytes()

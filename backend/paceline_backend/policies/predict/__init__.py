@@ -3,6 +3,7 @@
     linear      `LinearPredictor`: T = a·Λ' + c·n + b, most presets; `PerSamplePredictor`: CHRONICA
     regression  the fit of `LinearPredictor`, as compiled code
     gru         `GruPredictor`: the next step's time from the last ones (EP4DDL); needs torch
+    estimators  regressors of scikit-learn, or of a third party, by `fit` and `predict`
     groups      `groups`: ranks of about the same speed (RNA)
     table       `StepTable`: feedback as [steps, W] arrays, for allocators
 

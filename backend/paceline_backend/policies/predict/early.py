@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.cost import SUM, Cost
-from paceline_backend.policies.base import Feedback, Floats, usable
+from paceline_backend.policies.values import Feedback, Floats, usable
 
 Bools = npt.NDArray[np.bool_]
 

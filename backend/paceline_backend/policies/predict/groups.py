@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline_backend.policies.base import Floats, Ints
+from paceline_backend.policies.values import Floats, Ints
 
 
 def groups(times: Floats, spread: float = 1.0) -> list[list[int]]:

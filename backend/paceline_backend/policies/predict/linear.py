@@ -11,10 +11,9 @@ import numpy.typing as npt
 from msgspec import Meta
 
 from paceline.core.cost import SUM, Cost
-from paceline_backend.policies.base import Feedback, Floats, Ints, Models, usable
 from paceline_backend.policies.predict.early import YOUNG, Weighed, plausible
 from paceline_backend.policies.predict.regression import SHARES, fit_ranks
-from paceline_backend.policies.values import LEAST
+from paceline_backend.policies.values import LEAST, Feedback, Floats, Ints, Models, usable
 
 # Parameters of presets that use this predictor.
 WindowSteps = Annotated[

@@ -6,9 +6,8 @@ import math
 
 import numpy as np
 
-from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.policies.jit import compiled
-from paceline_backend.policies.values import LEAST
+from paceline_backend.policies.values import LEAST, Floats, Ints
 
 # A residual is the logarithm of a step's time ÷ its forecast.
 _CHANGED = math.log(1.15)  # two larger residuals of the same sign in a row mean another speed

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from paceline_backend.policies.base import Feedback, Floats, Ints, usable
+from paceline_backend.policies.values import Feedback, Floats, Ints, usable
 
 
 @dataclass(frozen=True)

@@ -22,16 +22,12 @@ from paceline_backend.policies.base import (
     Ints,
     Models,
     Policy,
-    Predictor,
     Preset,
     Problem,
 )
 from paceline_backend.policies.parameters import Parameters
-from paceline_backend.policies.predict.linear import (
-    LinearPredictor,
-    PerSamplePredictor,
-    WindowSteps,
-)
+from paceline_backend.policies.predict.estimators import Regressor, predictor_of
+from paceline_backend.policies.predict.linear import PerSamplePredictor, WindowSteps
 from paceline_backend.policies.solve.counts import bounds
 from paceline_backend.policies.solve.filling import Filling, fill, largest_first, level_out
 from paceline_backend.policies.solve.holdings import split
@@ -194,6 +190,7 @@ class ChronicaParameters(Parameters, frozen=True, kw_only=True):
         ),
     ] = "levelled"
     window: WindowSteps = 64
+    regressor: Regressor = "tracking"
 
 
 def make(parameters: ChronicaParameters) -> Policy:
@@ -201,10 +198,10 @@ def make(parameters: ChronicaParameters) -> Policy:
     paper = parameters.picks == "paper"
     per_sample = parameters.ett == "per-sample"
     window = parameters.window
-    predictor: Predictor = PerSamplePredictor(window) if per_sample else LinearPredictor(window)
+    learns = predictor_of(parameters.regressor, window, cost="sum")
     return Policy(
         name="chronica",
-        predictor=predictor,
+        predictor=PerSamplePredictor(window) if per_sample else learns,
         scheduler=PaperScheduler() if paper else LevelledScheduler(),
         shuffler=ChronicaShuffler(paper),
         accounts=Accounts(cost="sum", speeds=True),

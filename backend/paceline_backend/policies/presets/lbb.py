@@ -5,6 +5,7 @@ LBB: Load Balanced Batching for Efficient Distributed Learning on Heterogeneous 
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -23,6 +24,7 @@ from paceline_backend.policies.base import (
     Preset,
     Problem,
 )
+from paceline_backend.policies.predict.estimators import Regressor, predictor_of
 from paceline_backend.policies.predict.table import StepTable
 from paceline_backend.policies.solve import counts
 from paceline_backend.policies.solve.minmax import minmax
@@ -286,6 +288,7 @@ class LbbParameters(counts.CountsParameters, frozen=True):
         ),
     ] = 200
     times: counts.Times = "typical"
+    regressor: Regressor = "tracking"
 
 
 def make(parameters: LbbParameters) -> Policy:
@@ -299,7 +302,9 @@ def make(parameters: LbbParameters) -> Policy:
         times=parameters.times,
     )
     steps = _SEEN if parameters.times == "measured" else 0
-    return counts.policy("lbb", allocator, parameters, steps=steps)
+    predictor = predictor_of(parameters.regressor, parameters.window)
+    made = counts.policy("lbb", allocator, parameters, steps=steps)
+    return dataclasses.replace(made, predictor=predictor)
 
 
 preset = Preset(

@@ -6,6 +6,7 @@
     padded     the same for padded batches
     compose    `compose`: puts an epoch in an order whose global batches divide well
     exchange   the exchanges between bins that `compose` ends with
+    grid       `gridded`: a plan's numbers of samples on a grid, for few distinct shapes
     counts     from numbers of samples to batches, for presets with an allocator
     minmax     `minmax`: numbers of samples with the least makespan, exactly
     order      `epoch_order`: the order that PyTorch's DistributedSampler draws

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline_backend.policies.base import Floats, Ints, Models
 from paceline_backend.policies.jit import compiled
 from paceline_backend.policies.solve.descent import State, descend, pairs
 from paceline_backend.policies.solve.padded import partition_padded
 from paceline_backend.policies.solve.search import search
 from paceline_backend.policies.solve.workers import Workers, descending, least, level, most_of
+from paceline_backend.policies.values import Floats, Ints, Models
 
 _CLOSE = 1e-3  # distance to the bound at which the search ends, with more than `FEW_RANKS` ranks
 _CLOSER = 1e-5  # the same with up to `FEW_RANKS` ranks

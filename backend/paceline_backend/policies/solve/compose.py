@@ -14,11 +14,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.policies.jit import compiled
 from paceline_backend.policies.solve.exchange import close, evened
 from paceline_backend.policies.solve.padded import proportional
 from paceline_backend.policies.solve.workers import Workers, descending, level
+from paceline_backend.policies.values import Floats, Ints
 
 Bools = npt.NDArray[np.bool_]
 

@@ -14,22 +14,12 @@ from msgspec import Meta
 
 from paceline.core.cost import Cost
 from paceline.core.dealing import dealt
-from paceline_backend.policies.base import (
-    Accounts,
-    Allocation,
-    Allocator,
-    Batches,
-    Floats,
-    Ints,
-    KeepPlacement,
-    Models,
-    Policy,
-    Problem,
-)
 from paceline_backend.policies.parameters import Parameters
+from paceline_backend.policies.parts import Accounts, Allocation, Allocator, KeepPlacement, Policy
 from paceline_backend.policies.predict.linear import LinearPredictor, WindowSteps
 from paceline_backend.policies.solve.balance import partition
 from paceline_backend.policies.solve.order import remaining_in_order
+from paceline_backend.policies.values import Batches, Floats, Ints, Models, Problem
 
 
 class CountsParameters(Parameters, frozen=True, kw_only=True):

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.policies.jit import compiled
 from paceline_backend.policies.solve.workers import Workers
+from paceline_backend.policies.values import Floats, Ints
 
 
 class State(NamedTuple):

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.policies.jit import compiled
 from paceline_backend.policies.solve.balance import grouped
 from paceline_backend.policies.solve.workers import Workers, descending
+from paceline_backend.policies.values import Floats, Ints
 
 _CLOSE = 2e-4  # share of a step's time; bins closer to their target are left alone
 _ROUNDS = 64  # most rounds of exchanges

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.cost import features
-from paceline_backend.policies.base import Floats, Ints, Models
 from paceline_backend.policies.jit import compiled
 from paceline_backend.policies.solve.balance import grouped, partition
 from paceline_backend.policies.solve.workers import descending, most_of
+from paceline_backend.policies.values import Floats, Ints, Models
 
 Bools = npt.NDArray[np.bool_]
 

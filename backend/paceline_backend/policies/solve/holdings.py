@@ -6,7 +6,7 @@ from bisect import bisect_left, bisect_right
 
 import numpy as np
 
-from paceline_backend.policies.base import Floats, Ints
+from paceline_backend.policies.values import Floats, Ints
 
 
 class Holdings:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from paceline_backend.policies.base import Floats, Ints
+from paceline_backend.policies.values import Floats, Ints
 
 Times = Callable[[Ints], Floats]  # counts [W] → each worker's time, [W]
 

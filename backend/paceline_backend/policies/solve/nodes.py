@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline_backend.policies.base import Floats, Ints, Models, Problem
+from paceline_backend.policies.values import Floats, Ints, Models, Problem
 
 
 def kept_on_nodes(placement: Ints, problem: Problem, models: Models) -> Ints:

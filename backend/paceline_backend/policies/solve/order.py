@@ -6,8 +6,8 @@ from functools import lru_cache
 
 import numpy as np
 
-from paceline_backend.policies.base import Ints
 from paceline_backend.policies.jit import compiled
+from paceline_backend.policies.values import Ints
 
 _LONGEST = (2**32 - 1) // 20  # from here on torch.randperm draws 64 bits for each swap
 

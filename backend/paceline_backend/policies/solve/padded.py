@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.policies.jit import compiled
 from paceline_backend.policies.solve.workers import Workers
+from paceline_backend.policies.values import Floats, Ints
 
 _STATES = 1024  # most states of the table in `_reached`; enough for all orders of 10 workers
 _CLOSE = 1e-4  # relative precision of a step's time

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from paceline_backend.policies.base import Floats, Ints
 from paceline_backend.policies.jit import compiled
 from paceline_backend.policies.solve.workers import Workers
+from paceline_backend.policies.values import Floats, Ints
 
 _NODES = 30_000  # of branch and bound (2 ms)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from paceline_backend.policies.base import Floats, Ints, Models
+from paceline_backend.policies.values import Floats, Ints, Models
 
 
 class Workers(NamedTuple):

@@ -50,7 +50,7 @@ MORE_CELLS: dict[str, sa.ColumnElement[Any]] = {
     name: worker_steps.c[name]
     for name in (
         *("data_s", "sync_s", "step_s", "loss", "memory_bytes", "squares", "longest"),
-        *("ended_at", "epoch", "segment", "attempt"),
+        *("recompiles", "ended_at", "epoch", "segment", "attempt"),
     )
 }
 of_same_step = (steps.c.run == worker_steps.c.run) & (steps.c.step == worker_steps.c.step)

@@ -64,6 +64,7 @@ export function drawFacts(workers, rank, cause) {
         ["Memory, peak", own.memory_bytes ? bytes(own.memory_bytes) : "–", ""],
         ...deviceFacts(own.device),
         ["Lost records", integer(own.missing), "", own.missing > 0],
+        ...(own.recompiles ? [/** @type {[string, string, string, boolean]} */ (["Recompiled", integer(own.recompiles), "times, as shapes of batches changed: see Session(shapes=…)", true])] : []),
       ]
     : [];
   const list = byId("rank-facts");

@@ -1,0 +1,119 @@
+"""Few distinct shapes of local batches: counts of samples, and padded lengths, on a grid.
+
+Compiled models compile again for a new shape, and cuDNN's benchmark measures its kernels again.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Shapes:
+    """The grid on which shapes of local batches lie, the same on all ranks.
+
+    Args:
+        samples: each rank gets a multiple of so many samples in a step; 1: any number. It divides
+            the global batch.
+        length: batches are padded to a multiple of this length, in the unit of the sizes; 0: to
+            their longest sample. Your collate function does it, with `padded`.
+
+    Raises:
+        TypeError, ValueError: an argument is wrong; the message names it.
+    """
+
+    samples: int = 1
+    length: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.samples, int) or isinstance(self.samples, bool):
+            raise TypeError(f"shapes: samples is {self.samples!r}: it must be a whole number")
+        if self.samples < 1:
+            raise ValueError(f"shapes: samples is {self.samples}: it must be at least 1")
+        if not isinstance(self.length, int | float) or isinstance(self.length, bool):
+            raise TypeError(f"shapes: length is {self.length!r}: it must be a number")
+        if not 0 <= self.length < math.inf:
+            raise ValueError(f"shapes: length is {self.length}: it must be at least 0, and finite")
+
+    @staticmethod
+    def of(given: Any) -> Shapes:
+        """What `Session(shapes=…)` was given: `Shapes`, a number of samples, or None.
+
+        Raises:
+            TypeError, ValueError: it is none of these.
+        """
+        if given is None:
+            return Shapes()
+        return given if isinstance(given, Shapes) else Shapes(given)
+
+    def padded(self, length: int) -> int:
+        """The length to pad a batch to whose longest sample is so long: up to the grid."""
+        return math.ceil(float(raised(length, self.length)))
+
+
+def raised(length: Any, grid: float) -> Any:
+    """Lengths, an array or a number, rounded up to multiples of `grid`; 0: as they are.
+
+    A length that is on the grid up to rounding errors stays there.
+    """
+    return np.ceil(length / grid * (1 - 1e-12)) * grid if grid else length
+
+
+def on_grid(counts: Ints, grid: int, limits: Ints | None = None) -> Ints:
+    """The nearest counts with the same sum that are multiples of `grid`, [W].
+
+    What the grid does not divide, which is what an epoch leaves for its last step, goes to one
+    rank. If the limits hold no more multiples, the rest goes to as few ranks as have room for it.
+
+    Args:
+        counts: samples of each rank, [W], within the limits.
+        grid: ≥ 1.
+        limits: the most samples of each rank, [W]; their sum is at least that of the counts. None:
+            there are no limits.
+    """
+    total = int(counts.sum())
+    most = np.full(len(counts), total) if limits is None else np.minimum(limits, total)
+    room = most // grid
+    blocks = np.minimum(counts // grid, room)
+    left = min(total // grid, int(room.sum())) - int(blocks.sum())
+    while left > 0:
+        missing = np.where(blocks < room, counts - grid * blocks, -np.inf)
+        nearest = np.argsort(-missing, kind="stable")[: min(left, int((blocks < room).sum()))]
+        blocks[nearest] += 1
+        left -= len(nearest)
+    made: Ints = grid * blocks
+    rest = total - int(made.sum())
+    while rest > 0:
+        free = most - made
+        # Where one rank has room for all of the rest, the one that misses most samples gets it.
+        able = np.flatnonzero(free >= min(rest, int(free.max())))
+        rank = able[np.argmax((counts - made)[able])]
+        given = min(rest, int(free[rank]))
+        made[rank] += given
+        rest -= given
+    return made
+
+
+def moved(ranks: Ints, counts: Ints) -> Ints:
+    """The rank of each sample of a batch if ranks get `counts` samples, [n]; few change their rank.
+
+    Ranks with too many samples give their last ones; they go to the others in the ranks' order.
+
+    Args:
+        ranks: of each sample, [n].
+        counts: of each rank, [W]; their sum is n.
+    """
+    before = np.bincount(ranks, minlength=len(counts))
+    order = np.argsort(ranks, kind="stable")
+    place = np.arange(len(ranks)) - np.repeat(np.cumsum(before) - before, before)
+    given = order[place >= np.repeat(counts, before)]
+    made: Ints = ranks.copy()
+    made[np.sort(given)] = np.repeat(np.arange(len(counts)), np.maximum(counts - before, 0))
+    return made

@@ -1,0 +1,115 @@
+"""What changing shapes of batches cost on this rank: recompilations, and cuDNN's benchmark.
+
+Recompilations are counted by TorchDynamo's own counter, which is private: where it is missing, none
+are counted. A test says so for each version of torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import nn
+
+if TYPE_CHECKING:
+    from paceline.core.terms import Terms
+
+logger = logging.getLogger(__name__)
+
+_COUNTER = ("torch._dynamo.convert_frame", "FRAME_COMPILE_COUNTER")  # compilations of each frame
+_OPTIMIZED = ("torch._dynamo.eval_frame", "OptimizedModule")  # what torch.compile makes of a model
+_PARTS = 4  # grid steps that an equal part of the global batch has in the grid that is suggested
+
+
+def recompilations() -> int:
+    """How often torch.compile has compiled a function again in this process so far.
+
+    TorchDynamo compiles one again for a shape, a type or a mode that its earlier code is not for.
+    ``torch._dynamo.reset()`` sets the number back.
+    """
+    counter = _of_dynamo(*_COUNTER)
+    if not isinstance(counter, dict):
+        return 0
+    return sum(count - 1 for count in list(counter.values()) if count > 1)
+
+
+def is_compiled(model: nn.Module) -> bool:
+    """Whether `torch.compile` or ``compile()`` was called for the model or a part of it."""
+    optimized = _of_dynamo(*_OPTIMIZED)
+    return any(
+        getattr(module, "_compiled_call_impl", None) is not None
+        or (isinstance(optimized, type) and isinstance(module, optimized))
+        for module in model.modules()
+    )
+
+
+def _of_dynamo(module: str, name: str) -> object:
+    """Something of TorchDynamo's; None: there is no such thing, or nothing is compiled yet.
+
+    Importing TorchDynamo takes seconds, and who compiles has imported it.
+    """
+    return getattr(sys.modules.get(module), name, None)
+
+
+def suggested_grid(global_batch: int, world: int) -> int:
+    """A divisor of the global batch, a few of which are an equal part of it."""
+    most = max(1, global_batch // (_PARTS * world))
+    return max(grid for grid in range(1, most + 1) if global_batch % grid == 0)
+
+
+class ShapeWarning:
+    """Says once in this rank's log what changing numbers of samples cost it, and how to mend that.
+
+    It says nothing where `Session(shapes=…)` is given, or there is one rank, whose batches are
+    whole global batches.
+
+    Args:
+        terms: of the run.
+        world: W.
+        models: that the session has wrapped; more may follow.
+    """
+
+    def __init__(self, terms: Terms, world: int, models: Sequence[nn.Module]) -> None:
+        self._batch, self._world = terms.global_batch, world
+        self._models = models
+        self._quiet = world == 1 or terms.shapes.samples > 1
+
+    def begin(self, *, on_cuda: bool) -> None:
+        """Looks at the models and at cuDNN's benchmark, which matters on a CUDA device."""
+        if not self._quiet and on_cuda and torch.backends.cudnn.benchmark:
+            logger.warning(
+                "torch.backends.cudnn.benchmark is on, and the plan changes how many samples this "
+                "rank gets: cuDNN measures its kernels anew for each new number, in that step. Set "
+                "it to False, or: %s",
+                self._mend(),
+            )
+        if any(map(is_compiled, self._models)):
+            self._warn_of_compiling("a model is compiled by torch.compile")
+
+    def look(self, recompiled: int) -> None:
+        """Takes how often the newest step compiled again."""
+        if recompiled:
+            self._warn_of_compiling(f"functions were compiled again in a step, {recompiled} times")
+
+    def _warn_of_compiling(self, began: str) -> None:
+        if self._quiet:
+            return
+        self._quiet = True
+        logger.warning(
+            "%s, and the plan changes how many samples this rank gets: each new number may compile "
+            "again. %s; torch.compile(…, dynamic=True) compiles once for all sizes",
+            began,
+            self._mend(),
+        )
+
+    def _mend(self) -> str:
+        grid = suggested_grid(self._batch, self._world)
+        if grid == 1:
+            return (
+                "Session(shapes=…) gives ranks multiples of so many samples, so that few numbers "
+                f"occur; it must divide global_batch, {self._batch}"
+            )
+        return f"Session(shapes={grid}) gives ranks multiples of {grid} samples, so few occur"

@@ -1,0 +1,138 @@
+"""Puts a plan's numbers of samples on a grid, so that few distinct shapes of batches occur.
+
+`planner.plan` calls `gridded` with what the scheduler has planned, so every policy goes through it.
+Which samples share a global batch stays as planned; a few of them change their rank.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from paceline.core.cost import features
+from paceline.core.shapes import moved, on_grid
+from paceline_backend.policies.parts import Policy
+from paceline_backend.policies.solve.balance import grouped, partition
+from paceline_backend.policies.solve.counts import levelled
+from paceline_backend.policies.solve.minmax import minmax
+from paceline_backend.policies.solve.workers import most_of
+from paceline_backend.policies.values import Batches, Floats, Ints, Models, Problem
+
+_MOVES = 8  # of a grid's step of samples from the slowest rank, for one global batch
+
+
+def gridded(batches: Batches, policy: Policy, problem: Problem, models: Models) -> Batches:
+    """The batches, with numbers of samples that are multiples of ``problem.grid``.
+
+    What the grid does not divide goes to one rank: see `shapes.on_grid`. Policies that divide a
+    batch by models get the counts with the earliest end that is found. Other policies get the
+    nearest counts.
+
+    Args:
+        batches: as the scheduler planned them.
+        policy: whose scheduler it is.
+        problem: that was solved.
+        models: that the scheduler used.
+    """
+    if problem.grid == 1:
+        return batches
+    follows = policy.balances and problem.counts is None and policy.accounts.cost is not None
+    levels = problem.counts is not None and policy.accounts.cost is not None
+    counts, samples = [], []
+    ends = np.cumsum(batches.counts.sum(axis=1))[:-1]
+    steps = zip(batches.counts, np.split(batches.samples, ends), strict=True)
+    for step, (before, batch) in enumerate(steps):
+        limits = most_of(problem.limits, len(batch), problem.world)
+        target = on_grid(before, problem.grid, limits)
+        ranks = np.repeat(np.arange(problem.world), before)
+        if np.array_equal(target, before):
+            order = np.arange(len(batch))
+        elif follows:
+            division = _Division(problem.sizes[batch], models.at(step), problem.grid, limits)
+            order, target = grouped(division.best(ranks, target), problem.world)
+        elif levels:
+            order = levelled(problem.sizes[batch], target, models.cost)
+        else:
+            order = np.argsort(moved(ranks, target), kind="stable")
+        counts.append(target)
+        samples.append(batch[order])
+    return Batches.joined(counts, samples, problem.world)
+
+
+class _Division:
+    """One global batch that is divided into counts on the grid.
+
+    Args:
+        sizes: λ of its samples, [n].
+        models: of the workers in this step.
+        grid: of the counts.
+        limits: the most samples of each worker, [W].
+    """
+
+    def __init__(self, sizes: Floats, models: Models, grid: int, limits: Ints) -> None:
+        self._sizes, self._models, self._grid, self._limits = sizes, models, grid, limits
+        self._weighed = models.weighed()
+
+    def best(self, planned: Ints, nearest: Ints) -> Ints:
+        """The rank of each sample, [n], with the earliest expected end of the slowest rank.
+
+        Args:
+            planned: the rank of each sample without the grid, [n].
+            nearest: the nearest counts on the grid, [W].
+        """
+        best = min([moved(planned, nearest), *self._divided(nearest)], key=self._end_s)
+        if not self._models.known:
+            return best
+        best = min([best, *self._divided(self._solved(nearest))], key=self._end_s)
+        for _ in range(_MOVES):
+            counts = self._shifted(best)
+            if counts is None:
+                break
+            made = min(self._divided(counts), key=self._end_s)
+            if self._end_s(made) >= self._end_s(best):
+                break
+            best = made
+        return best
+
+    def _divided(self, counts: Ints) -> list[Ints]:
+        """The best division into these counts under each cost that may be right."""
+        return [partition(self._sizes, each, counts) for _, each in self._weighed]
+
+    def _end_s(self, ranks: Ints) -> float:
+        """When the slowest rank is expected to end, s."""
+        order, counts = grouped(ranks, self._models.world)
+        of = features(self._sizes[order], counts)
+        return float(sum(chance * each.ett(of).max() for chance, each in self._weighed))
+
+    def _each_s(self) -> Floats:
+        """What a mean sample adds to each worker's time, s, [W]."""
+        models = self._models
+        effective = float(np.mean(models.cost.sizes(self._sizes)))
+        return np.asarray(models.a * effective + models.c)
+
+    def _solved(self, nearest: Ints) -> Ints:
+        """The best counts if all samples were alike; the rest stays where it is."""
+        grid, rest, each_s = self._grid, nearest % self._grid, self._each_s()
+
+        def times(blocks: Ints) -> Floats:
+            samples = grid * blocks + rest
+            return np.where(samples > 0, each_s * samples + self._models.b, 0.0)
+
+        blocks = minmax(times, int((nearest // grid).sum()), (self._limits - rest) // grid)
+        return np.asarray(grid * blocks + rest)
+
+    def _shifted(self, ranks: Ints) -> Ints | None:
+        """The counts if the slowest rank gives one step of the grid to the rank that ends first.
+
+        None: it has none to give, or no rank has room for it.
+        """
+        order, counts = grouped(ranks, self._models.world)
+        end_s = self._models.ett(features(self._sizes[order], counts))
+        giver, grid = int(np.argmax(end_s)), self._grid
+        then_s = end_s + grid * self._each_s() + np.where(counts == 0, self._models.b, 0.0)
+        then_s[(counts + grid > self._limits) | (np.arange(len(counts)) == giver)] = np.inf
+        taker = int(np.argmin(then_s))
+        if counts[giver] < grid or not np.isfinite(then_s[taker]):
+            return None
+        counts[giver] -= grid
+        counts[taker] += grid
+        return counts

@@ -1,0 +1,160 @@
+"""Plans on a grid: exact, within limits, and no worse than plans that are rounded afterwards."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline.core.cost import Cost, PaddedCost, features
+from paceline.core.shapes import on_grid, raised
+from paceline_backend import policies
+from paceline_backend.policies import Feedback, Models, Plan, Policy, Problem
+from paceline_backend.policies.solve.balance import partition
+
+BATCHES = sorted(name for name in policies.names() if policies.get(name).combines)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> Problem:
+    world, grid = draw(st.integers(1, 6)), draw(st.sampled_from([2, 4, 8]))
+    batch = grid * draw(st.integers(1, 10))
+    samples = draw(st.integers(batch, 3 * batch))
+    rng = np.random.default_rng(draw(st.integers(0, 2**20)))
+    sizes = rng.lognormal(3, draw(st.sampled_from([0.0, 0.3, 1.2])), samples)
+    limits = None
+    if draw(st.booleans()):
+        limits = rng.integers(0, batch + 1, world)
+        limits[rng.integers(world)] += max(0, batch - limits.sum())
+    everything = np.arange(samples)
+    return Problem(
+        sizes,
+        everything,
+        everything,
+        everything % world,
+        epoch=0,
+        first_step=64,
+        steps=3,
+        global_batch=batch,
+        world=world,
+        seed=1,
+        limits=limits,
+        grid=grid,
+        length_grid=draw(st.sampled_from([0.0, 16.0])),
+    )
+
+
+def feedback(problem: Problem, speeds: np.ndarray, steps: int) -> Feedback:
+    """Of steps in which each rank had random samples, of which each took so long."""
+    rng = np.random.default_rng(5)
+    drawn = rng.choice(problem.sizes, (steps, problem.world, 8))
+    load = drawn.sum(axis=2).ravel()
+    return Feedback(
+        np.repeat(np.arange(steps), problem.world),
+        np.tile(np.arange(problem.world), steps),
+        np.full(steps * problem.world, 8),
+        load,
+        load * np.tile(speeds, steps) + 0.001,
+        (drawn**2).sum(axis=2).ravel(),
+        drawn.max(axis=2).ravel(),
+    )
+
+
+def made(policy: Policy, problem: Problem, known: Feedback) -> Plan:
+    return policies.plan(policy, problem, known, shuffle=True)
+
+
+def slowest_s(models: Models, problem: Problem, plan: Plan) -> np.ndarray:
+    """The expected time of each step, [S]."""
+    of = features(problem.sizes[plan.batches.samples], plan.batches.counts)
+    return np.asarray(models.ett(of).max(axis=1))
+
+
+@pytest.mark.parametrize("name", BATCHES)
+@given(data=st.data())
+def test_plans_lie_on_the_grid_and_stay_exact(name: str, data: st.DataObject) -> None:
+    problem = data.draw(problems())
+    speeds = np.array(
+        data.draw(st.lists(st.floats(1e-3, 0.1), min_size=problem.world, max_size=problem.world))
+    )
+    policy = policies.make(name)
+    known = feedback(problem, speeds, data.draw(st.sampled_from([0, 3, 30])))
+    plan = made(policy, problem, known)
+    counts = plan.batches.counts
+    assert counts.sum(axis=1).tolist() == problem.batch_sizes()
+    assert len(np.unique(plan.batches.samples)) == len(plan.batches.samples)
+    if problem.limits is not None:
+        assert (counts <= problem.limits).all()
+    for row in counts:
+        blocks = row.sum() // problem.grid
+        room = row * 0 + row.sum() if problem.limits is None else problem.limits
+        if (np.minimum(room, row.sum()) // problem.grid).sum() >= blocks:
+            assert (row // problem.grid).sum() == blocks  # the rest is on no rank's grid
+        if row.sum() == problem.global_batch and problem.limits is None:
+            assert (row % problem.grid == 0).all()
+    free = made(policy, replace(problem, grid=1, length_grid=0.0), known)
+    ends = np.cumsum(problem.batch_sizes())[:-1]
+    if policy.plain_batches:  # each global batch has the same samples as without a grid
+        for on, off in zip(
+            np.split(plan.batches.samples, ends), np.split(free.batches.samples, ends), strict=True
+        ):
+            np.testing.assert_array_equal(np.sort(on), np.sort(off))
+
+
+@given(problem=problems(), data=st.data())
+def test_planning_with_the_grid_is_no_worse_than_rounding_afterwards(
+    problem: Problem, data: st.DataObject
+) -> None:
+    speeds = np.array(
+        data.draw(st.lists(st.floats(1e-3, 0.1), min_size=problem.world, max_size=problem.world))
+    )
+    cost = data.draw(st.sampled_from(["sum", "padded"]))
+    policy = policies.make("paceline", {"cost": cost})
+    known = feedback(problem, speeds, 30)
+    models = policy.predictor.fit(
+        replace(known, longest=raised(known.longest, problem.length_grid)), problem.world
+    ).padded_to(problem.length_grid)
+    planned = slowest_s(models, problem, made(policy, problem, known))
+    off = made(policy, replace(problem, grid=1), known)
+    ends = np.cumsum(problem.batch_sizes())[:-1]
+    for step, batch in enumerate(np.split(off.batches.samples, ends)):
+        counts = on_grid(off.batches.counts[step], problem.grid, problem.limits)
+        ranks = partition(problem.sizes[batch], models, counts)
+        order = np.argsort(ranks, kind="stable")
+        after = models.ett(features(problem.sizes[batch][order], counts)).max()
+        assert planned[step] <= after * (1 + 1e-9)
+
+
+def test_equal_samples_are_divided_as_well_as_the_grid_allows() -> None:
+    samples = np.arange(64)
+    problem = Problem(np.ones(64), samples, samples, samples % 3, 0, 9, 1, 64, 3, seed=0, grid=8)
+    known = feedback(problem, np.array([1.0, 1.0, 4.0]), 30)
+    counts = made(policies.make("paceline"), problem, known).batches.counts[0]
+    assert counts[2] == 8
+    assert sorted(counts.tolist()) == [8, 24, 32]
+
+
+@pytest.mark.parametrize("name", ["bsp", "paceline"])
+def test_batches_that_lie_on_the_grid_stay_as_they_are(name: str) -> None:
+    samples = np.arange(64)
+    problem = Problem(np.ones(64), samples, samples, samples % 2, 0, 0, 2, 32, 2, seed=0)
+    policy = policies.make(name)
+    nothing = Feedback.empty()
+    free: Any = made(policy, problem, nothing)
+    on: Any = made(policy, replace(problem, grid=16), nothing)
+    np.testing.assert_array_equal(on.batches.samples, free.batches.samples)
+    np.testing.assert_array_equal(on.batches.counts, free.batches.counts)
+
+
+def test_padded_lengths_count_as_multiples_of_the_grid() -> None:
+    models = Models(np.ones(2), np.zeros(2), np.zeros(2), cost=Cost(padded=True))
+    rival = replace(models, cost=Cost())
+    given = replace(models, rivals=((0.4, rival),)).padded_to(16.0)
+    assert given.cost == PaddedCost(padded=True, grid=16.0)
+    assert given.rivals[0][1].cost == Cost()
+    of = features(np.array([17.0, 3.0, 16.0]), np.array([2, 1]))
+    assert given.ett(of).tolist() == [64.0, 16.0]
