@@ -1,16 +1,18 @@
 """Removes stragglers from data-parallel PyTorch training: the library and the node agent."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import PacelineError
 from paceline.core.version import __version__
 
 if TYPE_CHECKING:
+    from paceline import data
     from paceline.client import connect
     from paceline.train.parts import Batch
     from paceline.train.session import Session
 
-__all__ = ["Batch", "PacelineError", "Session", "__version__", "connect"]
+__all__ = ["Batch", "PacelineError", "Session", "__version__", "connect", "data"]
 
 
 def __getattr__(name: str) -> Any:
@@ -23,6 +25,8 @@ def __getattr__(name: str) -> Any:
         from paceline.train.session import Session
 
         return Session
+    if name == "data":
+        return importlib.import_module("paceline.data")
     if name == "connect":
         from paceline.client import connect
 

@@ -2,6 +2,7 @@
 
 - `messages`: what travels, as typed values; `segment`: the plan that most of it is about;
 - `asking`: what the control plane asks of a node, and what the node answers;
+- `shards`: data that lives on nodes, and how a plan moves it;
 - `synchronisation`: how gradients meet in a segment, one type for each way;
 - `states`: the states of a run, and which may follow which; `phases`: what a rank does;
 - `streams`: the streams of the bus, with who writes and reads each;
@@ -26,6 +27,7 @@ from paceline.wire.messages import (
     RENDEZVOUS_GONE,
     Adopted,
     CheckNode,
+    DataEpoch,
     EndRanks,
     Fallback,
     GpuState,
@@ -49,6 +51,7 @@ from paceline.wire.messages import (
 )
 from paceline.wire.phases import Phase
 from paceline.wire.segment import Segment, pack_indices
+from paceline.wire.shards import NOWHERE, Moves, Shards
 from paceline.wire.states import ENDED, State
 from paceline.wire.streams import (
     COMMANDS_LENGTH,
@@ -79,6 +82,7 @@ __all__ = [
     "LIVE_LENGTH",
     "MOST_PENDING",
     "MOST_WHY",
+    "NOWHERE",
     "PROTOCOL_VERSION",
     "RENDEZVOUS_GONE",
     "SYNCHRONISERS",
@@ -87,6 +91,7 @@ __all__ = [
     "Answer",
     "Ask",
     "CheckNode",
+    "DataEpoch",
     "EndRanks",
     "Fallback",
     "ForgedError",
@@ -97,6 +102,7 @@ __all__ = [
     "LongPhase",
     "Meet",
     "Message",
+    "Moves",
     "NodeCheck",
     "NodeState",
     "Phase",
@@ -106,6 +112,7 @@ __all__ = [
     "RunChanged",
     "RunState",
     "Segment",
+    "Shards",
     "State",
     "StepBatch",
     "StepRecord",

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from paceline.wire.asking import Answer, Ask
 from paceline.wire.phases import Phase
 from paceline.wire.segment import Segment
+from paceline.wire.shards import Shards
 from paceline.wire.states import State
 
 AGES = 16  # of gradients that `RoundRecord.staleness` tells apart at most
@@ -118,6 +119,28 @@ class LongPhase(msgspec.Struct, frozen=True, tag="long-phase"):
     at: float  # Unix time
 
 
+class DataEpoch(msgspec.Struct, frozen=True, tag="data-epoch"):
+    """What moved to a rank's node for an epoch, and how the rank's steps found their samples in it.
+
+    Each rank sends it at the epoch's end. What moved is told by the first rank of each node.
+    """
+
+    attempt: int
+    rank: int
+    epoch: int
+    node: str
+    planned_bytes: int  # of samples that get to the node with this epoch, by the plan
+    moved_bytes: int  # of these, what was fetched ahead
+    moved: int  # and how many samples that were
+    moved_s: float  # from the plan until the last of them was there
+    read_bytes: int  # that the rank's steps read from the source, as the node did not have them
+    read: int  # and how many samples that were
+    waits: int  # steps of the rank that had to wait for such reads
+    waited_s: float  # and for how long
+    held_bytes: int  # in the node's directory at the epoch's end
+    at: float  # Unix time
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """The leader's introduction, once per attempt: all that planning needs to know."""
 
@@ -143,6 +166,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     limits: list[int] = []  # and how many samples fit into its memory; empty: unknown
     placement: list[str] = []  # each rank's node, by its name; empty: unknown
     uneven_steps: bool = False  # ranks may make different numbers of steps; see `Session`
+    shards: Shards | None = None  # data that lives on nodes; None: each rank reads everything
 
     def sizes_array(self) -> npt.NDArray[np.float64]:
         """λ of every sample, shape [N]."""
@@ -292,6 +316,7 @@ Message = (
     | Adopted
     | Fallback
     | LongPhase
+    | DataEpoch
     | Hello
     | RunState
     | NodeState
