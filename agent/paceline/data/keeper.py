@@ -138,11 +138,13 @@ class Keeper:
         holds: Bools = np.zeros(len(self._data), bool)
         assert part.holds is not None
         holds[np.frombuffer(part.holds, "<u4")] = True
+        again = self._next is not None  # at the epoch's end, as training has gone since
         self._next = holds
         self._ahead = deque(np.flatnonzero(holds).tolist())
-        self._ahead_for = part.epoch + 1
-        self._planned_at = time.monotonic()
-        self._moved[self._ahead_for] = Moved(part.planned_bytes)
+        if not again:
+            self._ahead_for = part.epoch + 1
+            self._planned_at = time.monotonic()
+            self._moved[self._ahead_for] = Moved(part.planned_bytes)
 
     def _idle(self) -> bool:
         return self._full or not (self._steps or self._ahead)
@@ -186,7 +188,7 @@ class Keeper:
             # What a step needs is read by the step itself, sooner than here.
 
     def _get(self, sample: int, ahead: bool) -> None:
-        directory, size = self._data.directory, int(self._data.bytes[sample])
+        directory, size = self._data.directory, int(self._data.lengths[sample])
         if directory.has(sample):
             return
         if not self._make_room(size):

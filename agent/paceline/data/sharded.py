@@ -80,15 +80,15 @@ class Sharded:
         self.bandwidth = bandwidth
         self._decode = decode
         self.keeps = False  # what it reads: from when a session has settled who keeps what
-        self._bytes: npt.NDArray[np.int64] | None = None
+        self._lengths: npt.NDArray[np.int64] | None = None
         self._misses = Misses()
 
     @property
-    def bytes(self) -> npt.NDArray[np.int64]:
+    def lengths(self) -> npt.NDArray[np.int64]:
         """Bytes of each sample, [N]; read from the source once."""
-        if self._bytes is None:
-            self._bytes = sizes_of(self.source)
-        return self._bytes
+        if self._lengths is None:
+            self._lengths = sizes_of(self.source)
+        return self._lengths
 
     def __len__(self) -> int:
         return len(self.source)
@@ -103,7 +103,7 @@ class Sharded:
         Raises:
             OSError, PacelineError: the source cannot be read, or has other bytes than it said.
         """
-        size = int(self.bytes[index])
+        size = int(self.lengths[index])
         data = self.directory.read(index, size)
         if data is not None:
             return data
@@ -120,7 +120,7 @@ class Sharded:
         Raises:
             OSError, PacelineError: see `read`.
         """
-        data, size = self.source.read(index), int(self.bytes[index])
+        data, size = self.source.read(index), int(self.lengths[index])
         if len(data) != size:
             raise PacelineError(
                 f"source: sample {index} has {len(data)} bytes, but its size is {size}"

@@ -160,11 +160,11 @@ def settle(dataset: Any, meeting: Meeting, environment: Environment) -> NodeData
     word: dict[str, Any] = {"limit": sharded.directory.limit_bytes}
     held: list[int] = []
     try:
-        sizes = sharded.bytes
+        lengths = sharded.lengths
         if first:
-            held = sharded.directory.claim(sizes)
+            held = sharded.directory.claim(lengths)
             word["held"] = np.array(held, "<u4").tobytes()
-        word["samples"] = len(sizes)
+        word["samples"] = len(lengths)
     except Exception as error:
         word["error"] = f"{type(error).__name__}: {error}"
     words = _gathered(meeting, word)
@@ -201,7 +201,7 @@ def _shards(data: Sharded, nodes: list[int], words: list[dict[str, Any]]) -> Sha
         limits[nodes[rank]] = word["limit"]
         if "held" in word:
             held[np.frombuffer(word["held"], "<u4")] = nodes[rank]
-    return Shards(nodes, limits, data.bytes.astype("<u4").tobytes(), held.tobytes())
+    return Shards(nodes, limits, data.lengths.astype("<u4").tobytes(), held.tobytes())
 
 
 def _gathered(meeting: Meeting, word: Any) -> list[Any]:

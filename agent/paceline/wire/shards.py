@@ -16,12 +16,12 @@ class Shards(msgspec.Struct, frozen=True):
 
     nodes: list[int]  # number of each rank's node, [W]; ranks of a node share its directory
     limits: list[int]  # bytes that each node keeps at most, [nodes]
-    bytes: bytes  # of each sample: little-endian uint32, [N]
+    lengths: bytes  # bytes of each sample: little-endian uint32, [N]
     held: bytes  # number of the node that has each sample, or `NOWHERE`: little-endian uint16, [N]
 
-    def sample_bytes(self) -> Ints:
+    def lengths_array(self) -> Ints:
         """Bytes of each sample, [N]."""
-        return np.frombuffer(self.bytes, "<u4").astype(np.int64)
+        return np.frombuffer(self.lengths, "<u4").astype(np.int64)
 
     def holders(self) -> Ints:
         """The node that has each sample, or -1, [N]."""
@@ -37,8 +37,8 @@ class Shards(msgspec.Struct, frozen=True):
             return f"shards.nodes are not the numbers of {count} nodes with limits"
         if not all(0 < limit < 2**63 for limit in self.limits):
             return "shards.limits holds a number that is not above 0, or too large"
-        if len(self.bytes) != 4 * samples or len(self.held) != 2 * samples:
-            return f"shards.bytes and shards.held are not of {samples} samples"
+        if len(self.lengths) != 4 * samples or len(self.held) != 2 * samples:
+            return f"shards.lengths and shards.held are not of {samples} samples"
         if int(self.holders().max(initial=-1)) >= count:
             return f"shards.held names a node beyond the {count} with limits"
         return None

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from paceline.wire import (
     Adopted,
+    DataEpoch,
     Fallback,
     Hello,
     LongPhase,
@@ -130,7 +131,7 @@ def problem(message: Message, world: int | None = None, samples: int | None = No
         return f"{type(error).__name__}: {error}"
 
 
-_OF_ATTEMPT = (Hello, Adopted, Fallback, LongPhase)
+_OF_ATTEMPT = (Hello, Adopted, Fallback, LongPhase, DataEpoch)
 
 
 def _of_run(run: _Run, message: Message) -> str | None:
@@ -145,7 +146,9 @@ def _of_run(run: _Run, message: Message) -> str | None:
         return _too_late(run, type(message).__name__, number)
     if isinstance(message, Hello):
         return _of_hello(run, message)
-    if isinstance(message, LongPhase) and message.rank >= (world := run.world(message.attempt)):
+    if isinstance(message, LongPhase | DataEpoch) and (
+        message.rank >= (world := run.world(message.attempt))
+    ):
         return f"rank {message.rank} is out of range: attempt {message.attempt} has {world} ranks"
     if isinstance(message, Adopted) and len(message.segment.counts[0]) > run.terms.most_ranks:
         ranks = len(message.segment.counts[0])

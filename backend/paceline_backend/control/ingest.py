@@ -32,6 +32,7 @@ from paceline.wire import (
     INGEST_GROUP,
     LIVE_LENGTH,
     Adopted,
+    DataEpoch,
     Fallback,
     Hello,
     LongPhase,
@@ -63,7 +64,17 @@ _LATEST_S = 0.1  # but no row waits for longer
 _TRIES = 3  # of a message alone, where nobody knows why writing fails
 _AGAIN_S = 0.1  # between them
 _MOST_UNKNOWN = 1_000  # runs that are named in the log
-_TAKEN = (StepBatch, RoundBatch, Adopted, Fallback, LongPhase, Hello, RunState, NodeState)
+_TAKEN = (
+    StepBatch,
+    RoundBatch,
+    Adopted,
+    Fallback,
+    LongPhase,
+    DataEpoch,
+    Hello,
+    RunState,
+    NodeState,
+)
 _HOLD_S = 30.0  # longest: a run that reports for ever after its end does not stay
 _BLOCK_S = 0.25  # how long `Ingest.run` may take to notice that it should stop
 

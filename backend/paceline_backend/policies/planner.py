@@ -10,6 +10,7 @@ import msgspec
 import numpy as np
 
 from paceline.core.cost import SUM, Cost, features
+from paceline.wire.shards import Moves
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 from paceline_backend.policies import pauses
 from paceline_backend.policies.parts import CHOOSER, PAUSES, Choice, Policy
@@ -33,6 +34,7 @@ class Plan:
     synchroniser: Synchronisation = ALLREDUCE
     why: str = ""  # why this synchroniser was chosen
     across: int = 0  # of `moved`: to another node
+    moves: Moves | None = None  # what gets another holder with the next epoch, if that was asked
 
     @property
     def assignments(self) -> list[list[Ints]]:
@@ -47,6 +49,7 @@ def plan(
     *,
     shuffle: bool,
     choice: Choice | None = None,
+    ahead: Problem | None = None,
 ) -> Plan:
     """Plans the next segment. Controller, replay, simulator and tests all call this function.
 
@@ -58,6 +61,8 @@ def plan(
             controller's takeover.
         choice: result of `Policy.choose` for this feedback and memory, if the caller already has
             it; None: `Policy.choose` is called here.
+        ahead: the whole next epoch, whose placement is to be planned, too, once speeds are known;
+            None: it is not.
     """
     models = policy.predictor.fit(feedback, problem.world)
     memory: dict[str, Any] = {}
@@ -74,6 +79,13 @@ def plan(
         across = problem.across(problem.placement, placement)
         problem = replace(problem, placement=placement)
         problem = replace(problem, order=policy.scheduler.compose(problem, models))
+    moves = None
+    if ahead is not None and models.known:  # else what moves by equal speeds would have to go back
+        placement = policy.shuffler.shuffle(ahead, models)
+        away = np.flatnonzero(placement != ahead.placement)
+        moves = Moves.of(away, placement[away])
+        moved += len(away)
+        across += ahead.across(ahead.placement, placement)
     if choice is None:
         choice = policy.choose(
             feedback,
@@ -117,6 +129,7 @@ def plan(
         choice.synchroniser,
         choice.why,
         across,
+        moves,
     )
 
 

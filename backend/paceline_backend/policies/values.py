@@ -189,6 +189,23 @@ class Batches:
 
 
 @dataclass(frozen=True)
+class Storage:
+    """Where data lives on nodes: what they have room for, and which samples may change their node.
+
+    Samples that may not are trained on the node that has them.
+    """
+
+    room: Ints  # [nodes] bytes of samples that the plan may place on each node
+    lengths: Ints  # [N] bytes of each sample
+    loose: npt.NDArray[np.bool_]  # [N] samples that no node has so far: they may go anywhere
+    ahead: bool = False  # the placement is the next epoch's: each sample may move
+
+    def keeps(self, remaining: Ints) -> bool:
+        """Whether some of these samples must be trained where they are."""
+        return not bool(self.loose[remaining].all())
+
+
+@dataclass(frozen=True)
 class Problem:
     """Everything that a plan depends on, besides feedback."""
 
@@ -209,6 +226,7 @@ class Problem:
     memory: Mapping[str, Any] = field(default_factory=dict)  # `Plan.memory` of the last segment
     nodes: Ints | None = None  # [W] number of each rank's node; None: one node, or unknown
     uneven_steps: bool = True  # the script lets ranks make different numbers of steps
+    storage: Storage | None = None  # with `nodes`; None: each rank reads every sample
 
     def across(self, before: Ints, after: Ints) -> int:
         """How many samples get to another node.

@@ -21,7 +21,7 @@ class Homes:
     def __init__(self, shards: Shards) -> None:
         self.nodes: Ints = np.array(shards.nodes)  # of each rank, [W]
         self.keepers: list[int] = np.unique(self.nodes, return_index=True)[1].tolist()
-        self._bytes = shards.sample_bytes()
+        self._lengths = shards.lengths_array()
         self.of: Ints = shards.holders()  # home of each sample, -1: none, [N]
         self._moves: Moves | None = None  # that come into force with the next epoch
         self._epoch: int | None = None
@@ -44,9 +44,9 @@ class Homes:
             self._moves = segment.moves
             after = self._moved(segment.moves)
             away = np.flatnonzero((after != self.of) & (after >= 0))
-            np.add.at(planned, after[away], self._bytes[away])
-        elif segment.epoch_end and self._moves is None:
-            after = self.of
+            np.add.at(planned, after[away], self._lengths[away])
+        elif segment.epoch_end:  # some were perhaps trained elsewhere since the moves were planned
+            after = self.of if self._moves is None else self._moved(self._moves)
         return [
             NodePart(
                 segment.epoch,

@@ -276,10 +276,10 @@ class Leader:
         steps = min(self._coast_steps, self._most_coasted())
         if synchroniser != ALLREDUCE:
             steps = max(MOST_COASTED, steps)
-        homes = self._homes if last is not None and last.homes else None
-        assignments = self._ledger.coast(
-            steps, self._world, self._sizes, shares, homes and (homes.nodes, homes.of)
-        )
+        homes = None
+        if self._homes is not None and last is not None and last.homes:
+            homes = self._homes.nodes, self._homes.of
+        assignments = self._ledger.coast(steps, self._world, self._sizes, shares, homes)
         counts, indices = pack_indices(assignments)
         return Segment(
             seq=self.seq,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline.wire import (
     Adopted,
+    DataEpoch,
     Fallback,
     Hello,
     LongPhase,
@@ -45,6 +46,8 @@ def problem(message: Message, world: int | None = None, samples: int | None = No
             reason = refusals.of_fallback(message)
         case LongPhase():
             reason = refusals.of_long_phase(message)
+        case DataEpoch():
+            reason = refusals.of_data_epoch(message)
         case Adopted():
             reason = of_whole(message, {"attempt": 2**15}) or of_times(message, ("adopted_at",))
             if reason is None and (wrong := message.segment.problem(world, samples)):
