@@ -28,7 +28,9 @@ class Homes:
 
     def enter(self, epoch: int) -> None:
         """Begins an epoch: what was to move has moved."""
-        if epoch != self._epoch and self._moves is not None:
+        if epoch == self._epoch:
+            return
+        if self._moves is not None:
             self.of = self._moved(self._moves)
         self._epoch, self._moves = epoch, None
 
