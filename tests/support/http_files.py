@@ -1,7 +1,7 @@
 """A real HTTP server of one file that answers range requests, and counts what was read of it.
 
-python http_files.py FILE HOST: serves it, prints the port, and answers GET /reads with how often
-each range was read, as JSON.
+python http_files.py FILE HOST: serves it, prints the port, and answers GET /readers with how many
+ranges each address has read, as JSON.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ class FileServer(ThreadingHTTPServer):
         super().__init__((host, 0), _Handler)
         self.data = data
         self.reads: Counter[tuple[int, int]] = Counter()  # of each range, by start and end
+        self.readers: Counter[str] = Counter()  # ranges that each address has read
         self.refused = 0  # how many of the next requests are answered with 503
         self.ranges = True  # else each request gets the whole file
         self.lock = threading.Lock()
@@ -45,10 +46,10 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
 
     def do_GET(self) -> None:
-        if self.path == "/reads":
+        if self.path == "/readers":
             with self.server.lock:
-                counted = [[*span, times] for span, times in self.server.reads.items()]
-            self._answer(200, json.dumps(counted).encode())
+                readers = dict(self.server.readers)
+            self._answer(200, json.dumps(readers).encode())
             return
         with self.server.lock:
             refused, self.server.refused = self.server.refused, max(self.server.refused - 1, 0)
@@ -60,6 +61,7 @@ class _Handler(BaseHTTPRequestHandler):
             start, end = map(int, self.headers["Range"].removeprefix("bytes=").split("-"))
             with self.server.lock:
                 self.server.reads[start, end + 1] += 1
+                self.server.readers[str(self.client_address[0])] += 1
             self._answer(206, self.server.data[start : end + 1])
 
     def _answer(self, status: int, body: bytes) -> None:

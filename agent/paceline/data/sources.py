@@ -159,24 +159,35 @@ class _Http:
         raise PacelineError(f"{self._url.geturl()}: the server {why} (status {answer.status})")
 
 
+class _Open:
+    """A connection of one thread of one process; closed when the thread ends."""
+
+    def __init__(self, connection: http.client.HTTPConnection) -> None:
+        self.process = os.getpid()
+        self.connection = connection
+
+    def __del__(self) -> None:
+        self.connection.close()
+
+
 class _Connections(threading.local):
     """This thread's connection; a forked process makes its own."""
 
     def __init__(self) -> None:
-        self._of: tuple[int, http.client.HTTPConnection] | None = None
+        self._of: _Open | None = None
 
     def get(self, url: SplitResult) -> http.client.HTTPConnection:
-        if self._of is None or self._of[0] != os.getpid():
+        if self._of is None or self._of.process != os.getpid():
             kind = (
                 http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
             )
             assert url.hostname is not None
-            self._of = os.getpid(), kind(url.hostname, url.port, timeout=_TIMEOUT_S)
-        return self._of[1]
+            self._of = _Open(kind(url.hostname, url.port, timeout=_TIMEOUT_S))
+        return self._of.connection
 
     def drop(self) -> None:
         if self._of is not None:
-            self._of[1].close()
+            self._of.connection.close()
         self._of = None
 
 

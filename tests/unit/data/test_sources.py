@@ -78,7 +78,7 @@ def test_a_server_without_ranges_is_told() -> None:
 def test_a_server_that_is_away_is_an_error() -> None:
     with served(DATA) as server:
         source = Ranges(server.url, OFFSETS)
-    with pytest.raises(OSError, match="data.bin"):
+    with pytest.raises(OSError, match=r"data\.bin"):
         source.read(0)
 
 
