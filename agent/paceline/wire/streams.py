@@ -4,7 +4,8 @@
 stream                    writer → reader            messages
 ========================  =========================  ===========================================
 ``run_telemetry(run)``    ranks → ingest             `Hello`, `StepBatch`, `RoundBatch`,
-                                                     `Adopted`, `Fallback`, `LongPhase`
+                                                     `Adopted`, `Fallback`, `LongPhase`,
+                                                     `DataEpoch`
                           `paceline run` → ingest    `RunState`
 ``node_telemetry(node)``  agent → ingest             `NodeState`; of the node's runs: `RunState`,
                                                      and what their ranks spooled
