@@ -32,14 +32,13 @@ class NodePart(msgspec.Struct, frozen=True, array_like=True):
     epoch: int
     trained: bytes  # little-endian uint32: samples that its ranks train, step by step
     holds: bytes | None = None  # the same of those it holds in the next epoch, once that is decided
-    planned_bytes: int = 0  # of these, what comes from other nodes
 
 
 @dataclass(frozen=True)
 class Moved:
     """What came to a node for an epoch."""
 
-    planned_bytes: int = 0  # by the plan
+    planned_bytes: int = 0  # that the plan moves to the node and that it did not have
     bytes: int = 0
     samples: int = 0
     seconds: float = 0.0  # from the plan until the last of them was there
@@ -138,13 +137,15 @@ class Keeper:
         holds: Bools = np.zeros(len(self._data), bool)
         assert part.holds is not None
         holds[np.frombuffer(part.holds, "<u4")] = True
-        again = self._next is not None  # at the epoch's end, as training has gone since
+        again = self._next is not None  # at the epoch's end, as training has gone on since
+        there = self._data.directory.has
+        comes = [sample for sample in np.flatnonzero(holds & ~self._now) if not there(sample)]
         self._next = holds
         self._ahead = deque(np.flatnonzero(holds).tolist())
         if not again:
             self._ahead_for = part.epoch + 1
             self._planned_at = time.monotonic()
-            self._moved[self._ahead_for] = Moved(part.planned_bytes)
+            self._moved[self._ahead_for] = Moved(int(self._data.lengths[comes].sum()))
 
     def _idle(self) -> bool:
         return self._full or not (self._steps or self._ahead)

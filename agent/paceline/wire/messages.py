@@ -129,7 +129,7 @@ class DataEpoch(msgspec.Struct, frozen=True, tag="data-epoch"):
     rank: int
     epoch: int
     node: str
-    planned_bytes: int  # of samples that get to the node with this epoch, by the plan
+    planned_bytes: int  # that the plan moves to the node for this epoch, less what it has still
     moved_bytes: int  # of these, what was fetched ahead
     moved: int  # and how many samples that were
     moved_s: float  # from the plan until the last of them was there

@@ -43,7 +43,7 @@ class DataEpoch(BaseModel):
     epoch: int = Field(examples=[3])
     node: str = Field(examples=["node-2"])
     planned_bytes: int = Field(
-        description="of samples that get to the node with this epoch, by the plan",
+        description="that the plan moves to the node for this epoch, less what it still has",
         examples=[48_300_000],
     )
     moved_bytes: int = Field(description="of these, what was fetched ahead", examples=[48_300_000])

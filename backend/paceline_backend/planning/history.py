@@ -90,7 +90,9 @@ class History:
             version: of the policy that plans it.
             shuffle: the placement is that which the shuffler starts from, not its last result.
         """
-        hello = self.hello
+        hello, storage = self.hello, self._storage
+        if storage is not None and self._moves is not None:
+            storage = storage.settled
         placed = self._placement is not None and not shuffle
         remaining = np.flatnonzero(self._remaining)
         self._holder_lent = True
@@ -111,7 +113,7 @@ class History:
             memory=self.memory(version),
             nodes=self.nodes,
             uneven_steps=hello.uneven_steps,
-            storage=self._storage,
+            storage=storage,
         )
 
     def shares_data(self, policy: Policy) -> bool:
@@ -137,18 +139,14 @@ class History:
         return self.next_epoch(version)
 
     def next_epoch(self, version: int) -> Problem:
-        """The whole next epoch, with the placement that this one will end with."""
+        """The whole next epoch, with the placement of what this one has used so far."""
         assert self._storage is not None
         problem = self.problem(0, version, shuffle=True)
-        placement = self._holder.copy()
-        if self._placement is not None:
-            placement[self._remaining] = self._placement[self._remaining]
         everything = np.arange(len(self.sizes))
         return replace(
             problem,
             remaining=everything,
             order=everything,
-            placement=placement,
             epoch=self.epoch + 1,
             storage=replace(self._storage, ahead=True),
         )

@@ -62,7 +62,7 @@ def plan(
         choice: result of `Policy.choose` for this feedback and memory, if the caller already has
             it; None: `Policy.choose` is called here.
         ahead: the whole next epoch, whose placement is to be planned, too, once speeds are known;
-            None: it is not.
+            its own placement is that of what this epoch has used. None: it is not.
     """
     models = policy.predictor.fit(feedback, problem.world)
     memory: dict[str, Any] = {}
@@ -81,8 +81,14 @@ def plan(
         problem = replace(problem, order=policy.scheduler.compose(problem, models))
     moves = None
     if ahead is not None and models.known:  # else what moves by equal speeds would have to go back
+        held = ahead.placement.copy()
+        held[problem.remaining] = problem.placement[problem.remaining]  # who is to train them yet
+        ahead = replace(ahead, placement=held)
         placement = policy.shuffler.shuffle(ahead, models)
         away = np.flatnonzero(placement != ahead.placement)
+        # It rests on where this epoch's remaining samples are to be trained.
+        storage = None if problem.storage is None else problem.storage.settled
+        problem = replace(problem, storage=storage)
         moves = Moves.of(away, placement[away])
         moved += len(away)
         across += ahead.across(ahead.placement, placement)

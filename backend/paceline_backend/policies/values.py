@@ -200,6 +200,11 @@ class Storage:
     loose: npt.NDArray[np.bool_]  # [N] samples that no node has so far: they may go anywhere
     ahead: bool = False  # the placement is the next epoch's: each sample may move
 
+    @property
+    def settled(self) -> Storage:
+        """The same, once it is decided who holds what: no sample may go anywhere else."""
+        return replace(self, loose=np.zeros_like(self.loose))
+
     def keeps(self, remaining: Ints) -> bool:
         """Whether some of these samples must be trained where they are."""
         return not bool(self.loose[remaining].all())

@@ -61,7 +61,7 @@ def test_it_fetches_what_steps_need_and_then_what_the_next_epoch_needs(tmp_path:
         keeper.take(NodePart(0, packed(3, 4, 5)))
         assert keeper.wait_idle(DEADLINE_S)
         assert source.read_ == [0, 5, 4, 3], "ranks begin at the segment's beginning"
-        keeper.take(NodePart(0, packed(6), packed(3, 5, 6, 8, 9), planned_bytes=20))
+        keeper.take(NodePart(0, packed(6), packed(3, 5, 6, 8, 9)))
         assert keeper.wait_idle(DEADLINE_S)
         assert source.read_[4:] == [6, 8, 9]
         assert data.directory.samples() == [0, 3, 4, 5, 6, 8, 9]
@@ -78,7 +78,7 @@ def test_nothing_that_is_still_needed_is_removed(tmp_path: Path) -> None:
         assert data.directory.samples() == [0, 1, 2, 3, 4, 5], "full"
         keeper.take(NodePart(0, b"", packed(1, 2, 3, 4, 5)))
         # In the next epoch 1 and 2 are trained here for the last time.
-        keeper.take(NodePart(1, packed(3), packed(3, 4, 5, 6, 7), planned_bytes=20))
+        keeper.take(NodePart(1, packed(3), packed(3, 4, 5, 6, 7)))
         assert keeper.wait_idle(DEADLINE_S)
         assert data.directory.samples() == [0, 1, 2, 3, 4, 5], "1 and 2 are still to be trained"
         keeper.take(NodePart(1, packed(1)))
@@ -97,7 +97,7 @@ def test_the_bandwidth_bounds_what_is_fetched_ahead(tmp_path: Path) -> None:
     with keeping(source, tmp_path, limit=20_000, bandwidth=20_000) as (keeper, _):
         keeper.take(NodePart(0, packed(1, 2, 3, 4)))
         assert keeper.wait_idle(DEADLINE_S)
-        keeper.take(NodePart(0, b"", packed(*range(1, 20)), planned_bytes=15_000))
+        keeper.take(NodePart(0, b"", packed(*range(1, 20))))
         until(lambda: keeper.moved(1).bytes == 15_000)
         # The first is fetched at once; each further one waits for the one before.
         assert keeper.moved(1).seconds >= 14 * 1000 / 20_000
@@ -110,7 +110,7 @@ def test_a_source_that_is_away_is_asked_again(
     source = Counted()
     with keeping(source, tmp_path) as (keeper, data):
         source.away = True
-        keeper.take(NodePart(0, packed(1), packed(1, 2, 3), planned_bytes=20))
+        keeper.take(NodePart(0, packed(1), packed(1, 2, 3)))
         until(lambda: "samples cannot be fetched ahead" in caplog.text)
         source.away = False
         until(lambda: keeper.moved(1).samples >= 2)
@@ -128,6 +128,6 @@ def test_a_rank_reads_itself_what_is_not_there(tmp_path: Path) -> None:
         assert (misses.samples, misses.bytes) == (1, 10)
         assert data.take_misses().samples == 0
         assert source.read_.count(7) == 1
-        keeper.take(NodePart(0, b"", packed(7, 8), planned_bytes=20))
+        keeper.take(NodePart(0, b"", packed(7, 8)))
         assert keeper.wait_idle(DEADLINE_S)
-        assert keeper.moved(1).bytes == 10, "7 was there already"
+        assert keeper.moved(1).bytes == keeper.moved(1).planned_bytes == 10, "7 was there already"

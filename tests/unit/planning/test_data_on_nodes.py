@@ -88,7 +88,7 @@ def test_a_node_that_slows_down_gives_samples_up_within_the_room_of_the_others()
         if run.history.epoch > epoch:
             loads.append(run.held())
             assert (loads[-1] <= room).all(), epoch
-    assert loads[-1][0] < 0.7 * loads[0][0], "node 0 has slowed down"
+    assert loads[-1][0] < 0.9 * loads[0][0], "node 0 has slowed down"
     assert run.strays == 0
 
 

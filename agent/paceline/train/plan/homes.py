@@ -21,7 +21,6 @@ class Homes:
     def __init__(self, shards: Shards) -> None:
         self.nodes: Ints = np.array(shards.nodes)  # of each rank, [W]
         self.keepers: list[int] = np.unique(self.nodes, return_index=True)[1].tolist()
-        self._lengths = shards.lengths_array()
         self.of: Ints = shards.holders()  # home of each sample, -1: none, [N]
         self._moves: Moves | None = None  # that come into force with the next epoch
         self._epoch: int | None = None
@@ -41,12 +40,9 @@ class Homes:
         of_node = np.repeat(np.tile(self.nodes, len(counts)), counts.ravel())
         self.of[samples] = of_node
         after = None
-        planned = np.zeros(len(self.keepers), np.int64)
         if segment.moves is not None:
             self._moves = segment.moves
             after = self._moved(segment.moves)
-            away = np.flatnonzero((after != self.of) & (after >= 0))
-            np.add.at(planned, after[away], self._lengths[away])
         elif segment.epoch_end:  # some were perhaps trained elsewhere since the moves were planned
             after = self.of if self._moves is None else self._moved(self._moves)
         return [
@@ -54,7 +50,6 @@ class Homes:
                 segment.epoch,
                 samples[of_node == node].tobytes(),
                 None if after is None else np.flatnonzero(after == node).astype("<u4").tobytes(),
-                int(planned[node]),
             )
             for node in range(len(self.keepers))
         ]
