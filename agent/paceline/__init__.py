@@ -1,17 +1,19 @@
 """Removes stragglers from data-parallel PyTorch training: the library and the node agent."""
 
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from paceline.core.errors import PacelineError
 from paceline.core.version import __version__
 
 if TYPE_CHECKING:
+    from paceline import data
     from paceline.client import connect
     from paceline.core.shapes import Shapes
     from paceline.train.parts import Batch
     from paceline.train.session import Session
 
-__all__ = ["Batch", "PacelineError", "Session", "Shapes", "__version__", "connect"]
+__all__ = ["Batch", "PacelineError", "Session", "Shapes", "__version__", "connect", "data"]
 
 
 def __getattr__(name: str) -> Any:
@@ -28,6 +30,8 @@ def __getattr__(name: str) -> Any:
         from paceline.core.shapes import Shapes
 
         return Shapes
+    if name == "data":
+        return importlib.import_module("paceline.data")
     if name == "connect":
         from paceline.client import connect
 

@@ -105,7 +105,14 @@ class Ledger:
             return f"epoch_end is {segment.epoch_end} with {left} samples left"
         return None
 
-    def coast(self, steps: int, world: int, sizes: Floats, shares: list[float]) -> list[list[Ints]]:
+    def coast(
+        self,
+        steps: int,
+        world: int,
+        sizes: Floats,
+        shares: list[float],
+        homes: tuple[Ints, Ints] | None = None,
+    ) -> list[list[Ints]]:
         """Assignments [step][rank] of the next steps in the epoch's order; marks nothing as used.
 
         With `shares`, samples are dealt from the largest to the smallest, each to the rank that
@@ -118,11 +125,17 @@ class Ledger:
             world: W.
             sizes: λ, [N].
             shares: each rank's share of the load, [W], or empty.
+            homes: the node of each rank, [W], and the node that holds each sample or -1, [N]; then
+                each sample goes to a rank of its node that is not full, if there is one.
         """
         batches = self.batch_sizes(steps)
         samples = self._next(sum(batches))
         parts = np.split(samples, np.cumsum(batches)[:-1])
         limits = np.full(world, self._global_batch) if self._limits is None else self._limits
+        if homes is not None:
+            nodes, of = homes
+            speed = np.asarray(shares) if shares else np.ones(world)
+            return [_deal_at_home(p, sizes[p], speed, limits, nodes, of[p]) for p in parts]
         if shares:
             in_steps = [_deal(part, sizes[part], np.asarray(shares), limits) for part in parts]
         else:
@@ -165,6 +178,24 @@ def _deal_in_turn(samples: Ints, limits: Ints) -> list[Ints]:
     counts = equal_counts(len(samples), limits)
     in_turn, ends = samples[dealt(counts)], np.cumsum(counts).tolist()
     return [in_turn[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def _deal_at_home(
+    samples: Ints, sizes: Floats, shares: Floats, limits: Ints, nodes: Ints, homes: Ints
+) -> list[Ints]:
+    """Samples to ranks of the nodes that hold them, longest processing time first."""
+    pace = 1.0 / np.maximum(shares, shares[shares > 0].min(initial=1.0))
+    load = np.where(limits > 0, 0.0, np.inf)
+    parts: list[list[int]] = [[] for _ in shares]
+    for position in np.argsort(-sizes, kind="stable"):
+        done = (load + sizes[position]) * pace
+        at_home = np.where(nodes == homes[position], done, np.inf)
+        first = int(np.argmin(at_home if np.isfinite(at_home).any() else done))
+        load[first] += sizes[position]
+        parts[first].append(int(samples[position]))
+        if len(parts[first]) == limits[first]:
+            load[first] = np.inf
+    return [np.asarray(part, dtype=np.int64) for part in parts]
 
 
 def _deal(samples: Ints, sizes: Floats, shares: Floats, limits: Ints) -> list[Ints]:

@@ -13,6 +13,7 @@ from torch.utils.data._utils.pin_memory import pin_memory
 
 from paceline.train.loop import Loop
 from paceline.train.parts import Step
+from paceline.train.shards import Counting
 
 _PLANNED = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
 
@@ -64,6 +65,8 @@ class Loader:
         self._turns: deque[tuple[Step, Step]] = deque()
         ahead = options.get("num_workers", 0) > 0
         batches = _Batches(loop, self._turns, ahead=ahead)
+        if loop.data is not None:
+            options = options | {"collate_fn": Counting(dataset, options.get("collate_fn"))}
         self._loader: DataLoader[Any] = DataLoader(dataset, batch_sampler=batches, **options)
 
     @property
@@ -93,6 +96,8 @@ class Loader:
                     ran_out = True
                     break
                 step, turn = self._turns.popleft()
+                if loop.data is not None:
+                    batch = loop.data.unpacked(batch, time.perf_counter() - asked)
                 if longer_s and not loop.is_lost(step):
                     time.sleep(longer_s)
                 yield from self._body(step, turn, batch, time.perf_counter() - asked)
@@ -101,6 +106,8 @@ class Loader:
                 while (taken := loop.take_over(step)) is not None:
                     asked = time.perf_counter()
                     batch = self._load(taken.indices)
+                    if loop.data is not None:
+                        batch = loop.data.unpacked(batch, time.perf_counter() - asked)
                     if longer_s:
                         time.sleep(longer_s)
                     yield from self._body(taken, taken, batch, time.perf_counter() - asked)

@@ -24,6 +24,7 @@ from paceline.train.meeting import Meeting, introduce
 from paceline.train.norms.agreement import RunningStatistics
 from paceline.train.parts import Step, left_key
 from paceline.train.profile import Limits, Profile, shared_moments
+from paceline.train.shards import NodeData
 from paceline.train.sync.discovery import exception_ends_loop
 from paceline.train.sync.gate import SyncGate
 from paceline.train.sync.pool import Pool, ends_span
@@ -55,6 +56,7 @@ class Loop:
         device: what this rank computes on.
         limits: of the ranks' memory.
         uneven_steps: see `Session`.
+        data: where data lives on nodes.
     """
 
     def __init__(
@@ -65,7 +67,9 @@ class Loop:
         device: Device,
         limits: Limits,
         uneven_steps: bool = False,
+        data: NodeData | None = None,
     ) -> None:
+        self.data = data
         self.terms, self.device = terms, device
         self.rank = meeting.rank
         self.fillers = [meeting.filler] * terms.shapes.samples  # the batch of a rank that has none
@@ -240,6 +244,8 @@ class Loop:
         self.gate.close()
         if self.saver is not None:
             self.saver.close()
+        if self.data is not None:
+            self.data.close()
         if self.wiring is not None:
             self.wiring.follower.close()
         if self.rank > 0 and self._meeting is not None:
@@ -430,6 +436,8 @@ class Loop:
             self.saver.wait()
         self._finish_step()
         self._in_epoch, self._ran_out = False, ran_out
+        if self.data is not None:
+            self.data.epoch_over(self.epoch)
         if self.wiring is not None and self.wiring.reporter is not None:
             self.wiring.reporter.flush()
 
@@ -512,6 +520,7 @@ class Loop:
             self.profiles,
             limits,
             self._uneven_steps,
+            self.data,
         )
         wiring = connect(
             terms,
@@ -523,6 +532,7 @@ class Loop:
             self.activity,
             self._may_differ,
             hello,
+            self.data,
         )
         if wiring.rounds is not None:
             self.gate.on_round = wiring.rounds.over

@@ -196,14 +196,18 @@ def place() -> str:
     does not tell: cloned machines share a name, and a container may take its host's.
     """
     try:
-        kernel = _BOOT_ID.read_text().strip()
-    except OSError:  # not Linux, or a container that hides it
-        kernel = socket.gethostname()
-    try:
         network = str(_NETWORK.readlink())
     except OSError:
         network = ""
-    return f"{kernel} {network}"
+    return f"{kernel()} {network}"
+
+
+def kernel() -> str:
+    """Names the kernel that this process runs on."""
+    try:
+        return _BOOT_ID.read_text().strip()
+    except OSError:  # not Linux, or a container that hides it
+        return socket.gethostname()
 
 
 def reach(rank: int, host: str, port: int) -> TCPStore:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 import numpy as np
 
+from paceline.data.keeper import NodePart
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 
 if TYPE_CHECKING:
@@ -107,6 +108,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True):
     pooled: bool = False  # ranks take batches of the segment over from each other
     # [steps]: those that a step is computed in; empty: all of it at once
     micro: list[list[MicroBatch]] = []
+    node: NodePart | None = None  # on the first rank of each node, where data lives on nodes
 
     def steps(self) -> Iterator[Step]:
         """The steps in order."""

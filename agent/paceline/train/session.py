@@ -32,6 +32,7 @@ from paceline.train.norms.layers import adapt
 from paceline.train.parts import Batch
 from paceline.train.profile import Profile, limits_of, listed_limits, profile_ranks
 from paceline.train.refusals import refuse_accumulation, refuse_model
+from paceline.train.shards import settle
 from paceline.train.sizes import Sizes, resolve
 from paceline.wire import Evaluation
 
@@ -56,7 +57,8 @@ class Session:
                 optimizer.step()
 
     Args:
-        dataset: map-style: ``len(dataset)`` and ``dataset[index]``.
+        dataset: map-style: ``len(dataset)`` and ``dataset[index]``. `paceline.data.Sharded`: data
+            that lives on nodes.
         global_batch: samples per step, over all ranks, 1 … N.
         sizes: λ, what each sample costs relative to others: N numbers > 0; or a callable sample →
             number, for which rank 0 reads the data once; "auto": ``dataset.sizes``, else all 1.
@@ -117,9 +119,10 @@ class Session:
         if self.rank == 0:
             environment.warn_unknown()
         self._dataset = dataset
+        data = settle(dataset, meeting, environment)
         device = Device(environment.emulate, self.rank, self.world)
         limits_known = limits_of(given, [], global_batch, self.world, micro_batches)
-        self._loop = Loop(terms, meeting, environment, device, limits_known, uneven_steps)
+        self._loop = Loop(terms, meeting, environment, device, limits_known, uneven_steps, data)
         # Not the loader: in a cycle, garbage collection may end its processes in a fork, and hang.
         self._has_loader = False
         self._logged, self._evaluated = MetricNames("log"), MetricNames("evaluated")

@@ -25,6 +25,7 @@ from paceline.train.plan.leader import Leader
 from paceline.train.plan.proposals import Proposals
 from paceline.train.profile import Limits, Profile
 from paceline.train.report import Emitter, Reporter, RoundReporter
+from paceline.train.shards import NodeData
 from paceline.train.sync.suitability import OnFallback
 from paceline.train.watch import Activity, Watch
 from paceline.wire import MOST_WHY, TELEMETRY, Fallback, Hello, RankDevice, run_telemetry
@@ -66,6 +67,7 @@ def connect(
     activity: Callable[[], Activity],
     uneven: Callable[[], bool],
     hello: Hello | None,
+    data: NodeData | None = None,
 ) -> Wiring:
     """Makes a rank's parts and announces the attempt.
 
@@ -79,6 +81,7 @@ def connect(
         activity: what the rank does at present.
         uneven: whether ranks may have different numbers of turns of the script's loop.
         hello: on rank 0, the run's description for the control plane.
+        data: where data lives on nodes.
     """
     rank, run, attempt = meeting.rank, environment.run, environment.attempt
     emitter = proposals = leader = None
@@ -89,6 +92,8 @@ def connect(
             exit_stack.callback(emitter.close)
             if hello is not None:
                 emitter.send(hello)
+            if data is not None:
+                data.send = emitter.send
         if rank == 0:
             if run is not None and environment.bus is not None:
                 first, key = environment.first_attempt, environment.key
@@ -96,9 +101,9 @@ def connect(
                 exit_stack.callback(proposals.close)
             asked = environment.reform.exists if environment.reform is not None else None
             leader = _leader(
-                terms, meeting, proposals, emitter, attempt, start, limits, asked, uneven
+                terms, meeting, proposals, emitter, attempt, start, limits, asked, uneven, data
             )
-        follower = Follower(meeting.store, rank, leader)
+        follower = Follower(meeting.store, rank, leader, *([] if data is None else [data.take]))
         by_size = terms.loss_mean == "size"
         exit_stack.callback(follower.close)
         return Wiring(
@@ -139,6 +144,7 @@ def describe(
     profiles: Sequence[Profile],
     limits: Limits,
     uneven_steps: bool,
+    data: NodeData | None = None,
 ) -> Hello | None:
     """On rank 0, the run's description for the control plane.
 
@@ -154,6 +160,7 @@ def describe(
         profiles: of each rank; empty: there was no profiling phase.
         limits: of the ranks' memory.
         uneven_steps: see `Session`.
+        data: where data lives on nodes.
     """
     if meeting.sizes is None:
         return None
@@ -184,6 +191,7 @@ def describe(
         devices=list(devices),
         grid=terms.shapes.samples,
         length_grid=float(terms.shapes.length),
+        shards=None if data is None else data.shards,
     )
 
 
@@ -239,6 +247,7 @@ def _leader(
     limits: Limits,
     reforms: Callable[[], bool] | None,
     uneven: Callable[[], bool],
+    data: NodeData | None,
 ) -> Leader:
     assert meeting.sizes is not None, "rank 0 has the sizes"
     return Leader(
@@ -256,4 +265,5 @@ def _leader(
         micro=limits.of_micro_batches,
         reforms=reforms or (lambda: False),
         uneven=uneven,
+        shards=None if data is None else data.shards,
     )

@@ -3,6 +3,7 @@
 - `messages`: what travels, as typed values; `segment`: the plan that most of it is about;
 - `metrics`: what scripts measure, in training and on held-out data;
 - `asking`: what the control plane asks of a node, and what the node answers;
+- `shards`: data that lives on nodes, and how a plan moves it;
 - `synchronisation`: how gradients meet in a segment, one type for each way;
 - `states`: the states of a run, and which may follow which; `phases`: what a rank does;
 - `streams`: the streams of the bus, with who writes and reads each;
@@ -28,6 +29,7 @@ from paceline.wire.messages import (
     RENDEZVOUS_GONE,
     Adopted,
     CheckNode,
+    DataEpoch,
     EndRanks,
     Fallback,
     GpuState,
@@ -57,6 +59,7 @@ from paceline.wire.metrics import (
 )
 from paceline.wire.phases import Phase
 from paceline.wire.segment import Segment, pack_indices
+from paceline.wire.shards import NOWHERE, Moves, Shards
 from paceline.wire.states import ENDED, State
 from paceline.wire.streams import (
     COMMANDS_LENGTH,
@@ -88,6 +91,7 @@ __all__ = [
     "MOST_METRICS",
     "MOST_PENDING",
     "MOST_WHY",
+    "NOWHERE",
     "PROTOCOL_VERSION",
     "RENDEZVOUS_GONE",
     "SYNCHRONISERS",
@@ -96,6 +100,7 @@ __all__ = [
     "Answer",
     "Ask",
     "CheckNode",
+    "DataEpoch",
     "EndRanks",
     "Evaluation",
     "Fallback",
@@ -109,6 +114,7 @@ __all__ = [
     "Message",
     "MetricBatch",
     "MetricRecord",
+    "Moves",
     "NodeCheck",
     "NodeState",
     "Phase",
@@ -119,6 +125,7 @@ __all__ = [
     "RunChanged",
     "RunState",
     "Segment",
+    "Shards",
     "State",
     "StepBatch",
     "StepRecord",

@@ -17,6 +17,7 @@ from paceline.wire.devices import RankDevice
 from paceline.wire.metrics import Evaluation, MetricBatch
 from paceline.wire.phases import Phase
 from paceline.wire.segment import Segment
+from paceline.wire.shards import Shards
 from paceline.wire.states import State
 
 AGES = 16  # of gradients that `RoundRecord.staleness` tells apart at most
@@ -121,6 +122,28 @@ class LongPhase(msgspec.Struct, frozen=True, tag="long-phase"):
     at: float  # Unix time
 
 
+class DataEpoch(msgspec.Struct, frozen=True, tag="data-epoch"):
+    """What moved to a rank's node for an epoch, and how the rank's steps found their samples in it.
+
+    Each rank sends it at the epoch's end. What moved is told by the first rank of each node.
+    """
+
+    attempt: int
+    rank: int
+    epoch: int
+    node: str
+    planned_bytes: int  # that the plan moves to the node for this epoch, less what it has still
+    moved_bytes: int  # of these, what was fetched ahead
+    moved: int  # and how many samples that were
+    moved_s: float  # from the plan until the last of them was there
+    read_bytes: int  # that the rank's steps read from the source, as the node did not have them
+    read: int  # and how many samples that were
+    waits: int  # steps of the rank that had to wait for such reads
+    waited_s: float  # and for how long
+    held_bytes: int  # in the node's directory at the epoch's end
+    at: float  # Unix time
+
+
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """The leader's introduction, once per attempt: all that planning needs to know."""
 
@@ -150,6 +173,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     # `Session(shapes=…)`: the grid of each rank's number of samples in a step,
     grid: int = 1
     length_grid: float = 0.0  # and that of padded lengths; 0: none
+    shards: Shards | None = None  # data that lives on nodes; None: each rank reads everything
 
     def sizes_array(self) -> npt.NDArray[np.float64]:
         """λ of every sample, shape [N]."""
@@ -301,6 +325,7 @@ Message = (
     | Adopted
     | Fallback
     | LongPhase
+    | DataEpoch
     | Hello
     | RunState
     | NodeState

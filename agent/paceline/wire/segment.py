@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.wire import problems
+from paceline.wire.shards import Moves
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 
 MOST_STEPS = 2**53  # a step's number is exact in JSON and in a double
@@ -58,6 +59,9 @@ class Segment(msgspec.Struct, frozen=True):
     why: str = ""  # this synchroniser, for the operator; empty: the policy has no other
     across: int = 0  # of `moved`: whose new holder is on another node
     pooled: bool = False  # ranks take batches over from each other; the leader says whether
+    # Where data lives on nodes: who holds other samples in the next epoch; None: not decided here.
+    moves: Moves | None = None
+    homes: bool = False  # and samples are trained on nodes that hold them, also while coasting
 
     @property
     def steps(self) -> int:
@@ -91,6 +95,7 @@ class Segment(msgspec.Struct, frozen=True):
             or _of_threads(self.threads, width)
             or self.synchroniser.problem(world)
             or problems.of_plain(self.memory, "memory")
+            or (None if self.moves is None else self.moves.problem(world, samples))
         )
 
 

@@ -5,7 +5,7 @@ stream                    writer → reader            messages
 ========================  =========================  ===========================================
 ``run_telemetry(run)``    ranks → ingest             `Hello`, `StepBatch`, `MetricBatch`,
                                                      `RoundBatch`, `Evaluation`, `Adopted`,
-                                                     `Fallback`, `LongPhase`
+                                                     `Fallback`, `LongPhase`, `DataEpoch`
                           `paceline run` → ingest    `RunState`
 ``node_telemetry(node)``  agent → ingest             `NodeState`; of the node's runs: `RunState`,
                                                      and what their ranks spooled

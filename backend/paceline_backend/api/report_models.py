@@ -38,6 +38,35 @@ class Round(BaseModel):
     )
 
 
+class DataEpoch(BaseModel):
+    """An epoch on a node, where data lives on nodes; sums over the node's ranks."""
+
+    attempt: int = Field(examples=[0])
+    epoch: int = Field(examples=[3])
+    node: str = Field(examples=["node-2"])
+    planned_bytes: int = Field(
+        description="that the plan moves to the node for this epoch, less what it still has",
+        examples=[48_300_000],
+    )
+    moved_bytes: int = Field(description="of these, what was fetched ahead", examples=[48_300_000])
+    moved: int = Field(description="samples that this was", examples=[412])
+    moved_s: float = Field(
+        description="from the plan until the last of them was there", examples=[3.9]
+    )
+    read_bytes: int = Field(
+        description="that steps read from the source, as the node did not have them", examples=[0]
+    )
+    read: int = Field(description="samples that this was", examples=[0])
+    waits: int = Field(
+        description="times that a rank's step had to wait for such reads", examples=[0]
+    )
+    waited_s: float = Field(description="for how long, in all", examples=[0.0])
+    held_bytes: int = Field(
+        description="in the node's directory at the epoch's end", examples=[9_000_000_000]
+    )
+    at: float = Field(description="Unix time of the epoch's end", examples=[1767225604.2])
+
+
 class InForce(BaseModel):
     """The rounds under one policy version."""
 

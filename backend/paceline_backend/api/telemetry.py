@@ -17,7 +17,7 @@ from paceline_backend.insight import workers
 from paceline_backend.insight.report import round_words
 from paceline_backend.policies import Predictor
 from paceline_backend.requests import InvalidRequestError
-from paceline_backend.store import choices, coverage, reads, rounds, switches
+from paceline_backend.store import choices, coverage, data_epochs, reads, rounds, switches
 from paceline_backend.store import runs as runs_store
 from paceline_backend.store.details.moments import steps_between
 
@@ -181,6 +181,18 @@ def list_rounds(
     with store_of(request).read() as connection:
         key = runs_store.key_of(connection, run)
         return rounds.rows(connection, key, (first, to), limit)
+
+
+@router.get("/data", response_model=list[report_models.DataEpoch])
+def list_data(
+    request: Request,
+    run: str,
+    limit: Annotated[int, Query(ge=1, le=100_000, description="the newest so many")] = 10_000,
+) -> Any:
+    """Where data lives on nodes: what moved to each for each epoch, and what steps waited for."""
+    with store_of(request).read() as connection:
+        key = runs_store.key_of(connection, run)
+        return data_epochs.rows(connection, key, limit)
 
 
 @router.get("/synchronisation", response_model=report_models.Synchronisation)

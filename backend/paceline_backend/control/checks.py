@@ -14,6 +14,7 @@ from functools import cached_property
 
 from paceline.wire import (
     Adopted,
+    DataEpoch,
     Evaluation,
     Fallback,
     Hello,
@@ -132,8 +133,8 @@ def problem(message: Message, world: int | None = None, samples: int | None = No
         return f"{type(error).__name__}: {error}"
 
 
-_OF_ATTEMPT = (Hello, Adopted, Evaluation, Fallback, LongPhase)
-_OF_RANK = (Evaluation, LongPhase)
+_OF_ATTEMPT = (Hello, Adopted, Evaluation, Fallback, LongPhase, DataEpoch)
+_OF_RANK = (Evaluation, LongPhase, DataEpoch)
 
 
 def _of_run(run: _Run, message: Message) -> str | None:

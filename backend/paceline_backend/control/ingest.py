@@ -32,6 +32,7 @@ from paceline.wire import (
     INGEST_GROUP,
     LIVE_LENGTH,
     Adopted,
+    DataEpoch,
     Evaluation,
     Fallback,
     Hello,
@@ -67,7 +68,7 @@ _AGAIN_S = 0.1  # between them
 _MOST_UNKNOWN = 1_000  # runs that are named in the log
 _TAKEN = (
     *(StepBatch, MetricBatch, RoundBatch, Evaluation, Adopted, Fallback, LongPhase),
-    *(Hello, RunState, NodeState),
+    *(DataEpoch, Hello, RunState, NodeState),
 )
 _NOT_SHOWN = (NodeState, RoundBatch, MetricBatch)  # who shows them asks the store
 _HOLD_S = 30.0  # longest: a run that reports for ever after its end does not stay

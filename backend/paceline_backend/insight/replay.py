@@ -31,6 +31,7 @@ _COMPARED = (
     "threads",
     "synchroniser",
     "why",
+    "moves",
 )
 _CHUNK = 256  # steps read at once
 
@@ -133,7 +134,10 @@ class _Replayer:
         feedback = single_batches(feedback, self._history.newest)
         self._history.recall(segment.feedback)
         problem = self._history.problem(segment.steps, segment.version, shuffle=segment.shuffled)
-        plan = policies.plan(policy, problem, feedback, shuffle=segment.shuffled)
+        ahead = None
+        if segment.moves is not None and self._history.shares_data(policy):
+            ahead = self._history.next_epoch(segment.version)
+        plan = policies.plan(policy, problem, feedback, shuffle=segment.shuffled, ahead=ahead)
         again = {
             "counts": plan.batches.counts.tolist(),
             "indices": plan.batches.samples.astype("<u4").tobytes(),
@@ -145,6 +149,7 @@ class _Replayer:
             "threads": plan.threads,
             "synchroniser": plan.synchroniser,
             "why": plan.why,
+            "moves": plan.moves,
         }
         different = [name for name in _COMPARED if not _same(again[name], getattr(segment, name))]
         if different:

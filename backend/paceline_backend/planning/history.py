@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from paceline.core.cost import SUM
-from paceline.wire import Hello, Segment
+from paceline.wire import Hello, Moves, Segment
 from paceline_backend.policies import Batches, Plan, Problem
-from paceline_backend.policies.base import Floats, Ints
+from paceline_backend.policies.base import Floats, Ints, Policy, Storage
+from paceline_backend.policies.solve.room import dealt
 
 AHEAD = 4096  # steps beyond the adopted ones that a record may be of: ranks report at once
 CHANGED = 0.1  # the shuffler runs again when a rank's share of the load has changed by so much,
 CURVED = 2.0  # or κ by this factor
+AHEAD_SHARE = 0.25  # of an epoch that is left when it is decided who holds what in the next
+ROOM = 0.9  # of a node's storage that is planned: what moves is on two nodes for a while
 
 
 class History:
@@ -34,6 +38,9 @@ class History:
         self._before = before  # until a controller has planned in this attempt
         self.sizes = hello.sizes_array()
         self.nodes = _numbered(hello)
+        # Where data lives on nodes: their storage, and what no node has.
+        self._storage = _storage(hello)
+        self._moves: Moves | None = None  # that come into force with the next epoch, if decided
         self.epoch = hello.epoch
         self.seq = 0  # of the next segment
         self.step = hello.step  # its first
@@ -44,6 +51,9 @@ class History:
         self._remaining = np.ones(len(self.sizes), bool)
         self._remaining[np.frombuffer(hello.used, "<u4")] = False
         self._holder: Ints = np.arange(len(self.sizes), dtype=np.int64) % hello.world
+        if self._storage is not None and hello.shards is not None:
+            self.nodes = np.array(hello.shards.nodes)
+            self._holder = dealt(hello.shards.holders(), self.nodes, self._storage)
         self._holder_lent = False  # to a problem
         self._epoch_known = True  # `_remaining` is right
         self._holder_known = np.ones(len(self.sizes), bool)  # for which samples `_holder` is right
@@ -52,6 +62,7 @@ class History:
         self._placement: Ints | None = None
         self._order: Ints | None = None
         self._shuffled_for: tuple[int, int] | None = None
+        self._moves_for = (-1, -1)  # epoch and version of `_moves`
         self._cost = SUM
         self._shares: Floats = np.empty(0)
         self._memory: tuple[int, dict[str, Any]] = (-1, {})  # version; of its last segment
@@ -79,7 +90,9 @@ class History:
             version: of the policy that plans it.
             shuffle: the placement is that which the shuffler starts from, not its last result.
         """
-        hello = self.hello
+        hello, storage = self.hello, self._storage
+        if storage is not None and self._moves is not None:
+            storage = storage.settled
         placed = self._placement is not None and not shuffle
         remaining = np.flatnonzero(self._remaining)
         self._holder_lent = True
@@ -103,6 +116,42 @@ class History:
             devices=hello.devices,
             grid=hello.grid,
             length_grid=hello.length_grid,
+            storage=storage,
+        )
+
+    def shares_data(self, policy: Policy) -> bool:
+        """Whether data lives on several nodes, and the policy trains it where it is."""
+        return self._storage is not None and policy.homes
+
+    def ahead(self, steps: int, version: int, policy: Policy) -> Problem | None:
+        """The whole next epoch, if it is time to decide who holds which samples in it.
+
+        That is with the first segment after which a quarter of the epoch is left, or less.
+
+        Args:
+            steps: of the next segment.
+            version: of the policy that plans it.
+            policy: that plans it.
+        """
+        hello, last = self.hello, self.hello.epochs
+        left = int(np.count_nonzero(self._remaining)) - steps * hello.global_batch
+        if not self.shares_data(policy) or self._moves is not None or self.lost:
+            return None
+        if left > AHEAD_SHARE * len(self.sizes) or (last is not None and self.epoch + 1 >= last):
+            return None
+        return self.next_epoch(version)
+
+    def next_epoch(self, version: int) -> Problem:
+        """The whole next epoch, with the placement of what this one has used so far."""
+        assert self._storage is not None
+        problem = self.problem(0, version, shuffle=True)
+        everything = np.arange(len(self.sizes))
+        return replace(
+            problem,
+            remaining=everything,
+            order=everything,
+            epoch=self.epoch + 1,
+            storage=replace(self._storage, ahead=True),
         )
 
     def memory(self, version: int) -> dict[str, Any]:
@@ -161,6 +210,12 @@ class History:
         samples = np.frombuffer(segment.indices, "<u4").astype(np.int64)
         batches = Batches(np.asarray(segment.counts, np.int64), samples)
         self._remaining[samples] = False
+        if segment.moves is not None:
+            self._moves, self._moves_for = segment.moves, (segment.epoch + 1, segment.version)
+        if self._storage is not None:
+            loose = self._storage.loose.copy()  # problems made before keep theirs
+            loose[samples] = False
+            self._storage = replace(self._storage, loose=loose)
         if self._holder_lent:  # problems made before, and what was planned on them, keep theirs
             self._holder = self._holder.copy()
             self._holder_lent = False
@@ -189,8 +244,24 @@ class History:
             self._order = self._order[self._remaining[self._order]]
 
     def _begin_epoch(self, epoch: int) -> None:
+        if self._moves is not None:
+            samples, ranks = self._moves.arrays()
+            self._holder = self._holder.copy()
+            self._holder[samples] = ranks
+            self._placement, self._order = self._holder.copy(), None
+            self._shuffled_for = self._moves_for
+            self._moves = None
         self.epoch = epoch
         self._remaining[:] = True
+
+
+def _storage(hello: Hello) -> Storage | None:
+    """What nodes keep; None: data does not live on several nodes."""
+    shards = hello.shards
+    if shards is None or len(shards.limits) < 2:
+        return None
+    room = (np.array(shards.limits) * ROOM).astype(np.int64)
+    return Storage(room, shards.lengths_array(), shards.holders() < 0)
 
 
 def _numbered(hello: Hello) -> Ints | None:

@@ -71,11 +71,12 @@ def offer(
     slowest = slowest_steps(feedback, hello.world) if shared else 0.0
     steps = segment_steps(step_s, hasty=hasty, plan_s=plan_s, relaxed=relaxed, slowest=slowest)
     problem = history.problem(steps, version, shuffle=shuffle)
-    plan = policies.plan(policy, problem, feedback, shuffle=shuffle, choice=choice)
+    ahead = history.ahead(steps, version, policy)
+    plan = policies.plan(policy, problem, feedback, shuffle=shuffle, choice=choice, ahead=ahead)
     if policy.recomposes and not shuffle and history.outdated(plan):
         shuffle = True
         problem = history.problem(steps, version, shuffle=True)
-        plan = policies.plan(policy, problem, feedback, shuffle=True, choice=choice)
+        plan = policies.plan(policy, problem, feedback, shuffle=True, choice=choice, ahead=ahead)
     segment = Segment(
         seq=history.seq,
         epoch=history.epoch,
@@ -98,6 +99,8 @@ def offer(
         synchroniser=plan.synchroniser,
         why=plan.why,
         pooled=shared,
+        moves=plan.moves,
+        homes=history.shares_data(policy),
     )
     return Offer(segment, plan)
 

@@ -46,6 +46,7 @@ from paceline_backend.policies.values import (
     Ints,
     Models,
     Problem,
+    Storage,
     usable,
 )
 
@@ -73,6 +74,7 @@ __all__ = [
     "Problem",
     "Scheduler",
     "Shuffler",
+    "Storage",
     "plan",
     "usable",
 ]

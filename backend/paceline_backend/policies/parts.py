@@ -183,6 +183,7 @@ class Policy:
     recomposes: bool = False  # `compose` is called again when the ranks' speeds have changed
     plain_batches: bool = False  # each global batch holds the same samples as under plain DDP
     foretells: bool = False  # regular pauses of ranks are foretold: see `Models.at`
+    homes: bool = False  # its scheduler trains samples on the nodes that have them: see `Storage`
     threads: bool = False  # the policy sets CPU threads, whose effect telemetry does not show
     accounts: Accounts = Accounts()
 

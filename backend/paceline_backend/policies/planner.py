@@ -11,6 +11,7 @@ import numpy as np
 
 from paceline.core.cost import SUM, Cost, features
 from paceline.core.shapes import raised
+from paceline.wire.shards import Moves
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 from paceline_backend.policies import pauses
 from paceline_backend.policies.parts import CHOOSER, PAUSES, Choice, Policy
@@ -35,6 +36,7 @@ class Plan:
     synchroniser: Synchronisation = ALLREDUCE
     why: str = ""  # why this synchroniser was chosen
     across: int = 0  # of `moved`: to another node
+    moves: Moves | None = None  # what gets another holder with the next epoch, if that was asked
 
     @property
     def assignments(self) -> list[list[Ints]]:
@@ -49,6 +51,7 @@ def plan(
     *,
     shuffle: bool,
     choice: Choice | None = None,
+    ahead: Problem | None = None,
 ) -> Plan:
     """Plans the next segment. Controller, replay, simulator and tests all call this function.
 
@@ -60,6 +63,8 @@ def plan(
             controller's takeover.
         choice: result of `Policy.choose` for this feedback and memory, if the caller already has
             it; None: `Policy.choose` is called here.
+        ahead: the whole next epoch, whose placement is to be planned, too, once speeds are known;
+            its own placement is that of what this epoch has used. None: it is not.
     """
     if problem.length_grid:
         feedback = replace(feedback, longest=raised(feedback.longest, problem.length_grid))
@@ -78,6 +83,19 @@ def plan(
         across = problem.across(problem.placement, placement)
         problem = replace(problem, placement=placement)
         problem = replace(problem, order=policy.scheduler.compose(problem, models))
+    moves = None
+    if ahead is not None and models.known:  # else what moves by equal speeds would have to go back
+        held = ahead.placement.copy()
+        held[problem.remaining] = problem.placement[problem.remaining]  # who is to train them yet
+        ahead = replace(ahead, placement=held)
+        placement = policy.shuffler.shuffle(ahead, models)
+        away = np.flatnonzero(placement != ahead.placement)
+        # It rests on where this epoch's remaining samples are to be trained.
+        storage = None if problem.storage is None else problem.storage.settled
+        problem = replace(problem, storage=storage)
+        moves = Moves.of(away, placement[away])
+        moved += len(away)
+        across += ahead.across(ahead.placement, placement)
     if choice is None:
         choice = policy.choose(
             feedback,
@@ -121,6 +139,7 @@ def plan(
         choice.synchroniser,
         choice.why,
         across,
+        moves,
     )
 
 

@@ -198,6 +198,28 @@ class Batches:
 
 
 @dataclass(frozen=True)
+class Storage:
+    """Where data lives on nodes: what they have room for, and which samples may change their node.
+
+    Samples that may not are trained on the node that has them.
+    """
+
+    room: Ints  # [nodes] bytes of samples that the plan may place on each node
+    lengths: Ints  # [N] bytes of each sample
+    loose: npt.NDArray[np.bool_]  # [N] samples that no node has so far: they may go anywhere
+    ahead: bool = False  # the placement is the next epoch's: each sample may move
+
+    @property
+    def settled(self) -> Storage:
+        """The same, once it is decided who holds what: no sample may go anywhere else."""
+        return replace(self, loose=np.zeros_like(self.loose))
+
+    def keeps(self, remaining: Ints) -> bool:
+        """Whether some of these samples must be trained where they are."""
+        return not bool(self.loose[remaining].all())
+
+
+@dataclass(frozen=True)
 class Problem:
     """Everything that a plan depends on, besides feedback."""
 
@@ -222,6 +244,7 @@ class Problem:
     # `plan` puts the scheduler's numbers of samples on this grid,
     grid: int = 1
     length_grid: float = 0.0  # and padded lengths on this one; 0: none
+    storage: Storage | None = None  # with `nodes`; None: each rank reads every sample
 
     def across(self, before: Ints, after: Ints) -> int:
         """How many samples get to another node.

@@ -15,6 +15,7 @@ import numpy as np
 from paceline.core.emulation import Emulation
 from paceline.wire import (
     MOST_WHY,
+    DataEpoch,
     Evaluation,
     Fallback,
     GpuState,
@@ -63,7 +64,10 @@ def of_hello(hello: Hello) -> str | None:
         return f"loss_mean is {hello.loss_mean!r}: it must be 'samples' or 'size'"
     if hello.epochs is not None and not 0 <= hello.epochs < _BIG:
         return f"epochs is {hello.epochs}: it must be at least 0"
-    return _of_samples(hello) or _of_ranks(hello) or _of_emulated(hello)
+    reason = _of_samples(hello) or _of_ranks(hello) or _of_emulated(hello)
+    if reason is None and hello.shards is not None:
+        return hello.shards.problem(hello.world, hello.samples)
+    return reason
 
 
 def _of_samples(hello: Hello) -> str | None:
@@ -149,6 +153,19 @@ def of_evaluation(message: Evaluation) -> str | None:
     if message.samples is not None and not 0 < message.samples < _BIG:
         reason = reason or f"samples is {message.samples}: it must be at least 1"
     return reason or wire_metrics.of_evaluation(message)
+
+
+def of_data_epoch(message: DataEpoch) -> str | None:
+    """What is wrong with the word of an epoch whose data lives on nodes."""
+    if not 0 < len(message.node) <= _LONGEST_NAME:
+        return f"node has {len(message.node)} characters: it must have 1 to {_LONGEST_NAME}"
+    bounds = {"attempt": _SMALL, "rank": MOST_RANKS, "epoch": _INT}
+    counts = ("planned_bytes", "moved_bytes", "moved", "read_bytes", "read", "waits", "held_bytes")
+    return (
+        of_whole(message, bounds | dict.fromkeys(counts, _BIG))
+        or of_times(message, ("moved_s", "waited_s", "at"))
+        or of_text(message.node, "node")
+    )
 
 
 def of_run_state(change: RunState) -> str | None:

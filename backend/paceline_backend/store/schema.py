@@ -309,6 +309,28 @@ long_phases = Table(
     sqlite_with_rowid=False,
 )
 
+# Where data lives on nodes: a row for each epoch, from each rank; what moved, from one of a node.
+data_epochs = Table(
+    "data_epochs",
+    metadata,
+    Column("run", BigInteger, ForeignKey("runs.key", ondelete="CASCADE"), primary_key=True),
+    Column("attempt", SmallInteger, primary_key=True),
+    Column("epoch", Integer, primary_key=True),
+    Column("rank", Integer, primary_key=True),
+    Column("node", Text, nullable=False),
+    Column("planned_bytes", BigInteger, nullable=False),
+    Column("moved_bytes", BigInteger, nullable=False),
+    Column("moved", BigInteger, nullable=False),  # samples
+    Column("moved_s", Double, nullable=False),
+    Column("read_bytes", BigInteger, nullable=False),  # from the source, by steps
+    Column("read", BigInteger, nullable=False),
+    Column("waits", BigInteger, nullable=False),  # steps
+    Column("waited_s", Double, nullable=False),
+    Column("held_bytes", BigInteger, nullable=False),
+    Column("at", Double, nullable=False),
+    sqlite_with_rowid=False,
+)
+
 switches = Table(
     "switches",
     metadata,

@@ -11,11 +11,13 @@ import atexit
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING
 
 from torch.distributed import DistError, DistStoreError
 
+from paceline.data.keeper import NodePart
 from paceline.train.parts import Part, get_part, part_key, put_part
 
 if TYPE_CHECKING:
@@ -32,9 +34,16 @@ class Fetcher:
         store: the ranks' store. The thread has a connection of its own, because a call that waits
             would hold up the others.
         rank: whose parts to fetch.
+        on_node: the thread calls it with what a segment says about this rank's node.
     """
 
-    def __init__(self, store: Store, rank: int) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        on_node: Callable[[NodePart], None] = lambda part: None,
+    ) -> None:
+        self._on_node = on_node
         self._store = store
         self._rank = rank
         self._wait_s = store.timeout.total_seconds()  # type: ignore[attr-defined]
@@ -113,6 +122,8 @@ class Fetcher:
             if time.monotonic() - began < self._wait_s / 2:
                 raise
             return -1
+        if part.node is not None:
+            self._on_node(part.node)
         self._parts.put(part)
         store.delete_key(part_key(self._segment, self._rank))
         self._segment += 1

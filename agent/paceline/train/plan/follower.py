@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from paceline.core.errors import PacelineError
+from paceline.data.keeper import NodePart
 from paceline.train.parts import Part, Step, get_part, part_key
 from paceline.train.plan.fetcher import Fetcher
 
@@ -26,14 +27,22 @@ class Follower:
         store: the ranks' store.
         rank: the rank whose parts to read.
         leader: on rank 0; None on the other ranks.
+        on_node: called, in any thread, with what each segment says about this rank's node.
     """
 
-    def __init__(self, store: Store, rank: int, leader: Leader | None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        rank: int,
+        leader: Leader | None,
+        on_node: Callable[[NodePart], None] = lambda part: None,
+    ) -> None:
         self._store = store
         self._rank = rank
         self._leader = leader
         self._segment = 0
-        self._fetcher = Fetcher(store, rank) if leader is None else None
+        self._on_node = on_node
+        self._fetcher = Fetcher(store, rank, on_node) if leader is None else None
         self.stopped = False
         self.reforms = False  # it stopped because nodes join or leave
         self.waits = False  # for a segment: any thread may ask
@@ -90,4 +99,6 @@ class Follower:
         part = get_part(self._store, self._segment, self._rank)
         self._store.delete_key(part_key(self._segment, self._rank))
         self._segment += 1
+        if part.node is not None:
+            self._on_node(part.node)
         return part

@@ -19,10 +19,11 @@ from paceline.core.ledger import Ledger
 from paceline.core.pool import is_pooled
 from paceline.core.terms import Terms
 from paceline.train.parts import MicroBatch, Part, left_key, part_key, put_part
+from paceline.train.plan.homes import Homes
 from paceline.train.plan.proposals import Proposals
 from paceline.train.plan.waits import Waits
 from paceline.train.sync import pool, stealing
-from paceline.wire import ALLREDUCE, Adopted, Segment, pack_indices
+from paceline.wire import ALLREDUCE, Adopted, Segment, Shards, pack_indices
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +76,7 @@ class Leader:
             micro-batches. Empty: nothing is cut.
         reforms: whether nodes are about to join or leave, so that the plan shall end.
         uneven: whether ranks may have different numbers of turns of the script's loop.
+        shards: which node has which sample, where data lives on nodes.
     """
 
     def __init__(
@@ -94,7 +96,9 @@ class Leader:
         micro: Sequence[int] = (),
         reforms: Callable[[], bool] = lambda: False,
         uneven: Callable[[], bool] = lambda: False,
+        shards: Shards | None = None,
     ) -> None:
+        self._homes = Homes(shards) if shards is not None else None
         self._uneven = uneven
         self._reforms = reforms
         self._terms = terms
@@ -133,6 +137,8 @@ class Leader:
         if epoch != self._ledger.epoch:
             self._ledger = self._ledger_of(epoch)
             self._ahead.clear()
+        if self._homes is not None:
+            self._homes.enter(epoch)
         if self._reforms():
             logger.info("nodes join or leave: all ranks end before step %d", self._step)
             self._end(epoch, reform=True)
@@ -271,7 +277,10 @@ class Leader:
         steps = min(self._coast_steps, self._most_coasted())
         if synchroniser != ALLREDUCE:
             steps = max(MOST_COASTED, steps)
-        assignments = self._ledger.coast(steps, self._world, self._sizes, shares)
+        homes = None
+        if self._homes is not None and last is not None and last.homes:
+            homes = self._homes.nodes, self._homes.of
+        assignments = self._ledger.coast(steps, self._world, self._sizes, shares, homes)
         counts, indices = pack_indices(assignments)
         return Segment(
             seq=self.seq,
@@ -287,6 +296,7 @@ class Leader:
             plan_s=time.perf_counter() - started,
             threads=list(last.threads) if last is not None else [],
             synchroniser=synchroniser,
+            homes=homes is not None,
         )
 
     def _adopt(self, segment: Segment) -> None:
@@ -294,6 +304,11 @@ class Leader:
         parts = self._parts(segment)
         if self._micro:
             parts = [self._cut(part, most) for part, most in zip(parts, self._micro, strict=True)]
+        if self._homes is not None:
+            for keeper, of_node in zip(
+                self._homes.keepers, self._homes.parts(segment), strict=True
+            ):
+                parts[keeper] = msgspec.structs.replace(parts[keeper], node=of_node)
         if segment.synchroniser.steals and not self._micro:  # else ranks do not steal
             sizes = [self._sizes[np.frombuffer(part.indices, "<u4")] for part in parts]
             stealing.put(self._store, parts, sizes)

@@ -11,6 +11,7 @@ import orjson
 from paceline.wire import (
     ENDED,
     Adopted,
+    DataEpoch,
     Evaluation,
     Fallback,
     LongPhase,
@@ -30,7 +31,7 @@ _STEPS_PER_EVENT = 500
 _REMEMBERED = 10_000  # steps that are not sent again
 
 # Messages that change nothing in the run's row.
-_NOT_OF_RUN = (StepBatch, Adopted, Fallback, LongPhase)
+_NOT_OF_RUN = (StepBatch, Adopted, Fallback, LongPhase, DataEpoch)
 
 Event = dict[str, Any]
 Entry = tuple[bytes, dict[bytes, bytes]]

@@ -29,9 +29,16 @@ from paceline_backend.policies.parameters import Parameters
 from paceline_backend.policies.predict.estimators import Regressor, predictor_of
 from paceline_backend.policies.predict.linear import PerSamplePredictor, WindowSteps
 from paceline_backend.policies.solve.counts import bounds
-from paceline_backend.policies.solve.filling import Filling, fill, largest_first, level_out
+from paceline_backend.policies.solve.filling import (
+    Filling,
+    fill,
+    homes_of,
+    largest_first,
+    level_out,
+)
 from paceline_backend.policies.solve.holdings import split
 from paceline_backend.policies.solve.nodes import kept_on_nodes
+from paceline_backend.policies.solve.room import Room
 
 _ROUNDS = 2  # of levelling a step; a third round gains less than 0.1 ‰
 
@@ -56,19 +63,26 @@ class PaperScheduler:
         _, most = bounds(problem)
         plan = []
         for count in problem.batch_sizes():
-            step = Filling(models, most, holdings)
+            step = Filling(models, most, holdings, homes_of(problem))
             held = np.array([len(h) for h in holdings])
             rank = int(rng.choice(problem.world, p=held / held.sum()))
             able = rank if most[rank] else int(most.argmax())
             step.give(able, rank, int(rng.integers(held[rank])))
-            least = [(ett, rank) for rank, ett in enumerate(step.ett) if not step.full(rank)]
-            heapq.heapify(least)
+            least = step.open()
             longest = max(step.ett)
-            for _ in range(count - 1):
+            given = 1
+            while given < count:
+                if not least:  # of the nodes that have samples, no rank takes more
+                    step.nodes = None
+                    least = step.open()
                 rank = least[0][1]
                 gap = (longest - step.ett[rank] - step.c[rank]) / step.a[rank]
                 source = step.source(rank)
+                if source is None:
+                    heapq.heappop(least)
+                    continue
                 step.give(rank, source, holdings[source].fitting(gap))
+                given += 1
                 longest = max(longest, step.ett[rank])
                 if step.full(rank):
                     heapq.heappop(least)
@@ -99,7 +113,7 @@ class LevelledScheduler:
         _, most = bounds(problem)
         plan = []
         for count in problem.batch_sizes():
-            step = Filling(models, most, holdings)
+            step = Filling(models, most, holdings, homes_of(problem))
             if count == sum(map(len, holdings)):
                 largest_first(step)
             else:
@@ -117,7 +131,8 @@ class ChronicaShuffler:
     A worker whose total ETT is above the level gives up samples until its ETT is not, beginning
     with the largest sample that fits its surplus. These samples go, largest first, to the least
     loaded worker, at this worker's cost. On several nodes, samples then change places so that fewer
-    change their node (`solve.nodes`).
+    change their node (`solve.nodes`). Where data lives on nodes, samples go only where they may and
+    where there is room for them (`solve.room`).
 
     Args:
         paper: True: the level is the mean of the totals, as in the paper. False: the level is the
@@ -136,17 +151,25 @@ class ChronicaShuffler:
         total = models.a * load + models.c * count + models.b * steps
         weight = np.ones(problem.world) if self.paper else 1.0 / models.a
         level = float(np.average(total, weights=weight))
+        room = None if problem.storage is None else Room(problem)
         pool: list[tuple[float, int]] = []
         for rank, held in enumerate(holdings):
             a, c = float(models.a[rank]), float(models.c[rank])
-            while total[rank] > level and held:
+            while held and (total[rank] > level or (room is not None and room.over(rank))):
                 sample, size = held.take(held.fitting((total[rank] - level - c) / a))
                 total[rank] -= a * size + c
                 pool.append((-size, sample))
+                if room is not None:
+                    room.give_up(sample, rank)
         placement = problem.placement.copy()
         for negative, sample in sorted(pool):
             cost = models.a * -negative + models.c
-            rank = int(np.argmin(total if self.paper else total + cost))
+            after = total if self.paper else total + cost
+            if room is not None:
+                after = np.where(room.admitted(sample, int(placement[sample])), after, np.inf)
+            rank = int(np.argmin(after))
+            if room is not None:
+                room.take(sample, rank)
             total[rank] += cost[rank]
             placement[sample] = rank
         if problem.nodes is None or self.paper:
@@ -204,6 +227,7 @@ def make(parameters: ChronicaParameters) -> Policy:
         predictor=PerSamplePredictor(window) if per_sample else learns,
         scheduler=PaperScheduler() if paper else LevelledScheduler(),
         shuffler=ChronicaShuffler(paper),
+        homes=True,
         accounts=Accounts(cost="sum", speeds=True),
     )
 

@@ -12,6 +12,7 @@
     order      `epoch_order`: the order that PyTorch's DistributedSampler draws
     holdings   the samples that a worker holds, sorted by size (CHRONICA)
     filling    a global batch that is filled from holdings (CHRONICA)
+    room       what nodes have room for, where data lives on them
     workers    `Workers`: models as compiled code takes them, and bounds
 
 Schedulers and allocators of the presets call these::

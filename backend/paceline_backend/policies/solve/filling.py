@@ -7,14 +7,29 @@ from math import inf
 
 import numpy as np
 
+from paceline_backend.policies.base import Problem
 from paceline_backend.policies.solve.holdings import Holdings
 from paceline_backend.policies.values import Floats, Ints, Models
+
+
+def homes_of(problem: Problem) -> list[int] | None:
+    """The node of each rank where samples have to stay on their nodes; None: they do not."""
+    if problem.storage is None or problem.nodes is None:
+        return None
+    return problem.nodes.tolist() if problem.storage.keeps(problem.remaining) else None
 
 
 class Filling:
     """One global batch while it is filled. It uses lists: NumPy scalars would make picks slow."""
 
-    def __init__(self, models: Models, most: Ints, holdings: list[Holdings]) -> None:
+    def __init__(
+        self,
+        models: Models,
+        most: Ints,
+        holdings: list[Holdings],
+        nodes: list[int] | None = None,
+    ) -> None:
+        self.nodes = nodes  # of each rank, where samples stay on their nodes
         self.most: list[int] = most.tolist()
         self.a: list[float] = models.a.tolist()
         self.c: list[float] = models.c.tolist()
@@ -23,8 +38,10 @@ class Filling:
         self.holdings = holdings
         self._left: Floats | None = None  # [W] time of the held samples; None: not needed so far
 
-    def source(self, rank: int) -> int:
+    def source(self, rank: int) -> int | None:
         """The worker that holds the next sample of `rank`: itself, or the one with most left to do.
+
+        Where samples stay on their nodes, a worker of the same node; None: it has none left.
 
         The paper does not say what the least loaded worker does when it holds no sample. A sample
         of another worker changes its holder and counts as moved.
@@ -33,7 +50,16 @@ class Filling:
             return rank
         if self._left is None:
             self._left = np.array([self._left_of(rank) for rank in range(len(self.holdings))])
-        return int(self._left.argmax())
+        if self.nodes is None:
+            return int(self._left.argmax())
+        on_node = np.where(np.array(self.nodes) == self.nodes[rank], self._left, -inf)
+        return int(on_node.argmax()) if on_node.max() > -inf else None
+
+    def open(self) -> list[tuple[float, int]]:
+        """The workers that are not full, with their ETT, as a heap."""
+        least = [(ett, rank) for rank, ett in enumerate(self.ett) if not self.full(rank)]
+        heapq.heapify(least)
+        return least
 
     def give(self, rank: int, source: int, at: int) -> None:
         """Gives `rank` the sample at position `at` of the holdings of `source`."""
@@ -72,14 +98,25 @@ def fill(step: Filling, draws: list[float]) -> None:
         typical = held.load / len(held) if held else 0.0
         return step.ett[rank] + step.a[rank] * typical + step.c[rank]
 
-    first = [(done(rank), rank) for rank in range(len(step.a)) if not step.full(rank)]
-    heapq.heapify(first)
+    def all_open() -> list[tuple[float, int]]:
+        first = [(done(rank), rank) for rank in range(len(step.a)) if not step.full(rank)]
+        heapq.heapify(first)
+        return first
+
+    first = all_open()
     for draw in draws:
+        while (source := step.source(first[0][1])) is None:
+            heapq.heappop(first)
+            if not first:  # of the nodes that have samples, no rank takes more
+                step.nodes = None
+                first = all_open()
         rank = first[0][1]
-        source = step.source(rank)
         step.give(rank, source, int(draw * len(step.holdings[source])))
         if step.full(rank):
             heapq.heappop(first)
+            if not first:
+                step.nodes = None
+                first = all_open()
         else:
             heapq.heapreplace(first, (done(rank), rank))
 
@@ -111,15 +148,19 @@ def level_out(step: Filling) -> None:
 def largest_first(step: Filling) -> None:
     """Gives all held samples, largest first, each to the worker that would be done first."""
     rest = sorted(
-        (-size, sample)
-        for held in step.holdings
+        (-size, sample, holder)
+        for holder, held in enumerate(step.holdings)
         for size, sample in zip(held.sizes, held.samples, strict=True)
     )
+    nodes = None if step.nodes is None else np.array(step.nodes)
     a, c, ett = np.array(step.a), np.array(step.c), np.array(step.ett)
     for rank in range(len(a)):
         if step.full(rank):
             ett[rank] = inf
-    for size, sample in rest:
-        rank = int(np.argmin(ett + a * -size + c))
+    for size, sample, holder in rest:
+        done = ett + a * -size + c
+        if nodes is not None and np.isfinite(done[nodes == nodes[holder]]).any():
+            done[nodes != nodes[holder]] = inf
+        rank = int(np.argmin(done))
         step.add(rank, sample, -size)
         ett[rank] = inf if step.full(rank) else step.ett[rank]

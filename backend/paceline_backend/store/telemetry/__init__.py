@@ -11,6 +11,7 @@ Messages may come late, in any order and repeatedly; the tables end up the same,
 * `Adopted` → ``segments``; a policy version's earliest one tells when that switch took effect.
 * `Fallback` → ``segments.fallback``, if the segment is there.
 * `LongPhase` → ``long_phases``: the newest of each rank.
+* `DataEpoch` → ``data_epochs``: one row for each epoch and rank.
 * `Hello`, `RunState` → ``runs``: the latest attempt's Hello; states only go forward, an end is
   final unless it was only assumed. Whatever comes of a run is a sign that it lives.
 * `RunState` of a run on several nodes → ``run_nodes``; `several` says what they come to together.
@@ -30,6 +31,7 @@ from dataclasses import dataclass, field
 from paceline.wire import (
     ENDED,
     Adopted,
+    DataEpoch,
     Evaluation,
     Fallback,
     Hello,
@@ -44,6 +46,7 @@ from paceline.wire import (
 from paceline_backend.store.database import Store
 from paceline_backend.store.telemetry import (
     attempts,
+    data,
     fallbacks,
     locked,
     nodes,
@@ -97,6 +100,7 @@ def write(
         locked.save(connection, runs.values())
         segments.write(connection, [(r, m) for r, m in known if isinstance(m, Adopted)])
         fallbacks.write(connection, [(r, m) for r, m in known if isinstance(m, Fallback)])
+        data.write(connection, [(r, m) for r, m in known if isinstance(m, DataEpoch)])
         phases.write(connection, [(r, m) for r, m in known if isinstance(m, LongPhase)])
         nodes.write(connection, [m for _, m in messages if isinstance(m, NodeState)])
         rows = steps.write(connection, [(r, m) for r, m in known if isinstance(m, StepBatch)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from paceline.wire import (
     Adopted,
+    DataEpoch,
     Evaluation,
     Fallback,
     Hello,
@@ -51,6 +52,8 @@ def problem(message: Message, world: int | None = None, samples: int | None = No
             reason = refusals.of_evaluation(message)
         case MetricBatch():
             reason = next(filter(None, map(refusals.of_metrics, message.records)), None)
+        case DataEpoch():
+            reason = refusals.of_data_epoch(message)
         case Adopted():
             reason = of_whole(message, {"attempt": 2**15}) or of_times(message, ("adopted_at",))
             if reason is None and (wrong := message.segment.problem(world, samples)):

@@ -1,0 +1,23 @@
+"""Data that lives on nodes: each node keeps its shard of the samples in a directory.
+
+- `sources`: where samples come from: files, ranges of large files, HTTP;
+- `directory`: the samples that a node keeps, within a bound, shared by its ranks;
+- `sharded`: the data set that a script gives to `Session`;
+- `keeper`: the thread that fetches ahead what a node will need, one on each node.
+
+    data = paceline.data.Sharded(
+        paceline.data.Ranges("https://store/train.bin", offsets),
+        directory="/scratch/shard",
+        limit_bytes=200 << 30,
+        bandwidth=50e6,
+        decode=decode,
+    )
+    session = paceline.Session(data, sizes=frames, global_batch=64)
+
+docs/data-on-nodes.md says what moves when.
+"""
+
+from paceline.data.sharded import Sharded
+from paceline.data.sources import Files, Ranges, Source
+
+__all__ = ["Files", "Ranges", "Sharded", "Source"]

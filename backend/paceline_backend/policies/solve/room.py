@@ -1,0 +1,81 @@
+"""What nodes have room for while samples get other holders."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline_backend.policies.base import Ints, Problem, Storage
+
+
+class Room:
+    """Keeps account of the nodes' bytes. It starts from a problem's placement.
+
+    Args:
+        problem: with `nodes` and `storage`.
+    """
+
+    def __init__(self, problem: Problem) -> None:
+        assert problem.nodes is not None and problem.storage is not None
+        self._nodes, self._storage = problem.nodes, problem.storage
+        self.left = problem.storage.room - held(problem.placement, problem.nodes, problem.storage)
+
+    def over(self, rank: int) -> bool:
+        """Whether the rank's node has to give samples up, since it has no room for all."""
+        return bool(self.left[self._nodes[rank]] < 0)
+
+    def give_up(self, sample: int, rank: int) -> None:
+        """A rank gives a sample up."""
+        self.left[self._nodes[rank]] += self._storage.lengths[sample]
+
+    def admitted(self, sample: int, giver: int) -> npt.NDArray[np.bool_]:
+        """Which ranks may take a sample that was given up, [W]; never none."""
+        at_home: npt.NDArray[np.bool_] = self._nodes == self._nodes[giver]
+        fits: npt.NDArray[np.bool_] = self.left[self._nodes] >= self._storage.lengths[sample]
+        if not (self._storage.ahead or self._storage.loose[sample]):
+            return at_home
+        return fits if fits.any() else at_home
+
+    def take(self, sample: int, rank: int) -> None:
+        """A rank takes a sample."""
+        self.left[self._nodes[rank]] -= self._storage.lengths[sample]
+
+
+def held(placement: Ints, nodes: Ints, storage: Storage) -> Ints:
+    """Bytes that each node holds, [nodes].
+
+    Args:
+        placement: rank of each sample, [N].
+        nodes: of each rank, [W].
+        storage: of the nodes.
+    """
+    bytes_ = np.bincount(nodes[placement], storage.lengths, len(storage.room))
+    return bytes_.astype(np.int64)
+
+
+def dealt(holders: Ints, nodes: Ints, storage: Storage) -> Ints:
+    """A rank for each sample of a data set, [N]: one of the node that has it, else in turn.
+
+    Samples that no node has go to ranks by their index, but not to nodes without room while others
+    have some.
+
+    Args:
+        holders: node that has each sample, or -1, [N].
+        nodes: of each rank, [W].
+        storage: of the nodes.
+    """
+    world, samples = len(nodes), len(holders)
+    placement = np.arange(samples, dtype=np.int64) % world
+    for node in range(len(storage.room)):
+        ranks, mine = np.flatnonzero(nodes == node), np.flatnonzero(holders == node)
+        placement[mine] = ranks[np.arange(len(mine)) % len(ranks)]
+    left = storage.room - held(placement, nodes, storage)
+    for sample in np.flatnonzero(holders < 0).tolist() if (left < 0).any() else []:
+        length, node = storage.lengths[sample], nodes[placement[sample]]
+        if left[node] < 0 and left.max() >= length:
+            most = int(left.argmax())
+            ranks = np.flatnonzero(nodes == most)
+            placement[sample] = ranks[sample % len(ranks)]
+            left[node] += length
+            left[most] -= length
+    return placement

@@ -1,0 +1,154 @@
+"""Ranks whose data lives on nodes: directories of one machine, and a source over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import paceline
+from support.http_files import FileServer, served
+from support.ranks import RankError, Ranks
+
+pytestmark = pytest.mark.ranks
+SAMPLES, SIZE = 48, 50
+ALL = list(range(SAMPLES))
+
+
+def content(index: int) -> bytes:
+    return bytes([index]) * SIZE
+
+
+def decode(data: bytes, index: int) -> tuple[int, Tensor]:
+    assert data == content(index)
+    return index, torch.tensor([float(index)])
+
+
+@pytest.fixture(scope="module")
+def ranks() -> Iterator[Ranks]:
+    pool = Ranks(3)
+    yield pool
+    pool.stop()
+
+
+@pytest.fixture
+def server() -> Iterator[FileServer]:
+    with served(b"".join(map(content, range(SAMPLES)))) as made:
+        yield made
+
+
+def train(
+    url: str, directories: list[str], limit: int, epochs: int, options: dict[str, Any]
+) -> tuple[list[list[int]], list[dict[str, Any]]]:
+    """The samples of each epoch on this rank, and what it would tell of each epoch."""
+    rank = dist.get_rank()
+    data = paceline.data.Sharded(
+        paceline.data.Ranges(url, np.arange(SAMPLES + 1) * SIZE),
+        directory=directories[rank],
+        limit_bytes=limit,
+        decode=decode,
+    )
+    session = paceline.Session(data, global_batch=8, seed=1)
+    told: list[Any] = []
+    assert session._loop.data is not None
+    session._loop.data.send = told.append
+    model = session.wrap(nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), 1e-5)
+    loader = session.loader(**options)
+    used: list[list[int]] = []
+    for _ in session.epochs(epochs):
+        used.append([])
+        for indices, x in loader:
+            optimizer.zero_grad()
+            model(x).sum().backward()
+            optimizer.step()
+            if not session.batch.empty:
+                used[-1] += indices.tolist()
+    session.close()
+    return used, [{name: getattr(each, name) for name in each.__struct_fields__} for each in told]
+
+
+def held(folder: Path) -> list[int]:
+    return sorted(int(path.name) for path in folder.glob("[0-9]*/[0-9]*"))
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}])
+def test_ranks_share_a_directory_and_read_each_sample_once(
+    ranks: Ranks, server: FileServer, tmp_path: Path, options: dict[str, Any]
+) -> None:
+    """Two nodes: ranks 0 and 1 share a directory, and all of the data fits onto each node."""
+    directories = [str(tmp_path / name) for name in ("a", "a", "b")]
+    ran = ranks.run(train, server.url, directories, SAMPLES * SIZE, 3, options, timeout_s=240)
+    for epoch in range(3):
+        assert sorted(chain(*(used[epoch] for used, _ in ran))) == ALL
+    # Each node reads a sample once at most, but for what two ranks or the keeper read at once.
+    assert len(server.reads) == SAMPLES
+    for node, of_ranks in (("a", (0, 1)), ("b", (2,))):
+        trained = {s for rank in of_ranks for used in ran[rank][0] for s in used}
+        assert trained <= set(held(tmp_path / node))
+    told = [each for _, each in ran]
+    assert [[row["epoch"] for row in rows] for rows in told] == [[0, 1, 2]] * 3
+    assert told[0][0]["node"] == told[1][0]["node"] != told[2][0]["node"]
+    assert sum(row["read"] for rows in told for row in rows) <= server.reads.total()
+    assert told[1][2]["held_bytes"] == 0 < told[0][2]["held_bytes"] <= SAMPLES * SIZE
+
+
+def test_the_next_training_begins_with_what_is_there(
+    ranks: Ranks, server: FileServer, tmp_path: Path
+) -> None:
+    directories = [str(tmp_path / "a")] * 3
+    ranks.run(train, server.url, directories, SAMPLES * SIZE, 1, {}, timeout_s=240)
+    assert held(tmp_path / "a") == ALL
+    server.reads.clear()
+    ran = ranks.run(train, server.url, directories, SAMPLES * SIZE, 1, {}, timeout_s=240)
+    assert sorted(chain(*(used[0] for used, _ in ran))) == ALL
+    assert not server.reads
+    assert [row["read"] for _, rows in ran for row in rows] == [0, 0, 0]
+
+
+def test_where_there_is_room_for_little_the_rest_is_read_each_time(
+    ranks: Ranks, server: FileServer, tmp_path: Path
+) -> None:
+    directories = [str(tmp_path / name) for name in "abc"]
+    ran = ranks.run(train, server.url, directories, 5 * SIZE, 2, {}, timeout_s=240)
+    for epoch in range(2):
+        assert sorted(chain(*(used[epoch] for used, _ in ran))) == ALL
+    assert all(0 < len(held(tmp_path / name)) <= 5 for name in "abc")
+    assert all(row["held_bytes"] <= 5 * SIZE for _, rows in ran for row in rows)
+    assert all(row["read"] and row["waits"] <= 6 for _, rows in ran for row in rows)
+
+
+def plain_on_rank_1(directory: str) -> None:
+    data: Any = list(range(4))
+    if dist.get_rank() != 1:
+        source = paceline.data.Ranges(__file__, [0, 1, 2, 3, 4])
+        data = paceline.data.Sharded(source, directory=directory, limit_bytes=9)
+    paceline.Session(data, global_batch=2)
+
+
+def test_all_ranks_or_none_have_data_on_nodes(ranks: Ranks, tmp_path: Path) -> None:
+    with pytest.raises(RankError, match=r"paceline\.data\.Sharded; give it to all"):
+        ranks.run(plain_on_rank_1, str(tmp_path / "a"))
+
+
+def other_data(directory: str, samples: int) -> str:
+    source = paceline.data.Ranges(__file__, list(range(samples + 1)))
+    data = paceline.data.Sharded(source, directory=directory, limit_bytes=9)
+    try:
+        paceline.Session(data, global_batch=2).close()
+    except paceline.PacelineError as error:
+        return str(error)
+    return ""
+
+
+def test_a_directory_with_other_data_is_told_on_each_rank(ranks: Ranks, tmp_path: Path) -> None:
+    assert ranks.run(other_data, str(tmp_path / "a"), 4) == ["", "", ""]
+    told = ranks.run(other_data, str(tmp_path / "a"), 5)
+    assert all("it has samples of other data: empty it" in words for words in told), told

@@ -1,0 +1,118 @@
+"""Runs whose data lives on nodes: their terms, and a virtual run that the planning code drives."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from paceline.train.plan.homes import Homes
+from paceline.wire import NOWHERE, Hello, Segment, Shards
+from paceline_backend import policies
+from paceline_backend.planning.feedback import Window
+from paceline_backend.planning.history import History
+from paceline_backend.planning.offer import offer
+from support.records import hello, record
+
+Ints = npt.NDArray[np.int64]
+
+
+def shards(
+    nodes: Sequence[int], limits: Sequence[int], lengths: Ints, held: Ints | None = None
+) -> Shards:
+    """What nodes keep; `held`: the node that has each sample, or -1; None: no node has any."""
+    where = np.full(len(lengths), -1) if held is None else held
+    return Shards(
+        list(nodes),
+        list(limits),
+        lengths.astype("<u4").tobytes(),
+        np.where(where < 0, NOWHERE, where).astype("<u2").tobytes(),
+    )
+
+
+def sharded_hello(sizes: npt.NDArray[np.float64], of: Shards, batch: int, epochs: int) -> Hello:
+    """A run's introduction."""
+    return hello(
+        len(of.nodes),
+        sizes=sizes.astype("<f8").tobytes(),
+        global_batch=batch,
+        epochs=epochs,
+        shards=of,
+    )
+
+
+@dataclass
+class VirtualRun:
+    """Plans and trains on paper: a rank's step takes its load times its slowness.
+
+    Args:
+        hello: of the run.
+        slowness: of each rank, s per size unit; a list of them for each epoch.
+        policy: a preset's name.
+    """
+
+    hello: Hello
+    slowness: list[list[float]]
+    policy: str = "chronica"
+    segments: list[Segment] = field(default_factory=list)
+    strays: int = 0  # samples that were trained elsewhere than on the node that had them
+    used: dict[int, list[int]] = field(default_factory=dict)  # samples by epoch
+
+    def __post_init__(self) -> None:
+        assert self.hello.shards is not None
+        self.history = History(self.hello)
+        self.window = Window(self.hello.world, 0)
+        self.homes = Homes(self.hello.shards)
+        self.made = policies.make(self.policy, {})
+
+    def train(self) -> None:
+        """Trains all epochs."""
+        while not self.history.finished:
+            self.advance()
+
+    def advance(self) -> Segment:
+        """Plans a segment, adopts it and trains it."""
+        planned = offer(self.history, self.window, self.made, 0)
+        segment = planned.segment
+        assert segment.problem(self.hello.world, self.hello.samples) is None
+        if segment.shuffled:
+            self.history.shuffled(0, planned.plan)
+        self.take(segment)
+        return segment
+
+    def take(self, segment: Segment) -> None:
+        """Adopts a segment and trains it."""
+        sizes = self.hello.sizes_array()
+        self.homes.enter(segment.epoch)
+        before = self.homes.of.copy()
+        self.homes.parts(segment)
+        for k, step in enumerate(segment.assignments()):
+            for rank, samples in enumerate(step):
+                at = before[samples]
+                self.strays += int(((at >= 0) & (at != self.homes.nodes[rank])).sum())
+                self.used.setdefault(segment.epoch, []).extend(samples.tolist())
+                load = float(sizes[samples].sum())
+                slowness = self.slowness[min(segment.epoch, len(self.slowness) - 1)][rank]
+                row = record(
+                    segment.first_step + k,
+                    rank,
+                    samples=len(samples),
+                    load=load,
+                    compute_s=slowness * load + 1e-4,
+                    step_s=0.2,
+                    squares=float((sizes[samples] ** 2).sum()),
+                    longest=float(sizes[samples].max(initial=0)),
+                )
+                self.window.add([row])
+        self.history.adopt(segment)
+        self.segments.append(segment)
+
+    def held(self) -> Ints:
+        """Bytes that each node holds, once the next epoch has begun."""
+        assert self.hello.shards is not None
+        self.homes.enter(self.history.epoch)
+        lengths, count = self.hello.shards.lengths_array(), len(self.hello.shards.limits)
+        at = self.homes.of
+        return np.bincount(at[at >= 0], lengths[at >= 0], count).astype(np.int64)

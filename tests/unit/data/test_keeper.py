@@ -1,0 +1,133 @@
+"""A node's keeper: what it fetches, in which order, within which bounds, and what it removes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paceline.data import Sharded
+from paceline.data.keeper import Keeper, Moved, NodePart
+from support.waiting import DEADLINE_S, until
+
+
+class Counted:
+    """A source that notes what is read."""
+
+    def __init__(self, samples: int = 20, size: int = 10) -> None:
+        self.samples, self.bytes = samples, size
+        self.read_: list[int] = []
+        self.away = False
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def size(self, index: int) -> int:
+        return self.bytes
+
+    def read(self, index: int) -> bytes:
+        if self.away:
+            raise OSError("no network")
+        self.read_.append(index)
+        return bytes([index]) * self.bytes
+
+
+def packed(*samples: int) -> bytes:
+    return np.array(samples, "<u4").tobytes()
+
+
+@contextmanager
+def keeping(
+    source: Counted, folder: Path, limit: int = 200, bandwidth: float | None = None
+) -> Iterator[tuple[Keeper, Sharded]]:
+    data = Sharded(source, directory=folder, limit_bytes=limit, bandwidth=bandwidth)
+    held = data.directory.claim(data.lengths)
+    data.keeps = True
+    keeper = Keeper(data, held, filler=0)
+    try:
+        assert keeper.wait_idle(DEADLINE_S)
+        yield keeper, data
+    finally:
+        keeper.close()
+
+
+def test_it_fetches_what_steps_need_and_then_what_the_next_epoch_needs(tmp_path: Path) -> None:
+    source = Counted()
+    with keeping(source, tmp_path) as (keeper, data):
+        assert source.read_ == [0], "the filler"
+        keeper.take(NodePart(0, packed(3, 4, 5)))
+        assert keeper.wait_idle(DEADLINE_S)
+        assert source.read_ == [0, 5, 4, 3], "ranks begin at the segment's beginning"
+        keeper.take(NodePart(0, packed(6), packed(3, 5, 6, 8, 9)))
+        assert keeper.wait_idle(DEADLINE_S)
+        assert source.read_[4:] == [6, 8, 9]
+        assert data.directory.samples() == [0, 3, 4, 5, 6, 8, 9]
+        moved = keeper.moved(1)
+        assert (moved.planned_bytes, moved.bytes, moved.samples) == (20, 20, 2)
+        assert keeper.moved(0) == Moved()
+
+
+def test_nothing_that_is_still_needed_is_removed(tmp_path: Path) -> None:
+    source = Counted()
+    with keeping(source, tmp_path, limit=60) as (keeper, data):
+        keeper.take(NodePart(0, packed(1, 2, 3, 4, 5)))
+        assert keeper.wait_idle(DEADLINE_S)
+        assert data.directory.samples() == [0, 1, 2, 3, 4, 5], "full"
+        keeper.take(NodePart(0, b"", packed(1, 2, 3, 4, 5)))
+        # In the next epoch 1 and 2 are trained here for the last time.
+        keeper.take(NodePart(1, packed(3), packed(3, 4, 5, 6, 7)))
+        assert keeper.wait_idle(DEADLINE_S)
+        assert data.directory.samples() == [0, 1, 2, 3, 4, 5], "1 and 2 are still to be trained"
+        keeper.take(NodePart(1, packed(1)))
+        keeper.take(NodePart(1, packed(4)))
+        keeper.take(NodePart(1, packed(5)))
+        assert keeper.wait_idle(DEADLINE_S)
+        assert data.directory.samples() == [0, 2, 3, 4, 5, 6], "1 has been trained"
+        keeper.take(NodePart(2, packed(6)))
+        assert keeper.wait_idle(DEADLINE_S)
+        assert data.directory.samples() == [0, 3, 4, 5, 6, 7]
+        assert keeper.moved(2).bytes == 20
+
+
+def test_the_bandwidth_bounds_what_is_fetched_ahead(tmp_path: Path) -> None:
+    source = Counted(size=1000)
+    with keeping(source, tmp_path, limit=20_000, bandwidth=20_000) as (keeper, _):
+        keeper.take(NodePart(0, packed(1, 2, 3, 4)))
+        assert keeper.wait_idle(DEADLINE_S)
+        keeper.take(NodePart(0, b"", packed(*range(1, 20))))
+        until(lambda: keeper.moved(1).bytes == 15_000)
+        # The first is fetched at once; each further one waits for the one before.
+        assert keeper.moved(1).seconds >= 14 * 1000 / 20_000
+
+
+def test_a_source_that_is_away_is_asked_again(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("paceline.data.keeper._RETRY_S", 0.001)
+    source = Counted()
+    with keeping(source, tmp_path) as (keeper, data):
+        source.away = True
+        keeper.take(NodePart(0, packed(1), packed(1, 2, 3)))
+        until(lambda: "samples cannot be fetched ahead" in caplog.text)
+        source.away = False
+        until(lambda: keeper.moved(1).samples >= 2)
+        assert {2, 3} <= set(data.directory.samples())
+        assert caplog.text.count("samples cannot be fetched ahead") == 1
+        assert "samples are fetched ahead again" in caplog.text
+
+
+def test_a_rank_reads_itself_what_is_not_there(tmp_path: Path) -> None:
+    source = Counted()
+    with keeping(source, tmp_path) as (keeper, data):
+        assert data[7] == bytes([7]) * 10
+        assert data[7] == bytes([7]) * 10
+        misses = data.take_misses()
+        assert (misses.samples, misses.bytes) == (1, 10)
+        assert data.take_misses().samples == 0
+        assert source.read_.count(7) == 1
+        keeper.take(NodePart(0, b"", packed(7, 8)))
+        assert keeper.wait_idle(DEADLINE_S)
+        assert keeper.moved(1).bytes == keeper.moved(1).planned_bytes == 10, "7 was there already"

@@ -1,0 +1,153 @@
+"""Data that lives on nodes: what the plan moves, when, and what stays where it is."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from paceline_backend import policies
+from paceline_backend.planning.feedback import Window
+from paceline_backend.planning.history import AHEAD_SHARE, ROOM, History
+from paceline_backend.planning.offer import offer
+from support.sharded import VirtualRun, sharded_hello, shards
+
+
+def a_run(
+    seed: int = 0,
+    samples: int = 240,
+    batch: int = 16,
+    nodes: tuple[int, ...] = (0, 0, 1, 2),
+    slowness: tuple[float, ...] = (1e-4, 1e-4, 2e-4, 3e-4),
+    spare: float = 2.0,
+    epochs: int = 4,
+    policy: str = "chronica",
+) -> VirtualRun:
+    """A run of which each node can keep `spare` times its equal share."""
+    rng = np.random.default_rng(seed)
+    sizes, lengths = rng.lognormal(4, 0.6, samples), rng.integers(100, 1000, samples)
+    count = max(nodes) + 1
+    limits = [int(spare * lengths.sum() / count / ROOM)] * count
+    hello = sharded_hello(sizes, shards(nodes, limits, lengths), batch, epochs)
+    return VirtualRun(hello, [list(slowness)], policy)
+
+
+@given(
+    seed=st.integers(0, 10_000),
+    samples=st.integers(40, 300),
+    batch=st.integers(4, 40),
+    nodes=st.sampled_from([(0, 1), (0, 0, 1), (0, 1, 2), (0, 1, 0, 1), (0, 0, 1, 1, 2)]),
+    spare=st.floats(0.5, 3.0),
+    data=st.data(),
+)
+def test_each_sample_is_trained_once_an_epoch_where_it_is(
+    seed: int,
+    samples: int,
+    batch: int,
+    nodes: tuple[int, ...],
+    spare: float,
+    data: st.DataObject,
+) -> None:
+    """Whatever speeds and storage: no sample is trained elsewhere than where it was moved to."""
+    slowness = data.draw(
+        st.lists(st.floats(1e-5, 1e-3), min_size=len(nodes), max_size=len(nodes)), "slowness"
+    )
+    run = a_run(seed, samples, min(batch, samples), nodes, tuple(slowness), spare, epochs=3)
+    run.train()
+    assert {epoch: sorted(used) for epoch, used in run.used.items()} == {
+        epoch: list(range(samples)) for epoch in range(3)
+    }
+    assert run.strays == 0
+
+
+def test_moves_are_decided_before_the_epoch_ends_and_are_few() -> None:
+    run = a_run()
+    run.train()
+    deciding = [segment for segment in run.segments if segment.moves is not None]
+    assert [segment.epoch for segment in deciding] == [0, 1, 2], "not for an epoch after the last"
+    per_epoch = 240 / 16
+    for segment in deciding:
+        left = per_epoch * (segment.epoch + 1) - segment.first_step - segment.steps
+        assert left <= AHEAD_SHARE * per_epoch
+        assert segment.homes
+    # Speeds stay the same, so the first decision is the large one.
+    counts = [len(segment.moves.arrays()[0]) for segment in deciding if segment.moves]
+    assert counts[2] <= counts[0] / 2 and counts[2] <= 20, counts
+    assert [s.epoch for s in run.segments if s.shuffled] == [0]
+
+
+def test_a_node_that_slows_down_gives_samples_up_within_the_room_of_the_others() -> None:
+    run = a_run(spare=1.25, epochs=6)
+    run.slowness = [[1e-4] * 4] * 2 + [[3e-4, 3e-4, 1e-4, 1e-4]] * 4
+    room = np.array(run.hello.shards.limits) * ROOM  # type: ignore[union-attr]
+    loads = []
+    while not run.history.finished:
+        epoch = run.history.epoch
+        run.advance()
+        if run.history.epoch > epoch:
+            loads.append(run.held())
+            assert (loads[-1] <= room).all(), epoch
+    assert loads[-1][0] < 0.9 * loads[0][0], "node 0 has slowed down"
+    assert run.strays == 0
+
+
+def test_where_nodes_have_no_room_for_all_it_is_trained_all_the_same() -> None:
+    run = a_run(spare=0.5, epochs=3)
+    run.train()
+    assert all(sorted(used) == list(range(240)) for used in run.used.values())
+
+
+def test_a_controller_that_takes_over_knows_from_the_segments_what_moves() -> None:
+    run = a_run()
+    while not (run.segments and run.segments[-1].moves is not None):
+        run.advance()
+    again = History(run.hello)
+    for segment in run.segments:
+        again.adopt(segment)
+    while run.history.epoch == 0:
+        again.adopt(run.advance())
+    assert np.array_equal(again.problem(2, 0, shuffle=False).placement, run.history._holder)
+    assert not again.must_shuffle(0), "the epoch begins with what was decided before it"
+    assert again.must_shuffle(1), "another policy version places anew"
+    first, second = (offer(h, run.window, run.made, 0).segment for h in (run.history, again))
+    assert msgspec.structs.replace(first, plan_s=second.plan_s) == second
+
+
+def test_a_switch_in_mid_epoch_leaves_samples_on_their_nodes() -> None:
+    run = a_run(policy="bsp")
+    while run.history.epoch < 1 or not len(run.history.used):
+        run.advance()
+    strays = run.strays
+    assert all(segment.moves is None and not segment.homes for segment in run.segments)
+    run.made = policies.make("chronica", {})
+    epoch, first = run.history.epoch, True
+    while run.history.epoch == epoch:
+        planned = offer(run.history, run.window, run.made, 1)
+        assert planned.segment.shuffled == first
+        if first:
+            run.history.shuffled(1, planned.plan)
+        run.take(planned.segment)
+        first = False
+    assert run.strays == strays
+
+
+def test_what_is_on_a_disk_when_an_attempt_begins_stays_there() -> None:
+    run = a_run()
+    run.train()
+    lengths = run.hello.shards.lengths_array()  # type: ignore[union-attr]
+    held = run.homes.of.copy()
+    held[held == 2] = -1  # node 2 is lost; ranks 0, 1 and 2 go on
+    limits = run.hello.shards.limits[:2]  # type: ignore[union-attr]
+    left = sharded_hello(run.hello.sizes_array(), shards((0, 0, 1), limits, lengths, held), 16, 3)
+    on = VirtualRun(left, [[1e-4, 1e-4, 2e-4]])
+    on.train()
+    assert on.strays == 0
+    assert all(sorted(used) == list(range(240)) for used in on.used.values())
+
+
+def test_without_shards_nothing_is_decided_ahead() -> None:
+    run = a_run()
+    plain = History(msgspec.structs.replace(run.hello, shards=None))
+    segment = offer(plain, Window(4, 0), run.made, 0).segment
+    assert segment.moves is None and not segment.homes
