@@ -98,6 +98,12 @@ def _digits() -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return images, classes, held_out, their
 
 
+def digits() -> tuple[Tensor, Tensor]:
+    """The digits that are learnt [N, 64], and their classes [N]."""
+    images, classes, *_ = _digits()
+    return images, classes
+
+
 def frames(samples: Ints, sizes: Floats, noise: float, step: int) -> tuple[Tensor, Tensor]:
     """The frames of some samples, and their classes."""
     images, classes, *_ = _digits()
