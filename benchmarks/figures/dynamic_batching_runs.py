@@ -24,7 +24,7 @@ UNIT_S = 0.1  # of a sample on one core
 
 def level(at: int, workload: str = "ResNet-50") -> Scenario:
     """Three workers of 39 cores at a heterogeneity level; exchanges take the rest of a step."""
-    of = with_sizes(scenario(f"dynamic-batching-h{at}", epochs=2), samples=9_600)
+    of = with_sizes(scenario(f"dynamic-batching-h{at}", epochs=2), samples=4_800)
     even_s = UNIT_S * of.global_batch / 39
     rest = Communication(fixed_s=even_s * (1 / COMPUTING[workload] - 1))
     of = with_devices(of, step_s=0.0)
@@ -184,7 +184,10 @@ def figure_7() -> Measured:
             bars.append((f"{name}, {workload}", values[f"{name}, {workload}, variable"],
                          values[f"{name}, {workload}, dynamic"]))  # fmt: skip
     names = [bar[0] for bar in bars]
-    lines = [Line("variable", names, [b[1] for b in bars]), Line("dynamic", names, [b[2] for b in bars])]
+    lines = [
+        Line("variable", names, [b[1] for b in bars]),
+        Line("dynamic", names, [b[2] for b in bars]),
+    ]
     lines.append(Line("variable, paper", names, [4.0, 1.2, 4.5], paper=True))
     return Measured(values, Chart("", "speed-up over uniform batches", lines, bars=True))
 

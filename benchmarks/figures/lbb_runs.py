@@ -29,7 +29,9 @@ def waiting() -> Measured:
     """Figs. 1 and 2: each worker's waiting, as a share of the step."""
     ran = run(testbed(epochs=1), "bsp")
     share = (ran.wait_s / (ran.wait_s + ran.compute_s)).mean(axis=0)
-    values = {f"{gpu} waits, %": 100 * float(each) for gpu, each in zip(WORKERS, share, strict=True)}
+    values = {
+        f"{gpu} waits, %": 100 * float(each) for gpu, each in zip(WORKERS, share, strict=True)
+    }
     values["straggler effect"] = float(
         (np.ptp(ran.compute_s, axis=1) / ran.compute_s.mean(axis=1)).mean()
     )
@@ -105,9 +107,7 @@ def figure_5() -> Measured:
     runs = {"SSGD": run(of, "bsp"), "LBB": run(of, "lbb")}
     values, lines = {}, []
     for network in NETWORKS:
-        learnt = {
-            label: learn(ran, by_samples, network, noise=0.0) for label, ran in runs.items()
-        }
+        learnt = {label: learn(ran, by_samples, network, noise=0.0) for label, ran in runs.items()}
         for label, each in learnt.items():
             lines.append(Line(f"{label}, {network}", each.steps.tolist(), each.accuracy.tolist()))
         last = {label: 100 * float(each.accuracy[-1]) for label, each in learnt.items()}
@@ -154,7 +154,11 @@ def table_3() -> Measured:
         of = msgspec.structs.replace(testbed(epochs=None, steps=120), profile=profile)
         ran = run(of, "lbb")
         samples = ran.features.samples
-        at = 0 if profile else int(np.flatnonzero((np.diff(samples, axis=0) != 0).any(axis=1))[0]) + 1
+        at = (
+            0
+            if profile
+            else int(np.flatnonzero((np.diff(samples, axis=0) != 0).any(axis=1))[0]) + 1
+        )
         for worker in range(4):
             values[f"{label}, worker {worker + 1}, samples"] = float(samples[at, worker])
         values[f"{label}, cluster, ms"] = 1e3 * float(ran.compute_s[at].max())

@@ -33,12 +33,16 @@ def largest_step(lipschitz: float, givers: float, delay: int) -> float:
     return (-linear + math.sqrt(linear**2 + 4 * square * rest)) / (2 * square)
 
 
-def fewest_rounds(lipschitz: float, givers: float, delay: int, gap: float, variance: float) -> float:
+def fewest_rounds(
+    lipschitz: float, givers: float, delay: int, gap: float, variance: float
+) -> float:
     """The rounds from which Theorem 5.2 holds (Eq. 3)."""
     return 4 * givers * lipschitz * gap / variance * (delay + 1) ** 2
 
 
-def constant_step(lipschitz: float, givers: float, rounds: int, gap: float, variance: float) -> float:
+def constant_step(
+    lipschitz: float, givers: float, rounds: int, gap: float, variance: float
+) -> float:
     """Theorem 5.2's step length (Eq. 4)."""
     return math.sqrt(gap / (givers * lipschitz * rounds * variance))
 
@@ -86,8 +90,9 @@ class _Problem:
 
 def theorems() -> Measured:
     """Step lengths, rounds and the bound; then RNA's rounds with the step length of Eq. 4."""
+    torch.set_num_threads(1)
     problem, generator = _Problem(), torch.Generator().manual_seed(SEED)
-    ran = run(random_delays(1600), "rna")
+    ran = run(random_delays(800), "rna")
     ages = [np.repeat(np.arange(len(r.staleness)), r.staleness) for r in ran.rounds]
     givers = float(np.mean([len(each) for each in ages]))
     delay = int(max(each.max() for each in ages if len(each)))
@@ -132,7 +137,8 @@ def _train(
             problem.gradient(weights[max(0, len(weights) - 1 - int(age))], problem.draw(generator))
             for age in of_round
         ]
-        change = torch.stack(given).sum(0) * step / givers if given else torch.zeros_like(weights[0])
+        change = (
+            torch.stack(given).sum(0) * step / givers if given else torch.zeros_like(weights[0])
+        )
         weights.append(weights[-1] - change)
     return norms
-

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
+from importlib import import_module
 from typing import Any
 
 
@@ -73,7 +74,7 @@ class Row:
         paper: label → the paper's figure, where its text or tables give it as a number.
         unit: of both figures.
         why: why the figures differ by more than a tenth; of `How.NOT`, why it is not done.
-        measure: gives our figures; None where nothing runs.
+        measure: `module:function` of this package that gives our figures; empty: nothing runs.
         command: what renews our figures if not `benchmarks/ledger.py --only ID`.
         slow: whether it takes minutes, so that only `--only` and `--all` run it.
     """
@@ -85,7 +86,7 @@ class Row:
     paper: Mapping[str, float] = field(default_factory=dict)
     unit: str = ""
     why: str = ""
-    measure: Callable[[], Measured] | None = None
+    measure: str = ""
     command: str = ""
     slow: bool = False
 
@@ -95,6 +96,12 @@ class Row:
         if "-fig-" in self.id:
             return Kind.FIGURE
         return Kind.TABLE if "-table-" in self.id else Kind.CLAIM
+
+    def measured(self) -> Measured:
+        """Measures our figures. Only this imports what measuring needs."""
+        module, _, function = self.measure.partition(":")
+        of: Measured = getattr(import_module(f"figures.{module}"), function)()
+        return of
 
     @property
     def runs(self) -> str:
