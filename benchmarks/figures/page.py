@@ -63,9 +63,10 @@ def _overview() -> str:
 
 
 def _section(row: Row, measured: Mapping[str, Any] | None) -> str:
-    lines = [f'<a id="{row.id}"></a>', f"### {row.title} ({row.id})", "", f"{row.shows}.", ""]
+    lines = [f"### {row.id}", "", f"**{row.title}.** {row.shows}.", ""]
     if row.runs:
-        lines += [f"`{row.runs}`: {row.how.value}. {row.here}".rstrip(), ""]
+        then = f", then `python benchmarks/ledger.py --only {row.id}`" if row.command else ""
+        lines += [f"`{row.runs}`{then}: {row.how.value}. {row.here}".rstrip(), ""]
     if measured is not None:
         lines += _table(row, measured["values"])
         if measured.get("chart"):
