@@ -139,7 +139,9 @@ class Keeper:
         holds[np.frombuffer(part.holds, "<u4")] = True
         again = self._next is not None  # at the epoch's end, as training has gone on since
         there = self._data.directory.has
-        comes = [sample for sample in np.flatnonzero(holds & ~self._now).tolist() if not there(sample)]
+        comes = [
+            sample for sample in np.flatnonzero(holds & ~self._now).tolist() if not there(sample)
+        ]
         self._next = holds
         self._ahead = deque(np.flatnonzero(holds).tolist())
         if not again:

@@ -1,0 +1,116 @@
+"""Measurements of CHRONICA's rows that only learning shows."""
+
+from __future__ import annotations
+
+import statistics
+from functools import cache
+
+import msgspec
+import numpy as np
+from papers import SYSTEMS
+
+from figures.chronica_runs import EQUAL, FEW, UNEVEN, testbed
+from figures.learning import NETWORKS, Learnt, Weigh, by_load, learn, plain
+from figures.row import Chart, Line, Measured
+from figures.simulated import Run, run, with_sizes
+
+VIDEOS, STEPS, SEEDS = 1198, 160, 2  # a video for each digit that is learnt
+TARGET = 0.5  # held-out loss
+SHOWN = ("TensorFlow", "BOA", "CHRONICA")
+
+
+@cache
+def _ran(cluster: str, dif: float, system: str, seed: int) -> Run:
+    of = with_sizes(testbed(cluster, dif), samples=VIDEOS)
+    of = msgspec.structs.replace(of, epochs=None, steps=STEPS, seed=seed)
+    return run(of, *SYSTEMS[system])
+
+
+@cache
+def _learnt(
+    cluster: str, dif: float, system: str, weigh: Weigh, network: str = "two layers"
+) -> list[Learnt]:
+    return [learn(_ran(cluster, dif, system, seed), weigh, network, seed) for seed in range(SEEDS)]
+
+
+def _weigh(system: str) -> Weigh:
+    return by_load if system == "CHRONICA" else plain
+
+
+def _reached(of: list[Learnt], target: float = TARGET) -> float:
+    return statistics.fmean(each.reached(target) for each in of)
+
+
+def _loss(of: list[Learnt]) -> list[float]:
+    return np.mean([each.loss for each in of], axis=0).round(4).tolist()
+
+
+def figure_2() -> Measured:
+    """Steps until a held-out loss under plain means, by DIF."""
+    values, lines = {}, []
+    for dif in FEW:
+        of = _learnt(EQUAL, dif, "TensorFlow", plain)
+        values[f"steps to a loss of {TARGET}, DIF {dif}"] = _reached(of)
+        lines.append(Line(f"DIF {dif}", of[0].steps.tolist(), _loss(of)))
+    return Measured(values, Chart("step", "held-out loss", lines))
+
+
+def _over_time(dif: float, system: str, network: str) -> tuple[Line, float]:
+    """Loss over time, and the seconds until the target."""
+    of = _learnt(EQUAL, dif, system, _weigh(system), network)
+    seconds = [np.append(0.0, _ran(EQUAL, dif, system, s).step_s.cumsum()) for s in range(SEEDS)]
+    at = np.mean([each[of[0].steps] for each in seconds], axis=0)
+    name = f"{system}, DIF {dif:.0f}" if network == "two layers" else f"{system}, {network}"
+    reached = [
+        float(np.interp(each.reached(_target(network)), np.arange(len(clock)), clock))
+        for each, clock in zip(of, seconds, strict=True)
+    ]
+    return Line(name, at.round(2).tolist(), _loss(of)), statistics.fmean(reached)
+
+
+def _target(network: str) -> float:
+    return 0.8 if network == "one layer" else TARGET
+
+
+def figure_10() -> Measured:
+    """Seconds until the target by DIF and system."""
+    values, lines = {}, []
+    for dif in FEW:
+        for system in SHOWN:
+            line, seconds = _over_time(dif, system, "two layers")
+            lines.append(line)
+            values[f"s to a loss of {TARGET}, {system}, DIF {dif}"] = seconds
+    return Measured(values, Chart("virtual s", "held-out loss", lines))
+
+
+def figure_11() -> Measured:
+    """Seconds until the target for four networks at DIF 64."""
+    values, lines = {}, []
+    for network in NETWORKS:
+        for system in SHOWN:
+            line, seconds = _over_time(64, system, network)
+            lines.append(line)
+            values[f"s to a loss of {_target(network)}, {network}, {system}"] = seconds
+    return Measured(values, Chart("virtual s", "held-out loss", lines))
+
+
+def figure_13() -> Measured:
+    """Steps until the target with compensated gradients, less than with plain means."""
+    values, lines = {}, []
+    for cluster in (EQUAL, UNEVEN):
+        steps = {}
+        for label, weigh in (("compensated", by_load), ("plain mean", plain)):
+            of = _learnt(cluster, 64, "CHRONICA", weigh)
+            steps[label] = _reached(of)
+            lines.append(Line(f"{label}, {cluster}", of[0].steps.tolist(), _loss(of)))
+        values[f"fewer steps, {cluster} workers, %"] = 100 * (
+            1 - steps["compensated"] / steps["plain mean"]
+        )
+    equal = {
+        label: _reached(_learnt(EQUAL, 64, "TensorFlow", weigh))
+        for label, weigh in (("compensated", by_load), ("plain mean", plain))
+    }
+    values["fewer steps, TensorFlow's batches on equal workers, %"] = 100 * (
+        1 - equal["compensated"] / equal["plain mean"]
+    )
+    return Measured(values, Chart("step", "held-out loss", lines))

@@ -1,0 +1,205 @@
+"""Measurements of dynamic batching's rows."""
+
+from __future__ import annotations
+
+import time
+from functools import cache
+
+import msgspec
+import numpy as np
+import torch
+from papers import scenario
+
+from figures.learning import NETWORKS
+from figures.row import Chart, Line, Measured
+from figures.simulated import run, with_devices, with_sizes
+from paceline_backend.simulator import Scenario
+from paceline_backend.simulator.communication import Communication
+
+LEVELS = (1, 2, 4, 6, 8, 10)
+# Computing's share of a step on the even cluster. The paper only says which workload computes much.
+COMPUTING = {"ResNet-50": 0.97, "MNIST CNN": 0.7, "Linear regression": 0.1}
+UNIT_S = 0.1  # of a sample on one core
+
+
+def level(at: int, workload: str = "ResNet-50") -> Scenario:
+    """Three workers of 39 cores at a heterogeneity level; exchanges take the rest of a step."""
+    of = with_sizes(scenario(f"dynamic-batching-h{at}", epochs=2), samples=4_800)
+    even_s = UNIT_S * of.global_batch / 39
+    rest = Communication(fixed_s=even_s * (1 / COMPUTING[workload] - 1))
+    of = with_devices(of, step_s=0.0)
+    return msgspec.structs.replace(of, communication=rest)
+
+
+def cores(of: Scenario) -> list[float]:
+    """What the static policy takes for speeds."""
+    return [1 / factor for factor in of.devices.factors]  # type: ignore[operator]
+
+
+def seconds(of: Scenario, policy: str) -> float:
+    """Seconds of the second epoch."""
+    parameters = {"capacity": cores(of)} if policy == "static-batching" else {}
+    return run(of, policy, parameters).epochs_s[1]
+
+
+@cache
+def at_level(at: int, workload: str, policy: str) -> float:
+    """Seconds of the second epoch at a heterogeneity level."""
+    return seconds(level(at, workload), policy)
+
+
+def figure_1() -> Measured:
+    """Uniform batches: seconds over those of the even cluster."""
+    values, lines = {}, []
+    for workload in COMPUTING:
+        even = at_level(1, workload, "bsp")
+        ratios = [at_level(at, workload, "bsp") / even for at in LEVELS]
+        values |= {f"{workload}, H {at}": x for at, x in zip(LEVELS[1:], ratios[1:], strict=True)}
+        lines.append(Line(workload, LEVELS, ratios))
+    return Measured(values, Chart("heterogeneity level", "time over the even cluster's", lines))
+
+
+def figure_2() -> Measured:
+    """Two workers, one three times as fast: waiting with uniform and with variable batches."""
+    of = with_devices(level(1), factors=[1 / 5, 1 / 15])
+    of = msgspec.structs.replace(of, workers=2, global_batch=128)
+    values = {}
+    for label, policy in (("uniform", "bsp"), ("variable", "dynamic-batching")):
+        ran = run(of, policy)
+        second = ran.epoch == 1
+        for worker, name in enumerate(("slower", "faster")):
+            wait = ran.wait_s[second, worker].sum() / ran.step_s[second].sum()
+            values[f"{label}, {name} worker waits, %"] = 100 * float(wait)
+            batch = float(np.median(ran.features.samples[second, worker]))
+            values[f"{label}, {name} worker, samples"] = batch
+    return Measured(values)
+
+
+QUANTILES = tuple(range(0, 101, 5))
+
+
+def figure_3() -> Measured:
+    """Iteration times of workers with 3, 5 and 12 cores."""
+    of = with_devices(level(1), factors=[1 / 3, 1 / 5, 1 / 12], noise=0.05)
+    values, lines = {}, []
+    for label, policy in (("uniform", "bsp"), ("variable", "static-batching")):
+        ran = run(of, policy, {"capacity": [3.0, 5.0, 12.0]} if policy != "bsp" else {})
+        second = ran.compute_s[ran.epoch == 1]
+        for worker, count in enumerate((3, 5, 12)):
+            name = f"{label}, {count} cores"
+            values[f"{name}, median s"] = float(np.median(second[:, worker]))
+            spread = np.percentile(second[:, worker], QUANTILES).round(3).tolist()
+            lines.append(Line(name, QUANTILES, spread))
+    return Measured(values, Chart("percentile", "s of an iteration", lines))
+
+
+def figure_4() -> Measured:
+    """Samples of each worker from equal batches on: with, and without a dead band and smoothing."""
+    of = with_devices(level(1), factors=[1 / 3, 1 / 5, 1 / 12], noise=0.05)
+    of = msgspec.structs.replace(of, epochs=None, steps=120, global_batch=300)
+    settings = {
+        "dead band of 0.05": {"times": "measured"},
+        "no dead band": {"times": "measured", "dead_band": 0.0, "smoothing": 1.0, "every_steps": 1},
+    }
+    values, lines = {}, []
+    for label, parameters in settings.items():
+        samples = run(of, "dynamic-batching", parameters).features.samples[:-1]
+        changes = np.flatnonzero((np.diff(samples, axis=0) != 0).any(axis=1)) + 1
+        final = 300 * np.array([3, 5, 12]) / 20
+        near = (np.abs(samples / final - 1) < 0.1).all(axis=1)
+        until = int(np.flatnonzero(near)[0])
+        values[f"{label}: adjustments until within 10 %"] = float((changes <= until).sum())
+        values[f"{label}: adjustments in 120 steps"] = float(len(changes))
+        for worker, count in enumerate((3, 5, 12)):
+            name = f"{label}, {count} cores"
+            lines.append(Line(name, list(range(len(samples))), samples[:, worker].tolist()))
+    return Measured(values, Chart("step", "samples", lines))
+
+
+def figure_5() -> Measured:
+    """Samples a second of one thread of this machine, for a small convolution network."""
+    torch.set_num_threads(1)
+    model, loss = NETWORKS["convolution"](), torch.nn.CrossEntropyLoss()
+    sizes = [2**p for p in range(15)]
+    rates = []
+    for size in sizes:
+        inputs, classes = torch.randn(size, 64), torch.randint(10, (size,))
+        times = []
+        for _ in range(5):
+            began = time.perf_counter()
+            loss(model(inputs), classes).backward()
+            times.append(time.perf_counter() - began)
+        rates.append(size / min(times))
+    best = int(np.argmax(rates))
+    values = {
+        "batch of one, samples/s": rates[0],
+        "best, samples/s": rates[best],
+        "best batch, samples": float(sizes[best]),
+        f"batch of {sizes[-1]} over the best": rates[-1] / rates[best],
+    }
+    line = Line("convolution network", sizes, [round(each) for each in rates])
+    return Measured(values, Chart("batch size", "samples/s", [line]))
+
+
+def figure_6() -> Measured:
+    """Uniform over variable batches by level, and both over the even cluster.
+
+    The global batches are the same, so the steps to an accuracy are, too.
+    """
+    values, lines = {}, []
+    for workload in COMPUTING:
+        even = at_level(1, workload, "bsp")
+        for label, policy in (("uniform", "bsp"), ("variable", "static-batching")):
+            ratios = [at_level(at, workload, policy) / even for at in LEVELS]
+            lines.append(Line(f"{workload}, {label}", LEVELS, ratios))
+        gains = [u / v for u, v in zip(lines[-2].y, lines[-1].y, strict=True)]  # type: ignore[operator]
+        for at, gain in zip(LEVELS, gains, strict=True):
+            if at in (2, 6, 10):
+                values[f"{workload}, gain at H {at}"] = gain
+        values[f"{workload}, variable at H 6 over even"] = float(lines[-1].y[LEVELS.index(6)] or 0)
+    return Measured(values, Chart("heterogeneity level", "time over the even cluster's", lines))
+
+
+def figure_7() -> Measured:
+    """A P100 beside a Xeon (0.813 : 0.187 by their FLOPs), and two T4 beside two P4."""
+    clusters = {
+        "GPU and CPU": [1 / 0.813, 1 / 0.187],
+        "two T4, two P4": [1 / 8.1] * 2 + [1 / 5.5] * 2,  # TFLOPS in single precision
+    }
+    values, bars = {}, []
+    for name, factors in clusters.items():
+        for workload in ("ResNet-50", "MNIST CNN"):
+            if name != "GPU and CPU" and workload != "ResNet-50":
+                continue
+            of = with_devices(level(1, workload), factors=factors)
+            of = msgspec.structs.replace(of, workers=len(factors), global_batch=64 * len(factors))
+            even_s = UNIT_S * of.global_batch / sum(1 / factor for factor in factors)
+            rest = Communication(fixed_s=even_s * (1 / COMPUTING[workload] - 1))
+            of = msgspec.structs.replace(of, communication=rest)
+            uniform = seconds(of, "bsp")
+            for label, policy in (("variable", "static-batching"), ("dynamic", "dynamic-batching")):
+                values[f"{name}, {workload}, {label}"] = uniform / seconds(of, policy)
+            slow = max(factors) * sum(1 / factor for factor in factors) / len(factors)
+            values[f"{name}, the most that balance can gain"] = slow
+            bars.append((f"{name}, {workload}", values[f"{name}, {workload}, variable"],
+                         values[f"{name}, {workload}, dynamic"]))  # fmt: skip
+    names = [bar[0] for bar in bars]
+    lines = [
+        Line("variable", names, [b[1] for b in bars]),
+        Line("dynamic", names, [b[2] for b in bars]),
+    ]
+    lines.append(Line("variable, paper", names, [4.0, 1.2, 4.5], paper=True))
+    return Measured(values, Chart("", "speed-up over uniform batches", lines, bars=True))
+
+
+def asp() -> Measured:
+    """`n-soft` with n = M: each gradient is an update. Uniform and variable batches, H 6."""
+    of = level(6)
+    values = {}
+    for label, batches in (("uniform", "bsp"), ("variable", "dynamic-batching")):
+        ran = run(of, "n-soft", {"n": 3, "batches": batches, "staleness": 64})
+        ages = np.sum([np.pad(r.staleness, (0, 80 - len(r.staleness))) for r in ran.rounds], axis=0)
+        values[f"{label}, mean staleness, updates"] = float(ages @ np.arange(80) / ages.sum())
+        values[f"{label}, samples/s"] = ran.samples_s()
+        values[f"BSP, {label}, samples/s"] = run(of, batches).samples_s()
+    return Measured(values)

@@ -1,0 +1,173 @@
+"""Measurements of LBB's rows."""
+
+from __future__ import annotations
+
+import msgspec
+import numpy as np
+from papers import LBB_SSGD_MS, scenario
+from scipy.stats import pearsonr, spearmanr
+
+from figures.learning import NETWORKS, by_samples, learn
+from figures.recorded import results
+from figures.row import Chart, Line, Measured
+from figures.simulated import Run, run, trained, with_sizes
+from paceline_backend.policies.presets.lbb import Cubic, fit_profile
+from paceline_backend.simulator import Scenario, Simulation
+from paceline_backend.simulator.communication import Communication
+
+WORKERS = ("GTX 1070", "GTX 1070, second", "Tesla M40", "GTX 750")
+# ResNet-18's 11.2 M weights over PCIe 3.0 x4 with 985 MB/s a lane (Sec. 4.1).
+PCIE = Communication(latency_s=5e-5, bytes=44.7e6, bandwidth=3.94e9)
+
+
+def testbed(**changes: object) -> Scenario:
+    """Table 2's machine with an all-reduce."""
+    return scenario("lbb-table2", communication=PCIE, **changes)
+
+
+def waiting() -> Measured:
+    """Figs. 1 and 2: each worker's waiting, as a share of the step."""
+    ran = run(testbed(epochs=1), "bsp")
+    share = (ran.wait_s / (ran.wait_s + ran.compute_s)).mean(axis=0)
+    values = {
+        f"{gpu} waits, %": 100 * float(each) for gpu, each in zip(WORKERS, share, strict=True)
+    }
+    values["straggler effect"] = float(
+        (np.ptp(ran.compute_s, axis=1) / ran.compute_s.mean(axis=1)).mean()
+    )
+    compute = (1e3 * ran.compute_s.mean(axis=0)).tolist()
+    wait = (1e3 * ran.wait_s.mean(axis=0)).tolist()
+    lines = [Line("computing", WORKERS, compute), Line("waiting", WORKERS, wait)]
+    return Measured(values, Chart("", "ms of a step", lines, bars=True))
+
+
+def figure_3() -> Measured:
+    """The profile of each worker, and the product's fit through it."""
+    profiles = testbed().hello().profiles
+    values, lines = {}, []
+    for gpu, trials in zip(WORKERS, profiles, strict=True):
+        counts, seconds = (np.array(column, float) for column in zip(*trials, strict=True))
+        fitted = Cubic(fit_profile(trials)[None])(counts.astype(np.int64))
+        values[f"{gpu}: Pearson"] = float(pearsonr(seconds, fitted).statistic)
+        values[f"{gpu}: Spearman"] = float(spearmanr(seconds, fitted).statistic)
+        lines.append(Line(gpu, counts.tolist(), (1e3 * seconds).round(2).tolist()))
+    lines.append(Line("Table 2, 128 samples", [128] * 4, LBB_SSGD_MS, paper=True))
+    return Measured(values, Chart("samples", "ms", lines))
+
+
+SYSTEMS = {
+    "SSGD": ("bsp", {}),
+    "Local SGD, H 2": ("local-sgd", {"every": 2}),
+    "Local SGD, H 4": ("local-sgd", {"every": 4}),
+    "Local SGD, H 8": ("local-sgd", {"every": 8}),
+    "OSA": ("osa", {}),
+    "1-Soft": ("n-soft", {"n": 1}),
+    "2-Soft": ("n-soft", {"n": 2}),
+    "LBB": ("lbb", {}),
+}
+
+
+def _alike(of: Scenario, policy: str, parameters: dict[str, object]) -> Run:
+    """A run in which all workers make equally many steps, as the paper's do."""
+    changed = msgspec.structs.replace(of, policy=policy, parameters=dict(parameters))
+    simulation = Simulation.of(changed)
+    simulation.hello = msgspec.structs.replace(simulation.hello, uneven_steps=False)
+    simulation._begin(simulation.hello, simulation.devices, 0.0)
+    return trained(simulation)
+
+
+def figure_4() -> Measured:
+    """Seconds of an epoch, with equally many steps, and where fast workers take batches over."""
+    values, bars = {}, {"equally many steps": [], "fast workers take batches over": []}
+    for label, (policy, parameters) in SYSTEMS.items():
+        of = testbed(epochs=2)
+        alike = _alike(of, policy, parameters).ended_s / 2
+        shared = run(of, policy, parameters).ended_s / 2
+        bars["equally many steps"].append(alike)
+        bars["fast workers take batches over"].append(shared)
+        values[f"{label}, s"] = alike
+        values[f"{label}, batches taken over, s"] = shared
+    values |= {
+        f"LBB less than {other}, %": 100 * (1 - values["LBB, s"] / values[f"{name}, s"])
+        for other, name in (
+            ("SSGD", "SSGD"),
+            ("OSA", "OSA"),
+            ("2-Soft", "2-Soft, batches taken over"),
+        )
+    }
+    lines = [Line(label, list(SYSTEMS), seconds) for label, seconds in bars.items()]
+    lines.append(Line("paper", ["SSGD", "LBB"], [62.44, 22.12], paper=True))
+    return Measured(values, Chart("", "s per epoch", lines, bars=True))
+
+
+def figure_5() -> Measured:
+    """Held-out accuracy of SSGD and LBB: the same samples, other workers."""
+    of = with_sizes(testbed(epochs=12), samples=1198)
+    of = msgspec.structs.replace(of, global_batch=128)
+    runs = {"SSGD": run(of, "bsp"), "LBB": run(of, "lbb")}
+    values, lines = {}, []
+    for network in NETWORKS:
+        learnt = {label: learn(ran, by_samples, network, noise=0.0) for label, ran in runs.items()}
+        for label, each in learnt.items():
+            lines.append(Line(f"{label}, {network}", each.steps.tolist(), each.accuracy.tolist()))
+        last = {label: 100 * float(each.accuracy[-1]) for label, each in learnt.items()}
+        values[f"{network}, SSGD, %"] = last["SSGD"]
+        values[f"{network}, LBB, %"] = last["LBB"]
+        apart = np.abs(learnt["SSGD"].accuracy - learnt["LBB"].accuracy).max()
+        values[f"{network}, furthest apart, points"] = 100 * float(apart)
+    return Measured(values, Chart("step", "held-out accuracy", lines))
+
+
+def figure_7() -> Measured:
+    """The straggler effect while workers are disturbed in turn."""
+    values, lines = {}, []
+    of = scenario("lbb-disturbances")
+    for label, policy in (("SSGD", "bsp"), ("LBB", "lbb"), ("paceline, exact", "paceline")):
+        ran = run(of, policy)
+        effect = np.ptp(ran.compute_s, axis=1) / ran.compute_s.mean(axis=1)
+        lines.append(Line(label, list(range(len(effect))), effect.round(3).tolist()))
+        for slow in of.devices.slowdowns:
+            after = effect[slow.first_step : slow.first_step + (slow.steps or 0)]
+            values[f"{label}: steps above 0.1 after step {slow.first_step}"] = float(
+                (after > 0.1).sum()
+            )
+    return Measured(values, Chart("step", "straggler effect", lines))
+
+
+def table_2() -> Measured:
+    """From the record of `benchmarks/papers.py`."""
+    ours = results("papers")["lbb_table_2"]["ours"]
+    values = {}
+    for label, name in (("equal", "SSGD"), ("balanced", "LBB, profiled")):
+        of = ours[name]
+        for worker in range(4):
+            values[f"{label}, worker {worker + 1}, samples"] = of["samples"][worker]
+            values[f"{label}, worker {worker + 1}, ms"] = of["worker_ms"][worker]
+        values[f"{label}, cluster, ms"] = of["step_ms"]
+    return Measured(values)
+
+
+def table_3() -> Measured:
+    """Batch sizes by profile, and by rapid tuning without one; how wrong expected times are."""
+    values = {}
+    for label, profile in (("profile", True), ("rapid", False)):
+        of = msgspec.structs.replace(testbed(epochs=None, steps=120), profile=profile)
+        ran = run(of, "lbb")
+        samples = ran.features.samples
+        at = (
+            0
+            if profile
+            else int(np.flatnonzero((np.diff(samples, axis=0) != 0).any(axis=1))[0]) + 1
+        )
+        for worker in range(4):
+            values[f"{label}, worker {worker + 1}, samples"] = float(samples[at, worker])
+        values[f"{label}, cluster, ms"] = 1e3 * float(ran.compute_s[at].max())
+        if profile:
+            terms = np.array([fit_profile(each) for each in of.hello().profiles])
+            error = Cubic(terms)(samples[at].astype(np.int64)) / ran.compute_s[at] - 1
+            values["profile, largest error of an expected time, %"] = 100 * float(abs(error).max())
+        else:
+            values["rapid, then fine, cluster, ms"] = 1e3 * float(
+                np.median(ran.compute_s[-20:].max(axis=1))
+            )
+    return Measured(values)

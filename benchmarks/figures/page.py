@@ -1,0 +1,114 @@
+"""docs/ledger.md, from the rows and what was recorded of them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from figures.row import How, Kind, Row
+from figures.rows import PAPERS, ROWS
+
+TENTH = 0.1
+
+Record = Mapping[str, Mapping[str, Any]]  # row → its measurement, see `ledger.recorded`
+
+HEAD = """# The ledger
+
+Every figure and table of the five papers: what it shows, the command that reproduces it here,
+their figures, our figures, and why they differ. Made by `benchmarks/ledger.py` from its rows
+(`benchmarks/figures`) and what they measured (`benchmarks/results/ledger.json`).
+[papers.md](papers.md) says more about some of them.
+
+```sh
+python benchmarks/ledger.py --list                  # all rows
+python benchmarks/ledger.py --only chronica-fig-9   # measures one, and writes this page
+python benchmarks/ledger.py                         # all that need no real ranks: half an hour
+python benchmarks/ledger.py --all                   # also those that train on real ranks
+```
+
+Their figures are numbers of a paper's text and tables. Where there is a dash, the text gives no
+number: the value would have to be read off a picture, which is not possible from the text.
+"Apart" is ours over theirs, less 1. Charts show the papers' numbers as black diamonds.
+"""
+
+
+def page(record: Record) -> str:
+    """The whole page in Markdown."""
+    parts = [HEAD, _counts(), _overview()]
+    for paper, rows in PAPERS.items():
+        parts.append(f"## {paper}\n")
+        parts += [_section(row, record.get(row.id)) for row in rows]
+    return "\n".join(parts).rstrip() + "\n"
+
+
+def _counts() -> str:
+    of = [row for row in ROWS.values() if row.kind is not Kind.CLAIM]
+    runs = sum(bool(row.runs) for row in of)
+    more = len(ROWS) - len(of)
+    return (
+        f"{len(of)} figures and tables, {runs} of them with a command that runs here "
+        f"({100 * runs / len(of):.0f} %), and {more} claims that have no figure.\n"
+    )
+
+
+def _overview() -> str:
+    lines = ["| paper | row | what it shows | our figures are |", "|---|---|---|---|"]
+    for paper, rows in PAPERS.items():
+        lines += [
+            f"| {paper} | [{row.title}](#{row.id}) | {row.shows} | {row.how.name.lower()} |"
+            for row in rows
+        ]
+    meanings = "\n".join(f"- *{how.name.lower()}*: {how.value}" for how in How)
+    return "\n".join(lines) + "\n\n" + meanings + "\n"
+
+
+def _section(row: Row, measured: Mapping[str, Any] | None) -> str:
+    lines = [f"### {row.id}", "", f"**{row.title}.** {row.shows}.", ""]
+    if row.runs:
+        then = f", then `python benchmarks/ledger.py --only {row.id}`" if row.command else ""
+        lines += [f"`{row.runs}`{then}: {row.how.value}. {row.here}".rstrip(), ""]
+    if measured is not None:
+        lines += _table(row, measured["values"])
+        if measured.get("chart"):
+            lines += [f"![{row.id}](images/ledger/{row.id}.svg)", ""]
+    if row.why:
+        word = "Not done" if row.how is How.NOT else "Why they differ"
+        if row.how is not How.NOT and not row.paper:
+            word = "Note"
+        lines += [f"{word}: {row.why}", ""]
+    return "\n".join(lines)
+
+
+def _table(row: Row, ours: Mapping[str, float]) -> list[str]:
+    labels = [*row.paper, *(label for label in ours if label not in row.paper)]
+    unit = f" ({row.unit})" if row.unit else ""
+    lines = [f"| what{unit} | theirs | ours | apart |", "|---|---:|---:|---:|"]
+    for label in labels:
+        theirs, own = row.paper.get(label), ours.get(label)
+        off = apart(theirs, own)
+        said = "–" if off is None else f"{100 * off:+.0f} %"
+        lines.append(f"| {label} | {_number(theirs)} | {_number(own)} | {said} |")
+    return [*lines, ""]
+
+
+def apart(theirs: float | None, ours: float | None) -> float | None:
+    """Ours over theirs, less 1; None: one of both is not known, or theirs is 0."""
+    if theirs is None or ours is None or not theirs:
+        return None
+    return ours / theirs - 1
+
+
+def differs(row: Row, ours: Mapping[str, float]) -> list[str]:
+    """The labels at which both figures are more than a tenth apart."""
+    offs = {label: apart(theirs, ours.get(label)) for label, theirs in row.paper.items()}
+    return [label for label, off in offs.items() if off is not None and abs(off) > TENTH]
+
+
+def _number(value: float | None) -> str:
+    if value is None:
+        return "–"
+    if value and abs(value) < 0.01:
+        return f"{value:.2g}"
+    digits = 0 if abs(value) >= 1000 else 1 if abs(value) >= 100 else 2
+    text = f"{value:,.{digits}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text

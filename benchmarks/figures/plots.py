@@ -1,0 +1,76 @@
+"""The rows' charts as SVG: plotly draws them in a headless Chromium."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+
+WIDTH, HEIGHT = 720, 360
+_DRAW = """async ([figure, width, height]) => {
+    const uri = await Plotly.toImage(figure, {format: "svg", width, height});
+    return decodeURIComponent(uri.slice(uri.indexOf(",") + 1));
+}"""
+
+
+def draw(charts: Mapping[str, Mapping[str, Any]], folder: Path) -> None:
+    """Writes `folder`/row.svg for each row's chart, as it is recorded."""
+    import plotly
+    from find_chromium import find_chromium
+    from playwright.sync_api import sync_playwright
+
+    library = Path(plotly.__file__).parent / "package_data" / "plotly.min.js"
+    folder.mkdir(parents=True, exist_ok=True)
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
+        tab = browser.new_page()
+        tab.set_content("<html><body></body></html>")
+        tab.add_script_tag(path=library)
+        for row, chart in charts.items():
+            figure = json.loads(_figure(chart).to_json())
+            svg = _compact(tab.evaluate(_DRAW, [figure, WIDTH, HEIGHT]), row)
+            (folder / f"{row}.svg").write_text(svg + "\n")
+        browser.close()
+
+
+def _figure(chart: Mapping[str, Any]) -> Any:
+    """The chart as plotly's figure."""
+    import plotly.graph_objects as go
+
+    figure = go.Figure()
+    for line in chart["lines"]:
+        of = {"x": line["x"], "y": line["y"], "name": line["name"]}
+        if line["paper"]:
+            marker = {"symbol": "diamond", "size": 9, "color": "black"}
+            figure.add_scatter(**of, mode="markers", marker=marker)
+        elif chart["bars"]:
+            figure.add_bar(**of)
+        else:
+            figure.add_scatter(**of, mode="lines", line={"width": 1.5})
+    figure.update_layout(
+        template="simple_white",
+        paper_bgcolor="white",
+        margin={"l": 60, "r": 10, "t": 10, "b": 45},
+        legend={"font": {"size": 9}},
+        xaxis_title=chart["x"],
+        yaxis_title=chart["y"],
+        showlegend=True,
+    )
+    if chart["log_y"]:
+        figure.update_yaxes(type="log")
+    return figure
+
+
+def _compact(svg: str, row: str) -> str:
+    """An SVG whose names are the same each time it is drawn, with coordinates of two decimals."""
+    drawn = dict.fromkeys(
+        re.findall(r"\b(?:clip|topdefs-|defs-|legend)?([0-9a-f]{6})(?=xy|x\b|y\b|\")", svg)
+    )
+    for number, name in enumerate(drawn):
+        svg = svg.replace(name, f"{row}-{number}")
+    return re.sub(r"(\d+\.\d{2})\d+", r"\1", svg)

@@ -1,0 +1,118 @@
+"""A row of the ledger: what a paper shows, how it is measured here, and why both differ."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from importlib import import_module
+from typing import Any
+
+
+class Kind(StrEnum):
+    """What a row is of."""
+
+    FIGURE = "figure"
+    TABLE = "table"
+    CLAIM = "claim"  # of the text, beside its figures and tables
+
+
+class How(StrEnum):
+    """What our figures come from; the value is how the page says it."""
+
+    VIRTUAL = "simulated: the product's policies and simulator, in virtual time"
+    LEARNING = "real gradients of virtual ranks, batches and times simulated"
+    REAL = "real ranks on emulated devices"
+    HERE = "measured on this machine"
+    EXAMPLE = "a worked example, by the product's own function"
+    NOT = "not reproduced"
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a chart, or a group of bars."""
+
+    name: str
+    x: Sequence[Any]
+    y: Sequence[float | None]
+    paper: bool = False  # the paper's numbers, as its text gives them
+
+
+@dataclass(frozen=True)
+class Chart:
+    """A picture of a measurement."""
+
+    x: str
+    y: str
+    lines: Sequence[Line]
+    bars: bool = False
+    log_y: bool = False
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a measurement gave.
+
+    Args:
+        values: label → our figure; labels that `Row.paper` has, too, are compared.
+        chart: the picture; None: the values say all.
+    """
+
+    values: Mapping[str, float]
+    chart: Chart | None = None
+
+
+@dataclass(frozen=True)
+class Row:
+    """A figure, table or claim of a paper.
+
+    Args:
+        id: `paper-fig-n` or `paper-table-n`; what `--only` takes.
+        shows: what the paper shows there, in our words.
+        how: where our figures come from.
+        here: what runs here in the place of the paper's testbed.
+        paper: label → the paper's figure, where its text or tables give it as a number.
+        unit: of both figures.
+        why: why the figures differ by more than a tenth; of `How.NOT`, why it is not done.
+        measure: `module:function` of this package that gives our figures; empty: nothing runs.
+        command: what renews our figures if not `benchmarks/ledger.py --only ID`.
+        slow: whether it takes minutes, so that only `--only` and `--all` run it.
+    """
+
+    id: str
+    shows: str
+    how: How
+    here: str = ""
+    paper: Mapping[str, float] = field(default_factory=dict)
+    unit: str = ""
+    why: str = ""
+    measure: str = ""
+    command: str = ""
+    slow: bool = False
+
+    @property
+    def kind(self) -> Kind:
+        """Of what the row is, by its id."""
+        if "-fig-" in self.id:
+            return Kind.FIGURE
+        return Kind.TABLE if "-table-" in self.id else Kind.CLAIM
+
+    def measured(self) -> Measured:
+        """Measures our figures. Only this imports what measuring needs."""
+        module, _, function = self.measure.partition(":")
+        of: Measured = getattr(import_module(f"figures.{module}"), function)()
+        return of
+
+    @property
+    def runs(self) -> str:
+        """The command that measures the row here; empty: there is none."""
+        own = f"python benchmarks/ledger.py --only {self.id}" if self.measure else ""
+        return self.command or own
+
+    @property
+    def title(self) -> str:
+        """The row's name in its paper."""
+        if self.kind is Kind.CLAIM:
+            return "Text"
+        number = self.id.rpartition("-")[2]
+        return f"Fig. {number}" if self.kind is Kind.FIGURE else f"Table {number}"

@@ -1,0 +1,135 @@
+"""Measurements of SATA's rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+from papers import scenario
+
+from figures.row import Chart, Line, Measured
+from figures.simulated import Run, labelled, trained, with_devices, with_sizes
+from paceline_backend.policies.presets.sata import reweighted
+from paceline_backend.simulator import Scenario, Simulation
+from paceline_backend.simulator.scenario import Change
+
+# TFLOPS in single precision, from the makers' data sheets: the papers give no times.
+TFLOPS = {"GTX 1080 Ti": 11.3, "RTX 2080 Ti": 13.4, "V100": 15.7}
+EPOCHS = 8
+BATCH = 128  # of a worker
+
+
+def cluster(gpus: Sequence[str], samples: int = 12_800) -> Scenario:
+    """Workers whose speeds are as their peaks, the 2080 Ti's as in the straggler's scenario."""
+    of = with_sizes(scenario("sata-straggler-2x", epochs=EPOCHS), samples=samples)
+    factors: list[float] = [TFLOPS["RTX 2080 Ti"] / TFLOPS[gpu] for gpu in gpus]
+    of = with_devices(of, factors=factors)
+    return msgspec.structs.replace(of, workers=len(gpus), global_batch=BATCH * len(gpus))
+
+
+def adapted(of: Scenario, shares: Sequence[float]) -> Run:
+    """SATA, whose first epoch has the given shares, as fixed batches of these capacities."""
+    steps = -(-of.sizes.samples // of.global_batch)
+    first = msgspec.structs.replace(
+        of,
+        policy="static-batching",
+        parameters={"capacity": list(shares)},
+        switches=[Change(steps, "sata")],
+    )
+    return trained(Simulation.of(first))
+
+
+def _by_epoch(of: Scenario, starts: dict[str, Sequence[float]]) -> Measured:
+    values: dict[str, float] = {}
+    lines = []
+    for name, shares in starts.items():
+        ran = adapted(of, shares)
+        epochs = range(EPOCHS)
+        per = [ran.epoch == epoch for epoch in epochs]
+        seconds = [float(ran.step_s[mine].sum()) for mine in per]
+        gap = [float(np.ptp(ran.compute_s[mine].mean(axis=0))) for mine in per]
+        share = [np.median(ran.share()[mine], axis=0) for mine in per]
+        values |= {
+            f"{name}: epoch 1, s": seconds[0],
+            f"{name}: last epoch, s": seconds[-1],
+            f"{name}: gap of computing times, epoch 1, ms": 1e3 * gap[0],
+            f"{name}: gap of computing times, last epoch, ms": 1e3 * gap[-1],
+            f"{name}: share of worker 1, last epoch": float(share[-1][0]),
+        }
+        settled = next(k for k in epochs if np.abs(share[k] - share[-1]).max() < 0.01)
+        values[f"{name}: shares are steady from epoch"] = settled + 1
+        lines.append(Line(name, [k + 1 for k in epochs], seconds))
+    return Measured(values, Chart("epoch", "s per epoch", lines))
+
+
+def figure_1() -> Measured:
+    """Eq. 8 for shares of a half and times of 2 and 6."""
+    after = reweighted(np.array([0.5, 0.5]), np.array([0.5, 0.5]), np.array([2.0, 6.0]))
+    return Measured(labelled(("share of worker 1", "share of worker 2"), after))
+
+
+def figure_2() -> Measured:
+    """Three GPUs, one of each type: samples of each worker's subset by epoch."""
+    of = cluster(list(TFLOPS))
+    ran = adapted(of, [1.0, 1.0, 1.0])
+    lines = []
+    table = [ran.features.samples[ran.epoch == epoch].sum(axis=0) for epoch in range(EPOCHS)]
+    for worker, gpu in enumerate(TFLOPS):
+        subset = [int(row[worker]) for row in table]
+        lines.append(Line(gpu, list(range(1, EPOCHS + 1)), subset))
+    values = {f"{line.name}, samples of epoch {k}": float(line.y[k - 1] or 0) for line in lines
+              for k in (1, EPOCHS)}  # fmt: skip
+    return Measured(values, Chart("epoch", "samples", lines))
+
+
+def figure_3() -> Measured:
+    """A 2080 Ti and a 1080 Ti, from two initial shares."""
+    of = cluster(["RTX 2080 Ti", "GTX 1080 Ti"])
+    return _by_epoch(of, {"from 1 : 1": [1, 1], "from 1 : 4": [1, 4]})
+
+
+def figure_4() -> Measured:
+    """Two 2080 Ti and a V100, from three initial shares."""
+    of = cluster(["RTX 2080 Ti", "RTX 2080 Ti", "V100"])
+    starts = {"from 1 : 1 : 1": [1, 1, 1], "from 4 : 1 : 1": [4, 1, 1], "from 1 : 2 : 6": [1, 2, 6]}
+    return _by_epoch(of, starts)
+
+
+def figure_5() -> Measured:
+    """Three groups of GPUs: the last epoch with equal and with adapted shares."""
+    groups = {
+        "2080 Ti, 1080 Ti": ["RTX 2080 Ti", "GTX 1080 Ti"],
+        "2080 Ti, V100": ["RTX 2080 Ti", "V100"],
+        "1080 Ti, 2080 Ti, V100": ["GTX 1080 Ti", "RTX 2080 Ti", "V100"],
+    }
+    values, bars = {}, {"equal shares": [], "SATA": []}
+    for name, gpus in groups.items():
+        of = cluster(gpus)
+        equal = trained(Simulation.of(msgspec.structs.replace(of, policy="bsp")))
+        own = adapted(of, [1.0] * len(gpus))
+        for label, ran in (("equal shares", equal), ("SATA", own)):
+            bars[label].append(ran.epochs_s[-1])
+        values[f"{name}: time saved, %"] = 100 * (1 - own.epochs_s[-1] / equal.epochs_s[-1])
+    lines = [Line(label, list(groups), seconds) for label, seconds in bars.items()]
+    return Measured(values, Chart("", "s per epoch", lines, bars=True))
+
+
+def figure_7() -> Measured:
+    """Samples a second over All-Reduce's, and SATA's over AD-PSGD's, after the first epoch."""
+    values, bars = {}, {"All-Reduce": [], "AD-PSGD": [], "SATA": []}
+    for factor in (2, 5, 10):
+        of = with_sizes(scenario(f"sata-straggler-{factor}x", epochs=4), samples=25_000)
+        rates = {}
+        for label, policy in (("All-Reduce", "bsp"), ("AD-PSGD", "ad-psgd"), ("SATA", "sata")):
+            ran = trained(Simulation.of(msgspec.structs.replace(of, policy=policy)))
+            rates[label] = 1 / sum(ran.epochs_s[1:])
+        for label, rate in rates.items():
+            bars[label].append(rate / rates["All-Reduce"])
+        values |= {
+            f"SATA over All-Reduce, {factor}x": rates["SATA"] / rates["All-Reduce"],
+            f"SATA over AD-PSGD, {factor}x": rates["SATA"] / rates["AD-PSGD"],
+        }
+    lines = [Line(label, ["2x", "5x", "10x"], each) for label, each in bars.items()]
+    lines.append(Line("SATA, paper", ["2x", "5x"], [3.3, 3.3], paper=True))
+    return Measured(values, Chart("the straggler's slowdown", "speed-up", lines, bars=True))

@@ -1,0 +1,115 @@
+"""Virtual training for the ledger: a run of a scenario as arrays, one row for each step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+from paceline.core.cost import Features
+from paceline_backend.simulator import Scenario, Simulation, TrainedSegment
+from paceline_backend.simulator.sync import Round
+
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A simulated training of S steps on W workers.
+
+    Args:
+        epoch: of each step, [S].
+        features: what workers computed, [S, W].
+        compute_s: seconds of computing, [S, W].
+        wait_s: seconds of waiting for others, [S, W].
+        step_s: seconds of each step, the exchange included, [S].
+        ett_s: expected seconds of computing; NaN: unknown, [S, W].
+        parts: indices of the samples of each worker in each step: [S][W].
+        rounds: rounds of a relaxed synchroniser.
+        plans: real seconds that planning each segment took, and whether samples were reshuffled.
+        ended_s: virtual time when all were through.
+        sizes: of all samples, [N].
+    """
+
+    epoch: Ints
+    features: Features
+    compute_s: Floats
+    wait_s: Floats
+    step_s: Floats
+    ett_s: Floats
+    parts: list[list[Ints]]
+    rounds: list[Round]
+    plans: list[tuple[float, bool]]
+    ended_s: float
+    sizes: Floats
+
+    @property
+    def epochs_s(self) -> list[float]:
+        """Seconds of each epoch."""
+        return [float(self.step_s[self.epoch == e].sum()) for e in np.unique(self.epoch)]
+
+    def share(self) -> Floats:
+        """Each worker's share of the samples of each step, [S, W]."""
+        samples = self.features.samples
+        return np.asarray(samples / samples.sum(axis=1, keepdims=True))
+
+    def samples_s(self) -> float:
+        """Samples trained a second, over the whole run."""
+        return float(self.features.samples.sum() / self.ended_s)
+
+
+def run(testbed: Scenario, policy: str, parameters: Mapping[str, Any] | None = None) -> Run:
+    """A scenario under one policy, which learns the workers' speeds as in a real run."""
+    changed = msgspec.structs.replace(testbed, policy=policy, parameters=dict(parameters or {}))
+    return trained(Simulation.of(changed))
+
+
+def trained(simulation: Simulation) -> Run:
+    """A simulation trained to its end."""
+    ran: list[TrainedSegment] = []
+    while not simulation.finished:
+        ran.append(simulation.advance())
+    ran = [each for each in ran if len(each.started_at)]
+    columns = (np.concatenate(c) for c in zip(*(each.features for each in ran), strict=True))
+    parts: list[list[Ints]] = []
+    for each in ran:
+        parts += [list(step) for step in each.plan.batches.parts[: len(each.started_at)]]
+    return Run(
+        np.repeat([each.segment.epoch for each in ran], [len(each.step_s) for each in ran]),
+        Features(*columns),
+        np.concatenate([each.compute_s for each in ran]),
+        np.concatenate([each.wait_s for each in ran]),
+        np.concatenate([each.evened_s for each in ran]),
+        np.concatenate([_expected(each) for each in ran]),
+        parts,
+        [round_ for each in ran for round_ in each.rounds],
+        [(each.plan_s, bool(each.segment.shuffled)) for each in ran],
+        simulation.now,
+        np.asarray(simulation.history.sizes, np.float64),
+    )
+
+
+def _expected(each: TrainedSegment) -> Floats:
+    return np.full(each.compute_s.shape, np.nan) if each.ett_s is None else each.ett_s
+
+
+def with_sizes(testbed: Scenario, **changes: Any) -> Scenario:
+    """A scenario with other sizes."""
+    sizes = msgspec.structs.replace(testbed.sizes, **changes)
+    return msgspec.structs.replace(testbed, sizes=sizes)
+
+
+def with_devices(testbed: Scenario, **changes: Any) -> Scenario:
+    """A scenario with other devices."""
+    devices = msgspec.structs.replace(testbed.devices, **changes)
+    return msgspec.structs.replace(testbed, devices=devices)
+
+
+def labelled(names: Iterable[str], values: Iterable[float]) -> dict[str, float]:
+    """Values by their labels."""
+    return {name: float(value) for name, value in zip(names, values, strict=True)}

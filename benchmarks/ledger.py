@@ -1,0 +1,112 @@
+"""The ledger of the papers' figures and tables: measures rows, and writes docs/ledger.md.
+
+Each row has a command, or says why it has none. Without options all rows are measured that are
+simulated or quick. What was measured is kept in benchmarks/results/ledger.json; the page and its
+charts (docs/images/ledger) are made from there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from figures.page import page
+from figures.row import Row
+from figures.rows import ROWS
+from harness import machine
+
+ROOT = Path(__file__).parents[1]
+RECORD = ROOT / "benchmarks" / "results" / "ledger.json"
+PAGE = ROOT / "docs" / "ledger.md"
+CHARTS = ROOT / "docs" / "images" / "ledger"
+
+
+def recorded() -> dict[str, Any]:
+    """Row → when it was measured, how long that took, its values and its chart."""
+    of: dict[str, Any] = json.loads(RECORD.read_text())["rows"] if RECORD.exists() else {}
+    return of
+
+
+def measure(row: Row) -> dict[str, Any]:
+    """What is recorded of a row after measuring it."""
+    began = time.perf_counter()
+    of = row.measured()
+    chart = None if of.chart is None else _rounded(asdict(of.chart))
+    return {
+        "date": time.strftime("%Y-%m-%d"),
+        "took_s": round(time.perf_counter() - began, 1),
+        "values": {label: _short(float(value)) for label, value in of.values.items()},
+        "chart": chart,
+    }
+
+
+def _short(value: Any) -> Any:
+    """A number with five digits; anything else as it is."""
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def _rounded(chart: dict[str, Any]) -> dict[str, Any]:
+    for line in chart["lines"]:
+        line["x"] = [_short(value) for value in line["x"]]
+        line["y"] = [_short(value) for value in line["y"]]
+    return chart
+
+
+def write(record: dict[str, Any], redrawn: Iterable[str]) -> None:
+    """Writes record, page, and the charts of some rows."""
+    kept = {row: record[row] for row in ROWS if row in record}  # in the papers' order
+    whole = {"machine": machine(), "rows": kept}
+    RECORD.write_text(json.dumps(whole, ensure_ascii=False, separators=(",", ":")) + "\n")
+    PAGE.write_text(page(kept))
+    charts = {row: kept[row]["chart"] for row in redrawn if row in kept and kept[row]["chart"]}
+    if charts:
+        from figures.plots import draw
+
+        draw(charts, CHARTS)
+
+
+def chosen(options: argparse.Namespace) -> list[Row]:
+    """The rows to measure."""
+    if options.only:
+        return [ROWS[name] for name in options.only]
+    return [row for row in ROWS.values() if row.measure and (options.all or not row.slow)]
+
+
+def main() -> None:
+    """Measures, and writes the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    which = parser.add_mutually_exclusive_group()
+    which.add_argument("--list", action="store_true", help="all rows and their commands")
+    which.add_argument("--only", nargs="+", choices=ROWS, metavar="ROW", help="measure these")
+    which.add_argument("--all", action="store_true", help="also rows that take minutes each")
+    which.add_argument("--page", action="store_true", help="write page and charts, measure nothing")
+    options = parser.parse_args()
+    if options.list:
+        for row in ROWS.values():
+            print(f"{row.id:<26}{row.runs or 'no command: ' + row.why}")
+        return
+    record = recorded()
+    if options.page:
+        write(record, record)
+        return
+    rows = chosen(options)
+    for row in rows:
+        if not row.measure:
+            sys.exit(f"{row.id} has no command: {row.why}")
+        print(row.id, file=sys.stderr)
+        record[row.id] = measure(row)
+        for label, value in record[row.id]["values"].items():
+            theirs = row.paper.get(label)
+            print(f"{label}: {value}" + ("" if theirs is None else f" (paper: {theirs})"))
+        write(record, [])  # a later row may fail
+    write(record, [row.id for row in rows])
+
+
+if __name__ == "__main__":
+    main()

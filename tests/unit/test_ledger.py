@@ -1,0 +1,104 @@
+"""The ledger of the papers: a row for each figure and table, and a page made of what was measured."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+BENCHMARKS = ROOT / "benchmarks"
+FIGURES_AND_TABLES = {
+    "chronica": (14, 6),
+    "sata": (7, 0),
+    "lbb": (7, 3),
+    "dynamic-batching": (7, 0),
+    "rna": (10, 5),
+}
+
+
+@pytest.fixture
+def ledger(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    import ledger
+
+    return ledger
+
+
+def test_each_figure_and_table_has_a_row(ledger: Any) -> None:
+    expected = {
+        f"{paper}-{kind}-{number}"
+        for paper, counts in FIGURES_AND_TABLES.items()
+        for kind, count in zip(("fig", "table"), counts, strict=True)
+        for number in range(1, count + 1)
+    }
+    claims = {"dynamic-batching-asp", "rna-theorems"}
+    assert set(ledger.ROWS) == expected | claims
+
+
+def test_each_row_has_a_command_or_a_reason(ledger: Any) -> None:
+    rows = ledger.ROWS.values()
+    assert [row.id for row in rows if not row.runs and not row.why] == []
+    assert [row.id for row in rows if bool(row.runs) == (row.how.name == "NOT")] == []
+    assert sum(bool(row.runs) for row in rows) >= 0.9 * len(rows)
+
+
+def test_commands_exist(ledger: Any) -> None:
+    """What measures a row, without importing what measuring needs."""
+    for row in ledger.ROWS.values():
+        if row.command:
+            assert (ROOT / row.command.split()[1]).is_file(), row.id
+        if row.measure:
+            module, _, function = row.measure.partition(":")
+            tree = ast.parse((BENCHMARKS / "figures" / f"{module}.py").read_text())
+            defined = {each.name for each in tree.body if isinstance(each, ast.FunctionDef)}
+            assert function in defined, row.id
+
+
+def test_the_list_has_every_row(
+    ledger: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["ledger.py", "--list"])
+    ledger.main()
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(ledger.ROWS)
+
+
+def test_the_page_is_made_of_what_was_measured(ledger: Any) -> None:
+    """After a change of rows: `python benchmarks/ledger.py --page`."""
+    assert ledger.PAGE.read_text() == ledger.page(ledger.recorded())
+
+
+def test_each_row_that_runs_was_measured(ledger: Any) -> None:
+    record = ledger.recorded()
+    assert [row.id for row in ledger.ROWS.values() if row.measure and row.id not in record] == []
+    drawn = {path.stem for path in ledger.CHARTS.glob("*.svg")}
+    assert drawn == {row for row, of in record.items() if of["chart"]}
+
+
+def test_differences_above_a_tenth_are_explained(ledger: Any) -> None:
+    from figures.page import differs
+
+    record = ledger.recorded()
+    unexplained = [
+        (row.id, labels)
+        for row in ledger.ROWS.values()
+        if row.id in record and (labels := differs(row, record[row.id]["values"])) and not row.why
+    ]
+    assert unexplained == []
+
+
+def test_what_the_papers_say_is_compared(ledger: Any) -> None:
+    """A label that only one side has compares nothing; VGG16's rows say why they have no value."""
+    record = ledger.recorded()
+    alone = {
+        label
+        for row in ledger.ROWS.values()
+        if row.id in record
+        for label in row.paper
+        if label not in record[row.id]["values"]
+    }
+    assert alone == {"VGG16, RNA", "VGG16 (H), RNA-H"}
