@@ -124,7 +124,8 @@ def _metrics() -> html.Div:
         "What the script measured on held-out data, by step, over the whole run; and further "
         "metrics of its training, over the steps shown. The green line is the target."
     )
-    head = [html.H2(["Metrics", tip("Metrics", meaning)]), html.P(id="metrics-words")]
+    title = html.Div([html.H2("Metrics"), tip("Metrics", meaning)], className="bar card-head")
+    head = [title, html.P(id="metrics-words")]
     return html.Div(
         id="metrics",
         className="group",

@@ -162,7 +162,7 @@ def test_what_a_later_attempt_undid_does_not_count(store: Store) -> None:
 
 def test_time_to_target_is_that_of_the_first_evaluation_that_meets_it(store: Store) -> None:
     key = add_run(store, "r", started_at=900.0)
-    write(store, hello(), adopted(0, 0, counts=[[1, 1]] * 12))
+    write(store, hello(), adopted(0, 0, counts=[[1, 1]] * 16))
     assert runs.get(store, "r")["target"] is None
     with store.write() as connection:
         wanted = {"metric": "accuracy", "value": 0.5, "direction": ">="}
@@ -170,13 +170,16 @@ def test_time_to_target_is_that_of_the_first_evaluation_that_meets_it(store: Sto
     write(store, evaluated(3, accuracy=0.4))
     row = runs.get(store, "r")
     assert row["target"] == wanted | {"source": "evaluations", "met": None, "best": 0.4}
-    write(store, *(evaluated(3 + 4 * k, accuracy=value) for k, value in enumerate((0.4, 0.5, 0.3))))
+    write(
+        store,
+        *(evaluated(3 + 4 * k, accuracy=value) for k, value in enumerate((0.4, 0.5, 0.3, 0.6))),
+    )
     row = runs.get(store, "r")
     assert row["target"]["met"] == {
         **{"step": 7, "epoch": 1, "trained": 64, "at": 1_007.0, "value": 0.5},
         "after_s": pytest.approx(1_007.0 - row["started_at"]),
     }
-    assert row["evaluation"]["metrics"] == {"accuracy": 0.3}
+    assert (row["target"]["best"], row["evaluation"]["metrics"]) == (0.6, {"accuracy": 0.6})
 
 
 def test_the_training_loss_decides_where_no_evaluation_has_one(store: Store) -> None:
