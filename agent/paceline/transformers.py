@@ -35,7 +35,7 @@ from paceline.core.errors import PacelineError
 from paceline.train.adapting import DrivenLoader, checked, loading_of, ranks_seed, refuse
 from paceline.train.session import Session
 
-STATE = "paceline.pt"  # the session's state in a checkpoint of Trainer's
+STATE = "paceline_session.pt"  # the session's state in a checkpoint of Trainer's
 
 
 class _Chunks:

@@ -97,7 +97,7 @@ def test_refusals_say_what_to_do(ranks: Results) -> None:
         "ignore_data_skip=True: leave it out",
         "has 'uneven_steps': a framework's loop makes equally many steps on all ranks",
         "dispatch_batches=True makes rank 0 read all batches: leave it out",
-        "plain/checkpoint-3 has no paceline.pt: it is of a training without Paceline",
+        "plain/checkpoint-3 has no paceline_session.pt: it is of a training without Paceline",
     ]
     said = ranks[0][-2]
     assert len(said) == len(wanted)
