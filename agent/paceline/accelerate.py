@@ -24,8 +24,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from paceline.core.errors import PacelineError
-from paceline.train.adapting import (
-    DrivenLoader,
+from paceline.train.adapting.loader import DrivenLoader
+from paceline.train.adapting.options import (
     checked,
     is_shuffled,
     options_of,
