@@ -24,8 +24,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from paceline.core.errors import PacelineError
-from paceline.train.adapting import (
-    DrivenLoader,
+from paceline.train.adapting.loader import DrivenLoader
+from paceline.train.adapting.options import (
     checked,
     is_shuffled,
     options_of,
@@ -187,6 +187,14 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
         raise PacelineError(
             "join_uneven_inputs: Paceline's loader ends on all ranks together: leave it out"
         )
+
+    def free_memory(self, *objects: Any) -> Any:
+        """As Accelerate's; afterwards another training loader may be prepared, too."""
+        if self._driven is not None:
+            self._driven.session.close()
+            self._custom_objects.remove(self._driven)
+            self._driven = None
+        return super().free_memory(*objects)
 
     def end_training(self) -> None:
         """As Accelerate's; delivers what the session holds, too."""

@@ -32,10 +32,11 @@ from transformers import TrainerCallback
 
 from paceline.accelerate import refuse_settings, wrap_prepared
 from paceline.core.errors import PacelineError
-from paceline.train.adapting import DrivenLoader, checked, loading_of, ranks_seed, refuse
+from paceline.train.adapting.loader import DrivenLoader
+from paceline.train.adapting.options import checked, loading_of, ranks_seed, refuse
 from paceline.train.session import Session
 
-STATE = "paceline.pt"  # the session's state in a checkpoint of Trainer's
+STATE = "paceline_session.pt"  # the session's state in a checkpoint of Trainer's
 
 
 class _Chunks:
@@ -168,6 +169,12 @@ class PacelineMixin:
                 "override get_train_dataloader",
             )
         accumulates = trainer.args.gradient_accumulation_steps
+        if accumulates > 1 and self._session_options.get("loss_mean", "samples") != "samples":
+            refuse(
+                "loss_mean='size' and gradient_accumulation_steps > 1: Trainer's batches of a step "
+                "count by their samples",
+                "leave loss_mean out, as Trainer counts labels, or accumulate nothing",
+            )
         ranks = 1 if trainer.accelerator.split_batches else trainer.args.world_size
         options = {
             "seed": ranks_seed(getattr(sampler, "initial_seed", torch.initial_seed()) % 2**63),

@@ -44,20 +44,22 @@ def results(script: Path | str, directory: Path, *cases: Any) -> Results:
     return _read(directory)
 
 
-def planned(stack: Stack, script: Path | str, directory: Path, *cases: Any) -> Results:
-    """The same; a controller plans the first case, for ranks of uneven speeds."""
+def planned(
+    stack: Stack, script: Path | str, directory: Path, *cases: Any, policy: str = "paceline"
+) -> tuple[str, Results]:
+    """The run, and the same; a controller plans the first case, for ranks of uneven speeds."""
     body = {
         "script": str(script),
         "args": [str(directory), *map(_as_argument, cases)],
         "nproc": WORLD,
-        "policy": "paceline",
+        "policy": policy,
         "env": {**_environment(), "PACELINE_EMULATE": json.dumps(EMULATE)},
     }
-    run = stack.api("POST", "/runs", body)["id"]
+    run = str(stack.api("POST", "/runs", body)["id"])
     wait_for_end(stack, run)
     losses = stack.api("GET", f"/runs/{run}/steps?points=5000")["loss"]
     assert None not in losses  # the adapter reports them
-    return _read(directory)
+    return run, _read(directory)
 
 
 def _as_argument(case: Any) -> str:

@@ -87,6 +87,7 @@ class Script:
     backoff: float = 0.5  # of the scale, then
     scalers: int = 1  # that are enabled, of which one is used
     closure: bool = False
+    no_closure: bool = False  # the optimiser steps with None in a closure's place
     closure_from: int = 2**31  # step from which the optimiser steps with one
     temper: bool = False  # another optimiser, of another parameter, that steps with a closure
     criterion: bool = False  # the loss has a parameter, which no wrapped model has
@@ -327,7 +328,7 @@ def _step(
             if script.clip:
                 scaler.unscale_(optimiser)
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            scaler.step(optimiser)
+            scaler.step(optimiser, *([None] if script.no_closure else []))
         scaler.update()
 
 

@@ -121,6 +121,7 @@ def refusals(folder: str) -> list[str]:
         {"ignore_data_skip": True},
         {"paceline": {"uneven_steps": True}},
         {"accelerator_config": {"dispatch_batches": True}},
+        {"paceline": {"loss_mean": "size"}, "gradient_accumulation_steps": 2},
         {"resume": f"{folder}/plain/checkpoint-3"},
     ):
         try:

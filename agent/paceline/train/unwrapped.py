@@ -32,8 +32,9 @@ logger = logging.getLogger(__name__)
 _REFUSAL = (
     "session.loader() was used, but no model was given to session.wrap(): this step would train "
     "with gradients that are not weighted for the ranks' different batches. Before the loop write "
-    "model = session.wrap(model) in place of DistributedDataParallel, also where a framework such "
-    "as Accelerate would wrap the model"
+    "model = session.wrap(model) in place of DistributedDataParallel. For Accelerate, Hugging "
+    "Face's Trainer and Lightning, which wrap models themselves, use paceline.accelerate, "
+    "paceline.transformers and paceline.lightning"
 )
 _WARNING = (
     "%s steps a model that session.wrap() was not given, and its gradients differ between ranks: "

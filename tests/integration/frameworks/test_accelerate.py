@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
+import importlib.util
+from collections.abc import Iterable
 from typing import Any
 
 import pytest
+import torch
 
 from support.frameworks import ROOT, WORLD, Results, results
 
 pytestmark = pytest.mark.ranks
+
+_SPEC = importlib.util.spec_from_file_location(
+    "frameworks_text", ROOT / "examples" / "frameworks" / "text.py"
+)
+assert _SPEC is not None and _SPEC.loader is not None
+text: Any = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(text)
 
 SCRIPT = ROOT / "tests" / "support" / "accelerate_script.py"
 UNEVEN = {"limits": [5, 12]}  # without a control plane, that leaves each rank another size
@@ -76,6 +86,32 @@ def test_gathering_for_metrics_gives_each_sample_once_and_no_filler(ranks: Resul
     assert sorted(numbers) == list(range(ODD))
     assert case(ranks, "odd", rank=1)["counts"][10] == 1  # the filler
     assert all(shape == [len(step), 5] for step, shape in got)
+
+
+def test_a_filler_does_not_count(ranks: Results) -> None:
+    """The training is that of one process on the same global batches."""
+    got = case(ranks, "odd")
+    torch.manual_seed(3)
+    sentences, model = text.Sentences(ODD), text.Classifier()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.1, total_iters=100)
+    losses = []
+    for step, (numbers, _) in enumerate(got["gathered"], 1):
+        optimizer.zero_grad()
+        loss_of(model, sentences, numbers).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        optimizer.step()
+        for _ in range(WORLD):
+            schedule.step()
+        if step % 11 == 0:
+            losses.append(loss_of(model, sentences, range(ODD)).item())
+    assert got["losses"] == pytest.approx(losses, abs=1e-5)
+
+
+def loss_of(model: Any, sentences: Any, numbers: Iterable[int]) -> torch.Tensor:
+    batch = text.collate([sentences[number] for number in numbers])
+    labels = batch.pop("labels")
+    return torch.nn.functional.cross_entropy(model(**batch), labels)
 
 
 @pytest.mark.parametrize("start", [0, 2])

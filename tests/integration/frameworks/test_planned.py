@@ -13,6 +13,7 @@ from support.frameworks import ROOT, planned
 
 pytestmark = pytest.mark.ranks
 
+FRAMEWORKS = ["accelerate", "transformers", "lightning"]
 TRAINED = {"count": 320, "epochs": 8}
 
 
@@ -22,14 +23,27 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         yield running
 
 
-@pytest.mark.parametrize("framework", ["accelerate", "transformers", "lightning"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_training_is_the_frameworks_own(server: Stack, tmp_path: Path, framework: str) -> None:
-    script = ROOT / "tests" / "support" / f"{framework}_script.py"
-    (got, wanted), (other, _) = planned(
-        server, script, tmp_path, TRAINED, {**TRAINED, "plain": True}
-    )
+    script, plain = script_of(framework), {**TRAINED, "plain": True}
+    _, ((got, wanted), (other, _)) = planned(server, script, tmp_path, TRAINED, plain)
     assert loss(got) == pytest.approx(loss(wanted), abs=1e-5)
     assert sum(other["counts"]) < 0.8 * sum(got["counts"])  # rank 1 is slow
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("policy", ["rna", "local-sgd"])
+@pytest.mark.parametrize("framework", FRAMEWORKS)
+def test_a_relaxed_policy_comes_into_force(
+    server: Stack, tmp_path: Path, framework: str, policy: str
+) -> None:
+    run, ranks = planned(server, script_of(framework), tmp_path, TRAINED, policy=policy)
+    assert server.api("GET", f"/runs/{run}/rounds?limit=5")
+    assert loss(ranks[0][0]) == loss(ranks[1][0])  # replicas have met
+
+
+def script_of(framework: str) -> Path:
+    return ROOT / "tests" / "support" / f"{framework}_script.py"
 
 
 def loss(result: dict[str, Any]) -> float:

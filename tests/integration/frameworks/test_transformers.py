@@ -20,7 +20,7 @@ ODD = {"count": 161}  # the last step has one sample, and rank 1 a filler
 CASES: dict[str, Any] = {
     "plain": {"plain": True},
     "even": {},
-    "uneven": {"paceline": UNEVEN},
+    "uneven": {"paceline": UNEVEN, "dataloader_num_workers": 1},
     "plain, accumulating": {"plain": True, **ACCUMULATING},
     "even, accumulating": ACCUMULATING,
     "uneven, accumulating": {"paceline": UNEVEN_PARTS, **ACCUMULATING},
@@ -97,7 +97,8 @@ def test_refusals_say_what_to_do(ranks: Results) -> None:
         "ignore_data_skip=True: leave it out",
         "has 'uneven_steps': a framework's loop makes equally many steps on all ranks",
         "dispatch_batches=True makes rank 0 read all batches: leave it out",
-        "plain/checkpoint-3 has no paceline.pt: it is of a training without Paceline",
+        "loss_mean='size' and gradient_accumulation_steps > 1",
+        "plain/checkpoint-3 has no paceline_session.pt: it is of a training without Paceline",
     ]
     said = ranks[0][-2]
     assert len(said) == len(wanted)

@@ -60,6 +60,7 @@ def train(ranks: Ranks, given: dict[str, Any]) -> list[dict[str, Any]]:
         {"declare": "both", "scaler": True, "scalers": 2},
         {"declare": "optimiser", "spare_at": 1},
         {"declare": "optimiser", "temper": True},
+        {"no_closure": True},
         {},
         {"models": 2},
         {"scaler": True},

@@ -445,8 +445,9 @@ class SyncGate:
 
 
 def _has_closure(args: Any, kwargs: Any) -> bool:
-    """Whether an optimiser steps with a closure."""
-    return len(args) > 1 or kwargs.get("closure") is not None  # args[0] is the optimiser
+    """Whether an optimiser steps with a closure. Accelerate steps with None in its place."""
+    given = args[1] if len(args) > 1 else kwargs.get("closure")  # args[0] is the optimiser
+    return given is not None
 
 
 def _is_of_connections(error: BaseException | None) -> bool:
