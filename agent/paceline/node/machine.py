@@ -70,7 +70,7 @@ def processor(described: Path = Path("/proc/cpuinfo")) -> str:
             name, _, value = line.partition(":")
             if name.strip() == "model name" and value.strip():
                 return value.strip()
-    return platform.processor() or platform.machine() or "cpu"
+    return platform.machine() or "cpu"
 
 
 def address_towards(address: str) -> str:

@@ -6,7 +6,7 @@ import math
 
 import msgspec
 
-_LONGEST = 200  # characters of a kind or a name
+MOST_NAME = 200  # characters of a kind or a name
 
 
 class RankDevice(msgspec.Struct, frozen=True):
@@ -28,8 +28,8 @@ class RankDevice(msgspec.Struct, frozen=True):
     def problem(self) -> str | None:
         """The first problem, which begins with the field; None: there is none."""
         for field, text in (("kind", self.kind), ("name", self.name)):
-            if not 0 < len(text) <= _LONGEST or not text.isprintable():
-                return f"{field} = {text[:_LONGEST]!r}: give 1 to {_LONGEST} printable characters"
+            if not 0 < len(text) <= MOST_NAME or not text.isprintable():
+                return f"{field} = {text[:MOST_NAME]!r}: give 1 to {MOST_NAME} printable characters"
         if not 1 <= self.cores < 2**31:
             return f"cores = {self.cores}: give a whole number ≥ 1"
         for field, number in (("memory_bytes", self.memory_bytes), ("threads", self.threads)):

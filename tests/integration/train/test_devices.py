@@ -28,7 +28,7 @@ def ranks() -> Iterator[Ranks]:
 
 
 def environment(devices: list[dict[str, Any]], run: str = "r") -> dict[str, str]:
-    emulate = {"a_s": [0.001, 0.004], "b_s": [0.002, 0.002], "devices": devices}
+    emulate = {"a_s": [0.02, 0.08], "b_s": [0.1, 0.1], "devices": devices}
     return {"PACELINE_EMULATE": json.dumps(emulate), "PACELINE_RUN": run}
 
 

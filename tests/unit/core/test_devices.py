@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from paceline.core.devices import HALF_PRECISION_TFLOPS, capacities, need_trial, summary
 from paceline.core.emulation import EmulatedDevice, Emulation
 from paceline.wire import Hello, RankDevice, decode, encode
+from paceline_backend.simulator.simulation import remaining
 from support.records import hello
 
 GIB = 2**30
@@ -139,3 +140,11 @@ def test_emulated_devices() -> None:
         ([EmulatedDevice("cpu", "X", 0), EmulatedDevice("cpu", "X")], "devices[0].cores = 0"),
     ]:
         assert says in str(msgspec.structs.replace(made, devices=devices).problem(2))
+
+
+def test_ranks_that_stay_keep_their_devices() -> None:
+    """As in a simulation in which a rank is lost."""
+    emulated = [EmulatedDevice("cpu", name) for name in ("a", "b", "c")]
+    made = remaining(Emulation([1.0, 2.0, 3.0], [0.0] * 3, devices=emulated), [0, 2])
+    assert (made.a_s, [device.name for device in made.devices]) == ([1.0, 3.0], ["a", "c"])
+    assert made.problem(2) is None

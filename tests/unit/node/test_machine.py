@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 
 import pytest
@@ -42,3 +43,20 @@ def test_without_control_groups_the_affinity_counts(
     assert machine.cores(tmp_path / "none", tmp_path) == 2
     (tmp_path / "own").write_text("1:cpu:/old\n")  # version 1 only
     assert machine.cores(tmp_path / "own", tmp_path) == 2
+
+
+@pytest.mark.parametrize(
+    ("described", "name"),
+    [
+        ("processor\t: 0\nmodel name\t: Some Xeon: 2.5 GHz\n", "Some Xeon: 2.5 GHz"),
+        ("processor\t: 0\nCPU part\t: 0xd0c\n", None),  # as on ARM
+        (None, None),
+    ],
+)
+def test_a_cpu_has_its_models_name_or_its_architectures(
+    described: str | None, name: str | None, tmp_path: Path
+) -> None:
+    file = tmp_path / "cpuinfo"
+    if described is not None:
+        file.write_text(described)
+    assert machine.processor(file) == (name or platform.machine())
