@@ -42,7 +42,8 @@ def _reached(of: list[Learnt], target: float = TARGET) -> float:
 
 
 def _loss(of: list[Learnt]) -> list[float]:
-    return np.mean([each.loss for each in of], axis=0).round(4).tolist()
+    mean: list[float] = np.mean([each.loss for each in of], axis=0).round(4).tolist()
+    return mean
 
 
 def figure_2() -> Measured:

@@ -22,13 +22,13 @@ their figures, our figures, and why they differ. Made by `benchmarks/ledger.py` 
 ```sh
 python benchmarks/ledger.py --list                  # all rows
 python benchmarks/ledger.py --only chronica-fig-9   # measures one, and writes this page
-python benchmarks/ledger.py                         # all that need no real ranks: half an hour
-python benchmarks/ledger.py --all                   # also those that train on real ranks
+python benchmarks/ledger.py                         # all, on a busy machine in half an hour
+python benchmarks/ledger.py --page                  # writes this page and its charts again
 ```
 
 Their figures are numbers of a paper's text and tables. Where there is a dash, the text gives no
 number: the value would have to be read off a picture, which is not possible from the text.
-"Apart" is ours over theirs, less 1. Charts show the papers' numbers as black diamonds.
+"Apart" is ours over theirs, less 1. Charts show the papers' numbers as black marks.
 """
 
 

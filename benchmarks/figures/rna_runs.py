@@ -34,7 +34,8 @@ TEN_GBIT = 1.25e9
 
 def figure_1() -> Measured:
     """Three workers that compute for 40 ms, two of them delayed by 10 and 40 ms."""
-    values, lines = {}, []
+    values: dict[str, float] = {}
+    lines: list[Line] = []
     for model, weights in MODELS.items():
         of = Scenario(
             model, 3, 384, Sizes("constant", samples=50_000), Devices(0.0, [0.04, 0.05, 0.08]),
@@ -54,7 +55,8 @@ def figure_1() -> Measured:
 def figure_2() -> Measured:
     """Lengths drawn like UCF101's, and the times of one worker's batches of 32."""
     sizes = Sizes("lognormal", samples=13_320, mean=186.0, dif=97.7, min=29.0, max=1776.0)
-    values, lines = {}, []
+    values: dict[str, float] = {}
+    lines: list[Line] = []
     drawn = sizes.draw(0)
     values |= {
         "frames, mean": float(drawn.mean()),
@@ -138,7 +140,8 @@ APPROACHES = {
 
 def figure_6() -> Measured:
     """Seconds to the target loss with the all-reduce, over those of each approach."""
-    values, lines = {}, []
+    values: dict[str, float] = {}
+    lines: list[Line] = []
     for setting, (record, name) in SETTINGS.items():
         runs = trainings(record, name)
         base = mean(runs["bsp"], "target_s")
@@ -220,7 +223,8 @@ def _updates_s(ran: Run, world: int, approach: str) -> float:
 
 def figure_8() -> Measured:
     """Iterations and samples a second over Horovod's, 16 workers."""
-    values, lines = {}, []
+    values: dict[str, float] = {}
+    lines: list[Line] = []
     for label, delays in (("even", False), ("uneven", True)):
         of = transformer(16, delays)
         runs = {name: run(of, *preset) for name, preset in PRESETS.items()}
@@ -239,7 +243,8 @@ def figure_8() -> Measured:
 
 def figure_9() -> Measured:
     """Samples a second by number of workers, with delays."""
-    values, lines = {}, []
+    values: dict[str, float] = {}
+    lines: list[Line] = []
     worlds = (4, 8, 16, 32)
     for name, preset in PRESETS.items():
         rates = [run(transformer(world, True), *preset).samples_s() for world in worlds]
@@ -257,7 +262,8 @@ def _probes(count: str) -> str:
 def figure_10() -> Measured:
     """From the record of `benchmarks/probes.py`."""
     response = results("probes")["response"]
-    values, lines = {}, []
+    values: dict[str, float] = {}
+    lines: list[Line] = []
     for setting, by_probes in response.items():
         at = sorted(by_probes, key=int)
         lines.append(Line(setting, at, [by_probes[n]["median_ms"] for n in at]))

@@ -76,7 +76,6 @@ class Row:
         why: why the figures differ by more than a tenth; of `How.NOT`, why it is not done.
         measure: `module:function` of this package that gives our figures; empty: nothing runs.
         command: what renews our figures if not `benchmarks/ledger.py --only ID`.
-        slow: whether it takes minutes, so that only `--only` and `--all` run it.
     """
 
     id: str
@@ -88,7 +87,6 @@ class Row:
     why: str = ""
     measure: str = ""
     command: str = ""
-    slow: bool = False
 
     @property
     def kind(self) -> Kind:
