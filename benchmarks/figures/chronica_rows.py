@@ -67,7 +67,7 @@ ROWS = (
         How.LEARNING,
         f"Plain means over workers, as TensorFlow takes them. {LEARNT}",
         why="The text has no numbers. The same direction here: 2 % more steps at DIF 16 and "
-        "30 % more at 64.",
+        "a quarter more at 64.",
         measure="chronica_learning:figure_2",
     ),
     Row(
@@ -149,7 +149,7 @@ ROWS = (
         How.LEARNING,
         f"{LEARNT} EP4DDL has TensorFlow's batches and times.",
         why="The text has no numbers. CHRONICA needs about the same time up to DIF 16, and "
-        "1.3 times as long at 64; TensorFlow 2.4 times.",
+        "1.4 times as long at 64; TensorFlow 2.4 times.",
         measure="chronica_learning:figure_10",
     ),
     Row(

@@ -76,14 +76,14 @@ ROWS = (
         "lbb-fig-6",
         "Accuracy and loss over time by algorithm",
         How.LEARNING,
-        f"SSGD and LBB: 30 epochs of digits, global batch 128, Adam. {FOUR} Local SGD and "
+        "SSGD and LBB: 30 epochs of digits, global batch 128, each sample as "
+        f"long as four of Table 2's, Adam. {FOUR} Local SGD and "
         "2-Soft: digits on eight real ranks, one of them 5 times slower, from the record of "
         "`benchmarks/synchronisers.py --only 5x-long`.",
         {"LBB less than SSGD, %": 70},
         why="LBB ends at SSGD's accuracy, as in the paper, which gives no numbers but about 70 % "
-        "less time than SSGD and almost half less than OSA (Fig. 4 has OSA). Smaller batches gain "
-        "less, as each step has a fixed part. 2-Soft loses accuracy in the paper, and nothing "
-        "here.",
+        "less time than SSGD and almost half less than OSA (Fig. 4 has OSA). 2-Soft "
+        "loses accuracy in the paper, and nothing here.",
         measure="lbb_runs:figure_6",
     ),
     Row(

@@ -13,7 +13,7 @@ from scipy.stats import pearsonr, spearmanr
 from figures.learning import NETWORKS, by_samples, learn
 from figures.recorded import mean, results, trainings
 from figures.row import Chart, Line, Measured
-from figures.simulated import Run, run, trained, with_sizes
+from figures.simulated import Run, run, trained, with_devices, with_sizes
 from paceline_backend.policies.presets.lbb import Cubic, fit_profile
 from paceline_backend.simulator import Scenario, Simulation
 from paceline_backend.simulator.communication import Communication
@@ -130,7 +130,8 @@ RELAXED = {"Local SGD, H 8": "local-sgd", "2-Soft": "n-soft", "SSGD": "bsp"}
 def figure_6() -> Measured:
     """SSGD and LBB over virtual time; the relaxed methods from the record of real ranks."""
     of = with_sizes(testbed(epochs=30), samples=1198)
-    of = msgspec.structs.replace(of, global_batch=128)
+    unit_s = [4 * each for each in of.devices.unit_s]  # type: ignore[union-attr]
+    of = msgspec.structs.replace(with_devices(of, unit_s=unit_s), global_batch=128)
     values, lines, ended = {}, [], {}
     for label, policy in (("SSGD", "bsp"), ("LBB", "lbb")):
         ran = run(of, policy)

@@ -61,7 +61,8 @@ ROWS = (
         "sata-fig-6",
         "Loss over time with a straggler 2 and 10 times slower: All-Reduce, AD-PSGD, SATA",
         How.LEARNING,
-        "All-Reduce and SATA: digits, 64 samples a step, ten epochs. AD-PSGD: seconds to a loss of "
+        "All-Reduce and SATA: digits, 64 samples a step, each of which "
+        "takes as long as 16 of the scenario's, ten epochs. AD-PSGD: seconds to a loss of "
         "0.4 on real ranks, from the record of `benchmarks/synchronisers.py --only 2x 10x`.",
         why="the text has no numbers; it says that SATA converges soonest. Here AD-PSGD is as soon "
         "or sooner: fast ranks take over a slow rank's batches, and exchanges run beside "

@@ -1,4 +1,4 @@
-"""The ledger of the papers: a row for each figure and table, and a page made of what was measured."""
+"""The ledger of the papers: a row for each figure and table, a page of what was measured."""
 
 from __future__ import annotations
 
