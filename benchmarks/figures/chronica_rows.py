@@ -227,14 +227,14 @@ ROWS = (
     Row(
         "chronica-table-2",
         "Hardware of the two instance types",
-        How.NOT,
+        How.NONE,
         why="a list of hardware; nothing in it can be reproduced. "
         "`examples/scenarios/chronica-heterogeneous.yaml` has what is taken from it.",
     ),
     Row(
         "chronica-table-3",
         "Parameters, operations and published accuracy of the four models",
-        How.NOT,
+        How.NONE,
         why="figures of the models' own papers, not of CHRONICA. The models are not here; "
         "ours are small networks.",
     ),

@@ -99,7 +99,7 @@ ROWS = (
     Row(
         "lbb-table-1",
         "The four GPUs of the machine",
-        How.NOT,
+        How.NONE,
         why="a list of hardware; nothing in it can be reproduced. Their times in Table 2 are "
         "what is emulated.",
     ),

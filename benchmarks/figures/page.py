@@ -66,14 +66,14 @@ def _section(row: Row, measured: Mapping[str, Any] | None) -> str:
     lines = [f"### {row.id}", "", f"**{row.title}.** {row.shows}.", ""]
     if row.runs:
         then = f", then `python benchmarks/ledger.py --only {row.id}`" if row.command else ""
-        lines += [f"`{row.runs}`{then}: {row.how.value}. {row.here}".rstrip(), ""]
+        lines += [f"`{row.runs}`{then} ({row.how.value}). {row.here}".rstrip(), ""]
     if measured is not None:
         lines += _table(row, measured["values"])
         if measured.get("chart"):
             lines += [f"![{row.id}](images/ledger/{row.id}.svg)", ""]
     if row.why:
-        word = "Not done" if row.how is How.NOT else "Why they differ"
-        if row.how is not How.NOT and not row.paper:
+        word = "Not done" if row.how is How.NONE else "Why they differ"
+        if row.how is not How.NONE and not row.paper:
             word = "Note"
         lines += [f"{word}: {row.why}", ""]
     return "\n".join(lines)
