@@ -72,9 +72,9 @@ def _section(row: Row, measured: Mapping[str, Any] | None) -> str:
         if measured.get("chart"):
             lines += [f"![{row.id}](images/ledger/{row.id}.svg)", ""]
     if row.why:
-        word = "Not done" if row.how is How.NONE else "Why they differ"
-        if row.how is not How.NONE and not row.paper:
-            word = "Note"
+        values = {} if measured is None else measured["values"]
+        word = "Why they differ" if differs(row, values) else "Note"
+        word = "Not done" if row.how is How.NONE else word
         lines += [f"{word}: {row.why}", ""]
     return "\n".join(lines)
 

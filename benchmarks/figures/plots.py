@@ -82,7 +82,8 @@ def _compact(svg: str, row: str) -> str:
     """A smaller SVG, whose names are the same each time that it is drawn."""
     for number, name in enumerate(dict.fromkeys(_NAMES.findall(svg))):
         svg = svg.replace(name, f"{row}-{number}")
-    svg = _USELESS.sub("", re.sub(r"(\d+\.\d{2})\d+", r"\1", svg))
+    svg = re.sub("<[^>]*>", lambda tag: re.sub(r"(\d+\.\d{2})\d+", r"\1", tag[0]), svg)
+    svg = _USELESS.sub("", svg)
     while (smaller := _EMPTY.sub("", svg)) != svg:
         svg = smaller
     return svg

@@ -35,7 +35,9 @@ TEN_GBIT = 1.25e9
 def figure_1() -> Measured:
     """Three workers that compute for 40 ms, two of them delayed by 10 and 40 ms."""
     values: dict[str, float] = {}
-    lines: list[Line] = []
+    names: list[str] = []
+    computes: list[float] = []
+    waits: list[float] = []
     for model, weights in MODELS.items():
         of = Scenario(
             model, 3, 384, Sizes("constant", samples=50_000), Devices(0.0, [0.04, 0.05, 0.08]),
@@ -46,9 +48,10 @@ def figure_1() -> Measured:
         for worker, own in enumerate(computing, 1):
             values[f"{model}, worker {worker} computes, %"] = 100 * float(own) / step
         values[f"{model}, worker 3 over worker 1, computing"] = float(computing[2] / computing[0])
-        names = [f"{model}, w{k}" for k in (1, 2, 3)]
-        lines.append(Line("computing", names, (1e3 * computing).tolist()))
-        lines.append(Line("waiting", names, (1e3 * (step - computing)).tolist()))
+        names += [f"{model}, w{k}" for k in (1, 2, 3)]
+        computes += (1e3 * computing).tolist()
+        waits += (1e3 * (step - computing)).tolist()
+    lines = [Line("computing", names, computes), Line("waiting", names, waits)]
     return Measured(values, Chart("", "ms of an iteration", lines, bars=True))
 
 
