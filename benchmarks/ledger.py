@@ -1,7 +1,7 @@
 """The ledger of the papers' figures and tables: measures rows, and writes docs/ledger.md.
 
-Each row has a command, or says why it has none. Without options all rows are measured that are
-simulated or quick. What was measured is kept in benchmarks/results/ledger.json; the page and its
+Each row has a command, or says why it has none. Without options all rows are measured that
+have one. What was measured is kept in benchmarks/results/ledger.json; the page and its
 charts (docs/images/ledger) are made from there.
 """
 
@@ -75,7 +75,7 @@ def chosen(options: argparse.Namespace) -> list[Row]:
     """The rows to measure."""
     if options.only:
         return [ROWS[name] for name in options.only]
-    return [row for row in ROWS.values() if row.measure and (options.all or not row.slow)]
+    return [row for row in ROWS.values() if row.measure]
 
 
 def main() -> None:
@@ -84,7 +84,6 @@ def main() -> None:
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--list", action="store_true", help="all rows and their commands")
     which.add_argument("--only", nargs="+", choices=ROWS, metavar="ROW", help="measure these")
-    which.add_argument("--all", action="store_true", help="also rows that take minutes each")
     which.add_argument("--page", action="store_true", help="write page and charts, measure nothing")
     options = parser.parse_args()
     if options.list:

@@ -42,7 +42,8 @@ def _reached(of: list[Learnt], target: float = TARGET) -> float:
 
 
 def _loss(of: list[Learnt]) -> list[float]:
-    return np.mean([each.loss for each in of], axis=0).round(4).tolist()
+    mean: list[float] = np.mean([each.loss for each in of], axis=0).round(4).tolist()
+    return mean
 
 
 def figure_2() -> Measured:
@@ -55,17 +56,16 @@ def figure_2() -> Measured:
     return Measured(values, Chart("step", "held-out loss", lines))
 
 
-def _over_time(dif: float, system: str, network: str) -> tuple[Line, float]:
+def _over_time(dif: float, system: str, network: str, label: str) -> tuple[Line, float]:
     """Loss over time, and the seconds until the target."""
     of = _learnt(EQUAL, dif, system, _weigh(system), network)
     seconds = [np.append(0.0, _ran(EQUAL, dif, system, s).step_s.cumsum()) for s in range(SEEDS)]
     at = np.mean([each[of[0].steps] for each in seconds], axis=0)
-    name = f"{system}, DIF {dif:.0f}" if network == "two layers" else f"{system}, {network}"
     reached = [
         float(np.interp(each.reached(_target(network)), np.arange(len(clock)), clock))
         for each, clock in zip(of, seconds, strict=True)
     ]
-    return Line(name, at.round(2).tolist(), _loss(of)), statistics.fmean(reached)
+    return Line(f"{system}, {label}", at.round(2).tolist(), _loss(of)), statistics.fmean(reached)
 
 
 def _target(network: str) -> float:
@@ -77,7 +77,7 @@ def figure_10() -> Measured:
     values, lines = {}, []
     for dif in FEW:
         for system in SHOWN:
-            line, seconds = _over_time(dif, system, "two layers")
+            line, seconds = _over_time(dif, system, "two layers", f"DIF {dif}")
             lines.append(line)
             values[f"s to a loss of {TARGET}, {system}, DIF {dif}"] = seconds
     return Measured(values, Chart("virtual s", "held-out loss", lines))
@@ -88,7 +88,7 @@ def figure_11() -> Measured:
     values, lines = {}, []
     for network in NETWORKS:
         for system in SHOWN:
-            line, seconds = _over_time(64, system, network)
+            line, seconds = _over_time(64, system, network, network)
             lines.append(line)
             values[f"s to a loss of {_target(network)}, {network}, {system}"] = seconds
     return Measured(values, Chart("virtual s", "held-out loss", lines))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from functools import cache
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -50,7 +51,8 @@ def at_level(at: int, workload: str, policy: str) -> float:
 
 def figure_1() -> Measured:
     """Uniform batches: seconds over those of the even cluster."""
-    values, lines = {}, []
+    values: dict[str, float] = {}
+    lines: list[Line] = []
     for workload in COMPUTING:
         even = at_level(1, workload, "bsp")
         ratios = [at_level(at, workload, "bsp") / even for at in LEVELS]
@@ -81,7 +83,8 @@ QUANTILES = tuple(range(0, 101, 5))
 def figure_3() -> Measured:
     """Iteration times of workers with 3, 5 and 12 cores."""
     of = with_devices(level(1), factors=[1 / 3, 1 / 5, 1 / 12], noise=0.05)
-    values, lines = {}, []
+    values: dict[str, float] = {}
+    lines: list[Line] = []
     for label, policy in (("uniform", "bsp"), ("variable", "static-batching")):
         ran = run(of, policy, {"capacity": [3.0, 5.0, 12.0]} if policy != "bsp" else {})
         second = ran.compute_s[ran.epoch == 1]
@@ -97,11 +100,12 @@ def figure_4() -> Measured:
     """Samples of each worker from equal batches on: with, and without a dead band and smoothing."""
     of = with_devices(level(1), factors=[1 / 3, 1 / 5, 1 / 12], noise=0.05)
     of = msgspec.structs.replace(of, epochs=None, steps=120, global_batch=300)
-    settings = {
+    settings: dict[str, dict[str, Any]] = {
         "dead band of 0.05": {"times": "measured"},
         "no dead band": {"times": "measured", "dead_band": 0.0, "smoothing": 1.0, "every_steps": 1},
     }
-    values, lines = {}, []
+    values: dict[str, float] = {}
+    lines: list[Line] = []
     for label, parameters in settings.items():
         samples = run(of, "dynamic-batching", parameters).features.samples[:-1]
         changes = np.flatnonzero((np.diff(samples, axis=0) != 0).any(axis=1)) + 1
@@ -146,7 +150,8 @@ def figure_6() -> Measured:
 
     The global batches are the same, so the steps to an accuracy are, too.
     """
-    values, lines = {}, []
+    values: dict[str, float] = {}
+    lines: list[Line] = []
     for workload in COMPUTING:
         even = at_level(1, workload, "bsp")
         for label, policy in (("uniform", "bsp"), ("variable", "static-batching")):
@@ -179,6 +184,10 @@ def figure_7() -> Measured:
             uniform = seconds(of, "bsp")
             for label, policy in (("variable", "static-batching"), ("dynamic", "dynamic-batching")):
                 values[f"{name}, {workload}, {label}"] = uniform / seconds(of, policy)
+            label = f"{name}, {workload}, dynamic over variable"
+            values[label] = (
+                values[f"{name}, {workload}, dynamic"] / values[f"{name}, {workload}, variable"]
+            )
             slow = max(factors) * sum(1 / factor for factor in factors) / len(factors)
             values[f"{name}, the most that balance can gain"] = slow
             bars.append((f"{name}, {workload}", values[f"{name}, {workload}, variable"],

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import msgspec
 import numpy as np
 from papers import LBB_SSGD_MS, scenario
 from scipy.stats import pearsonr, spearmanr
 
 from figures.learning import NETWORKS, by_samples, learn
-from figures.recorded import results
+from figures.recorded import mean, results, trainings
 from figures.row import Chart, Line, Measured
-from figures.simulated import Run, run, trained, with_sizes
+from figures.simulated import Run, run, trained, with_devices, with_sizes
 from paceline_backend.policies.presets.lbb import Cubic, fit_profile
 from paceline_backend.simulator import Scenario, Simulation
 from paceline_backend.simulator.communication import Communication
@@ -44,7 +47,8 @@ def waiting() -> Measured:
 def figure_3() -> Measured:
     """The profile of each worker, and the product's fit through it."""
     profiles = testbed().hello().profiles
-    values, lines = {}, []
+    values: dict[str, float] = {}
+    lines: list[Line] = []
     for gpu, trials in zip(WORKERS, profiles, strict=True):
         counts, seconds = (np.array(column, float) for column in zip(*trials, strict=True))
         fitted = Cubic(fit_profile(trials)[None])(counts.astype(np.int64))
@@ -55,7 +59,7 @@ def figure_3() -> Measured:
     return Measured(values, Chart("samples", "ms", lines))
 
 
-SYSTEMS = {
+SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
     "SSGD": ("bsp", {}),
     "Local SGD, H 2": ("local-sgd", {"every": 2}),
     "Local SGD, H 4": ("local-sgd", {"every": 4}),
@@ -67,7 +71,7 @@ SYSTEMS = {
 }
 
 
-def _alike(of: Scenario, policy: str, parameters: dict[str, object]) -> Run:
+def _alike(of: Scenario, policy: str, parameters: Mapping[str, Any]) -> Run:
     """A run in which all workers make equally many steps, as the paper's do."""
     changed = msgspec.structs.replace(of, policy=policy, parameters=dict(parameters))
     simulation = Simulation.of(changed)
@@ -78,7 +82,8 @@ def _alike(of: Scenario, policy: str, parameters: dict[str, object]) -> Run:
 
 def figure_4() -> Measured:
     """Seconds of an epoch, with equally many steps, and where fast workers take batches over."""
-    values, bars = {}, {"equally many steps": [], "fast workers take batches over": []}
+    values: dict[str, float] = {}
+    bars: dict[str, list[float]] = {"equally many steps": [], "fast workers take batches over": []}
     for label, (policy, parameters) in SYSTEMS.items():
         of = testbed(epochs=2)
         alike = _alike(of, policy, parameters).ended_s / 2
@@ -105,7 +110,8 @@ def figure_5() -> Measured:
     of = with_sizes(testbed(epochs=12), samples=1198)
     of = msgspec.structs.replace(of, global_batch=128)
     runs = {"SSGD": run(of, "bsp"), "LBB": run(of, "lbb")}
-    values, lines = {}, []
+    values: dict[str, float] = {}
+    lines: list[Line] = []
     for network in NETWORKS:
         learnt = {label: learn(ran, by_samples, network, noise=0.0) for label, ran in runs.items()}
         for label, each in learnt.items():
@@ -118,9 +124,38 @@ def figure_5() -> Measured:
     return Measured(values, Chart("step", "held-out accuracy", lines))
 
 
+RELAXED = {"Local SGD, H 8": "local-sgd", "2-Soft": "n-soft", "SSGD": "bsp"}
+
+
+def figure_6() -> Measured:
+    """SSGD and LBB over virtual time; the relaxed methods from the record of real ranks."""
+    of = with_sizes(testbed(epochs=30), samples=1198)
+    unit_s = [4 * each for each in of.devices.unit_s]  # type: ignore[union-attr]
+    of = msgspec.structs.replace(with_devices(of, unit_s=unit_s), global_batch=128)
+    values, lines, ended = {}, [], {}
+    for label, policy in (("SSGD", "bsp"), ("LBB", "lbb")):
+        ran = run(of, policy)
+        learnt = learn(ran, by_samples, noise=0.0)
+        clock = np.append(0.0, ran.step_s.cumsum())
+        at = clock[learnt.steps].round(2).tolist()
+        lines.append(Line(label, at, learnt.accuracy.tolist()))
+        ended[label] = float(clock[-1])
+        values[f"{label}, s for 30 epochs"] = ended[label]
+        values[f"{label}, held-out accuracy, %"] = 100 * float(learnt.accuracy[-1])
+    values["LBB less than SSGD, %"] = 100 * (1 - ended["LBB"] / ended["SSGD"])
+    runs = trainings("synchronisers-5x-long", "one 5x slower, long")
+    for label, preset in RELAXED.items():
+        accuracy = 100 * mean(runs[preset], "accuracy")
+        values[f"{label}, one of eight 5x slower, held-out accuracy, %"] = accuracy
+        over = mean(runs[preset], "seconds") / mean(runs["bsp"], "seconds")
+        values[f"{label}, one of eight 5x slower, time over SSGD's"] = over
+    return Measured(values, Chart("virtual s", "held-out accuracy", lines))
+
+
 def figure_7() -> Measured:
     """The straggler effect while workers are disturbed in turn."""
-    values, lines = {}, []
+    values: dict[str, float] = {}
+    lines: list[Line] = []
     of = scenario("lbb-disturbances")
     for label, policy in (("SSGD", "bsp"), ("LBB", "lbb"), ("paceline, exact", "paceline")):
         ran = run(of, policy)

@@ -150,7 +150,7 @@ def _gradients(
         model.zero_grad()
         if len(mine):
             inputs, classes = frames(mine, sizes, noise, step)
-            cross_entropy(model(inputs), classes).backward()
+            torch.autograd.backward(cross_entropy(model(inputs), classes))
         load.append(float(len(inputs)) if len(mine) else 0.0)
         rows.append(_taken(model))
     return np.array(rows), np.array(load), np.array([float(len(mine)) for mine in parts])

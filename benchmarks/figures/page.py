@@ -22,13 +22,13 @@ their figures, our figures, and why they differ. Made by `benchmarks/ledger.py` 
 ```sh
 python benchmarks/ledger.py --list                  # all rows
 python benchmarks/ledger.py --only chronica-fig-9   # measures one, and writes this page
-python benchmarks/ledger.py                         # all that need no real ranks: half an hour
-python benchmarks/ledger.py --all                   # also those that train on real ranks
+python benchmarks/ledger.py                         # all, on a busy machine in half an hour
+python benchmarks/ledger.py --page                  # writes this page and its charts again
 ```
 
 Their figures are numbers of a paper's text and tables. Where there is a dash, the text gives no
 number: the value would have to be read off a picture, which is not possible from the text.
-"Apart" is ours over theirs, less 1. Charts show the papers' numbers as black diamonds.
+"Apart" is ours over theirs, less 1. Charts show the papers' numbers as black marks.
 """
 
 
@@ -66,15 +66,15 @@ def _section(row: Row, measured: Mapping[str, Any] | None) -> str:
     lines = [f"### {row.id}", "", f"**{row.title}.** {row.shows}.", ""]
     if row.runs:
         then = f", then `python benchmarks/ledger.py --only {row.id}`" if row.command else ""
-        lines += [f"`{row.runs}`{then}: {row.how.value}. {row.here}".rstrip(), ""]
+        lines += [f"`{row.runs}`{then} ({row.how.value}). {row.here}".rstrip(), ""]
     if measured is not None:
         lines += _table(row, measured["values"])
         if measured.get("chart"):
             lines += [f"![{row.id}](images/ledger/{row.id}.svg)", ""]
     if row.why:
-        word = "Not done" if row.how is How.NOT else "Why they differ"
-        if row.how is not How.NOT and not row.paper:
-            word = "Note"
+        values = {} if measured is None else measured["values"]
+        word = "Why they differ" if differs(row, values) else "Note"
+        word = "Not done" if row.how is How.NONE else word
         lines += [f"{word}: {row.why}", ""]
     return "\n".join(lines)
 

@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -43,10 +44,11 @@ def _figure(chart: Mapping[str, Any]) -> Any:
     import plotly.graph_objects as go
 
     figure = go.Figure()
+    symbols = cycle(("diamond", "square", "triangle-up", "x"))
     for line in chart["lines"]:
         of = {"x": line["x"], "y": line["y"], "name": line["name"]}
         if line["paper"]:
-            marker = {"symbol": "diamond", "size": 9, "color": "black"}
+            marker = {"symbol": next(symbols), "size": 8, "color": "black"}
             figure.add_scatter(**of, mode="markers", marker=marker)
         elif chart["bars"]:
             figure.add_bar(**of)
@@ -66,11 +68,22 @@ def _figure(chart: Mapping[str, Any]) -> Any:
     return figure
 
 
+# What plotly leaves in an SVG although it draws nothing: its own classes, data and empty groups.
+_USELESS = re.compile(
+    r' (?:class|data-[\w-]+|style)=""| class="[^"]*"| data-[\w-]+="[^"]*"'
+    r"|(?<=[ \"])(?:opacity|fill-opacity|stroke-opacity): 1; ?|pointer-events: \w+; ?"
+    r"|vector-effect: [\w-]+; ?|white-space: pre; ?"
+)
+_EMPTY = re.compile(r"<(?:g|path)(?: clip-path=\"[^\"]*\")?/>|<(g|defs)></\1>")
+_NAMES = re.compile(r"\b(?:clip|topdefs-|defs-|legend)([0-9a-f]{6})")
+
+
 def _compact(svg: str, row: str) -> str:
-    """An SVG whose names are the same each time it is drawn, with coordinates of two decimals."""
-    drawn = dict.fromkeys(
-        re.findall(r"\b(?:clip|topdefs-|defs-|legend)?([0-9a-f]{6})(?=xy|x\b|y\b|\")", svg)
-    )
-    for number, name in enumerate(drawn):
+    """A smaller SVG, whose names are the same each time that it is drawn."""
+    for number, name in enumerate(dict.fromkeys(_NAMES.findall(svg))):
         svg = svg.replace(name, f"{row}-{number}")
-    return re.sub(r"(\d+\.\d{2})\d+", r"\1", svg)
+    svg = re.sub("<[^>]*>", lambda tag: re.sub(r"(\d+\.\d{2})\d+", r"\1", tag[0]), svg)
+    svg = _USELESS.sub("", svg)
+    while (smaller := _EMPTY.sub("", svg)) != svg:
+        svg = smaller
+    return svg

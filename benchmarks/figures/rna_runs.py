@@ -34,7 +34,10 @@ TEN_GBIT = 1.25e9
 
 def figure_1() -> Measured:
     """Three workers that compute for 40 ms, two of them delayed by 10 and 40 ms."""
-    values, lines = {}, []
+    values: dict[str, float] = {}
+    names: list[str] = []
+    computes: list[float] = []
+    waits: list[float] = []
     for model, weights in MODELS.items():
         of = Scenario(
             model, 3, 384, Sizes("constant", samples=50_000), Devices(0.0, [0.04, 0.05, 0.08]),
@@ -45,16 +48,18 @@ def figure_1() -> Measured:
         for worker, own in enumerate(computing, 1):
             values[f"{model}, worker {worker} computes, %"] = 100 * float(own) / step
         values[f"{model}, worker 3 over worker 1, computing"] = float(computing[2] / computing[0])
-        names = [f"{model}, w{k}" for k in (1, 2, 3)]
-        lines.append(Line("computing", names, (1e3 * computing).tolist()))
-        lines.append(Line("waiting", names, (1e3 * (step - computing)).tolist()))
+        names += [f"{model}, w{k}" for k in (1, 2, 3)]
+        computes += (1e3 * computing).tolist()
+        waits += (1e3 * (step - computing)).tolist()
+    lines = [Line("computing", names, computes), Line("waiting", names, waits)]
     return Measured(values, Chart("", "ms of an iteration", lines, bars=True))
 
 
 def figure_2() -> Measured:
     """Lengths drawn like UCF101's, and the times of one worker's batches of 32."""
     sizes = Sizes("lognormal", samples=13_320, mean=186.0, dif=97.7, min=29.0, max=1776.0)
-    values, lines = {}, []
+    values: dict[str, float] = {}
+    lines: list[Line] = []
     drawn = sizes.draw(0)
     values |= {
         "frames, mean": float(drawn.mean()),
@@ -138,7 +143,8 @@ APPROACHES = {
 
 def figure_6() -> Measured:
     """Seconds to the target loss with the all-reduce, over those of each approach."""
-    values, lines = {}, []
+    values: dict[str, float] = {}
+    lines: list[Line] = []
     for setting, (record, name) in SETTINGS.items():
         runs = trainings(record, name)
         base = mean(runs["bsp"], "target_s")
@@ -220,7 +226,8 @@ def _updates_s(ran: Run, world: int, approach: str) -> float:
 
 def figure_8() -> Measured:
     """Iterations and samples a second over Horovod's, 16 workers."""
-    values, lines = {}, []
+    values: dict[str, float] = {}
+    lines: list[Line] = []
     for label, delays in (("even", False), ("uneven", True)):
         of = transformer(16, delays)
         runs = {name: run(of, *preset) for name, preset in PRESETS.items()}
@@ -239,7 +246,8 @@ def figure_8() -> Measured:
 
 def figure_9() -> Measured:
     """Samples a second by number of workers, with delays."""
-    values, lines = {}, []
+    values: dict[str, float] = {}
+    lines: list[Line] = []
     worlds = (4, 8, 16, 32)
     for name, preset in PRESETS.items():
         rates = [run(transformer(world, True), *preset).samples_s() for world in worlds]
@@ -257,7 +265,8 @@ def _probes(count: str) -> str:
 def figure_10() -> Measured:
     """From the record of `benchmarks/probes.py`."""
     response = results("probes")["response"]
-    values, lines = {}, []
+    values: dict[str, float] = {}
+    lines: list[Line] = []
     for setting, by_probes in response.items():
         at = sorted(by_probes, key=int)
         lines.append(Line(setting, at, [by_probes[n]["median_ms"] for n in at]))

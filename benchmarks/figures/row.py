@@ -25,7 +25,7 @@ class How(StrEnum):
     REAL = "real ranks on emulated devices"
     HERE = "measured on this machine"
     EXAMPLE = "a worked example, by the product's own function"
-    NOT = "not reproduced"
+    NONE = "not reproduced"
 
 
 @dataclass(frozen=True)
@@ -73,10 +73,9 @@ class Row:
         here: what runs here in the place of the paper's testbed.
         paper: label → the paper's figure, where its text or tables give it as a number.
         unit: of both figures.
-        why: why the figures differ by more than a tenth; of `How.NOT`, why it is not done.
+        why: why the figures differ by more than a tenth; of `How.NONE`, why it is not done.
         measure: `module:function` of this package that gives our figures; empty: nothing runs.
         command: what renews our figures if not `benchmarks/ledger.py --only ID`.
-        slow: whether it takes minutes, so that only `--only` and `--all` run it.
     """
 
     id: str
@@ -88,7 +87,6 @@ class Row:
     why: str = ""
     measure: str = ""
     command: str = ""
-    slow: bool = False
 
     @property
     def kind(self) -> Kind:
