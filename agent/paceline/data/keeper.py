@@ -75,6 +75,7 @@ class Keeper:
         self._planned_at = 0.0
         self._moved: dict[int, Moved] = {}
         self._free_at = 0.0  # when the bandwidth allows the next sample
+        self._busy = False  # a sample is being fetched
         self._full = False  # no room until the plan says more
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -112,7 +113,7 @@ class Keeper:
     def wait_idle(self, timeout_s: float) -> bool:
         """Waits until there is nothing to fetch that there is room for; False: it took longer."""
         with self._changed:
-            return self._changed.wait_for(self._idle, timeout_s)
+            return self._changed.wait_for(lambda: not self._busy and self._idle(), timeout_s)
 
     def close(self) -> None:
         """Ends the thread; waits for it unless a read does not end."""
@@ -139,7 +140,8 @@ class Keeper:
         holds[np.frombuffer(part.holds, "<u4")] = True
         again = self._next is not None  # at the epoch's end, as training has gone on since
         there = self._data.directory.has
-        comes = [sample for sample in np.flatnonzero(holds & ~self._now) if not there(sample)]
+        news = np.flatnonzero(holds & ~self._now).tolist()
+        comes = [sample for sample in news if not there(sample)]
         self._next = holds
         self._ahead = deque(np.flatnonzero(holds).tolist())
         if not again:
@@ -153,9 +155,11 @@ class Keeper:
     def _run(self) -> None:
         while not self._closing.is_set():
             with self._changed:
+                self._busy = False
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._closing.is_set() or not self._idle())
                 sample, ahead = self._chosen()
+                self._busy = sample is not None
             if sample is None:
                 continue
             try:
