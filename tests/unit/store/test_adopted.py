@@ -128,6 +128,12 @@ def test_every_field_is_drawn() -> None:
     assert set(FIELDS) == set(Segment.__struct_fields__)
 
 
+def test_no_sample_moves_that_there_is_not() -> None:
+    moves = Moves.of(np.array([SAMPLES]), np.array([0]))
+    refusal = ledger().refusal(msgspec.structs.replace(GOOD, moves=moves), WORLD)
+    assert refusal == "moves.samples holds sample 32 of 32 samples"
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(segment=segments())
 def test_what_a_leader_adopts_is_stored(
@@ -143,7 +149,6 @@ def test_what_a_leader_adopts_is_stored(
         {"moved": -1},
         {"moves": Moves(b"1234", b"")},
         {"moves": Moves.of(np.array([3, 3]), np.array([0, 0]))},
-        {"moves": Moves.of(np.array([SAMPLES]), np.array([0]))},
         {"moves": Moves.of(np.array([3]), np.array([WORLD]))},
         {"across": -1},
         {"version": 2**31},

@@ -35,7 +35,9 @@ class Room:
         at_home: npt.NDArray[np.bool_] = self._nodes == self._nodes[giver]
         if not (self._storage.ahead or self._storage.loose[sample]):
             return at_home
-        elsewhere: npt.NDArray[np.bool_] = ~at_home & (self._left[self._nodes] >= self._storage.lengths[sample])
+        elsewhere: npt.NDArray[np.bool_] = ~at_home & (
+            self._left[self._nodes] >= self._storage.lengths[sample]
+        )
         if self._left[self._nodes[giver]] < 0 and elsewhere.any():
             return elsewhere
         either: npt.NDArray[np.bool_] = elsewhere | at_home
