@@ -72,6 +72,7 @@ class Keeper:
         self._steps: deque[list[int]] = deque([[filler]])  # what segments need
         self._ahead: deque[int] = deque()  # what the next epoch needs
         self._ahead_for = _FIRST  # that epoch
+        self._comes: set[int] = set()  # what the plan moves to the node for it
         self._planned_at = 0.0
         self._moved: dict[int, Moved] = {}
         self._free_at = 0.0  # when the bandwidth allows the next sample
@@ -141,13 +142,14 @@ class Keeper:
         again = self._next is not None  # at the epoch's end, as training has gone on since
         there = self._data.directory.has
         news = np.flatnonzero(holds & ~self._now).tolist()
-        comes = [sample for sample in news if not there(sample)]
         self._next = holds
         self._ahead = deque(np.flatnonzero(holds).tolist())
         if not again:
+            self._comes = {sample for sample in news if not there(sample)}
+            comes = self._data.lengths[sorted(self._comes)]
             self._ahead_for = part.epoch + 1
             self._planned_at = time.monotonic()
-            self._moved[self._ahead_for] = Moved(int(self._data.lengths[comes].sum()))
+            self._moved[self._ahead_for] = Moved(int(comes.sum()))
 
     def _idle(self) -> bool:
         return self._full or not (self._steps or self._ahead)
@@ -206,10 +208,12 @@ class Keeper:
         if ahead and self._data.bandwidth is not None:
             self._free_at = max(self._free_at, time.monotonic()) + size / self._data.bandwidth
         if directory.put(sample, data) and ahead:
-            self._count(size)
+            self._count(sample, size)
 
-    def _count(self, size: int) -> None:
+    def _count(self, sample: int, size: int) -> None:
         with self._changed:
+            if sample not in self._comes:
+                return  # it was trained here, where there was no room for it
             before = self._moved.get(self._ahead_for, Moved())
             self._moved[self._ahead_for] = Moved(
                 before.planned_bytes,
