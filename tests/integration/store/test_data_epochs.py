@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import msgspec
 import numpy as np
 import pytest
@@ -118,10 +117,10 @@ def test_shards_that_do_not_fit_the_run_are_refused(
     assert isinstance(sharded().shards, Shards)
 
 
-def test_rest_shows_them(store: Store, database_url: str) -> None:
+def test_rest_shows_them(store: Store, bus_url: str) -> None:
     add_run(store, "r")
     write(store, hello(), epoch_of(0, 0, "a"), epoch_of(1, 0, "b"))
-    with serving(store) as url, httpx.Client(base_url=url) as client:
+    with serving(store, bus_url) as client:
         answer = client.get("/api/v1/runs/r/data").json()
         assert [(row["node"], row["read_bytes"]) for row in answer] == [("a", 100), ("b", 100)]
         assert len(client.get("/api/v1/runs/r/data?limit=1").json()) == 1
