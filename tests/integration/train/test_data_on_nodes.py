@@ -134,7 +134,7 @@ def plain_on_rank_1(directory: str) -> None:
 
 
 def test_all_ranks_or_none_have_data_on_nodes(ranks: Ranks, tmp_path: Path) -> None:
-    with pytest.raises(RankError, match=r"paceline\.data\.Sharded; give it to all"):
+    with pytest.raises(RankError, match="dataset is 'plain' on rank 1 but 'Sharded' on rank 0"):
         ranks.run(plain_on_rank_1, str(tmp_path / "a"))
 
 

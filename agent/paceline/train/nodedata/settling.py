@@ -16,40 +16,35 @@ from paceline.train.meeting import Meeting, kernel
 from paceline.train.nodedata.node import NodeData
 from paceline.wire import NOWHERE, Shards
 
+_LONGEST_NAME = 200  # characters of a node's name where no launcher gives one
+
 
 def settle(dataset: Any, meeting: Meeting, environment: Environment) -> NodeData | None:
     """Finds out which ranks share a node, and what each node has; each rank calls it.
 
     Args:
-        dataset: None comes back unless it is `Sharded`.
+        dataset: None comes back unless it is `Sharded`, which it is on all ranks or on none.
         meeting: what the ranks know of each other.
         environment: what the launcher told this rank.
 
     Raises:
         PacelineError, OSError: a node's directory cannot be used; on each rank.
-        TypeError: the data set is `Sharded` on some ranks only.
         ValueError: limits or sizes are not those of the other ranks.
     """
-    sharded = dataset if isinstance(dataset, Sharded) else None
-    kinds = _gathered(meeting, sharded is not None)
-    if sharded is None:
-        if any(kinds):
-            raise TypeError("dataset: on some ranks it is paceline.data.Sharded; give it to all")
+    if not isinstance(dataset, Sharded):
         return None
-    if not all(kinds):
-        raise TypeError("dataset: on some ranks it is not paceline.data.Sharded; give it to all")
-    words = _gathered(meeting, _place(sharded))
+    words = _gathered(meeting, _place(dataset))
     _raise(words)
     places = [word["place"] for word in words]
     order = list(dict.fromkeys(places))
     nodes = [order.index(place) for place in places]
     first = places.index(places[meeting.rank]) == meeting.rank
-    word: dict[str, Any] = {"limit": sharded.directory.limit_bytes}
+    word: dict[str, Any] = {"limit": dataset.directory.limit_bytes}
     held: list[int] = []
     try:
-        lengths = sharded.lengths
+        lengths = dataset.lengths
         if first:
-            held = sharded.directory.claim(lengths)
+            held = dataset.directory.claim(lengths)
             word["held"] = np.array(held, "<u4").tobytes()
         word["samples"] = len(lengths)
     except Exception as error:
@@ -57,15 +52,16 @@ def settle(dataset: Any, meeting: Meeting, environment: Environment) -> NodeData
     words = _gathered(meeting, word)
     try:
         _raise(words)
-        shards = _shards(sharded, nodes, words)
+        shards = _shards(dataset, nodes, words)
     except Exception:
-        sharded.directory.release()
+        dataset.directory.release()
         raise
-    sharded.keeps = True
-    keeper = Keeper(sharded, held, meeting.filler) if first else None
+    dataset.keeps = True
+    keeper = Keeper(dataset, held, meeting.filler) if first else None
     names = environment.placed(meeting.world)
-    node = names[meeting.rank] if names else f"{socket.gethostname()}:{sharded.directory.path}"
-    return NodeData(sharded, meeting.rank, node, shards, keeper, environment.attempt)
+    node = names[meeting.rank] if names else f"{socket.gethostname()}:{dataset.directory.path}"
+    node = node[:_LONGEST_NAME]
+    return NodeData(dataset, meeting.rank, node, shards, keeper, environment.attempt)
 
 
 def _place(data: Sharded) -> dict[str, Any]:
