@@ -61,7 +61,7 @@ def start(cluster: Cluster, source: Source, epochs: int, bandwidth: float, slow:
     )
 
 
-def told(cluster: Cluster, run: str) -> list[dict[str, Any]]:
+def moved_rows(cluster: Cluster, run: str) -> list[dict[str, Any]]:
     """What moved for each epoch and node."""
     rows: list[dict[str, Any]] = cluster.api("GET", f"/runs/{run}/data")
     for row in rows:
@@ -76,7 +76,7 @@ def test_no_step_waits_for_data_after_the_first_epoch(cluster: Cluster, source: 
     ended = cluster.ends(run)
     assert ended["state"] == "finished", ended["message"]
     cluster.assert_exact(run)
-    rows = told(cluster, run)
+    rows = moved_rows(cluster, run)
     assert len(rows) == 5 * 3
     later = [row for row in rows if row["epoch"]]
     planned, moved = (sum(row[name] for row in later) for name in ("planned_bytes", "moved_bytes"))
@@ -114,4 +114,4 @@ def test_a_node_that_is_lost_while_data_moves_to_it(cluster: Cluster, source: So
     step = int(cluster.run(run)["step"])
     cluster.reaches(run, step + 2 * steps, 2)
     cluster.assert_ends_exact(run)
-    assert {row["node"] for row in told(cluster, run)} == {network.name(n) for n in (1, 2, 3)}
+    assert {row["node"] for row in moved_rows(cluster, run)} == {network.name(n) for n in (1, 2, 3)}

@@ -72,9 +72,11 @@ class Keeper:
         self._steps: deque[list[int]] = deque([[filler]])  # what segments need
         self._ahead: deque[int] = deque()  # what the next epoch needs
         self._ahead_for = _FIRST  # that epoch
+        self._comes: set[int] = set()  # what the plan moves to the node for it
         self._planned_at = 0.0
         self._moved: dict[int, Moved] = {}
         self._free_at = 0.0  # when the bandwidth allows the next sample
+        self._busy = False  # a sample is being fetched
         self._full = False  # no room until the plan says more
         self._changed = threading.Condition()
         self._closing = threading.Event()
@@ -112,7 +114,7 @@ class Keeper:
     def wait_idle(self, timeout_s: float) -> bool:
         """Waits until there is nothing to fetch that there is room for; False: it took longer."""
         with self._changed:
-            return self._changed.wait_for(self._idle, timeout_s)
+            return self._changed.wait_for(lambda: not self._busy and self._idle(), timeout_s)
 
     def close(self) -> None:
         """Ends the thread; waits for it unless a read does not end."""
@@ -139,15 +141,15 @@ class Keeper:
         holds[np.frombuffer(part.holds, "<u4")] = True
         again = self._next is not None  # at the epoch's end, as training has gone on since
         there = self._data.directory.has
-        comes = [
-            sample for sample in np.flatnonzero(holds & ~self._now).tolist() if not there(sample)
-        ]
+        news = np.flatnonzero(holds & ~self._now).tolist()
         self._next = holds
         self._ahead = deque(np.flatnonzero(holds).tolist())
         if not again:
+            self._comes = {sample for sample in news if not there(sample)}
+            comes = self._data.lengths[sorted(self._comes)]
             self._ahead_for = part.epoch + 1
             self._planned_at = time.monotonic()
-            self._moved[self._ahead_for] = Moved(int(self._data.lengths[comes].sum()))
+            self._moved[self._ahead_for] = Moved(int(comes.sum()))
 
     def _idle(self) -> bool:
         return self._full or not (self._steps or self._ahead)
@@ -155,9 +157,11 @@ class Keeper:
     def _run(self) -> None:
         while not self._closing.is_set():
             with self._changed:
+                self._busy = False
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._closing.is_set() or not self._idle())
                 sample, ahead = self._chosen()
+                self._busy = sample is not None
             if sample is None:
                 continue
             try:
@@ -204,10 +208,12 @@ class Keeper:
         if ahead and self._data.bandwidth is not None:
             self._free_at = max(self._free_at, time.monotonic()) + size / self._data.bandwidth
         if directory.put(sample, data) and ahead:
-            self._count(size)
+            self._count(sample, size)
 
-    def _count(self, size: int) -> None:
+    def _count(self, sample: int, size: int) -> None:
         with self._changed:
+            if sample not in self._comes:
+                return  # it was trained here, where there was no room for it
             before = self._moved.get(self._ahead_for, Moved())
             self._moved[self._ahead_for] = Moved(
                 before.planned_bytes,

@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, Sampler
 from torch.utils.data._utils.pin_memory import pin_memory
 
 from paceline.train.loop import Loop
+from paceline.train.nodedata.node import Counting
 from paceline.train.parts import Step
-from paceline.train.shards import Counting
 
 _PLANNED = {"batch_size", "shuffle", "sampler", "batch_sampler", "drop_last"}
 

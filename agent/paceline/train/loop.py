@@ -21,10 +21,10 @@ from paceline.train.device import Device
 from paceline.train.environment import Environment
 from paceline.train.leaving import end_process
 from paceline.train.meeting import Meeting, introduce
+from paceline.train.nodedata.node import NodeData
 from paceline.train.norms.agreement import RunningStatistics
 from paceline.train.parts import Step, left_key
 from paceline.train.profile import Limits, Profile, shared_moments
-from paceline.train.shards import NodeData
 from paceline.train.sync.discovery import exception_ends_loop
 from paceline.train.sync.gate import SyncGate
 from paceline.train.sync.pool import Pool, ends_span

@@ -17,6 +17,7 @@ from torch import nn
 from paceline.core.errors import PacelineError
 from paceline.core.shapes import Shapes
 from paceline.core.terms import Terms, length, whole
+from paceline.data import Sharded
 from paceline.train import stacks
 from paceline.train.checkpoint.contents import Contents
 from paceline.train.checkpoint.position import Position
@@ -28,11 +29,11 @@ from paceline.train.loader import Loader
 from paceline.train.loop import Loop
 from paceline.train.meeting import meet
 from paceline.train.metrics import MetricNames, Value
+from paceline.train.nodedata.settling import settle
 from paceline.train.norms.layers import adapt
 from paceline.train.parts import Batch
 from paceline.train.profile import Profile, limits_of, listed_limits, profile_ranks
 from paceline.train.refusals import refuse_accumulation, refuse_model
-from paceline.train.shards import settle
 from paceline.train.sizes import Sizes, resolve
 from paceline.wire import Evaluation
 
@@ -112,16 +113,18 @@ class Session:
         stacks.register(os.environ)  # before the ranks meet, where they may hang
         self._given_limits = given = listed_limits(limits)
         meeting = meet(
-            asdict(terms) | {"limits": given} | yes_or_no,
+            asdict(terms)
+            | {"limits": given, "dataset": "Sharded" if isinstance(dataset, Sharded) else "plain"}
+            | yes_or_no,
             lambda: resolve(sizes, dataset),
         )
         self.rank, self.world, self.filler = meeting.rank, meeting.world, meeting.filler
         if self.rank == 0:
             environment.warn_unknown()
         self._dataset = dataset
-        data = settle(dataset, meeting, environment)
         device = Device(environment.emulate, self.rank, self.world)
         limits_known = limits_of(given, [], global_batch, self.world, micro_batches)
+        data = settle(dataset, meeting, environment)
         self._loop = Loop(terms, meeting, environment, device, limits_known, uneven_steps, data)
         # Not the loader: in a cycle, garbage collection may end its processes in a fork, and hang.
         self._has_loader = False

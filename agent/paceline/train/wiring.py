@@ -19,13 +19,13 @@ from paceline.train.checkpoint.position import Position
 from paceline.train.device import Device
 from paceline.train.environment import Environment
 from paceline.train.meeting import Meeting
+from paceline.train.nodedata.node import NodeData
 from paceline.train.parts import Step
 from paceline.train.plan.follower import Follower
 from paceline.train.plan.leader import Leader
 from paceline.train.plan.proposals import Proposals
 from paceline.train.profile import Limits, Profile
 from paceline.train.report import Emitter, Reporter, RoundReporter
-from paceline.train.shards import NodeData
 from paceline.train.sync.suitability import OnFallback
 from paceline.train.watch import Activity, Watch
 from paceline.wire import MOST_WHY, TELEMETRY, Fallback, Hello, RankDevice, run_telemetry

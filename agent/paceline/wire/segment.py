@@ -95,7 +95,7 @@ class Segment(msgspec.Struct, frozen=True):
             or _of_threads(self.threads, width)
             or self.synchroniser.problem(world)
             or problems.of_plain(self.memory, "memory")
-            or (None if self.moves is None else self.moves.problem(world, samples))
+            or (None if self.moves is None else self.moves.problem(width, samples))
         )
 
 

@@ -60,8 +60,8 @@ class Moves(msgspec.Struct, frozen=True):
         samples, ranks = np.frombuffer(self.samples, "<u4"), np.frombuffer(self.ranks, "<u4")
         return samples.astype(np.int64), ranks.astype(np.int64)
 
-    def problem(self, world: int | None, samples: int | None) -> str | None:
-        """What is wrong with it; None: nothing. None for a number that is not known."""
+    def problem(self, world: int, samples: int | None) -> str | None:
+        """What is wrong with it; None: nothing. `samples` None: not known."""
         if len(self.samples) % 4 or len(self.samples) != len(self.ranks):
             return "moves: samples and ranks are not one rank for each sample"
         moved, ranks = self.arrays()
@@ -69,6 +69,6 @@ class Moves(msgspec.Struct, frozen=True):
             return "moves.samples are not ascending"
         if samples is not None and len(moved) and moved[-1] >= samples:
             return f"moves.samples holds sample {moved[-1]} of {samples} samples"
-        if world is not None and len(ranks) and ranks.max() >= world:
+        if len(ranks) and ranks.max() >= world:
             return f"moves.ranks holds rank {ranks.max()} of {world}"
         return None

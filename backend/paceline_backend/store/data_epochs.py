@@ -42,9 +42,9 @@ def rows(connection: sa.Connection, run: int, limit: int) -> list[dict[str, Any]
         .order_by(*(key.desc() for key in keys))
         .limit(limit)
     )
-    found = reversed(connection.execute(query).mappings().all())
+    summed = reversed(connection.execute(query).mappings().all())
     whole = {name for name in sums if not name.endswith("_s")}
     return [
         {name: int(value) if name in whole else value for name, value in row.items()}
-        for row in found
+        for row in summed
     ]

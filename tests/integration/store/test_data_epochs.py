@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import msgspec
 import numpy as np
 import pytest
@@ -30,7 +29,7 @@ def write(store: Store, *messages: Message) -> None:
     telemetry.write(store, [("r", message) for message in messages])
 
 
-def told(rank: int, epoch: int, node: str, **changes: Any) -> DataEpoch:
+def epoch_of(rank: int, epoch: int, node: str, **changes: Any) -> DataEpoch:
     values: dict[str, Any] = {
         "attempt": 0,
         "planned_bytes": 0,
@@ -51,9 +50,9 @@ def told(rank: int, epoch: int, node: str, **changes: Any) -> DataEpoch:
 def test_rows_are_sums_over_the_ranks_of_a_node(store: Store) -> None:
     run = add_run(store, "r", nproc=3)
     keeper = {"planned_bytes": 50, "moved_bytes": 40, "moved": 4, "moved_s": 2.5, "held_bytes": 900}
-    write(store, hello(3), told(1, 0, "a"), told(0, 0, "a", **keeper), told(2, 0, "b"))
-    write(store, told(0, 1, "a", waits=0, waited_s=0.0, read=0, read_bytes=0))
-    write(store, told(0, 0, "a", **keeper))  # once more
+    write(store, hello(3), epoch_of(1, 0, "a"), epoch_of(0, 0, "a", **keeper), epoch_of(2, 0, "b"))
+    write(store, epoch_of(0, 1, "a", waits=0, waited_s=0.0, read=0, read_bytes=0))
+    write(store, epoch_of(0, 0, "a", **keeper))  # once more
     with store.read() as connection:
         rows = data_epochs.rows(connection, run, 100)
         assert data_epochs.rows(connection, run, 1) == rows[-1:]
@@ -80,7 +79,7 @@ def test_what_no_database_takes_is_refused(
 ) -> None:
     add_run(store, "r")
     write(store, hello())
-    message = msgspec.structs.replace(told(0, 0, "a"), **changes)
+    message = msgspec.structs.replace(epoch_of(0, 0, "a"), **changes)
     with pytest.raises(StoreRefusedError, match=reason):
         write(store, message)
     [refused] = Checks(store).reasons([("r", message)])
@@ -90,7 +89,7 @@ def test_what_no_database_takes_is_refused(
 def test_a_rank_that_the_run_does_not_have_is_refused(store: Store) -> None:
     add_run(store, "r")
     write(store, hello())
-    [reason] = Checks(store).reasons([("r", told(2, 0, "a"))])
+    [reason] = Checks(store).reasons([("r", epoch_of(2, 0, "a"))])
     assert reason is not None and "rank 2 is out of range" in reason
 
 
@@ -118,10 +117,10 @@ def test_shards_that_do_not_fit_the_run_are_refused(
     assert isinstance(sharded().shards, Shards)
 
 
-def test_rest_shows_them(store: Store, database_url: str) -> None:
+def test_rest_shows_them(store: Store, bus_url: str) -> None:
     add_run(store, "r")
-    write(store, hello(), told(0, 0, "a"), told(1, 0, "b"))
-    with serving(store) as url, httpx.Client(base_url=url) as client:
+    write(store, hello(), epoch_of(0, 0, "a"), epoch_of(1, 0, "b"))
+    with serving(store, bus_url) as client:
         answer = client.get("/api/v1/runs/r/data").json()
         assert [(row["node"], row["read_bytes"]) for row in answer] == [("a", 100), ("b", 100)]
         assert len(client.get("/api/v1/runs/r/data?limit=1").json()) == 1

@@ -92,6 +92,21 @@ def test_nothing_that_is_still_needed_is_removed(tmp_path: Path) -> None:
         assert keeper.moved(2).bytes == 20
 
 
+def test_what_had_no_room_before_is_fetched_and_is_no_move(tmp_path: Path) -> None:
+    source = Counted()
+    with keeping(source, tmp_path, limit=40) as (keeper, data):
+        keeper.take(NodePart(0, packed(1, 2, 3, 4)))
+        assert keeper.wait_idle(DEADLINE_S)
+        assert data.directory.samples() == [0, 2, 3, 4]
+        keeper.take(NodePart(0, b"", packed(1, 2, 3, 5)))
+        keeper.take(NodePart(0, b""))
+        keeper.take(NodePart(0, b"", packed(1, 2, 3, 5)))
+        keeper.take(NodePart(1, b""))
+        assert keeper.wait_idle(DEADLINE_S)
+        assert data.directory.samples() == [0, 1, 2, 3], "4 has left"
+        assert keeper.moved(1) == Moved(planned_bytes=10)
+
+
 def test_the_bandwidth_bounds_what_is_fetched_ahead(tmp_path: Path) -> None:
     source = Counted(size=1000)
     with keeping(source, tmp_path, limit=20_000, bandwidth=20_000) as (keeper, _):

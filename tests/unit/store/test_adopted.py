@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from paceline import wire
 from paceline.core.ledger import Ledger
-from paceline.wire import Adopted, Segment
+from paceline.wire import Adopted, Moves, Segment
 from paceline.wire.synchronisation import Averaging, AveragingRules, convert
 from paceline_backend.store import Store, StoreRefusedError, blobs, schema, telemetry
 from support.records import add_run, hello
@@ -79,6 +79,14 @@ FIELDS: dict[str, st.SearchStrategy[Any]] = {
     ),
     "why": text,
     "pooled": st.booleans(),
+    "moves": st.none()
+    | st.builds(
+        lambda moved, ranks: Moves.of(np.array(moved), np.resize(ranks, len(moved))),
+        st.lists(st.integers(0, SAMPLES), max_size=4),
+        st.lists(st.integers(0, WORLD), min_size=1, max_size=4),
+    )
+    | st.builds(Moves, st.binary(max_size=9), st.binary(max_size=9)),
+    "homes": st.booleans(),
 }
 
 
@@ -120,6 +128,12 @@ def test_every_field_is_drawn() -> None:
     assert set(FIELDS) == set(Segment.__struct_fields__)
 
 
+def test_no_sample_moves_that_there_is_not() -> None:
+    moves = Moves.of(np.array([SAMPLES]), np.array([0]))
+    refusal = ledger().refusal(msgspec.structs.replace(GOOD, moves=moves), WORLD)
+    assert refusal == "moves.samples holds sample 32 of 32 samples"
+
+
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(segment=segments())
 def test_what_a_leader_adopts_is_stored(
@@ -133,6 +147,9 @@ def test_what_a_leader_adopts_is_stored(
     "changes",
     [
         {"moved": -1},
+        {"moves": Moves(b"1234", b"")},
+        {"moves": Moves.of(np.array([3, 3]), np.array([0, 0]))},
+        {"moves": Moves.of(np.array([3]), np.array([WORLD]))},
         {"across": -1},
         {"version": 2**31},
         {"version": -1},

@@ -169,7 +169,7 @@ class ChronicaShuffler:
                 after = np.where(room.admitted(sample, int(placement[sample])), after, np.inf)
             rank = int(np.argmin(after))
             if room is not None:
-                room.take(sample, rank)
+                room.take(sample, int(placement[sample]), rank)
             total[rank] += cost[rank]
             placement[sample] = rank
         if problem.nodes is None or self.paper:

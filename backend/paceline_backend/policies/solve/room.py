@@ -18,27 +18,36 @@ class Room:
     def __init__(self, problem: Problem) -> None:
         assert problem.nodes is not None and problem.storage is not None
         self._nodes, self._storage = problem.nodes, problem.storage
-        self.left = problem.storage.room - held(problem.placement, problem.nodes, problem.storage)
+        self._left = problem.storage.room - held(problem.placement, problem.nodes, problem.storage)
+        self._given = np.zeros_like(self._left)  # bytes that each node gives up
 
     def over(self, rank: int) -> bool:
-        """Whether the rank's node has to give samples up, since it has no room for all."""
-        return bool(self.left[self._nodes[rank]] < 0)
+        """Whether the rank's node has to give more samples up, since it has no room for all."""
+        node = self._nodes[rank]
+        return bool(self._left[node] + self._given[node] < 0)
 
     def give_up(self, sample: int, rank: int) -> None:
-        """A rank gives a sample up."""
-        self.left[self._nodes[rank]] += self._storage.lengths[sample]
+        """A rank gives a sample up. Its node keeps the room until another node takes it."""
+        self._given[self._nodes[rank]] += self._storage.lengths[sample]
 
     def admitted(self, sample: int, giver: int) -> npt.NDArray[np.bool_]:
         """Which ranks may take a sample that was given up, [W]; never none."""
         at_home: npt.NDArray[np.bool_] = self._nodes == self._nodes[giver]
-        fits: npt.NDArray[np.bool_] = self.left[self._nodes] >= self._storage.lengths[sample]
         if not (self._storage.ahead or self._storage.loose[sample]):
             return at_home
-        return fits if fits.any() else at_home
+        elsewhere: npt.NDArray[np.bool_] = ~at_home & (
+            self._left[self._nodes] >= self._storage.lengths[sample]
+        )
+        if self._left[self._nodes[giver]] < 0 and elsewhere.any():
+            return elsewhere
+        either: npt.NDArray[np.bool_] = elsewhere | at_home
+        return either
 
-    def take(self, sample: int, rank: int) -> None:
-        """A rank takes a sample."""
-        self.left[self._nodes[rank]] -= self._storage.lengths[sample]
+    def take(self, sample: int, giver: int, rank: int) -> None:
+        """A rank takes a sample that another, or itself, gave up."""
+        length = self._storage.lengths[sample]
+        self._left[self._nodes[giver]] += length
+        self._left[self._nodes[rank]] -= length
 
 
 def held(placement: Ints, nodes: Ints, storage: Storage) -> Ints:

@@ -1,23 +1,17 @@
-"""A rank's part in data that lives on nodes: who shares a directory, and what is told of it."""
+"""A rank's data on its node: what its batches missed there, and what is told of an epoch."""
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import numpy as np
-import torch.distributed as dist
 from torch.utils.data import default_collate
 
-from paceline.core.errors import PacelineError
 from paceline.data import Sharded
 from paceline.data.keeper import Keeper, NodePart
 from paceline.data.sharded import Misses
-from paceline.train.environment import Environment
-from paceline.train.meeting import Meeting, kernel
-from paceline.wire import NOWHERE, DataEpoch, Message, Shards
+from paceline.wire import DataEpoch, Message, Shards
 
 _WAIT_S = 1e-3  # a step that waits for less for a read from the source has not waited for it
 
@@ -128,91 +122,3 @@ class NodeData:
         """Ends the keeper."""
         if self._keeper is not None:
             self._keeper.close()
-
-
-def settle(dataset: Any, meeting: Meeting, environment: Environment) -> NodeData | None:
-    """Finds out which ranks share a node, and what each node has; each rank calls it.
-
-    Args:
-        dataset: None comes back unless it is `Sharded`.
-        meeting: what the ranks know of each other.
-        environment: what the launcher told this rank.
-
-    Raises:
-        PacelineError, OSError: a node's directory cannot be used; on each rank.
-        TypeError: the data set is `Sharded` on some ranks only.
-        ValueError: limits or sizes are not those of the other ranks.
-    """
-    sharded = dataset if isinstance(dataset, Sharded) else None
-    kinds = _gathered(meeting, sharded is not None)
-    if sharded is None:
-        if any(kinds):
-            raise TypeError("dataset: on some ranks it is paceline.data.Sharded; give it to all")
-        return None
-    if not all(kinds):
-        raise TypeError("dataset: on some ranks it is not paceline.data.Sharded; give it to all")
-    words = _gathered(meeting, _place(sharded))
-    _raise(words)
-    places = [word["place"] for word in words]
-    order = list(dict.fromkeys(places))
-    nodes = [order.index(place) for place in places]
-    first = places.index(places[meeting.rank]) == meeting.rank
-    word: dict[str, Any] = {"limit": sharded.directory.limit_bytes}
-    held: list[int] = []
-    try:
-        lengths = sharded.lengths
-        if first:
-            held = sharded.directory.claim(lengths)
-            word["held"] = np.array(held, "<u4").tobytes()
-        word["samples"] = len(lengths)
-    except Exception as error:
-        word["error"] = f"{type(error).__name__}: {error}"
-    words = _gathered(meeting, word)
-    try:
-        _raise(words)
-        shards = _shards(sharded, nodes, words)
-    except Exception:
-        sharded.directory.release()
-        raise
-    sharded.keeps = True
-    keeper = Keeper(sharded, held, meeting.filler) if first else None
-    names = environment.placed(meeting.world)
-    node = names[meeting.rank] if names else f"{socket.gethostname()}:{sharded.directory.path}"
-    return NodeData(sharded, meeting.rank, node, shards, keeper, environment.attempt)
-
-
-def _place(data: Sharded) -> dict[str, Any]:
-    """Names this rank's directory: ranks with the same one share it."""
-    path = data.directory.path
-    try:
-        status = path.stat()
-    except OSError as error:
-        return {"error": f"directory {path}: {error.strerror}"}
-    return {"place": f"{kernel()} {status.st_dev} {status.st_ino}"}
-
-
-def _shards(data: Sharded, nodes: list[int], words: list[dict[str, Any]]) -> Shards:
-    held = np.full(len(data), NOWHERE, "<u2")
-    limits = [0] * (max(nodes) + 1)
-    for rank in reversed(range(len(nodes))):  # the lowest node of those that have it counts
-        word = words[rank]
-        if word["samples"] != len(data):
-            raise ValueError(f"source: {word['samples']} samples on rank {rank}, {len(data)} here")
-        limits[nodes[rank]] = word["limit"]
-        if "held" in word:
-            held[np.frombuffer(word["held"], "<u4")] = nodes[rank]
-    return Shards(nodes, limits, data.lengths.astype("<u4").tobytes(), held.tobytes())
-
-
-def _gathered(meeting: Meeting, word: Any) -> list[Any]:
-    if meeting.world == 1:
-        return [word]
-    words: list[Any] = [None] * meeting.world
-    dist.all_gather_object(words, word)
-    return words
-
-
-def _raise(words: list[dict[str, Any]]) -> None:
-    for rank, word in enumerate(words):
-        if "error" in word:
-            raise PacelineError(f"on rank {rank}: {word['error']}")

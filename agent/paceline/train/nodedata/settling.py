@@ -1,0 +1,101 @@
+"""Which ranks share a node's directory, and what nodes have, when a session begins."""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from paceline.core.errors import PacelineError
+from paceline.data import Sharded
+from paceline.data.keeper import Keeper
+from paceline.train.environment import Environment
+from paceline.train.meeting import Meeting, kernel
+from paceline.train.nodedata.node import NodeData
+from paceline.wire import NOWHERE, Shards
+
+_LONGEST_NAME = 200  # characters of a node's name where no launcher gives one
+
+
+def settle(dataset: Any, meeting: Meeting, environment: Environment) -> NodeData | None:
+    """Finds out which ranks share a node, and what each node has; each rank calls it.
+
+    Args:
+        dataset: None comes back unless it is `Sharded`, which it is on all ranks or on none.
+        meeting: what the ranks know of each other.
+        environment: what the launcher told this rank.
+
+    Raises:
+        PacelineError, OSError: a node's directory cannot be used; on each rank.
+        ValueError: limits or sizes are not those of the other ranks.
+    """
+    if not isinstance(dataset, Sharded):
+        return None
+    words = _gathered(meeting, _place(dataset))
+    _raise(words)
+    places = [word["place"] for word in words]
+    order = list(dict.fromkeys(places))
+    nodes = [order.index(place) for place in places]
+    first = places.index(places[meeting.rank]) == meeting.rank
+    word: dict[str, Any] = {"limit": dataset.directory.limit_bytes}
+    held: list[int] = []
+    try:
+        lengths = dataset.lengths
+        if first:
+            held = dataset.directory.claim(lengths)
+            word["held"] = np.array(held, "<u4").tobytes()
+        word["samples"] = len(lengths)
+    except Exception as error:
+        word["error"] = f"{type(error).__name__}: {error}"
+    words = _gathered(meeting, word)
+    try:
+        _raise(words)
+        shards = _shards(dataset, nodes, words)
+    except Exception:
+        dataset.directory.release()
+        raise
+    dataset.keeps = True
+    keeper = Keeper(dataset, held, meeting.filler) if first else None
+    names = environment.placed(meeting.world)
+    node = names[meeting.rank] if names else f"{socket.gethostname()}:{dataset.directory.path}"
+    node = node[:_LONGEST_NAME]
+    return NodeData(dataset, meeting.rank, node, shards, keeper, environment.attempt)
+
+
+def _place(data: Sharded) -> dict[str, Any]:
+    """Names this rank's directory: ranks with the same one share it."""
+    path = data.directory.path
+    try:
+        status = path.stat()
+    except OSError as error:
+        return {"error": f"directory {path}: {error.strerror}"}
+    return {"place": f"{kernel()} {status.st_dev} {status.st_ino}"}
+
+
+def _shards(data: Sharded, nodes: list[int], words: list[dict[str, Any]]) -> Shards:
+    held = np.full(len(data), NOWHERE, "<u2")
+    limits = [0] * (max(nodes) + 1)
+    for rank in reversed(range(len(nodes))):  # the lowest node of those that have it counts
+        word = words[rank]
+        if word["samples"] != len(data):
+            raise ValueError(f"source: {word['samples']} samples on rank {rank}, {len(data)} here")
+        limits[nodes[rank]] = word["limit"]
+        if "held" in word:
+            held[np.frombuffer(word["held"], "<u4")] = nodes[rank]
+    return Shards(nodes, limits, data.lengths.astype("<u4").tobytes(), held.tobytes())
+
+
+def _gathered(meeting: Meeting, word: Any) -> list[Any]:
+    if meeting.world == 1:
+        return [word]
+    words: list[Any] = [None] * meeting.world
+    dist.all_gather_object(words, word)
+    return words
+
+
+def _raise(words: list[dict[str, Any]]) -> None:
+    for rank, word in enumerate(words):
+        if "error" in word:
+            raise PacelineError(f"on rank {rank}: {word['error']}")
