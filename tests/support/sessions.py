@@ -549,3 +549,29 @@ def hook_and_join() -> list[str]:
             except ValueError as error:
                 said.append(str(error))
         return said
+
+
+def compiled(count: int, options: dict[str, Any], *, before: bool) -> list[str]:
+    """Trains an epoch with a compiled model; what this rank warns of changing shapes.
+
+    Args:
+        count: N.
+        options: of the session.
+        before: the model is compiled before it is wrapped, else after.
+    """
+    warnings: list[str] = []
+    handler = logging.Handler(logging.WARNING)
+    handler.emit = lambda record: warnings.append(record.getMessage())  # type: ignore[method-assign]
+    logging.getLogger("paceline.train.compiling").addHandler(handler)
+
+    def compile_(model: nn.Module) -> Any:
+        return torch.compile(model, backend="eager", dynamic=False)
+
+    torch._dynamo.reset()
+    with session(count, options) as run:
+        loader = run.loader()
+        model = run.wrap(compile_(network())) if before else compile_(run.wrap(network()))
+        for _, x, y in loader:
+            mse_loss(model(x), y).backward()
+    logging.getLogger("paceline.train.compiling").removeHandler(handler)
+    return warnings

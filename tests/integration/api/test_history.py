@@ -145,7 +145,16 @@ def test_a_note_refuses_no_change_of_the_training(client: httpx.Client, store: S
 
 def test_every_stored_column_of_workers_steps(client: httpx.Client, store: Store) -> None:
     key = train(store)
-    names = ["data_s", "sync_s", "step_s", "loss", "memory_bytes", "squares", "longest"]
+    names = [
+        "data_s",
+        "sync_s",
+        "step_s",
+        "loss",
+        "memory_bytes",
+        "squares",
+        "longest",
+        "recompiles",
+    ]
     names += ["ended_at", "epoch", "segment", "attempt"]
     columns = get(client, "/runs/r/worker-steps", columns=names, ranks="1")
     c = schema.worker_steps.c

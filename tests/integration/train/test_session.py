@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import multiprocessing
 from collections.abc import Iterator
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -484,3 +485,20 @@ def test_numbers_of_samples_lie_on_the_grid_and_so_do_fillers(ranks: Ranks) -> N
 def test_a_rank_without_samples_gets_as_many_fillers_as_the_least_batch() -> None:
     session = paceline.Session(Sized(4), global_batch=4, shapes=2)
     assert session._loop.fillers == [session.filler] * 2
+
+
+@pytest.mark.parametrize("before", [True, False])
+def test_each_rank_says_once_that_its_model_compiles_for_each_size(
+    ranks: Ranks, before: bool
+) -> None:
+    """Of 20 samples an epoch's last step has 2: some ranks have batches of 2 and of 1."""
+    for warnings in ranks.run(partial(sessions.compiled, before=before), 20, {"global_batch": 6}):
+        [warning] = warnings
+        assert "a model is compiled" in warning if before else "compiled again in a step" in warning
+        assert "Session(shapes=…)" in warning
+        assert "must divide global_batch, 6" in warning
+
+
+def test_with_a_grid_no_rank_says_so(ranks: Ranks) -> None:
+    options = {"global_batch": 6, "shapes": 2}
+    assert ranks.run(partial(sessions.compiled, before=True), 20, options) == [[], [], []]

@@ -168,10 +168,10 @@ class EstimatorPredictor:
     def chosen(self, ranks: list[_Rank]) -> str:
         """The name of the candidate that forecasts these ranks best; the first if none can tell."""
         first, *others = self.candidates
-        told = [rank for rank in ranks if rank.tells]
-        if not others or not told:
+        fitted = [rank for rank in ranks if rank.tells]
+        if not others or not fitted:
             return first
-        some = [told[k] for k in np.unique(np.linspace(0, len(told) - 1, _RANKS).astype(int))]
+        some = [fitted[k] for k in np.unique(np.linspace(0, len(fitted) - 1, _RANKS).astype(int))]
         off = {
             name: float(np.mean([rank.off(make) for rank in some]))
             for name, make in self.candidates.items()

@@ -13,10 +13,12 @@ from paceline.core.shapes import moved, on_grid
 from paceline_backend.policies.parts import Policy
 from paceline_backend.policies.solve.balance import grouped, partition
 from paceline_backend.policies.solve.counts import levelled
+from paceline_backend.policies.solve.descent import State, descend, pairs
 from paceline_backend.policies.solve.minmax import minmax
-from paceline_backend.policies.solve.workers import most_of
+from paceline_backend.policies.solve.workers import Workers, level, most_of
 from paceline_backend.policies.values import Batches, Floats, Ints, Models, Problem
 
+_EFFORT = 500_000  # exchanges that are tried for one division
 _MOVES = 8  # of a grid's step of samples from the slowest rank, for one global batch
 
 
@@ -79,7 +81,8 @@ class _Division:
             planned: the rank of each sample without the grid, [n].
             nearest: the nearest counts on the grid, [W].
         """
-        best = min([moved(planned, nearest), *self._divided(nearest)], key=self._end_s)
+        start = self._exchanged(moved(planned, nearest))
+        best = min([start, *self._divided(nearest)], key=self._end_s)
         if not self._models.known:
             return best
         best = min([best, *self._divided(self._solved(nearest))], key=self._end_s)
@@ -95,7 +98,24 @@ class _Division:
 
     def _divided(self, counts: Ints) -> list[Ints]:
         """The best division into these counts under each cost that may be right."""
-        return [partition(self._sizes, each, counts) for _, each in self._weighed]
+        made = [partition(self._sizes, each, counts) for _, each in self._weighed]
+        return [*made, *(self._exchanged(ranks) for ranks in made)]
+
+    def _exchanged(self, ranks: Ints) -> Ints:
+        """The division after exchanges that keep the counts: between many pairs of ranks at once.
+
+        `partition` improves the slowest rank only, which does not suffice where counts that do not
+        suit the speeds leave many ranks uneven.
+        """
+        if self._models.cost.padded:
+            return ranks
+        effective = np.array(self._models.cost.sizes(self._sizes), np.float64)
+        workers = Workers.of(self._models, np.bincount(ranks, minlength=self._models.world))
+        state = State.of(effective, ranks.copy(), workers)
+        enough = level(effective, workers)
+        pairs(effective, workers, state, enough)
+        descend(effective, workers, state, enough, _EFFORT)
+        return state.ranks
 
     def _end_s(self, ranks: Ints) -> float:
         """When the slowest rank is expected to end, s."""

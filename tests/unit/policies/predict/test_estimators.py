@@ -107,7 +107,7 @@ def test_models_are_usable_whatever_ranks_report(name: str, data: st.DataObject)
         assert (rows[..., 1] == 0).all(axis=0).any()
 
 
-def told(asked: list[str], name: str) -> Any:
+def noting(asked: list[str], name: str) -> Any:
     asked.append(name)
     return REGRESSORS[name]()
 
@@ -119,7 +119,7 @@ def test_the_runs_own_record_chooses() -> None:
     plain = feedback(rows, np.ones(2), np.zeros(2), np.zeros(2))
     for given_rows, expected in ((curved, "isotonic"), (plain, "linear")):
         asked: list[str] = []
-        seen = {name: partial(told, asked, name) for name in REGRESSORS}
+        seen = {name: partial(noting, asked, name) for name in REGRESSORS}
         EstimatorPredictor(seen).fit(given_rows, 2)
         assert asked[-2:] == [expected, expected]  # the last fits are those of the two ranks
 

@@ -158,3 +158,18 @@ def test_padded_lengths_count_as_multiples_of_the_grid() -> None:
     assert given.rivals[0][1].cost == Cost()
     of = features(np.array([17.0, 3.0, 16.0]), np.array([2, 1]))
     assert given.ett(of).tolist() == [64.0, 16.0]
+
+
+def test_many_ranks_are_levelled_by_which_samples_they_get() -> None:
+    """Counts on a coarse grid suit no rank's speed: 42.7 and 21.3 samples would."""
+    samples, world = np.arange(32 * 64), 64
+    sizes = np.random.default_rng(0).lognormal(5, 0.8, len(samples))
+    problem = Problem(sizes, samples, samples, samples % world, 0, 9, 1, 32 * world, world, seed=0)
+    known = feedback(problem, np.tile([1e-3, 2e-3], world // 2), 30)
+    policy = policies.make("paceline", {"cost": "sum"})
+    models = policy.predictor.fit(known, world)
+    free, on = (
+        slowest_s(models, problem, made(policy, replace(problem, grid=grid), known))[0]
+        for grid in (1, 8)
+    )
+    assert on < 1.02 * free
