@@ -14,6 +14,7 @@ from figures.learning import NETWORKS, by_samples, learn
 from figures.recorded import mean, results, trainings
 from figures.row import Chart, Line, Measured
 from figures.simulated import Run, run, trained, with_devices, with_sizes
+from paceline_backend import policies
 from paceline_backend.policies.presets.lbb import Cubic, fit_profile
 from paceline_backend.simulator import Scenario, Simulation
 from paceline_backend.simulator.communication import Communication
@@ -73,10 +74,13 @@ SYSTEMS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def _alike(of: Scenario, policy: str, parameters: Mapping[str, Any]) -> Run:
     """A run in which all workers make equally many steps, as the paper's do."""
-    changed = msgspec.structs.replace(of, policy=policy, parameters=dict(parameters))
-    simulation = Simulation.of(changed)
-    simulation.hello = msgspec.structs.replace(simulation.hello, uneven_steps=False)
-    simulation._begin(simulation.hello, simulation.devices, 0.0)
+    simulation = Simulation(
+        msgspec.structs.replace(of.hello(), uneven_steps=False),
+        of.emulation(),
+        policies.make(policy, parameters),
+        communication=lambda *_: np.full(4, of.communication.seconds(4)),
+        costs=of.communication.costs,
+    )
     return trained(simulation)
 
 
