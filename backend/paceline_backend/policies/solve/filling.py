@@ -7,9 +7,8 @@ from math import inf
 
 import numpy as np
 
-from paceline_backend.policies.base import Problem
 from paceline_backend.policies.solve.holdings import Holdings
-from paceline_backend.policies.values import Floats, Ints, Models
+from paceline_backend.policies.values import Floats, Ints, Models, Problem
 
 
 def homes_of(problem: Problem) -> list[int] | None:

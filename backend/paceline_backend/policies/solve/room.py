@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-from paceline_backend.policies.base import Ints, Problem, Storage
+from paceline_backend.policies.values import Ints, Problem, Storage
 
 
 class Room:
