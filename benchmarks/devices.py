@@ -114,7 +114,7 @@ def measure(stack: Stack, mixture: Mixture) -> dict[str, Any]:
     )["id"]
     static = _steps(stack, run, FIRST)
     workers = stack.api("GET", f"/runs/{run}/workers")
-    told = [RankDevice(**worker["device"]) for worker in workers]
+    ranks = [RankDevice(**worker["device"]) for worker in workers]
     relaxed = _switch(stack, run, "local-sgd", {"batches": "static-batching"})
     plain = _switch(stack, run, "bsp", {})
     stack.api("POST", f"/runs/{run}/stop", {"force": True})
@@ -122,8 +122,8 @@ def measure(stack: Stack, mixture: Mixture) -> dict[str, Any]:
     least_s = limit_s(devices, GLOBAL_BATCH)
     return {
         "devices": [worker["device"] for worker in workers],
-        "by": capacities(told).by,
-        "right": capacities(told).by == mixture.by and all(device.emulated for device in told),
+        "by": capacities(ranks).by,
+        "right": capacities(ranks).by == mixture.by and all(device.emulated for device in ranks),
         "limit_s": least_s,
         "step_s": static["step_s"],
         "share_of_limit": least_s / static["step_s"],

@@ -378,8 +378,8 @@ def _kinds(kit: Kit, what: Synchronisation) -> Result:
     mixed = kit.run(gpu_cases.trained, work)
     replicas = torch.tensor([answer["values"] for answer in mixed.answers])
     apart = float((replicas - replicas[0]).abs().max())
-    told = [device.kind for device in mixed.devices]
-    right = told == [kit.kind, "cpu", "cpu"]
+    kinds = [device.kind for device in mixed.devices]
+    right = kinds == [kit.kind, "cpu", "cpu"]
     tried = sum(device.flops is not None for device in mixed.devices)
     # GPU and CPU round differently, so that replicas are equal up to rounding only.
     checks = [
@@ -389,7 +389,7 @@ def _kinds(kit: Kit, what: Synchronisation) -> Result:
     ]
     figures: Figures = {
         "apart": apart,
-        "kinds": told,
+        "kinds": kinds,
         "flops": [device.flops for device in mixed.devices],
     }
     if what is ALLREDUCE:

@@ -121,7 +121,7 @@ class Agent:
     @property
     def _taken_back(self) -> str | None:
         """What the provider says that takes this machine back; None: it stays."""
-        return None if self._notices is None else self._notices.told()
+        return None if self._notices is None else self._notices.words()
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         if self._signal is not None:

@@ -131,8 +131,8 @@ def introduce(
 
 
 def _devices(meeting: Meeting, under: str) -> list[RankDevice]:
-    told = [meeting.store.get(f"{under}/{rank}") for rank in range(meeting.world)]
-    return [msgspec.json.decode(each, type=RankDevice) for each in told]
+    answers = [meeting.store.get(f"{under}/{rank}") for rank in range(meeting.world)]
+    return [msgspec.json.decode(each, type=RankDevice) for each in answers]
 
 
 def _hosted() -> TCPStore:

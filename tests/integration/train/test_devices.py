@@ -61,16 +61,16 @@ def test_ranks_say_what_they_have(ranks: Ranks) -> None:
 def test_a_trial_is_made_only_where_nothing_else_tells(
     ranks: Ranks, devices: list[dict[str, Any]], trials: int
 ) -> None:
-    (told, made), (_, also) = ranks.run(introductions.introduced, env=environment(devices))
+    (known, made), (_, also) = ranks.run(introductions.introduced, env=environment(devices))
     assert (made, also) == (trials, trials)
-    assert [(device.kind, device.name, device.emulated) for device in told] == [
+    assert [(device.kind, device.name, device.emulated) for device in known] == [
         (device["kind"], device["name"], True) for device in devices
     ]
     if trials:
-        fast, slow = (device.flops or 0.0 for device in told)
+        fast, slow = (device.flops or 0.0 for device in known)
         assert fast / slow > 2, "speeds are emulated as 4 : 1, without what each step takes"
     else:
-        assert [device.flops for device in told] == [None, None]
+        assert [device.flops for device in known] == [None, None]
 
 
 @pytest.mark.ranks

@@ -113,10 +113,10 @@ def test_what_each_provider_says(
     service.answers[f"/{name}"] = stays
     notices = asking(at(name, base))
     until(lambda: len(service.headers) >= 3, "three questions")
-    assert notices.told() is None
+    assert notices.words() is None
     service.answers[f"/{name}"] = goes
-    until(notices.told, "the notice")
-    assert notices.told() == words
+    until(notices.words, "the notice")
+    assert notices.words() == words
     for header, value in PROVIDERS[name].headers.items():
         assert service.headers[-1][header.lower()] == value
 
@@ -130,7 +130,7 @@ def test_a_token_that_has_expired_is_asked_for_again(
     until(lambda: len(service.headers) >= 2, "a question")
     service.tokens += 1  # the service knows the old one no more
     service.answers["/ec2"] = (200, json.dumps(EC2))
-    until(notices.told, "the notice")
+    until(notices.words, "the notice")
 
 
 @pytest.mark.parametrize("nonsense", [(500, "down"), (200, "<html>"), (200, "[]")])
@@ -144,21 +144,21 @@ def test_what_is_no_answer_is_told_once_and_takes_nothing_back(
     service.answers["/ec2"] = nonsense
     notices = asking(at("ec2", base))
     until(lambda: len(service.headers) >= 5, "five questions")
-    assert notices.told() is None
+    assert notices.words() is None
     [warning] = [record for record in caplog.records if "not known" in record.message]
     assert f"{base}/ec2" in warning.message
     service.answers["/ec2"] = (200, json.dumps(EC2))
-    until(notices.told, "the notice, all the same")
+    until(notices.words, "the notice, all the same")
 
 
 def test_an_address_of_ones_own(metadata: tuple[Metadata, str], asking: Asking) -> None:
     service, base = metadata
     notices = asking(provider_of(f"{base}/own"))
     until(lambda: len(service.headers) >= 2, "two questions")
-    assert notices.told() is None
+    assert notices.words() is None
     service.answers["/own"] = (200, "maintenance\n at noon")
-    until(notices.told, "the notice")
-    assert notices.told() == "maintenance at noon"
+    until(notices.words, "the notice")
+    assert notices.words() == "maintenance at noon"
 
 
 def test_who_is_not_known_is_refused() -> None:

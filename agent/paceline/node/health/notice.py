@@ -44,8 +44,8 @@ class Provider:
 def _read_ec2(answer: httpx.Response) -> str | None:
     if answer.status_code == httpx.codes.NOT_FOUND:
         return None
-    told = _object(answer)
-    return f"{told.get('action', 'interruption')} at {told.get('time', 'an unknown time')}"
+    notice = _object(answer)
+    return f"{notice.get('action', 'interruption')} at {notice.get('time', 'an unknown time')}"
 
 
 def _read_google(answer: httpx.Response) -> str | None:
@@ -77,10 +77,10 @@ def _object(answer: httpx.Response) -> dict[str, Any]:
         ValueError: it is no JSON object.
     """
     answer.raise_for_status()
-    told = answer.json()
-    if not isinstance(told, dict):
-        raise ValueError(f"it is no object but {str(told)[:_MOST_WORDS]}")
-    return told
+    body = answer.json()
+    if not isinstance(body, dict):
+        raise ValueError(f"it is no object but {str(body)[:_MOST_WORDS]}")
+    return body
 
 
 _INSIDE = "http://169.254.169.254"  # each provider's metadata service, seen from a machine
@@ -128,15 +128,15 @@ class Notices:
     def __init__(self, provider: Provider, every_s: float = EVERY_S) -> None:
         self._provider = provider
         self._every_s = every_s
-        self._told: str | None = None
+        self._words: str | None = None
         self._token = ""
         self._closed = threading.Event()
         self._answers = True
         threading.Thread(target=self._work, name="paceline-notices", daemon=True).start()
 
-    def told(self) -> str | None:
+    def words(self) -> str | None:
         """What the provider said in words; None: the machine stays, as far as is known."""
-        return self._told
+        return self._words
 
     def close(self) -> None:
         """Asks no more."""
@@ -145,7 +145,7 @@ class Notices:
     def _work(self) -> None:
         # A proxy cannot reach the metadata service of this machine.
         with httpx.Client(timeout=_TIMEOUT_S, trust_env=False) as client:
-            while self._told is None:
+            while self._words is None:
                 self._ask(client)
                 if self._closed.wait(self._every_s):
                     return
@@ -156,7 +156,7 @@ class Notices:
             if answer.status_code == httpx.codes.UNAUTHORIZED and self._token:
                 self._token = ""  # it has expired
                 answer = client.get(self._provider.url, headers=self._headers(client))
-            self._told = self._provider.read(answer)
+            self._words = self._provider.read(answer)
         except (httpx.HTTPError, ValueError) as error:
             if self._answers:
                 _log.warning(
