@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from paceline.wire import ENDED, LongPhase, Phase
@@ -65,6 +65,19 @@ def look(connection: Connection, run: int, least_s: float = LEAST_S) -> Hang:
         least_s: so long nothing has happened at least.
     """
     return explain(phases.standing(connection, run, FRESH_S), least_s)
+
+
+def hung_s(connection: Connection, runs: Collection[int]) -> dict[int, float]:
+    """For how long runs hang, by key; those that do not are left out.
+
+    Args:
+        connection: to read from.
+        runs: keys.
+    """
+    # Few runs have such a rank, and a closer look reads much.
+    doubtful = phases.long_since(connection, runs, FRESH_S, LEAST_S)
+    looks = {run: look(connection, run) for run in doubtful}
+    return {run: hang.since_s for run, hang in looks.items() if hang.hung}
 
 
 def explain(standing: Standing, least_s: float = LEAST_S) -> Hang:

@@ -15,14 +15,20 @@ from paceline.node.health.notice import PROVIDERS, Notices, Provider, provider_o
 from support.waiting import until
 
 EC2 = {"action": "terminate", "time": "2026-01-05T18:02:00Z"}
-AZURE = {"EventType": "Preempt", "NotBefore": "Mon, 05 Jan 2026 18:02:00 GMT"}
+AZURE = {
+    "EventType": "Preempt",
+    "NotBefore": "Mon, 05 Jan 2026 18:02:00 GMT",
+    "ResourceType": "VirtualMachine",
+    "Resources": ["vm-7", "vm-3"],
+}
+OF_OTHERS = [AZURE | {"Resources": ["vm-7"]}, AZURE | {"EventType": "Reboot"}]
 
 
 class Metadata:
     """What a metadata service answers: status and body, by path; and the tokens that it gave."""
 
     def __init__(self) -> None:
-        self.answers: dict[str, tuple[int, str]] = {}
+        self.answers: dict[str, tuple[int, str]] = {"/name": (200, "vm-3\n")}
         self.headers: list[dict[str, str]] = []
         self.tokens = 0
 
@@ -85,7 +91,8 @@ def at(name: str, base: str) -> Provider:
     """A known provider, at a service here."""
     provider = PROVIDERS[name]
     token = f"{base}/token" if provider.token_url else ""
-    return replace(provider, url=f"{base}/{name}", token_url=token)
+    named = f"{base}/name" if provider.name_url else ""
+    return replace(provider, url=f"{base}/{name}", token_url=token, name_url=named)
 
 
 @pytest.mark.parametrize(
@@ -95,8 +102,8 @@ def at(name: str, base: str) -> Provider:
         ("gce", (200, "FALSE"), (200, "TRUE"), "preempted"),
         (
             "azure",
-            (200, json.dumps({"Events": [{"EventType": "Reboot"}]})),
-            (200, json.dumps({"Events": [AZURE]})),
+            (200, json.dumps({"Events": OF_OTHERS})),
+            (200, json.dumps({"Events": [*OF_OTHERS, AZURE]})),
             "Preempt not before Mon, 05 Jan 2026 18:02:00 GMT",
         ),
     ],
@@ -164,3 +171,5 @@ def test_an_address_of_ones_own(metadata: tuple[Metadata, str], asking: Asking) 
 def test_who_is_not_known_is_refused() -> None:
     with pytest.raises(InputError, match=r"--notice 'oracle' is not known: give ec2, gce, azure"):
         provider_of("oracle")
+    with pytest.raises(InputError, match=r"--notice 'http://host:port/x' is no address: "):
+        provider_of("http://host:port/x")

@@ -30,38 +30,45 @@ class Provider:
 
     Args:
         url: of the notice.
-        read: an answer → what it says in words; None: the machine stays.
-        headers: of the question.
+        read: an answer, and the machine's name there → what it says in words; None: the machine
+            stays.
+        headers: of all questions.
         token_url: gives a token for the question; empty: none is needed.
+        name_url: gives the machine's name, where a notice may be for other machines; empty: it is
+            always for this one.
     """
 
     url: str
-    read: Callable[[httpx.Response], str | None]
+    read: Callable[[httpx.Response, str], str | None]
     headers: Mapping[str, str] = field(default_factory=dict)
     token_url: str = ""
+    name_url: str = ""
 
 
-def _read_ec2(answer: httpx.Response) -> str | None:
+def _read_ec2(answer: httpx.Response, _name: str) -> str | None:
     if answer.status_code == httpx.codes.NOT_FOUND:
         return None
     notice = _object(answer)
     return f"{notice.get('action', 'interruption')} at {notice.get('time', 'an unknown time')}"
 
 
-def _read_google(answer: httpx.Response) -> str | None:
+def _read_google(answer: httpx.Response, _name: str) -> str | None:
     answer.raise_for_status()
     return "preempted" if answer.text.strip().upper() == "TRUE" else None
 
 
-def _read_azure(answer: httpx.Response) -> str | None:
+def _read_azure(answer: httpx.Response, name: str) -> str | None:
+    """All machines of a scale set are told of each other's events."""
     events = _object(answer).get("Events", [])
     for event in events if isinstance(events, list) else []:
-        if isinstance(event, dict) and event.get("EventType") in ("Preempt", "Terminate"):
+        if not isinstance(event, dict) or name not in (event.get("Resources") or ()):
+            continue
+        if event.get("EventType") in ("Preempt", "Terminate"):
             return f"{event['EventType']} not before {event.get('NotBefore') or 'now'}"
     return None
 
 
-def _read_plain(answer: httpx.Response) -> str | None:
+def _read_plain(answer: httpx.Response, _name: str) -> str | None:
     """An address of one's own: it is not found until the machine is to go."""
     if answer.status_code == httpx.codes.NOT_FOUND:
         return None
@@ -99,6 +106,7 @@ PROVIDERS: dict[str, Provider] = {
         f"{_INSIDE}/metadata/scheduledevents?api-version=2020-07-01",
         _read_azure,
         {"Metadata": "true"},
+        name_url=f"{_INSIDE}/metadata/instance/compute/name?api-version=2021-02-01&format=text",
     ),
 }
 
@@ -112,7 +120,10 @@ def provider_of(name: str) -> Provider:
     if name in PROVIDERS:
         return PROVIDERS[name]
     if name.startswith(("http://", "https://")):
-        return Provider(name, _read_plain)
+        try:
+            return Provider(str(httpx.URL(name)), _read_plain)
+        except httpx.InvalidURL as error:
+            raise InputError(f"--notice {name!r} is no address: {error}") from None
     known = ", ".join(PROVIDERS)
     raise InputError(f"--notice {name!r} is not known: give {known}, or an http:// address")
 
@@ -129,7 +140,7 @@ class Notices:
         self._provider = provider
         self._every_s = every_s
         self._words: str | None = None
-        self._token = ""
+        self._token = self._name = ""
         self._closed = threading.Event()
         self._answers = True
         threading.Thread(target=self._work, name="paceline-notices", daemon=True).start()
@@ -156,7 +167,7 @@ class Notices:
             if answer.status_code == httpx.codes.UNAUTHORIZED and self._token:
                 self._token = ""  # it has expired
                 answer = client.get(self._provider.url, headers=self._headers(client))
-            self._words = self._provider.read(answer)
+            self._words = self._provider.read(answer, self._named(client))
         except (httpx.HTTPError, ValueError) as error:
             if self._answers:
                 _log.warning(
@@ -167,6 +178,18 @@ class Notices:
             self._answers = False
         else:
             self._answers = True
+
+    def _named(self, client: httpx.Client) -> str:
+        """This machine's name at the provider; empty where no notice needs it.
+
+        Raises:
+            httpx.HTTPError: the question is refused.
+        """
+        if self._provider.name_url and not self._name:
+            answer = client.get(self._provider.name_url, headers=self._headers(client))
+            answer.raise_for_status()
+            self._name = answer.text.strip()
+        return self._name
 
     def _headers(self, client: httpx.Client) -> dict[str, str]:
         """Of a question; with a token where one is needed.

@@ -20,8 +20,10 @@ def overview(connection: Connection) -> dict[str, Any]:
     running = progress.running(connection)
     names = [run.id for run in running]
     kept, waited = verdicts.newest(connection, names), waiting.of_runs(connection, names)
+    hung = hangs.hung_s(connection, [run.key for run in running])
     runs = [
-        _run(run, kept.get(run.id), waited.get(run.id)) | _standing(connection, run)
+        _run(run, kept.get(run.id), waited.get(run.id))
+        | {"hung_s": hung.get(run.key, 0.0), "coasting": _coasts(connection, run)}
         for run in running
     ]
     runs.sort(key=lambda run: -run["lost_workers"])
@@ -59,12 +61,10 @@ def _run(run: Running, kept: Kept | None, waited: tuple[float, float] | None) ->
     }
 
 
-def _standing(connection: Connection, run: Running) -> dict[str, Any]:
-    """Whether a run hangs, and whether its leader planned the newest segment itself."""
-    hang = hangs.look(connection, run.key)
+def _coasts(connection: Connection, run: Running) -> bool:
+    """Whether a run's leader planned the newest segment itself."""
     newest = reads.segment_rows(connection, run.key, (None, None), 1)
-    coasting = run.backend != "simulated" and any(row["source"] == "coast" for row in newest)
-    return {"hung_s": hang.since_s if hang.hung else 0.0, "coasting": coasting}
+    return run.backend != "simulated" and any(row["source"] == "coast" for row in newest)
 
 
 def _waits(

@@ -53,6 +53,22 @@ def write(connection: sa.Connection, messages: Sequence[tuple[LockedRun, LongPha
         connection.execute(upsert)
 
 
+def long_since(
+    connection: sa.Connection, runs: Collection[int], fresh_s: float, least_s: float
+) -> set[int]:
+    """Those of some runs, by key, of which a rank has been doing the same for so long.
+
+    Args:
+        connection: to read from.
+        runs: keys.
+        fresh_s: what was heard longer ago may be over.
+        least_s: how long.
+    """
+    c = long_phases.c
+    heard = (c.heard_at >= time.time() - fresh_s, c.since_s >= least_s)
+    return set(connection.scalars(sa.select(c.run).distinct().where(c.run.in_(runs), *heard)))
+
+
 def standing(connection: sa.Connection, run: int, fresh_s: float) -> Standing:
     """How far a run has come.
 

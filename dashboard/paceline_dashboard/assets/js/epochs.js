@@ -57,6 +57,7 @@ export class Epochs {
   constructor(path) {
     this.path = path;
     this.epoch = -1; // whose workers are shown; -1: none
+    this.newest = -1; // epoch of the answer that is shown
     this.known = ""; // key of the answer that is shown
   }
 
@@ -75,7 +76,8 @@ export class Epochs {
       const epochs = await get(`${this.path}/epochs`, { limit: EPOCHS });
       this.known = key;
       this.#draw(epochs.reverse());
-      if (this.epoch >= 0) await this.#workers(this.epoch);
+      if (this.epoch >= 0 && this.epoch >= this.newest) await this.#workers(this.epoch); // else it is over
+      this.newest = epochs[0]?.epoch ?? -1;
     });
   }
 
