@@ -144,6 +144,8 @@ class Directory:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield descriptor
         finally:
+            # Closing is not enough: a process forked meanwhile has the descriptor, too.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
     def _take(self, size: int) -> bool:
