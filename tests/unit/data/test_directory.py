@@ -78,6 +78,27 @@ def test_a_process_forked_under_the_lock_does_not_keep_it(tmp_path: Path) -> Non
     os.close(inherited)
 
 
+def test_the_bytes_in_use_are_a_number_while_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = Directory(tmp_path, 100)
+    directory.claim(LENGTHS)
+    directory.put(3, data_of(3))
+    seen: list[str] = []
+
+    def full(*_: object) -> int:
+        seen.append((tmp_path / "used").read_text())
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="no space"):
+        patched.setattr(os, "pwrite", full)
+        directory.put(0, data_of(0))
+    assert [int(text) for text in seen] == [40]
+    assert directory.used_bytes == 40
+    directory.remove(3)
+    assert directory.used_bytes == 0, "fewer digits than before"
+
+
 def test_what_a_killed_process_left_is_mended(tmp_path: Path) -> None:
     directory = Directory(tmp_path, 100)
     directory.claim(LENGTHS)
