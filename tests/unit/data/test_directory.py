@@ -73,7 +73,7 @@ def test_a_process_forked_under_the_lock_does_not_keep_it(tmp_path: Path) -> Non
     directory = Directory(tmp_path, 100)
     with directory._locked() as descriptor:
         inherited = os.dup(descriptor)  # the same open file, as a forked process has it
-    with open(tmp_path / "used") as file:
+    with (tmp_path / "used").open() as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     os.close(inherited)
 
