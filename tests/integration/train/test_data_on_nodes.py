@@ -180,3 +180,25 @@ def test_a_directory_with_other_data_is_told_on_each_rank(ranks: Ranks, tmp_path
     assert ranks.run(other_data, str(tmp_path / "a"), 4) == ["", "", ""]
     sent = ranks.run(other_data, str(tmp_path / "a"), 5)
     assert all("it has samples of other data: empty it" in words for words in sent), sent
+
+
+def settled(directories: list[str], offsets: list[list[int]], limits: list[int]) -> str:
+    rank = dist.get_rank()
+    source = paceline.data.Ranges(__file__, offsets[rank])
+    data = paceline.data.Sharded(source, directory=directories[rank], limit_bytes=limits[rank])
+    try:
+        paceline.Session(data, global_batch=2).close()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_with_other_data_or_limits_are_told_what_to_do(ranks: Ranks, tmp_path: Path) -> None:
+    apart = [str(tmp_path / name) for name in "aab"]
+    alike, other = [0, 1, 2, 3], [0, 2, 4, 6]
+    assert ranks.run(settled, apart, [alike] * 3, [9, 9, 8]) == [""] * 3
+    said = ranks.run(settled, apart, [alike] * 3, [9, 8, 9])
+    assert all("limit_bytes=8 on rank 1 but 9 on rank 0" in words for words in said), said
+    assert all("give them the same limit" in words for words in said), said
+    said = ranks.run(settled, apart, [alike, other, alike], [9] * 3)
+    assert all("other sizes on rank 1 than on rank 0: give" in words for words in said), said
