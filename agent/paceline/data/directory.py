@@ -18,6 +18,7 @@ from paceline.core.errors import PacelineError
 
 _FOLDER = 1000  # samples of a folder
 _HIDDEN = "."  # begins the name of what is being written
+_WIDTH = 20  # characters of the bytes in use
 
 
 class Directory:
@@ -77,10 +78,8 @@ class Directory:
     @property
     def used_bytes(self) -> int:
         """Bytes in use."""
-        try:
-            return int((self.path / "used").read_text() or 0)
-        except FileNotFoundError:
-            return 0
+        with self._locked() as descriptor:
+            return _read(descriptor)
 
     def has(self, index: int) -> bool:
         """Whether a sample is there."""
@@ -144,12 +143,14 @@ class Directory:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield descriptor
         finally:
+            # Closing is not enough: a process forked meanwhile has the descriptor, too.
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
     def _take(self, size: int) -> bool:
         """Counts bytes as in use, or as free again; False: there is no room for them."""
         with self._locked() as descriptor:
-            used = int(os.pread(descriptor, 32, 0) or 0) + size
+            used = _read(descriptor) + size
             if size > 0 and used > self.limit_bytes:
                 return False
             _write(descriptor, max(used, 0))
@@ -183,6 +184,10 @@ class Directory:
         return sorted(kept)
 
 
+def _read(descriptor: int) -> int:
+    return int(os.pread(descriptor, _WIDTH, 0) or 0)
+
+
 def _write(descriptor: int, used: int) -> None:
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, str(used).encode(), 0)
+    # Always as wide, in one piece: whoever is killed or finds no disk space leaves a number.
+    os.pwrite(descriptor, str(used).rjust(_WIDTH).encode(), 0)

@@ -78,6 +78,10 @@ class Keeper:
         self._free_at = 0.0  # when the bandwidth allows the next sample
         self._busy = False  # a sample is being fetched
         self._full = False  # no room until the plan says more
+        self._plans = 0  # that have come
+        self._seen = 0  # of them, when the sample that is being fetched was chosen
+        self._listed = -1  # of them, when `_removable` was listed
+        self._removable: deque[int] = deque()  # samples that the plan needs no more
         self._changed = threading.Condition()
         self._closing = threading.Event()
         self._outage = Outage(
@@ -104,6 +108,7 @@ class Keeper:
             if part.holds is not None:
                 self._plan_next(part)
             self._full = False
+            self._plans += 1
             self._changed.notify_all()
 
     def moved(self, epoch: int) -> Moved:
@@ -161,6 +166,7 @@ class Keeper:
                 self._changed.notify_all()
                 self._changed.wait_for(lambda: self._closing.is_set() or not self._idle())
                 sample, ahead = self._chosen()
+                self._seen = self._plans
                 self._busy = sample is not None
             if sample is None:
                 continue
@@ -199,16 +205,24 @@ class Keeper:
         if directory.has(sample):
             return
         if not self._make_room(size):
-            with self._changed:
-                if ahead:
-                    self._ahead.appendleft(sample)
-                self._full = not self._steps
+            self._no_room(sample, ahead)
             return
         data = self._data.fetch(sample)
         if ahead and self._data.bandwidth is not None:
             self._free_at = max(self._free_at, time.monotonic()) + size / self._data.bandwidth
-        if directory.put(sample, data) and ahead:
+        if not directory.put(sample, data):  # a step has taken the room, or the disk is full
+            self._no_room(sample, ahead)
+        elif ahead:
             self._count(sample, size)
+
+    def _no_room(self, sample: int, ahead: bool) -> None:
+        """Puts a sample back that does not fit, and rests until the plan says more."""
+        with self._changed:
+            if ahead:
+                self._ahead.appendleft(sample)
+            if self._plans == self._seen:
+                self._steps.clear()  # steps read themselves what they need
+                self._full = True
 
     def _count(self, sample: int, size: int) -> None:
         with self._changed:
@@ -224,19 +238,24 @@ class Keeper:
 
     def _make_room(self, size: int) -> bool:
         """Removes what is not needed until so many bytes fit; False: they do not."""
-        directory = self._data.directory
         if self._fits(size):
             return True
+        if self._listed != self._seen:
+            self._list_removable()
+        while self._removable:
+            self._data.directory.remove(self._removable.popleft())
+            if self._fits(size):
+                return True
+        return False
+
+    def _list_removable(self) -> None:
+        """Lists the directory: once for each plan, as it may have millions of samples."""
         with self._changed:
             needed = self._now if self._next is None else self._next | (self._now & ~self._trained)
             needed = needed.copy()
         needed[self._filler] = True
-        for sample in directory.samples():
-            if not needed[sample]:
-                directory.remove(sample)
-                if self._fits(size):
-                    return True
-        return False
+        there = np.array(self._data.directory.samples(), np.int64)
+        self._removable, self._listed = deque(there[~needed[there]].tolist()), self._seen
 
     def _fits(self, size: int) -> bool:
         directory = self._data.directory

@@ -86,9 +86,13 @@ class Loader:
         ran_out = False
         longer_s = loop.device.loading_s
         try:
+            if loop.data is not None:
+                loop.data.loading()
             batches = iter(self._loader)  # draws a random number
             loop.restore_random()
             while True:
+                if loop.data is not None:
+                    loop.data.loading()  # the script's body may have read, too
                 asked = time.perf_counter()
                 try:
                     batch = next(batches)
@@ -132,6 +136,8 @@ class Loader:
     def _load(self, indices: list[int]) -> Any:
         """A batch that the DataLoader's own processes do not load: it was another rank's."""
         loader, dataset = self._loader, self._loader.dataset
+        if self._loop.data is not None:
+            self._loop.data.loading()
         if hasattr(dataset, "__getitems__"):
             samples = dataset.__getitems__(indices)
         else:

@@ -125,6 +125,34 @@ def test_where_there_is_room_for_little_the_rest_is_read_each_time(
     assert all(row["read"] and row["waits"] <= 6 for _, rows in ran for row in rows)
 
 
+def read_beside(directory: str, options: dict[str, Any]) -> tuple[int, int]:
+    """Reads that its one epoch is said to have missed, where the script reads beside the loop."""
+    source = paceline.data.Ranges(__file__, list(range(9)))
+    data = paceline.data.Sharded(source, directory=directory, limit_bytes=1)
+    for _ in range(10):
+        data[7]
+    session = paceline.Session(data, global_batch=2, seed=1)
+    sent: list[Any] = []
+    assert session._loop.data is not None
+    session._loop.data.send = sent.append
+    trained = 0
+    for _ in session.epochs(1):
+        for batch in session.loader(**options):
+            trained += len(batch)
+            for index in range(1, 8):
+                data[index]
+    session.close()
+    return sent[0].read, trained
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 2, "multiprocessing_context": "fork"}])
+def test_reads_beside_the_loop_are_no_misses_of_steps(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    read, trained = read_beside(str(tmp_path / "a"), options)
+    assert trained - 1 <= read <= trained == 8, "one sample fits into the directory"
+
+
 def plain_on_rank_1(directory: str) -> None:
     data: Any = list(range(4))
     if dist.get_rank() != 1:
@@ -152,3 +180,25 @@ def test_a_directory_with_other_data_is_told_on_each_rank(ranks: Ranks, tmp_path
     assert ranks.run(other_data, str(tmp_path / "a"), 4) == ["", "", ""]
     sent = ranks.run(other_data, str(tmp_path / "a"), 5)
     assert all("it has samples of other data: empty it" in words for words in sent), sent
+
+
+def settled(directories: list[str], offsets: list[list[int]], limits: list[int]) -> str:
+    rank = dist.get_rank()
+    source = paceline.data.Ranges(__file__, offsets[rank])
+    data = paceline.data.Sharded(source, directory=directories[rank], limit_bytes=limits[rank])
+    try:
+        paceline.Session(data, global_batch=2).close()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def test_ranks_with_other_data_or_limits_are_told_what_to_do(ranks: Ranks, tmp_path: Path) -> None:
+    apart = [str(tmp_path / name) for name in "aab"]
+    alike, other = [0, 1, 2, 3], [0, 2, 4, 6]
+    assert ranks.run(settled, apart, [alike] * 3, [9, 9, 8]) == [""] * 3
+    said = ranks.run(settled, apart, [alike] * 3, [9, 8, 9])
+    assert all("limit_bytes=8 on rank 1 but 9 on rank 0" in words for words in said), said
+    assert all("give them the same limit" in words for words in said), said
+    said = ranks.run(settled, apart, [alike, other, alike], [9] * 3)
+    assert all("other sizes on rank 1 than on rank 0: give" in words for words in said), said

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -65,6 +67,36 @@ def test_many_at_once_keep_the_limit(tmp_path: Path) -> None:
         put = list(pool.map(lambda i: directory.put(i % 200, b"x" * 7), range(1600)))
     assert directory.used_bytes == on_disk(directory) == 700
     assert len(directory.samples()) == 100 and any(put) and not all(put)
+
+
+def test_a_process_forked_under_the_lock_does_not_keep_it(tmp_path: Path) -> None:
+    directory = Directory(tmp_path, 100)
+    with directory._locked() as descriptor:
+        inherited = os.dup(descriptor)  # the same open file, as a forked process has it
+    with (tmp_path / "used").open() as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    os.close(inherited)
+
+
+def test_the_bytes_in_use_are_a_number_while_they_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = Directory(tmp_path, 100)
+    directory.claim(LENGTHS)
+    directory.put(3, data_of(3))
+    seen: list[str] = []
+
+    def full(*_: object) -> int:
+        seen.append((tmp_path / "used").read_text())
+        raise OSError("no space left on device")
+
+    with monkeypatch.context() as patched, pytest.raises(OSError, match="no space"):
+        patched.setattr(os, "pwrite", full)
+        directory.put(0, data_of(0))
+    assert [int(text) for text in seen] == [40]
+    assert directory.used_bytes == 40
+    directory.remove(3)
+    assert directory.used_bytes == 0, "fewer digits than before"
 
 
 def test_what_a_killed_process_left_is_mended(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from paceline.data import Sharded
+from paceline.data.directory import Directory
 from paceline.data.keeper import Keeper, Moved, NodePart
 from support.waiting import DEADLINE_S, until
 
@@ -146,3 +147,43 @@ def test_a_rank_reads_itself_what_is_not_there(tmp_path: Path) -> None:
         keeper.take(NodePart(0, b"", packed(7, 8)))
         assert keeper.wait_idle(DEADLINE_S)
         assert keeper.moved(1).bytes == keeper.moved(1).planned_bytes == 10, "7 was there already"
+
+
+def test_a_full_directory_is_listed_once_for_each_plan(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listed: list[list[int]] = []
+    samples = Directory.samples
+
+    def noted(directory: Directory) -> list[int]:
+        listed.append(samples(directory))
+        return listed[-1]
+
+    monkeypatch.setattr(Directory, "samples", noted)
+    with keeping(Counted(), tmp_path, limit=50) as (keeper, data):
+        keeper.take(NodePart(0, packed(*range(1, 20))))
+        assert keeper.wait_idle(DEADLINE_S)
+        assert listed == [[0, 16, 17, 18, 19]]
+        keeper.take(NodePart(0, b"", packed(1, 2, 3, 4)))
+        assert keeper.wait_idle(DEADLINE_S)
+        assert listed[1:] == listed[:1], "16 to 19 are perhaps still to be read"
+        keeper.take(NodePart(0, b""))  # they leave for 1 to 4
+        assert keeper.wait_idle(DEADLINE_S)
+        assert listed[2:] == listed[:1]
+        assert samples(data.directory) == [0, 1, 2, 3, 4]
+
+
+def test_what_found_no_room_when_it_had_come_is_fetched_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step may take the room meanwhile, or the disk may be full."""
+    with keeping(Counted(), tmp_path) as (keeper, data):
+        put = data.directory.put
+        monkeypatch.setattr(data.directory, "put", lambda index, data: False)
+        keeper.take(NodePart(0, b"", packed(1, 2)))
+        assert keeper.wait_idle(DEADLINE_S)
+        monkeypatch.setattr(data.directory, "put", put)
+        keeper.take(NodePart(0, b""))
+        assert keeper.wait_idle(DEADLINE_S)
+        assert data.directory.samples() == [0, 1, 2]
+        assert keeper.moved(1).samples == 2

@@ -78,6 +78,13 @@ class NodeData:
         if self._keeper is not None:
             self._keeper.take(part)
 
+    def loading(self) -> None:
+        """Batches are loaded from here on. What this process read before is no miss of theirs.
+
+        Call it before the DataLoader makes its processes: they take over what is counted here.
+        """
+        self._data.take_misses()
+
     def unpacked(self, loaded: Loaded, data_s: float) -> Any:
         """The batch, once its misses are counted.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import socket
 from typing import Any
 
@@ -47,11 +48,13 @@ def settle(dataset: Any, meeting: Meeting, environment: Environment) -> NodeData
             held = dataset.directory.claim(lengths)
             word["held"] = np.array(held, "<u4").tobytes()
         word["samples"] = len(lengths)
+        word["lengths"] = hashlib.sha256(lengths.astype("<i8").tobytes()).hexdigest()
     except Exception as error:
         word["error"] = f"{type(error).__name__}: {error}"
     words = _gathered(meeting, word)
     try:
         _raise(words)
+        _check(nodes, words)
         shards = _shards(dataset, nodes, words)
     except Exception:
         dataset.directory.release()
@@ -74,13 +77,33 @@ def _place(data: Sharded) -> dict[str, Any]:
     return {"place": f"{kernel()} {status.st_dev} {status.st_ino}"}
 
 
+def _check(nodes: list[int], words: list[dict[str, Any]]) -> None:
+    """Raises the same on each rank unless they have the same data, and a node's the same limit."""
+    for rank, word in enumerate(words):
+        first = nodes.index(nodes[rank])
+        if word["samples"] != words[0]["samples"]:
+            raise ValueError(
+                f"source: {word['samples']} samples on rank {rank} but {words[0]['samples']} on "
+                "rank 0: give Sharded the same source on every rank"
+            )
+        if word["lengths"] != words[0]["lengths"]:
+            raise ValueError(
+                f"source: samples have other sizes on rank {rank} than on rank 0: "
+                "give Sharded the same source on every rank"
+            )
+        if word["limit"] != words[first]["limit"]:
+            raise ValueError(
+                f"limit_bytes={word['limit']} on rank {rank} but {words[first]['limit']} on rank "
+                f"{first}, and both keep samples in one directory: give them the same limit, or "
+                "directories of their own"
+            )
+
+
 def _shards(data: Sharded, nodes: list[int], words: list[dict[str, Any]]) -> Shards:
     held = np.full(len(data), NOWHERE, "<u2")
     limits = [0] * (max(nodes) + 1)
     for rank in reversed(range(len(nodes))):  # the lowest node of those that have it counts
         word = words[rank]
-        if word["samples"] != len(data):
-            raise ValueError(f"source: {word['samples']} samples on rank {rank}, {len(data)} here")
         limits[nodes[rank]] = word["limit"]
         if "held" in word:
             held[np.frombuffer(word["held"], "<u4")] = nodes[rank]

@@ -304,16 +304,16 @@ class Leader:
         parts = self._parts(segment)
         if self._micro:
             parts = [self._cut(part, most) for part, most in zip(parts, self._micro, strict=True)]
-        if self._homes is not None:
-            for keeper, of_node in zip(
-                self._homes.keepers, self._homes.parts(segment), strict=True
-            ):
-                parts[keeper] = msgspec.structs.replace(parts[keeper], node=of_node)
         if segment.synchroniser.steals and not self._micro:  # else ranks do not steal
             sizes = [self._sizes[np.frombuffer(part.indices, "<u4")] for part in parts]
             stealing.put(self._store, parts, sizes)
         if segment.pooled:
             pool.put(self._store, parts)
+        if self._homes is not None:  # last, as what nodes hold is long and not for all ranks
+            for keeper, of_node in zip(
+                self._homes.keepers, self._homes.parts(segment), strict=True
+            ):
+                parts[keeper] = msgspec.structs.replace(parts[keeper], node=of_node)
         self._put(segment.seq, parts)
         indices = np.frombuffer(segment.indices, dtype="<u4").astype(np.int64)
         ends = np.cumsum([sum(row) for row in segment.counts])
