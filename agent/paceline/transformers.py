@@ -120,8 +120,9 @@ class PacelineMixin:
     Args:
         *args: of the trainer.
         paceline: of `paceline.Session`: sizes (default: ``train_dataset.sizes``, or the column
-            `length_column_name`), limits, coast_steps, loss_mean, seed (default: as Trainer has
-            it); of `Session.wrap`: batchnorm.
+            `length_column_name`), limits, shapes, coast_steps, loss_mean, seed (default: as Trainer
+            has it); of `Session.wrap`: batchnorm. Where gradients are accumulated, limits and
+            shapes are of a rank's whole part of the step.
         **kwargs: of the trainer.
 
     Raises:
