@@ -81,8 +81,8 @@ class Accelerator(accelerate.Accelerator):  # type: ignore[misc]
 
     Args:
         *args: of `accelerate.Accelerator`.
-        paceline: of `paceline.Session`: sizes, loss_mean, limits, coast_steps, seed (default: as
-            Accelerate's seedable sampler has it); of `Session.wrap`: batchnorm.
+        paceline: of `paceline.Session`: sizes, loss_mean, limits, shapes, coast_steps, seed
+            (default: as Accelerate's seedable sampler has it); of `Session.wrap`: batchnorm.
         **kwargs: of `accelerate.Accelerator`.
 
     Raises:

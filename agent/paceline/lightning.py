@@ -43,8 +43,8 @@ class PacelineStrategy(DDPStrategy):  # type: ignore[misc]
     is, and ``fit(ckpt_path=…)`` goes on there.
 
     Args:
-        paceline: of `paceline.Session`: sizes, loss_mean, limits, coast_steps, seed (default: that
-            of Lightning's DistributedSampler); of `Session.wrap`: batchnorm.
+        paceline: of `paceline.Session`: sizes, loss_mean, limits, shapes, coast_steps, seed
+            (default: that of Lightning's DistributedSampler); of `Session.wrap`: batchnorm.
         **options: of `DDPStrategy`.
 
     Raises:

@@ -17,6 +17,7 @@ Needs ``paceline[transformers]``.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -120,8 +121,9 @@ class PacelineMixin:
     Args:
         *args: of the trainer.
         paceline: of `paceline.Session`: sizes (default: ``train_dataset.sizes``, or the column
-            `length_column_name`), limits, coast_steps, loss_mean, seed (default: as Trainer has
-            it); of `Session.wrap`: batchnorm.
+            `length_column_name`), limits, shapes, coast_steps, loss_mean, seed (default: as Trainer
+            has it); of `Session.wrap`: batchnorm. Where gradients are accumulated, limits and
+            shapes are of a rank's whole part of the step.
         **kwargs: of the trainer.
 
     Raises:
@@ -281,11 +283,12 @@ class PacelineMixin:
             return share * (even * self._loss.times / turn.weight)
         return share if self._loss.by_items else accumulates * turn.counts[place] / samples
 
-    def _normalisation(self, model: nn.Module, inputs: dict[str, Any]) -> _Loss:
+    def _normalisation(self, model: nn.Module, inputs: dict[str, Any]) -> _Loss | None:
         """Asks the script's loss: three evaluations, before the first step.
 
         Many models take ``num_items_in_batch`` and do not use it, and a script may compute a loss
-        of its own.
+        of its own. None: this batch does not tell, as its loss is 0 or not finite, which it is if
+        none of its labels count.
         """
         trainer = self._trainer
         placed = trainer._prepare_inputs(inputs)
@@ -301,12 +304,15 @@ class PacelineMixin:
         plain.eval()
         try:
             with torch.no_grad(), torch.random.fork_rng():
-                loss, half, times = ask(1.0, False), ask(2.0, False), ask(1.0, True)
+                loss = ask(1.0, False)
+                if loss == 0 or not math.isfinite(loss):
+                    return None
+                half, times = ask(2.0, False), ask(1.0, True)
         finally:
             for module, training in modes:
                 module.training = training
         by_items = abs(half) < 0.99 * abs(loss)
-        return _Loss(by_items, round(times / loss) if loss else 1.0)
+        return _Loss(by_items, round(times / loss))
 
     @contextlib.contextmanager
     def _averaging(self, averages: bool) -> Iterator[None]:

@@ -33,6 +33,20 @@ def causal(items: list[dict[str, Any]]) -> dict[str, Tensor]:
     return batch
 
 
+class FirstBlank:
+    """Collates; on rank 0 no label of the first batch counts."""
+
+    def __init__(self) -> None:
+        self.begun = False
+
+    def __call__(self, items: list[dict[str, Any]]) -> dict[str, Tensor]:
+        batch = causal(items)
+        if not self.begun and torch.distributed.get_rank() == 0:
+            batch["labels"].fill_(-100)
+        self.begun = True
+        return batch
+
+
 def network(kind: str) -> torch.nn.Module:
     """A tiny language model, or a classifier whose loss takes no heed of `num_items_in_batch`."""
     small = {"vocab_size": text.WORDS, "hidden_size": 16, "intermediate_size": 32}
@@ -64,6 +78,7 @@ def train(
     epochs: float = 2,
     resume: str | None = None,
     paceline: dict[str, Any] | None = None,
+    blank: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
     """The loss of all sentences in the end, what was logged, and what each step had."""
@@ -90,7 +105,7 @@ def train(
         args,
         train_dataset=data,
         eval_dataset=text.Sentences(30, seed=1),
-        data_collator=collate,
+        data_collator=FirstBlank() if blank else collate,
         callbacks=[counts],
         **more,
     )
@@ -109,7 +124,15 @@ def train(
         "evaluated": trainer.evaluate()["eval_loss"],
         "steps": trainer.state.global_step,
         "counts": counts.counts,
+        "normalised": None if plain else [trainer._loss.by_items, trainer._loss.times],
+        "without_labels": None if plain else asked_without_labels(trainer, batch),
     }
+
+
+def asked_without_labels(trainer: Any, batch: dict[str, Tensor]) -> bool:
+    """Whether a batch without a label that counts decides how the loss is normalised."""
+    blank = {**batch, "labels": torch.full_like(batch["labels"], -100)}
+    return trainer._normalisation(trainer.model, blank) is not None
 
 
 def refusals(folder: str) -> list[str]:

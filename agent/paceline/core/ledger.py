@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from paceline.core.dealing import dealt, equal_counts
-from paceline.core.shapes import moved, on_grid
+from paceline.core.shapes import moved, moved_on_nodes, on_grid
 from paceline.core.terms import epoch_over
 from paceline.wire import Segment
 
@@ -126,7 +126,8 @@ class Ledger:
             sizes: λ, [N].
             shares: each rank's share of the load, [W], or empty.
             homes: the node of each rank, [W], and the node that holds each sample or -1, [N]; then
-                each sample goes to a rank of its node that is not full, if there is one.
+                each sample goes to a rank of its node that is not full, if there is one and the
+                grid lets it.
         """
         batches = self.batch_sizes(steps)
         samples = self._next(sum(batches))
@@ -135,14 +136,14 @@ class Ledger:
         if homes is not None:
             nodes, of = homes
             speed = np.asarray(shares) if shares else np.ones(world)
-            return [_deal_at_home(p, sizes[p], speed, limits, nodes, of[p]) for p in parts]
-        if shares:
+            in_steps = [_deal_at_home(p, sizes[p], speed, limits, nodes, of[p]) for p in parts]
+        elif shares:
             in_steps = [_deal(part, sizes[part], np.asarray(shares), limits) for part in parts]
         else:
             in_steps = [_deal_in_turn(part, limits) for part in parts]
         if self._grid == 1:
             return in_steps
-        return [_gridded(of_step, self._grid, self._limits) for of_step in in_steps]
+        return [_gridded(of_step, self._grid, self._limits, homes) for of_step in in_steps]
 
     def _next(self, count: int) -> Ints:
         """The first `count` unused samples of the order."""
@@ -165,13 +166,20 @@ class Ledger:
             self._head += len(unused)
 
 
-def _gridded(parts: list[Ints], grid: int, limits: Ints | None) -> list[Ints]:
-    """A step's parts [rank] with numbers of samples on the grid."""
+def _gridded(
+    parts: list[Ints], grid: int, limits: Ints | None, homes: tuple[Ints, Ints] | None
+) -> list[Ints]:
+    """A step's parts [rank] with numbers of samples on the grid; few samples leave their node."""
     before = np.array([len(part) for part in parts])
-    counts = on_grid(before, grid, limits)
-    ranks = moved(np.repeat(np.arange(len(parts)), before), counts)
-    by_rank = np.concatenate(parts)[np.argsort(ranks, kind="stable")]
-    return np.split(by_rank, np.cumsum(counts)[:-1])
+    ranks, samples = np.repeat(np.arange(len(parts)), before), np.concatenate(parts)
+    if homes is None:
+        counts = on_grid(before, grid, limits)
+        ranks = moved(ranks, counts)
+    else:
+        nodes, of = homes
+        counts = on_grid(before, grid, limits, nodes)
+        ranks = moved_on_nodes(ranks, counts, nodes, of[samples] == nodes[ranks])
+    return np.split(samples[np.argsort(ranks, kind="stable")], np.cumsum(counts)[:-1])
 
 
 def _deal_in_turn(samples: Ints, limits: Ints) -> list[Ints]:

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ def raised(length: Any, grid: float) -> Any:
     return np.ceil(length / grid * (1 - 1e-12)) * grid if grid else length
 
 
-def on_grid(counts: Ints, grid: int, limits: Ints | None = None) -> Ints:
+def on_grid(counts: Ints, grid: int, limits: Ints | None = None, nodes: Ints | None = None) -> Ints:
     """The nearest counts with the same sum that are multiples of `grid`, [W].
 
     What the grid does not divide, which is what an epoch leaves for its last step, goes to one
@@ -77,28 +78,58 @@ def on_grid(counts: Ints, grid: int, limits: Ints | None = None) -> Ints:
         grid: ≥ 1.
         limits: the most samples of each rank, [W]; their sum is at least that of the counts. None:
             there are no limits.
+        nodes: of each rank, 0, 1, …, [W], where samples stay on their nodes: first the nodes' sums
+            go to the nearest multiples, then the ranks' counts. None: only the ranks' counts do.
     """
     total = int(counts.sum())
+    if nodes is None:
+        nodes = np.zeros_like(counts)
     most = np.full(len(counts), total) if limits is None else np.minimum(limits, total)
     room = most // grid
+    of_nodes, room_of_nodes = _sums(counts, nodes), _sums(room, nodes)
+    blocks_of_nodes = _raised(
+        np.minimum(of_nodes // grid, room_of_nodes),
+        min(total // grid, int(room.sum())),
+        of_nodes,
+        room_of_nodes,
+        grid,
+    )
     blocks = np.minimum(counts // grid, room)
-    left = min(total // grid, int(room.sum())) - int(blocks.sum())
-    while left > 0:
-        missing = np.where(blocks < room, counts - grid * blocks, -np.inf)
-        nearest = np.argsort(-missing, kind="stable")[: min(left, int((blocks < room).sum()))]
-        blocks[nearest] += 1
-        left -= len(nearest)
+    for node, number in enumerate(blocks_of_nodes.tolist()):
+        its = nodes == node
+        blocks[its] = _raised(blocks[its], number, counts[its], room[its], grid)
     made: Ints = grid * blocks
     rest = total - int(made.sum())
     while rest > 0:
         free = most - made
         # Where one rank has room for all of the rest, the one that misses most samples gets it.
         able = np.flatnonzero(free >= min(rest, int(free.max())))
-        rank = able[np.argmax((counts - made)[able])]
+        missing_on_node = (of_nodes - _sums(made, nodes))[nodes[able]]
+        most_missing = np.lexsort((made[able] - counts[able], -missing_on_node))
+        rank = able[most_missing[0]]
         given = min(rest, int(free[rank]))
         made[rank] += given
         rest -= given
     return made
+
+
+def _sums(counts: Ints, nodes: Ints) -> Ints:
+    """The sums of the ranks' counts on each node, [nodes]."""
+    sums: Ints = np.zeros(int(nodes.max(initial=0)) + 1, np.int64)
+    np.add.at(sums, nodes, counts)
+    return sums
+
+
+def _raised(blocks: Ints, number: int, counts: Ints, room: Ints, grid: int) -> Ints:
+    """So many blocks of `grid` samples: more for those whose counts miss most, within the room."""
+    blocks = blocks.copy()
+    left = number - int(blocks.sum())
+    while left > 0:
+        missing = np.where(blocks < room, counts - grid * blocks, -np.inf)
+        nearest = np.argsort(-missing, kind="stable")[: min(left, int((blocks < room).sum()))]
+        blocks[nearest] += 1
+        left -= len(nearest)
+    return blocks
 
 
 def moved(ranks: Ints, counts: Ints) -> Ints:
@@ -116,4 +147,29 @@ def moved(ranks: Ints, counts: Ints) -> Ints:
     given = order[place >= np.repeat(counts, before)]
     made: Ints = ranks.copy()
     made[np.sort(given)] = np.repeat(np.arange(len(counts)), np.maximum(counts - before, 0))
+    return made
+
+
+def moved_on_nodes(ranks: Ints, counts: Ints, nodes: Ints, at_home: Bools) -> Ints:
+    """As `moved`, but few samples change their node, [n].
+
+    A node whose ranks get fewer samples gives first those that are not at home.
+
+    Args:
+        ranks: of each sample, [n].
+        counts: of each rank, [W]; their sum is n.
+        nodes: of each rank, 0, 1, …, [W].
+        at_home: whether the sample's node, as planned, is the one that holds it, [n].
+    """
+    order = np.argsort(~at_home, kind="stable")
+    before = nodes[ranks[order]]
+    after = moved(before, _sums(counts, nodes))
+    made: Ints = ranks.copy()
+    for node in range(int(nodes.max()) + 1):
+        its = np.flatnonzero(nodes == node)
+        here = after == node
+        # Who comes from another node has no rank yet: a further one, which keeps no sample.
+        local = np.searchsorted(its, ranks[order[here]])
+        local[before[here] != node] = len(its)
+        made[order[here]] = its[moved(local, np.append(counts[its], 0))]
     return made

@@ -40,7 +40,8 @@ class Loader:
     `Session.loader` makes it. Leaving the loop early drops the rest of the epoch; all ranks must
     leave it at the same step. A rank that has no samples in a step gets the smallest sample of the
     data set as a filler, whose gradient does not count; then `Session.batch` is `empty`. With
-    ``Session(shapes=…)`` the filler has as many samples as the least batch, all of them this one.
+    ``Session(shapes=…)`` the filler has as many samples as the least batch, or as fit in the rank's
+    memory if these are fewer, all of them this one.
 
     Under most relaxed policies ranks share the batches of a segment: a fast rank's loop has more
     turns than a slow one's, and no fillers. `Session.batch` has the step that a batch counts to.

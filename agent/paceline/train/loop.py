@@ -72,7 +72,7 @@ class Loop:
         self.data = data
         self.terms, self.device = terms, device
         self.rank = meeting.rank
-        self.fillers = [meeting.filler] * terms.shapes.samples  # the batch of a rank that has none
+        self._filler = meeting.filler
         self.limits = limits
         self.profiles: list[Profile] = []
         self.devices: list[RankDevice] = []  # of each rank, on rank 0, once a model is wrapped
@@ -112,6 +112,12 @@ class Loop:
         self.closed = False
 
     # What the session asks.
+
+    @property
+    def fillers(self) -> list[int]:
+        """The batch of a rank that has none: as many samples as the grid, if they fit in memory."""
+        grid, limits = self.terms.shapes.samples, self.limits.samples
+        return [self._filler] * (min(grid, max(1, limits[self.rank])) if limits else grid)
 
     @property
     def begun(self) -> bool:

@@ -32,6 +32,7 @@ CASES = {
     "plain, bf16": {"plain": True, "mixed_precision": "bf16"},
     "bf16": {"mixed_precision": "bf16"},
     "odd": {"count": ODD},
+    "shapes": {"paceline": {**UNEVEN, "shapes": 4}},
 }
 
 
@@ -62,6 +63,7 @@ def case(ranks: Results, name: str, rank: int = 0) -> dict[str, Any]:
     [
         ("even", "plain", 1e-5),
         ("uneven", "plain", 1e-5),
+        ("shapes", "plain", 1e-5),
         ("accumulating", "plain, accumulating", 1e-5),
         ("bf16", "plain, bf16", 1e-2),  # rounding depends on which samples a rank has
     ],
@@ -78,6 +80,8 @@ def test_training_is_accelerates_own(ranks: Results, name: str, plain: str, with
 def test_batches_were_uneven(ranks: Results) -> None:
     assert set(case(ranks, "uneven", rank=0)["counts"]) == {5}
     assert set(case(ranks, "uneven", rank=1)["counts"]) == {11}
+    assert set(case(ranks, "shapes", rank=0)["counts"]) == {4}
+    assert set(case(ranks, "shapes", rank=1)["counts"]) == {12}
 
 
 def test_gathering_for_metrics_gives_each_sample_once_and_no_filler(ranks: Results) -> None:

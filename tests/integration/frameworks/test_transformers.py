@@ -28,6 +28,8 @@ CASES: dict[str, Any] = {
     "uneven, mean": {"paceline": UNEVEN, **MEAN},
     "plain, mean, accumulating": {"plain": True, **MEAN, **ACCUMULATING},
     "uneven, mean, accumulating": {"paceline": UNEVEN_PARTS, **MEAN, **ACCUMULATING},
+    "shapes, accumulating": {"paceline": {**UNEVEN_PARTS, "shapes": 8}, **ACCUMULATING},
+    "first blank": {"paceline": UNEVEN, "blank": True},
     "odd": {**ODD, "folder": "steps", "save_strategy": "steps", "save_steps": 1},
     "from the middle": {**ODD, "resume": "steps/checkpoint-4"},
     "from the last step": {**ODD, "resume": "steps/checkpoint-11"},
@@ -73,6 +75,24 @@ def test_batches_were_uneven(ranks: Results) -> None:
         for rank, count in enumerate(counts):
             assert set(case(ranks, name, rank)["counts"]) == {count}
     assert case(ranks, "odd", rank=1)["counts"][10] == 0
+
+
+def test_shapes_are_those_of_a_ranks_whole_part(ranks: Results) -> None:
+    got, wanted = case(ranks, "shapes, accumulating"), case(ranks, "plain, accumulating")
+    assert got["loss"] == pytest.approx(wanted["loss"], abs=1e-5)
+    assert set(got["counts"]) == {8}
+    assert set(case(ranks, "shapes, accumulating", rank=1)["counts"]) == {24}
+
+
+def test_a_batch_without_labels_does_not_say_how_a_loss_is_normalised(ranks: Results) -> None:
+    """Loss 0 of a language model, NaN of a classifier."""
+    for rank in range(2):
+        blank, uneven = case(ranks, "first blank", rank), case(ranks, "uneven", rank)
+        assert blank["normalised"] == uneven["normalised"] == [True, 2.0]
+        assert not uneven["without_labels"]
+        mean = case(ranks, "uneven, mean", rank)
+        assert mean["normalised"] == [False, 2.0]
+        assert not mean["without_labels"]
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 import paceline
+from paceline.train.profile import Limits
 from support import sessions
 from support.ranks import RankError, Ranks
 from support.sessions import Log, Numbered, Sized, network
@@ -484,6 +485,12 @@ def test_numbers_of_samples_lie_on_the_grid_and_so_do_fillers(ranks: Ranks) -> N
 
 def test_a_rank_without_samples_gets_as_many_fillers_as_the_least_batch() -> None:
     session = paceline.Session(Sized(4), global_batch=4, shapes=2)
+    assert session._loop.fillers == [session.filler] * 2
+    session._loop.limits = Limits([1])  # as a profile may find later
+    assert session._loop.fillers == [session.filler]
+    session._loop.limits = Limits([0])
+    assert session._loop.fillers == [session.filler]
+    session._loop.limits = Limits([3])
     assert session._loop.fillers == [session.filler] * 2
 
 

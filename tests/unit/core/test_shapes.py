@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from paceline.core.cost import PaddedCost, features
 from paceline.core.ledger import Ledger
-from paceline.core.shapes import Shapes, moved, on_grid
+from paceline.core.shapes import Shapes, moved, moved_on_nodes, on_grid
 from paceline.core.terms import Terms
 
 COUNTS = st.lists(st.integers(0, 60), min_size=1, max_size=7)
@@ -77,6 +77,74 @@ def test_coasting_keeps_the_grid(world: int, grid: int, shared: bool) -> None:
         assert np.count_nonzero(rests) <= 1
         seen += list(chain(*step))
     assert sorted(seen) == list(range(samples))
+
+
+def leaving(counts: Any, grid: int) -> int:
+    """The fewest samples that leave their nodes, of all sums of nodes on the grid."""
+    total = int(sum(counts))
+    whole = range(total // grid + 1)
+    least = total
+    for blocks in product(whole, repeat=len(counts)):
+        if sum(blocks) == total // grid:
+            for rest in range(len(counts)):
+                sums = grid * np.array(blocks)
+                sums[rest] += total % grid
+                least = min(least, int(np.maximum(counts - sums, 0).sum()))
+    return least
+
+
+@given(st.lists(st.integers(0, 25), min_size=3, max_size=6), st.integers(2, 9), st.data())
+def test_as_few_samples_as_possible_change_their_node(
+    given_counts: list[int], grid: int, data: st.DataObject
+) -> None:
+    counts, world = np.array(given_counts), len(given_counts)
+    nodes = np.array([0, 1, 2] + [data.draw(st.integers(0, 2)) for _ in range(world - 3)])
+    target = on_grid(counts, grid, None, nodes)
+    assert target.sum() == counts.sum()
+    assert np.count_nonzero(target % grid) <= 1
+    ranks = np.random.default_rng(1).permutation(np.repeat(np.arange(world), counts))
+    at_home = np.random.default_rng(2).random(len(ranks)) < data.draw(st.sampled_from([0.5, 1.0]))
+    after = moved_on_nodes(ranks, target, nodes, at_home)
+    np.testing.assert_array_equal(np.bincount(after, minlength=world), target)
+    before = np.bincount(nodes, counts)
+    left = nodes[ranks] != nodes[after]
+    assert left.sum() == leaving(before, grid)
+    given_away = np.maximum(before - np.bincount(nodes, target), 0)
+    strange = np.bincount(nodes[ranks][~at_home], minlength=3)
+    assert (left & at_home).sum() == np.maximum(given_away - strange, 0).sum()
+
+
+@given(st.data())
+def test_limits_hold_on_nodes_too(data: st.DataObject) -> None:
+    counts = np.array(data.draw(COUNTS))
+    grid, world = data.draw(st.integers(1, 20)), len(counts)
+    limits = counts + np.array(
+        data.draw(st.lists(st.integers(0, 30), min_size=world, max_size=world))
+    )
+    nodes = np.unique(
+        data.draw(st.lists(st.integers(0, 2), min_size=world, max_size=world)), return_inverse=True
+    )[1]
+    made = on_grid(counts, grid, limits, nodes)
+    assert made.sum() == counts.sum()
+    assert (made >= 0).all()
+    assert (made <= limits).all()
+    blocks = min(int((np.minimum(limits, counts.sum()) // grid).sum()), int(counts.sum()) // grid)
+    assert (made // grid).sum() >= blocks
+
+
+def test_coasting_keeps_the_grid_where_samples_have_homes() -> None:
+    sizes, order = np.random.default_rng(1).lognormal(size=83), np.arange(83)
+    nodes = np.array([0, 0, 1, 1])
+    of = np.random.default_rng(2).choice([0, 0, 1, -1], size=83)
+    ledger = Ledger(0, order, 24, False, grid=4)
+    steps = ledger.coast(99, 4, sizes, [0.4, 0.2, 0.2, 0.2], (nodes, of))
+    assert sorted(chain(*chain(*steps))) == list(range(83))
+    for step in steps:
+        assert np.count_nonzero([len(part) % 4 for part in step]) <= 1
+        away = sum(
+            int((of[part] == 1 - node).sum()) for part, node in zip(step, nodes, strict=True)
+        )
+        assert away <= 2, "half a step of the grid"
 
 
 def test_padded_lengths_are_multiples() -> None:

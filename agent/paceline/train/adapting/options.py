@@ -15,7 +15,7 @@ from paceline.train.ddp import SingleProcess
 from paceline.train.session import Session
 
 # The options of Session and Session.wrap that an adapter hands on.
-OPTIONS = {"sizes", "seed", "loss_mean", "coast_steps", "limits", "batchnorm"}
+OPTIONS = {"sizes", "seed", "loss_mean", "coast_steps", "limits", "shapes", "batchnorm"}
 # The options of a DataLoader that say how batches are loaded.
 _LOADING = [
     "num_workers",

@@ -7,13 +7,15 @@ Which samples share a global batch stays as planned; a few of them change their 
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from paceline.core.cost import features
-from paceline.core.shapes import moved, on_grid
+from paceline.core.shapes import moved, moved_on_nodes, on_grid
 from paceline_backend.policies.parts import Policy
 from paceline_backend.policies.solve.balance import grouped, partition
 from paceline_backend.policies.solve.counts import levelled
 from paceline_backend.policies.solve.descent import State, descend, pairs
+from paceline_backend.policies.solve.filling import homes_of
 from paceline_backend.policies.solve.minmax import minmax
 from paceline_backend.policies.solve.workers import Workers, level, most_of
 from paceline_backend.policies.values import Batches, Floats, Ints, Models, Problem
@@ -27,7 +29,8 @@ def gridded(batches: Batches, policy: Policy, problem: Problem, models: Models) 
 
     What the grid does not divide goes to one rank: see `shapes.on_grid`. Policies that divide a
     batch by models get the counts with the earliest end that is found. Other policies get the
-    nearest counts.
+    nearest counts. Where data lives on nodes, every policy gets the nearest counts of nodes first,
+    and as few samples as these need change their node.
 
     Args:
         batches: as the scheduler planned them.
@@ -38,16 +41,21 @@ def gridded(batches: Batches, policy: Policy, problem: Problem, models: Models) 
     if problem.grid == 1:
         return batches
     follows = policy.balances and problem.counts is None and policy.accounts.cost is not None
+    homes = homes_of(problem)
+    nodes = None if homes is None else np.unique(homes, return_inverse=True)[1]
     levels = problem.counts is not None and policy.accounts.cost is not None
     counts, samples = [], []
     ends = np.cumsum(batches.counts.sum(axis=1))[:-1]
     steps = zip(batches.counts, np.split(batches.samples, ends), strict=True)
     for step, (before, batch) in enumerate(steps):
         limits = most_of(problem.limits, len(batch), problem.world)
-        target = on_grid(before, problem.grid, limits)
+        target = on_grid(before, problem.grid, limits, nodes)
         ranks = np.repeat(np.arange(problem.world), before)
         if np.array_equal(target, before):
             order = np.arange(len(batch))
+        elif nodes is not None:
+            ranks = moved_on_nodes(ranks, target, nodes, _at_home(problem, batch, nodes, ranks))
+            order = np.argsort(ranks, kind="stable")
         elif follows:
             division = _Division(problem.sizes[batch], models.at(step), problem.grid, limits)
             order, target = grouped(division.best(ranks, target), problem.world)
@@ -58,6 +66,13 @@ def gridded(batches: Batches, policy: Policy, problem: Problem, models: Models) 
         counts.append(target)
         samples.append(batch[order])
     return Batches.joined(counts, samples, problem.world)
+
+
+def _at_home(problem: Problem, batch: Ints, nodes: Ints, ranks: Ints) -> npt.NDArray[np.bool_]:
+    """Whether each sample of a batch is planned for the node that holds it, [n]."""
+    assert problem.storage is not None
+    held = nodes[problem.placement[batch]] == nodes[ranks]
+    return np.asarray(held & ~problem.storage.loose[batch])
 
 
 class _Division:

@@ -14,6 +14,7 @@ from paceline.core.cost import Cost, PaddedCost, features
 from paceline.core.shapes import on_grid, raised
 from paceline_backend import policies
 from paceline_backend.policies import Feedback, Models, Plan, Policy, Problem
+from paceline_backend.policies.base import Storage
 from paceline_backend.policies.solve.balance import partition
 
 BATCHES = sorted(name for name in policies.names() if policies.get(name).combines)
@@ -173,3 +174,63 @@ def test_many_ranks_are_levelled_by_which_samples_they_get() -> None:
         for grid in (1, 8)
     )
     assert on < 1.02 * free
+
+
+def away(problem: Problem, batch: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """Which samples that a node holds are planned for another node, [n]."""
+    assert problem.nodes is not None and problem.storage is not None
+    at_home = problem.nodes[problem.placement[batch]] == problem.nodes[ranks]
+    return np.asarray(~at_home & ~problem.storage.loose[batch])
+
+
+@pytest.mark.parametrize("picks", ["levelled", "paper"])
+@given(data=st.data())
+def test_on_a_grid_samples_stay_on_their_nodes_where_they_can(
+    picks: str, data: st.DataObject
+) -> None:
+    world, grid = data.draw(st.integers(2, 6)), data.draw(st.sampled_from([2, 4, 8]))
+    plain = data.draw(problems())
+    batch = grid * data.draw(st.integers(1, 8))
+    samples = len(plain.sizes)
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**20)))
+    nodes = np.arange(world) * data.draw(st.integers(1, min(3, world))) // world
+    storage = Storage(
+        np.full(nodes.max() + 1, samples),
+        np.ones(samples, np.int64),
+        rng.random(samples) < data.draw(st.sampled_from([0.0, 0.2, 0.9])),
+    )
+    problem = replace(
+        plain,
+        placement=rng.integers(0, world, samples),
+        global_batch=batch,
+        world=world,
+        limits=None,
+        grid=grid,
+        nodes=nodes,
+        storage=storage,
+    )
+    known = feedback(problem, rng.uniform(1e-3, 0.1, world), data.draw(st.sampled_from([0, 30])))
+    policy = policies.make("chronica", {"picks": picks})
+    on, off = (
+        policies.plan(policy, replace(problem, grid=each), known, shuffle=False).batches
+        for each in (grid, 1)
+    )
+    ends = np.cumsum(off.counts.sum(axis=1))[:-1]
+    for step, (batch_on, batch_off) in enumerate(
+        zip(np.split(on.samples, ends), np.split(off.samples, ends), strict=True)
+    ):
+        np.testing.assert_array_equal(np.sort(batch_on), np.sort(batch_off))  # each sample once
+        counts, free = on.counts[step], off.counts[step]
+        assert (counts % grid).sum() == counts.sum() % grid
+        ranks_on, ranks_off = (np.repeat(np.arange(world), each) for each in (counts, free))
+        surplus = np.maximum(np.bincount(nodes, free) - np.bincount(nodes, counts), 0)
+        assert (surplus < grid).all()
+        if counts.sum() % grid == 0:  # whole steps of the grid go where most of them is already
+            assert surplus.sum() <= grid * (nodes.max() + 1) / 4
+        strange = storage.loose[batch_off] | away(problem, batch_off, ranks_off)
+        others = np.bincount(nodes[ranks_off][strange], minlength=len(surplus))
+        forced = np.maximum(surplus - others, 0).sum()
+        before = away(problem, batch_off, ranks_off).sum()
+        assert away(problem, batch_on, ranks_on).sum() <= before + forced
+        if not surplus.any():
+            assert away(problem, batch_on, ranks_on).sum() == before
