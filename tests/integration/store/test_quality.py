@@ -92,7 +92,7 @@ def test_a_metric_is_weighted_over_ranks_as_the_loss_is(store: Store) -> None:
             assert list(losses) == pytest.approx(accuracy["value"])
 
 
-def test_only_complete_steps_have_metrics_and_ranks_may_log_none(store: Store) -> None:
+def test_metrics_end_with_the_newest_complete_step_and_ranks_may_log_none(store: Store) -> None:
     add_run(store, "r")
     write(store, hello(), adopted(0, 0), steps(0), StepBatch([record(1, 0)]))
     for step in range(2):
@@ -102,6 +102,12 @@ def test_only_complete_steps_have_metrics_and_ranks_may_log_none(store: Store) -
         "loud": {"step": [0], "value": [None]},
         "rate": {"step": [0], "value": [0.5]},
     }
+
+
+def test_no_metric_is_shown_before_a_step_is_complete(store: Store) -> None:
+    add_run(store, "r")
+    write(store, hello(), adopted(0, 0), StepBatch([record(0, 0)]), logged(0, 0, 4.0, rate=0.5))
+    assert columns(store)["metrics"] == {"rate": {"step": [], "value": []}}
 
 
 def test_a_later_attempt_takes_the_place_of_an_earlier_one(store: Store) -> None:
