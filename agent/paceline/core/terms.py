@@ -51,12 +51,17 @@ class Terms:
     @property
     def steps_per_epoch(self) -> int:
         """Number of steps in a whole epoch."""
-        full, rest = divmod(self.samples, self.global_batch)
-        return full + (rest > 0 and not self.drop_last)
+        return steps_per_epoch(self.samples, self.global_batch, self.drop_last)
 
     def epoch_over(self, left: int) -> bool:
         """Whether an epoch with so many unused samples has no step left."""
         return epoch_over(left, self.global_batch, self.drop_last)
+
+
+def steps_per_epoch(samples: int, global_batch: int, drop_last: bool) -> int:
+    """Number of steps in a whole epoch."""
+    full, rest = divmod(samples, global_batch)
+    return full + (rest > 0 and not drop_last)
 
 
 def epoch_over(left: int, global_batch: int, drop_last: bool) -> bool:

@@ -60,7 +60,7 @@ def list_evaluations(
 def get_metrics(
     request: Request, run: str, first: From = None, to: To = None, points: Points = 1000
 ) -> Any:
-    """Training metrics that the script logs beside the loss, each as columns of complete steps."""
+    """Training metrics that the script logs beside the loss, up to the newest complete step."""
     with store_of(request).read() as connection:
         key = runs.key_of(connection, run)
         return stored.columns(connection, key, (first, to), points)

@@ -75,18 +75,20 @@ def after_switches(connection: Connection, run: int) -> dict[int, list[MetricCha
         for change in switches.history(connection, run)
         if change.version == 0 or change.effective_step is not None
     ]
-    if len(begun) < 2:
+    told = [at for at in range(1, len(begun)) if _changes(begun[at]) or _changes(begun[at - 1])]
+    if not told:
         return {}
     _, _, spans = records.counting(connection, run)
     seen = evaluations.read(connection, run, spans)
+    if not seen:
+        return {}
     made = {}
-    for at in range(1, len(begun)):
-        if seen and (_changes(begun[at]) or _changes(begun[at - 1])):
-            first = begun[at].effective_step or 0
-            end = begun[at + 1].effective_step if at + 1 < len(begun) else None
-            old = _between(seen, begun[at - 1].effective_step or 0, first)
-            new = _between(seen, first, end)
-            made[begun[at].version] = _compared(old, new)
+    for at in told:
+        first = begun[at].effective_step or 0
+        end = begun[at + 1].effective_step if at + 1 < len(begun) else None
+        old = _between(seen, begun[at - 1].effective_step or 0, first)
+        new = _between(seen, first, end)
+        made[begun[at].version] = _compared(old, new)
     return made
 
 

@@ -14,6 +14,7 @@ import sqlalchemy as sa
 
 from paceline.core import runid
 from paceline.core.errors import PacelineError
+from paceline.core.terms import steps_per_epoch
 from paceline.wire import ENDED, Hello, State
 from paceline_backend.store import attempts, blobs
 from paceline_backend.store.database import Store, now
@@ -50,6 +51,14 @@ class HelloFacts:
     epochs: int | None
     emulated: dict[str, Any] | None
     dif: float  # of the data set: sample standard deviation of the sizes
+
+
+@dataclass(frozen=True)
+class _Facts:
+    """What is kept of a Hello."""
+
+    shown: HelloFacts
+    per_epoch: int  # steps
 
 
 @dataclass(frozen=True)
@@ -344,12 +353,13 @@ def _select(
         run["tags"], run["figures"] = tags[key], figures.get(key)
         facts = None if attempt is None else _facts(store, key, attempt)
         for name in HelloFacts.__dataclass_fields__:
-            run[name] = getattr(facts, name, None)
+            run[name] = None if facts is None else getattr(facts.shown, name)
+        per_epoch = None if facts is None else facts.per_epoch
         spans = attempts.spans(connection, key, attempt)
         last = attempts.newest_complete(connection, key, spans)
         run["epoch"], run["step"] = (None, None) if last is None else (last.epoch, last.step)
-        run |= completion.times(connection, run)
-        run["target"] = target.reached(connection, run, spans)
+        run |= completion.times(connection, run, per_epoch)
+        run["target"] = target.reached(connection, run, spans, per_epoch)
         newest = evaluations.read(connection, key, spans, limit=1)
         run["evaluation"] = evaluations.shown(newest[0], run["started_at"]) if newest else None
         run["controller"] = owners.get(key)
@@ -359,7 +369,7 @@ def _select(
 
 
 @lru_cache(maxsize=1024)
-def _facts(store: Store, key: int, attempt: int) -> HelloFacts | None:
+def _facts(store: Store, key: int, attempt: int) -> _Facts | None:
     """Of a Hello, which holds a number per sample: too long to read again for every list."""
     with store.read() as connection:
         message = hello(connection, key)
@@ -367,7 +377,8 @@ def _facts(store: Store, key: int, attempt: int) -> HelloFacts | None:
         return None
     sizes = message.sizes_array()
     dif = float(sizes.std(ddof=1)) if len(sizes) > 1 else 0.0
-    return HelloFacts(message.epochs, message.emulated, dif)
+    per_epoch = steps_per_epoch(message.samples, message.global_batch, message.drop_last)
+    return _Facts(HelloFacts(message.epochs, message.emulated, dif), per_epoch)
 
 
 def _plain(row: sa.Row[Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from paceline_backend.insight import document, quality
 from paceline_backend.insight.document.page import seconds
 from paceline_backend.insight.quality import MetricChange
 from paceline_backend.store import Store, runs
-from paceline_backend.store.quality import target
+from paceline_backend.store.quality import evaluations, target
 from support.records import add_first_policy
 from support.training import Training
 from support.web import serving
@@ -81,6 +81,18 @@ def test_a_switch_that_changes_the_training_tells_of_metrics(
     assert changes(store)[4][0].words == (
         "accuracy was 0.8 (1 evaluation) before, and is 0.9 (1 evaluation) since"
     )
+
+
+def test_evaluations_are_read_only_after_a_switch_that_changes_the_training(
+    store: Store, bus_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training(store, bus_url, "r")
+    add_first_policy(store, "r")
+    train(training, 0.1)
+    training.switch("paceline")
+    train(training, 0.2)
+    monkeypatch.setattr(evaluations, "read", lambda *_, **__: pytest.fail("evaluations are read"))
+    assert changes(store) == {}
 
 
 def test_a_run_without_evaluations_tells_of_none(store: Store, bus_url: str) -> None:

@@ -9,11 +9,14 @@ from collections.abc import Iterator
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+import sqlalchemy as sa
 
-from paceline.wire import Evaluation, Message, MetricBatch, MetricRecord, StepBatch
+from paceline.wire import Evaluation, Hello, Message, MetricBatch, MetricRecord, StepBatch
 from paceline_backend.store import Store, StoreRefusedError, attempts, runs, telemetry
 from paceline_backend.store.quality import evaluations, metrics, target
+from paceline_backend.store.telemetry.quality import _SUM_UP
 from support.records import add_run, adopted, hello, record
 from support.web import ANY, serving
 
@@ -44,6 +47,11 @@ def evaluated(
 
 def steps(*numbers: int, **fields: Any) -> StepBatch:
     return StepBatch([record(step, rank, **fields) for step in numbers for rank in range(2)])
+
+
+def _hello_of(samples: int, **fields: Any) -> Hello:
+    """Of so many samples; an incomplete last step is left out."""
+    return hello(sizes=np.ones(samples).tobytes(), drop_last=True, **fields)
 
 
 def columns(store: Store, points: int = 1000) -> dict[str, Any]:
@@ -84,7 +92,7 @@ def test_a_metric_is_weighted_over_ranks_as_the_loss_is(store: Store) -> None:
             assert list(losses) == pytest.approx(accuracy["value"])
 
 
-def test_only_complete_steps_have_metrics_and_ranks_may_log_none(store: Store) -> None:
+def test_metrics_end_with_the_newest_complete_step_and_ranks_may_log_none(store: Store) -> None:
     add_run(store, "r")
     write(store, hello(), adopted(0, 0), steps(0), StepBatch([record(1, 0)]))
     for step in range(2):
@@ -96,6 +104,12 @@ def test_only_complete_steps_have_metrics_and_ranks_may_log_none(store: Store) -
     }
 
 
+def test_no_metric_is_shown_before_a_step_is_complete(store: Store) -> None:
+    add_run(store, "r")
+    write(store, hello(), adopted(0, 0), StepBatch([record(0, 0)]), logged(0, 0, 4.0, rate=0.5))
+    assert columns(store)["metrics"] == {"rate": {"step": [], "value": []}}
+
+
 def test_a_later_attempt_takes_the_place_of_an_earlier_one(store: Store) -> None:
     add_run(store, "r", max_restarts=1)
     write(store, hello(), adopted(0, 0), steps(0))
@@ -104,6 +118,18 @@ def test_a_later_attempt_takes_the_place_of_an_earlier_one(store: Store) -> None
     write(store, logged(1, 0, 4.0, attempt=1, accuracy=0.5))
     write(store, logged(0, 0, 4.0, accuracy=1.0))  # told late
     assert columns(store)["metrics"]["accuracy"]["value"] == [0.5]
+
+
+def test_metrics_of_a_step_are_summed_up_without_a_query_for_each_rank(store: Store) -> None:
+    with store.read() as connection:
+        sqlite = connection.dialect.name == "sqlite"
+        explain = "EXPLAIN QUERY PLAN" if sqlite else "EXPLAIN"
+        query = sa.text(f"{explain} {_SUM_UP.text}")
+        rows = connection.execute(query, {"run": 1, "first": 0, "end": 1}).all()
+    plan = "\n".join(str(row[-1]) for row in rows)
+    assert "worker_metrics" in plan
+    assert "CORRELATED" not in plan  # SQLite's word for it
+    assert "SubPlan" not in plan  # that of Postgres
 
 
 def test_names_of_a_run_are_bounded(store: Store) -> None:
@@ -182,26 +208,31 @@ def test_time_to_target_is_that_of_the_first_evaluation_that_meets_it(store: Sto
     assert (row["target"]["best"], row["evaluation"]["metrics"]) == (0.6, {"accuracy": 0.6})
 
 
-def test_the_training_loss_decides_where_no_evaluation_has_one(store: Store) -> None:
+# Epochs of 4 steps: 35 samples make no fifth one if an incomplete last step is left out.
+@pytest.mark.parametrize("samples", (32, 35))
+def test_the_training_loss_decides_where_no_evaluation_has_one(store: Store, samples: int) -> None:
     key = add_run(store, "r")
-    write(store, hello(epochs=100), adopted(0, 0, counts=[[1, 1]] * 300))
+    write(store, _hello_of(samples, epochs=100), adopted(0, 0, counts=[[1, 1]] * 300))
     for step in range(300):
         write(store, steps(step, loss=3.0 - step // 100))
     with store.write() as connection:
         target.set_target(connection, key, {"metric": "loss", "value": 2.0, "direction": "<="})
     wanted = runs.get(store, "r")["target"]
     assert (wanted["source"], wanted["best"]) == ("training", 1.0)
-    met = {name: wanted["met"][name] for name in ("step", "value", "trained", "at")}
-    assert met == {"step": 199, "value": 2.0, "trained": 1_600, "at": 1_199.0}
+    met = {name: wanted["met"][name] for name in ("step", "epoch", "value", "trained", "at")}
+    assert met == {"step": 199, "epoch": 49, "value": 2.0, "trained": 1_600, "at": 1_199.0}
     write(store, evaluated(299, loss=2.5))
     wanted = runs.get(store, "r")["target"]
     assert (wanted["source"], wanted["met"], wanted["best"]) == ("evaluations", None, 2.5)
 
 
-def test_when_a_run_ends_follows_from_its_steps_and_the_pause_between_epochs(store: Store) -> None:
+@pytest.mark.parametrize("samples", (32, 35))
+def test_when_a_run_ends_follows_from_its_steps_and_the_pause_between_epochs(
+    store: Store, samples: int
+) -> None:
     began = time.time()
     add_run(store, "r", state="running", started_at=began)
-    write(store, hello(started_at=began), adopted(0, 0, counts=[[4, 4]] * 6))
+    write(store, _hello_of(samples, started_at=began), adopted(0, 0, counts=[[4, 4]] * 6))
     # Epochs have 4 steps of 0.5 s each, and 10 s lie between two.
     ends = [began + 0.5 * (step + 1) + (10.0 if step > 3 else 0.0) for step in range(6)]
     for step, end in enumerate(ends):

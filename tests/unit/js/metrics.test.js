@@ -25,6 +25,16 @@ describe("evaluations", () => {
     metrics.add(evaluation(4, { accuracy: 0.6 }, { attempt: 1 }));
     assert.deepEqual(metrics.course.map(({ step }) => step), [3, 4]);
   });
+  test("that came while the answer was on its way stay, the newer of each step", () => {
+    const metrics = new Metrics();
+    metrics.add(evaluation(3, { accuracy: 0.5 }, { at: 4, ranks: 2 }));
+    metrics.add(evaluation(5, { accuracy: 0.6 }, { at: 6 }));
+    metrics.add(evaluation(7, { accuracy: 0.7 }, { at: 8 }));
+    metrics.start([evaluation(3, { accuracy: 0.4 }, { at: 4 }), evaluation(5, { accuracy: 0.65 }, { at: 7 })]);
+    assert.deepEqual(metrics.course.map(({ step, metrics: values }) => [step, values.accuracy]), [[3, 0.5], [5, 0.65], [7, 0.7]]);
+    metrics.start([evaluation(3, { accuracy: 0.5 }, { at: 4, ranks: 2 }), evaluation(4, { accuracy: 0.3 }, { at: 9, attempt: 1 })]);
+    assert.deepEqual(metrics.course.map(({ step }) => step), [3, 4]);
+  });
   test("in words", () => {
     assert.equal(newestWords(evaluation(9, { accuracy: 0.5 })), "Newest evaluation, after step 9, epoch 1, 640 samples and 90.0 s: accuracy 0.5.");
     assert.equal(newestWords(evaluation(-1, { a: null }, { after_s: null })), "Newest evaluation, before the first step: a –.");

@@ -14,33 +14,38 @@ from paceline_backend.store.schema import steps
 RECENT = 50  # steps, whose times say how fast a run gets on
 
 
-def times(connection: sa.Connection, run: Mapping[str, Any]) -> dict[str, float | None]:
+def times(
+    connection: sa.Connection, run: Mapping[str, Any], per_epoch: int | None
+) -> dict[str, float | None]:
     """A run's `queued_s`, `jct_s` and `eta_at`; None: not known, or not yet.
 
     Args:
         connection: to read from.
         run: its row, with `key`, and `epoch` and `step` of its newest complete step.
+        per_epoch: steps of a whole epoch; None: not known.
     """
     began, ended = run["started_at"], run["ended_at"]
     simulated = run["backend"] == "simulated"  # its clock is not the server's
     return {
         "queued_s": None if began is None or simulated else max(0.0, began - run["created_at"]),
         "jct_s": None if began is None or ended is None else max(0.0, ended - began),
-        "eta_at": None if simulated else _eta_at(connection, run),
+        "eta_at": None if simulated else _eta_at(connection, run, per_epoch),
     }
 
 
-def _eta_at(connection: sa.Connection, run: Mapping[str, Any]) -> float | None:
+def _eta_at(
+    connection: sa.Connection, run: Mapping[str, Any], per_epoch: int | None
+) -> float | None:
     """When a run will end, by its newest steps and the newest pause between two epochs."""
-    known = run["epochs"] and run["samples"] and run["global_batch"]
-    if run["state"] != State.RUNNING or run["step"] is None or not known:
+    if run["state"] != State.RUNNING or run["step"] is None:
+        return None
+    if not run["epochs"] or not per_epoch:
         return None
     c = steps.c
     query = sa.select(c.step_s, c.ended_at).where(c.run == run["key"], c.step <= run["step"])
     newest = connection.execute(query.order_by(c.step.desc()).limit(RECENT)).all()
     if not newest:
         return None
-    per_epoch = -(-run["samples"] // run["global_batch"])
     left = max(0, run["epochs"] * per_epoch - run["step"] - 1)
     step_s = sum(row.step_s for row in newest) / len(newest)
     pause_s = _pause_s(connection, run["key"], run["epoch"], run["epoch"] * per_epoch)

@@ -32,8 +32,8 @@ def names(connection: sa.Connection, run: int) -> list[str]:
 def columns(connection: sa.Connection, run: int, span: reads.Range, points: int) -> dict[str, Any]:
     """``from``, ``to``, ``bucket``, and of each metric its columns ``step`` and ``value``.
 
-    Only complete steps have a metric. Of more steps than points, `bucket` of them become one, with
-    the mean, the least (``min``) and the greatest value (``max``).
+    None of steps after the newest complete one. Of more steps than points, `bucket` of them become
+    one, with the mean, the least (``min``) and the greatest value (``max``).
 
     Args:
         connection: to read from.
@@ -44,10 +44,10 @@ def columns(connection: sa.Connection, run: int, span: reads.Range, points: int)
     first, last = reads.bounds(connection, steps, run, span)
     bucket = reads.bucket_of(first, last, points)
     c = step_metrics.c
-    whole = sa.exists().where(steps.c.run == c.run, steps.c.step == c.step)
+    shown = reads.within(c.step, (first, -1 if last is None else last))
     metrics = {}
     for name in names(connection, run):
-        where = (c.run == run, c.name == name, whole, *reads.within(c.step, (first, last)))
+        where = (c.run == run, c.name == name, *shown)
         metrics[name] = _columns(connection, where, bucket)
     return {"from": first, "to": last, "bucket": bucket, "metrics": metrics}
 

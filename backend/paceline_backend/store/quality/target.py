@@ -30,7 +30,10 @@ def set_target(connection: sa.Connection, run: int, target: Mapping[str, Any] | 
 
 
 def reached(
-    connection: sa.Connection, run: Mapping[str, Any], counting: Sequence[Span]
+    connection: sa.Connection,
+    run: Mapping[str, Any],
+    counting: Sequence[Span],
+    per_epoch: int | None,
 ) -> dict[str, Any] | None:
     """A run's target, with when it was first met, and the best value so far. None: it has none.
 
@@ -41,6 +44,7 @@ def reached(
         connection: to read from.
         run: its row.
         counting: which of its steps count; `store.attempts.spans`.
+        per_epoch: steps of a whole epoch; None: not known.
     """
     if run["target"] is None:
         return None
@@ -54,7 +58,7 @@ def reached(
     ]
     source = "evaluations" if seen or target["metric"] != "loss" else "training"
     if source == "training":
-        moments = _losses(connection, run, target)
+        moments = _losses(connection, run, target, per_epoch or 1)
     meets = MEETS[target["direction"]]
     met = next((each for each in moments if meets(each["value"], target["value"])), None)
     values: list[float] = [each["value"] for each in moments]
@@ -66,7 +70,7 @@ def reached(
 
 
 def _losses(
-    connection: sa.Connection, run: Mapping[str, Any], target: Mapping[str, Any]
+    connection: sa.Connection, run: Mapping[str, Any], target: Mapping[str, Any], per_epoch: int
 ) -> list[dict[str, Any]]:
     """The first block of steps whose mean loss meets a target, and the best one."""
     c = step_rollups.c
@@ -81,14 +85,15 @@ def _losses(
     moments = []
     for row in rows:
         step = row.step + BLOCK - 1
-        epoch, trained = _in_whole_epochs(run, step)
+        epoch, trained = _in_whole_epochs(run, step, per_epoch)
         moment = {"step": step, "epoch": epoch, "trained": trained, "at": row.ended_at}
         moments.append({**moment, "value": row.loss})
     return moments
 
 
-def _in_whole_epochs(run: Mapping[str, Any], step: int) -> tuple[int, int]:
+def _in_whole_epochs(run: Mapping[str, Any], step: int, per_epoch: int) -> tuple[int, int]:
     """A step's epoch, and the samples that a run has trained on after it."""
-    samples, batch = run["samples"] or 0, run["global_batch"] or 1
-    epoch, in_epoch = divmod(step, max(1, -(-samples // batch)))
+    batch = run["global_batch"] or 1
+    samples = min(run["samples"] or 0, per_epoch * batch)  # that an epoch trains on
+    epoch, in_epoch = divmod(step, per_epoch)
     return epoch, epoch * samples + min((in_epoch + 1) * batch, samples)

@@ -17,14 +17,15 @@ from paceline_backend.store.telemetry.locked import LockedRun
 
 logger = logging.getLogger(__name__)
 
+_SPAN = "run = :run AND step >= :first AND step < :end"
 # As the loss of a step: of its newest attempt, over the ranks that have a value.
 _SUM_UP = sa.text(
-    "INSERT INTO step_metrics (run, name, step, value) SELECT run, name, step, "
+    "INSERT INTO step_metrics (run, name, step, value) SELECT :run, name, step, "
     "sum(CASE WHEN abs(value) > 1e-100 THEN value * weight ELSE 0 END)"
     " / nullif(sum(CASE WHEN value IS NOT NULL THEN weight ELSE 0 END), 0) "
-    "FROM worker_metrics AS own WHERE run = :run AND step >= :first AND step < :end "
-    "AND attempt = (SELECT max(attempt) FROM worker_metrics AS other WHERE other.run = own.run "
-    "AND other.step = own.step AND other.name = own.name) GROUP BY run, name, step "
+    "FROM worker_metrics JOIN (SELECT step, name, max(attempt) AS attempt FROM worker_metrics "
+    f"WHERE {_SPAN} GROUP BY step, name) AS newest USING (step, name, attempt) "
+    f"WHERE {_SPAN} GROUP BY step, name "
     "ON CONFLICT (run, name, step) DO UPDATE SET value = excluded.value"
 )
 

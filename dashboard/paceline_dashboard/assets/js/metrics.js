@@ -51,11 +51,17 @@ export class Metrics {
   }
 
   /**
-   * Takes an answer of `GET evaluations`.
+   * Takes an answer of `GET evaluations`. Events that came while it was on its way stay.
    * @param {EvaluationAnswer[]} answer
    */
   start(answer) {
-    this.evaluations = new Map(answer.map((each) => [each.step, each]));
+    const all = [...answer, ...this.evaluations.values()].sort((x, y) => x.at - y.at || x.ranks - y.ranks);
+    this.evaluations = new Map(all.map((each) => [each.step, each]));
+    let newest = 0; // attempt
+    for (const { step, attempt } of this.course) {
+      if (attempt < newest) this.evaluations.delete(step); // undone
+      newest = Math.max(newest, attempt);
+    }
   }
 
   /**

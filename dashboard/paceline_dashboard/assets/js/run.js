@@ -37,7 +37,7 @@ const WHY_S = 5; // for the attribution and the decisions of `auto`
 const MANY = 1024; // from this many workers on, tables have megabytes and are requested less often
 const MANY_S = 15;
 const POINTS = 1000; // most points of rounds over time
-const PAUSE_PER_MS = 4; // pause between two requests for rounds, per ms that the answer took
+const PAUSE_PER_MS = 4; // pause between two requests for rounds, or for metrics, per ms that the answer took
 const TREND_S = 15; // for the small charts of the whole run
 const TREND_POINTS = 120;
 const STALE_S = 10; // without a step for so long, and for STALE_STEPS steps' time, figures are old
@@ -118,6 +118,8 @@ class RunPage {
     this.asked = 0; // number of requests for rounds
     this.lookAfter = 0; // time of the next request for the run's state
     this.meetAfter = 0; // time of the next request: rounds of a long run are an expensive answer
+    this.measured = 0; // number of requests for metrics
+    this.measureAfter = 0; // time of the next request, as for rounds
     /** @type {(() => void)[]} */
     this.endings = []; // functions that end what the page started
   }
@@ -189,7 +191,7 @@ class RunPage {
       poll(() => this.#bearing(() => this.#explain()), many ? MANY_S : WHY_S),
       poll(() => this.#bearing(() => this.#judge()), many ? MANY_S : WHY_S),
       poll(() => performance.now() > this.meetAfter && this.#bearing(() => this.#meet()), POLL_S),
-      poll(() => this.#bearing(() => this.#measure()), many ? MANY_S : WHY_S),
+      poll(() => performance.now() > this.measureAfter && this.#bearing(() => this.#measure()), many ? MANY_S : WHY_S),
       poll(() => this.#bearing(() => this.auto.refresh(this.run)), WHY_S),
       poll(() => this.#bearing(() => this.#judgeRun()), many ? MANY_S : WHY_S),
       poll(() => this.#bearing(() => this.#follow()), TREND_S),
@@ -304,8 +306,11 @@ class RunPage {
   async #measure() {
     if (this.data.latest < 0) return;
     const [from, to] = this.#range();
+    const asked = ++this.measured;
+    const began = performance.now();
     const answer = await this.#news("metrics", { from, to: this.zoom ? to : undefined, points: POINTS });
-    if (!answer || this.closed) return;
+    if (!answer || this.closed || asked !== this.measured) return;
+    this.measureAfter = performance.now() + PAUSE_PER_MS * (performance.now() - began);
     this.metrics.update(answer);
     this.painter.request();
   }
