@@ -7,7 +7,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.cost import SUM
+from paceline_backend.planning.feedback import without_recompiles
 from paceline_backend.policies import Feedback, Models, Predictor
+from paceline_backend.policies.predict.estimators import EstimatorPredictor
+from paceline_backend.policies.predict.linear import LinearPredictor
 from paceline_backend.store import Connection, attempts, records
 
 Floats = npt.NDArray[np.float64]
@@ -35,7 +39,7 @@ def summary(
     """Per rank with records in the run's last steps, means over these steps.
 
     `missing` counts the steps that a rank did, but of which no record came. `a`, `c`, `b` are what
-    the predictor makes of these steps; None while it cannot tell. `device` is that of the latest
+    the predictor makes of these steps (see `_fitted`); None while it cannot tell. `device` is that of the latest
     attempt; None: unknown.
 
     Args:
@@ -64,8 +68,14 @@ def summary(
 def _fitted(
     table: dict[str, Floats], ranks: npt.NDArray[np.int64], world: int, predictor: Predictor | None
 ) -> dict[str, list[Any]]:
-    """The predictor's `a`, `c` and `b` of some ranks; None where it cannot tell."""
+    """The predictor's `a`, `c` and `b` of some ranks; None where it cannot tell.
+
+    Each request fits anew, and scikit-learn's regressors take milliseconds for each rank: for
+    those it is the linear predictor's.
+    """
     models = Models.unknown(0)
+    if isinstance(predictor, EstimatorPredictor):
+        predictor = LinearPredictor(predictor.window, "sum" if predictor.cost == SUM else "auto")
     if predictor is not None:
         models = predictor.fit(_feedback(table, world), world)
     unknown = [None] * len(ranks)
@@ -84,7 +94,7 @@ def _feedback(table: dict[str, Floats], world: int) -> Feedback:
         table["rank"][whole].astype(np.int64),
         table["samples"][whole].astype(np.int64),
         table["load"][whole],
-        table["compute_s"][whole],
+        without_recompiles(table["compute_s"][whole], table["recompiles"][whole], world),
         table["squares"][whole],
         table["longest"][whole],
     )

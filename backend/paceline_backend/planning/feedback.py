@@ -155,28 +155,32 @@ class Window:
 
 
 def feedback_of(steps: list[int], rows: list[Floats]) -> Feedback:
-    """Feedback of whole steps, ascending, with the values of `COLUMNS` of each, [W, columns].
-
-    A step in which a rank compiled code again says nothing about its speed: the rank has no time in
-    it. A rank that did so in all of these steps keeps its times.
-    """
+    """Feedback of whole steps, ascending, with the values of `COLUMNS` of each, [W, columns]."""
     if not steps:
         return Feedback.empty()
     world = len(rows[0])
     table = dict(zip(COLUMNS, np.concatenate(rows).T, strict=True))
-    compiled = table["recompiles"].reshape(-1, world) > 0
-    left_out = (compiled & ~compiled.all(axis=0)).ravel()
     return Feedback(
         step=np.repeat(np.array(steps, np.int64), world),
         rank=np.tile(np.arange(world), len(steps)),
         samples=table["samples"].astype(np.int64),
         load=table["load"],
-        compute_s=np.where(left_out, 0.0, table["compute_s"]),
+        compute_s=without_recompiles(table["compute_s"], table["recompiles"], world),
         squares=table["squares"],
         longest=table["longest"],
         sync_s=table["sync_s"],
         step_s=table["step_s"],
     )
+
+
+def without_recompiles(compute_s: Floats, recompiles: Floats, world: int) -> Floats:
+    """Times of whole steps, [F], sorted by (step, rank).
+
+    A step in which a rank compiled code again says nothing about its speed: the rank has no time in
+    it. A rank that did so in all of these steps keeps its times.
+    """
+    compiled = recompiles.reshape(-1, world) > 0
+    return np.where((compiled & ~compiled.all(axis=0)).ravel(), 0.0, compute_s)
 
 
 def single_batches(feedback: Feedback, segments: Iterable[Segment]) -> Feedback:

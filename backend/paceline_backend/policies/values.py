@@ -56,15 +56,16 @@ class Feedback:
         """Each rank's newest batches side by side, oldest first: all arrays as [count, W].
 
         A rank may have had them in other steps than its neighbours, where ranks share batches. If a
-        rank has had fewer, some stand there several times; if it has had none, it has zeros.
+        rank has had fewer, some stand there several times; if it has had none, it has zeros. Rows
+        that say nothing about a rank's speed do not count: see `usable`.
 
         Args:
             world: ranks.
             count: batches of each rank.
         """
         rows = self.by_step(world)
-        steps, worked = len(rows.samples), rows.samples > 0
-        order = np.argsort(worked, axis=0, kind="stable")  # those with samples last
+        steps, worked = len(rows.samples), usable(rows.samples, rows.load, rows.compute_s)
+        order = np.argsort(worked, axis=0, kind="stable")  # usable ones last
         known = np.clip(worked.sum(axis=0), 1, count)
         at = steps - known + np.arange(count)[:, None] * known // count
         at = np.take_along_axis(order, at, axis=0)

@@ -15,6 +15,8 @@ from hypothesis import strategies as st
 from paceline.wire import Message, RunState, State, StepBatch
 from paceline_backend import policies
 from paceline_backend.insight import workers
+from paceline_backend.policies.predict.estimators import EstimatorPredictor
+from paceline_backend.policies.predict.linear import LinearPredictor
 from paceline_backend.store import Store, reads, runs, segments, telemetry
 from paceline_backend.store.history import RunFilter
 from support.records import add_run, adopted, hello, record
@@ -176,6 +178,41 @@ def test_workers(store: Store) -> None:
         assert worker["ett_error"] is None
     assert (first["slowest_share"], second["slowest_share"]) == (0.0, 1.0)
     assert first["share"] + second["share"] == pytest.approx(1.0)
+
+
+def test_models_of_workers_leave_out_steps_in_which_a_rank_recompiled(store: Store) -> None:
+    key = add_run(store, "r")
+    rows = [
+        record(step, rank, load=10.0 + step % 5, compute_s=0.1 * (10 + step % 5), recompiles=0)
+        if (step, rank) not in {(18, 1), (19, 1)}
+        else record(step, rank, load=10.0 + step % 5, compute_s=30.0, recompiles=1)
+        for step in range(20)
+        for rank in range(2)
+    ]
+    write(store, "r", hello(), StepBatch(rows))
+    predictor = policies.make("chronica").predictor
+    with store.read() as connection:
+        first, second = workers.summary(connection, key, 20, predictor)
+    assert second["a"] == pytest.approx(first["a"], rel=0.01)
+
+
+def test_models_of_workers_are_fitted_quickly(store: Store) -> None:
+    """A request must not wait for scikit-learn's fits of each rank."""
+
+    def refuses() -> Any:
+        raise AssertionError
+
+    key = add_run(store, "r")
+    rows = [
+        record(step, rank, load=10.0 + 7 * step % 20, compute_s=0.1 * (1 + rank + step % 3))
+        for step in range(20)
+        for rank in range(2)
+    ]
+    write(store, "r", hello(), StepBatch(rows))
+    with store.read() as connection:
+        made = workers.summary(connection, key, 20, EstimatorPredictor({"slow": refuses}))
+        assert made == workers.summary(connection, key, 20, LinearPredictor(64, "sum"))
+    assert made[0]["a"] is not None
 
 
 def test_a_rank_far_behind_is_left_out_of_the_last_steps(store: Store) -> None:

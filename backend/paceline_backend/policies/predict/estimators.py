@@ -33,6 +33,7 @@ _SPLITS, _RANKS = 3, 4  # of the cross-validation: splits in time, and ranks at 
 _CAP = 0.3  # a forecast counts as at most so far off, relative
 _BETTER = 0.02  # a later regressor must be less off than the first by this share
 _EXACT = 1e-6  # relative; smaller residuals are none
+_WILD = 1e100  # relative; such forecasts are none, and near 1e308 `nnls` would crash the process
 
 
 class Estimator(Protocol):
@@ -229,11 +230,14 @@ class _Rank:
             forecast = np.asarray(fitted.predict(probes), np.float64)
         except ValueError:
             return proportional
-        if not np.isfinite(forecast).all():
+        if not (np.abs(forecast) < _WILD).all():  # NaN, too
             return proportional
         varies = np.ptp(probes[:, 1]) > 0
         columns = [probes[:, 0], probes[:, 1] * varies, np.ones(len(probes))]
-        a, c, b = nnls(np.column_stack(columns), forecast)[0]
+        try:
+            a, c, b = nnls(np.column_stack(columns), forecast)[0]
+        except RuntimeError:  # it does not converge
+            return proportional
         if a <= _EXACT:
             return proportional
         return (float(a * time_s / load), float(c * time_s / samples), float(b * time_s))

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from paceline_backend.policies.values import Floats, Ints
+from paceline_backend.policies.values import LEAST, Floats, Ints
 
 
 def groups(times: Floats, spread: float = 1.0) -> list[list[int]]:
@@ -49,13 +49,14 @@ def _split(times: Floats, ranks: Ints, spread: float) -> list[Ints]:
 def step_times(compute_s: Floats, samples: Ints) -> Floats:
     """Mean time of each rank's step, s, [W].
 
-    Steps without samples do not count. A rank without samples in all steps gets the overall mean.
+    Steps without samples, or without a time, do not count. A rank of only those gets the overall
+    mean.
 
     Args:
         compute_s: [S, W].
         samples: [S, W].
     """
-    worked = samples > 0
+    worked = (samples > 0) & (compute_s > LEAST)
     total = np.where(worked, compute_s, 0.0).sum(axis=0)
     count = worked.sum(axis=0)
     mean = total.sum() / max(int(count.sum()), 1)

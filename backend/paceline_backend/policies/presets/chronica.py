@@ -215,6 +215,13 @@ class ChronicaParameters(Parameters, frozen=True, kw_only=True):
     window: WindowSteps = 64
     regressor: Regressor = "tracking"
 
+    def __post_init__(self) -> None:
+        if self.ett == "per-sample" and self.regressor != "tracking":
+            raise ValueError(
+                f"regressor: {self.regressor!r} only with ett = per-step: per-sample has a fit of "
+                "its own"
+            )
+
 
 def make(parameters: ChronicaParameters) -> Policy:
     """The policy."""

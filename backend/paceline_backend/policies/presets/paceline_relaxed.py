@@ -167,6 +167,8 @@ class Measured:
         timed = np.isfinite(rows.step_s).all(axis=1) & (rows.step_s > 0).any(axis=1)
         good = timed & (rows.step[:, 0] >= now.since)
         good &= (rows.compute_s.max(axis=1, initial=0.0) > 0) & (rows.load.sum(axis=1) > 0)
+        # A rank with samples and no time compiled code again: the step would seem too fast.
+        good &= ~((rows.samples > 0) & (rows.compute_s <= 0)).any(axis=1)
         newest = np.flatnonzero(good)[-self.steps :]
         newest = newest[len(newest) % BLOCKS :]
         if len(newest) < FEWEST:

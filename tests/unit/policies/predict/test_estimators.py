@@ -10,9 +10,11 @@ import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scipy.optimize import nnls
 
 from paceline_backend import policies
 from paceline_backend.policies import Feedback, Models
+from paceline_backend.policies.predict import estimators
 from paceline_backend.policies.predict.estimators import (
     REGRESSORS,
     EstimatorPredictor,
@@ -153,6 +155,28 @@ def test_a_regressor_that_fails_is_passed_over() -> None:
     np.testing.assert_allclose(alone.a, rows.compute_s.mean() / rows.load.mean())
     both = EstimatorPredictor({"refuses": Refuses, "linear": REGRESSORS["linear"]}).fit(rows, 1)
     np.testing.assert_allclose(both.a, 2.0)
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, 1e308])
+def test_a_plane_needs_forecasts_that_are_numbers(value: float) -> None:
+    class Wild:
+        def fit(self, inputs: Floats, times: Floats) -> None:
+            pass
+
+        def predict(self, inputs: Floats) -> Floats:
+            return np.where(np.arange(len(inputs)) % 2, value, -value)
+
+    rows = feedback(steps_of(64, 1), np.full(1, 2.0), np.zeros(1), np.full(1, 50.0))
+    made = EstimatorPredictor({"wild": Wild}).fit(rows, 1)
+    np.testing.assert_allclose(made.a, rows.compute_s.mean() / rows.load.mean())
+
+
+def test_a_plane_that_does_not_converge_is_in_proportion(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(estimators, "nnls", partial(nnls, maxiter=1))
+    rows = feedback(steps_of(64, 1), np.full(1, 2.0), np.ones(1), np.full(1, 50.0))
+    made = EstimatorPredictor({"linear": REGRESSORS["linear"]}).fit(rows, 1)
+    np.testing.assert_allclose(made.a, rows.compute_s.mean() / rows.load.mean())
+    assert (made.b, made.c) == (0.0, 0.0)
 
 
 def test_presets_take_a_regressor() -> None:

@@ -78,6 +78,17 @@ def test_steps_without_samples_do_not_count() -> None:
     assert times_s.tolist() == pytest.approx([2, 9, 13 / 3])
 
 
+def test_steps_without_a_time_make_no_rank_fast() -> None:
+    """A rank that compiled code again has samples in the step, and no time."""
+    times_s = step_times(np.array([[2.0, 0.0], [2.0, 4.0]]), np.ones((2, 2), np.int64))
+    assert times_s.tolist() == [2, 4]
+    chooser = Grouping(spread=1.0, every=4, probes=2, staleness=4)
+    speeds = np.tile([1.0, 1.0, 5.0, 5.0], (48, 1))
+    plain = chooser.choose(feedback(speeds), 4, {})
+    speeds[1::3, 2] = 0.0
+    assert chooser.choose(feedback(speeds), 4, {}) == plain
+
+
 def rules(choice: Choice) -> dict[str, Any]:
     return dict(msgspec.to_builtins(choice.synchroniser.parameters))
 

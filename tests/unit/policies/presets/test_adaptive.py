@@ -119,6 +119,14 @@ def test_reasons_tell_the_figures() -> None:
     )
 
 
+def test_steps_without_a_time_make_no_rank_fast() -> None:
+    """A rank that compiled code again has samples in the step, and no time."""
+    times = np.tile([0.02, 0.02, 0.02, 0.05], (64, 1))
+    plain = chooser(hold=1).choose(feedback(times), 4, {})
+    times[1::3, 3] = 0.0
+    assert chooser(hold=1).choose(feedback(times), 4, {}) == plain
+
+
 def test_one_rank_has_nobody_to_wait_for() -> None:
     made = chooser(hold=1).choose(feedback(np.ones((32, 1))), 1, {})
     assert (made.synchroniser, made.why) == (ALLREDUCE, "all-reduce: there is one rank only")

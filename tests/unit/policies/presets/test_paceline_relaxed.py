@@ -188,6 +188,24 @@ def test_the_slowest_rank_counts_where_ranks_do_not_share_batches() -> None:
     assert "takes 55 ms, under the all-reduce it would take 60 ms: 1.09 times" in made[7].why
 
 
+@pytest.mark.parametrize("uneven", [True, False])
+def test_steps_in_which_a_rank_has_no_time_do_not_count(uneven: bool) -> None:
+    """A rank that compiled code again has samples in the step, and no time."""
+    times = [[0.02, 0.02, 0.02, 0.04]] * 96
+    plain = chosen(steps_of(times, 0.01, 0.06), {"segments": 3}, 96, uneven=uneven)
+    rows = steps_of(times, 0.01, 0.06)
+    compiled = (rows.rank == 3) & (rows.step % 3 == 1)
+    rows = replace(
+        rows,
+        compute_s=np.where(compiled, 0.0, rows.compute_s),
+        step_s=np.where(rows.step % 3 == 1, 9.0, rows.step_s),
+    )
+    assert chosen(rows, {"segments": 3}, 96, uneven=uneven) == plain
+    # A rank without samples has none either, and its steps count.
+    idle = replace(rows, samples=np.where(compiled, 0, rows.samples))
+    assert chosen(idle, {"segments": 3}, 96, uneven=uneven) != plain
+
+
 def test_a_stall_of_one_segment_decides_nothing() -> None:
     made = trial(IN_TURN, 0.0, [0.03] * 4, 20)
     for calm in (True, False):
