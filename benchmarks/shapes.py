@@ -25,7 +25,7 @@ from torch import Tensor, nn
 
 from paceline.core.emulation import Emulation, Slowdown
 from paceline.core.shapes import Shapes, raised
-from paceline.train.compiling import recompilations
+from paceline.train.telling.compiling import recompilations
 from paceline.wire import Hello
 from paceline_backend import policies
 from paceline_backend.simulator import Simulation

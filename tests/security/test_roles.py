@@ -43,6 +43,8 @@ OPERATORS = {
     ("PUT", "/api/v1/runs/{run}/tags/{tag}"),
     ("DELETE", "/api/v1/runs/{run}/tags/{tag}"),
     ("PUT", "/api/v1/runs/{run}/note"),
+    ("PUT", "/api/v1/runs/{run}/target"),
+    ("DELETE", "/api/v1/runs/{run}/target"),
     ("POST", "/api/v1/alerts/{alert}/acknowledge"),
 }
 ADMINS = {

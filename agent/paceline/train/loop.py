@@ -15,7 +15,6 @@ from paceline.core.terms import Terms
 from paceline.core.trained import Trained
 from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver
-from paceline.train.compiling import ShapeWarning
 from paceline.train.ddp import CurrentStep
 from paceline.train.device import Device
 from paceline.train.environment import Environment
@@ -30,8 +29,9 @@ from paceline.train.sync.gate import SyncGate
 from paceline.train.sync.pool import Pool, ends_span
 from paceline.train.sync.stealing import Stealing
 from paceline.train.sync.uneven import Schedules, refuse_collectives
+from paceline.train.telling.compiling import ShapeWarning
+from paceline.train.telling.trial import flops
 from paceline.train.timing import RunningStep
-from paceline.train.trial import flops
 from paceline.train.watch import Activity
 from paceline.train.wiring import Wiring, agree_on_lookahead, connect, describe, warn_of_restarts
 from paceline.wire import Evaluation, Phase, RankDevice

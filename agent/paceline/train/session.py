@@ -28,13 +28,13 @@ from paceline.train.environment import Environment
 from paceline.train.loader import Loader
 from paceline.train.loop import Loop
 from paceline.train.meeting import meet
-from paceline.train.metrics import MetricNames, Value
 from paceline.train.nodedata.settling import settle
 from paceline.train.norms.layers import adapt
 from paceline.train.parts import Batch
 from paceline.train.profile import Profile, limits_of, listed_limits, profile_ranks
 from paceline.train.refusals import refuse_accumulation, refuse_model
 from paceline.train.sizes import Sizes, resolve
+from paceline.train.telling.metrics import MetricNames, Value
 from paceline.wire import Evaluation
 
 _Optimizer = TypeVar("_Optimizer", bound=torch.optim.Optimizer)

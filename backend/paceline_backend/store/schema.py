@@ -160,9 +160,9 @@ runs = Table(
     Column("join_check", Double, nullable=False, server_default="1.5"),
     Column("device", Text),  # from the leader's Hello
     Column("note", Text, nullable=False, server_default=""),  # what people wrote about it
+    Column("summed_at", Double),  # when its `run_days` were last summed up, by this side's clock
     # What its operator wants of its model: {"metric", "value", "direction"}; NULL: nothing.
     Column("target", JSON(none_as_null=True)),
-    Column("summed_at", Double),  # when its `run_days` were last summed up, by this side's clock
     Index("ix_runs_state", "state"),
 )
 

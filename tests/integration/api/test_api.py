@@ -410,8 +410,10 @@ def test_a_view_is_compressed_for_whom_it_may_be(client: httpx.Client, store: St
         headers={"Accept-Encoding": "identity"},
     )
     assert "Content-Encoding" not in plain.headers
-    assert plain.json() == answer.json()
-    view = answer.json()
+    view, again = answer.json(), plain.json()
+    for each in (view, again):
+        each["run"].pop("eta_at")  # follows the clock
+    assert again == view
     steps = client.get(f"{V1}/runs/r/steps", params={"points": 6}).json()
     assert view["steps"]["step"] == steps["step"]
     assert view["steps"]["sp_max"] == pytest.approx(steps["sp_max"], rel=1e-4)

@@ -91,7 +91,7 @@ def test_one_rank_alone_makes_no_trial() -> None:
 def test_a_trial_that_fails_tells_nothing(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from paceline.train import trial
+    from paceline.train.telling import trial
 
     def full(*_: object, **__: object) -> None:
         raise torch.OutOfMemoryError("out of memory")
@@ -103,7 +103,7 @@ def test_a_trial_that_fails_tells_nothing(
 
 def test_a_trial_counts_operations(monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock stands still but for what the emulated device takes: 0.1 s a product."""
-    from paceline.train import trial
+    from paceline.train.telling import trial
 
     now = [0.0]
     monkeypatch.setattr(trial.time, "perf_counter", lambda: now[0])
