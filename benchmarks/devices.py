@@ -22,7 +22,7 @@ from harness import Check, finish, parser
 from real import GLOBAL_BATCH, per_sample
 from switch import wait
 
-from paceline.core.devices import HALF_PRECISION_TFLOPS, capacities
+from paceline.core.amounts.devices import HALF_PRECISION_TFLOPS, capacities
 from paceline.core.emulation import EmulatedDevice, Emulation
 from paceline.wire import RankDevice
 from paceline_backend.demo import example

@@ -23,8 +23,8 @@ from harness import Check, finish, parser
 from msgspec.structs import replace
 from torch import Tensor, nn
 
+from paceline.core.amounts.shapes import Shapes, raised
 from paceline.core.emulation import Emulation, Slowdown
-from paceline.core.shapes import Shapes, raised
 from paceline.train.telling.compiling import recompilations
 from paceline.wire import Hello
 from paceline_backend import policies

@@ -9,7 +9,7 @@ from paceline.core.version import __version__
 if TYPE_CHECKING:
     from paceline import data
     from paceline.client import connect
-    from paceline.core.shapes import Shapes
+    from paceline.core.amounts.shapes import Shapes
     from paceline.train.parts import Batch
     from paceline.train.session import Session
 
@@ -27,7 +27,7 @@ def __getattr__(name: str) -> Any:
 
         return Session
     if name == "Shapes":
-        from paceline.core.shapes import Shapes
+        from paceline.core.amounts.shapes import Shapes
 
         return Shapes
     if name == "data":

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.amounts.shapes import moved, moved_on_nodes, on_grid
 from paceline.core.dealing import dealt, equal_counts
-from paceline.core.shapes import moved, moved_on_nodes, on_grid
 from paceline.core.terms import epoch_over
 from paceline.wire import Segment
 

@@ -6,7 +6,7 @@ from collections.abc import Sized
 from dataclasses import dataclass, field
 from typing import Any
 
-from paceline.core.shapes import Shapes
+from paceline.core.amounts.shapes import Shapes
 
 
 @dataclass(frozen=True)

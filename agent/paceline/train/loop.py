@@ -10,9 +10,9 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
+from paceline.core.amounts.trained import Trained
 from paceline.core.errors import PacelineError
 from paceline.core.terms import Terms
-from paceline.core.trained import Trained
 from paceline.train.checkpoint.position import Position
 from paceline.train.checkpoint.saver import Saver
 from paceline.train.ddp import CurrentStep
@@ -96,7 +96,7 @@ class Loop:
         self._meeting: Meeting | None = meeting  # until the loop is closed
         self._environment = environment
         self._start = Position()
-        self.trained = Trained(terms)
+        self.trained = Trained(terms.samples, terms.global_batch, drop_last=terms.drop_last)
         self._evaluations: list[Evaluation] = []  # before the first iteration
 
         self.epoch = 0  # the epoch that the loader is in, or was in last

@@ -14,8 +14,8 @@ from typing import Any, TypeVar
 import torch
 from torch import nn
 
+from paceline.core.amounts.shapes import Shapes
 from paceline.core.errors import PacelineError
-from paceline.core.shapes import Shapes
 from paceline.core.terms import Terms, length, whole
 from paceline.data import Sharded
 from paceline.train import stacks

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]
 
-from paceline.core.devices import summary
+from paceline.core.amounts.devices import summary
 from paceline.core.terms import Terms
 from paceline.core.version import __version__
 from paceline.node.spool import Spool

@@ -18,9 +18,9 @@ from typing import Any
 
 import numpy as np
 
+from paceline.core.amounts.devices import capacities
 from paceline.core.cost import features
 from paceline.core.dealing import dealt
-from paceline.core.devices import capacities
 from paceline.core.emulation import Emulation
 from paceline.wire import Hello, RankDevice
 from paceline_backend import policies

@@ -75,15 +75,15 @@ def after_switches(connection: Connection, run: int) -> dict[int, list[MetricCha
         for change in switches.history(connection, run)
         if change.version == 0 or change.effective_step is not None
     ]
-    told = [at for at in range(1, len(begun)) if _changes(begun[at]) or _changes(begun[at - 1])]
-    if not told:
+    changing = [at for at in range(1, len(begun)) if _changes(begun[at]) or _changes(begun[at - 1])]
+    if not changing:
         return {}
     _, _, spans = records.counting(connection, run)
     seen = evaluations.read(connection, run, spans)
     if not seen:
         return {}
     made = {}
-    for at in told:
+    for at in changing:
         first = begun[at].effective_step or 0
         end = begun[at + 1].effective_step if at + 1 < len(begun) else None
         old = _between(seen, begun[at - 1].effective_step or 0, first)

@@ -39,8 +39,8 @@ def summary(
     """Per rank with records in the run's last steps, means over these steps.
 
     `missing` counts the steps that a rank did, but of which no record came. `a`, `c`, `b` are what
-    the predictor makes of these steps (see `_fitted`); None while it cannot tell. `device` is that of the latest
-    attempt; None: unknown.
+    the predictor makes of these steps (see `_fitted`); None while it cannot tell. `device` is that
+    of the latest attempt; None: unknown.
 
     Args:
         connection: to read from.

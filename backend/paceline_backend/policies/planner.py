@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from paceline.core.amounts.shapes import raised
 from paceline.core.cost import SUM, Cost, features
-from paceline.core.shapes import raised
 from paceline.wire.shards import Moves
 from paceline.wire.synchronisation import ALLREDUCE, Synchronisation
 from paceline_backend.policies import pauses

@@ -26,12 +26,12 @@ from paceline_backend.requests.enlisting import enlist
 from paceline_backend.requests.errors import ConflictError, InvalidRequestError, check_policy
 from paceline_backend.requests.hung import end_hung
 from paceline_backend.requests.joining import join, leave
+from paceline_backend.requests.labels.target import set_target
 from paceline_backend.requests.launch import launch
 from paceline_backend.requests.replacing import replace, withdraw
 from paceline_backend.requests.resume import resume
 from paceline_backend.requests.stop import stop
 from paceline_backend.requests.switch import switch
-from paceline_backend.requests.target import set_target
 
 __all__ = [
     "ConflictError",

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paceline.core.devices import HALF_PRECISION_TFLOPS, capacities, need_trial, summary
+from paceline.core.amounts.devices import HALF_PRECISION_TFLOPS, capacities, need_trial, summary
 from paceline.core.emulation import EmulatedDevice, Emulation
 from paceline.wire import Hello, RankDevice, decode, encode
 from paceline_backend.simulator.simulation import remaining

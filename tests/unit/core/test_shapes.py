@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.core.amounts.shapes import Shapes, moved, moved_on_nodes, on_grid
 from paceline.core.cost import PaddedCost, features
 from paceline.core.ledger import Ledger
-from paceline.core.shapes import Shapes, moved, moved_on_nodes, on_grid
 from paceline.core.terms import Terms
 
 COUNTS = st.lists(st.integers(0, 60), min_size=1, max_size=7)

@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.core.amounts.trained import Trained
 from paceline.core.ledger import Ledger
 from paceline.core.terms import Terms
-from paceline.core.trained import Trained
 
 
 def terms(samples: int, batch: int, drop_last: bool) -> Terms:
@@ -27,7 +27,12 @@ def test_it_is_what_the_epochs_ledgers_used(
 ) -> None:
     """Epochs may be left early, and training may go on from a checkpoint after any step."""
     t = terms(samples, batch, drop_last)
-    counted, step, used, whole = Trained(t), -1, 0, True
+    counted, step, used, whole = (
+        Trained(t.samples, t.global_batch, drop_last=t.drop_last),
+        -1,
+        0,
+        True,
+    )
     for epoch, most in enumerate(left_after):
         counted.begin_epoch(step + 1)
         ledger = Ledger(epoch, np.arange(samples), t.global_batch, drop_last)
@@ -37,14 +42,14 @@ def test_it_is_what_the_epochs_ledgers_used(
             step, used = step + 1, used + size
             assert counted.upto(step) == used
             if step == resumed_at and whole and not ledger.over:
-                counted = Trained(t)
+                counted = Trained(t.samples, t.global_batch, drop_last=t.drop_last)
                 counted.resume(epoch, step + 1, len(ledger.used()))
                 assert counted.upto(step) == used
         whole = whole and ledger.over
 
 
 def test_before_the_first_step_there_are_none() -> None:
-    counted = Trained(terms(10, 4, False))
+    counted = Trained(10, 4, drop_last=False)
     assert counted.upto(-1) == 0
     counted.begin_epoch(0)
     assert [counted.upto(step) for step in (-1, 0, 1, 2)] == [0, 4, 8, 10]

@@ -1,9 +1,9 @@
 """Recompilations, and what a rank says of changing shapes.
 
 TorchDynamo's counter of compilations is private. If `test_torchs_counter_counts_recompilations`
-fails after an upgrade of torch, `paceline.train.telling.compiling._COUNTER` has moved or counts otherwise:
-telemetry then has no recompilations, and nothing else is wrong. Look in torch/_dynamo for what
-counts compilations of a frame.
+fails after an upgrade of torch, `paceline.train.telling.compiling._COUNTER` has moved or counts
+otherwise: telemetry then has no recompilations, and nothing else is wrong. Look in torch/_dynamo
+for what counts compilations of a frame.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from paceline.core.shapes import Shapes
+from paceline.core.amounts.shapes import Shapes
 from paceline.core.terms import Terms
 from paceline.train.parts import Step
 from paceline.train.telling import compiling

@@ -9,8 +9,8 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from paceline.core.amounts.shapes import moved, moved_on_nodes, on_grid
 from paceline.core.cost import features
-from paceline.core.shapes import moved, moved_on_nodes, on_grid
 from paceline_backend.policies.parts import Policy
 from paceline_backend.policies.solve.balance import grouped, partition
 from paceline_backend.policies.solve.counts import levelled

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paceline.core.amounts.shapes import on_grid, raised
 from paceline.core.cost import Cost, PaddedCost, features
-from paceline.core.shapes import on_grid, raised
 from paceline_backend import policies
 from paceline_backend.policies import Feedback, Models, Plan, Policy, Problem
 from paceline_backend.policies.base import Storage

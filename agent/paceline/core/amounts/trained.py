@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from paceline.core.terms import Terms
-
 
 class Trained:
     """Counts samples over all ranks: each step takes a global batch, an epoch's last one the rest.
@@ -11,13 +9,15 @@ class Trained:
     Where training goes on from a checkpoint, epochs before it count as whole ones.
 
     Args:
-        terms: of the run.
+        samples: of the data set.
+        global_batch: samples of a step.
+        drop_last: an epoch's incomplete last step is left out.
     """
 
-    def __init__(self, terms: Terms) -> None:
-        self._batch = terms.global_batch
-        rest = terms.samples % terms.global_batch if terms.drop_last else 0
-        self._of_epoch = terms.samples - rest
+    def __init__(self, samples: int, global_batch: int, *, drop_last: bool) -> None:
+        self._batch = global_batch
+        rest = samples % global_batch if drop_last else 0
+        self._of_epoch = samples - rest
         self._before = 0  # samples before the steps of this epoch, or before the checkpoint in it
         self._first = 0  # the first of these steps
         self._left = self._of_epoch  # samples that they have

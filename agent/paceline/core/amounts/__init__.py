@@ -1,0 +1,5 @@
+"""How much ranks get, have done and can do.
+
+`shapes` puts counts of samples on a grid, `trained` counts the samples that a run has trained on,
+`devices` says what ranks can do relative to each other.
+"""
