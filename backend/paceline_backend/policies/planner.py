@@ -76,26 +76,19 @@ def plan(
             memory[PAUSES], problem.first_step, len(problem.batch_sizes()), problem.world
         )
         models = replace(models, factors=slower)
-    moved = across = 0
+    moves, moved, across = None, 0, 0
     if shuffle:
-        placement = policy.shuffler.shuffle(problem, models)
-        moved = int(np.count_nonzero(placement != problem.placement))
-        across = problem.across(problem.placement, placement)
-        problem = replace(problem, placement=placement)
-        problem = replace(problem, order=policy.scheduler.compose(problem, models))
-    moves = None
+        before = problem.placement
+        problem = _shuffled(policy, problem, models)
+        moved = int(np.count_nonzero(problem.placement != before))
+        across = problem.across(before, problem.placement)
     if ahead is not None and models.known:  # else what moves by equal speeds would have to go back
-        held = ahead.placement.copy()
-        held[problem.remaining] = problem.placement[problem.remaining]  # who is to train them yet
-        ahead = replace(ahead, placement=held)
-        placement = policy.shuffler.shuffle(ahead, models)
-        away = np.flatnonzero(placement != ahead.placement)
-        # It rests on where this epoch's remaining samples are to be trained.
+        away, ranks, of_moves = _away(policy, problem, ahead, models)
+        moves = Moves.of(away, ranks)
+        moved, across = moved + len(away), across + of_moves
+        # The moves rest on where this epoch's remaining samples are to be trained.
         storage = None if problem.storage is None else problem.storage.settled
         problem = replace(problem, storage=storage)
-        moves = Moves.of(away, placement[away])
-        moved += len(away)
-        across += ahead.across(ahead.placement, placement)
     if choice is None:
         choice = policy.choose(
             feedback,
@@ -141,6 +134,26 @@ def plan(
         across,
         moves,
     )
+
+
+def _shuffled(policy: Policy, problem: Problem, models: Models) -> Problem:
+    """The problem with another placement, and the order that suits it."""
+    problem = replace(problem, placement=policy.shuffler.shuffle(problem, models))
+    return replace(problem, order=policy.scheduler.compose(problem, models))
+
+
+def _away(
+    policy: Policy, problem: Problem, ahead: Problem, models: Models
+) -> tuple[Ints, Ints, int]:
+    """The samples that get another holder with the next epoch, who that is, and how many of them
+    change their node.
+    """
+    held = ahead.placement.copy()
+    held[problem.remaining] = problem.placement[problem.remaining]  # who is to train them yet
+    ahead = replace(ahead, placement=held)
+    placement = policy.shuffler.shuffle(ahead, models)
+    away = np.flatnonzero(placement != held)
+    return away, placement[away], ahead.across(held, placement)
 
 
 def _shares(policy: Policy, problem: Problem, models: Models) -> list[float]:

@@ -46,6 +46,21 @@ def test_limits_hold_and_leave_the_grid_only_where_they_must(data: st.DataObject
         assert (made % grid == 0).all()
 
 
+@given(st.data())
+def test_ranks_with_samples_may_keep_some(data: st.DataObject) -> None:
+    counts = np.array(data.draw(COUNTS))
+    grid = data.draw(st.integers(1, 20))
+    limits = counts + data.draw(st.sampled_from([0, 7, 60]))
+    made = on_grid(counts, grid, limits, keep=True)
+    assert made.sum() == counts.sum()
+    assert (made <= limits).all()
+    able = (counts > 0) & (limits >= grid)
+    if grid * able.sum() <= counts.sum():
+        assert (made[able] >= grid).all()
+    else:
+        np.testing.assert_array_equal(made, on_grid(counts, grid, limits))
+
+
 def test_counts_that_are_on_the_grid_stay() -> None:
     assert on_grid(np.array([16, 0, 48]), 8).tolist() == [16, 0, 48]
     assert on_grid(np.array([17, 15, 32]), 8).tolist() == [16, 16, 32]

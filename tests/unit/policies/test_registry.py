@@ -58,10 +58,6 @@ def test_the_nearest_name_is_suggested(typo: str, meant: str | None) -> None:
         ),
         ({"ett": "perstep"}, "parameters.ett: 'perstep'.*one of 'per-step', 'per-sample'"),
         ({"ett": ["per-step"]}, "parameters.ett: "),
-        (
-            {"ett": "per-sample", "regressor": "huber"},
-            "legal for chronica: regressor: 'huber' only with ett = per-step",
-        ),
         ({"window": 3}, "parameters.window: 3.*of type integer at least 4 and at most 64"),
         ({"window": 65}, "parameters.window: 65"),
         ({"window": 8.0}, "parameters.window: 8.0"),

@@ -67,7 +67,14 @@ def raised(length: Any, grid: float) -> Any:
     return np.ceil(length / grid * (1 - 1e-12)) * grid if grid else length
 
 
-def on_grid(counts: Ints, grid: int, limits: Ints | None = None, nodes: Ints | None = None) -> Ints:
+def on_grid(
+    counts: Ints,
+    grid: int,
+    limits: Ints | None = None,
+    nodes: Ints | None = None,
+    *,
+    keep: bool = False,
+) -> Ints:
     """The nearest counts with the same sum that are multiples of `grid`, [W].
 
     What the grid does not divide, which is what an epoch leaves for its last step, goes to one
@@ -80,6 +87,8 @@ def on_grid(counts: Ints, grid: int, limits: Ints | None = None, nodes: Ints | N
             there are no limits.
         nodes: of each rank, 0, 1, …, [W], where samples stay on their nodes: first the nodes' sums
             go to the nearest multiples, then the ranks' counts. None: only the ranks' counts do.
+        keep: ranks that have samples keep `grid` of them, if their node has enough for all such
+            ranks.
     """
     total = int(counts.sum())
     if nodes is None:
@@ -87,17 +96,13 @@ def on_grid(counts: Ints, grid: int, limits: Ints | None = None, nodes: Ints | N
     most = np.full(len(counts), total) if limits is None else np.minimum(limits, total)
     room = most // grid
     of_nodes, room_of_nodes = _sums(counts, nodes), _sums(room, nodes)
-    blocks_of_nodes = _raised(
-        np.minimum(of_nodes // grid, room_of_nodes),
-        min(total // grid, int(room.sum())),
-        of_nodes,
-        room_of_nodes,
-        grid,
-    )
-    blocks = np.minimum(counts // grid, room)
+    number = min(total // grid, int(room.sum()))
+    blocks_of_nodes = _blocks(number, of_nodes, np.zeros_like(of_nodes), room_of_nodes, grid)
+    least = np.minimum(counts > 0, room) * keep
+    blocks = np.zeros_like(counts)
     for node, number in enumerate(blocks_of_nodes.tolist()):
         its = nodes == node
-        blocks[its] = _raised(blocks[its], number, counts[its], room[its], grid)
+        blocks[its] = _blocks(number, counts[its], least[its], room[its], grid)
     made: Ints = grid * blocks
     rest = total - int(made.sum())
     while rest > 0:
@@ -120,15 +125,18 @@ def _sums(counts: Ints, nodes: Ints) -> Ints:
     return sums
 
 
-def _raised(blocks: Ints, number: int, counts: Ints, room: Ints, grid: int) -> Ints:
-    """So many blocks of `grid` samples: more for those whose counts miss most, within the room."""
-    blocks = blocks.copy()
-    left = number - int(blocks.sum())
-    while left > 0:
-        missing = np.where(blocks < room, counts - grid * blocks, -np.inf)
-        nearest = np.argsort(-missing, kind="stable")[: min(left, int((blocks < room).sum()))]
-        blocks[nearest] += 1
-        left -= len(nearest)
+def _blocks(number: int, counts: Ints, least: Ints, room: Ints, grid: int) -> Ints:
+    """So many blocks of `grid` samples, nearest to the counts: within the room, and `least` if
+    there are enough for that.
+    """
+    if least.sum() > number:
+        least = np.zeros_like(least)
+    blocks = np.maximum(np.minimum(counts // grid, room), least)
+    while (left := number - int(blocks.sum())) != 0:
+        change = 1 if left > 0 else -1
+        able = blocks < room if left > 0 else blocks > least
+        missing = np.where(able, change * (counts - grid * blocks), -np.inf)
+        blocks[np.argsort(-missing, kind="stable")[: min(abs(left), int(able.sum()))]] += change
     return blocks
 
 

@@ -202,7 +202,7 @@ class ChronicaParameters(Parameters, frozen=True, kw_only=True):
         Literal["per-step", "per-sample"],
         Meta(
             description="What the predictor fits: a step's time T = a·Λ + c·n + b, or as in the "
-            "paper a·λ + b for each sample."
+            "paper a·λ + b for each sample, by a fit of its own: `regressor` is not used then."
         ),
     ] = "per-step"
     picks: Annotated[
@@ -214,13 +214,6 @@ class ChronicaParameters(Parameters, frozen=True, kw_only=True):
     ] = "levelled"
     window: WindowSteps = 64
     regressor: Regressor = "tracking"
-
-    def __post_init__(self) -> None:
-        if self.ett == "per-sample" and self.regressor != "tracking":
-            raise ValueError(
-                f"regressor: {self.regressor!r} only with ett = per-step: per-sample has a fit of "
-                "its own"
-            )
 
 
 def make(parameters: ChronicaParameters) -> Policy:

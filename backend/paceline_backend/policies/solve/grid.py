@@ -49,7 +49,8 @@ def gridded(batches: Batches, policy: Policy, problem: Problem, models: Models) 
     steps = zip(batches.counts, np.split(batches.samples, ends), strict=True)
     for step, (before, batch) in enumerate(steps):
         limits = most_of(problem.limits, len(batch), problem.world)
-        target = on_grid(before, problem.grid, limits, nodes)
+        # A rank without samples is never measured. Where models divide, older steps tell its speed.
+        target = on_grid(before, problem.grid, limits, nodes, keep=not follows)
         ranks = np.repeat(np.arange(problem.world), before)
         if np.array_equal(target, before):
             order = np.arange(len(batch))

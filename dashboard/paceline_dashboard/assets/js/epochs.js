@@ -125,5 +125,5 @@ export class Epochs {
 function tableOf(name, first, figures, rows) {
   const head = [make("th", { scope: "col" }, name), ...figures.map(({ head: words, meaning }) => make("th", { scope: "col", title: meaning }, words))];
   const lines = rows.map((row) => make("tr", {}, make("th", { scope: "row" }, first(row)), ...figures.map(({ of }) => make("td", {}, of(row)))));
-  return make("div", { className: "scroll" }, make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...lines)));
+  return make("div", { className: "scroll", tabIndex: 0, role: "region", "aria-label": `Figures by ${name.toLowerCase()}` }, make("table", {}, make("thead", {}, make("tr", {}, ...head)), make("tbody", {}, ...lines)));
 }

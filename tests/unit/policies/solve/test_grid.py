@@ -139,6 +139,20 @@ def test_equal_samples_are_divided_as_well_as_the_grid_allows() -> None:
     assert sorted(counts.tolist()) == [8, 24, 32]
 
 
+@pytest.mark.parametrize("name", ["dynamic-batching", "sata", "boa"])
+def test_a_slow_rank_keeps_samples_and_so_is_measured(name: str) -> None:
+    """Its weight or its least batch would round to no samples, for ever."""
+    samples = np.arange(256)
+    problem = Problem(np.ones(256), samples, samples, samples % 4, 0, 64, 2, 64, 4, seed=0, grid=8)
+    policy = policies.make(name)
+    known = feedback(problem, np.array([1.0, 1.0, 1.0, 90.0]), 64)
+    seen: Any = {}
+    for _ in range(40):
+        plan = policies.plan(policy, replace(problem, memory=seen), known, shuffle=True)
+        seen = plan.memory
+    assert plan.batches.counts[:, 3].tolist() == [8, 8]
+
+
 @pytest.mark.parametrize("name", ["bsp", "paceline"])
 def test_batches_that_lie_on_the_grid_stay_as_they_are(name: str) -> None:
     samples = np.arange(64)
