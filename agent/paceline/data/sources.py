@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import http.client
 import os
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, runtime_checkable
-from urllib.parse import SplitResult, urlsplit
+from typing import Any, Protocol, runtime_checkable
 
+import httpx
 import numpy as np
 import numpy.typing as npt
 
@@ -19,6 +17,7 @@ from paceline.core.errors import PacelineError
 _TRIES = 4  # of a read over HTTP
 _AGAIN_S = 0.25  # before the second; each further one waits twice as long
 _TIMEOUT_S = 30.0
+_STUMBLES = (429, 500, 502, 503, 504)  # statuses that may pass
 
 
 @runtime_checkable
@@ -87,8 +86,8 @@ class Ranges:
         self._offsets = np.asarray(offsets, np.int64)
         if len(self._offsets) < 2 or self._offsets[0] < 0 or (np.diff(self._offsets) < 0).any():
             raise ValueError("offsets: give where each sample begins, ascending, and the end")
-        url = urlsplit(self._place)
-        self._http = _Http(url, dict(headers or {})) if url.scheme in ("http", "https") else None
+        remote = self._place.startswith(("http://", "https://"))
+        self._http = _Http(self._place, dict(headers or {})) if remote else None
 
     def __len__(self) -> int:
         return len(self._offsets) - 1
@@ -110,18 +109,21 @@ class Ranges:
 
 
 class _Http:
-    """Range reads of one URL; each thread of each process keeps a connection of its own."""
+    """Range reads of one URL; the threads of a process share its connections."""
 
-    def __init__(self, url: SplitResult, headers: dict[str, str]) -> None:
+    def __init__(self, url: str, headers: dict[str, str]) -> None:
         self._url = url
-        self._headers = headers
-        self._mine = _Connections()
+        # Compressed, a range would be of the compressed file.
+        self._headers = {"Accept-Encoding": "identity", **headers}
+        self._client: httpx.Client | None = None
+        self._process = 0  # whose client it is: a forked process makes its own
 
-    def __getstate__(self) -> tuple[SplitResult, dict[str, str]]:
-        return self._url, self._headers
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_client": None}
 
-    def __setstate__(self, state: tuple[SplitResult, dict[str, str]]) -> None:
-        self.__init__(*state)  # type: ignore[misc]
+    def __del__(self) -> None:
+        if self._client is not None:
+            self._client.close()
 
     def read(self, start: int, size: int) -> bytes:
         """Bytes of the file.
@@ -133,62 +135,36 @@ class _Http:
         for attempt in range(_TRIES):
             try:
                 return self._read(start, size)
-            except (OSError, http.client.HTTPException) as error:
-                self._mine.drop()
+            except (httpx.TransportError, _StumbledError) as error:
                 if attempt == _TRIES - 1:
-                    raise OSError(f"{self._url.geturl()}: {error}") from error
+                    raise OSError(f"{self._url}: {error}") from error
             time.sleep(_AGAIN_S * 2**attempt)
         raise AssertionError
 
     def _read(self, start: int, size: int) -> bytes:
-        connection = self._mine.get(self._url)
-        path = self._url.path or "/"
-        target = f"{path}?{self._url.query}" if self._url.query else path
-        wanted = {"Range": f"bytes={start}-{start + size - 1}"}
-        connection.request("GET", target, headers={**self._headers, **wanted})
-        answer = connection.getresponse()
-        if answer.status == 206:
-            data = answer.read()
-            if len(data) != size:
-                raise http.client.HTTPException(f"{len(data)} bytes came of {size}")
-            return data
-        self._mine.drop()
-        if answer.status in (429, 500, 502, 503, 504):
-            raise http.client.HTTPException(f"the server answers {answer.status}")
-        why = "does not answer range requests" if answer.status == 200 else "refuses the request"
-        raise PacelineError(f"{self._url.geturl()}: the server {why} (status {answer.status})")
+        wanted = {**self._headers, "Range": f"bytes={start}-{start + size - 1}"}
+        with self._connected().stream("GET", self._url, headers=wanted) as answer:
+            status = answer.status_code
+            if status == httpx.codes.PARTIAL_CONTENT:
+                data = answer.read()
+                if len(data) != size:
+                    raise _StumbledError(f"{len(data)} bytes came of {size}")
+                return data
+        if status in _STUMBLES:
+            raise _StumbledError(f"the server answers {status}")
+        plain = status == httpx.codes.OK
+        why = "does not answer range requests" if plain else "refuses the request"
+        raise PacelineError(f"{self._url}: the server {why} (status {status})")
+
+    def _connected(self) -> httpx.Client:
+        if self._client is None or self._process != os.getpid():
+            self._client = httpx.Client(timeout=_TIMEOUT_S, follow_redirects=True)
+            self._process = os.getpid()
+        return self._client
 
 
-class _Open:
-    """A connection of one thread of one process; closed when the thread ends."""
-
-    def __init__(self, connection: http.client.HTTPConnection) -> None:
-        self.process = os.getpid()
-        self.connection = connection
-
-    def __del__(self) -> None:
-        self.connection.close()
-
-
-class _Connections(threading.local):
-    """This thread's connection; a forked process makes its own."""
-
-    def __init__(self) -> None:
-        self._of: _Open | None = None
-
-    def get(self, url: SplitResult) -> http.client.HTTPConnection:
-        if self._of is None or self._of.process != os.getpid():
-            kind = (
-                http.client.HTTPSConnection if url.scheme == "https" else http.client.HTTPConnection
-            )
-            assert url.hostname is not None
-            self._of = _Open(kind(url.hostname, url.port, timeout=_TIMEOUT_S))
-        return self._of.connection
-
-    def drop(self) -> None:
-        if self._of is not None:
-            self._of.connection.close()
-        self._of = None
+class _StumbledError(Exception):
+    """A server's answer that another try may mend."""
 
 
 def sizes_of(source: Source) -> npt.NDArray[np.int64]:
