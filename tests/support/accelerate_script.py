@@ -6,8 +6,6 @@ python accelerate_script.py DIRECTORY CASES: a case is "refusals", "example" or 
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import sys
 from pathlib import Path
@@ -21,8 +19,8 @@ from accelerate.utils import DataLoaderConfiguration, DistributedDataParallelKwa
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
-from paceline import PacelineError
 from paceline.accelerate import Accelerator
+from support.framework_cases import printed, refused
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "frameworks"))
 import text
@@ -121,16 +119,6 @@ def _loss(model: torch.nn.Module, data: Numbered) -> float:
 def refusals() -> list[str]:
     """What is refused, each in its own words."""
     said: list[str] = []
-
-    @contextlib.contextmanager
-    def refused() -> Any:
-        try:
-            yield
-        except (PacelineError, TypeError, ValueError) as error:
-            said.append(str(error))
-        else:
-            said.append("nothing")
-
     comm = accelerate.utils.DDPCommunicationHookType.FP16
     for options in (
         {"paceline": {"micro_batches": True}},
@@ -138,20 +126,20 @@ def refusals() -> list[str]:
         {"dataloader_config": DataLoaderConfiguration(dispatch_batches=True)},
         {"kwargs_handlers": [DistributedDataParallelKwargs(comm_hook=comm)]},
     ):
-        with refused():
+        with refused(said):
             fresh(False, **options)
     accelerator = fresh(False)
-    with refused():
+    with refused(said):
         accelerator.prepare(text.Classifier())
     _, _, _, loader, _ = parts(64, accelerator)
-    with refused():
+    with refused(said):
         accelerator.skip_first_batches(loader, 2)
-    with refused():
+    with refused(said):
         accelerator.join_uneven_inputs([])
-    with refused():
+    with refused(said):
         parts(64, accelerator)
     own = DataLoader(Numbered(64), sampler=torch.utils.data.RandomSampler(range(64), True, 10))
-    with refused():
+    with refused(said):
         fresh(False).prepare(own)
     return said
 
@@ -160,16 +148,13 @@ def example() -> list[str]:
     """What the example prints, with Paceline and without."""
     import with_accelerate
 
-    printed = []
-    for more in ([], ["--plain"]):
+    def begin_anew() -> None:
         for state in (AcceleratorState, GradientState):
             state._reset_state()
-        sys.argv = ["with_accelerate.py", "--epochs=1", *more]
-        goes_on = mock.patch.object(PartialState, "destroy_process_group")
-        with goes_on, contextlib.redirect_stdout(io.StringIO()) as out:
+        with mock.patch.object(PartialState, "destroy_process_group"):  # the script goes on
             with_accelerate.main()
-        printed.append(out.getvalue())
-    return printed
+
+    return printed(begin_anew)
 
 
 def main() -> None:

@@ -6,8 +6,6 @@ python lightning_script.py DIRECTORY CASES: a case is "refusals", "example" or t
 
 from __future__ import annotations
 
-import contextlib
-import io
 import json
 import logging
 import os
@@ -24,8 +22,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, Dataset
 
-from paceline import PacelineError
 from paceline.lightning import PacelineStrategy
+from support.framework_cases import printed, refused
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "frameworks"))
 import text
@@ -131,7 +129,7 @@ def train(
 
 def refusals(directory: str) -> list[str]:
     """What is refused, each in its own words."""
-    said = []
+    said: list[str] = []
     for options in (
         {"paceline": {"drop_last": True}},
         {"options": {"ddp_comm_hook": print}},
@@ -142,12 +140,8 @@ def refusals(directory: str) -> list[str]:
         {"overfit_batches": 2},
         {"resume": "plain/step=10.ckpt"},
     ):
-        try:
+        with refused(said):
             train(directory, count=40, epochs=1, **options)
-        except (PacelineError, TypeError) as error:
-            said.append(str(error))
-        else:
-            said.append("nothing")
     return said
 
 
@@ -155,13 +149,7 @@ def example() -> list[str]:
     """What the example prints, with Paceline and without."""
     import with_lightning
 
-    printed = []
-    for more in ([], ["--plain"]):
-        sys.argv = ["with_lightning.py", "--epochs=1", *more]
-        with contextlib.redirect_stdout(io.StringIO()) as out:
-            with_lightning.main()
-        printed.append(out.getvalue())
-    return printed
+    return printed(with_lightning.main)
 
 
 def main() -> None:

@@ -7,7 +7,6 @@ python transformers_script.py DIRECTORY CASES: a case is "refusals", "example" o
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from transformers import BertConfig, LlamaConfig, TrainerCallback, TrainingArgum
 
 from paceline import PacelineError
 from paceline.transformers import Trainer
+from support.framework_cases import printed, refused
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "examples" / "frameworks"))
 import text
@@ -137,7 +137,7 @@ def asked_without_labels(trainer: Any, batch: dict[str, Tensor]) -> bool:
 
 def refusals(folder: str) -> list[str]:
     """What is refused, each in its own words."""
-    said = []
+    said: list[str] = []
     for options in (
         {"auto_find_batch_size": True},
         {"train_sampling_strategy": "group_by_length"},
@@ -147,12 +147,8 @@ def refusals(folder: str) -> list[str]:
         {"paceline": {"loss_mean": "size"}, "gradient_accumulation_steps": 2},
         {"resume": f"{folder}/plain/checkpoint-3"},
     ):
-        try:
+        with refused(said):
             train(f"{folder}/refused", count=40, epochs=1, **options)
-        except (PacelineError, TypeError) as error:
-            said.append(str(error))
-        else:
-            said.append("nothing")
     return said
 
 
@@ -160,13 +156,7 @@ def example() -> list[str]:
     """What the example prints, with Paceline and without."""
     import with_transformers
 
-    printed = []
-    for more in ([], ["--plain"]):
-        sys.argv = ["with_transformers.py", "--epochs=1", *more]
-        with contextlib.redirect_stdout(io.StringIO()) as out:
-            with_transformers.main()
-        printed.append(out.getvalue())
-    return printed
+    return printed(with_transformers.main)
 
 
 def main() -> None:
