@@ -75,7 +75,7 @@ class Loop:
         self._filler = meeting.filler
         self.limits = limits
         self.profiles: list[Profile] = []
-        self.devices: list[RankDevice] = []  # of each rank, on rank 0, once a model is wrapped
+        self.devices: list[RankDevice] = []  # of each rank, once a model is wrapped
         self.epochs: int | None = None  # that the script trains, where the session knows
         self.current = CurrentStep(meeting.world, accumulates=limits.micro_batches)
         self.gate = SyncGate(self.current, meeting.store, meeting.rank, terms.seed)
@@ -148,7 +148,7 @@ class Loop:
         return self._meeting
 
     def introduce(self) -> None:
-        """Tells rank 0 what this rank computes on; all ranks call it once a model is in place."""
+        """Tells what this rank computes on; all ranks call it once a model is in place."""
         known, own = self._environment.run is not None, self.device.described()
         self.devices = introduce(self.meeting, own, self._trial, may_try=known)
 

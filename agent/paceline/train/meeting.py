@@ -102,7 +102,7 @@ def meet(arguments: dict[str, Any], sizes: Callable[[], npt.NDArray[np.float64]]
 def introduce(
     meeting: Meeting, own: RankDevice, trial: Callable[[], float | None], *, may_try: bool
 ) -> list[RankDevice]:
-    """Tells rank 0 which devices the ranks have. Each rank calls it once, when it wraps a model.
+    """Which devices the ranks have. Each rank calls it once, when it wraps a model.
 
     Nobody waits for a trial unless only a trial tells how the devices compare.
 
@@ -113,26 +113,22 @@ def introduce(
         may_try: on rank 0, whether somebody wants to know what a trial says.
 
     Returns:
-        On rank 0 each rank's device, [W]; elsewhere nothing.
+        Each rank's device, [W].
     """
-    if meeting.world == 1:
-        return [own]
-    store, rank = meeting.store, meeting.rank
-    store.set(f"devices/{rank}", msgspec.json.encode(own).decode())
-    devices: list[RankDevice] = []
-    if rank == 0:
-        devices = _devices(meeting, "devices")
-        store.set("devices/trial", "yes" if may_try and need_trial(devices) else "no")
-    if store.get("devices/trial") == b"no":
-        return devices
-    tried = msgspec.structs.replace(own, flops=trial())
-    store.set(f"devices/tried/{rank}", msgspec.json.encode(tried).decode())
-    return _devices(meeting, "devices/tried") if rank == 0 else []
+    words = gathered(meeting.world, (own, may_try))
+    devices = [device for device, _ in words]
+    if words[0][1] and meeting.world > 1 and need_trial(devices):
+        tried = msgspec.structs.replace(own, flops=trial())
+        devices = gathered(meeting.world, tried)
+    return devices
 
 
-def _devices(meeting: Meeting, under: str) -> list[RankDevice]:
-    answers = [meeting.store.get(f"{under}/{rank}") for rank in range(meeting.world)]
-    return [msgspec.json.decode(each, type=RankDevice) for each in answers]
+def gathered(world: int, word: Any) -> list[Any]:
+    """What each rank says, by rank; each calls it."""
+    words = [word] * world
+    if world > 1:
+        dist.all_gather_object(words, word)
+    return words
 
 
 def _hosted() -> TCPStore:
@@ -170,8 +166,7 @@ def _wait_for_all(world: int, error: Exception | None = None) -> None:
 
     Without that, rank 0 could end, and its store with it, before another rank is connected.
     """
-    words: list[dict[str, Any]] = [{}] * world
-    dist.all_gather_object(words, {} if error is None else _described(error))
+    words = gathered(world, {} if error is None else _described(error))
     for rank, word in enumerate(words):
         if error is None and word:
             _raise(rank, word)

@@ -37,7 +37,7 @@ def test_ranks_say_what_they_have(ranks: Ranks) -> None:
     (devices, trials), (elsewhere, _) = ranks.run(
         introductions.introduced, env={"PACELINE_RUN": "r"}
     )
-    assert (len(devices), elsewhere, trials) == (2, [], 0)
+    assert (len(devices), elsewhere, trials) == (2, devices, 0)
     for device in devices:
         assert (device.kind, device.name) == ("cpu", machine.processor())
         assert device.cores == machine.cores()

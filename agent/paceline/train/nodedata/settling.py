@@ -7,13 +7,12 @@ import socket
 from typing import Any
 
 import numpy as np
-import torch.distributed as dist
 
 from paceline.core.errors import PacelineError
 from paceline.data import Sharded
 from paceline.data.keeper import Keeper
 from paceline.train.environment import Environment
-from paceline.train.meeting import Meeting, kernel
+from paceline.train.meeting import Meeting, gathered, kernel
 from paceline.train.nodedata.node import NodeData
 from paceline.wire import NOWHERE, Shards
 
@@ -34,7 +33,7 @@ def settle(dataset: Any, meeting: Meeting, environment: Environment) -> NodeData
     """
     if not isinstance(dataset, Sharded):
         return None
-    words = _gathered(meeting, _place(dataset))
+    words = gathered(meeting.world, _place(dataset))
     _raise(words)
     places = [word["place"] for word in words]
     order = list(dict.fromkeys(places))
@@ -51,7 +50,7 @@ def settle(dataset: Any, meeting: Meeting, environment: Environment) -> NodeData
         word["lengths"] = hashlib.sha256(lengths.astype("<i8").tobytes()).hexdigest()
     except Exception as error:
         word["error"] = f"{type(error).__name__}: {error}"
-    words = _gathered(meeting, word)
+    words = gathered(meeting.world, word)
     try:
         _raise(words)
         _check(nodes, words)
@@ -108,14 +107,6 @@ def _shards(data: Sharded, nodes: list[int], words: list[dict[str, Any]]) -> Sha
         if "held" in word:
             held[np.frombuffer(word["held"], "<u4")] = nodes[rank]
     return Shards(nodes, limits, data.lengths.astype("<u4").tobytes(), held.tobytes())
-
-
-def _gathered(meeting: Meeting, word: Any) -> list[Any]:
-    if meeting.world == 1:
-        return [word]
-    words: list[Any] = [None] * meeting.world
-    dist.all_gather_object(words, word)
-    return words
 
 
 def _raise(words: list[dict[str, Any]]) -> None:
