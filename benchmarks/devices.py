@@ -13,6 +13,7 @@ import itertools
 import json
 import statistics
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -82,13 +83,17 @@ MIXTURES = (
 )
 
 
-def limit_s(devices: Emulation, samples: int) -> float:
+def limit_of(c_s: Sequence[float], b_s: Sequence[float], samples: int) -> float:
     """The least time of a step over all whole counts that are fixed.
 
     Ranks take as many samples as a step of that time allows; the time is the least of those that
     let all samples be taken.
+
+    Args:
+        c_s, b_s: seconds of each rank for a sample, and for a batch besides.
+        samples: of the global batch.
     """
-    sample_s, fixed_s = np.array(devices.c_s), np.array(devices.b_s)
+    sample_s, fixed_s = np.array(c_s), np.array(b_s)
     times = np.unique(np.arange(1, samples + 1)[:, None] * sample_s + fixed_s)
     return next(
         float(time_s)
@@ -119,7 +124,7 @@ def measure(stack: Stack, mixture: Mixture) -> dict[str, Any]:
     plain = _switch(stack, run, "bsp", {})
     stack.api("POST", f"/runs/{run}/stop", {"force": True})
     wait(stack.api, run, lambda now: now["ended_at"] is not None)
-    least_s = limit_s(devices, GLOBAL_BATCH)
+    least_s = limit_of(devices.c_s, devices.b_s, GLOBAL_BATCH)
     return {
         "devices": [worker["device"] for worker in workers],
         "by": capacities(ranks).by,

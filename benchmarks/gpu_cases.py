@@ -8,7 +8,7 @@ import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -346,8 +346,22 @@ def _replica(network: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, 
 # Overhead
 
 
-def paired(kind: str, pairs: int, hidden: int) -> list[tuple[float, float]]:
-    """Seconds of a plain DDP step and of a session's step, with their loading, in turn."""
+class Pair(NamedTuple):
+    """A plain DDP step and a session's step, with their loading, one after the other.
+
+    Args:
+        plain_s, paced_s: from the step's begin until the device is through with it.
+        plain_cpu_s, paced_cpu_s: processor time of the script's thread in that.
+    """
+
+    plain_s: float
+    paced_s: float
+    plain_cpu_s: float
+    paced_cpu_s: float
+
+
+def paired(kind: str, pairs: int, hidden: int) -> list[Pair]:
+    """Times of a plain DDP step and of a session's step, in turn."""
     place, world = Place(kind), dist.get_world_size()
     data, batch = Data((pairs + WARM) * 8 * world), 8 * world
     networks = [mlp(hidden, place.device) for _ in range(2)]
@@ -357,16 +371,15 @@ def paired(kind: str, pairs: int, hidden: int) -> list[tuple[float, float]]:
         DistributedDataParallel(networks[0]),
         place,
     )
-    times: list[tuple[float, float]] = []
+    times: list[Pair] = []
     with contextlib.closing(paceline.Session(data, global_batch=batch)) as session:
         batches = iter(session.loader())
         paced = _stepper(batches, session.wrap(networks[1]), place)
         for turn in range(pairs + WARM):
-            if turn % 2:
-                after = _seconds(paced, place)
-                times.append((_seconds(plain, place), after))
-            else:
-                times.append((_seconds(plain, place), _seconds(paced, place)))
+            order = (plain, paced) if turn % 2 else (paced, plain)
+            took = {step: _seconds(step, place) for step in order}
+            (plain_s, plain_cpu_s), (paced_s, paced_cpu_s) = took[plain], took[paced]
+            times.append(Pair(plain_s, paced_s, plain_cpu_s, paced_cpu_s))
         for _ in batches:  # ends the loop as a script would
             pass
     return times[WARM:]
@@ -384,11 +397,12 @@ def _stepper(batches: Iterator[Any], model: nn.Module, place: Place) -> Callable
     return step
 
 
-def _seconds(step: Callable[[], None], place: Place) -> float:
+def _seconds(step: Callable[[], None], place: Place) -> tuple[float, float]:
+    """Time of a step, and processor time of this thread in it."""
     place.synchronize()
     if dist.get_world_size() > 1:  # not for one rank: NCCL's barrier is a reduction on the device
         dist.barrier()
-    began = time.perf_counter()
+    began, worked = time.perf_counter(), time.thread_time()
     step()
     place.synchronize()
-    return time.perf_counter() - began
+    return time.perf_counter() - began, time.thread_time() - worked

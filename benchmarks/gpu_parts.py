@@ -211,7 +211,9 @@ def times(kit: Kit, world: int, *, slow_rank: int = -1) -> Result:
         "first_half_s": [first for first, _ in halves],
         "second_half_s": [second for _, second in halves],
     }
-    checks = [Check("median error of compute times" + TIME, figures["median_error"], 0.10, "<=")]
+    # Ranks that share a device wait for each other's time slices, of about a millisecond, anywhere.
+    bound = 0.10 if world == 1 else 0.20
+    checks = [Check("median error of compute times" + TIME, figures["median_error"], bound, "<=")]
     checks.append(_all_reported(outcome, steps * world))
     if slow_rank >= 0:
         slower = [second / first for first, second in halves]
@@ -413,11 +415,13 @@ def _overhead(kit: Kit, world: int) -> Result:
     pairs, hidden = 40 if kit.quick else 200, 256 if kit.cuda else 32
     answers = kit.run(gpu_cases.paired, pairs, hidden, world=world).answers
     both = [pair for answer in answers for pair in answer]
-    over_us = 1e6 * statistics.median(paced - plain for plain, paced in both)
-    plain_us = 1e6 * statistics.median(plain for plain, _ in both)
+    over_us = 1e6 * statistics.median(pair.paced_s - pair.plain_s for pair in both)
+    cpu_us = 1e6 * statistics.median(pair.paced_cpu_s - pair.plain_cpu_s for pair in both)
+    plain_us = 1e6 * statistics.median(pair.plain_s for pair in both)
     # The goal is 200 µs. The bound leaves room for other GPUs and busy hosts.
     check = Check("overhead per step, µs, goal 200" + TIME, over_us, 1000.0, "<=")
-    return {"overhead_us": over_us, "plain_us": plain_us, "goal_us": 200.0}, [check]
+    figures = {"overhead_us": over_us, "thread_us": cpu_us, "plain_us": plain_us, "goal_us": 200.0}
+    return figures, [check]
 
 
 # Copies

@@ -72,16 +72,22 @@ class CurrentStep:
         finally:
             self.reduces = before
 
+    @property
+    def weight(self) -> float:
+        """This rank's weight in the current step, relative to the weight of an equal part."""
+        if self._running is None:
+            return 1.0
+        step = self._running.step
+        if not step.samples:
+            return 0.0
+        return step.weight * self.world if self.weighs else step.share
+
     def weighed(self, gradient: torch.Tensor) -> torch.Tensor:
-        """A local gradient times this rank's weight, relative to the weight of an equal part."""
-        if self.running is None:
-            return gradient
-        step = self.running.step
-        if step.samples == 0:  # 0 · NaN is NaN, and a filler's gradient may be anything
+        """A local gradient times this rank's weight."""
+        weight = self.weight
+        if weight == 0:  # 0 · NaN is NaN, and a filler's gradient may be anything
             return torch.zeros_like(gradient)
-        if self.weighs:
-            return gradient * (step.weight * self.world)
-        return gradient if step.share == 1.0 else gradient * step.share
+        return gradient if weight == 1 else gradient * weight
 
     def summed(self, parameter: int, gradient: torch.Tensor) -> torch.Tensor:
         """What is added to a parameter's ``.grad``: only at a step's last micro-batch more than 0.
@@ -120,16 +126,65 @@ class CurrentStep:
                 parameter.grad = kept if parameter.grad is None else parameter.grad.add_(kept)
 
 
+class _Weighing:
+    """Where one model's gradients are weighed in a backward pass.
+
+    A gradient that is added to one from an earlier pass is weighed before. Otherwise a bucket is
+    weighed as a whole, by one operation and not by one for each parameter.
+
+    Args:
+        current: the current step.
+        parameters: of the model, those that are trained.
+    """
+
+    def __init__(self, current: CurrentStep, parameters: list[nn.Parameter]) -> None:
+        self.current = current
+        self._parameters = parameters
+        self._reduces = False  # the next backward pass
+        self._by_bucket: bool | None = None  # None: no gradient of the pass has come yet
+
+    def begin(self, reduces: bool) -> None:
+        """A forward pass begins, whose backward pass reduces the gradients or keeps them here."""
+        self._reduces, self._by_bucket = reduces, None
+
+    def by_bucket(self) -> bool:
+        """Whether this pass's gradients are weighed in their buckets; asked before each of them."""
+        if self._by_bucket is None:
+            self._by_bucket = (
+                self._reduces
+                and not self.current.accumulates
+                and all(parameter.grad is None for parameter in self._parameters)
+            )
+        return self._by_bucket
+
+    def divided(self, bucket: torch.Tensor) -> torch.Tensor:
+        """A bucket's share in the mean over ranks, in its own memory."""
+        weight = self.current.weight if self._by_bucket else 1.0
+        if weight == 0:
+            return bucket.zero_()
+        if weight != 1:
+            bucket.mul_(weight)
+        return bucket.div_(self.current.world)
+
+    def end(self) -> None:
+        """The pass's last bucket was divided."""
+        self._reduces, self._by_bucket = False, None
+
+
 def _mean(
-    current: CurrentStep,
+    weighing: _Weighing,
     bucket: dist.GradBucket,  # type: ignore[name-defined]
 ) -> Future[torch.Tensor]:
     """The communication hook: the mean over ranks of the weighed gradients, as DDP's own hook."""
+    current = weighing.current
     running, last = current.running, bucket.is_last()
     if last and running is not None:
         running.gradients_ready()
+    share = weighing.divided(bucket.buffer())
+    if last:
+        weighing.end()
     with current.own_collective():
-        work = dist.all_reduce(bucket.buffer().div_(current.world), async_op=True)
+        work = dist.all_reduce(share, async_op=True)
     assert work is not None
 
     def reduced(future: Future[list[torch.Tensor]]) -> torch.Tensor:
@@ -144,8 +199,8 @@ def _mean(
 class WeightedDDP(DistributedDataParallel):
     """DistributedDataParallel that weighs each rank's gradient. `Session.wrap` makes it.
 
-    Each parameter's gradient is weighed before it is added to ``.grad``. So gradients that
-    accumulate there, in `no_sync` or over several steps, are weighed already.
+    Where gradients accumulate in ``.grad``, in `no_sync` or over several steps, each is weighed
+    before it is added there. Otherwise they are weighed with their bucket.
     """
 
     def __init__(self, module: nn.Module, current: CurrentStep, **options: Any) -> None:
@@ -158,16 +213,18 @@ class WeightedDDP(DistributedDataParallel):
             self.broadcast_buffers = False
         self._current = current
         self._local = False  # gradients of the newest forward pass stay on this rank
-        super().register_comm_hook(current, _mean)
-        for parameter in module.parameters():
-            if parameter.requires_grad:
-                hook = partial(self._arrives, id(parameter))  # not itself: a cycle would stay
-                parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+        parameters = [p for p in module.parameters() if p.requires_grad]
+        self._weighing = _Weighing(current, parameters)
+        super().register_comm_hook(self._weighing, _mean)
+        for parameter in parameters:
+            hook = partial(self._arrives, id(parameter))  # not itself: a cycle would stay
+            parameter.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def forward(self, *inputs: Any, **kwargs: Any) -> Any:
         """The module's forward pass."""
         if torch.is_grad_enabled():
             self._local = not self.require_backward_grad_sync
+            self._weighing.begin(not self._local)
         return super().forward(*inputs, **kwargs)  # type: ignore[no-untyped-call]
 
     def reduce(self, reduces: bool) -> None:
@@ -204,6 +261,8 @@ class WeightedDDP(DistributedDataParallel):
 
     def _arrives(self, parameter: int, gradient: torch.Tensor) -> torch.Tensor:
         """Called with a parameter's new gradient; returns what is added to ``.grad``."""
+        if self._weighing.by_bucket():
+            return gradient
         if self._local and self._current.running is not None:
             self._current.running.gradients_kept()
         return self._current.summed(parameter, gradient)

@@ -33,6 +33,8 @@ MOST_COASTED = 16
 # While plans come too late even for that, for so many seconds: on a machine that is too busy a plan
 # takes seconds, in which small models train for many steps.
 MOST_COASTED_S = 10.0
+# Where no control plane can plan, a segment lasts at least so long: planning takes 0.2 ms of it.
+ALONE_S = 0.05
 _PACE = 8  # segments by whose times a step's time is known
 
 if TYPE_CHECKING:
@@ -252,11 +254,14 @@ class Leader:
 
     def _most_coasted(self) -> int:
         """Steps of a coasted segment at most, by the times of the newest segments."""
+        return max(MOST_COASTED, self._steps_in(MOST_COASTED_S))
+
+    def _steps_in(self, seconds: float) -> int:
+        """How many steps take so long, by the times of the newest segments; 0: not known yet."""
         if not self._begun:
-            return MOST_COASTED
+            return 0
         began, first = self._begun[0]
-        step_s = max(time.monotonic() - began, 1e-3) / (self._step - first)
-        return max(MOST_COASTED, int(MOST_COASTED_S / step_s))
+        return int(seconds * (self._step - first) / max(time.monotonic() - began, 1e-3))
 
     def _patience_s(self, proposals: Proposals) -> float:
         """How long to wait for a proposal: only if the controller has shown that it is alive.
@@ -275,6 +280,8 @@ class Leader:
         synchroniser = last.synchroniser if last is not None else ALLREDUCE
         # Relaxed ranks meet at a segment's end, which should be rare: coast for longer.
         steps = min(self._coast_steps, self._most_coasted())
+        if self._proposals is None:
+            steps = max(steps, min(MOST_COASTED, self._steps_in(ALONE_S)))
         if synchroniser != ALLREDUCE:
             steps = max(MOST_COASTED, steps)
         homes = None

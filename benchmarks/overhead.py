@@ -1,0 +1,106 @@
+"""What a session adds to a training step, beside plain DDP's step in the same process.
+
+Real ranks, nothing emulated, a small model on the CPU. In each pair a step of plain DDP and one of a
+session follow each other, in an order that changes from pair to pair; the ranks meet before each.
+`alone` is without a control plane, as under torchrun. `managed` is with one that plans and stores
+every step: its processes share the machine's cores with the ranks.
+
+Besides the time of a step there is the processor time of the script's own thread, which leaves out
+waiting for other ranks and threads.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from harness import Check, finish, parser
+from switch import wait
+
+from gpu_cases import Pair
+from paceline_backend.server.stack import Stack
+
+SCRIPT = Path(__file__).with_name("overhead_script.py")
+PAIRS = 2_000
+GOAL_US, THREAD_GOAL_US = 200.0, 120.0
+
+
+def alone(folder: Path, world: int, pairs: int) -> None:
+    """Trains under torchrun."""
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    launcher += ["--nproc-per-node", str(world), str(SCRIPT), str(folder), str(pairs)]
+    subprocess.run(launcher, check=True, stdout=sys.stderr)
+
+
+def managed(folder: Path, world: int, pairs: int) -> None:
+    """Trains under a control plane."""
+    with Stack(folder / "stack", 0) as stack:
+        body = {
+            "name": "overhead",
+            "script": str(SCRIPT),
+            "args": [str(folder), str(pairs)],
+            "nproc": world,
+            "policy": "bsp",
+        }
+        run = stack.api("POST", "/runs", body)["id"]
+        ended = wait(stack.api, run, lambda now: now["ended_at"] is not None)
+        if ended["state"] != "succeeded":
+            raise RuntimeError(f"the run ended as {ended['state']}: {folder}")
+
+
+WAYS = {"alone": alone, "managed": managed}
+
+
+def measure(way: str, world: int, pairs: int) -> dict[str, Any]:
+    """The figures of one way and number of ranks."""
+    with tempfile.TemporaryDirectory() as folder:
+        WAYS[way](Path(folder), world, pairs)
+        files = sorted(Path(folder).glob("rank-*.json"))
+        both = [Pair(*row) for file in files for row in json.loads(file.read_text())]
+    over_us = [1e6 * (pair.paced_s - pair.plain_s) for pair in both]
+    thread_us = [1e6 * (pair.paced_cpu_s - pair.plain_cpu_s) for pair in both]
+    return {
+        "pairs": len(both) // world,
+        "plain_us": 1e6 * statistics.median(pair.plain_s for pair in both),
+        "over_us": statistics.median(over_us),
+        "over_p95_us": statistics.quantiles(over_us, n=20)[-1],
+        "over_mean_us": statistics.fmean(over_us),
+        "thread_us": statistics.median(thread_us),
+        "thread_p95_us": statistics.quantiles(thread_us, n=20)[-1],
+    }
+
+
+def main() -> None:
+    """Runs the benchmark."""
+    arguments = parser(__doc__)
+    arguments.add_argument("--pairs", type=int, default=PAIRS, help="of steps; %(default)s")
+    options = arguments.parse_args()
+    pairs = 200 if options.quick else options.pairs
+    results = {
+        f"{way}, {world} ranks": measure(way, world, pairs)
+        for world in ((2,) if options.quick else (2, 4))
+        for way in WAYS
+    }
+    checks = []
+    for name, row in results.items():
+        if name.endswith(", 2 ranks"):
+            checks += [
+                Check(f"median µs that a session adds, {name}", row["over_us"], GOAL_US, "<="),
+                Check(f"of them the script's thread, {name}", row["thread_us"], THREAD_GOAL_US, "<="),
+            ]
+    heads = ("plain_us", "over_us", "over_p95_us", "over_mean_us", "thread_us", "thread_p95_us")
+    lines = [" " * 20 + "".join(f"{head:>15}" for head in heads)]
+    lines += [
+        f"{name:<20}" + "".join(f"{row[head]:>15.0f}" for head in heads)
+        for name, row in results.items()
+    ]
+    finish(options, {"pairs": pairs}, results, checks, "\n".join(lines))
+
+
+if __name__ == "__main__":
+    main()
