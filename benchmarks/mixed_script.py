@@ -12,7 +12,7 @@ from torch.nn.functional import cross_entropy
 import paceline
 
 GLOBAL_BATCH = 256
-POINTS, WIDTH, CLASSES, SAMPLES = 1024, 64, 8, 8192
+POINTS, WIDTH, CLASSES, SAMPLES = 512, 32, 8, 8192
 
 
 class Series(torch.utils.data.Dataset[tuple[Tensor, Tensor]]):

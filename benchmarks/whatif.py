@@ -163,7 +163,8 @@ def case(stack: Stack, speeds: str, data: str, policy: str) -> dict[str, Any]:
     if answer["reason"] is not None:
         raise RuntimeError(f"no forecast: {answer['reason']}")
     forecast = next(row for row in answer["forecasts"] if row["policy"] == policy)
-    asked = stack.api("POST", f"/runs/{run}/policy", {"policy": policy, "by": "benchmark"})
+    chosen = {"policy": policy, "parameters": forecast["parameters"], "by": "benchmark"}
+    asked = stack.api("POST", f"/runs/{run}/policy", chosen)
     first = effective(stack, run, asked["version"]) + WARMUP_STEPS
     wait(stack, run, lambda now: now["step"] >= first + AFTER)
     span = f"from={first}&to={first + AFTER - 1}"
@@ -174,6 +175,7 @@ def case(stack: Stack, speeds: str, data: str, policy: str) -> dict[str, Any]:
     measured_s = float(sum(step_s) / load * mean_load(stack, run))
     return {
         "policy": policy,
+        "parameters": forecast["parameters"],
         "bsp_s": answer["current"]["step_time_s"],
         "forecast_s": forecast["step_time_s"],
         "low_s": forecast["low_s"],

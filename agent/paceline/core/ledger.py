@@ -183,6 +183,9 @@ def _gridded(
 
 
 def _deal_in_turn(samples: Ints, limits: Ints) -> list[Ints]:
+    world = len(limits)
+    if len(samples) <= world * limits.min():  # no rank is full before its last turn
+        return [samples[rank::world] for rank in range(world)]
     counts = equal_counts(len(samples), limits)
     in_turn, ends = samples[dealt(counts)], np.cumsum(counts).tolist()
     return [in_turn[start:end] for start, end in zip([0, *ends], ends, strict=False)]
