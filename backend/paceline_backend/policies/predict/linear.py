@@ -35,6 +35,8 @@ _FINER = (2.0 ** (0.5 ** np.arange(1, 6))).tolist()  # factors to try around the
 _MARGIN = 12.0  # log-likelihood that a cost must gain over the sum; κ > 0 needs as much again
 _FEW, _NOISY = 8, 0.1  # rows that tell the noise; from so much noise on rows are fitted again
 _JUMP = 0.9  # a residual counts as at most so much more than the one before
+_SURE = 0.98  # probability from which on a young run's cost is expected to stay
+_HALF = 0.5  # padded load ÷ that of equal counts; below it samples were grouped
 _CLEARLY = 3.0  # log-likelihood that the wide prior of c and b must gain
 _LITTLE = 1e-6  # what sizes add to a sample's cost where only samples count
 _EXACT = 0.003  # smaller residuals count like this one
@@ -244,40 +246,58 @@ def _choose(rows: Feedback, window: int) -> Cost:
     if not valid.any() or (rows.longest[valid] <= 0).any():  # recorded before longest and squares
         return SUM
     typical = float(rows.squares[valid].sum() / rows.load[valid].sum())
-    expected = _grouped(rows.samples[valid], rows.load[valid], rows.squares[valid])
 
     def score(cost: Cost) -> float:
         loss, count, unlikely = _fit(rows, cost, window)[1].sum(axis=0)
         score = 0.5 * count * math.log(loss / max(count, 1) + _EXACT**2) + unlikely
-        if cost.padded != expected:
-            score += _MARGIN
         if cost.kappa > 0:
             score += _MARGIN + 0.5 * math.log(cost.kappa * typical) ** 2
         return float(score)
 
     costs = [Cost(k, p) for p in (False, True) for k in (0.0, *(_CURVES / typical).tolist())]
     tried = {cost: score(cost) for cost in costs}
-    best = min(tried, key=lambda cost: tried[cost])
+    padded, other = (min(tried[cost] for cost in costs if cost.padded is p) for p in (True, False))
+    if abs(padded - other) <= _MARGIN:
+        expected = _expects_padded(rows, valid)
+        costs = [cost for cost in costs if cost.padded is expected]
+    best = min(costs, key=lambda cost: tried[cost])
     for factor in _FINER if best.kappa > 0 else ():
-        for kappa in (best.kappa * factor, best.kappa / factor):
-            near = Cost(kappa, best.padded)
-            tried[near] = score(near)
-        best = min(tried, key=lambda cost: tried[cost])
+        near = [Cost(kappa, best.padded) for kappa in (best.kappa * factor, best.kappa / factor)]
+        tried |= {cost: score(cost) for cost in near}
+        best = min((best, *near), key=lambda cost: tried[cost])
     return best
 
 
-def _grouped(samples: Ints, load: Floats, squares: Floats) -> bool:
-    """Whether sizes within a batch are more alike than the batches' mean sizes.
+def _expects_padded(rows: Feedback, valid: Bools) -> bool:
+    """Whether batches are taken for padded where the scores of both are alike.
 
-    If so, the scheduler grouped samples by size because it took them for padded. Its batches hardly
+    The first steps tell it best, as their batches have equal counts. The scores leave them out,
+    because a fit needs rows to begin with; what made the plans of the first steps does not.
+    """
+    if _grouped(rows, valid):
+        return True
+    first = plausible(rows)[0]
+    return first.cost.padded and first.probability >= _SURE
+
+
+def _grouped(rows: Feedback, valid: Bools) -> bool:
+    """Whether the scheduler grouped samples by size because it took them for padded.
+
+    If so, sizes within a batch are more alike than the batches' mean sizes; or, where a few sizes
+    are huge, large batches have much shorter longest samples than small ones. Such batches hardly
     show whether they are padded, so "padded" stays the default until the times contradict it.
     """
-    several = samples > 1
+    several = valid & (rows.samples > 1)
     if not several.any():
         return False
-    n, mean = samples[several], load[several] / samples[several]
-    within = (squares[several] / n - mean**2) * n / (n - 1)
-    return bool(mean.var() > within.mean())
+    n, mean = rows.samples[several], rows.load[several] / rows.samples[several]
+    within = (rows.squares[several] / n - mean**2) * n / (n - 1)
+    if mean.var() > within.mean():
+        return True
+    longest = np.where(valid, rows.longest, 0.0)
+    padded = (rows.samples * longest).sum(axis=1)
+    alike = rows.samples.sum(axis=1) * longest.mean(axis=1)  # what equal counts would have
+    return bool(np.median(padded / np.maximum(alike, LEAST)) < _HALF)
 
 
 @dataclass(frozen=True)

@@ -403,6 +403,27 @@ def test_padding_is_still_believed_in_once_batches_are_grouped_by_size() -> None
     assert LinearPredictor(cost="auto").fit(rows, world=8).cost.padded
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_padding_is_still_believed_in_where_only_the_first_steps_were_equal(seed: int) -> None:
+    """Few sizes are huge, and one rank gets them. Two steps with equal counts told the padding."""
+    rng = np.random.default_rng(seed)
+    counts, sizes = [], []
+    for step in range(60):
+        drawn = np.sort(np.clip(rng.lognormal(4.6, 1.0, 512), 16, 8600))
+        if step < 2:
+            drawn = rng.permutation(drawn)
+            few = 256
+        else:  # counts that make the longer of both padded batches shortest
+            few = min(range(1, 512), key=lambda n: max(n * drawn[-1], (512 - n) * drawn[511 - n]))
+        counts.append([512 - few, few])
+        sizes.append(drawn)
+    batches = features(np.concatenate(sizes), np.array(counts))
+    compute_s = 1e-4 * Cost(padded=True).load(batches) * np.exp(0.3 * rng.normal(size=(60, 2)))
+    for steps in (23, 24, 28, 40, 60):
+        rows = Cluster(batches, compute_s).feedback(0, steps)
+        assert LinearPredictor(cost="auto").fit(rows, world=2).cost.padded, steps
+
+
 def test_ranks_that_noise_made_different_are_drawn_together() -> None:
     """Of eight ranks two are twice as slow: the others come nearer to each other, these do not."""
     rng = np.random.default_rng(7)
