@@ -13,7 +13,7 @@ from msgspec import Meta
 from paceline.core.cost import SUM, Cost
 from paceline_backend.policies.predict.early import YOUNG, Weighed, plausible
 from paceline_backend.policies.predict.regression import SHARES, fit_ranks
-from paceline_backend.policies.values import LEAST, Feedback, Floats, Ints, Models, usable
+from paceline_backend.policies.values import LEAST, Feedback, Floats, Models, usable
 
 # Parameters of presets that use this predictor.
 WindowSteps = Annotated[
