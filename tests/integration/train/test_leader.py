@@ -26,7 +26,7 @@ from paceline.core.terms import Terms
 from paceline.train.parts import Step
 from paceline.train.plan import leader, waits
 from paceline.train.plan.follower import Follower
-from paceline.train.plan.leader import Leader, epoch_order
+from paceline.train.plan.leader import MOST_COASTED, Leader, epoch_order
 from paceline.train.plan.proposals import Proposals
 from paceline.wire import Adopted, Proposal, Segment, StopTraining, bus
 from paceline.wire.synchronisation import convert
@@ -416,7 +416,7 @@ def test_the_leader_keeps_the_samples_of_steps_ahead_only(lookahead: int) -> Non
         kept.append(len(wiring.leader._ahead))
     session.close()
     assert len(kept) == 100
-    assert max(kept) <= lookahead + 2
+    assert max(kept) <= lookahead + MOST_COASTED
 
 
 # Real ranks under a controller
