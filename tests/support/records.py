@@ -50,7 +50,9 @@ def add_first_policy(store: Store, run: str, policy: str = "bsp") -> None:
         )
 
 
-def waiting_day(day: int, run: str, worker_s: float, waited_s: float, **more: Any) -> dict[str, Any]:
+def waiting_day(
+    day: int, run: str, worker_s: float, waited_s: float, **more: Any
+) -> dict[str, Any]:
     """A row of `waiting_days`: one rank alone on a node that nobody knows, unless `more` says."""
     node = {"node": "", "type": "", "since": day * 86_400.0, "steps": 1}
     times = {"worker_s": worker_s, "waited_s": waited_s}

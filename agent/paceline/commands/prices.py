@@ -55,9 +55,7 @@ def _prices(
 
 def set_price(
     node_type: Type,
-    price: Annotated[
-        str, typer.Argument(metavar="'32.77 USD'", help="An amount and a currency.")
-    ],
+    price: Annotated[str, typer.Argument(metavar="'32.77 USD'", help="An amount and a currency.")],
     since: Since = None,
     per: Annotated[
         Literal["node", "worker"],
@@ -116,8 +114,7 @@ def _show(answer: dict[str, Any], as_json: bool) -> None:
         print_json(answer)
         return
     rows = [
-        {**row, "since": local_time(row["since"]), "price": _price(row)}
-        for row in answer["prices"]
+        {**row, "since": local_time(row["since"]), "price": _price(row)} for row in answer["prices"]
     ]
     print_table(COLUMNS, rows)
     default = answer["default"]

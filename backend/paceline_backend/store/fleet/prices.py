@@ -15,7 +15,6 @@ from paceline_backend.store.database import insert, now
 from paceline_backend.store.fleet.tables import node_prices
 
 
-
 def listed(connection: sa.Connection) -> list[dict[str, Any]]:
     """All prices, by type; of a type the newest first."""
     c = node_prices.c
@@ -99,7 +98,10 @@ def in_force(
 
 
 def _lock(connection: sa.Connection) -> None:
-    """Whoever else sets a price waits until the transaction ends. (SQLite has one writer anyway.)"""
+    """Whoever else sets a price waits until the transaction ends.
+
+    (SQLite has one writer anyway.)
+    """
     if connection.dialect.name == "postgresql":
         key = sa.func.hashtext("node prices")
         connection.execute(sa.select(sa.func.pg_advisory_xact_lock(key)))

@@ -103,9 +103,7 @@ def _reach(connection: sa.Connection, run: int, counted: int, last: int, most: i
     return last if step is None else int(step)
 
 
-def spans_of(
-    connection: sa.Connection, run: int, first: int, last: int
-) -> list[dict[str, Any]]:
+def spans_of(connection: sa.Connection, run: int, first: int, last: int) -> list[dict[str, Any]]:
     """Rows of `waiting_days`, without the run, over a range of its complete steps.
 
     Args:
@@ -216,9 +214,7 @@ def _since(node_type: str) -> sa.ColumnElement[Any]:
     return sa.case((priced > day, priced), else_=day)
 
 
-def _apart(
-    connection: sa.Connection, run: int, first: int, last: int
-) -> sa.ColumnElement[bool]:
+def _apart(connection: sa.Connection, run: int, first: int, last: int) -> sa.ColumnElement[bool]:
     """Whether nobody waits in a step for the slowest rank: the synchroniser is relaxed."""
     spans = _merged(segments.apart(connection, run, first, last))
     return sa.or_(sa.false(), *(steps.c.step.between(begin, stop - 1) for begin, stop in spans))
