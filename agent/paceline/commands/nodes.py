@@ -1,4 +1,4 @@
-"""`paceline nodes`, `check`, `cordon` and `uncordon`: the machines with agents; and their prices."""
+"""`paceline nodes`, `check`, `cordon` and `uncordon`: machines with agents; and their prices."""
 
 from __future__ import annotations
 

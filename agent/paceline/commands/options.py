@@ -156,7 +156,7 @@ def type_of(name: str | None) -> str | None:
     if 0 < len(name) <= LONGEST_TYPE and name.isprintable() and name.strip() == name:
         return name
     raise InputError(
-        f"--type {name!r}: give 1 to {LONGEST_TYPE} printable characters, without spaces around them"
+        f"--type {name!r}: give 1 to {LONGEST_TYPE} printable characters, no spaces around them"
     )
 
 
