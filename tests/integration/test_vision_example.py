@@ -94,9 +94,9 @@ def test_it_learns_while_a_controller_plans_for_uneven_ranks(tmp_path: Path) -> 
         }
         run = stack.api("POST", "/runs", body)["id"]
         wait_for_end(stack, run)
-        evaluations = stack.api("GET", f"/runs/{run}/evaluations")["items"]
+        evaluations = stack.api("GET", f"/runs/{run}/evaluations")
         coverage = stack.api("GET", f"/runs/{run}/coverage")
-        loads = [worker["load"] for worker in stack.api("GET", f"/runs/{run}/workers")["workers"]]
+        loads = [worker["load"] for worker in stack.api("GET", f"/runs/{run}/workers")]
     assert coverage["exact"]
     accuracies = [each["metrics"]["accuracy"] for each in evaluations]
     assert len(accuracies) == 3

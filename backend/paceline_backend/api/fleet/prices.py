@@ -11,7 +11,7 @@ from paceline_backend.api import models
 from paceline_backend.api.audit import requester_of
 from paceline_backend.api.errors import ProblemError, documented
 from paceline_backend.api.fleet.price_models import NewPrice, NodePrice, NodePrices, NodeType, Since
-from paceline_backend.api.rules import ADMIN, VIEWER
+from paceline_backend.api.rules import OPERATOR, VIEWER
 from paceline_backend.api.runs import settings_of, store_of
 from paceline_backend.server.prices import Price, PriceError
 from paceline_backend.store import Connection, audit, nodes
@@ -37,7 +37,7 @@ def list_prices(request: Request) -> Any:
     "",
     response_model=NodePrice,
     responses=documented(_MALFORMED, _INVALID),
-    dependencies=[Depends(ADMIN)],
+    dependencies=[Depends(OPERATOR)],
 )
 def set_price(request: Request, body: NewPrice) -> Any:
     """Notes what an hour of a type of node costs from a moment on."""
@@ -60,7 +60,7 @@ def set_price(request: Request, body: NewPrice) -> Any:
     "",
     response_model=NodePrices,
     responses=documented(_MISSING, _INVALID),
-    dependencies=[Depends(ADMIN)],
+    dependencies=[Depends(OPERATOR)],
 )
 def delete_price(
     request: Request,

@@ -16,7 +16,7 @@ from paceline_backend.store import attempts as all_attempts
 from paceline_backend.store import nodes, segments
 from paceline_backend.store.database import insert
 from paceline_backend.store.fleet.tables import node_prices, run_progress, waiting_days
-from paceline_backend.store.rollups.metrics import of_same_step
+from paceline_backend.store.rollups.metrics import of_same_step, over
 from paceline_backend.store.schema import attempts, runs, steps, worker_steps
 
 DAY_S = 86_400.0
@@ -145,7 +145,7 @@ def _of_one_node(
             (c.workers * c.step_s).label("worker_s"),
             waited.label("waited_s"),
             c.step_s.label("node_s"),
-            (waited / c.workers).label("node_waited_s"),
+            over(waited, c.workers).label("node_waited_s"),
         )
         .where(c.run == run, c.step.between(first, last))
         .subquery()
