@@ -240,7 +240,8 @@ class NodeState(msgspec.Struct, frozen=True, tag="node_state"):
     left: bool = False  # the agent says goodbye
     check: NodeCheck | None = None  # the newest; None: there is none yet
     gpu_states: list[GpuState] = []  # of each GPU, in the driver's order; empty: unknown
-    type: str = ""  # of the machine, by which prices go; empty: unknown
+    # Of the machine, by which prices go; empty: unknown. (In an entry, `type` is the message's.)
+    type: str = msgspec.field(default="", name="node_type")
 
 
 class SwitchRequested(msgspec.Struct, frozen=True, tag="switch_requested"):

@@ -273,6 +273,14 @@ def test_under_a_relaxed_synchroniser_no_node_waits(store: Store) -> None:
     assert [nodes[node].waited_s for node in "ab"] == [1.0, 0.0]
 
 
+def test_the_same_price_again_changes_nothing(store: Store) -> None:
+    with store.write() as connection:
+        first = prices.put(connection, "x", None, Price(1.0, "EUR"), "ada", None)
+        assert prices.put(connection, "x", None, Price(1.0, "EUR"), "bob", None) == first
+        prices.put(connection, "x", None, Price(1.0, "EUR", "node"), "bob", None)
+        assert [row["per"] for row in prices.listed(connection)] == ["node", "worker"]
+
+
 def test_prices_are_in_one_currency(store: Store) -> None:
     with store.write() as connection:
         with pytest.raises(PriceError, match=r"--hour-price 2\.5 USD: prices of types of nodes"):

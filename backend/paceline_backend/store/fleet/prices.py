@@ -6,6 +6,7 @@ default of `paceline server --hour-price`, are in one currency: amounts of sever
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import sqlalchemy as sa
@@ -32,6 +33,8 @@ def put(
 ) -> dict[str, Any]:
     """Notes that nodes of a type cost so much from a moment on; the row.
 
+    What they cost already need not be noted again: whoever looks at spot prices may tell each.
+
     Args:
         connection: to write with.
         node_type: of the nodes.
@@ -54,6 +57,9 @@ def put(
                 f"in {currency}, or delete the others first"
             )
     check_default(default, price.currency)
+    held = _row(connection, node_type, at)
+    if since is None and held is not None and _price(held) == price:
+        return held
     values = {"amount": price.amount, "currency": price.currency, "per": price.per}
     values |= {"set_at": at, "set_by": by}
     rows = insert(connection, node_prices).values(**key, **values)
@@ -91,10 +97,20 @@ def in_force(
     connection: sa.Connection, node_type: str, at: float, default: Price | None
 ) -> Price | None:
     """What nodes of a type cost at a moment; None: unknown."""
+    row = _row(connection, node_type, at)
+    return default if row is None else _price(row)
+
+
+def _row(connection: sa.Connection, node_type: str, at: float) -> dict[str, Any] | None:
+    """The row of a type's price that holds at a moment; None: there is none."""
     c = node_prices.c
-    query = sa.select(c.amount, c.currency, c.per).where(c.type == node_type, c.since <= at)
-    row = connection.execute(query.order_by(c.since.desc()).limit(1)).one_or_none()
-    return default if row is None else Price(*row)
+    query = sa.select(node_prices).where(c.type == node_type, c.since <= at)
+    row = connection.execute(query.order_by(c.since.desc()).limit(1)).mappings().one_or_none()
+    return None if row is None else dict(row)
+
+
+def _price(row: Mapping[str, Any]) -> Price:
+    return Price(row["amount"], row["currency"], row["per"])
 
 
 def _lock(connection: sa.Connection) -> None:
