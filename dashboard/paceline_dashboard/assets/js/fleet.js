@@ -203,7 +203,7 @@ export function note(node, currency = null) {
   const parts = [node.alive ? plural(node.runs.length, "run") : "does not answer"];
   if (node.cordoned) parts.unshift(`cordoned by ${node.cordoned.by}${node.cordoned.reason ? `: ${node.cordoned.reason}` : ""}`);
   if (total > 0) parts.push(`${number(total)} h`);
-  if (currency !== null) parts.push(amount(node.cost, currency));
+  if (currency !== null && node.cost > 0) parts.push(amount(node.cost, currency));
   return parts.join(", ");
 }
 
