@@ -93,7 +93,9 @@ def test_the_fleet_says_who_loses_what(
     names = page.locator("#fleet-nodes .name")
     expect(names).to_have_text(["gpu-b1", "gpu-b2", "gpu-c3"])
     notes = page.locator("#fleet-nodes .note")
-    expect(notes).to_have_text(["0 runs", "1 run, 0.03 EUR", "cordoned by ada: its disk is slow, 0 runs"])
+    expect(notes).to_have_text(
+        ["0 runs", "1 run, 0.03 EUR", "cordoned by ada: its disk is slow, 0 runs"]
+    )
     expect(page.locator("#fleet-groups tbody tr")).to_contain_text("owner not known")
     page.locator("#fleet-by").select_option("run")
     expect(page.locator("#fleet-groups tbody tr")).to_contain_text("slow")

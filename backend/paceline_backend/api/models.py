@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, StringConstraints
 
-from paceline.wire import problems
+from paceline.wire import LONGEST_TYPE, problems
 from paceline_backend import backends
 from paceline_backend.api.quality_models import Evaluation, Target
 from paceline_backend.policies import Changes
@@ -63,6 +63,11 @@ Why = Annotated[str, StringConstraints(max_length=500), AfterValidator(_text)]
 Operator = Annotated[str, StringConstraints(max_length=200), AfterValidator(_operator)]
 Location = Annotated[str, StringConstraints(max_length=4096), AfterValidator(_text)]  # PATH_MAX
 PolicyName = Annotated[str, StringConstraints(max_length=200), AfterValidator(_text)]
+NodeType = Annotated[
+    str,
+    StringConstraints(min_length=1, max_length=LONGEST_TYPE, strip_whitespace=True),
+    AfterValidator(_text),
+]
 NodeName = Annotated[str, StringConstraints(max_length=255), AfterValidator(_text)]
 Variable = Annotated[str, AfterValidator(_variable)]
 State = Literal["pending", "queued", "starting", "running", "finished", "failed", "stopped"]

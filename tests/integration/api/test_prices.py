@@ -105,7 +105,7 @@ def test_prices_are_set_listed_and_deleted(
         ({"currency": "$"}, "currency", "currency is '$': give 1 to 10 letters"),
         ({"currency": "EUR"}, "currency", "currency is EUR: the other prices are in USD"),
         ({"since": -1}, "since", "greater than or equal to 0"),
-        ({"per": "rank"}, "per", "'node' or 'worker'"),
+        ({"per": "rank"}, "per", "'worker' or 'node'"),
         ({"type": ""}, "type", "at least 1 character"),
         ({"type": "x" * 201}, "type", "at most 200 characters"),
     ],

@@ -15,13 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paceline.wire import NodeState, StepBatch
+from paceline.wire.synchronisation import Averaging, AveragingRules
 from paceline_backend.server.prices import Price, PriceError
 from paceline_backend.store import Store, runs, schema, telemetry
 from paceline_backend.store import migrate as _migrate
 from paceline_backend.store.fleet import costs, prices, waiting
 from paceline_backend.store.fleet.costs import Spent
 from paceline_backend.store.fleet.tables import node_prices, waiting_days
-from support.records import add_run, hello, record
+from support.records import add_run, adopted, hello, record
 
 DAY_S = 86_400.0
 NUMBERS = count()
@@ -255,14 +256,11 @@ def test_a_node_that_changes_its_type_costs_what_it_cost(store: Store) -> None:
 
 
 def test_under_a_relaxed_synchroniser_no_node_waits(store: Store) -> None:
-    from paceline.wire import Synchronisation
-    from support.records import adopted
-
     have(store, a="x", b="y")
     price(store, "x", 1.0)
     price(store, "y", 10.0)
     add_run(store, "r", state="running", nproc=1, nodes_max=2)
-    relaxed = Synchronisation("averaging", {"every": 4})
+    relaxed = Averaging(parameters=AveragingRules(every=4))
     segment = adopted(1, 2, counts=[[1, 1], [1, 1]], synchroniser=relaxed)
     trained(store, "r", ["a", "b"], {k: (DAY_S + k, [1.0, 1.0], [0.5, 1.0]) for k in range(4)})
     telemetry.write(store, [("r", adopted(0, 0, counts=[[1, 1], [1, 1]])), ("r", segment)])

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated
 
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import BaseModel, Field
 
-from paceline.wire import LONGEST_TYPE
 from paceline_backend.api import models
 from paceline_backend.api.evidence.verdict import Price
 from paceline_backend.server.prices import LONGEST_CURRENCY, Per
 
-NodeType = Annotated[
-    models.Text,
-    StringConstraints(min_length=1, max_length=LONGEST_TYPE, strip_whitespace=True),
-]
 Since = Annotated[float, Field(ge=0, le=1e11, allow_inf_nan=False)]
 
 
@@ -52,7 +47,7 @@ class NodePrices(BaseModel):
 class NewPrice(models.Change):
     """What an hour of a type of node costs from a moment on."""
 
-    type: NodeType = Field(examples=["p4d.24xlarge"])
+    type: models.NodeType = Field(examples=["p4d.24xlarge"])
     amount: float = Field(description="0 or more", examples=[32.77])
     currency: str = Field(
         description=f"1 to {LONGEST_CURRENCY} letters; that of all other prices", examples=["USD"]

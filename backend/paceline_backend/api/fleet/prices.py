@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Query, Request
 from paceline_backend.api import models
 from paceline_backend.api.audit import requester_of
 from paceline_backend.api.errors import ProblemError, documented
-from paceline_backend.api.fleet.price_models import NewPrice, NodePrice, NodePrices, NodeType, Since
+from paceline_backend.api.fleet.price_models import NewPrice, NodePrice, NodePrices, Since
 from paceline_backend.api.rules import OPERATOR, VIEWER
 from paceline_backend.api.runs import settings_of, store_of
 from paceline_backend.server.prices import Price, PriceError
@@ -64,7 +64,7 @@ def set_price(request: Request, body: NewPrice) -> Any:
 )
 def delete_price(
     request: Request,
-    node_type: Annotated[NodeType, Query(alias="type", description="of the nodes")],
+    node_type: Annotated[models.NodeType, Query(alias="type", description="of the nodes")],
     since: Annotated[
         Since | None, Query(description="of the price; left out: all prices of the type")
     ] = None,
