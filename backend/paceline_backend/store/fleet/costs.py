@@ -47,7 +47,8 @@ class Spent:
 
 def currency(connection: sa.Connection, default: Price | None) -> str | None:
     """The currency of all costs; None: nothing has a price."""
-    return prices.currency(connection) or (default and default.currency)
+    known = prices.currency(connection)
+    return default.currency if known is None and default is not None else known
 
 
 def days(
