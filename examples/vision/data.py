@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 CLASSES = 10
 SIDE = 16  # pixels of a frame; a digit has 8
 SHORTEST, LONGEST = 2, 64  # frames
-NOISE = 0.35  # standard deviation; a digit's brightest pixel is 1
+NOISE = 0.2  # standard deviation; a digit's brightest pixel is 1
 
 Item = tuple[torch.Tensor, int]
 

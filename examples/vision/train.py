@@ -20,8 +20,8 @@ from model import ClipNet, accuracy
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--epochs", type=int, default=6)
-    parser.add_argument("--batch", type=int, default=64, help="clips in a step, of all ranks")
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--batch", type=int, default=32, help="clips in a step, of all ranks")
     parser.add_argument("--result", type=Path, help="write the accuracies here, as JSON")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -33,7 +33,7 @@ def main() -> None:
     loader = session.loader(collate_fn=collate)
     # Local batches differ in size, so BatchNorm normalises by the global batch, as one process.
     model = session.wrap(ClipNet(CLASSES), batchnorm="sync")
-    optimizer = session.optimizer(torch.optim.AdamW(model.parameters(), lr=3e-3))
+    optimizer = session.optimizer(torch.optim.AdamW(model.parameters(), lr=5e-3))
 
     held_out = Clips(train=False)
     own = Subset(held_out, range(dist.get_rank(), len(held_out), dist.get_world_size()))

@@ -67,7 +67,7 @@ def test_a_clips_output_depends_on_its_own_frames_alone() -> None:
 @pytest.mark.ranks
 def test_it_learns_under_torchrun_alone(tmp_path: Path) -> None:
     launch = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    script = [str(EXAMPLE / "train.py"), "--epochs", "3", "--result", str(tmp_path / "result")]
+    script = [str(EXAMPLE / "train.py"), "--epochs", "2", "--result", str(tmp_path / "result")]
     environment = {name: value for name, value in os.environ.items() if "PACELINE" not in name}
     ended = subprocess.run(
         [sys.executable, *launch, *script],
@@ -82,12 +82,12 @@ def test_it_learns_under_torchrun_alone(tmp_path: Path) -> None:
 @pytest.mark.ranks
 @pytest.mark.timeout(600)
 def test_it_learns_while_a_controller_plans_for_uneven_ranks(tmp_path: Path) -> None:
-    # Rank 1 is twice as slow: half of a step's 640 frames take it 60 ms.
-    emulate = {"a_s": [1e-4, 2e-4], "b_s": [0.004, 0.004]}
+    # Rank 1 is twice as slow: half of a step's 300 frames take it 60 ms.
+    emulate = {"a_s": [2e-4, 4e-4], "b_s": [0.004, 0.004]}
     with Stack(tmp_path / "data", 0) as stack:
         body = {
             "script": str(EXAMPLE / "train.py"),
-            "args": ["--epochs", "3", "--result", str(tmp_path / "result")],
+            "args": ["--epochs", "2", "--result", str(tmp_path / "result")],
             "nproc": 2,
             "policy": "paceline",
             "env": {"PACELINE_EMULATE": json.dumps(emulate)},
@@ -99,7 +99,7 @@ def test_it_learns_while_a_controller_plans_for_uneven_ranks(tmp_path: Path) -> 
         loads = [worker["load"] for worker in stack.api("GET", f"/runs/{run}/workers")]
     assert coverage["exact"]
     accuracies = [each["metrics"]["accuracy"] for each in evaluations]
-    assert len(accuracies) == 3
+    assert len(accuracies) == 2
     # One figure of both ranks' parts, which no rank has by itself.
     assert accuracies[-1] > 0.6
     assert loads[1] < 0.8 * loads[0], "the slow rank gets fewer frames"
